@@ -1,0 +1,147 @@
+"""The outer frame, and a decoder that takes a stream in pieces of any size.
+
+A frame is ``version u8 · kind u8 · zero u16 · length u32`` and then *length* bytes of body. The
+header is refused as soon as its eight bytes are in: wrong version, unknown kind, a kind that this
+state does not take, or a length beyond the limit of that kind. So a peer can never make the
+decoder hold more than one header and one body that the current state allows.
+
+Where a piece holds whole frames, their bodies are views of that piece and nothing is copied.
+Only a frame that spans pieces is assembled, in one buffer of its declared size.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from sealring_protocol.codec.wire import Buffer
+from sealring_protocol.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
+from sealring_protocol.limits import FRAME_HEADER
+
+VERSION: Final = 1
+HEADER: Final = struct.Struct(">BBHI")
+
+
+class FrameKind(enum.IntEnum):
+    """What the body of a frame is."""
+
+    HANDSHAKE = 1
+    SEALED = 2
+    LOCAL = 3  # between a node and its own engine process; never on a network link
+
+
+class Frame(NamedTuple):
+    """One frame: its kind, its eight header bytes and its body."""
+
+    kind: int
+    header: bytes
+    body: Buffer
+
+
+def frame_header(kind: FrameKind, length: int) -> bytes:
+    """The eight header bytes of a frame whose body has *length* bytes."""
+    try:
+        return HEADER.pack(VERSION, kind, 0, length)
+    except struct.error:
+        raise LocalProtocolError(f"a body of {length} bytes does not fit a frame") from None
+
+
+class FrameDecoder:
+    """Cuts a stream of bytes into frames.
+
+    *limits* maps the kinds taken at present to the longest body of each; the owner replaces it
+    (`set_limits`) as its state changes, and a header that is already in is checked again.
+
+    Raises `LimitExceeded` and `RemoteProtocolError`; after either the decoder is dead and raises
+    the same error again.
+    """
+
+    __slots__ = ("_body", "_error", "_filled", "_header", "_limits", "_rest")
+
+    def __init__(self, limits: Mapping[int, int]) -> None:
+        self._limits = limits
+        self._rest: memoryview = memoryview(b"")
+        self._header = b""
+        self._body: bytearray | None = None
+        self._filled = 0
+        self._error: RemoteProtocolError | None = None
+
+    def set_limits(self, limits: Mapping[int, int]) -> None:
+        """Take *limits* from now on, for the frame under way too."""
+        self._limits = limits
+        if self._body is not None:
+            try:
+                self._check(self._header)
+            except RemoteProtocolError as error:
+                self._error = error
+
+    @property
+    def buffered(self) -> int:
+        """Bytes held that no frame has been made of yet."""
+        return len(self._header) + self._filled + len(self._rest)
+
+    def receive_data(self, data: Buffer) -> None:
+        """Take the next piece of the stream. All frames of earlier pieces must have been taken."""
+        if self._rest:
+            self._rest = memoryview(bytes(self._rest) + bytes(data))
+        else:
+            self._rest = memoryview(data)
+
+    def next_frame(self) -> Frame | None:
+        """The next whole frame, or None when more bytes are needed."""
+        if self._error is not None:
+            raise self._error
+        try:
+            return self._next()
+        except RemoteProtocolError as error:
+            self._error = error
+            self._rest = memoryview(b"")
+            self._body = None
+            raise
+
+    def _next(self) -> Frame | None:
+        rest = self._rest
+        if self._body is None:
+            have = len(self._header)
+            if have or len(rest) < FRAME_HEADER:
+                self._header += bytes(rest[: FRAME_HEADER - have])
+                rest = rest[FRAME_HEADER - have :]
+                if len(self._header) < FRAME_HEADER:
+                    self._rest = rest
+                    return None
+                header = self._header
+            else:
+                header = bytes(rest[:FRAME_HEADER])
+                rest = rest[FRAME_HEADER:]
+            kind, length = self._check(header)
+            if len(rest) >= length:
+                self._header = b""
+                self._rest = rest[length:]
+                return Frame(kind, header, rest[:length])
+            self._header = header
+            self._body = bytearray(length)
+            self._filled = 0
+        body = self._body
+        take = min(len(body) - self._filled, len(rest))
+        body[self._filled : self._filled + take] = rest[:take]
+        self._filled += take
+        self._rest = rest[take:]
+        if self._filled < len(body):
+            return None
+        header, self._header, self._body, self._filled = self._header, b"", None, 0
+        return Frame(header[1], header, body)
+
+    def _check(self, header: bytes) -> tuple[int, int]:
+        version, kind, zero, length = HEADER.unpack(header)
+        if version != VERSION:
+            raise RemoteProtocolError(f"frame version {version}; this is version {VERSION}")
+        if zero:
+            raise RemoteProtocolError("the reserved field of a frame header is not zero")
+        limit = self._limits.get(kind)
+        if limit is None:
+            raise RemoteProtocolError(f"a frame of kind {kind} is not taken here")
+        if length > limit:
+            raise LimitExceeded(f"a frame declares {length} bytes; the limit here is {limit}")
+        return kind, length

@@ -1,0 +1,354 @@
+"""Every message that travels in a sealed frame, each with its one encoding.
+
+A message is a frozen value and says what it means; its bytes are in `codec.encoding`. INIT, RESP
+and FIN, which travel in handshake frames, live in `security.handshake`. The last section holds
+the messages that only a node and its own engine process exchange, in local frames.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar, Final
+
+import attrs
+
+from sealring_protocol.codec.tensor import DType, Tensor
+
+
+class MessageCode(enum.IntEnum):
+    """First byte of every message. Gaps leave room for later ones."""
+
+    INIT = 0x01
+    RESP = 0x02
+    FIN = 0x03
+    ACCEPT = 0x04
+    PING = 0x05
+    PONG = 0x06
+    CLOSE = 0x07
+    READY = 0x08
+    BOOTSTRAP = 0x09
+    STEP = 0x0A
+    STEP_DONE = 0x0B
+    TUNNEL = 0x0C
+    ENGINE_INFO = 0x81
+    HOP_KEY = 0x82
+    ROW = 0x83
+    LOADED = 0x84
+
+
+@attrs.frozen(order=True)
+class Epoch:
+    """A life of the ring: the head's *instance* (random, per process) and its *counter*."""
+
+    instance: int
+    counter: int
+
+
+NO_EPOCH: Final = Epoch(0, 0)
+
+
+class FailureKind(enum.IntEnum):
+    """What went wrong on a rank."""
+
+    ENGINE_ERROR = 1
+    ENGINE_LOST = 2
+    LEDGER = 3
+    LINK_LOST = 4
+    DEADLINE = 5
+    MEMORY = 6
+    INTEGRITY = 7
+    LOAD = 8
+
+
+@attrs.frozen
+class Failure:
+    """A step that could not be done: on which *rank*, what *kind*, and a short *message*."""
+
+    rank: int
+    kind: FailureKind
+    message: str
+
+
+@attrs.frozen
+class Progress:
+    """Counters that PING and PONG carry, all since the process began.
+
+    Times are microseconds, sizes are bytes.
+    """
+
+    steps_received: int = 0
+    steps_answered: int = 0
+    compute_us: int = 0
+    seal_us: int = 0
+    rows: int = 0
+    memory: int = 0
+    cache: int = 0
+
+
+@attrs.frozen
+class Ping:
+    """Are you there? Answered by a `Pong` with the same *echo*."""
+
+    CODE: ClassVar = MessageCode.PING
+    echo: int
+    progress: Progress
+
+
+@attrs.frozen
+class Pong:
+    """The answer to a `Ping`."""
+
+    CODE: ClassVar = MessageCode.PONG
+    echo: int
+    progress: Progress
+
+
+@attrs.frozen
+class Accept:
+    """The responder's first sealed frame: transcript hash, its serial, its roster if newer."""
+
+    CODE: ClassVar = MessageCode.ACCEPT
+    transcript: bytes
+    serial: int
+    roster: bytes
+
+
+@attrs.frozen
+class Close:
+    """Ends both directions of a link. *code* is a `CloseCode`, or one of a later version."""
+
+    CODE: ClassVar = MessageCode.CLOSE
+    code: int
+    reason: str
+
+
+@attrs.frozen
+class CacheCost:
+    """What one row costs this rank in its KV cache, bytes: *fixed*, then *per_token*, then for
+    each window ``(tokens, per_token)`` no more than its tokens."""
+
+    fixed: int
+    per_token: int
+    windows: tuple[tuple[int, int], ...] = ()
+
+    def of(self, tokens: int) -> int:
+        """Bytes of a row of *tokens*."""
+        windowed = sum(min(tokens, window) * cost for window, cost in self.windows)
+        return self.fixed + self.per_token * tokens + windowed
+
+
+@attrs.frozen
+class Ready:
+    """A rank can serve *epoch* with its layers; with `NO_EPOCH`, it presents itself.
+
+    *first* and *last* bound its layers, last excluded; *room* is bytes for weights (when it
+    presents itself) or for caches (when it is ready).
+    """
+
+    CODE: ClassVar = MessageCode.READY
+    epoch: Epoch
+    model: bytes
+    first: int
+    last: int
+    layers: int
+    dtype: DType
+    hidden: int
+    trimmable: bool
+    room: int
+    cost: CacheCost
+
+
+class Backend(enum.IntEnum):
+    """How the ranks of an epoch work together."""
+
+    PIPELINE = 1
+    RING = 2
+    JACCL = 3
+    NCCL = 4
+
+
+@attrs.frozen
+class Bootstrap:
+    """Step 0 of an epoch: the receiver's place in it.
+
+    *bounds* are the first layers of the ranks and the number of layers, so rank i holds
+    ``bounds[i]:bounds[i + 1]``. *hosts* are for the collectives' back ends. Answered by `Ready`,
+    or by `StepDone` of step 0 with the failure.
+    """
+
+    CODE: ClassVar = MessageCode.BOOTSTRAP
+    epoch: Epoch
+    backend: Backend
+    rank: int
+    inner_seal: bool
+    deadline_ms: int
+    model: bytes
+    bounds: tuple[int, ...]
+    hosts: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def world(self) -> int:
+        """Ranks in the epoch."""
+        return len(self.bounds) - 1
+
+
+@attrs.frozen
+class NoWork:
+    """The step only changes the ledger."""
+
+
+@attrs.frozen
+class Prefill:
+    """Read *count* tokens of row *uid* into its private cache, from *position* on."""
+
+    uid: int
+    position: int
+    count: int
+
+
+@attrs.frozen
+class Decode:
+    """One token for every row of *group*."""
+
+    group: int
+
+
+Work = NoWork | Prefill | Decode
+NO_WORK: Final = NoWork()
+
+
+@attrs.frozen
+class Open:
+    """Begin row *uid*; with *handle*, from the first *keep* tokens of that snapshot."""
+
+    uid: int
+    handle: int = 0
+    keep: int = 0
+
+
+@attrs.frozen
+class Save:
+    """Keep row *uid*'s private cache as snapshot *handle*."""
+
+    uid: int
+    handle: int
+
+
+@attrs.frozen
+class Join:
+    """Move row *uid* from its private cache to the end of *group*."""
+
+    uid: int
+    group: int
+
+
+@attrs.frozen
+class Step:
+    """Everything that one step depends on; applied in the order of the fields.
+
+    *digest* is the ledger's after the step. *ids* holds one token per join, in order, and then
+    the tokens of a prefill; they go to engines that hold the embedding, and never down a chain.
+    *drop* takes row uids and snapshot handles, which share one number space. *compute_us* sums
+    what the ranks before spent on it.
+    """
+
+    CODE: ClassVar = MessageCode.STEP
+    epoch: Epoch
+    n: int
+    digest: bytes
+    save: tuple[Save, ...] = ()
+    evict: tuple[int, ...] = ()
+    drop: tuple[int, ...] = ()
+    open: tuple[Open, ...] = ()
+    join: tuple[Join, ...] = ()
+    work: Work = NO_WORK
+    ids: tuple[int, ...] = ()
+    tensors: tuple[Tensor, ...] = ()
+    failed: Failure | None = None
+    compute_us: int = 0
+
+
+@attrs.frozen
+class StepDone:
+    """The one answer to a step: tensors and tokens, or the failure.
+
+    *compute_us* sums what the ranks that worked on it spent, the head's own part left out.
+    """
+
+    CODE: ClassVar = MessageCode.STEP_DONE
+    epoch: Epoch
+    n: int
+    compute_us: int = 0
+    ids: tuple[int, ...] = ()
+    tensors: tuple[Tensor, ...] = ()
+    failed: Failure | None = None
+
+
+# ------------------------------------------------------- between node and engine
+
+
+@attrs.frozen
+class EngineInfo:
+    """What an engine says of its model before it loads anything. Sizes are bytes.
+
+    *ends* is the size of embedding, final norm and output head, which rank 0 holds; *context* is
+    the longest row in tokens; *room* is memory for weights and caches.
+    """
+
+    CODE: ClassVar = MessageCode.ENGINE_INFO
+    model: bytes
+    dtype: DType
+    hidden: int
+    vocabulary: int
+    context: int
+    trimmable: bool
+    room: int
+    ends: int
+    layers: tuple[int, ...]
+
+
+@attrs.frozen
+class HopKey:
+    """The activation secret of one direction of a step link, handed to the process that computes.
+
+    *suite* is the code of the AEAD; *cluster* goes into the associated data.
+    """
+
+    CODE: ClassVar = MessageCode.HOP_KEY
+    outgoing: bool
+    suite: int
+    cluster: bytes
+    secret: bytes = attrs.field(repr=False)
+
+
+@attrs.frozen
+class Row:
+    """How rank 0 samples row *uid*; sent before the step that opens it.
+
+    *temperature* 0 is greedy. *top_p* 1, *top_k* 0 and *min_p* 0 leave the distribution whole.
+    """
+
+    CODE: ClassVar = MessageCode.ROW
+    uid: int
+    seed: int = 0
+    choice: int = 0
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+
+
+@attrs.frozen
+class Loaded:
+    """What loading cost: bytes *read* from disk, bytes of weights *held*, *load_us*."""
+
+    CODE: ClassVar = MessageCode.LOADED
+    read: int
+    held: int
+    load_us: int
+
+
+Message = Accept | Ping | Pong | Close | Ready | Bootstrap | Step | StepDone
+LocalMessage = (
+    Ping | Pong | Ready | Bootstrap | Step | StepDone | EngineInfo | HopKey | Row | Loaded
+)

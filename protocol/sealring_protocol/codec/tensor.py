@@ -1,0 +1,95 @@
+"""Tensors on the wire: a small header that fixes the length of the data after it.
+
+``dtype u8 · sealed u8 · dimensions u8 · zero u8 · counter u64 · shape u32 each · data``
+
+The data is row-major and little-endian, as every machine that computes stores it. Its length is
+not sent, for it follows from the dtype, the shape and whether the inner seal's tag is there.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from math import prod
+from typing import Final
+
+import attrs
+
+from sealring_protocol.codec.wire import U32, Buffer, Reader, pack
+from sealring_protocol.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
+from sealring_protocol.limits import AEAD_TAG, MAX_DIMENSIONS, MAX_SEALED_BODY
+
+_HEAD: Final = struct.Struct(">BBBBQ")
+_SHAPES: Final = [struct.Struct(f">{n}I") for n in range(MAX_DIMENSIONS + 1)]
+
+
+class DType(enum.IntEnum):
+    """Element types, with their code on the wire."""
+
+    F32 = 1
+    F16 = 2
+    BF16 = 3
+    U32 = 4
+
+    @property
+    def width(self) -> int:
+        """Bytes of one element."""
+        return _WIDTHS[self]
+
+
+_WIDTHS: Final = {DType.F32: 4, DType.F16: 2, DType.BF16: 2, DType.U32: 4}
+_BY_CODE: Final = {int(dtype): dtype for dtype in DType}
+
+
+@attrs.frozen
+class Tensor:
+    """One tensor: *shape* elements of *dtype* in *data*.
+
+    With *sealed*, *data* is a ciphertext and its tag, made with the activation secret at
+    *counter*; otherwise *counter* is 0.
+    """
+
+    dtype: DType
+    shape: tuple[int, ...]
+    data: Buffer
+    sealed: bool = False
+    counter: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements, without any tag."""
+        return prod(self.shape) * self.dtype.width
+
+
+def encode_tensor(tensor: Tensor) -> list[Buffer]:
+    """The header, and the data uncopied. Raises `LocalProtocolError` if they disagree."""
+    expected = tensor.nbytes + AEAD_TAG * tensor.sealed
+    if len(tensor.data) != expected:
+        raise LocalProtocolError(
+            f"a {tensor.dtype.name} tensor of shape {tensor.shape} takes {expected} bytes, "
+            f"not {len(tensor.data)}"
+        )
+    if len(tensor.shape) > MAX_DIMENSIONS:
+        raise LocalProtocolError(f"{len(tensor.shape)} dimensions; the limit is {MAX_DIMENSIONS}")
+    if tensor.counter and not tensor.sealed:
+        raise LocalProtocolError("a plain tensor has no counter")
+    head = pack(_HEAD, tensor.dtype, tensor.sealed, len(tensor.shape), 0, tensor.counter)
+    return [head + b"".join(pack(U32, size) for size in tensor.shape), tensor.data]
+
+
+def decode_tensor(reader: Reader) -> Tensor:
+    """The next tensor; its data is a view of the reader's buffer."""
+    code, sealed, dimensions, zero, counter = reader.unpack(_HEAD)
+    dtype = _BY_CODE.get(code)
+    if dtype is None:
+        raise RemoteProtocolError(f"unknown dtype {code}")
+    if dimensions > MAX_DIMENSIONS:
+        raise LimitExceeded(f"{dimensions} dimensions; the limit is {MAX_DIMENSIONS}")
+    if sealed > 1 or zero or (counter and not sealed):
+        raise RemoteProtocolError("a tensor header has a field out of range")
+    shape = reader.unpack(_SHAPES[dimensions])
+    nbytes = prod(shape) * dtype.width
+    if nbytes > MAX_SEALED_BODY:
+        raise LimitExceeded(f"a tensor declares {nbytes} bytes")
+    data = reader.view(nbytes + AEAD_TAG * sealed)
+    return Tensor(dtype, shape, data, bool(sealed), counter)

@@ -1,0 +1,141 @@
+"""Integers and bounded byte strings: the atoms of every sealring/1 encoding.
+
+All integers are big-endian and unsigned. A `Reader` walks one buffer from front to back and
+refuses what is short; `Reader.end` refuses what is left over, so every value has exactly one
+encoding. Text is UTF-8 and refused when it is not.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+from sealring_protocol.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
+
+U8: Final = struct.Struct(">B")
+U16: Final = struct.Struct(">H")
+U32: Final = struct.Struct(">I")
+U64: Final = struct.Struct(">Q")
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Reader:
+    """Reads fields from one buffer, in order.
+
+    Raises `RemoteProtocolError` when the buffer is too short or a field is malformed, and
+    `LimitExceeded` when a declared length is beyond its limit.
+    """
+
+    __slots__ = ("_at", "_data", "_end")
+
+    def __init__(self, data: Buffer, at: int = 0) -> None:
+        self._data = memoryview(data)
+        self._at = at
+        self._end = len(self._data)
+
+    @property
+    def position(self) -> int:
+        """Bytes read so far."""
+        return self._at
+
+    def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
+        """The fields of *layout*."""
+        at = self._at
+        if at + layout.size > self._end:
+            raise RemoteProtocolError("truncated: a fixed-size field is cut short")
+        self._at = at + layout.size
+        return layout.unpack_from(self._data, at)
+
+    def u8(self) -> int:
+        """One unsigned byte."""
+        return int(self.unpack(U8)[0])
+
+    def u16(self) -> int:
+        """One unsigned 16-bit integer."""
+        return int(self.unpack(U16)[0])
+
+    def u32(self) -> int:
+        """One unsigned 32-bit integer."""
+        return int(self.unpack(U32)[0])
+
+    def u64(self) -> int:
+        """One unsigned 64-bit integer."""
+        return int(self.unpack(U64)[0])
+
+    def view(self, size: int) -> memoryview:
+        """The next *size* bytes, without a copy."""
+        at = self._at
+        if at + size > self._end:
+            raise RemoteProtocolError("truncated: a byte string is cut short")
+        self._at = at + size
+        return self._data[at : at + size]
+
+    def fixed(self, size: int) -> bytes:
+        """The next *size* bytes."""
+        return bytes(self.view(size))
+
+    def vector(self, limit: int) -> bytes:
+        """A byte string with a u32 length of at most *limit*."""
+        size = self.u32()
+        if size > limit:
+            raise LimitExceeded(f"a byte string declares {size} bytes; the limit is {limit}")
+        return self.fixed(size)
+
+    def text(self, limit: int) -> str:
+        """A UTF-8 string with a u16 length of at most *limit* bytes."""
+        size = self.u16()
+        if size > limit:
+            raise LimitExceeded(f"a text declares {size} bytes; the limit is {limit}")
+        try:
+            return str(self.view(size), "utf-8")
+        except UnicodeDecodeError:
+            raise RemoteProtocolError("a text is not UTF-8") from None
+
+    def count(self, limit: int) -> int:
+        """A u16 number of entries of at most *limit*."""
+        size = self.u16()
+        if size > limit:
+            raise LimitExceeded(f"a list declares {size} entries; the limit is {limit}")
+        return size
+
+    def boolean(self) -> bool:
+        """One byte that is 0 or 1."""
+        value = self.u8()
+        if value > 1:
+            raise RemoteProtocolError(f"a boolean is {value}; only 0 and 1 are")
+        return value == 1
+
+    def end(self) -> None:
+        """Nothing may be left."""
+        if self._at != self._end:
+            raise RemoteProtocolError(f"{self._end - self._at} trailing bytes")
+
+
+def vector(data: Buffer, limit: int) -> bytes:
+    """*data* with a u32 length before it. Raises `LocalProtocolError` beyond *limit*."""
+    if len(data) > limit:
+        raise LocalProtocolError(f"{len(data)} bytes do not fit the limit of {limit}")
+    return U32.pack(len(data)) + data
+
+
+def text(value: str, limit: int) -> bytes:
+    """*value* as UTF-8 with a u16 length. Raises `LocalProtocolError` beyond *limit* bytes."""
+    data = value.encode()
+    if len(data) > limit:
+        raise LocalProtocolError(f"a text of {len(data)} bytes does not fit the limit of {limit}")
+    return U16.pack(len(data)) + data
+
+
+def clip(value: str, limit: int) -> str:
+    """*value* made printable and cut to at most *limit* bytes of UTF-8, on a character boundary."""
+    printable = "".join(c if c.isprintable() else repr(c)[1:-1] for c in value)
+    return printable.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
+
+
+def pack(layout: struct.Struct, *values: float | bytes) -> bytes:
+    """`layout.pack`, with the caller's out-of-range values told as `LocalProtocolError`."""
+    try:
+        return layout.pack(*values)
+    except struct.error as error:
+        raise LocalProtocolError(f"a field does not fit its width: {error}") from None

@@ -1,0 +1,98 @@
+"""Errors by blame, and the one table from error classes to wire codes.
+
+Every exception that leaves this package is one of these. `LocalProtocolError` says that the
+caller broke the contract; `RemoteProtocolError` and its children say that the peer did. What
+goes on the wire in a CLOSE is looked up in `WIRE_CODES`, which is total over the remote
+errors: a class that is missing there is a bug that a test finds, not a default.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+
+class CloseCode(enum.IntEnum):
+    """Why a link ends, as CLOSE carries it (u16)."""
+
+    SHUTDOWN = 0
+    PROTOCOL_ERROR = 1
+    LIMIT_EXCEEDED = 2
+    AUTHENTICATION_FAILED = 3
+    DUPLICATE_LINK = 4
+    ROSTER_CONFLICT = 5
+    MODEL_MISMATCH = 6
+    ROLE_VIOLATION = 7
+    ROSTER_EXPIRED = 8
+    TIMEOUT = 9
+    POLICY_MISMATCH = 10
+    REPLACED = 11
+    INTERNAL_ERROR = 12
+
+
+class SealringError(Exception):
+    """Base of every error that this package raises."""
+
+
+class LocalProtocolError(SealringError):
+    """The caller asked for something that the protocol does not allow here."""
+
+
+class RemoteProtocolError(SealringError):
+    """The peer sent something that the protocol does not allow."""
+
+
+class LimitExceeded(RemoteProtocolError):
+    """The peer went beyond a limit named in `sealring_protocol.limits`."""
+
+
+class AuthenticationFailed(RemoteProtocolError):
+    """A tag, signature or identity did not verify. One code for all: no oracle."""
+
+
+class RoleViolation(RemoteProtocolError):
+    """A valid member sent a message that its role may not send."""
+
+
+class RosterConflict(RemoteProtocolError):
+    """Two different rosters carry the same serial."""
+
+
+class RosterExpired(RemoteProtocolError):
+    """The roster that admitted the peer is past its expiry."""
+
+
+class ModelMismatch(RemoteProtocolError):
+    """The peer holds another model, or another version of it."""
+
+
+class PolicyMismatch(RemoteProtocolError):
+    """Both sides must agree on a policy (the inner seal, say) and do not."""
+
+
+class PeerTimeout(RemoteProtocolError):
+    """The peer did not answer within its deadline."""
+
+
+class ConnectionLost(RemoteProtocolError):
+    """The stream ended without CLOSE."""
+
+
+WIRE_CODES: Final[dict[type[SealringError], CloseCode]] = {
+    RemoteProtocolError: CloseCode.PROTOCOL_ERROR,
+    LimitExceeded: CloseCode.LIMIT_EXCEEDED,
+    AuthenticationFailed: CloseCode.AUTHENTICATION_FAILED,
+    RoleViolation: CloseCode.ROLE_VIOLATION,
+    RosterConflict: CloseCode.ROSTER_CONFLICT,
+    RosterExpired: CloseCode.ROSTER_EXPIRED,
+    ModelMismatch: CloseCode.MODEL_MISMATCH,
+    PolicyMismatch: CloseCode.POLICY_MISMATCH,
+    PeerTimeout: CloseCode.TIMEOUT,
+    ConnectionLost: CloseCode.PROTOCOL_ERROR,
+    LocalProtocolError: CloseCode.INTERNAL_ERROR,
+}
+
+
+def wire_code(error: SealringError) -> CloseCode:
+    """The code that CLOSE carries for *error*."""
+    return WIRE_CODES[type(error)]

@@ -1,0 +1,101 @@
+"""Every limit of sealring/1, with the memory that it allows at worst.
+
+A limit is checked against the declared length, before a byte of what it limits is buffered,
+and it holds in every state.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+FRAME_HEADER: Final = 8
+"""Bytes of the outer frame header."""
+
+AEAD_TAG: Final = 16
+"""Bytes that both suites add to a plaintext."""
+
+MAX_SEALED_BODY: Final = 16 * 1024 * 1024
+"""Body of one sealed frame, tag included. Memory: one body and one plaintext per link, 32 MiB."""
+
+MAX_FIN_BODY: Final = 64 * 1024
+"""Body of FIN, which may carry a roster. Memory: 64 KiB per link in its handshake."""
+
+MAX_ROSTER: Final = 48 * 1024
+"""An encoded, signed roster. Leaves room in FIN for the rest. Memory: 48 KiB per copy."""
+
+MAX_MEMBERS: Final = 64
+"""Members of a roster."""
+
+MAX_WORLD: Final = 16
+"""Ranks of one ring."""
+
+MAX_ADDRESSES: Final = 8
+"""Addresses of one member."""
+
+MAX_NAME: Final = 64
+"""Bytes of a member's or cluster's name (UTF-8)."""
+
+MAX_ADDRESS: Final = 255
+"""Bytes of one address (UTF-8, ``host:port``)."""
+
+MAX_REASON: Final = 256
+"""Bytes of CLOSE's reason and of a failure's message (UTF-8)."""
+
+MAX_ROWS: Final = 4096
+"""Entries of each list of a STEP. Memory: 4,096 entries of at most 20 bytes, five lists: 400 KiB."""
+
+MAX_IDS: Final = 1 << 20
+"""Token ids in one STEP or STEP_DONE. Memory: 4 MiB."""
+
+MAX_TENSORS: Final = 4
+"""Tensors in one STEP or STEP_DONE; together they fit one frame."""
+
+MAX_DIMENSIONS: Final = 4
+"""Dimensions of a tensor."""
+
+MAX_WINDOWS: Final = 16
+"""Sliding windows in READY's cache cost."""
+
+MAX_LAYERS: Final = 1024
+"""Layers of a model."""
+
+FIRST_KEY_UPDATE: Final = 64
+"""Frames that a direction's first key seals: early, so that every session exercises the update."""
+
+KEY_UPDATE_INTERVAL: Final = 65_536
+"""Frames that each later key seals: 2^16 frames of at most 2^24 bytes, well inside AES-GCM's
+confidentiality limit (RFC 9147 section 4.5.3 derives 2^24.5 full records for TLS)."""
+
+MAX_INNER_SKIP: Final = 1 << 20
+"""Inner-seal counters that a receiver accepts as skipped (steps of an abandoned epoch)."""
+
+PINGS_PER_SECOND: Final = 20
+"""PINGs that a peer may send, as a token bucket with a burst of the same size."""
+
+HANDSHAKE_TIMEOUT: Final = 5.0
+"""Seconds from the connection to ESTABLISHED."""
+
+INIT_TIMEOUT: Final = 2.0
+"""Seconds from an accepted connection to a whole INIT."""
+
+MAX_CLOCK_SKEW_MS: Final = 120_000
+"""Milliseconds of wall-clock difference that an INIT may show, either way."""
+
+REPLAY_CACHE: Final = 65_536
+"""Admission tags remembered. Memory: about 100 bytes each, 6.5 MB when full."""
+
+MAX_HANDSHAKES: Final = 64
+"""Accepted connections that have not yet proved who they are, in total."""
+
+MAX_HANDSHAKES_PER_SOURCE: Final = 8
+"""The same, per source address."""
+
+SIGNATURES_PER_SECOND: Final = 50
+"""RESP signatures per second (token bucket, burst of the same size): a signature is the
+dearest thing that a former member can still provoke."""
+
+PING_INTERVAL: Final = 0.5
+"""Seconds without a sign of life from the peer after which a link asks for one."""
+
+PING_TIMEOUT: Final = 1.5
+"""Seconds without a byte from the peer after which a link is dead."""
