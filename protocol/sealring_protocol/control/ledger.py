@@ -1,0 +1,210 @@
+"""The ledger: which rows and snapshots exist on every rank, in which order, how long.
+
+The head's scheduler writes each step against its own ledger; every engine applies the same step
+to its own and compares digests before it touches a cache. A batched cache is a rectangle whose
+row order is nothing but convention, so the convention is here, once: survivors in the order they
+had, then joiners in the order of the step.
+
+A step is applied in the order save, evict, drop, open, join, work. `Ledger.apply` returns the
+`Change` that an engine carries out on its caches in that same order.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import attrs
+from cryptography.hazmat.primitives.hashes import SHA256, Hash
+
+from sealring_protocol.codec.messages import Decode, NoWork, Open, Prefill, Save, Step
+from sealring_protocol.errors import RemoteProtocolError
+
+DIGEST_SIZE: Final = 16
+_PAIR: Final = struct.Struct(">QI")
+_GROUP: Final = struct.Struct(">HI")
+_COUNTS: Final = struct.Struct(">QIII")
+
+
+@attrs.frozen
+class Regroup:
+    """What happens to the rows of one group: of *before* rows those at *kept* stay, in order,
+    and the private caches of *joined* come after them."""
+
+    before: int
+    kept: tuple[int, ...]
+    joined: tuple[int, ...]
+
+
+@attrs.frozen
+class Change:
+    """What one step does to the caches, before its work. *dropped_rows* are private caches."""
+
+    saved: tuple[Save, ...] = ()
+    dropped_rows: tuple[int, ...] = ()
+    dropped_snaps: tuple[int, ...] = ()
+    opened: tuple[Open, ...] = ()
+    regroup: dict[int, Regroup] = attrs.field(factory=dict)
+
+
+_UNCHANGED: Final = Change()
+
+
+class Ledger:
+    """Rows and snapshots of one epoch. Lengths count the tokens in a row's cache.
+
+    A step that does not fit raises `RemoteProtocolError`; the ledger is then of no more use, as
+    is its epoch.
+    """
+
+    __slots__ = ("_groups", "_lengths", "_private", "_snaps")
+
+    def __init__(self) -> None:
+        self._private: dict[int, int] = {}
+        self._snaps: dict[int, int] = {}
+        self._groups: dict[int, list[int]] = {}
+        self._lengths: dict[int, int] = {}
+
+    @property
+    def private(self) -> dict[int, int]:
+        """Rows with a private cache, and the tokens in it."""
+        return dict(self._private)
+
+    @property
+    def snaps(self) -> dict[int, int]:
+        """Snapshots by handle, and the tokens in them."""
+        return dict(self._snaps)
+
+    @property
+    def groups(self) -> dict[int, tuple[int, ...]]:
+        """The rows of every group that has any, in order."""
+        return {group: tuple(rows) for group, rows in self._groups.items()}
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is held."""
+        return not (self._private or self._snaps or self._groups)
+
+    def rows(self, group: int) -> tuple[int, ...]:
+        """The rows of *group*, in order."""
+        return tuple(self._groups.get(group, ()))
+
+    def length(self, uid: int) -> int:
+        """Tokens in the cache of row *uid*."""
+        return self._lengths[uid] if uid in self._lengths else self._private[uid]
+
+    def apply(self, step: Step) -> Change:
+        """Carry out *step* and say what it changes."""
+        if step.save or step.evict or step.drop or step.open or step.join:
+            change = self._compose(step)
+        else:
+            change = _UNCHANGED
+        match step.work:
+            case Decode(group):
+                rows = self._groups.get(group)
+                if not rows:
+                    raise RemoteProtocolError(
+                        f"step {step.n} decodes group {group}, which is empty"
+                    )
+                for uid in rows:
+                    self._lengths[uid] += 1
+            case Prefill(uid, position, count):
+                if self._private.get(uid) != position:
+                    raise RemoteProtocolError(
+                        f"step {step.n} prefills row {uid} from {position}; "
+                        f"its private cache ends at {self._private.get(uid)}"
+                    )
+                self._private[uid] = position + count
+            case NoWork():
+                pass
+        return change
+
+    def _compose(self, step: Step) -> Change:
+        self._save(step)
+        before = {group: list(rows) for group, rows in self._groups.items()}
+        touched: set[int] = set()
+        for uid in step.evict:
+            touched.add(self._evict(step.n, uid))
+        rows, snaps = self._drop(step)
+        self._open(step)
+        joined: dict[int, list[int]] = {}
+        for join in step.join:
+            if join.uid not in self._private:
+                raise RemoteProtocolError(f"step {step.n} joins row {join.uid}, which is not open")
+            self._lengths[join.uid] = self._private.pop(join.uid)
+            self._groups.setdefault(join.group, []).append(join.uid)
+            joined.setdefault(join.group, []).append(join.uid)
+        regroup = {
+            group: self._regroup(before.get(group, []), joined.get(group, []))
+            for group in sorted(touched | joined.keys())
+        }
+        for group in [group for group, left in self._groups.items() if not left]:
+            del self._groups[group]
+        return Change(step.save, rows, snaps, step.open, regroup)
+
+    def _save(self, step: Step) -> None:
+        for save in step.save:
+            if save.uid not in self._private or not self._unused(save.handle):
+                raise RemoteProtocolError(
+                    f"step {step.n} saves row {save.uid} as {save.handle}: "
+                    "the row has no private cache or the handle is taken"
+                )
+            self._snaps[save.handle] = self._private[save.uid]
+
+    def _evict(self, n: int, uid: int) -> int:
+        for group, rows in self._groups.items():
+            if uid in rows:
+                rows.remove(uid)
+                del self._lengths[uid]
+                return group
+        raise RemoteProtocolError(f"step {n} evicts row {uid}, which is in no group")
+
+    def _drop(self, step: Step) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        rows: list[int] = []
+        snaps: list[int] = []
+        for number in step.drop:
+            if self._private.pop(number, None) is not None:
+                rows.append(number)
+            elif self._snaps.pop(number, None) is not None:
+                snaps.append(number)
+            else:
+                raise RemoteProtocolError(f"step {step.n} drops {number}, which nothing has")
+        return tuple(rows), tuple(snaps)
+
+    def _open(self, step: Step) -> None:
+        for row in step.open:
+            if not self._unused(row.uid):
+                raise RemoteProtocolError(f"step {step.n} opens row {row.uid}, which is taken")
+            if row.handle:
+                if not 0 < row.keep <= self._snaps.get(row.handle, 0):
+                    raise RemoteProtocolError(
+                        f"step {step.n} opens row {row.uid} from {row.keep} tokens of "
+                        f"snapshot {row.handle}, which does not have them"
+                    )
+            elif row.keep:
+                raise RemoteProtocolError(f"step {step.n} keeps tokens of no snapshot")
+            self._private[row.uid] = row.keep
+
+    def _unused(self, number: int) -> bool:
+        return number > 0 and not (
+            number in self._private or number in self._snaps or number in self._lengths
+        )
+
+    def _regroup(self, before: list[int], joined: list[int]) -> Regroup:
+        # A row that left and came back in one step counts as a joiner: its cache is a new one.
+        stay = [i for i, uid in enumerate(before) if uid in self._lengths and uid not in joined]
+        return Regroup(len(before), tuple(stay), tuple(joined))
+
+    def digest(self, n: int) -> bytes:
+        """16 bytes that two ledgers share exactly when they hold the same after step *n*."""
+        parts = [_COUNTS.pack(n, len(self._private), len(self._snaps), len(self._groups))]
+        parts += [_PAIR.pack(*item) for item in sorted(self._private.items())]
+        parts += [_PAIR.pack(*item) for item in sorted(self._snaps.items())]
+        lengths = self._lengths
+        for group in sorted(self._groups):
+            rows = self._groups[group]
+            parts.append(_GROUP.pack(group, len(rows)))
+            parts += [_PAIR.pack(uid, lengths[uid]) for uid in rows]
+        context = Hash(SHA256())
+        context.update(b"".join(parts))
+        return context.finalize()[:DIGEST_SIZE]
