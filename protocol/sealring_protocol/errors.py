@@ -28,6 +28,7 @@ class CloseCode(enum.IntEnum):
     POLICY_MISMATCH = 10
     REPLACED = 11
     INTERNAL_ERROR = 12
+    NOT_READY = 13
 
 
 class SealringError(Exception):

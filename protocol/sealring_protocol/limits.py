@@ -42,7 +42,7 @@ MAX_REASON: Final = 256
 """Bytes of CLOSE's reason and of a failure's message (UTF-8)."""
 
 MAX_ROWS: Final = 4096
-"""Entries of each list of a STEP. Memory: 4,096 entries of at most 20 bytes, five lists: 400 KiB."""
+"""Entries of each list of a STEP. Memory: 4,096 of at most 20 bytes, five lists: 400 KiB."""
 
 MAX_IDS: Final = 1 << 20
 """Token ids in one STEP or STEP_DONE. Memory: 4 MiB."""

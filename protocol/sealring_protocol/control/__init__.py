@@ -1,0 +1,1 @@
+"""Who does what, when: partition, epochs, rows, steps."""

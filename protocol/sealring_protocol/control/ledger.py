@@ -93,6 +93,10 @@ class Ledger:
         """Tokens in the cache of row *uid*."""
         return self._lengths[uid] if uid in self._lengths else self._private[uid]
 
+    def holds(self, uid: int) -> bool:
+        """Row *uid* has a cache."""
+        return uid in self._private or uid in self._lengths
+
     def apply(self, step: Step) -> Change:
         """Carry out *step* and say what it changes."""
         if step.save or step.evict or step.drop or step.open or step.join:

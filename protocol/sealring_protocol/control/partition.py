@@ -8,6 +8,7 @@ before its share of the layers is reckoned. Shares are given by the largest-rema
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
 import attrs
@@ -72,7 +73,7 @@ def with_layers(
     bounds = [0]
     for count in counts:
         bounds.append(bounds[-1] + count)
-    weights = [sum(layers[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+    weights = [sum(layers[a:b]) for a, b in pairwise(bounds)]
     weights[0] += ends
     for rank, (need, room) in enumerate(zip(weights, memory, strict=True)):
         if need > room * (1 - RESERVE):

@@ -1,0 +1,152 @@
+"""Which links a node keeps up, which it has, and which of two wins.
+
+Wanted links are dialed with a pause that doubles up to a bound, over a member's addresses in
+turn. A link that only carries a roster is dialed until it was up once.
+
+Between two nodes there is one link of each purpose. The first that is established stays; a second
+one from the same life of the peer is refused as a duplicate, and one from a new life replaces it.
+When both ends dial at once, the end with the lower id holds its answer to the other's FIN while
+its own dial is past RESP, so exactly one of the two is accepted.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import attrs
+
+from sealring_protocol.security.roles import Purpose
+
+FIRST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 5.0
+
+Key = tuple[bytes, Purpose]
+"""A peer's node id, and the purpose of the link with it."""
+
+
+class Verdict(enum.Enum):
+    """What becomes of a peer that has proved who it is."""
+
+    ADMIT = "admit"
+    REPLACE = "replace"
+    DUPLICATE = "duplicate"
+    HOLD = "hold"
+
+
+@attrs.define
+class _Wish:
+    once: bool
+    next_try: float
+    pause: float = FIRST_PAUSE
+    turn: int = 0
+    dialing: bool = False
+
+
+@attrs.frozen
+class Contact:
+    """An established link: its number, and the life of the peer that it is with."""
+
+    link: int
+    instance: int
+
+
+class Contacts:
+    """The wishes and links of the node with id *own*. Times are monotonic seconds."""
+
+    def __init__(self, own: bytes) -> None:
+        self._own = own
+        self._wishes: dict[Key, _Wish] = {}
+        self._up: dict[Key, Contact] = {}
+        self._answered: set[Key] = set()  # own dials past RESP
+
+    # ---------------------------------------------------------------- wishes
+
+    def want(self, key: Key, now: float) -> None:
+        """Keep a link *key* up from now on."""
+        wish = self._wishes.get(key)
+        if wish is None:
+            self._wishes[key] = _Wish(False, now)
+        else:
+            wish.once = False
+
+    def want_once(self, key: Key, now: float) -> None:
+        """Dial *key* until it has been up once."""
+        self._wishes.setdefault(key, _Wish(True, now))
+
+    def forget(self, key: Key) -> None:
+        """Stop dialing *key*."""
+        self._wishes.pop(key, None)
+
+    def due(self, now: float) -> list[tuple[Key, int]]:
+        """The links to dial now, each with the number of its try."""
+        found = []
+        for key, wish in self._wishes.items():
+            if not wish.dialing and key not in self._up and now >= wish.next_try:
+                wish.dialing = True
+                found.append((key, wish.turn))
+                wish.turn += 1
+        return found
+
+    def next_timeout(self) -> float | None:
+        """When the next dial is due."""
+        times = [
+            wish.next_try
+            for key, wish in self._wishes.items()
+            if not wish.dialing and key not in self._up
+        ]
+        return min(times, default=None)
+
+    def dial_ended(self, key: Key, now: float) -> None:
+        """An own dial came to nothing, or its link is gone: try again after a pause."""
+        self._answered.discard(key)
+        wish = self._wishes.get(key)
+        if wish is not None:
+            wish.dialing = False
+            wish.next_try = now + wish.pause
+            wish.pause = min(wish.pause * 2, LONGEST_PAUSE)
+
+    def satisfied(self, key: Key) -> None:
+        """The peer has heard what a link dialed once had to say."""
+        if key in self._wishes and self._wishes[key].once:
+            del self._wishes[key]
+
+    def dial_answered(self, key: Key) -> None:
+        """An own dial is past RESP."""
+        self._answered.add(key)
+
+    # ----------------------------------------------------------------- links
+
+    def get(self, key: Key) -> Contact | None:
+        """The established link of *key*."""
+        return self._up.get(key)
+
+    def judge(self, key: Key, instance: int) -> Verdict:
+        """What to do with an incoming link *key* from the life *instance* of its peer."""
+        contact = self._up.get(key)
+        if contact is not None:
+            same = contact.instance == instance
+            return Verdict.DUPLICATE if same else Verdict.REPLACE
+        if key in self._answered and self._own < key[0]:
+            return Verdict.HOLD
+        return Verdict.ADMIT
+
+    def established(self, key: Key, contact: Contact) -> None:
+        """The link *contact* of *key* is up."""
+        self._answered.discard(key)
+        self._up[key] = contact
+        wish = self._wishes.get(key)
+        if wish is not None:
+            wish.pause = FIRST_PAUSE
+            wish.dialing = False
+
+    def lost(self, key: Key, link: int, now: float) -> bool:
+        """Link number *link* of *key* is gone. False if another has taken its place."""
+        contact = self._up.get(key)
+        if contact is None or contact.link != link:
+            return False
+        del self._up[key]
+        wish = self._wishes.get(key)
+        if wish is not None:
+            wish.next_try = now + wish.pause
+        return True

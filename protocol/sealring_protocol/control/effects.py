@@ -1,0 +1,87 @@
+"""What a rank's brain asks of the node around it: the outputs of `control.head` and
+`control.follower`. Ranks, not addresses; messages, not bytes."""
+
+from __future__ import annotations
+
+import enum
+
+import attrs
+
+from sealring_protocol.codec.messages import LocalMessage, Message
+from sealring_protocol.control.requests import RequestDone, TokenOut
+from sealring_protocol.errors import CloseCode
+from sealring_protocol.security.roles import Purpose
+
+
+@attrs.frozen
+class Send:
+    """Send *message* to *rank* over the link with *purpose*, if it is up."""
+
+    rank: int
+    purpose: Purpose
+    message: Message
+
+
+@attrs.frozen
+class Want:
+    """Keep a link with *purpose* to *rank* up from now on: dial it, and again when it is lost."""
+
+    rank: int
+    purpose: Purpose
+
+
+@attrs.frozen
+class Shut:
+    """Close the link with *purpose* to *rank*, telling it why."""
+
+    rank: int
+    purpose: Purpose
+    code: CloseCode
+    reason: str
+
+
+@attrs.frozen
+class ToEngine:
+    """Give *message* to the engine process."""
+
+    message: LocalMessage
+
+
+@attrs.frozen
+class RestartEngine:
+    """Kill the engine process, whatever it does, and start another."""
+
+    reason: str
+
+
+class Level(enum.Enum):
+    """How much a note matters to a person."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@attrs.frozen
+class Note:
+    """A line for the log, in plain words."""
+
+    level: Level
+    text: str
+
+
+@attrs.frozen
+class StepTiming:
+    """Step *n* went round the ring of *hops* hops: *total_us* in all, of which *compute_us* was
+    the other ranks' work; *rows* rows, *tokens* tokens of prefill (0 for a decode)."""
+
+    n: int
+    hops: int
+    total_us: int
+    compute_us: int
+    rows: int
+    tokens: int
+
+
+Effect = Send | Want | Shut | ToEngine | RestartEngine | Note | TokenOut | RequestDone | StepTiming

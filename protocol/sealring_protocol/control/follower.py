@@ -1,0 +1,237 @@
+"""The brain of every rank but the head: obeys BOOTSTRAP, works on steps, says when it cannot.
+
+Its epoch is what the head's last BOOTSTRAP said. Steps of an older one are dropped; a newer one
+can come by BOOTSTRAP alone. It is ready when its engine has loaded its layers and the link to
+the next rank is up.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from sealring_protocol.codec.messages import (
+    NO_EPOCH,
+    Bootstrap,
+    EngineInfo,
+    Epoch,
+    Failure,
+    FailureKind,
+    LocalMessage,
+    Message,
+    Ready,
+    Step,
+    StepDone,
+)
+from sealring_protocol.control import pipeline
+from sealring_protocol.control.effects import (
+    Effect,
+    Level,
+    Note,
+    RestartEngine,
+    Send,
+    Shut,
+    ToEngine,
+    Want,
+)
+from sealring_protocol.control.head import hello
+from sealring_protocol.control.watch import EngineWatch
+from sealring_protocol.errors import CloseCode, RemoteProtocolError
+from sealring_protocol.security.roles import Purpose
+
+
+@attrs.frozen
+class FollowerConfig:
+    """This rank's place; *names* of all ranks, rank order."""
+
+    rank: int
+    names: tuple[str, ...]
+    inner_seal: bool = True
+
+
+class Follower:
+    """A rank after the head. Every method returns the effects to carry out, in order."""
+
+    def __init__(self, config: FollowerConfig) -> None:
+        self._config = config
+        self._world = len(config.names)
+        self._next = (config.rank + 1) % self._world
+        self.epoch: Epoch = NO_EPOCH
+        self.order: Bootstrap | None = None  # the head's last, while it holds
+        self._info: EngineInfo | None = None
+        self._engine_ready: Ready | None = None
+        self._control_up = False
+        self._next_up = False
+        self._told = False  # the head knows that this rank cannot serve the epoch
+        self._pipeline: pipeline.FollowerPipeline | None = None
+        self._watch = EngineWatch()
+
+    # --------------------------------------------------------------- engine
+
+    def engine_message(self, message: LocalMessage, now: float) -> list[Effect]:
+        """The own engine said *message*."""
+        match message:
+            case EngineInfo():
+                self._info = message
+                return self._start_engine() if self.order is not None else self._present()
+            case Ready() if message.epoch == self.epoch:
+                self._engine_ready = message
+                return self._try_ready()
+            case StepDone(n=0, failed=Failure() as failed) if message.epoch == self.epoch:
+                return self._tell(0, failed)
+            case Step() | StepDone() if message.epoch == self.epoch and self._pipeline:
+                effects = self._act(self._pipeline.output(message), now)
+                self._watch.answered(now, self._pipeline.working)
+                return effects
+            case _:
+                return []
+
+    def engine_lost(self, reason: str, now: float) -> list[Effect]:
+        """The own engine is gone; its layers, caches and hop keys went with it."""
+        self._info = None
+        self._engine_ready = None
+        self._next_up = False
+        self._watch.idle()
+        note = Note(Level.WARNING, f"this rank's engine is gone: {reason}")
+        return [note, *self._fail(FailureKind.ENGINE_LOST, reason, now)]
+
+    # ---------------------------------------------------------------- links
+
+    def link_up(self, rank: int, purpose: Purpose, now: float) -> list[Effect]:
+        """The link with *purpose* to *rank* is established."""
+        if purpose is Purpose.CONTROL and rank == 0:
+            self._control_up = True
+            return self._present()
+        if purpose is Purpose.STEP and rank == self._next:
+            self._next_up = True
+            return self._try_ready()
+        return []
+
+    def link_down(self, rank: int, purpose: Purpose, reason: str, now: float) -> list[Effect]:
+        """It is gone."""
+        name = self._config.names[rank]
+        if purpose is Purpose.CONTROL:
+            if rank != 0:
+                return []
+            self._control_up = False
+            self.order = None
+            self.epoch = NO_EPOCH  # the head will raise it before this rank serves again
+            self._pipeline = None
+            self._watch.idle()
+            return [Note(Level.WARNING, f"the head ({name}) is gone: {reason}")]
+        effects: list[Effect] = [
+            Note(Level.WARNING, f"the step link with rank {rank} ({name}) broke: {reason}")
+        ]
+        if rank == self._next and self._next_up:
+            self._next_up = False
+            effects += self._fail(FailureKind.LINK_LOST, f"the next hop broke: {reason}", now)
+        return effects
+
+    def message(self, rank: int, purpose: Purpose, message: Message, now: float) -> list[Effect]:
+        """*rank* sent *message*. Raises `RemoteProtocolError` if it may not be."""
+        match message:
+            case Bootstrap():
+                return self._bootstrap(message)
+            case Step():
+                return self._step(message, now)
+            case _:
+                raise RemoteProtocolError(
+                    f"rank {rank} sent {type(message).__name__} to rank {self._config.rank}"
+                )
+
+    def _bootstrap(self, order: Bootstrap) -> list[Effect]:
+        same_head = order.epoch.instance == self.epoch.instance
+        if order.rank != self._config.rank or order.world != self._world:
+            raise RemoteProtocolError(
+                f"BOOTSTRAP for rank {order.rank} of {order.world} came to rank "
+                f"{self._config.rank} of {self._world}"
+            )
+        if same_head and order.epoch.counter <= self.epoch.counter:
+            raise RemoteProtocolError("BOOTSTRAP for an epoch that is over")
+        if order.inner_seal != self._config.inner_seal:
+            reason = "the head and this rank disagree on the inner seal"
+            return [Shut(0, Purpose.CONTROL, CloseCode.POLICY_MISMATCH, reason)]
+        if self._info is not None and order.model != self._info.model:
+            reason = "the head holds another model than this rank"
+            return [Shut(0, Purpose.CONTROL, CloseCode.MODEL_MISMATCH, reason)]
+        self.order = order
+        self.epoch = order.epoch
+        self._engine_ready = None
+        self._told = False
+        self._watch.idle()
+        self._pipeline = pipeline.FollowerPipeline(order.epoch, order.rank, order.world)
+        layers = f"{order.bounds[order.rank]}:{order.bounds[order.rank + 1]}"
+        note = Note(Level.INFO, f"epoch {order.epoch.counter}: this rank takes layers {layers}")
+        return [note, *(self._start_engine() if self._info is not None else [])]
+
+    def _start_engine(self) -> list[Effect]:
+        assert self.order is not None  # noqa: S101  callers checked
+        effects: list[Effect] = [ToEngine(self.order)]
+        # With two ranks the head's link to this one is also the way back.
+        if self._world > 2:
+            effects.append(Want(self._next, Purpose.STEP))
+        return effects
+
+    def _present(self) -> list[Effect]:
+        if self._info is None or not self._control_up:
+            return []
+        return [Send(0, Purpose.CONTROL, hello(self._info))]
+
+    def _try_ready(self) -> list[Effect]:
+        if self._engine_ready is None or not self._next_up or self.order is None:
+            return []
+        ready, self._engine_ready = self._engine_ready, None
+        note = Note(Level.INFO, f"ready: epoch {self.epoch.counter}")
+        return [note, Send(0, Purpose.CONTROL, ready)]
+
+    # ---------------------------------------------------------------- steps
+
+    def _step(self, step: Step, now: float) -> list[Effect]:
+        if step.epoch != self.epoch:
+            if step.epoch > self.epoch and step.epoch.instance == self.epoch.instance:
+                raise RemoteProtocolError("a step of an epoch that this rank was not told of")
+            return []
+        if self._pipeline is None:
+            return []
+        return self._act(self._pipeline.step(step), now)
+
+    def _act(self, actions: list[pipeline.Action], now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for action in actions:
+            match action:
+                case pipeline.ToEngine(message):
+                    self._watch.working(now)
+                    effects.append(ToEngine(message))
+                case pipeline.ToNext(message):
+                    if message.failed is not None and message.failed.rank == self._config.rank:
+                        effects += self._tell(message.n, message.failed)
+                    effects.append(Send(self._next, Purpose.STEP, message))
+                case pipeline.Answered():
+                    pass  # the head's alone
+        return effects
+
+    def _fail(self, kind: FailureKind, reason: str, now: float) -> list[Effect]:
+        if self._pipeline is None:
+            return []
+        effects = self._act(self._pipeline.failure(kind, reason), now)
+        return effects + self._tell(0, Failure(self._config.rank, kind, reason))
+
+    def _tell(self, n: int, failed: Failure) -> list[Effect]:
+        """Tell the head, once an epoch, that this rank cannot serve it: from step *n* on."""
+        if self._told or not self._control_up:
+            return []
+        self._told = True
+        return [Send(0, Purpose.CONTROL, StepDone(self.epoch, n, failed=failed))]
+
+    # ---------------------------------------------------------------- timers
+
+    def next_timeout(self) -> float | None:
+        """When `handle_timeout` wants to be called."""
+        return self._watch.deadline
+
+    def handle_timeout(self, now: float) -> list[Effect]:
+        """Time has passed."""
+        overdue = self._watch.deadline
+        if overdue is None or now < overdue:
+            return []
+        self._watch.idle()
+        return [RestartEngine("it has not answered its step within the deadline")]

@@ -1,0 +1,416 @@
+"""The head's brain: gathers the ranks, plans, raises epochs, schedules steps, recovers.
+
+Events in (a link came up, a message, the engine said something, a request), effects out. It
+knows ranks and messages; links and bytes are the node's, text and sampling arithmetic are not
+in this process's core at all.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+from sealring_protocol.codec.messages import (
+    NO_EPOCH,
+    Backend,
+    Bootstrap,
+    CacheCost,
+    EngineInfo,
+    Failure,
+    FailureKind,
+    LocalMessage,
+    Message,
+    Prefill,
+    Ready,
+    Step,
+    StepDone,
+)
+from sealring_protocol.control import pipeline
+from sealring_protocol.control.effects import (
+    Effect,
+    Level,
+    Note,
+    RestartEngine,
+    Send,
+    Shut,
+    StepTiming,
+    ToEngine,
+    Want,
+)
+from sealring_protocol.control.membership import Membership, MembershipState
+from sealring_protocol.control.plan import Plan, Strategy, make_plan
+from sealring_protocol.control.requests import Request
+from sealring_protocol.control.scheduler import Scheduler, SchedulerConfig
+from sealring_protocol.control.watch import EngineWatch
+from sealring_protocol.errors import CloseCode, LocalProtocolError, RemoteProtocolError
+from sealring_protocol.security.roles import Purpose
+
+RETRY_SECONDS: Final = 2.0
+"""Pause before another try when a plan or a bootstrap failed."""
+
+
+@attrs.frozen
+class HeadConfig:
+    """*names* of the ranks, rank order; *layers* per rank if someone chose them."""
+
+    instance: int
+    names: tuple[str, ...]
+    strategy: Strategy = Strategy.AUTO
+    layers: tuple[int, ...] = ()
+    inner_seal: bool = True
+    scheduler: SchedulerConfig = attrs.field(factory=SchedulerConfig)
+    bootstrap_seconds: float = 600.0
+
+
+class Head:
+    """Rank 0. Every method returns the effects to carry out, in order."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        self._config = config
+        self._world = len(config.names)
+        self.membership = Membership(config.instance, self._world)
+        self.scheduler: Scheduler | None = None
+        self.plan: Plan | None = None
+        self._info: EngineInfo | None = None
+        self._engine_ready: Ready | None = None
+        self._pipeline: pipeline.HeadPipeline | None = None
+        self._watch = EngineWatch()
+        self._next_up = self._world == 1  # the step link to rank 1
+        self._deadline: float | None = None  # of a bootstrap, or the pause before another
+        self._flights: dict[int, tuple[float, int, int]] = {}  # step: sent, rows, prefilled
+
+    # ------------------------------------------------------------- requests
+
+    def submit(self, request: Request, now: float) -> tuple[int, list[Effect]]:
+        """Queue *request*. Raises `LocalProtocolError` if it can never be done."""
+        if self.scheduler is None:
+            raise LocalProtocolError("the head has not read its model yet; try again in a moment")
+        uid = self.scheduler.submit(request)
+        return uid, self._pump(now)
+
+    def cancel(self, uid: int, now: float) -> list[Effect]:
+        """End request *uid*; its caches are freed by the next step."""
+        if self.scheduler is None:
+            return []
+        return [*self.scheduler.cancel(uid), *self._pump(now)]
+
+    def finish(self, uid: int, now: float) -> list[Effect]:
+        """End request *uid* as complete."""
+        if self.scheduler is None:
+            return []
+        return [*self.scheduler.finish(uid), *self._pump(now)]
+
+    # --------------------------------------------------------------- engine
+
+    def engine_message(self, message: LocalMessage, now: float) -> list[Effect]:
+        """The own engine said *message*."""
+        match message:
+            case EngineInfo():
+                return self._engine_info(message, now)
+            case Ready():
+                if message.epoch != self.membership.epoch:
+                    return []
+                self._engine_ready = message
+                return self._self_ready(now)
+            case Step() | StepDone():
+                if message.epoch != self.membership.epoch:
+                    return []
+                if message.n == 0 and isinstance(message, StepDone) and message.failed:
+                    return self._refused(0, message.failed, now)
+                if self._pipeline is None:
+                    return []
+                effects = self._act(self._pipeline.output(message), now)
+                if self._pipeline is not None:
+                    self._watch.answered(now, self._pipeline.working)
+                return effects
+            case _:
+                return []
+
+    def _engine_info(self, info: EngineInfo, now: float) -> list[Effect]:
+        self._info = info
+        if self.scheduler is None:
+            window = 2 if self._world == 1 else 1
+            config = attrs.evolve(self._config.scheduler, window=window)
+            self.scheduler = Scheduler(config, info.context)
+        effects = self._present(0, hello(info), now)
+        for rank, ready in self.membership.present.items():
+            if ready.model != info.model:
+                effects.append(self._mismatch(rank))
+        return effects
+
+    def engine_lost(self, reason: str, now: float) -> list[Effect]:
+        """The own engine is gone."""
+        self._engine_ready = None
+        self._next_up = self._world == 1
+        lost = Failure(0, FailureKind.ENGINE_LOST, reason)
+        effects: list[Effect] = [Note(Level.WARNING, f"this rank's engine is gone: {reason}")]
+        self.membership.lost(0)
+        return effects + self._broken(lost, now)
+
+    # ---------------------------------------------------------------- links
+
+    def link_up(self, rank: int, purpose: Purpose, now: float) -> list[Effect]:
+        """The link with *purpose* to *rank* is established."""
+        if purpose is Purpose.STEP and rank == 1:
+            self._next_up = True
+            return self._self_ready(now)
+        return []
+
+    def link_down(self, rank: int, purpose: Purpose, reason: str, now: float) -> list[Effect]:
+        """It is gone."""
+        name = self._config.names[rank]
+        if purpose is Purpose.CONTROL:
+            note = Note(Level.WARNING, f"rank {rank} ({name}) is gone: {reason}")
+            running = self.membership.lost(rank)
+        else:
+            if rank == 1:
+                self._next_up = False
+            note = Note(Level.WARNING, f"the step link with rank {rank} ({name}) broke: {reason}")
+            running = self.membership.state is not MembershipState.GATHERING
+        if not running:
+            return [note]
+        return [note, *self._broken(Failure(rank, FailureKind.LINK_LOST, reason), now)]
+
+    def message(self, rank: int, purpose: Purpose, message: Message, now: float) -> list[Effect]:
+        """*rank* sent *message*. Raises `RemoteProtocolError` if it may not be."""
+        match message:
+            case Ready(epoch=epoch) if epoch == NO_EPOCH:
+                if self._info is not None and message.model != self._info.model:
+                    return [self._mismatch(rank)]
+                return self._present(rank, message, now)
+            case Ready():
+                return self._ready(rank, message, now)
+            case StepDone() if purpose is Purpose.CONTROL:
+                return self._told(rank, message, now)
+            case StepDone():
+                return self._step_done(message, now)
+            case _:
+                raise RemoteProtocolError(f"rank {rank} sent {type(message).__name__} to the head")
+
+    def _mismatch(self, rank: int) -> Effect:
+        return Shut(
+            rank,
+            Purpose.CONTROL,
+            CloseCode.MODEL_MISMATCH,
+            f"rank {rank} ({self._config.names[rank]}) holds another model than the head",
+        )
+
+    def _told(self, rank: int, message: StepDone, now: float) -> list[Effect]:
+        """A rank says on its control link that it cannot serve an epoch (any more)."""
+        if message.failed is None:
+            raise RemoteProtocolError("an answer to a step on a control link")
+        if not self.membership.is_current(message.epoch):
+            return []
+        if self._pipeline is not None:
+            failed = attrs.evolve(message.failed, rank=rank)
+            if message.n:
+                return self._act(self._pipeline.failure(message.n, failed), now)
+            return self._broken(failed, now)
+        return self._refused(rank, message.failed, now)
+
+    def _step_done(self, message: StepDone, now: float) -> list[Effect]:
+        if not self.membership.is_current(message.epoch) or self._pipeline is None:
+            return []
+        effects = self._timing(message, now)
+        effects += self._act(self._pipeline.done(message), now)
+        return effects
+
+    def _timing(self, message: StepDone, now: float) -> list[Effect]:
+        sent, rows, tokens = self._flights.pop(message.n, (now, 0, 0))
+        total = int((now - sent) * 1e6)
+        return [StepTiming(message.n, self._world, total, message.compute_us, rows, tokens)]
+
+    # --------------------------------------------------------------- epochs
+
+    def _present(self, rank: int, ready: Ready, now: float) -> list[Effect]:
+        running = self.membership.presented(rank, ready)
+        effects: list[Effect] = [
+            Note(Level.INFO, f"rank {rank} ({self._config.names[rank]}) is here")
+        ]
+        if running:
+            restarted = Failure(rank, FailureKind.ENGINE_LOST, "it started anew")
+            return effects + self._broken(restarted, now)
+        return effects + self._try_start(now)
+
+    def _try_start(self, now: float) -> list[Effect]:
+        if self.membership.state is not MembershipState.GATHERING or self._info is None:
+            return []
+        missing = self.membership.missing
+        if missing:
+            names = ", ".join(f"rank {rank} ({self._config.names[rank]})" for rank in missing)
+            return [Note(Level.INFO, f"waiting for {names}")]
+        rooms = [self.membership.present[rank].room for rank in range(self._world)]
+        try:
+            plan = make_plan(self._config.strategy, self._info, rooms, self._config.layers)
+        except LocalProtocolError as error:
+            self._deadline = now + RETRY_SECONDS * 5
+            return [Note(Level.ERROR, f"no plan: {error}")]
+        self.plan = plan
+        epoch = self.membership.start()
+        self._engine_ready = None
+        self._deadline = now + self._config.bootstrap_seconds
+        orders = [
+            Bootstrap(
+                epoch,
+                Backend.PIPELINE,
+                rank,
+                self._config.inner_seal,
+                int(self._config.bootstrap_seconds * 1000),
+                self._info.model,
+                plan.split.bounds,
+            )
+            for rank in range(self._world)
+        ]
+        effects: list[Effect] = [
+            Note(Level.INFO, f"epoch {epoch.counter}: {plan.reason}; layers {plan.split.bounds}"),
+            ToEngine(orders[0]),
+        ]
+        effects += [Send(order.rank, Purpose.CONTROL, order) for order in orders[1:]]
+        if self._world > 1:
+            effects.append(Want(1, Purpose.STEP))
+        return effects
+
+    def _self_ready(self, now: float) -> list[Effect]:
+        if self._engine_ready is None or not self._next_up:
+            return []
+        if self.membership.state is not MembershipState.STARTING or 0 in self.membership.ready:
+            return []
+        return self._ready(0, self._engine_ready, now)
+
+    def _ready(self, rank: int, ready: Ready, now: float) -> list[Effect]:
+        assert self.plan is not None or self.membership.epoch.counter == 0  # noqa: S101
+        layers = self.plan.split.layers(rank) if self.plan else range(0)
+        if not self.membership.answered(rank, ready, layers):
+            return []
+        self._deadline = None
+        epoch = self.membership.epoch
+        self._pipeline = pipeline.HeadPipeline(epoch, self._world)
+        if self.scheduler is not None:
+            self.scheduler.begin(epoch)
+        return [Note(Level.INFO, f"the ring is ready: epoch {epoch.counter}"), *self._pump(now)]
+
+    def _refused(self, rank: int, failed: Failure, now: float) -> list[Effect]:
+        """A rank could not load its layers."""
+        self._abandon()
+        self.membership.interrupt()
+        self._deadline = now + RETRY_SECONDS
+        name = self._config.names[rank]
+        return [Note(Level.ERROR, f"rank {rank} ({name}) cannot serve: {failed.message}")]
+
+    def _broken(self, failed: Failure, now: float) -> list[Effect]:
+        """The epoch cannot go on: answer what is under way, then try for the next one."""
+        effects: list[Effect] = []
+        if self._pipeline is not None:
+            actions = self._pipeline.lost(failed)
+            effects += self._settle(actions)
+        self._abandon()
+        self.membership.interrupt()
+        return effects + self._try_start(now)
+
+    def _abandon(self) -> None:
+        self._pipeline = None
+        self._flights.clear()
+        self._watch.idle()
+        if self.scheduler is not None:
+            self.scheduler.abandon()
+
+    # ---------------------------------------------------------------- steps
+
+    def _pump(self, now: float) -> list[Effect]:
+        """Plan and begin steps while there is work and credit."""
+        effects: list[Effect] = []
+        while self._pipeline is not None and self.scheduler is not None:
+            planned = self.scheduler.plan(now)
+            if planned is None:
+                break
+            effects += [ToEngine(row) for row in planned.rows]
+            work = planned.step.work
+            tokens = work.count if isinstance(work, Prefill) else 0
+            self._flights[planned.step.n] = (now, len(self.scheduler.uids(planned.step.n)), tokens)
+            self._watch.working(now)
+            effects += self._act(self._pipeline.begin(planned.step), now)
+        return effects
+
+    def _act(self, actions: list[pipeline.Action], now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for action in actions:
+            match action:
+                case pipeline.ToEngine(message):
+                    self._watch.working(now)
+                    effects.append(ToEngine(message))
+                case pipeline.ToNext(message):
+                    _, rows, tokens = self._flights[message.n]
+                    self._flights[message.n] = (now, rows, tokens)
+                    effects.append(Send(1, Purpose.STEP, message))
+                case pipeline.Answered(failed=None):
+                    effects += self._answered(action, now)
+                case pipeline.Answered():
+                    return effects + self._step_failed(actions, now)
+        return effects
+
+    def _answered(self, action: pipeline.Answered, now: float) -> list[Effect]:
+        assert self.scheduler is not None  # noqa: S101  a step was planned
+        self._flights.pop(action.n, None)
+        return [*self.scheduler.answered(action.n, action.ids, now), *self._pump(now)]
+
+    def _step_failed(self, actions: list[pipeline.Action], now: float) -> list[Effect]:
+        effects = self._settle(actions)
+        self._abandon()
+        self.membership.interrupt()
+        return effects + self._try_start(now)
+
+    def _settle(self, actions: list[pipeline.Action]) -> list[Effect]:
+        """Every step under way is over; the first of *actions* is the one at fault."""
+        failures = [a for a in actions if isinstance(a, pipeline.Answered) and a.failed]
+        if not failures or self.scheduler is None:
+            return []
+        first = failures[0]
+        assert first.failed is not None  # noqa: S101  filtered above
+        note = Note(
+            Level.WARNING,
+            f"step {first.n} failed on rank {first.failed.rank} "
+            f"({first.failed.kind.name.lower()}): {first.failed.message}",
+        )
+        return [note, *self.scheduler.failed(first.n, first.failed)]
+
+    # ---------------------------------------------------------------- timers
+
+    def next_timeout(self) -> float | None:
+        """When `handle_timeout` wants to be called."""
+        return min(
+            (t for t in (self._deadline, self._watch.deadline) if t is not None), default=None
+        )
+
+    def handle_timeout(self, now: float) -> list[Effect]:
+        """Time has passed."""
+        overdue = self._watch.deadline
+        if overdue is not None and now >= overdue:
+            self._watch.idle()
+            return [RestartEngine("it has not answered its step within the deadline")]
+        if self._deadline is None or now < self._deadline:
+            return []
+        self._deadline = None
+        if self.membership.state is not MembershipState.STARTING:
+            return self._try_start(now)
+        missing = self.membership.missing
+        self._abandon()
+        self.membership.interrupt()
+        note = Note(Level.WARNING, f"ranks {missing} were not ready in time; trying again")
+        return [note, *self._try_start(now)]
+
+
+def hello(info: EngineInfo) -> Ready:
+    """How a rank presents itself: no epoch, no layers, its whole room."""
+    return Ready(
+        NO_EPOCH,
+        info.model,
+        0,
+        0,
+        len(info.layers),
+        info.dtype,
+        info.hidden,
+        info.trimmable,
+        info.room,
+        CacheCost(0, 0),
+    )

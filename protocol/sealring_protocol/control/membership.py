@@ -1,0 +1,135 @@
+"""Who is up, and in which epoch: the head's view of its ranks.
+
+Only the head raises the epoch, by one, and it sends no step until every rank has answered READY
+in the new one. Whatever goes wrong afterwards (a rank lost, a step failed, an engine replaced)
+ends the epoch and leads back to gathering; with every rank present again the next one starts.
+
+A follower's part is small enough to be in `node`: an older epoch is dropped, its own is obeyed,
+a higher one comes by BOOTSTRAP alone.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+from sealring_protocol.codec.messages import Epoch, Ready
+from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
+from sealring_protocol.table import Machine, Table
+
+
+class MembershipState(enum.Enum):
+    """What the head waits for."""
+
+    GATHERING = "gathering"
+    STARTING = "starting"
+    SERVING = "serving"
+
+
+class MembershipEvent(enum.Enum):
+    """What moves it."""
+
+    START = "start"
+    ALL_READY = "all_ready"
+    BREAK = "break"
+
+
+MEMBERSHIP_TABLE: Final[Table[MembershipState, MembershipEvent]] = {
+    (MembershipState.GATHERING, MembershipEvent.START): MembershipState.STARTING,
+    (MembershipState.GATHERING, MembershipEvent.BREAK): MembershipState.GATHERING,
+    (MembershipState.STARTING, MembershipEvent.ALL_READY): MembershipState.SERVING,
+    (MembershipState.STARTING, MembershipEvent.BREAK): MembershipState.GATHERING,
+    (MembershipState.SERVING, MembershipEvent.BREAK): MembershipState.GATHERING,
+}
+
+
+class Membership:
+    """Ranks 0 to *world* - 1 of the head with *instance*. Rank 0 is the head itself."""
+
+    def __init__(self, instance: int, world: int) -> None:
+        self._machine = Machine(MEMBERSHIP_TABLE, MembershipState.GATHERING)
+        self._epoch = Epoch(instance, 0)
+        self._world = world
+        self._present: dict[int, Ready] = {}
+        self._ready: dict[int, Ready] = {}
+
+    @property
+    def state(self) -> MembershipState:
+        """What is waited for."""
+        return self._machine.state
+
+    @property
+    def epoch(self) -> Epoch:
+        """The present epoch; its counter is 0 before the first."""
+        return self._epoch
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that are not there (gathering) or not ready (starting)."""
+        have = self._present if self.state is MembershipState.GATHERING else self._ready
+        return [rank for rank in range(self._world) if rank not in have]
+
+    @property
+    def present(self) -> dict[int, Ready]:
+        """How each rank that is there presented itself."""
+        return dict(self._present)
+
+    @property
+    def ready(self) -> dict[int, Ready]:
+        """How each rank answered in the present epoch."""
+        return dict(self._ready)
+
+    def is_current(self, epoch: Epoch) -> bool:
+        """*epoch* is the present one; another head's, or an older one of this head's, is not.
+
+        Raises `RemoteProtocolError` for one of this head's that never was.
+        """
+        if epoch.instance == self._epoch.instance and epoch.counter > self._epoch.counter:
+            raise RemoteProtocolError(f"epoch {epoch.counter} never was")
+        return epoch == self._epoch
+
+    def presented(self, rank: int, ready: Ready) -> bool:
+        """*rank* is there, with nothing loaded for this epoch. True if that ends an epoch."""
+        self._present[rank] = ready
+        return self.interrupt()
+
+    def lost(self, rank: int) -> bool:
+        """*rank* is gone. True if that ends an epoch."""
+        self._present.pop(rank, None)
+        return self.interrupt()
+
+    def interrupt(self) -> bool:
+        """The present epoch cannot go on. True if there was one."""
+        running = self.state is not MembershipState.GATHERING
+        self._machine.fire(MembershipEvent.BREAK)
+        self._ready.clear()
+        return running
+
+    def start(self) -> Epoch:
+        """Raise the epoch. Raises `LocalProtocolError` while a rank is missing."""
+        if self.missing:
+            raise LocalProtocolError(f"ranks {self.missing} are missing")
+        self._machine.fire(MembershipEvent.START)
+        self._epoch = Epoch(self._epoch.instance, self._epoch.counter + 1)
+        return self._epoch
+
+    def answered(self, rank: int, ready: Ready, layers: range) -> bool:
+        """*rank* is ready in the epoch of *ready*. True when that completes the ring.
+
+        An older epoch is ignored. Raises `RemoteProtocolError` for a higher one, a second answer,
+        or layers that are not the rank's.
+        """
+        if not self.is_current(ready.epoch) or self.state is MembershipState.GATHERING:
+            return False
+        if self.state is MembershipState.SERVING or rank in self._ready:
+            raise RemoteProtocolError(f"rank {rank} was ready in this epoch before")
+        if (ready.first, ready.last) != (layers.start, layers.stop):
+            raise RemoteProtocolError(
+                f"rank {rank} holds layers {ready.first}:{ready.last}, "
+                f"not {layers.start}:{layers.stop}"
+            )
+        self._ready[rank] = ready
+        if self.missing:
+            return False
+        self._machine.fire(MembershipEvent.ALL_READY)
+        return True

@@ -1,0 +1,226 @@
+"""One epoch of a pipeline, seen from the head and from every other rank.
+
+A step enters at the head's engine, goes down the chain with a hidden state, and comes back as
+one STEP_DONE from the last rank; the head's engine then makes tokens of it. Each step is
+answered exactly once. A rank that cannot do a step passes it on marked `failed`, so that the
+answer still comes; after that it is broken, and every further step of the epoch goes the same
+way. Numbers are gap-free, and whatever belongs to another epoch never reaches these machines.
+
+Both machines are pure functions of their inputs: each call returns the actions to take, in order.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from typing import Final
+
+import attrs
+
+from sealring_protocol.codec.messages import Epoch, Failure, FailureKind, Step, StepDone
+from sealring_protocol.errors import RemoteProtocolError
+from sealring_protocol.table import Machine, Table
+
+
+@attrs.frozen
+class ToEngine:
+    """Have this rank's engine work on *message*."""
+
+    message: Step | StepDone
+
+
+@attrs.frozen
+class ToNext:
+    """Send *message* down the chain (from the last rank: to the head)."""
+
+    message: Step | StepDone
+
+
+@attrs.frozen
+class Answered:
+    """Step *n* is over: with *ids*, or with *failed*. *compute_us* is what later ranks spent."""
+
+    n: int
+    ids: tuple[int, ...]
+    compute_us: int
+    failed: Failure | None
+
+
+Action = ToEngine | ToNext | Answered
+
+
+class PipelineState(enum.Enum):
+    """Whether this rank can still work in this epoch."""
+
+    RUNNING = "running"
+    BROKEN = "broken"
+
+
+class PipelineEvent(enum.Enum):
+    """What reaches a rank's pipeline."""
+
+    STEP = "step"
+    OUTPUT = "output"
+    FAILURE = "failure"
+
+
+PIPELINE_TABLE: Final[Table[PipelineState, PipelineEvent]] = {
+    (PipelineState.RUNNING, PipelineEvent.STEP): PipelineState.RUNNING,
+    (PipelineState.RUNNING, PipelineEvent.OUTPUT): PipelineState.RUNNING,
+    (PipelineState.RUNNING, PipelineEvent.FAILURE): PipelineState.BROKEN,
+    (PipelineState.BROKEN, PipelineEvent.STEP): PipelineState.BROKEN,
+    (PipelineState.BROKEN, PipelineEvent.OUTPUT): PipelineState.BROKEN,
+    (PipelineState.BROKEN, PipelineEvent.FAILURE): PipelineState.BROKEN,
+}
+
+
+class FollowerPipeline:
+    """A rank after the head: steps in from the rank before, out to the next."""
+
+    def __init__(self, epoch: Epoch, rank: int, world: int) -> None:
+        self.epoch = epoch
+        self._rank = rank
+        self._last = rank == world - 1
+        self._state = Machine(PIPELINE_TABLE, PipelineState.RUNNING)
+        self._next_n = 1
+        self._working: deque[Step] = deque()  # given to the engine, not yet answered
+        self._failure: Failure | None = None
+
+    @property
+    def working(self) -> int:
+        """Steps that the engine has not answered."""
+        return len(self._working)
+
+    def step(self, step: Step) -> list[Action]:
+        """The rank before sent *step* of this epoch. Raises `RemoteProtocolError` on a gap."""
+        if step.n != self._next_n:
+            raise RemoteProtocolError(f"step {step.n} came; step {self._next_n} was next")
+        self._next_n += 1
+        if step.failed is not None and self._failure is None:
+            self._failure = step.failed
+        if self._state.fire(PipelineEvent.STEP) is PipelineState.BROKEN:
+            return [self._fail(step)]
+        if step.failed is not None:
+            # Earlier steps are still in the engine; a broken rank answers all, in order.
+            return [*self._break(), self._fail(step)]
+        self._working.append(step)
+        return [ToEngine(step)]
+
+    def output(self, message: Step | StepDone) -> list[Action]:
+        """The engine gave *message* of this epoch."""
+        if self._state.fire(PipelineEvent.OUTPUT) is PipelineState.BROKEN:
+            return []
+        step = self._working[0] if self._working else None
+        if step is None or message.n != step.n or isinstance(message, StepDone) != self._last:
+            return self.failure(FailureKind.ENGINE_ERROR, "the engine answered out of order")
+        if message.failed is not None:
+            return self.failure(message.failed.kind, message.failed.message)
+        self._working.popleft()
+        total = step.compute_us + message.compute_us
+        return [ToNext(attrs.evolve(message, compute_us=min(total, 0xFFFFFFFF)))]
+
+    def failure(self, kind: FailureKind, message: str) -> list[Action]:
+        """This rank cannot go on: its engine failed, hung or died, or its next hop is lost."""
+        if self._failure is None:
+            self._failure = Failure(self._rank, kind, message)
+        return self._break()
+
+    def _break(self) -> list[Action]:
+        self._state.fire(PipelineEvent.FAILURE)
+        actions: list[Action] = [self._fail(step) for step in self._working]
+        self._working.clear()
+        return actions
+
+    def _fail(self, step: Step) -> Action:
+        if self._last:
+            return ToNext(StepDone(step.epoch, step.n, failed=self._failure))
+        return ToNext(attrs.evolve(step, ids=(), tensors=(), failed=self._failure))
+
+
+class HeadPipeline:
+    """The head: steps out to its own engine and down the chain, answers back in order."""
+
+    def __init__(self, epoch: Epoch, world: int) -> None:
+        self.epoch = epoch
+        self._alone = world == 1
+        self._state = Machine(PIPELINE_TABLE, PipelineState.RUNNING)
+        self._engine: deque[int] = deque()  # first pass: embedding and own layers
+        self._chain: deque[int] = deque()  # on their way round the ring
+        self._closing: deque[tuple[int, int]] = deque()  # second pass: head and sampler; compute
+
+    @property
+    def working(self) -> int:
+        """Steps that the own engine has not answered."""
+        return len(self._engine) + len(self._closing)
+
+    @property
+    def outstanding(self) -> int:
+        """Steps not yet answered."""
+        return len(self._engine) + len(self._chain) + len(self._closing)
+
+    def begin(self, step: Step) -> list[Action]:
+        """Start *step*, the next by number."""
+        if self._state.fire(PipelineEvent.STEP) is PipelineState.BROKEN:
+            return []
+        self._engine.append(step.n)
+        return [ToEngine(step)]
+
+    def output(self, message: Step | StepDone) -> list[Action]:
+        """The own engine gave *message* of this epoch."""
+        if self._state.fire(PipelineEvent.OUTPUT) is PipelineState.BROKEN:
+            return []
+        if message.failed is not None:
+            return self.failure(message.n, message.failed)
+        if isinstance(message, Step) and not self._alone and self._takes(self._engine, message.n):
+            self._chain.append(message.n)
+            return [ToNext(message)]
+        if isinstance(message, StepDone):
+            if self._alone and self._takes(self._engine, message.n):
+                return [Answered(message.n, message.ids, 0, None)]
+            if self._closing and self._closing[0][0] == message.n:
+                _, spent = self._closing.popleft()
+                return [Answered(message.n, message.ids, spent, None)]
+        out_of_order = Failure(0, FailureKind.ENGINE_ERROR, "the engine answered out of order")
+        return self.failure(message.n, out_of_order)
+
+    def done(self, message: StepDone) -> list[Action]:
+        """The last rank answered with *message* of this epoch.
+
+        Raises `RemoteProtocolError` unless it answers the oldest step on the chain.
+        """
+        if self._state.fire(PipelineEvent.OUTPUT) is PipelineState.BROKEN:
+            return []
+        if not self._takes(self._chain, message.n):
+            raise RemoteProtocolError(f"an answer to step {message.n}, which waits for none")
+        if message.failed is not None:
+            return self.failure(message.n, message.failed)
+        if not message.tensors:
+            return [Answered(message.n, (), message.compute_us, None)]
+        self._closing.append((message.n, message.compute_us))
+        return [ToEngine(message)]
+
+    def failure(self, n: int, failed: Failure) -> list[Action]:
+        """Step *n* failed, and with it every later one: each is answered here and now."""
+        self._state.fire(PipelineEvent.FAILURE)
+        rest = {n for n, _ in self._closing} | set(self._chain) | set(self._engine)
+        self._closing.clear()
+        self._chain.clear()
+        self._engine.clear()
+        later = Failure(failed.rank, FailureKind.LINK_LOST, f"after step {n}: {failed.message}")
+        first: list[Action] = [Answered(n, (), 0, failed)]
+        return first + [Answered(other, (), 0, later) for other in sorted(rest - {n})]
+
+    def lost(self, failed: Failure) -> list[Action]:
+        """A rank or its link is gone: every step under way is answered with *failed*."""
+        oldest = [n for n, _ in self._closing] + list(self._chain) + list(self._engine)
+        if not oldest:
+            self._state.fire(PipelineEvent.FAILURE)
+            return []
+        return self.failure(min(oldest), failed)
+
+    @staticmethod
+    def _takes(queue: deque[int], n: int) -> bool:
+        if not queue or queue[0] != n:
+            return False
+        queue.popleft()
+        return True

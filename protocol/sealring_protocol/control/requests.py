@@ -1,0 +1,98 @@
+"""What a caller asks of the scheduler, what it gets back, and the states of a row between."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import attrs
+
+from sealring_protocol.codec.messages import Row
+from sealring_protocol.table import Machine, Table
+
+
+@attrs.frozen
+class Request:
+    """Continue *prompt* (token ids) by at most *max_tokens*, or by what the context allows if 0.
+
+    A token in *eos* ends the row and is not given out. *sampling* is a `Row` without its uid.
+    """
+
+    prompt: tuple[int, ...]
+    max_tokens: int = 0
+    eos: frozenset[int] = frozenset()
+    sampling: Row = attrs.field(factory=lambda: Row(0))
+
+
+class FinishReason(enum.Enum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+@attrs.frozen
+class TokenOut:
+    """A token of row *uid*, at *position* from the start of its prompt."""
+
+    uid: int
+    token: int
+    position: int
+
+
+@attrs.frozen
+class RequestDone:
+    """Row *uid* is over; *message* says why where the reason alone does not."""
+
+    uid: int
+    reason: FinishReason
+    message: str = ""
+
+
+Outcome = TokenOut | RequestDone
+
+
+class RowState(enum.Enum):
+    """Where a row is. Private cache: PREFILL and READY. In a group: DECODE."""
+
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    READY = "ready"
+    DECODE = "decode"
+    PREEMPTED = "preempted"
+    GONE = "gone"
+
+
+class RowEvent(enum.Enum):
+    """What moves a row."""
+
+    OPEN = "open"
+    READ = "read"
+    JOIN = "join"
+    PREEMPT = "preempt"
+    END = "end"
+
+
+ROW_TABLE: Final[Table[RowState, RowEvent]] = {
+    (RowState.QUEUED, RowEvent.OPEN): RowState.PREFILL,
+    (RowState.QUEUED, RowEvent.PREEMPT): RowState.QUEUED,
+    (RowState.QUEUED, RowEvent.END): RowState.GONE,
+    (RowState.PREFILL, RowEvent.READ): RowState.READY,
+    (RowState.PREFILL, RowEvent.PREEMPT): RowState.PREEMPTED,
+    (RowState.PREFILL, RowEvent.END): RowState.GONE,
+    (RowState.READY, RowEvent.JOIN): RowState.DECODE,
+    (RowState.READY, RowEvent.PREEMPT): RowState.PREEMPTED,
+    (RowState.READY, RowEvent.END): RowState.GONE,
+    (RowState.DECODE, RowEvent.PREEMPT): RowState.PREEMPTED,
+    (RowState.DECODE, RowEvent.END): RowState.GONE,
+    (RowState.PREEMPTED, RowEvent.OPEN): RowState.PREFILL,
+    (RowState.PREEMPTED, RowEvent.PREEMPT): RowState.PREEMPTED,
+    (RowState.PREEMPTED, RowEvent.END): RowState.GONE,
+}
+
+
+def row_machine() -> Machine[RowState, RowEvent]:
+    """A row that waits to be opened."""
+    return Machine(ROW_TABLE, RowState.QUEUED)
