@@ -1,0 +1,106 @@
+"""The `sealring` command: what a person types, and how it ends.
+
+Commands live in modules of their own that are imported when they run, so that ``--help`` is quick
+and a command that needs no model loads none. Exit codes: 0 it worked; 1 it was tried and failed;
+2 the command line or a file is wrong; 130 interrupted. A mistake is told in a few lines on
+standard error (what happened, what to do), never as a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import cyclopts
+
+from sealring_trio.errors import UserError
+
+HELP: Final = """\
+Run one language model across several machines you own, with every hop
+mutually authenticated and sealed.
+
+Try it on this machine alone:
+
+    sealring demo
+
+Then on two machines: make a key on each (keygen), list both in a roster
+and sign it (roster), write a config for each and start them (up), and
+ask (generate). Every command explains itself: sealring COMMAND --help
+"""
+
+COMMANDS: Final = {
+    "demo": ("demo:demo", "Run a whole ring on this machine and prove that its tokens are right."),
+    "keygen": ("keygen:keygen", "Make a key pair for a node, or for the coordinator."),
+    "roster": ("roster:app", "Say who belongs to the cluster, and sign it."),
+    "up": ("up:up", "Run one node of a ring."),
+    "generate": ("generate:generate", "Ask a running ring, and stream the answer."),
+    "status": ("status:status", "Show what a running node knows."),
+    "plan": ("plan:plan", "Work out which machine would hold what, and whether it fits."),
+    "digest": ("digest:digest", "Hash a model's files, so that every rank can prove it has them."),
+    "bench": ("bench:app", "Measure the protocol beside its yardsticks."),
+}
+
+
+def build_app(asked: str = "") -> cyclopts.App:
+    """The command line, with every command still unimported.
+
+    A summary given here would replace a command's own text, so the one *asked* for gets none.
+    """
+    app = cyclopts.App(
+        name="sealring",
+        help=HELP,
+        help_format="rich",
+        version=_version,
+        default_parameter=cyclopts.Parameter(negative=()),
+    )
+    for name, (place, summary) in COMMANDS.items():
+        app.command(
+            f"sealring_trio.cli.{place}", name=name, help=None if name == asked else summary
+        )
+    return app
+
+
+def _version() -> str:
+    from importlib.metadata import version  # noqa: PLC0415
+
+    return version("sealring-trio")
+
+
+def main() -> None:
+    """Run what is on the command line, and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run *arguments*; the exit code."""
+    try:
+        code = build_app(next(iter(arguments), ""))(
+            list(arguments),
+            exit_on_error=False,
+            print_error=False,
+            result_action="return_value",
+        )
+        sys.stdout.flush()
+    except cyclopts.CycloptsError as error:
+        return _tell(UserError(str(error), _usage(arguments)))
+    except UserError as error:
+        return _tell(error)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone. Nothing more can be said there, at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code if isinstance(code, int) else 0
+
+
+def _usage(arguments: Sequence[str]) -> str:
+    words = [word for word in arguments[:1] if word in COMMANDS]
+    return f"See: {' '.join(['sealring', *words, '--help'])}"
+
+
+def _tell(error: UserError) -> int:
+    print(f"sealring: {error.what}\n{error.advice}", file=sys.stderr)
+    return error.exit_code

@@ -1,0 +1,39 @@
+"""What commands print: a table for people, or one JSON value for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def print_json(value: Any) -> None:
+    """*value* as indented JSON on standard output."""
+    json.dump(value, sys.stdout, indent=2, ensure_ascii=False)
+    sys.stdout.write("\n")
+
+
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int = 1
+) -> None:
+    """A table on standard output; columns from *numbers_from* on are aligned to the right."""
+    # Rich takes a tenth of a second to import, which only commands that print a table pay.
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index >= numbers_from else "left")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    Console(soft_wrap=not sys.stdout.isatty()).print(table)
+
+
+def print_facts(facts: Iterable[tuple[str, str]]) -> None:
+    """Names and values, one pair to a line, aligned."""
+    pairs = list(facts)
+    width = max(len(name) for name, _ in pairs)
+    for name, value in pairs:
+        print(f"{name:<{width}}  {value}")

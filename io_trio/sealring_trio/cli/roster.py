@@ -1,0 +1,294 @@
+"""`sealring roster new | add | sign | show | verify`."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import cyclopts
+from sealring_protocol.errors import SealringError
+from sealring_protocol.security.identity import node_id
+from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
+
+from sealring_trio.cli.output import print_facts, print_json, print_table
+from sealring_trio.errors import UserError
+from sealring_trio.files import replace_file
+from sealring_trio.key_files import read_key, read_public_key
+from sealring_trio.roster_files import (
+    Draft,
+    build_roster,
+    format_time,
+    make_draft,
+    make_member,
+    read_draft,
+    read_roster,
+    verify_roster,
+    write_draft,
+)
+
+HELP = """\
+Say who belongs to the cluster, and sign it.
+
+A roster lists the nodes, in rank order, with their keys and addresses. Nodes take it only with
+the coordinator's signature, and every pair of nodes checks it on every connection.
+
+    sealring roster new home
+    sealring roster add home.toml desk   --key desk.pub   --address 192.168.1.10:7470
+    sealring roster add home.toml laptop --key laptop.pub --address 192.168.1.11:7470
+    sealring roster sign home.toml --key coordinator.key
+
+Next: copy the signed roster and the coordinator's .pub file to every node.
+"""
+
+app = cyclopts.App(name="roster", help=HELP, help_format="rich")
+
+DAY_MS = 24 * 3600 * 1000
+
+
+@app.command
+def new(
+    name: str,
+    *,
+    out: Path | None = None,
+    inner_seal: Annotated[bool, cyclopts.Parameter(negative="--no-inner-seal")] = True,
+    json: bool = False,
+) -> None:
+    """Begin a draft for a cluster called NAME, with no members yet.
+
+    Next: `sealring roster add` for each node, rank 0 (the head) first.
+
+    Parameters
+    ----------
+    name
+        What people call the cluster.
+    out
+        The draft's file; NAME.toml if left out.
+    inner_seal
+        Seal activations a second time, between the processes that compute. A policy of the
+        whole cluster, on unless you say no.
+    json
+        Print one JSON object.
+    """
+    path = out if out is not None else Path(f"{name}.toml")
+    if path.exists():
+        raise UserError(
+            f"{path} already exists, and is left as it is", "Choose another file with --out."
+        )
+    draft = make_draft(name, secrets.token_bytes(32), inner_seal)
+    write_draft(path, draft)
+    if json:
+        print_json({"file": str(path), "cluster": draft.cluster})
+        return
+    print(
+        f"wrote {path}\n\nNext: sealring roster add {path} NAME --key FILE.pub --address HOST:PORT"
+    )
+
+
+@app.command
+def add(
+    draft: Path,
+    name: str,
+    *,
+    key: str,
+    address: list[str],
+    trust: str | None = None,
+    attestation: str | None = None,
+    json: bool = False,
+) -> None:
+    """Add the node NAME at the end of DRAFT. The order of the members is the order of the ranks.
+
+        sealring roster add home.toml desk --key desk.pub --address 192.168.1.10:7470
+
+    Next: add the others, then `sealring roster sign`.
+
+    Parameters
+    ----------
+    draft
+        The draft's file.
+    name
+        What people call the node.
+    key
+        The node's public key: its .pub file, or the hex in it.
+    address
+        Where the other nodes reach it, host:port. May be given several times.
+    trust
+        What you assert of the machine (see `sealring roster show`).
+    attestation
+        SHA-256 of the evidence behind that, in hex.
+    json
+        Print one JSON object.
+    """
+    before = read_draft(draft)
+    public_key = read_public_key(key)
+    member = make_member(name, public_key, address, trust, attestation)
+    _refuse_twin(before, draft, name, member.public_key)
+    after = before.model_copy(update={"member": [*before.member, member]})
+    write_draft(draft, after)
+    rank = len(before.member)
+    if json:
+        print_json({"name": name, "rank": rank, "node_id": node_id(public_key).hex()})
+        return
+    print(f"{name} is rank {rank} of {draft} (node id {node_id(public_key).hex()})")
+    print(f"\nNext: add the other nodes, then: sealring roster sign {draft} --key COORDINATOR.key")
+
+
+def _refuse_twin(draft: Draft, path: Path, name: str, key_hex: str) -> None:
+    for member in draft.member:
+        if member.public_key == key_hex:
+            raise UserError(
+                f"{path} already holds this key, as '{member.name}'", "Every node has its own key."
+            )
+        if member.name == name:
+            raise UserError(f"{path} already has a '{name}'", "Choose another name.")
+
+
+@app.command
+def sign(
+    draft: Path,
+    *,
+    key: Path,
+    out: Path | None = None,
+    days: Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))] = 90,
+    serial: int | None = None,
+    json: bool = False,
+) -> None:
+    """Make the signed roster that nodes take, out of DRAFT.
+
+        sealring roster sign home.toml --key coordinator.key --days 90
+
+    Nodes keep the roster with the greatest serial, so a new one always gets a greater serial than
+    the one that it replaces. Links close when their roster expires: sign again before.
+
+    Next: copy it to every node; one running node that has it is enough to spread it.
+
+    Parameters
+    ----------
+    draft
+        The draft's file.
+    key
+        The coordinator's private key.
+    out
+        The signed roster's file; DRAFT's name with .roster if left out. Replaced if it exists.
+    days
+        How long it is valid.
+    serial
+        Its serial; one more than that of the file it replaces if left out, else 1.
+    json
+        Print one JSON object.
+    """
+    path = out if out is not None else draft.with_suffix(".roster")
+    source = read_draft(draft)
+    signer = read_key(key)
+    now = time.time_ns() // 1_000_000
+    number = serial if serial is not None else _next_serial(path)
+    roster = build_roster(source, number, now, now + days * DAY_MS)
+    signed = sign_roster(roster, signer)
+    try:
+        replace_file(path, signed.encode())
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}", "Choose another --out.") from None
+    if json:
+        print_json({"file": str(path), **_describe(roster)})
+        return
+    print(
+        f"wrote {path}: serial {number}, {len(roster.members)} members, "
+        f"valid until {format_time(roster.expires_ms)}"
+    )
+    print(f"\nNext: sealring roster verify {path} --coordinator {key.with_suffix('.pub')}")
+
+
+def _next_serial(path: Path) -> int:
+    return read_roster(path).roster.serial + 1 if path.exists() else 1
+
+
+@app.command
+def show(roster: Path, *, json: bool = False) -> None:
+    """Show a signed roster: its validity and its members. Its signature is not checked.
+
+    Parameters
+    ----------
+    roster
+        The signed roster's file.
+    json
+        Print one JSON object.
+    """
+    _print(roster, read_roster(roster), json, "not checked; see sealring roster verify")
+
+
+@app.command
+def verify(roster: Path, *, coordinator: str, json: bool = False) -> None:
+    """Check that a roster was signed by the coordinator and is valid now. Exit code 2 if not.
+
+        sealring roster verify home.roster --coordinator coordinator.pub
+
+    Parameters
+    ----------
+    roster
+        The signed roster's file.
+    coordinator
+        The coordinator's public key: its .pub file, or the hex in it.
+    json
+        Print one JSON object.
+    """
+    key = read_public_key(coordinator)
+    signed = verify_roster(roster, key, time.time_ns() // 1_000_000)
+    _print(roster, signed, json, "good")
+
+
+def _print(path: Path, signed: SignedRoster, json: bool, signature: str) -> None:
+    roster = signed.roster
+    if json:
+        print_json({"file": str(path), "signature": signature, **_describe(roster)})
+        return
+    print_facts(
+        [
+            ("cluster", f"{roster.name} ({roster.cluster.hex()})"),
+            ("serial", str(roster.serial)),
+            ("issued", format_time(roster.issued_ms)),
+            ("expires", format_time(roster.expires_ms)),
+            ("inner seal", "yes" if roster.inner_seal else "no"),
+            ("trust", _trust(roster)),
+            ("signature", signature),
+        ]
+    )
+    print_table(
+        "members",
+        ["rank", "name", "trust", "addresses", "node id"],
+        [
+            (str(rank), m.name, m.trust.name.lower(), " ".join(m.addresses), m.id.hex())
+            for rank, m in enumerate(roster.members)
+        ],
+        numbers_from=9,
+    )
+
+
+def _trust(roster: Roster) -> str:
+    try:
+        return roster.trust.name.lower()
+    except (SealringError, ValueError):
+        return "none: it has no members"
+
+
+def _describe(roster: Roster) -> dict[str, Any]:
+    return {
+        "cluster": roster.cluster.hex(),
+        "name": roster.name,
+        "serial": roster.serial,
+        "issued_ms": roster.issued_ms,
+        "expires_ms": roster.expires_ms,
+        "inner_seal": roster.inner_seal,
+        "digest": roster.digest.hex(),
+        "members": [
+            {
+                "rank": rank,
+                "name": m.name,
+                "node_id": m.id.hex(),
+                "public_key": m.public_key.hex(),
+                "addresses": list(m.addresses),
+                "trust": m.trust.name.lower(),
+            }
+            for rank, m in enumerate(roster.members)
+        ],
+    }

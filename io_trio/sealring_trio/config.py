@@ -1,0 +1,113 @@
+"""The TOML file of one node, checked before anything starts.
+
+Paths are relative to the file's own folder, so that a folder with a config, a key and a roster can
+be moved as one. What the whole cluster must agree on (the inner seal, who is a member, the order
+of the ranks) is in the signed roster and cannot be said here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import attrs
+import pydantic
+
+from sealring_trio.toml_file import read_toml
+from sealring_trio.units import parse_address, parse_size
+
+SuiteName = Literal["aes-256-gcm", "chacha20-poly1305"]
+StrategyName = Literal["auto", "pp", "single"]
+
+
+def _check_address(value: str) -> str:
+    parse_address(value)
+    return value
+
+
+def _check_memory(value: str) -> str:
+    parse_size(value)
+    return value
+
+
+class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
+    """The keys of the file, as they are written."""
+
+    key: str = pydantic.Field(description="private key of this node", examples=['"node.key"'])
+    roster: str = pydantic.Field(description="signed roster", examples=['"cluster.roster"'])
+    coordinator: str = pydantic.Field(
+        description="public key that signs rosters: a file, or the key in hex",
+        examples=['"coordinator.pub"'],
+    )
+    listen: Annotated[str, pydantic.AfterValidator(_check_address)] = pydantic.Field(
+        description="address that other nodes dial", examples=['"0.0.0.0:7470"']
+    )
+    model: str = pydantic.Field(
+        description="folder of the model, 'tiny' for the one that ships with sealring, or hub id",
+        examples=['"models/llama-8b"'],
+    )
+    layers: list[Annotated[int, pydantic.Field(ge=1)]] = pydantic.Field(
+        default=[], description="layers of each rank; by memory if left out"
+    )
+    memory: Annotated[str, pydantic.AfterValidator(_check_memory)] | None = pydantic.Field(
+        default=None, description="memory for weights and caches, like 24G"
+    )
+    strategy: StrategyName = pydantic.Field(default="auto", description="how the ranks work")
+    suites: list[SuiteName] = pydantic.Field(
+        default=["aes-256-gcm", "chacha20-poly1305"],
+        min_length=1,
+        description="ciphers in order of preference",
+    )
+    state: str | None = pydantic.Field(
+        default=None, description="folder for what the node keeps; NAME.state if left out"
+    )
+
+
+@attrs.frozen
+class Config:
+    """What `sealring up` runs: absolute paths, sizes in bytes.
+
+    *layers* is empty and *memory* 0 where the machine decides.
+    """
+
+    path: Path
+    key: Path
+    roster: Path
+    coordinator: str
+    listen: tuple[str, int]
+    model: str
+    layers: tuple[int, ...]
+    memory: int
+    strategy: StrategyName
+    suites: tuple[SuiteName, ...]
+    state: Path
+
+    @property
+    def control_socket(self) -> Path:
+        """Where the local control socket of the running node is."""
+        return self.state / "control.sock"
+
+
+def load_config(path: Path) -> Config:
+    """The config at *path*. Raises `UserError` that names the key and its line."""
+    file = read_toml(path, NodeFile, "config file")
+    base = path.resolve().parent
+    state = file.state if file.state is not None else f"{path.stem}.state"
+    return Config(
+        path=path,
+        key=base / file.key,
+        roster=base / file.roster,
+        coordinator=_file_or_value(base, file.coordinator),
+        listen=parse_address(file.listen),
+        model=_file_or_value(base, file.model),
+        layers=tuple(file.layers),
+        memory=parse_size(file.memory) if file.memory else 0,
+        strategy=file.strategy,
+        suites=tuple(file.suites),
+        state=base / state,
+    )
+
+
+def _file_or_value(base: Path, value: str) -> str:
+    path = base / value
+    return str(path) if path.exists() else value

@@ -1,0 +1,125 @@
+"""The local control socket of a running node: JSON lines, for this machine's user alone.
+
+The socket lives in the node's state folder with mode 0600, and both ends also ask the kernel who
+the other is: a file's mode can be changed by mistake, and the peer's uid cannot be pretended. A
+connection carries one request, a JSON object on one line, and then lines of the answer: objects
+with an ``event``. A client that goes away has withdrawn its request.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from sealring_trio.errors import OperationError, UserError
+from sealring_trio.local_socket import MAX_LINE, check_path, peer_uid
+
+Reply = Callable[[dict[str, Any]], Awaitable[None]]
+Handler = Callable[[dict[str, Any], Reply], Awaitable[None]]
+
+
+async def serve_control(
+    path: Path, handler: Handler, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Listen at *path* and give each request to *handler*, until cancelled.
+
+    Raises `UserError` when another node has the socket or it cannot be made.
+    """
+    listener = await _listen(path)
+    try:
+        task_status.started()
+        async with trio.open_nursery() as nursery:
+            while True:
+                connection, _ = await listener.accept()
+                nursery.start_soon(_serve_one, connection, handler)
+    finally:
+        listener.close()
+        path.unlink(missing_ok=True)
+
+
+async def _listen(path: Path) -> trio.socket.SocketType:
+    check_path(path)
+    if path.exists():
+        await _clear(path)
+    listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        await listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            f"cannot make the control socket {path}: {error.strerror}",
+            "Choose another folder with the key 'state' of the config.",
+        ) from None
+    finally:
+        os.umask(before)
+    listener.listen(16)
+    return listener
+
+
+async def _clear(path: Path) -> None:
+    with trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            await probe.connect(str(path))
+        except OSError:
+            path.unlink(missing_ok=True)
+            return
+    raise OperationError(
+        f"a node with the state folder {path.parent} is already running",
+        "Stop it first, or give this one its own folder with the key 'state'.",
+    )
+
+
+async def _serve_one(connection: trio.socket.SocketType, handler: Handler) -> None:
+    stream = trio.SocketStream(connection)
+    async with stream:
+        if peer_uid(connection.getsockopt) != os.geteuid():
+            return
+        try:
+            request = json.loads(await anext(_lines(stream)))
+        except (StopAsyncIteration, ValueError, trio.BrokenResourceError):
+            return
+        if isinstance(request, dict):
+            await _answer(stream, request, handler)
+
+
+async def _answer(stream: trio.SocketStream, request: dict[str, Any], handler: Handler) -> None:
+    async def reply(line: dict[str, Any]) -> None:
+        await stream.send_all(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_watch, stream, nursery.cancel_scope)
+        try:
+            await handler(request, reply)
+        except UserError as error:
+            await reply({"event": "error", "what": error.what, "advice": error.advice})
+        except trio.BrokenResourceError:
+            pass
+        nursery.cancel_scope.cancel()
+
+
+async def _watch(stream: trio.SocketStream, scope: trio.CancelScope) -> None:
+    """Cancel *scope* when the client goes away."""
+    try:
+        while await stream.receive_some():
+            pass
+    except trio.BrokenResourceError:
+        pass
+    scope.cancel()
+
+
+async def _lines(stream: trio.SocketStream) -> AsyncIterator[bytes]:
+    buffered = bytearray()
+    async for data in stream:
+        buffered += data
+        while (end := buffered.find(b"\n")) >= 0:
+            yield bytes(buffered[:end])
+            del buffered[: end + 1]
+        if len(buffered) > MAX_LINE:
+            raise ValueError(f"a line of more than {MAX_LINE} bytes")

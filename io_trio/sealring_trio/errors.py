@@ -1,0 +1,30 @@
+"""What a person did wrong or can put right, told without a traceback.
+
+Every command ends with one of these or with success. A `UserError` is a mistake in what was typed
+or written in a file (exit code 2); an `OperationError` is a sound request that could not be
+carried out (exit code 1). Both say what happened and, in *advice*, what to do next.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class UserError(Exception):
+    """A mistake in a command line or a file. *advice* says how to put it right."""
+
+    exit_code: ClassVar[int] = 2
+
+    def __init__(self, what: str, advice: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.advice = advice
+
+    def __str__(self) -> str:
+        return f"{self.what}\n{self.advice}"
+
+
+class OperationError(UserError):
+    """The request was sound, but it could not be carried out."""
+
+    exit_code: ClassVar[int] = 1

@@ -1,0 +1,94 @@
+"""The client's end of the control socket, and what both ends know of it.
+
+Blocking sockets, and nothing heavy imported: a client is one request and the lines of its answer,
+and a person waits for it. See `control` for the other end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from sealring_trio.errors import OperationError, UserError
+
+MAX_LINE: Final = 4 << 20
+"""Bytes of one line. Memory: that much per connection."""
+
+MAX_PATH: Final = 100
+"""Bytes of a socket's path: the least that the systems allow, less a little."""
+
+_UCRED: Final = struct.Struct("=iII")  # struct ucred: pid, uid, gid
+_XUCRED: Final = struct.Struct("=II68x")  # struct xucred: version, uid; what getpeereid reads
+
+
+class GetOption(Protocol):
+    """A socket's ``getsockopt``, of either kind of socket."""
+
+    def __call__(self, level: int, option: int, size: int, /) -> bytes: ...
+
+
+def peer_uid(getsockopt: GetOption) -> int:
+    """The user id of the process at the other end of a local socket, as the kernel has it."""
+    if sys.platform == "linux":
+        data = getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        return int(_UCRED.unpack(data)[1])
+    return int(_XUCRED.unpack(getsockopt(0, 1, _XUCRED.size))[1])
+
+
+def check_path(path: Path) -> None:
+    """Raise `UserError` when no socket can be called *path*."""
+    if len(os.fsencode(path)) > MAX_PATH:
+        raise UserError(
+            f"the path of the control socket is longer than {MAX_PATH} bytes: {path}",
+            "Choose a shorter folder with the key 'state' of the config.",
+        )
+
+
+def ask(path: Path, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Send *request* to the node at *path*; the lines of its answer, as they come.
+
+    Raises `OperationError` when no node answers there, goes away, or answers with an error.
+    """
+    with _connect(path) as connection, connection.makefile("rb") as lines:
+        connection.sendall(json.dumps(request, ensure_ascii=False).encode() + b"\n")
+        try:
+            for line in lines:
+                event = json.loads(line)
+                if event["event"] == "error":
+                    raise OperationError(event["what"], event["advice"])
+                yield event
+                if event["event"] in ("done", "status"):
+                    return
+        except ConnectionError:
+            pass
+    raise OperationError("the node went away in the middle of its answer", "See the node's log.")
+
+
+def _connect(path: Path) -> socket.socket:
+    check_path(path)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(str(path))
+    except (FileNotFoundError, ConnectionRefusedError):
+        connection.close()
+        raise OperationError(
+            f"no node is running here: nothing listens at {path}",
+            "Start it: sealring up CONFIG",
+        ) from None
+    except OSError as error:
+        connection.close()
+        raise OperationError(
+            f"cannot reach the node at {path}: {error.strerror}", "It must be your own node."
+        ) from None
+    if peer_uid(connection.getsockopt) != os.geteuid():
+        connection.close()
+        raise OperationError(
+            f"the control socket {path} belongs to another user", "Do not trust what is there."
+        )
+    return connection

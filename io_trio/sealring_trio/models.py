@@ -1,0 +1,39 @@
+"""Finding the model that a person named, with errors for people. MLX is not imported here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sealring_model.errors import LoadError
+from sealring_model.loading import ModelInfo, describe, find
+
+from sealring_trio.errors import UserError
+
+TINY = "tiny"
+
+
+def find_model(model: str) -> Path:
+    """The folder of *model*: a path, ``tiny`` for the one that ships with sealring, or a hub id.
+
+    Raises `UserError` when there is no such model.
+    """
+    if model == TINY and not Path(TINY).is_dir():
+        # Imported late: commands with another model have no use for it.
+        from sealring_model.tiny import path  # noqa: PLC0415
+
+        return path()
+    try:
+        return find(model)
+    except LoadError as error:
+        raise UserError(
+            f"cannot find the model: {error}",
+            f"Give a folder with config.json and safetensors, a hub id, or '{TINY}'.",
+        ) from None
+
+
+def describe_model(folder: Path) -> ModelInfo:
+    """What the model in *folder* is. Raises `UserError` when it is incomplete."""
+    try:
+        return describe(folder)
+    except LoadError as error:
+        raise UserError(f"cannot use the model in {folder}: {error}", "Fetch it again.") from None

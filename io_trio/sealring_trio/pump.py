@@ -1,0 +1,87 @@
+"""One link of a node on one connected socket.
+
+The pump is the only code that touches the socket. Bytes that come in go to the node through its
+owner, which then settles whatever they caused and flushes every pump; bytes that the node has for
+this link are drained only when the socket can take them, and go out in the same call. Since no
+`await` stands between the drain and the send, nothing can come between them: the bytes of a link
+leave in the order in which they were sealed, or the link dies.
+
+Anything that ends the pump kills the link: an end of stream, an error of the socket, cancellation.
+A link that the node ends itself (`hang_up`) has its last bytes flushed first.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Protocol
+
+import trio
+
+from sealring_trio.wire import Wire
+
+
+class LinkOwner(Protocol):
+    """The runtime, as its pumps see it."""
+
+    def received(self, link: int, data: bytes) -> None:
+        """*data* came in; the owner flushes all pumps before it returns."""
+
+    def ended(self, link: int) -> None:
+        """The stream of *link* is over; no more bytes move."""
+
+    def data_to_send(self, link: int) -> bytes:
+        """What the node has for *link*; once taken, it is sent or the link is dead."""
+
+
+class Pump:
+    """Moves the bytes of *link* between *owner* and *sock*, as long as `run` runs."""
+
+    def __init__(self, owner: LinkOwner, link: int, sock: socket.socket) -> None:
+        self._owner = owner
+        self._link = link
+        self._wire = Wire(sock, self.flush)
+        self._open = trio.CancelScope()
+        self._graceful = False
+
+    def flush(self) -> None:
+        """Send what the node has for this link, as far as the socket takes it."""
+        if self._wire.busy or self._open.cancel_called:
+            return
+        if data := self._owner.data_to_send(self._link):
+            try:
+                self._wire.send(data)
+            except OSError:
+                self._open.cancel()
+
+    def hang_up(self) -> None:
+        """End the link once what the node has for it has been sent."""
+        self.flush()
+        self._graceful = True
+        self._open.cancel()
+
+    async def run(self) -> None:
+        """Pump until either side ends the stream."""
+        try:
+            with self._open:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write)
+                    await self._read()
+                    nursery.cancel_scope.cancel()
+            if self._graceful:
+                await self._wire.hang_up()
+        finally:
+            self._wire.close()
+            self._owner.ended(self._link)
+
+    async def _read(self) -> None:
+        try:
+            while data := await self._wire.receive():
+                self._owner.received(self._link, data)
+        except OSError:
+            return
+
+    async def _write(self) -> None:
+        try:
+            await self._wire.write()
+        except OSError:
+            self._open.cancel()

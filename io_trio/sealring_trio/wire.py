@@ -1,0 +1,109 @@
+"""A non-blocking stream socket that sends at once.
+
+A hop of a ring is a few microseconds of sealing, so what the event loop adds decides how long it
+takes. trio's own stream switches tasks once per send; a `Wire` does not: `send` hands the bytes to
+the kernel from whatever handler made them, and only what the kernel does not take waits for the
+writer task. `send` never awaits, so no other sender can come between the draining of a machine
+and the bytes going out: the lock that such an order would need is held by construction.
+
+The owner runs `write` in a task of its own beside its reader. After any error the wire is closed;
+bytes that it held are gone, and the owner must treat its peer as lost.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+RECEIVE_SIZE: Final = 1 << 18
+"""Bytes asked of the kernel at once. Memory: that much per wire while data arrives."""
+
+LINGER: Final = 1.0
+"""Seconds that a closing wire may take to flush, and then to see the peer's end of stream."""
+
+
+class Wire:
+    """One connected stream socket, TCP or local.
+
+    *drained* is called when bytes that had to wait have gone out, so that the owner can offer
+    more. Bytes that wait are bounded by the owner: it offers none while `busy`.
+    """
+
+    def __init__(self, sock: socket.socket, drained: Callable[[], None]) -> None:
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = sock
+        self._drained = drained
+        self._waiting = memoryview(b"")
+        self._wake = trio.Event()
+
+    @property
+    def busy(self) -> bool:
+        """Whether bytes of an earlier `send` still wait."""
+        return len(self._waiting) > 0
+
+    def send(self, data: bytes) -> None:
+        """Send *data*, now or as soon as the kernel takes it. Raises `OSError`."""
+        if self.busy:
+            self._waiting = memoryview(bytes(self._waiting) + data)
+            return
+        try:
+            sent = self._socket.send(data)
+        except BlockingIOError:
+            sent = 0
+        if sent < len(data):
+            self._waiting = memoryview(data)[sent:]
+            self._wake.set()
+
+    async def receive(self) -> bytes:
+        """The next bytes, or none at the end of the stream. Raises `OSError`."""
+        while True:
+            await trio.lowlevel.wait_readable(self._socket)
+            try:
+                return self._socket.recv(RECEIVE_SIZE)
+            except BlockingIOError:
+                continue
+
+    async def write(self) -> None:
+        """Send what waits, for ever. Raises `OSError`."""
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            await self.flush()
+            self._drained()
+
+    async def flush(self) -> None:
+        """Send what waits. Raises `OSError`."""
+        while self.busy:
+            await trio.lowlevel.wait_writable(self._socket)
+            try:
+                sent = self._socket.send(self._waiting)
+            except BlockingIOError:
+                continue
+            self._waiting = self._waiting[sent:]
+
+    async def hang_up(self) -> None:
+        """Flush, end the stream, and wait a moment for the peer to end its own.
+
+        Closing at once with bytes unread makes the kernel reset the connection, which can destroy
+        the last frame on its way to the peer.
+        """
+        with trio.move_on_after(LINGER):
+            try:
+                await self.flush()
+                self._socket.shutdown(socket.SHUT_WR)
+                while await self.receive():
+                    pass
+            except OSError:
+                pass
+        self.close()
+
+    def close(self) -> None:
+        """Close at once; tasks that wait on the socket see `trio.ClosedResourceError`."""
+        if self._socket.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._socket)
+            self._socket.close()
