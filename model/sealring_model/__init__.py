@@ -1,0 +1,1 @@
+"""Pipeline stages, caches, sampling and the engine process of sealring, on MLX."""

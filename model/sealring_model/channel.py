@@ -1,0 +1,117 @@
+"""The engine's end of the socketpair to its node: frames of kind LOCAL, each one message.
+
+A thread of its own reads, so that steps and tensors are in memory by the time the compute thread
+wants them, and the node never waits for room in the socket. Writing is done by the compute
+thread, gathered from the message's parts, so that a hidden state is not copied on its way out.
+
+When the node's end closes, by intent or because its process died, the reader says so in order,
+behind what it has read, and at once in `closed`. Linux could also send a signal when the parent
+dies, but it does so when the *thread* that started the child ends, and nodes start children from
+threads that do not last; so there is the end of the stream, and, should the compute thread not
+come back from where it is, an exit without it after a while.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+from typing import Final
+
+from sealring_protocol.codec.encoding import decode_local, encode
+from sealring_protocol.codec.frame import FrameDecoder, FrameKind, frame_header
+from sealring_protocol.codec.messages import LocalMessage
+from sealring_protocol.codec.wire import Buffer
+from sealring_protocol.errors import RemoteProtocolError
+from sealring_protocol.limits import MAX_SEALED_BODY
+
+_READ: Final = 256 * 1024
+_PARTS: Final = 512
+_LAST_WAIT: Final = 5.0
+
+
+class ChannelClosed(Exception):
+    """The node's end of the channel is closed, or it sent what is no frame."""
+
+
+class Channel:
+    """Messages from and to the node. Raises `ChannelClosed` once it has ended."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(True)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, 4 * 1024 * 1024)
+        self._sock = sock
+        self._inbox: queue.SimpleQueue[LocalMessage | ChannelClosed] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._finished = threading.Event()
+        self._reader = threading.Thread(target=self._read, name="channel", daemon=True)
+
+    def open(self) -> None:
+        """Begin to read."""
+        self._reader.start()
+
+    def finish(self) -> None:
+        """The compute thread is done: nothing needs to be forced."""
+        self._finished.set()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the stream has ended, even if messages are left."""
+        return self._closed.is_set()
+
+    def receive(self) -> LocalMessage:
+        """The next message; waits for it."""
+        return _checked(self._inbox.get())
+
+    def receive_within(self, seconds: float) -> LocalMessage | None:
+        """The next message, or None if none came in *seconds*."""
+        try:
+            return _checked(self._inbox.get(timeout=seconds))
+        except queue.Empty:
+            return None
+
+    def send(self, message: LocalMessage) -> None:
+        """Write *message* as one frame; waits until the socket has it."""
+        parts = encode(message)
+        size = sum(len(part) for part in parts)
+        try:
+            self._write([frame_header(FrameKind.LOCAL, size), *parts])
+        except OSError as error:
+            raise ChannelClosed(f"the node is gone: {error.strerror}") from None
+
+    def _write(self, parts: list[Buffer]) -> None:
+        if len(parts) > _PARTS:
+            parts = [b"".join(parts)]
+        sent = self._sock.sendmsg(parts)
+        for part in parts:
+            if sent < len(part):
+                self._sock.sendall(memoryview(part)[sent:])
+                sent = 0
+            else:
+                sent -= len(part)
+
+    def _read(self) -> None:
+        try:
+            reason = self._pump()
+        except (OSError, RemoteProtocolError) as error:
+            reason = f"the channel to the node broke: {error}"
+        self._closed.set()
+        self._inbox.put(ChannelClosed(reason))
+        if not self._finished.wait(_LAST_WAIT):
+            os._exit(70)
+
+    def _pump(self) -> str:
+        decoder = FrameDecoder({FrameKind.LOCAL: MAX_SEALED_BODY})
+        while data := self._sock.recv(_READ):
+            decoder.receive_data(data)
+            while (frame := decoder.next_frame()) is not None:
+                self._inbox.put(decode_local(frame.body))
+        return "the node is gone"
+
+
+def _checked(item: LocalMessage | ChannelClosed) -> LocalMessage:
+    if isinstance(item, ChannelClosed):
+        raise item
+    return item

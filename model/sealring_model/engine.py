@@ -1,0 +1,263 @@
+"""The engine: the child process that loads and computes, driven by its node over a socketpair.
+
+    python -m sealring_model.engine --fd N --model FOLDER-OR-HUB-ID [--memory-limit BYTES]
+
+It says what the model is (ENGINE_INFO) before it loads anything, takes its place in an epoch from
+each BOOTSTRAP, and then answers every step once, in order. MLX can hang, abort or take a second
+to import; in a process of its own none of that touches a link.
+
+One thread computes (MLX's streams belong to threads), the main one; the channel's thread reads.
+The loop never leaves the device idle while there is something to do: when a step is on the device
+and another one is waiting, the next is launched before the first one's result is read. A node
+that keeps two steps unanswered sends the next one as soon as an answer is out; so with one step
+left on the device the loop waits for a message first, for less time than that step needs, before
+it waits for the device, when nothing can be launched.
+
+Whatever fails in a step or in loading is answered as a `Failure`. The process ends with its
+channel; SIGINT is the node's business.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import signal
+import socket
+import sys
+from collections import deque
+from typing import Final
+
+import mlx.core as mx
+from sealring_protocol.codec.messages import (
+    NO_EPOCH,
+    Backend,
+    Bootstrap,
+    Failure,
+    FailureKind,
+    HopKey,
+    Loaded,
+    LocalMessage,
+    Ping,
+    Pong,
+    Progress,
+    Ready,
+    Row,
+    Step,
+    StepDone,
+)
+from sealring_protocol.codec.wire import clip
+from sealring_protocol.limits import MAX_REASON
+
+from sealring_model.assemble import LoadedStage, load_stage
+from sealring_model.channel import Channel, ChannelClosed
+from sealring_model.errors import LoadError
+from sealring_model.executor import FORWARD_ERRORS, Executor, Launched
+from sealring_model.hops import PlainHops, SealedHops
+from sealring_model.loading import ModelInfo, describe, find, memory_room
+from sealring_model.rows import RowBook
+from sealring_model.upstream import mlx_lm
+
+_ON_DEVICE: Final = 2
+"""Steps launched and not yet finished, at most."""
+
+_PATIENCE: Final = 0.002
+"""Seconds to wait for the next step while the device is busy, at most."""
+
+
+class Engine:
+    """One model on one rank, through any number of epochs."""
+
+    def __init__(self, channel: Channel, info: ModelInfo, room: int) -> None:
+        self._channel: Final = channel
+        self._info: Final = info
+        self._room: Final = room
+        self._sealed: Final = SealedHops()
+        self._book: Final = RowBook()
+        self._launched: Final[deque[Launched]] = deque()
+        self._loaded: LoadedStage | None = None
+        self._executor: Executor | None = None
+        self._place: Bootstrap | None = None
+        self._pace = 0.0
+        self._received = 0
+        self._answered = 0
+        self._compute_us = 0
+
+    def run(self) -> None:
+        """Serve until the channel closes."""
+        self._channel.send(self._info.engine_info(self._room))
+        mlx_lm("utils")
+        while True:
+            self._take(self._next())
+
+    def _next(self) -> LocalMessage:
+        while self._launched:
+            message = self._channel.receive_within(self._patience())
+            if message is not None:
+                return message
+            self._answer()
+        return self._channel.receive()
+
+    def _patience(self) -> float:
+        """Seconds that cost nothing: the step under way takes longer."""
+        return min(_PATIENCE, self._pace / 2) if self._launched[0].arrays else 0.0
+
+    def _take(self, message: LocalMessage) -> None:
+        if self._channel.closed:
+            raise ChannelClosed("the node is gone")
+        match message:
+            case Step():
+                self._step(message)
+            case StepDone():
+                self._close(message)
+            case Ping(echo=echo):
+                self._channel.send(Pong(echo, self._progress()))
+            case Row():
+                self._book.add(message)
+            case HopKey():
+                self._sealed.take(message)
+            case Bootstrap():
+                self._bootstrap(message)
+            case _:
+                raise ChannelClosed(f"a node does not send {type(message).__name__}")
+
+    # -------------------------------------------------------------------- steps
+
+    def _step(self, step: Step) -> None:
+        self._received += 1
+        if self._executor is not None and self._of_this_epoch(step):
+            self._push(self._executor.launch(step))
+
+    def _close(self, done: StepDone) -> None:
+        if self._executor is not None and self._of_this_epoch(done):
+            self._push(self._executor.close(done))
+
+    def _of_this_epoch(self, message: Step | StepDone) -> bool:
+        """Steps of an epoch that has gone are nobody's any more."""
+        return self._place is not None and message.epoch == self._place.epoch
+
+    def _push(self, launched: Launched) -> None:
+        self._launched.append(launched)
+        while len(self._launched) >= _ON_DEVICE:
+            self._answer()
+
+    def _answer(self) -> None:
+        if self._executor is None:
+            return
+        before = self._executor.compute_us
+        message = self._executor.finish(self._launched.popleft())
+        self._pace = (self._executor.compute_us - before) / 1e6
+        self._answered += 1
+        self._channel.send(message)
+
+    def _progress(self) -> Progress:
+        executor = self._executor
+        return Progress(
+            steps_received=self._received,
+            steps_answered=self._answered,
+            compute_us=self._compute_us + (executor.compute_us if executor else 0),
+            seal_us=self._sealed.seal_us,
+            rows=executor.live_rows if executor else 0,
+            memory=mx.get_active_memory(),
+            cache=executor.cache_bytes if executor else 0,
+        )
+
+    # ---------------------------------------------------------------- bootstrap
+
+    def _bootstrap(self, place: Bootstrap) -> None:
+        while self._launched:
+            self._answer()
+        if self._executor is not None:
+            self._compute_us += self._executor.compute_us
+        self._executor = None
+        self._place = place
+        self._book.turn()
+        try:
+            self._check(place)
+            first, last = place.bounds[place.rank], place.bounds[place.rank + 1]
+            loaded, cost = self._load(first, last)
+        except (LoadError, OSError, *FORWARD_ERRORS) as error:
+            failure = Failure(place.rank, FailureKind.LOAD, _told(error))
+            self._channel.send(StepDone(place.epoch, 0, failed=failure))
+            return
+        hops = self._sealed if place.inner_seal else PlainHops()
+        self._executor = Executor(loaded, place, self._book, hops, self._room)
+        self._channel.send(cost)
+        self._channel.send(self._ready(place, loaded))
+
+    def _check(self, place: Bootstrap) -> None:
+        if place.backend is not Backend.PIPELINE:
+            raise LoadError(f"this engine does not do {place.backend.name}")
+        if place.model != self._info.digest:
+            raise LoadError("the ring's model is not this one: their digests differ")
+        if place.bounds[-1] != len(self._info.layers):
+            raise LoadError(
+                f"the ring splits {place.bounds[-1]} layers; the model has {len(self._info.layers)}"
+            )
+
+    def _load(self, first: int, last: int) -> tuple[LoadedStage, Loaded]:
+        """The stage of these layers, kept if it is there already, and what it cost."""
+        if self._loaded is not None and (self._loaded.first, self._loaded.last) == (first, last):
+            return self._loaded, Loaded(0, self._loaded.held, 0)
+        self._loaded = None
+        gc.collect()
+        mx.clear_cache()
+        loaded = load_stage(self._info, first, last)
+        self._loaded = loaded
+        return loaded, Loaded(loaded.read, loaded.held, loaded.load_us)
+
+    def _ready(self, place: Bootstrap, loaded: LoadedStage) -> Ready:
+        return Ready(
+            epoch=place.epoch,
+            model=self._info.digest,
+            first=loaded.first,
+            last=loaded.last,
+            layers=len(self._info.layers),
+            dtype=loaded.dtype,
+            hidden=loaded.hidden,
+            trimmable=loaded.trimmable,
+            room=max(0, self._room - mx.get_active_memory()),
+            cost=loaded.cost,
+        )
+
+
+def _told(error: Exception) -> str:
+    text = str(error) if isinstance(error, LoadError) else f"{type(error).__name__}: {error}"
+    return clip(text, MAX_REASON)
+
+
+def serve(sock: socket.socket, model: str, memory_limit: int) -> int:
+    """Be the engine of *model* at the other end of *sock* until it closes; an exit status."""
+    channel = Channel(sock)
+    channel.open()
+    try:
+        info = describe(find(model))
+        room = memory_room(memory_limit)
+        if memory_limit:
+            mx.set_memory_limit(memory_limit)
+        Engine(channel, info, room).run()
+    except LoadError as error:
+        failure = Failure(0, FailureKind.LOAD, _told(error))
+        channel.send(StepDone(NO_EPOCH, 0, failed=failure))
+        print(f"sealring engine: {error}", file=sys.stderr)
+        return 2
+    except ChannelClosed:
+        return 0
+    finally:
+        channel.finish()
+        mx.clear_streams()
+    return 0
+
+
+def main() -> int:
+    """The command of the child process."""
+    parser = argparse.ArgumentParser(prog="sealring_model.engine")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--memory-limit", type=int, default=0)
+    options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return serve(socket.socket(fileno=options.fd), options.model, options.memory_limit)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

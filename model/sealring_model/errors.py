@@ -1,0 +1,42 @@
+"""What can go wrong on the side that computes, each with the failure kind it is told as.
+
+These are the errors that a user can cause or mend: a model that is not there, a tensor that is
+not what the manifest says, a step that does not fit the ledger, memory that does not suffice.
+The engine turns them into a `Failure` of their kind; anything else is an ENGINE_ERROR.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from sealring_protocol.codec.messages import FailureKind
+
+
+class ModelError(Exception):
+    """Base of the errors of this package."""
+
+    KIND: ClassVar[FailureKind] = FailureKind.ENGINE_ERROR
+
+
+class LoadError(ModelError):
+    """The model is missing, incomplete, not what its manifest says, or cannot be split so."""
+
+    KIND = FailureKind.LOAD
+
+
+class LedgerError(ModelError):
+    """A step does not fit what this rank holds."""
+
+    KIND = FailureKind.LEDGER
+
+
+class IntegrityError(ModelError):
+    """An activation did not open, or came in another form than the epoch's policy asks for."""
+
+    KIND = FailureKind.INTEGRITY
+
+
+class RoomError(ModelError):
+    """A step needs more memory than this rank may use."""
+
+    KIND = FailureKind.MEMORY

@@ -1,0 +1,94 @@
+"""The inner seal as the process that computes applies it: tensors in and out of one rank.
+
+With the policy on, every hidden state leaves sealed under the outgoing hop's key and is opened
+under the incoming one's; the daemon between hands the keys down and sees ciphertext. A new key
+for a hop replaces the old one, counters and all. With the policy off tensors are plain, and a
+sealed one is as wrong as a plain one is with it on.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from sealring_protocol.codec.messages import HopKey
+from sealring_protocol.codec.tensor import DType, Tensor
+from sealring_protocol.codec.wire import Buffer
+from sealring_protocol.errors import RemoteProtocolError
+from sealring_protocol.security.keys import Suite
+from sealring_protocol.security.seal import InnerContext, InnerOpener, InnerSealer
+
+from sealring_model.errors import IntegrityError
+
+
+class Hops(Protocol):
+    """How tensors go out to the next rank and come in from the one before."""
+
+    def seal(
+        self, context: InnerContext, dtype: DType, shape: tuple[int, ...], data: Buffer
+    ) -> Tensor:
+        """The tensor to send."""
+
+    def open(self, context: InnerContext, tensor: Tensor) -> Buffer:
+        """The elements of a tensor that came. Raises `IntegrityError`."""
+
+
+class PlainHops:
+    """Tensors as they are."""
+
+    def seal(
+        self, context: InnerContext, dtype: DType, shape: tuple[int, ...], data: Buffer
+    ) -> Tensor:
+        """*data* as a plain tensor."""
+        return Tensor(dtype, shape, data)
+
+    def open(self, context: InnerContext, tensor: Tensor) -> Buffer:
+        """*tensor*'s data. Raises `IntegrityError` when it is sealed."""
+        if tensor.sealed:
+            raise IntegrityError("a tensor came sealed, and this ring has no inner seal")
+        return tensor.data
+
+
+class SealedHops:
+    """Tensors under the keys of the two hops. *seal_us* counts the time spent on it."""
+
+    def __init__(self) -> None:
+        self._sealer: InnerSealer | None = None
+        self._opener: InnerOpener | None = None
+        self._spent_ns = 0
+
+    @property
+    def seal_us(self) -> int:
+        """Microseconds spent on sealing and opening so far."""
+        return self._spent_ns // 1000
+
+    def take(self, key: HopKey) -> None:
+        """Use *key* for its direction from now on."""
+        suite = Suite(key.suite)
+        if key.outgoing:
+            self._sealer = InnerSealer(suite, key.secret, key.cluster)
+        else:
+            self._opener = InnerOpener(suite, key.secret, key.cluster)
+
+    def seal(
+        self, context: InnerContext, dtype: DType, shape: tuple[int, ...], data: Buffer
+    ) -> Tensor:
+        """*data* sealed. Raises `IntegrityError` when there is no key for it."""
+        if self._sealer is None:
+            raise IntegrityError("there is no key to seal hidden states with")
+        start = time.perf_counter_ns()
+        tensor = self._sealer.seal(context, dtype, shape, data)
+        self._spent_ns += time.perf_counter_ns() - start
+        return tensor
+
+    def open(self, context: InnerContext, tensor: Tensor) -> Buffer:
+        """*tensor*'s elements. Raises `IntegrityError` when it is not what was sent here."""
+        if self._opener is None:
+            raise IntegrityError("there is no key to open hidden states with")
+        start = time.perf_counter_ns()
+        try:
+            data = self._opener.open(context, tensor)
+        except RemoteProtocolError as error:
+            raise IntegrityError(f"hidden states did not open: {error}") from None
+        self._spent_ns += time.perf_counter_ns() - start
+        return data

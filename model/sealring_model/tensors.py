@@ -1,0 +1,64 @@
+"""Between MLX arrays and tensors on the wire.
+
+Out: the memory of an evaluated, contiguous array is the tensor's data, uncopied. In: one copy,
+into memory that MLX has allocated, seen through an unsigned view since neither numpy nor the
+buffer protocol knows bfloat16. Nothing is ever cast: a ring fixes the dtype of its hidden states
+when its ranks say READY, and another dtype is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import mlx.core as mx
+from sealring_protocol.codec.tensor import DType
+from sealring_protocol.codec.wire import Buffer
+
+from sealring_model.errors import IntegrityError
+
+MLX_DTYPES: Final = {
+    DType.F32: mx.float32,
+    DType.F16: mx.float16,
+    DType.BF16: mx.bfloat16,
+    DType.U32: mx.uint32,
+}
+_UNSIGNED: Final = {2: mx.uint16, 4: mx.uint32}
+
+
+def outgoing(array: mx.array) -> mx.array:
+    """*array* laid out for `data_of`: part of the graph, so that it is evaluated with the rest."""
+    return mx.contiguous(array)
+
+
+def memory_of(array: mx.array) -> memoryview:
+    """The memory of *array*, evaluated and contiguous, to be read, or filled before its use."""
+    return memoryview(array)  # type: ignore[arg-type]
+
+
+def data_of(array: mx.array) -> memoryview:
+    """The bytes of *array*, row-major, uncopied. It must come from `outgoing`, evaluated."""
+    return memory_of(array).cast("B")
+
+
+def from_data(dtype: DType, shape: tuple[int, ...], data: Buffer) -> mx.array:
+    """An array of *shape* with a copy of *data*.
+
+    Raises `IntegrityError` when *data* is not of the size that dtype and shape give.
+    """
+    words = mx.zeros(shape, _UNSIGNED[dtype.width])
+    if len(data) != words.nbytes:
+        raise IntegrityError(f"{len(data)} bytes of hidden state where {words.nbytes} belong")
+    mx.eval(words)
+    memory_of(words).cast("B")[:] = data
+    return words.view(MLX_DTYPES[dtype])
+
+
+def ids_of(tokens: mx.array) -> tuple[int, ...]:
+    """*tokens*, a vector, as integers; waits for them."""
+    values: Any = tokens.tolist()
+    return tuple(values)
+
+
+def start(*values: mx.array) -> None:
+    """Set the device to work on *values*, and do not wait."""
+    mx.async_eval(*values)  # type: ignore[no-untyped-call]

@@ -1,0 +1,19 @@
+"""Models for the tests of the compute side, made once per session."""
+
+from pathlib import Path
+
+import pytest
+from model_families import FAMILIES, make_model, reference_model
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory) -> dict[str, Path]:
+    """A folder for each family."""
+    root = tmp_path_factory.mktemp("models")
+    return {family: make_model(root / family, family) for family in FAMILIES}
+
+
+@pytest.fixture(scope="session")
+def references(models):
+    """mlx-lm's own model of each family, whole."""
+    return {family: reference_model(folder) for family, folder in models.items()}

@@ -1,0 +1,178 @@
+"""A ring of executors in one process, and a head that writes its steps.
+
+Messages between them go through their encodings, as they would on a link.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+from sealring_model.assemble import LoadedStage, load_stage
+from sealring_model.executor import Executor
+from sealring_model.hops import PlainHops, SealedHops
+from sealring_model.loading import ModelInfo, describe
+from sealring_model.rows import RowBook
+from sealring_protocol.codec.encoding import decode_local, encode
+from sealring_protocol.codec.messages import (
+    NO_WORK,
+    Backend,
+    Bootstrap,
+    Decode,
+    Epoch,
+    HopKey,
+    Join,
+    Open,
+    Prefill,
+    Row,
+    Save,
+    Step,
+    StepDone,
+)
+from sealring_protocol.control.ledger import Ledger
+
+EPOCH = Epoch(77, 1)
+CLUSTER = b"c" * 32
+_STAGES: dict[tuple, LoadedStage] = {}
+
+
+def stage_of(folder: Path, first: int, last: int) -> LoadedStage:
+    """A loaded stage, kept for later tests: stages have no state of their own."""
+    key = (folder, first, last)
+    if key not in _STAGES:
+        _STAGES[key] = load_stage(describe(folder), first, last)
+    return _STAGES[key]
+
+
+def bounds_for(layers: int, world: int) -> tuple[int, ...]:
+    return tuple(layers * rank // world for rank in range(world + 1))
+
+
+def place_of(info: ModelInfo, bounds: tuple[int, ...], rank: int, seal: bool = False) -> Bootstrap:
+    return Bootstrap(EPOCH, Backend.PIPELINE, rank, seal, 1000, info.digest, bounds)
+
+
+def travelled(message):
+    return decode_local(b"".join(encode(message)))
+
+
+def hop_keys(rank: int, world: int) -> list[HopKey]:
+    """The keys of the two hops of *rank*: hop r leaves rank r."""
+    return [
+        HopKey(True, 1, CLUSTER, bytes([rank]) * 32),
+        HopKey(False, 1, CLUSTER, bytes([(rank - 1) % world]) * 32),
+    ]
+
+
+class StepFailed(Exception):
+    pass
+
+
+class Author:
+    """Writes gap-free steps with the right digests."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.n = 0
+
+    def write(self, **fields) -> Step:
+        self.n += 1
+        step = Step(EPOCH, self.n, bytes(16), **fields)
+        self.ledger.apply(step)
+        return attrs.evolve(step, digest=self.ledger.digest(self.n))
+
+
+class Ring:
+    """Executors for consecutive stages of one model, and the head's side of serving rows."""
+
+    def __init__(
+        self,
+        folder: Path,
+        bounds: Sequence[int] | None = None,
+        *,
+        seal: bool = False,
+        limit: int = 1 << 40,
+    ) -> None:
+        info = describe(folder)
+        self.bounds = tuple(bounds or (0, len(info.layers)))
+        world = len(self.bounds) - 1
+        self.author = Author()
+        self.book = RowBook()
+        self.executors = []
+        for rank in range(world):
+            hops = SealedHops() if seal else PlainHops()
+            if seal:
+                for key in hop_keys(rank, world):
+                    hops.take(key)
+            loaded = stage_of(folder, self.bounds[rank], self.bounds[rank + 1])
+            place = place_of(info, self.bounds, rank, seal)
+            book = self.book if rank == 0 else RowBook()
+            self.executors.append(Executor(loaded, place, book, hops, limit))
+        self.uids = iter(range(1, 1 << 30))
+        self.last: dict[int, int] = {}
+        self.text: dict[int, list[int]] = {}
+
+    # ------------------------------------------------------------- one step
+
+    def step(self, **fields) -> StepDone:
+        """Send one step round the ring; its answer. Raises `StepFailed`."""
+        return self.send(self.author.write(**fields))
+
+    def send(self, step: Step) -> StepDone:
+        message = step
+        for executor in self.executors:
+            message = travelled(executor.finish(executor.launch(travelled(message))))
+            if message.failed:
+                raise StepFailed(message.failed)
+        if len(self.executors) > 1 and message.tensors:
+            head = self.executors[0]
+            message = travelled(head.finish(head.close(message)))
+            if message.failed:
+                raise StepFailed(message.failed)
+        return message
+
+    # -------------------------------------------------------------- rows
+
+    def admit(self, prompt: list[int], *, chunk: int = 1 << 20, group: int = 0, **sampling) -> int:
+        """Read a prompt and leave the row ready to join; its uid."""
+        uid = next(self.uids)
+        self.book.add(Row(uid, **sampling))
+        self.step(open=(Open(uid),))
+        self.read(uid, prompt[:-1], 0, chunk)
+        self.last[uid] = prompt[-1]
+        self.text[uid] = []
+        return uid
+
+    def read(self, uid: int, tokens: list[int], position: int, chunk: int = 1 << 20) -> None:
+        for at in range(0, len(tokens), chunk):
+            part = tokens[at : at + chunk]
+            self.step(work=Prefill(uid, position + at, len(part)), ids=tuple(part))
+
+    def decode(self, group: int = 0, *, join: Sequence[int] = (), evict: Sequence[int] = ()):
+        """One token for every row of *group*, after evictions and joins."""
+        done = self.step(
+            evict=tuple(evict),
+            join=tuple(Join(uid, group) for uid in join),
+            ids=tuple(self.last[uid] for uid in join),
+            work=Decode(group),
+        )
+        for uid, token in zip(self.author.ledger.rows(group), done.ids, strict=True):
+            self.text[uid].append(token)
+            self.last[uid] = token
+        return done.ids
+
+    def evict(self, *uids: int) -> None:
+        self.step(evict=uids, work=NO_WORK)
+
+    def save(self, uid: int) -> int:
+        handle = next(self.uids)
+        self.step(save=(Save(uid, handle),))
+        return handle
+
+    def generate(self, prompt: list[int], count: int, *, chunk: int = 1 << 20, **sampling):
+        """The text of one row alone."""
+        uid = self.admit(prompt, chunk=chunk, **sampling)
+        self.decode(join=[uid])
+        for _ in range(count - 1):
+            self.decode()
+        self.evict(uid)
+        return self.text[uid]
