@@ -1,0 +1,134 @@
+"""What both roles of the handshake share: the queue of events, the bytes to send, and dying.
+
+A role is a `Machine` over its table, and one stage object, which is of the class that belongs to
+the machine's state and holds only what is valid then. `_advance` is the only way on: it fires the
+event and puts the next stage in the place of the one before, whose secrets nothing refers to from
+then on.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, cast
+
+import attrs
+
+from sealring_protocol.errors import SealringError
+from sealring_protocol.security.handshake_values import HandshakeEvent
+from sealring_protocol.table import IllegalEvent, Machine, Table
+
+S = TypeVar("S", bound=enum.Enum)
+E = TypeVar("E", bound=enum.Enum)
+T = TypeVar("T")
+R = TypeVar("R")
+P = ParamSpec("P")
+H = TypeVar("H", bound="Handshake[Any, Any]")
+
+
+@attrs.frozen
+class Closed:
+    """The link has ended as it should."""
+
+
+@attrs.frozen(eq=False)
+class Dead:
+    """The link has failed with *error*, which every later call raises again."""
+
+    error: SealringError
+
+
+def fatal(method: Callable[Concatenate[H, P], R]) -> Callable[Concatenate[H, P], R]:
+    """An error that leaves *method* kills the handshake; a dead one raises its error again."""
+
+    @functools.wraps(method)
+    def guarded(self: H, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        self._check_alive()
+        try:
+            return method(self, *args, **kwargs)
+        except SealringError as error:
+            self._die(error)
+            raise
+
+    return guarded
+
+
+class Handshake(Generic[S, E]):
+    """One end of one handshake. See `security.handshake` for how to drive it."""
+
+    LIMITS: ClassVar[Mapping[Any, Mapping[int, int]]]
+    FAIL: ClassVar[Any]
+    CLOSE: ClassVar[Any]
+
+    __slots__ = ("_events", "_machine", "_out", "_stage")
+
+    def __init__(self, table: Table[S, E], initial: S, stage: object) -> None:
+        self._machine = Machine(table, initial)
+        self._stage = stage
+        self._events: deque[HandshakeEvent] = deque()
+        self._out: list[bytes] = []
+
+    @property
+    def state(self) -> S:
+        """Where the handshake is."""
+        return self._machine.state
+
+    @property
+    def frame_limits(self) -> Mapping[int, int]:
+        """What the frame decoder may take in this state: the longest body for each kind."""
+        return self.LIMITS[self._machine.state]
+
+    def next_event(self) -> HandshakeEvent | None:
+        """The next event, or None. A dead handshake raises its error."""
+        self._check_alive()
+        return self._events.popleft() if self._events else None
+
+    def data_to_send(self) -> bytes:
+        """The bytes to send now, perhaps none. A dead handshake raises its error."""
+        self._check_alive()
+        data = b"".join(self._out)
+        self._out.clear()
+        return data
+
+    @fatal
+    def close(self) -> None:
+        """CLOSE was sent or has come, on a link whose peer is verified."""
+        self._advance(self.CLOSE, Closed())
+
+    def fail(self, error: SealringError) -> None:
+        """The link has failed with *error*: the stream ended early, say, or a deadline passed.
+
+        Raises the earlier error of a handshake that is dead, and `IllegalEvent` on a closed one.
+        """
+        self._check_alive()
+        self._machine.fire(self.FAIL)
+        self._bury(error)
+
+    def _check_alive(self) -> None:
+        stage = self._stage
+        if isinstance(stage, Dead):
+            raise stage.error
+
+    def _current(self, kind: type[T], event: E) -> T:
+        """The stage, of the class *kind* that belongs to the states in which *event* is legal."""
+        self._machine.after(event)
+        return cast(T, self._stage)
+
+    def _advance(self, event: E, stage: object) -> None:
+        self._machine.fire(event)
+        self._stage = stage
+
+    def _die(self, error: SealringError) -> None:
+        try:
+            self._machine.fire(self.FAIL)
+        except IllegalEvent:
+            return  # closed already: what comes after CLOSE changes nothing
+        self._bury(error)
+
+    def _bury(self, error: SealringError) -> None:
+        # What was not drained is never sent: a stranger gets not one byte.
+        self._stage = Dead(error)
+        self._events.clear()
+        self._out.clear()

@@ -1,0 +1,178 @@
+"""What goes into a handshake and what comes out of it, as values. See `security.handshake`."""
+
+from __future__ import annotations
+
+import functools
+from hmac import compare_digest
+
+import attrs
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
+
+from sealring_protocol.errors import (
+    AuthenticationFailed,
+    LocalProtocolError,
+    RemoteProtocolError,
+)
+from sealring_protocol.security.handshake_messages import Claims, Proven
+from sealring_protocol.security.identity import node_id, verify
+from sealring_protocol.security.keys import SignContext, Suite, mac
+from sealring_protocol.security.roles import Purpose
+from sealring_protocol.security.roster import SignedRoster
+from sealring_protocol.security.schedule import (
+    admission_key,
+    maced_payload,
+    signed_payload,
+)
+
+_U64: int = 1 << 64
+
+
+@attrs.frozen
+class HandshakeConfig:
+    """What a node brings to each of its handshakes; make it anew when the roster changes.
+
+    *instance* is a random u64 of this process, *suites* are in order of preference, *coordinator*
+    is the pinned public key. Raises `AuthenticationFailed` when the roster is not signed by it,
+    `LocalProtocolError` when this node is no member or a field is out of range.
+    """
+
+    signer_public_key: bytes
+    roster: SignedRoster
+    coordinator: bytes
+    instance: int
+    suites: tuple[Suite, ...] = tuple(Suite)
+
+    def __attrs_post_init__(self) -> None:
+        self.roster.verify(self.coordinator)
+        if self.node_id not in self.roster.roster:
+            raise LocalProtocolError("the roster does not hold this node")
+        if not 0 <= self.instance < _U64:
+            raise LocalProtocolError("an instance is a u64")
+        if not self.suites or len(set(self.suites)) < len(self.suites):
+            raise LocalProtocolError("suites are one or more, each once")
+
+    @functools.cached_property
+    def node_id(self) -> bytes:
+        """This node's id."""
+        return node_id(self.signer_public_key)
+
+    @functools.cached_property
+    def admission(self) -> bytes:
+        """The key of the tags of INITs to this node."""
+        return admission_key(self.roster.roster.cluster, self.signer_public_key)
+
+
+class VerifiedPeer:
+    """The proof that a peer holds its key and the keys of this exchange: it cannot be made
+    otherwise, for making it checks the signature and then the MAC.
+
+    Raises `AuthenticationFailed`.
+    """
+
+    __slots__ = ("digest", "id", "instance", "serial")
+
+    def __init__(
+        self,
+        public_key: bytes,
+        claims: Claims,
+        proven: Proven,
+        *,
+        suite: Suite,
+        context: SignContext,
+        transcript: bytes,
+        mac_key: bytes,
+    ) -> None:
+        verify(
+            public_key,
+            proven.signature,
+            signed_payload(suite, context, transcript, claims.encoded),
+        )
+        expected = mac(mac_key, maced_payload(transcript, claims.encoded, proven.signature))
+        if not compare_digest(expected, proven.mac):
+            raise AuthenticationFailed(f"the MAC in {context.name} does not verify")
+        if node_id(public_key) != claims.node_id:
+            raise AuthenticationFailed(f"{context.name} comes from another node")
+        self.id = claims.node_id
+        self.instance = claims.instance
+        self.serial = claims.serial
+        self.digest = claims.digest
+
+
+@attrs.frozen(eq=False)
+class Secrets:
+    """What a link is made of, once the peer is verified. Take the secrets, then drop this.
+
+    *transcript* is t4. Send and receive are as this end sees them.
+    """
+
+    suite: Suite
+    peer: VerifiedPeer
+    purpose: Purpose
+    transcript: bytes
+    send_traffic: bytes = attrs.field(repr=False)
+    send_activation: bytes = attrs.field(repr=False)
+    receive_traffic: bytes = attrs.field(repr=False)
+    receive_activation: bytes = attrs.field(repr=False)
+
+
+# ---------------------------------------------------------------------- events
+
+
+@attrs.frozen(eq=False)
+class EncapsulationRequested:
+    """Encapsulate to *key* (``shared_secret, ciphertext = key.encapsulate()``) and answer with
+    `Responder.provide_encapsulation`. *encapsulation_key* is the same as bytes, for records."""
+
+    encapsulation_key: bytes
+    key: MLKEM768PublicKey = attrs.field(repr=False)
+
+
+@attrs.frozen
+class SignatureRequested:
+    """Sign *payload* with the node's `Signer` and answer with `provide_signature`."""
+
+    payload: bytes
+
+
+@attrs.frozen(eq=False)
+class PeerVerified:
+    """The peer is who it says; the channels can be made."""
+
+    secrets: Secrets
+
+
+@attrs.frozen(eq=False)
+class PeerRefused:
+    """A verified peer cannot be taken, for the reason in *error*: send CLOSE with its code.
+
+    The machine is CLOSED.
+    """
+
+    error: RemoteProtocolError
+
+
+@attrs.frozen
+class RosterReceived:
+    """The peer brought a newer roster, which is good: store it, then call `stored`."""
+
+    roster: SignedRoster
+
+
+@attrs.frozen(eq=False)
+class Established:
+    """The link is up. *roster* is the one that both ends hold now."""
+
+    peer: VerifiedPeer
+    purpose: Purpose
+    transcript: bytes
+    roster: SignedRoster
+
+
+HandshakeEvent = (
+    EncapsulationRequested
+    | SignatureRequested
+    | PeerVerified
+    | PeerRefused
+    | RosterReceived
+    | Established
+)

@@ -1,0 +1,102 @@
+"""Who may send what: a valid key is no licence.
+
+A link has a purpose, and between two ranks each direction of it has a role. What may travel is
+one table, `ALLOWED`; a message that is not in it kills the link. The rule is about the sender's
+place in the ring and nothing else: whether a message fits the moment is for the machine that gets
+it to say.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, Final
+
+from sealring_protocol.codec.messages import (
+    Bootstrap,
+    Close,
+    Message,
+    Ping,
+    Pong,
+    Ready,
+    Step,
+    StepDone,
+)
+from sealring_protocol.errors import RoleViolation
+
+
+class Purpose(enum.IntEnum):
+    """What a link is for, as FIN carries it (u8)."""
+
+    CONTROL = 1
+    """The star: every rank above 0 with the head."""
+    STEP = 2
+    """The chain: each rank with the next, and the last with the head."""
+    TUNNEL = 3
+    """One connection of a collective's back end."""
+    WEIGHTS = 4
+    """Hand-over of weights."""
+
+
+class Role(enum.Enum):
+    """What the sender is to the receiver."""
+
+    HEAD_TO_RANK = "the head, to a rank"
+    RANK_TO_HEAD = "a rank, to the head"
+    TO_NEXT = "a rank, to the next"
+    LAST_TO_HEAD = "the last rank, to the head"
+    PEER = "any other member"
+
+
+_ALIVE: Final[frozenset[type[Any]]] = frozenset({Ping, Pong, Close})
+
+ALLOWED: Final[dict[tuple[Purpose, Role], frozenset[type[Any]]]] = {
+    (Purpose.CONTROL, Role.HEAD_TO_RANK): _ALIVE | {Bootstrap, Step},
+    (Purpose.CONTROL, Role.RANK_TO_HEAD): _ALIVE | {Ready, StepDone},
+    (Purpose.CONTROL, Role.PEER): _ALIVE,
+    (Purpose.STEP, Role.TO_NEXT): _ALIVE | {Step},
+    (Purpose.STEP, Role.LAST_TO_HEAD): _ALIVE | {StepDone},
+    (Purpose.STEP, Role.PEER): _ALIVE,
+    (Purpose.TUNNEL, Role.PEER): _ALIVE,
+    (Purpose.WEIGHTS, Role.PEER): _ALIVE,
+}
+"""The messages that each role may send on a link of each purpose. ACCEPT stands nowhere: it is
+the first frame of a link, and only that."""
+
+
+def role(purpose: Purpose, sender: int, receiver: int, world: int) -> Role:
+    """What rank *sender* is to rank *receiver* on a link of *purpose*, in a ring of *world*."""
+    if purpose is Purpose.CONTROL:
+        return _control_role(sender, receiver, world)
+    if purpose is Purpose.STEP:
+        return _step_role(sender, receiver, world)
+    return Role.PEER
+
+
+def _control_role(sender: int, receiver: int, world: int) -> Role:
+    if sender == 0 and 0 < receiver < world:
+        return Role.HEAD_TO_RANK
+    if receiver == 0 and 0 < sender < world:
+        return Role.RANK_TO_HEAD
+    return Role.PEER
+
+
+def _step_role(sender: int, receiver: int, world: int) -> Role:
+    if sender >= 0 and sender + 1 == receiver < world:
+        return Role.TO_NEXT
+    if receiver == 0 and 0 < sender == world - 1:
+        return Role.LAST_TO_HEAD
+    return Role.PEER
+
+
+def allowed(purpose: Purpose, sender: int, receiver: int, world: int) -> frozenset[type[Any]]:
+    """The classes of message that rank *sender* may send to rank *receiver*."""
+    return ALLOWED[purpose, role(purpose, sender, receiver, world)]
+
+
+def check_role(purpose: Purpose, sender: int, receiver: int, world: int, message: Message) -> None:
+    """Raise `RoleViolation` if rank *sender* may not send *message* to rank *receiver*."""
+    if type(message) not in allowed(purpose, sender, receiver, world):
+        raise RoleViolation(
+            f"{message.CODE.name} from rank {sender} to rank {receiver} of {world} "
+            f"on a {purpose.name} link"
+        )

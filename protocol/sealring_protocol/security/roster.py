@@ -1,0 +1,330 @@
+"""The roster: who belongs to the cluster, signed by its coordinator.
+
+A roster names every member with its key, in rank order, and holds the policies that all must
+share. It is the only source of authority: a node talks to whoever the roster names and to nobody
+else. Rosters are replaced by ones with a greater serial, never by older ones; two rosters with
+the same serial mean that the coordinator's key was used twice, which no node may settle by
+itself. The coordinator's key is pinned by each node's owner, and is no member's key.
+
+A roster: ``version u8 · cluster 32 · name · serial u64 · issued_ms u64 · expires_ms u64 ·
+policy u8 · count u16`` and for each member ``public key 65 · trust u8 · attestation 32 · name ·
+count u16 · addresses``, with texts as u16 and UTF-8. After it, 64 bytes of signature. The digest
+excludes the signature, so that signing again makes no other roster.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from typing import Final
+
+import attrs
+
+from sealring_protocol.codec.wire import U16, Reader, pack, text
+from sealring_protocol.errors import (
+    AuthenticationFailed,
+    LimitExceeded,
+    LocalProtocolError,
+    RemoteProtocolError,
+    RosterConflict,
+    RosterExpired,
+)
+from sealring_protocol.limits import (
+    MAX_ADDRESS,
+    MAX_ADDRESSES,
+    MAX_MEMBERS,
+    MAX_NAME,
+    MAX_ROSTER,
+)
+from sealring_protocol.security.attestation import NO_EVIDENCE, TrustLevel, cluster_trust
+from sealring_protocol.security.identity import (
+    PUBLIC_KEY,
+    SIGNATURE,
+    Signer,
+    check_own_signature,
+    node_id,
+    parse_key,
+    verify,
+)
+from sealring_protocol.security.keys import PROTOCOL, SignContext, sha256
+
+_VERSION: Final = 1
+_CLUSTER: Final = 32
+_TERMS: Final = struct.Struct(">QQQBH")
+_MEMBER: Final = struct.Struct(f">{PUBLIC_KEY}sB32s")
+_TRUST: Final = {int(level): level for level in TrustLevel}
+
+
+def _check_name(name: str) -> None:
+    if not name.strip() or not name.isprintable():
+        raise LocalProtocolError("a name is printable and not blank")
+
+
+@attrs.frozen
+class Member:
+    """One node: its 65-byte *public_key*, its *name*, where it can be reached (``host:port``),
+    how far the coordinator trusts it, and the digest of the evidence for that (32 bytes).
+
+    Raises `LocalProtocolError` for a member that cannot be.
+    """
+
+    public_key: bytes
+    name: str
+    addresses: tuple[str, ...] = ()
+    trust: TrustLevel = TrustLevel.NONE
+    attestation: bytes = NO_EVIDENCE
+
+    def __attrs_post_init__(self) -> None:
+        try:
+            parse_key(self.public_key)
+        except AuthenticationFailed as error:
+            raise LocalProtocolError(f"in a roster: {error}") from None
+        _check_name(self.name)
+        if len(self.addresses) > MAX_ADDRESSES or len(set(self.addresses)) < len(self.addresses):
+            raise LocalProtocolError(f"a member has up to {MAX_ADDRESSES} distinct addresses")
+        if not all(address and address.isprintable() for address in self.addresses):
+            raise LocalProtocolError("an address is printable and not empty")
+        if len(self.attestation) != len(NO_EVIDENCE):
+            raise LocalProtocolError("an attestation digest has 32 bytes")
+        if self.trust > TrustLevel.SOFTWARE and self.attestation == NO_EVIDENCE:
+            raise LocalProtocolError(f"trust level {self.trust.name} needs evidence")
+
+    @functools.cached_property
+    def id(self) -> bytes:
+        """The node id, 32 bytes."""
+        return node_id(self.public_key)
+
+    def encode(self) -> bytes:
+        """The one encoding. Raises `LocalProtocolError` when a field is beyond its limit."""
+        return (
+            pack(_MEMBER, self.public_key, self.trust, self.attestation)
+            + text(self.name, MAX_NAME)
+            + pack(U16, len(self.addresses))
+            + b"".join(text(address, MAX_ADDRESS) for address in self.addresses)
+        )
+
+    @classmethod
+    def read(cls, reader: Reader) -> Member:
+        """The next member. Raises `RemoteProtocolError` or `LocalProtocolError`."""
+        public_key, code, attestation = reader.unpack(_MEMBER)
+        trust = _TRUST.get(code)
+        if trust is None:
+            raise RemoteProtocolError(f"unknown trust level {code}")
+        name = reader.text(MAX_NAME)
+        count = reader.count(MAX_ADDRESSES)
+        addresses = tuple(reader.text(MAX_ADDRESS) for _ in range(count))
+        return cls(public_key, name, addresses, trust, attestation)
+
+
+@attrs.frozen
+class Roster:
+    """The members of *cluster* (32 bytes), in rank order, from *issued_ms* up to *expires_ms*.
+
+    With *inner_seal*, activations are sealed again between the processes that compute.
+    Raises `LocalProtocolError` for a roster that cannot be.
+    """
+
+    cluster: bytes
+    name: str
+    serial: int
+    issued_ms: int
+    expires_ms: int
+    inner_seal: bool
+    members: tuple[Member, ...]
+
+    def __attrs_post_init__(self) -> None:
+        if len(self.cluster) != _CLUSTER:
+            raise LocalProtocolError(f"a cluster id has {_CLUSTER} bytes")
+        _check_name(self.name)
+        if self.serial < 1:
+            raise LocalProtocolError("serials begin at 1")
+        if not self.issued_ms < self.expires_ms:
+            raise LocalProtocolError("a roster expires after it was issued")
+        if not 1 <= len(self.members) <= MAX_MEMBERS:
+            raise LocalProtocolError(f"a roster has 1 to {MAX_MEMBERS} members")
+        if len(self._by_id) < len(self.members):
+            raise LocalProtocolError("two members have the same key")
+        if len({member.name for member in self.members}) < len(self.members):
+            raise LocalProtocolError("two members have the same name")
+        if len(self.encoded) + SIGNATURE > MAX_ROSTER:
+            raise LocalProtocolError(f"a signed roster has at most {MAX_ROSTER} bytes")
+
+    @functools.cached_property
+    def _by_id(self) -> dict[bytes, int]:
+        return {member.id: rank for rank, member in enumerate(self.members)}
+
+    @functools.cached_property
+    def encoded(self) -> bytes:
+        """The one encoding, without a signature."""
+        return (
+            bytes([_VERSION])
+            + self.cluster
+            + text(self.name, MAX_NAME)
+            + pack(
+                _TERMS,
+                self.serial,
+                self.issued_ms,
+                self.expires_ms,
+                self.inner_seal,
+                len(self.members),
+            )
+            + b"".join(member.encode() for member in self.members)
+        )
+
+    def encode(self) -> bytes:
+        """The one encoding, without a signature."""
+        return self.encoded
+
+    @functools.cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of the encoding, 32 bytes."""
+        return sha256(self.encoded)
+
+    @property
+    def trust(self) -> TrustLevel:
+        """The least trust of any member: what the coordinator asserts of the cluster."""
+        return cluster_trust(member.trust for member in self.members)
+
+    def __contains__(self, member_id: object) -> bool:
+        return member_id in self._by_id
+
+    def member(self, member_id: bytes) -> Member | None:
+        """The member with that node id, if any."""
+        rank = self._by_id.get(member_id)
+        return None if rank is None else self.members[rank]
+
+    def rank(self, member_id: bytes) -> int:
+        """The rank of a member. Raises `LocalProtocolError` if it is none."""
+        rank = self._by_id.get(member_id)
+        if rank is None:
+            raise LocalProtocolError("no member of the roster has this id")
+        return rank
+
+    def expired(self, wall_ms: int) -> bool:
+        """Whether the roster no longer counts at *wall_ms*."""
+        return wall_ms >= self.expires_ms
+
+    @classmethod
+    def decode(cls, data: bytes) -> Roster:
+        """Read what `encode` gives. Raises `RemoteProtocolError` or `LimitExceeded`."""
+        reader = Reader(data)
+        if reader.u8() != _VERSION:
+            raise RemoteProtocolError("a roster of an unknown version")
+        cluster = reader.fixed(_CLUSTER)
+        name = reader.text(MAX_NAME)
+        serial, issued_ms, expires_ms, policy, count = reader.unpack(_TERMS)
+        if policy > 1:
+            raise RemoteProtocolError(f"a roster with unknown policies 0x{policy:02x}")
+        if count > MAX_MEMBERS:
+            raise LimitExceeded(f"a roster of {count} members; the limit is {MAX_MEMBERS}")
+        try:
+            members = tuple(Member.read(reader) for _ in range(count))
+            reader.end()
+            return cls(cluster, name, serial, issued_ms, expires_ms, policy == 1, members)
+        except LocalProtocolError as error:
+            raise RemoteProtocolError(str(error)) from None
+
+
+@attrs.frozen
+class SignedRoster:
+    """A roster and its coordinator's signature, 64 bytes, which `verify` checks."""
+
+    roster: Roster
+    signature: bytes
+
+    @functools.cached_property
+    def encoded(self) -> bytes:
+        """The roster's encoding, and the signature."""
+        return self.roster.encoded + self.signature
+
+    def encode(self) -> bytes:
+        """The roster's encoding, and the signature."""
+        return self.encoded
+
+    @classmethod
+    def decode(cls, data: bytes) -> SignedRoster:
+        """Read what `encode` gives; the signature is not checked.
+
+        Raises `RemoteProtocolError` or `LimitExceeded` for anything else.
+        """
+        body, signature = _split(data)
+        return cls(Roster.decode(body), signature)
+
+    def verify(self, coordinator: bytes) -> None:
+        """Check the signature by the key *coordinator*, which may be no member's.
+
+        Raises `AuthenticationFailed`.
+        """
+        verify(coordinator, self.signature, _payload(self.roster.digest))
+        if node_id(coordinator) in self.roster:
+            raise AuthenticationFailed("the coordinator's key is a member's key")
+
+
+def sign_roster(roster: Roster, signer: Signer) -> SignedRoster:
+    """*roster*, signed by the coordinator's *signer*.
+
+    Raises `LocalProtocolError` if that key is a member's.
+    """
+    if node_id(signer.public_key) in roster:
+        raise LocalProtocolError("the coordinator's key is a member's key")
+    signature = signer.sign(_payload(roster.digest))
+    check_own_signature(signature)
+    return SignedRoster(roster, signature)
+
+
+def open_roster(coordinator: bytes, data: bytes) -> SignedRoster:
+    """The roster in *data*, whose signature by *coordinator* is checked before it is read.
+
+    Raises `AuthenticationFailed`, `RemoteProtocolError` or `LimitExceeded`.
+    """
+    body, signature = _split(data)
+    verify(coordinator, signature, _payload(sha256(body)))
+    signed = SignedRoster(Roster.decode(body), signature)
+    if node_id(coordinator) in signed.roster:
+        raise AuthenticationFailed("the coordinator's key is a member's key")
+    return signed
+
+
+def newer(
+    coordinator: bytes, current: Roster, candidate: bytes, wall_ms: int, *ends: bytes
+) -> SignedRoster:
+    """The roster in *candidate*, if it may replace *current* at *wall_ms*.
+
+    It must be signed by *coordinator*, belong to the same cluster, have a greater serial, be
+    unexpired, and hold every node id of *ends* (both ends of the link that it came over).
+    Raises `AuthenticationFailed`, `RosterConflict` (same serial, other contents),
+    `RosterExpired`, or `RemoteProtocolError` when it is malformed or no newer.
+    """
+    signed = open_roster(coordinator, candidate)
+    roster = signed.roster
+    if roster.cluster != current.cluster:
+        raise AuthenticationFailed("a roster of another cluster")
+    if not is_newer(current, roster.serial, roster.digest):
+        raise RemoteProtocolError(f"roster {roster.serial} is not newer than {current.serial}")
+    if roster.expired(wall_ms):
+        raise RosterExpired(f"roster {roster.serial}, which the peer brought, has expired")
+    if not all(end in roster for end in ends):
+        raise AuthenticationFailed("the newer roster does not hold both ends of this link")
+    return signed
+
+
+def is_newer(current: Roster, serial: int, digest: bytes) -> bool:
+    """Whether a roster of *serial* and *digest* is newer than *current*.
+
+    Raises `RosterConflict` if it has the same serial and is another roster.
+    """
+    if serial == current.serial and digest != current.digest:
+        raise RosterConflict(f"the peer holds another roster with the same serial {serial}")
+    return serial > current.serial
+
+
+def _split(data: bytes) -> tuple[bytes, bytes]:
+    if len(data) > MAX_ROSTER:
+        raise LimitExceeded(f"a roster of {len(data)} bytes; the limit is {MAX_ROSTER}")
+    if len(data) < SIGNATURE:
+        raise RemoteProtocolError("truncated: a roster without its signature")
+    return data[:-SIGNATURE], data[-SIGNATURE:]
+
+
+def _payload(digest: bytes) -> bytes:
+    return PROTOCOL + SignContext.ROSTER + digest

@@ -1,0 +1,266 @@
+"""The sealed channels: what turns plaintext into frames and frames back, in order.
+
+Each direction of a link has its own traffic secret. A frame is its eight header bytes, which are
+the associated data, and then ciphertext and tag. The sequence number is not sent: the stream is
+ordered, so both ends count. The nonce is ``iv xor seq``, 12 bytes, seq from 0 under each key.
+
+**Key update** goes by count alone. The first key seals 64 frames (seq 0 to 63), every later one
+65,536. The frame that reaches the count is the last under its key: right after it, both ends take
+key, iv and next secret from the ``next`` secret, forget the old ones, and seq begins at 0 again.
+
+**The inner seal** protects tensors between the processes that compute. It has secrets of its own,
+and since steps may be abandoned, each tensor carries its counter: strictly rising, never
+restarting while the link lives, and the whole nonce is ``iv xor counter``. The key under a counter
+follows from the counter alone, by the same counts. What the tensor is, and which step of which
+epoch it belongs to, is associated data, so a tensor opens in its own place only.
+
+Nothing is given out, nor written to memory that anyone else sees, until a tag has verified. A
+channel that failed is dead and raises the same error for ever.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+from cryptography.exceptions import InvalidTag
+
+from sealring_protocol.codec.frame import HEADER, VERSION, Frame, FrameKind
+from sealring_protocol.codec.messages import Epoch
+from sealring_protocol.codec.tensor import DType, Tensor
+from sealring_protocol.codec.wire import Buffer, pack
+from sealring_protocol.errors import (
+    AuthenticationFailed,
+    LimitExceeded,
+    LocalProtocolError,
+    PolicyMismatch,
+    RemoteProtocolError,
+)
+from sealring_protocol.limits import (
+    AEAD_TAG,
+    FIRST_KEY_UPDATE,
+    FRAME_HEADER,
+    KEY_UPDATE_INTERVAL,
+    MAX_INNER_SKIP,
+    MAX_SEALED_BODY,
+)
+from sealring_protocol.security.keys import NONCE, Suite, traffic_keys
+
+# The C library may hand a freed block back to the system, and the next frame of that size then
+# takes a page fault for each 4 KiB: eight times the cost of its encryption. The usual allocator
+# stops doing so for blocks as large as any that it has once seen freed, so free one of the
+# largest that it takes into account. No page of it is touched.
+bytearray(2 * MAX_SEALED_BODY - (1 << 16))
+
+
+class _Keys:
+    """The key in use, and how to get to the next one."""
+
+    __slots__ = ("_aead", "_iv", "_next", "_suite")
+
+    def __init__(self, suite: Suite, secret: bytes) -> None:
+        self._suite = suite
+        self._take(secret)
+
+    def _take(self, secret: bytes) -> None:
+        key, self._iv, self._next = traffic_keys(secret)
+        self._aead = self._suite.aead(key)
+
+
+class SealingChannel(_Keys):
+    """Seals one direction's frames, in order."""
+
+    __slots__ = ("_limit", "_seq")
+
+    def __init__(self, suite: Suite, secret: bytes) -> None:
+        """Seal with *suite* from traffic secret *secret* (32 bytes) on."""
+        super().__init__(suite, secret)
+        self._seq = 0
+        self._limit = FIRST_KEY_UPDATE
+
+    def seal(self, parts: Sequence[Buffer]) -> bytearray:
+        """The whole frame whose plaintext is *parts* (of bytes), joined.
+
+        Raises `LocalProtocolError` when they do not fit a frame; nothing is then spent.
+        """
+        plaintext = parts[0] if len(parts) == 1 else b"".join(parts)
+        length = len(plaintext) + AEAD_TAG
+        if length > MAX_SEALED_BODY:
+            raise LocalProtocolError(f"{length} bytes do not fit a body of {MAX_SEALED_BODY}")
+        header = HEADER.pack(VERSION, FrameKind.SEALED, 0, length)
+        frame = bytearray(FRAME_HEADER + length)
+        frame[:FRAME_HEADER] = header
+        seq = self._seq
+        self._seq = seq + 1  # first, so that no failure below can spend a nonce twice
+        nonce = (self._iv ^ seq).to_bytes(NONCE, "big")
+        self._aead.encrypt_into(nonce, plaintext, header, memoryview(frame)[FRAME_HEADER:])
+        if seq + 1 == self._limit:
+            self._take(self._next)
+            self._seq = 0
+            self._limit = KEY_UPDATE_INTERVAL
+        return frame
+
+
+class OpeningChannel(_Keys):
+    """Opens one direction's frames, in order."""
+
+    __slots__ = ("_error", "_limit", "_seq")
+
+    def __init__(self, suite: Suite, secret: bytes) -> None:
+        """Open with *suite* from traffic secret *secret* (32 bytes) on."""
+        super().__init__(suite, secret)
+        self._seq = 0
+        self._limit = FIRST_KEY_UPDATE
+        self._error: AuthenticationFailed | None = None
+
+    def open(self, frame: Frame) -> bytes:
+        """The plaintext of the next frame.
+
+        Raises `AuthenticationFailed` when it is not the next one that the peer sealed, and the
+        same error ever after.
+        """
+        if self._error is not None:
+            raise self._error
+        seq = self._seq
+        nonce = (self._iv ^ seq).to_bytes(NONCE, "big")
+        try:
+            plaintext = self._aead.decrypt(nonce, frame.body, frame.header)
+        except InvalidTag:
+            self._error = AuthenticationFailed("a frame does not open")
+            raise self._error from None
+        self._seq = seq + 1
+        if seq + 1 == self._limit:
+            self._take(self._next)
+            self._seq = 0
+            self._limit = KEY_UPDATE_INTERVAL
+        return plaintext
+
+
+# ------------------------------------------------------------- the inner seal
+
+PREFILL_GROUP: Final = 0xFFFF
+"""What stands for the group in a prefill, which has none."""
+
+_CONTEXT: Final = struct.Struct(">32sQQQHHBBI")
+
+
+@attrs.frozen
+class InnerContext:
+    """Where a tensor belongs: step *n* of *epoch*, the *group* that decodes (or `PREFILL_GROUP`),
+    the layer *boundary* that it crosses (the first layer after it), and the rows, in order."""
+
+    epoch: Epoch
+    n: int
+    group: int
+    boundary: int
+    uids: tuple[int, ...]
+
+
+def _associated(
+    cluster: bytes, context: InnerContext, dtype: DType, shape: tuple[int, ...]
+) -> bytes:
+    # The counts come first, so that no two contexts have the same bytes.
+    uids = context.uids
+    head = pack(
+        _CONTEXT,
+        cluster,
+        context.epoch.instance,
+        context.epoch.counter,
+        context.n,
+        context.group,
+        context.boundary,
+        dtype,
+        len(shape),
+        len(uids),
+    )
+    return head + pack(struct.Struct(f">{len(shape)}I{len(uids)}Q"), *shape, *uids)
+
+
+class _InnerKeys(_Keys):
+    """The inner seal's keys: which one is in use follows from the counter."""
+
+    __slots__ = ("_cluster", "_end")
+
+    def __init__(self, suite: Suite, secret: bytes, cluster: bytes) -> None:
+        if len(cluster) != 32:
+            raise LocalProtocolError("a cluster id has 32 bytes")
+        super().__init__(suite, secret)
+        self._cluster = cluster
+        self._end = FIRST_KEY_UPDATE
+
+    def _nonce(self, counter: int) -> bytes:
+        while counter >= self._end:
+            self._take(self._next)
+            self._end += KEY_UPDATE_INTERVAL
+        return (self._iv ^ counter).to_bytes(NONCE, "big")
+
+
+class InnerSealer(_InnerKeys):
+    """Seals the tensors of one direction of a step link, in the process that computes."""
+
+    __slots__ = ("_counter",)
+
+    def __init__(self, suite: Suite, secret: bytes, cluster: bytes) -> None:
+        """Seal with *suite* from activation secret *secret* (32 bytes) on, in *cluster*."""
+        super().__init__(suite, secret, cluster)
+        self._counter = 0
+
+    def seal(
+        self, context: InnerContext, dtype: DType, shape: tuple[int, ...], data: Buffer
+    ) -> Tensor:
+        """*data*, row-major elements of *dtype* in *shape*, sealed for *context* alone.
+
+        Raises `LocalProtocolError` when a field is beyond its width; nothing is then spent.
+        """
+        associated = _associated(self._cluster, context, dtype, shape)
+        counter = self._counter
+        self._counter = counter + 1
+        nonce = self._nonce(counter)
+        sealed = self._aead.encrypt(nonce, data, associated)
+        return Tensor(dtype, shape, sealed, True, counter)
+
+
+class InnerOpener(_InnerKeys):
+    """Opens the tensors of one direction of a step link, in the process that computes."""
+
+    __slots__ = ("_error", "_last")
+
+    def __init__(self, suite: Suite, secret: bytes, cluster: bytes) -> None:
+        """Open with *suite* from activation secret *secret* (32 bytes) on, in *cluster*."""
+        super().__init__(suite, secret, cluster)
+        self._last = -1
+        self._error: RemoteProtocolError | None = None
+
+    def open(self, context: InnerContext, tensor: Tensor) -> bytes:
+        """The elements of *tensor*, which was sealed for *context*.
+
+        Raises `PolicyMismatch` when it is not sealed, `AuthenticationFailed` when its counter
+        does not rise or its tag does not verify, `LimitExceeded` when more than `MAX_INNER_SKIP`
+        counters are missing before it; the same error ever after.
+        """
+        if self._error is not None:
+            raise self._error
+        try:
+            return self._open(context, tensor)
+        except RemoteProtocolError as error:
+            self._error = error
+            raise
+
+    def _open(self, context: InnerContext, tensor: Tensor) -> bytes:
+        counter = tensor.counter
+        if not tensor.sealed:
+            raise PolicyMismatch("a tensor came without the inner seal")
+        if counter <= self._last:
+            raise AuthenticationFailed("a tensor's counter does not rise")
+        if counter - self._last - 1 > MAX_INNER_SKIP:
+            raise LimitExceeded(f"{counter - self._last - 1} inner-seal counters are missing")
+        associated = _associated(self._cluster, context, tensor.dtype, tensor.shape)
+        nonce = self._nonce(counter)
+        try:
+            data = self._aead.decrypt(nonce, tensor.data, associated)
+        except InvalidTag:
+            raise AuthenticationFailed("a tensor does not open") from None
+        self._last = counter
+        return data
