@@ -1,0 +1,1 @@
+"""Integers, frames, tensors and messages: values to bytes and back."""

@@ -44,10 +44,14 @@ from sealring_protocol.control.requests import Request
 from sealring_protocol.control.scheduler import Scheduler, SchedulerConfig
 from sealring_protocol.control.watch import EngineWatch
 from sealring_protocol.errors import CloseCode, LocalProtocolError, RemoteProtocolError
+from sealring_protocol.limits import MAX_SEALED_BODY
 from sealring_protocol.security.roles import Purpose
 
-RETRY_SECONDS: Final = 2.0
+RETRY_SECONDS: Final = 5.0
 """Pause before another try when a plan or a bootstrap failed."""
+
+_STEP_ROOM: Final = 64 * 1024
+"""What a frame keeps for the rest of a step beside the hidden states of a prefill chunk."""
 
 
 @attrs.frozen
@@ -130,8 +134,11 @@ class Head:
     def _engine_info(self, info: EngineInfo, now: float) -> list[Effect]:
         self._info = info
         if self.scheduler is None:
-            window = 2 if self._world == 1 else 1
-            config = attrs.evolve(self._config.scheduler, window=window)
+            asked = self._config.scheduler
+            largest = (MAX_SEALED_BODY - _STEP_ROOM) // (info.hidden * info.dtype.width)
+            config = attrs.evolve(
+                asked, window=2 if self._world == 1 else 1, chunk=max(1, min(asked.chunk, largest))
+            )
             self.scheduler = Scheduler(config, info.context)
         effects = self._present(0, hello(info), now)
         for rank, ready in self.membership.present.items():
@@ -244,7 +251,7 @@ class Head:
         try:
             plan = make_plan(self._config.strategy, self._info, rooms, self._config.layers)
         except LocalProtocolError as error:
-            self._deadline = now + RETRY_SECONDS * 5
+            self._deadline = now + RETRY_SECONDS
             return [Note(Level.ERROR, f"no plan: {error}")]
         self.plan = plan
         epoch = self.membership.start()
@@ -291,12 +298,15 @@ class Head:
         return [Note(Level.INFO, f"the ring is ready: epoch {epoch.counter}"), *self._pump(now)]
 
     def _refused(self, rank: int, failed: Failure, now: float) -> list[Effect]:
-        """A rank could not load its layers."""
+        """A rank did not get ready. Loading is tried again after a pause, the rest at once."""
         self._abandon()
         self.membership.interrupt()
-        self._deadline = now + RETRY_SECONDS
         name = self._config.names[rank]
-        return [Note(Level.ERROR, f"rank {rank} ({name}) cannot serve: {failed.message}")]
+        note = Note(Level.ERROR, f"rank {rank} ({name}) cannot serve: {failed.message}")
+        if failed.kind is FailureKind.LOAD:
+            self._deadline = now + RETRY_SECONDS
+            return [note]
+        return [note, *self._try_start(now)]
 
     def _broken(self, failed: Failure, now: float) -> list[Effect]:
         """The epoch cannot go on: answer what is under way, then try for the next one."""

@@ -1,0 +1,65 @@
+"""What a node asks of the world around it, and tells it: the outputs of `node.Node`."""
+
+from __future__ import annotations
+
+import attrs
+
+from sealring_protocol.control.effects import Note, RestartEngine, StepTiming, ToEngine
+from sealring_protocol.control.requests import RequestDone, TokenOut
+
+
+@attrs.frozen
+class Dial:
+    """Open a connection to *address* (``host:port``) of the member named *peer*; answer by
+    `Node.connected` or `Node.dial_failed` with the same *link* number."""
+
+    link: int
+    address: str
+    peer: str
+
+
+@attrs.frozen
+class Hangup:
+    """Send *last* (may be empty) on connection *link*, then close it. The node has forgotten it."""
+
+    link: int
+    last: bytes
+
+
+@attrs.frozen
+class SignatureWanted:
+    """Have *payload* signed with the node's key; answer by `Node.provide_signature`."""
+
+    link: int
+    payload: bytes
+
+
+@attrs.frozen
+class EncapsulationWanted:
+    """Encapsulate to the ML-KEM-768 *key*; answer by `Node.provide_encapsulation`."""
+
+    link: int
+    key: bytes
+
+
+@attrs.frozen
+class StoreRoster:
+    """Store *data*, a newer signed roster, durably; answer by `Node.roster_stored`."""
+
+    link: int
+    data: bytes
+
+
+NodeEvent = (
+    Dial
+    | Hangup
+    | SignatureWanted
+    | EncapsulationWanted
+    | StoreRoster
+    | ToEngine
+    | RestartEngine
+    | TokenOut
+    | RequestDone
+    | StepTiming
+    | Note
+)

@@ -1,0 +1,489 @@
+"""One connection to one peer: bytes in, messages out; messages in, sealed bytes out.
+
+A link is the frame decoder, the handshake and then two sealed channels, with keepalive, deadlines
+and limits around them. Feed it `receive_data`, take `next_event` until that gives None, and send
+what `data_to_send` gives. Three events ask for something (a signature, an encapsulation, a roster
+to be stored) and one, `PeerProved`, for a decision: `admit` or `refuse`. Until the answer comes,
+the link takes no frame, and what it may buffer meanwhile is bounded.
+
+An error is final: the link is dead, and every call but `data_to_send` raises it again. A peer
+that has proved who it is is told why, in a last CLOSE among the bytes to send; a stranger gets not
+a byte. An end of stream without CLOSE is a loss.
+
+Keepalive: after `PING_INTERVAL` without a byte from the peer the link asks for one, and a peer
+that stays silent for the rest of `PING_TIMEOUT` is dead. The time is counted from the PING, so
+that a node which was itself asleep does not blame its peers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import attrs
+
+from sealring_protocol.codec.encoding import decode, encode
+from sealring_protocol.codec.frame import Frame, FrameDecoder, FrameKind
+from sealring_protocol.codec.messages import Accept, Close, Message, Ping, Pong, Progress
+from sealring_protocol.errors import (
+    CloseCode,
+    ConnectionLost,
+    LimitExceeded,
+    LocalProtocolError,
+    PeerTimeout,
+    RemoteProtocolError,
+    RosterExpired,
+    SealringError,
+    wire_code,
+)
+from sealring_protocol.limits import (
+    FRAME_HEADER,
+    HANDSHAKE_TIMEOUT,
+    INIT_TIMEOUT,
+    MAX_SEALED_BODY,
+    PING_INTERVAL,
+    PING_TIMEOUT,
+    PINGS_PER_SECOND,
+)
+from sealring_protocol.security import handshake as hs
+from sealring_protocol.security.admission import Admission, TokenBucket
+from sealring_protocol.security.handshake import EncapsulationRequested, SignatureRequested
+from sealring_protocol.security.keys import Suite
+from sealring_protocol.security.roles import Purpose, allowed
+from sealring_protocol.security.roster import SignedRoster
+from sealring_protocol.security.seal import OpeningChannel, SealingChannel
+
+
+@attrs.frozen
+class Hop:
+    """The activation secrets of a link, as this end sees them, and their suite's code."""
+
+    suite: Suite
+    send: bytes = attrs.field(repr=False)
+    receive: bytes = attrs.field(repr=False)
+
+
+@attrs.frozen
+class RosterReceived:
+    """The peer brought a newer *roster*: store it, then call `roster_stored`."""
+
+    roster: SignedRoster
+
+
+@attrs.frozen
+class PeerProved:
+    """The dialing *peer* (node id) has proved who it is: `admit` it or `refuse` it."""
+
+    peer: bytes
+    instance: int
+    purpose: Purpose
+
+
+@attrs.frozen
+class LinkUp:
+    """The link is up: messages flow. *hop* is told once and not kept."""
+
+    peer: bytes
+    instance: int
+    purpose: Purpose
+    suite: Suite
+    hop: Hop
+
+
+@attrs.frozen
+class LinkClosed:
+    """The peer closed the link: nothing more comes or goes."""
+
+    code: int
+    reason: str
+
+
+LinkEvent = (
+    EncapsulationRequested
+    | SignatureRequested
+    | RosterReceived
+    | PeerProved
+    | LinkUp
+    | LinkClosed
+    | Message
+)
+
+# What may be buffered in states that take no frame. While one end signs or encapsulates the
+# other has nothing to say; while the initiator stores a roster, data may be under way.
+_PAUSED: Final = {
+    hs.ResponderState.WAIT_ENCAPSULATION: 0,
+    hs.ResponderState.WAIT_SIGNATURE: 0,
+    hs.InitiatorState.WAIT_SIGNATURE: 0,
+    hs.InitiatorState.WAIT_STORE: FRAME_HEADER + MAX_SEALED_BODY,
+}
+_OVER: Final = {
+    hs.InitiatorState.CLOSED,
+    hs.InitiatorState.DEAD,
+    hs.ResponderState.CLOSED,
+    hs.ResponderState.DEAD,
+}
+_NONE: Final[frozenset[type[Any]]] = frozenset()
+
+
+class Link:
+    """One end of one link. Make it with `dial` or `accept`. Times are monotonic seconds."""
+
+    def __init__(
+        self,
+        config: hs.HandshakeConfig,
+        handshake: hs.Initiator | hs.Responder,
+        admission: Admission | None,
+        now: float,
+        wall_ms: int,
+    ) -> None:
+        self.progress = Progress()
+        """What PINGs and PONGs say of this node."""
+        self.peer_progress = Progress()
+        """What the peer last said of itself."""
+        self.rtt: float | None = None
+        """Seconds that the last PING took, there and back."""
+        self.suite: Suite | None = None
+        self._config = config
+        self._handshake = handshake
+        self._admission = admission
+        self._decoder = FrameDecoder(handshake.frame_limits)
+        self._events: deque[LinkEvent] = deque()
+        self._out: list[bytes | bytearray] = []
+        self._error: SealringError | None = None
+        self._up = False
+        self._secrets: hs.Secrets | None = None
+        self._sealer: SealingChannel | None = None
+        self._opener: OpeningChannel | None = None
+        self._may_send = self._may_receive = _NONE
+        self._started = self._heard = self._now = now
+        self._wall_offset = wall_ms / 1000 - now
+        self._expires = float("inf")
+        self._pings = TokenBucket(PINGS_PER_SECOND, now)
+        self._pinged: float | None = None  # when, if nothing came since
+        self._asked: deque[tuple[int, float]] = deque()  # PINGs that wait for their PONG
+        self._echo = 0
+
+    @classmethod
+    def dial(
+        cls,
+        config: hs.HandshakeConfig,
+        peer: bytes,
+        purpose: Purpose,
+        now: float,
+        wall_ms: int,
+        entropy: bytes,
+    ) -> Link:
+        """The end that dialed *peer* (node id); *entropy* is 96 random bytes.
+
+        Raises `LocalProtocolError` when the peer is no member, or is this node.
+        """
+        handshake = hs.Initiator(config, peer, purpose, wall_ms, entropy)
+        link = cls(config, handshake, None, now, wall_ms)
+        handshake.dial()
+        link._follow()
+        return link
+
+    @classmethod
+    def accept(
+        cls,
+        config: hs.HandshakeConfig,
+        admission: Admission,
+        now: float,
+        wall_ms: int,
+        entropy: bytes,
+    ) -> Link:
+        """The end that was dialed; *entropy* is 32 random bytes."""
+        handshake = hs.Responder(config, wall_ms, entropy, admission.replay)
+        return cls(config, handshake, admission, now, wall_ms)
+
+    # ---------------------------------------------------------------- in, out
+
+    @property
+    def established(self) -> bool:
+        """Messages may be sent."""
+        return self._up and self._error is None
+
+    @property
+    def has_data_to_send(self) -> bool:
+        """`data_to_send` has something to give."""
+        return bool(self._out)
+
+    def data_to_send(self) -> bytes | bytearray:
+        """All bytes that wait to be sent. Send them in order, or let the link die."""
+        out = self._out
+        if len(out) == 1:
+            return out.pop()
+        data = b"".join(out)
+        out.clear()
+        return data
+
+    def receive_data(self, data: bytes, now: float) -> None:
+        """Bytes came in. Raises `LimitExceeded` when they are too many for a paused link."""
+        self._check_alive()
+        self._heard = self._now = now
+        self._pinged = None
+        self._decoder.receive_data(data)
+        room = _PAUSED.get(self._handshake.state)
+        if room is not None and self._decoder.buffered > room:
+            self._die(LimitExceeded("data came while the handshake has none to expect"))
+
+    def receive_eof(self) -> None:
+        """The stream ended. Raises `ConnectionLost` unless CLOSE came before."""
+        self._check_alive()
+        if self._handshake.state not in _OVER:
+            self._die(ConnectionLost("the connection ended without CLOSE"))
+
+    def next_event(self) -> LinkEvent | None:
+        """The next event, or None until more data or an answer comes.
+
+        Raises `RemoteProtocolError` or a child of it for what the peer may not do.
+        """
+        while not self._events:
+            self._check_alive()
+            state = self._handshake.state
+            if state in _PAUSED or state in _OVER:
+                return None
+            try:
+                frame = self._decoder.next_frame()
+                if frame is None:
+                    return None
+                if self._up:
+                    event = self._message(frame)
+                    if event is not None:
+                        return event
+                else:
+                    self._before_up(frame)
+            except RemoteProtocolError as error:
+                self._die(error)
+        return self._events.popleft()
+
+    def send(self, message: Message) -> None:
+        """Seal *message*. Raises `LocalProtocolError` where it may not be sent, or does not fit."""
+        self._check_alive()
+        if type(message) not in self._may_send or self._sealer is None:
+            raise LocalProtocolError(f"{message.CODE.name} cannot be sent on this link now")
+        self._out.append(self._sealer.seal(encode(message)))
+
+    def close(self, code: CloseCode, reason: str) -> None:
+        """End both directions, telling the peer why. Nothing may be sent afterwards."""
+        self._check_alive()
+        if self._handshake.state in _OVER:
+            return
+        self._say_close(code, reason)
+        self._handshake.close()
+        self._may_send = _NONE
+
+    def fail(self, error: RemoteProtocolError) -> None:
+        """The owner found the peer at fault: the link dies of *error*, and says so."""
+        if self._error is None:
+            self._bury(error)
+
+    # ---------------------------------------------------------------- answers
+
+    def provide_signature(self, signature: bytes, now: float) -> None:
+        """The answer to `SignatureRequested`: 64 bytes r || s, low s."""
+        self._answer(lambda: self._handshake.provide_signature(signature), now)
+
+    def provide_encapsulation(self, ciphertext: bytes, secret: bytes, now: float) -> None:
+        """The answer to `EncapsulationRequested`."""
+        handshake = self._responder()
+        self._answer(lambda: handshake.provide_encapsulation(ciphertext, secret), now)
+
+    def roster_stored(self, now: float) -> None:
+        """The answer to `RosterReceived`."""
+        self._answer(self._handshake.stored, now)
+        self._ask_admission()
+
+    def admit(self, now: float) -> None:
+        """Take the peer that proved itself: the link is up."""
+        self._check_alive()
+        self._now = now
+        accept = self._responder().admit()
+        if self._sealer is not None:
+            self._out.append(self._sealer.seal(encode(accept)))
+        self._follow()
+
+    def refuse(self, code: CloseCode, reason: str) -> None:
+        """Do not take it, and say why. The link is over: send what it has to send, and hang up."""
+        self._check_alive()
+        self._responder().refuse()
+        self._say_close(code, reason)
+
+    def _responder(self) -> hs.Responder:
+        if not isinstance(self._handshake, hs.Responder):
+            raise LocalProtocolError("only the end that was dialed can do that")
+        return self._handshake
+
+    def _answer(self, action: Callable[[], None], now: float) -> None:
+        self._check_alive()
+        self._now = now
+        try:
+            action()
+        except SealringError as error:
+            self._die(error)
+        self._follow()
+
+    # ----------------------------------------------------------------- timers
+
+    def next_timeout(self) -> float | None:
+        """When `handle_timeout` wants to be called; None on a dead link."""
+        if self._error is not None or self._handshake.state in _OVER:
+            return None
+        if not self._up:
+            early = self._handshake.state is hs.ResponderState.WAIT_INIT
+            return self._started + (INIT_TIMEOUT if early else HANDSHAKE_TIMEOUT)
+        if self._pinged is None:
+            return min(self._heard + PING_INTERVAL, self._expires)
+        return min(self._pinged + PING_TIMEOUT - PING_INTERVAL, self._expires)
+
+    def handle_timeout(self, now: float) -> None:
+        """Time has passed. Raises `PeerTimeout` or `RosterExpired` when it was too much."""
+        self._check_alive()
+        deadline = self.next_timeout()
+        if deadline is None or now < deadline:
+            return
+        self._now = now
+        if not self._up:
+            self._die(PeerTimeout(f"the handshake took more than {now - self._started:.1f} s"))
+        if now >= self._expires:
+            self._die(RosterExpired("the roster that both ends hold has expired"))
+        if self._pinged is not None:
+            self._die(PeerTimeout(f"not a byte for {now - self._heard:.1f} s"))
+        self._pinged = now
+        self._echo += 1
+        self._asked.append((self._echo, now))
+        self.send(Ping(self._echo, self.progress))
+
+    # --------------------------------------------------------------- messages
+
+    def _message(self, frame: Frame) -> Message | LinkClosed | None:
+        """What an established link gives out of *frame*."""
+        if self._opener is None:
+            return None
+        message = decode(self._opener.open(frame))
+        kind = type(message)
+        if kind not in self._may_receive:
+            raise RemoteProtocolError(f"{message.CODE.name} may not be sent by this peer here")
+        if kind is Ping or kind is Pong or kind is Close:
+            return self._housekeeping(message)
+        return message
+
+    def _housekeeping(self, message: Message) -> LinkClosed | None:
+        match message:
+            case Ping(echo, progress):
+                if not self._pings.take(self._now):
+                    raise LimitExceeded(f"more than {PINGS_PER_SECOND} PINGs a second")
+                self.peer_progress = progress
+                self.send(Pong(echo, self.progress))
+            case Pong(echo, progress):
+                if not self._asked or self._asked[0][0] != echo:
+                    raise RemoteProtocolError("PONG to no PING")
+                self.rtt = self._now - self._asked.popleft()[1]
+                self.peer_progress = progress
+            case Close(code, reason):
+                self._handshake.close()
+                self._may_send = _NONE
+                return LinkClosed(code, reason)
+        return None
+
+    # -------------------------------------------------------------- handshake
+
+    def _before_up(self, frame: Frame) -> None:
+        if frame.kind == FrameKind.HANDSHAKE:
+            self._handshake.receive(frame)
+        elif self._opener is not None:
+            message = decode(self._opener.open(frame))
+            if isinstance(message, Close):
+                self._handshake.close()
+                self._events.append(LinkClosed(message.code, message.reason))
+            elif isinstance(message, Accept) and isinstance(self._handshake, hs.Initiator):
+                self._handshake.receive_accept(message)
+            else:
+                raise RemoteProtocolError(f"{message.CODE.name} came before the link was up")
+        self._follow()
+        self._ask_admission()
+
+    def _follow(self) -> None:
+        """Take what the handshake has: bytes, events, and the limits of its state."""
+        try:
+            while (event := self._handshake.next_event()) is not None:
+                self._on(event)
+            data = self._handshake.data_to_send()
+            if data:
+                self._out.append(data)
+        except SealringError as error:
+            self._die(error)
+        self._decoder.set_limits(self._handshake.frame_limits)
+
+    def _on(self, event: hs.HandshakeEvent) -> None:
+        match event:
+            case hs.EncapsulationRequested():
+                if self._admission is not None:
+                    self._admission.take_signature(self._now)
+                self._events.append(event)
+            case hs.SignatureRequested():
+                self._events.append(event)
+            case hs.PeerVerified(secrets):
+                self._secrets = secrets
+                self.suite = secrets.suite
+                self._sealer = SealingChannel(secrets.suite, secrets.send_traffic)
+                self._opener = OpeningChannel(secrets.suite, secrets.receive_traffic)
+            case hs.PeerRefused(error):
+                self._say_close(wire_code(error), str(error))
+                self._error = error
+                self._sealer = self._opener = None
+            case hs.RosterReceived(roster):
+                self._events.append(RosterReceived(roster))
+            case hs.Established():
+                self._come_up(event)
+
+    def _ask_admission(self) -> None:
+        if self._handshake.state is hs.ResponderState.WAIT_ADMIT and self._secrets is not None:
+            peer = self._secrets.peer
+            self._events.append(PeerProved(peer.id, peer.instance, self._secrets.purpose))
+
+    def _come_up(self, event: hs.Established) -> None:
+        secrets, self._secrets = self._secrets, None
+        roster = event.roster.roster
+        own, peer = roster.rank(self._config.node_id), roster.rank(event.peer.id)
+        world = len(roster.members)
+        self._may_send = allowed(event.purpose, own, peer, world)
+        self._may_receive = allowed(event.purpose, peer, own, world)
+        self._expires = roster.expires_ms / 1000 - self._wall_offset
+        self._up = True
+        self._heard = self._now
+        if secrets is not None:
+            hop = Hop(secrets.suite, secrets.send_activation, secrets.receive_activation)
+            self._events.append(
+                LinkUp(event.peer.id, event.peer.instance, event.purpose, secrets.suite, hop)
+            )
+
+    # ------------------------------------------------------------------ death
+
+    def _check_alive(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _say_close(self, code: CloseCode, reason: str) -> None:
+        if self._sealer is not None:
+            self._out.append(self._sealer.seal(encode(Close(code, reason))))
+
+    def _die(self, error: SealringError) -> None:
+        """The link is dead of *error*, which is raised."""
+        if self._error is None:
+            self._bury(error)
+        raise error
+
+    def _bury(self, error: SealringError) -> None:
+        self._error = error
+        self._events.clear()
+        self._secrets = None
+        if self._sealer is None:
+            self._out.clear()
+        elif not isinstance(error, ConnectionLost):
+            self._say_close(wire_code(error), str(error))
+        self._sealer = self._opener = None
+        self._may_send = self._may_receive = _NONE
+        if self._handshake.state not in _OVER:
+            self._handshake.fail(error)

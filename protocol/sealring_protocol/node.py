@@ -1,0 +1,354 @@
+"""One rank's brain: links in bytes, an engine in messages, requests in, tokens out; nothing else.
+
+The node joins the switchboard, which has the links, and the control machine of its role
+(`control.head` or `control.follower`), which knows what to do. The caller owns sockets, the
+engine process, time, entropy and files: it feeds what happens, takes `next_event` until that
+gives None, and sends what `links_to_flush` and `data_to_send` give.
+
+Every call that takes *now* takes a monotonic clock in seconds; *wall_ms*, milliseconds since
+1970, is taken only where the wire needs it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import attrs
+
+from sealring_protocol.codec.messages import (
+    EngineInfo,
+    HopKey,
+    Loaded,
+    LocalMessage,
+    Ping,
+    Pong,
+    Progress,
+)
+from sealring_protocol.control.effects import (
+    Effect,
+    Send,
+    Shut,
+    ToEngine,
+    Want,
+)
+from sealring_protocol.control.follower import Follower, FollowerConfig
+from sealring_protocol.control.head import Head, HeadConfig
+from sealring_protocol.control.plan import Strategy
+from sealring_protocol.control.requests import FinishReason, Request, RequestDone
+from sealring_protocol.control.scheduler import SchedulerConfig
+from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
+from sealring_protocol.events import NodeEvent
+from sealring_protocol.link import Link
+from sealring_protocol.security.handshake import HandshakeConfig
+from sealring_protocol.security.keys import Suite
+from sealring_protocol.security.roles import Purpose
+from sealring_protocol.security.roster import SignedRoster
+from sealring_protocol.switchboard import Adopted, Down, Incoming, News, Switchboard, Up
+
+ENGINE_PING_SECONDS: Final = 1.0
+"""How often the engine is asked for its counters."""
+
+
+@attrs.frozen
+class NodeConfig:
+    """Who this node is and what it may do. *instance* is random, one per life of the process;
+    *layers*, if given, are the counts per rank that someone chose (the head's alone count)."""
+
+    public_key: bytes
+    roster: SignedRoster
+    coordinator: bytes
+    instance: int
+    suites: tuple[Suite, ...] = tuple(Suite)
+    strategy: Strategy = Strategy.AUTO
+    layers: tuple[int, ...] = ()
+    scheduler: SchedulerConfig = attrs.field(factory=SchedulerConfig)
+
+
+class Node:
+    """A member of the ring, with everything but the outside world."""
+
+    def __init__(self, config: NodeConfig, now: float) -> None:
+        """Raises `LocalProtocolError` if the key is not in the roster, `AuthenticationFailed` if
+        the roster is not the coordinator's."""
+        self._config = config
+        self._switchboard = Switchboard(
+            HandshakeConfig(
+                config.public_key,
+                config.roster,
+                config.coordinator,
+                config.instance,
+                config.suites,
+            ),
+            now,
+        )
+        self._events: deque[NodeEvent] = self._switchboard.events
+        self._info: EngineInfo | None = None
+        self._next_engine_ping: float | None = None
+        self._requests: set[int] = set()
+        self.loaded: Loaded | None = None
+        self.progress = Progress()
+        self._brain = self._make_brain()
+
+    def _make_brain(self) -> Head | Follower:
+        roster = self.roster.roster
+        names = tuple(member.name for member in roster.members)
+        self.rank = self._switchboard.rank
+        self.world = len(names)
+        if self.rank > 0:
+            return Follower(FollowerConfig(self.rank, names, roster.inner_seal))
+        config = self._config
+        return Head(
+            HeadConfig(
+                config.instance,
+                names,
+                config.strategy,
+                config.layers,
+                roster.inner_seal,
+                config.scheduler,
+            )
+        )
+
+    # ------------------------------------------------------------ looking in
+
+    @property
+    def roster(self) -> SignedRoster:
+        """The roster in force."""
+        return self._switchboard.config.roster
+
+    @property
+    def brain(self) -> Head | Follower:
+        """The control machine of this rank's role; to look at, not to call."""
+        return self._brain
+
+    @property
+    def engine_info(self) -> EngineInfo | None:
+        """What the engine said of its model, while it lives."""
+        return self._info
+
+    def links(self) -> list[tuple[int, Purpose, Link]]:
+        """Rank of the peer, purpose and link, of every established link."""
+        return self._switchboard.links()
+
+    def next_event(self) -> NodeEvent | None:
+        """What the caller has to do or know next."""
+        return self._events.popleft() if self._events else None
+
+    def links_to_flush(self) -> set[int]:
+        """The connections that have something to send since the last call."""
+        return self._switchboard.links_to_flush()
+
+    def data_to_send(self, link: int) -> bytes | bytearray:
+        """All that waits to be sent on connection *link*."""
+        return self._switchboard.data_to_send(link)
+
+    # ------------------------------------------------------------------ life
+
+    def start(self, now: float) -> None:
+        """Begin to dial. Call it once."""
+        if self.rank > 0:
+            self._switchboard.want(0, Purpose.CONTROL, now)
+        self._switchboard.greet(now)
+        self._settle(now)
+
+    def stop(self, now: float) -> None:
+        """Close every link with SHUTDOWN; `Hangup` follows for each."""
+        self._switchboard.unwant(Purpose.CONTROL)
+        self._switchboard.unwant(Purpose.STEP)
+        self._switchboard.shut_all(set(Purpose), "the node shuts down", now)
+
+    def next_timeout(self) -> float | None:
+        """When `handle_timeout` wants to be called."""
+        times = (
+            self._switchboard.next_timeout(),
+            self._brain.next_timeout(),
+            self._next_engine_ping,
+        )
+        return min((time for time in times if time is not None), default=None)
+
+    def handle_timeout(self, now: float) -> None:
+        """Time has passed."""
+        self._switchboard.handle_timeout(now)
+        deadline = self._brain.next_timeout()
+        if deadline is not None and now >= deadline:
+            self._carry_out(self._brain.handle_timeout(now), now)
+        if self._next_engine_ping is not None and now >= self._next_engine_ping:
+            self._next_engine_ping = now + ENGINE_PING_SECONDS
+            self._events.append(ToEngine(Ping(0, Progress())))
+        self._settle(now)
+
+    # -------------------------------------------------------------- requests
+
+    def submit(self, request: Request, now: float) -> int:
+        """Queue *request* and give its uid.
+
+        Raises `LocalProtocolError` on any rank but the head, and for what can never be done.
+        """
+        uid, effects = self._head().submit(request, now)
+        self._requests.add(uid)
+        self._carry_out(effects, now)
+        self._settle(now)
+        return uid
+
+    def cancel(self, uid: int, now: float) -> None:
+        """End request *uid*; it is no error if it is over."""
+        self._carry_out(self._head().cancel(uid, now), now)
+        self._settle(now)
+
+    def finish(self, uid: int, now: float) -> None:
+        """End request *uid* as complete (a stop string was reached)."""
+        self._carry_out(self._head().finish(uid, now), now)
+        self._settle(now)
+
+    def _head(self) -> Head:
+        if not isinstance(self._brain, Head):
+            head = self._switchboard.member(0).name
+            raise LocalProtocolError(
+                f"this node is rank {self.rank}, which takes no requests; ask the head, {head}"
+            )
+        return self._brain
+
+    # ---------------------------------------------------------------- engine
+
+    def engine_message(self, message: LocalMessage, now: float) -> None:
+        """The engine process said *message*."""
+        match message:
+            case Pong():
+                self.progress = message.progress
+                self._switchboard.set_progress(message.progress)
+                return
+            case Loaded():
+                self.loaded = message
+                return
+            case EngineInfo():
+                self._info = message
+                self._switchboard.accept_steps = True
+                self._next_engine_ping = now + ENGINE_PING_SECONDS
+            case _:
+                pass
+        self._carry_out(self._brain.engine_message(message, now), now)
+        self._settle(now)
+
+    def engine_lost(self, reason: str, now: float) -> None:
+        """The engine process is gone; the caller starts another."""
+        self._info = None
+        self._switchboard.accept_steps = False
+        self._next_engine_ping = None
+        self._carry_out(self._brain.engine_lost(reason, now), now)
+        # The activation secrets were handed to that process and erased here; new links bring new
+        # ones, and the brain asks for them again when there is an engine to have them.
+        self._switchboard.unwant(Purpose.STEP)
+        self._switchboard.shut_all({Purpose.STEP}, "the engine is being replaced", now)
+        self._settle(now)
+
+    # ----------------------------------------------------------- connections
+
+    def accepted(self, source: str, entropy: bytes, now: float, wall_ms: int) -> int:
+        """A connection came in from the address *source* (a host, without port).
+
+        *entropy* is 32 random bytes. Gives the connection's number; when too many are open,
+        `Hangup` follows at once.
+        """
+        return self._switchboard.accepted(source, entropy, now, wall_ms)
+
+    def connected(self, link: int, entropy: bytes, now: float, wall_ms: int) -> None:
+        """The connection of a `Dial` is open; *entropy* is 96 random bytes."""
+        self._switchboard.connected(link, entropy, now, wall_ms)
+        self._settle(now)
+
+    def dial_failed(self, link: int, reason: str, now: float) -> None:
+        """The connection of a `Dial` could not be opened."""
+        self._switchboard.dial_failed(link, reason, now)
+        self._settle(now)
+
+    def receive_data(self, link: int, data: bytes, now: float) -> None:
+        """*data* came in on connection *link*."""
+        self._switchboard.receive_data(link, data, now)
+        self._settle(now)
+
+    def receive_eof(self, link: int, now: float) -> None:
+        """Connection *link* ended."""
+        self._switchboard.receive_eof(link, now)
+        self._settle(now)
+
+    def provide_signature(self, link: int, signature: bytes, now: float) -> None:
+        """The answer to `SignatureWanted`: 64 bytes r || s, low s."""
+        self._switchboard.provide_signature(link, signature, now)
+        self._settle(now)
+
+    def provide_encapsulation(
+        self, link: int, ciphertext: bytes, secret: bytes, now: float
+    ) -> None:
+        """The answer to `EncapsulationWanted`."""
+        self._switchboard.provide_encapsulation(link, ciphertext, secret, now)
+        self._settle(now)
+
+    def roster_stored(self, link: int, now: float) -> None:
+        """The answer to `StoreRoster`: the new roster is in force from here on."""
+        self._switchboard.roster_stored(link, now)
+        self._settle(now)
+
+    # ------------------------------------------------------------- internals
+
+    def _settle(self, now: float) -> None:
+        """Let the brain hear what the switchboard has for it."""
+        while (news := self._switchboard.take()) is not None:
+            self._hear(news, now)
+
+    def _hear(self, news: News, now: float) -> None:
+        match news:
+            case Incoming(rank, purpose, message):
+                try:
+                    effects = self._brain.message(rank, purpose, message, now)
+                except RemoteProtocolError as error:
+                    self._switchboard.fail(rank, purpose, error, now)
+                    return
+                self._carry_out(effects, now)
+            case Up(rank, purpose):
+                if purpose is Purpose.STEP and self.roster.roster.inner_seal:
+                    self._hand_down(news)
+                self._carry_out(self._brain.link_up(rank, purpose, now), now)
+            case Down(rank, purpose, reason):
+                self._carry_out(self._brain.link_down(rank, purpose, reason, now), now)
+            case Adopted(reordered):
+                if reordered:
+                    self._begin_anew(now)
+
+    def _hand_down(self, up: Up) -> None:
+        """Give the engine the activation secrets of a step link; nobody keeps them here."""
+        hop = up.hop
+        cluster = self.roster.roster.cluster
+        if up.rank == (self.rank + 1) % self.world:
+            self._events.append(ToEngine(HopKey(True, hop.suite, cluster, hop.send)))
+        if (up.rank + 1) % self.world == self.rank:
+            self._events.append(ToEngine(HopKey(False, hop.suite, cluster, hop.receive)))
+
+    def _begin_anew(self, now: float) -> None:
+        """The ranks are others now: end what runs, and begin with a new brain."""
+        for uid in sorted(self._requests):
+            self._events.append(RequestDone(uid, FinishReason.FAILED, "the roster changed"))
+        self._requests.clear()
+        self._switchboard.unwant(Purpose.STEP)
+        self._switchboard.shut_all({Purpose.CONTROL, Purpose.STEP}, "the roster changed", now)
+        while self._switchboard.take() is not None:
+            pass  # the old brain's news
+        self._brain = self._make_brain()
+        if self.rank > 0:
+            self._switchboard.want(0, Purpose.CONTROL, now)
+        if self._info is not None:
+            self._carry_out(self._brain.engine_message(self._info, now), now)
+
+    def _carry_out(self, effects: list[Effect], now: float) -> None:
+        for effect in effects:
+            match effect:
+                case Send(rank, purpose, message):
+                    self._switchboard.send(rank, purpose, message, now)
+                case Want(rank, purpose):
+                    self._switchboard.want(rank, purpose, now)
+                case Shut(rank, purpose, code, reason):
+                    self._switchboard.shut(rank, purpose, code, reason, now)
+                case RequestDone(uid):
+                    self._requests.discard(uid)
+                    self._events.append(effect)
+                case _:
+                    self._events.append(effect)

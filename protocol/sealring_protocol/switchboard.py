@@ -1,0 +1,485 @@
+"""The links of one node: dialing, accepting, who wins when two meet, and what comes in on each.
+
+It turns connections, which are numbers with bytes, into links, which are a rank and a purpose with
+messages. What the node must know it finds in `take`: links that came up and went down, messages,
+and a newer roster that is now in force. What the world must do it finds in `events`.
+
+Connections whose numbers are unknown, because they are gone, are ignored: bytes and ends of
+streams may cross a hang-up on their way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+
+from sealring_protocol.codec.messages import Message, Progress
+from sealring_protocol.control.contacts import Contact, Contacts, Key, Verdict
+from sealring_protocol.control.effects import Level, Note
+from sealring_protocol.errors import (
+    CloseCode,
+    LimitExceeded,
+    LocalProtocolError,
+    RemoteProtocolError,
+    SealringError,
+)
+from sealring_protocol.events import (
+    Dial,
+    EncapsulationWanted,
+    Hangup,
+    NodeEvent,
+    SignatureWanted,
+    StoreRoster,
+)
+from sealring_protocol.link import (
+    Hop,
+    Link,
+    LinkClosed,
+    LinkEvent,
+    LinkUp,
+    PeerProved,
+    RosterReceived,
+)
+from sealring_protocol.security.admission import Admission
+from sealring_protocol.security.handshake import (
+    EncapsulationRequested,
+    HandshakeConfig,
+    SignatureRequested,
+)
+from sealring_protocol.security.roles import Purpose
+from sealring_protocol.security.roster import Member, SignedRoster
+
+_SAY: Final = Level.WARNING
+_QUIET: Final = {CloseCode.SHUTDOWN, CloseCode.DUPLICATE_LINK, CloseCode.NOT_READY}
+_DUPLICATE: Final = "there is such a link already"
+
+
+@attrs.frozen
+class Up:
+    """The link with *purpose* to *rank* is up; *hop* has its activation secrets."""
+
+    rank: int
+    purpose: Purpose
+    hop: Hop
+
+
+@attrs.frozen
+class Down:
+    """It is gone."""
+
+    rank: int
+    purpose: Purpose
+    reason: str
+
+
+@attrs.frozen
+class Incoming:
+    """*rank* sent *message* on the link with *purpose*."""
+
+    rank: int
+    purpose: Purpose
+    message: Message
+
+
+@attrs.frozen
+class Adopted:
+    """A newer roster is in force; *reordered* if its members or their ranks are others."""
+
+    reordered: bool
+
+
+News = Up | Down | Incoming | Adopted
+
+
+@attrs.define(eq=False)
+class _Connection:
+    number: int
+    source: str  # where an incoming connection came from
+    key: Key | None  # of an own dial from the start, else once the peer is proved
+    link: Link | None = None  # None until a dial is connected
+    up: bool = False
+    roster: SignedRoster | None = None  # waits to be stored
+
+    @property
+    def dialed(self) -> bool:
+        return not self.source
+
+
+class Switchboard:
+    """All links of the node with *config*. Times are the caller's monotonic seconds."""
+
+    def __init__(self, config: HandshakeConfig, now: float) -> None:
+        self.config = config
+        self.accept_steps = False
+        """Whether step links may come in: there must be an engine to hand their keys to."""
+        self.events: deque[NodeEvent] = deque()
+        self._contacts = Contacts(config.node_id)
+        self._admission = Admission(now)
+        self._connections: dict[int, _Connection] = {}
+        self._held: dict[Key, int] = {}
+        self._numbers = 0
+        self._news: deque[News] = deque()
+        self._flush: set[int] = set()
+        self._progress = Progress()
+
+    # -------------------------------------------------------------- looking
+
+    @property
+    def rank(self) -> int:
+        """This node's rank."""
+        return self.config.roster.roster.rank(self.config.node_id)
+
+    def member(self, rank: int) -> Member:
+        """The member of *rank*."""
+        return self.config.roster.roster.members[rank]
+
+    def links(self) -> list[tuple[int, Purpose, Link]]:
+        """Rank of the peer, purpose and link, of every established link."""
+        return [
+            (self._rank(connection.key), connection.key[1], connection.link)
+            for connection in self._connections.values()
+            if connection.up and connection.key is not None and connection.link is not None
+        ]
+
+    def take(self) -> News | None:
+        """The next thing that the node must know."""
+        return self._news.popleft() if self._news else None
+
+    def links_to_flush(self) -> set[int]:
+        """The connections that have something to send since the last call."""
+        flush, self._flush = self._flush, set()
+        return flush
+
+    def data_to_send(self, number: int) -> bytes | bytearray:
+        """All that waits to be sent on connection *number*."""
+        connection = self._connections.get(number)
+        if connection is None or connection.link is None:
+            return b""
+        return connection.link.data_to_send()
+
+    def next_timeout(self) -> float | None:
+        """When `handle_timeout` wants to be called."""
+        times = [self._contacts.next_timeout()]
+        times += [c.link.next_timeout() for c in self._connections.values() if c.link is not None]
+        return min((time for time in times if time is not None), default=None)
+
+    # ---------------------------------------------------------------- orders
+
+    def want(self, rank: int, purpose: Purpose, now: float) -> None:
+        """Keep a link up."""
+        self._contacts.want((self.member(rank).id, purpose), now)
+        self._dial_due(now)
+
+    def unwant(self, purpose: Purpose) -> None:
+        """Stop dialing links of *purpose*."""
+        for member in self.config.roster.roster.members:
+            self._contacts.forget((member.id, purpose))
+
+    def greet(self, now: float) -> None:
+        """Let every member hear of this node's roster once, and hear of theirs."""
+        for member in self.config.roster.roster.members:
+            if member.id != self.config.node_id and member.addresses:
+                self._contacts.want_once((member.id, Purpose.CONTROL), now)
+        self._dial_due(now)
+
+    def send(self, rank: int, purpose: Purpose, message: Message, now: float) -> None:
+        """Send *message* if the link is up; if not, its loss has been told of."""
+        connection = self._find(rank, purpose)
+        if connection is not None:
+            self._do(connection, now, lambda link: link.send(message))
+
+    def shut(self, rank: int, purpose: Purpose, code: CloseCode, reason: str, now: float) -> None:
+        """Close a link, telling the peer why."""
+        connection = self._find(rank, purpose)
+        if connection is not None:
+            self._shut(connection, code, reason, now)
+
+    def fail(self, rank: int, purpose: Purpose, error: RemoteProtocolError, now: float) -> None:
+        """The peer did on a link what it may not: close it for that."""
+        connection = self._find(rank, purpose)
+        if connection is not None and connection.link is not None:
+            connection.link.fail(error)
+            self._down(connection, error, now)
+
+    def shut_all(self, purposes: set[Purpose], reason: str, now: float) -> None:
+        """Close every link of *purposes*, and give up every handshake for one."""
+        for connection in list(self._connections.values()):
+            if connection.key is not None and connection.key[1] in purposes:
+                self._shut(connection, CloseCode.SHUTDOWN, reason, now)
+
+    def set_progress(self, progress: Progress) -> None:
+        """What PINGs and PONGs say of this node from now on."""
+        self._progress = progress
+        for connection in self._connections.values():
+            if connection.link is not None:
+                connection.link.progress = progress
+
+    # ----------------------------------------------------------- connections
+
+    def accepted(self, source: str, entropy: bytes, now: float, wall_ms: int) -> int:
+        """A connection came in from the address *source*."""
+        self._numbers += 1
+        number = self._numbers
+        try:
+            self._admission.opened(source)
+        except LimitExceeded as error:
+            self.events.append(Note(_SAY, f"refused a connection from {source}: {error}"))
+            self.events.append(Hangup(number, b""))
+            return number
+        link = Link.accept(self.config, self._admission, now, wall_ms, entropy)
+        link.progress = self._progress
+        self._connections[number] = _Connection(number, source, None, link)
+        return number
+
+    def connected(self, number: int, entropy: bytes, now: float, wall_ms: int) -> None:
+        """The connection of a `Dial` is open."""
+        connection = self._connections.get(number)
+        if connection is None or connection.key is None:
+            return
+        peer, purpose = connection.key
+        connection.link = Link.dial(self.config, peer, purpose, now, wall_ms, entropy)
+        connection.link.progress = self._progress
+        self._do(connection, now, lambda link: None)
+
+    def dial_failed(self, number: int, reason: str, now: float) -> None:
+        """The connection of a `Dial` could not be opened."""
+        connection = self._connections.pop(number, None)
+        if connection is not None and connection.key is not None:
+            name = self.member(self._rank(connection.key)).name
+            text = f"cannot reach {name} yet: {reason}; will try again"
+            self.events.append(Note(Level.DEBUG, text))
+            self._dial_ended(connection.key, now)
+
+    def receive_data(self, number: int, data: bytes, now: float) -> None:
+        """*data* came in on connection *number*."""
+        self._with(number, now, lambda link: link.receive_data(data, now))
+
+    def receive_eof(self, number: int, now: float) -> None:
+        """Connection *number* ended."""
+        connection = self._connections.get(number)
+        if connection is None:
+            return
+        if connection.link is None:
+            self.dial_failed(number, "the connection ended", now)
+            return
+        self._do(connection, now, lambda link: link.receive_eof())
+
+    def provide_signature(self, number: int, signature: bytes, now: float) -> None:
+        """The answer to `SignatureWanted`."""
+        self._with(number, now, lambda link: link.provide_signature(signature, now))
+
+    def provide_encapsulation(
+        self, number: int, ciphertext: bytes, secret: bytes, now: float
+    ) -> None:
+        """The answer to `EncapsulationWanted`."""
+        self._with(number, now, lambda link: link.provide_encapsulation(ciphertext, secret, now))
+
+    def roster_stored(self, number: int, now: float) -> None:
+        """The answer to `StoreRoster`: the roster is in force from here on."""
+        connection = self._connections.get(number)
+        if connection is not None and connection.roster is not None:
+            self._adopt(connection.roster, now)
+            connection.roster = None
+            self._do(connection, now, lambda link: link.roster_stored(now))
+
+    def handle_timeout(self, now: float) -> None:
+        """Time has passed."""
+        for connection in list(self._connections.values()):
+            if connection.link is not None:
+                deadline = connection.link.next_timeout()
+                if deadline is not None and now >= deadline:
+                    self._do(connection, now, lambda link: link.handle_timeout(now))
+        self._dial_due(now)
+
+    # ------------------------------------------------------------- internals
+
+    def _rank(self, key: Key) -> int:
+        return self.config.roster.roster.rank(key[0])
+
+    def _find(self, rank: int, purpose: Purpose) -> _Connection | None:
+        contact = self._contacts.get((self.member(rank).id, purpose))
+        return None if contact is None else self._connections.get(contact.link)
+
+    def _with(self, number: int, now: float, action: Callable[[Link], None]) -> None:
+        connection = self._connections.get(number)
+        if connection is not None and connection.link is not None:
+            self._do(connection, now, action)
+
+    def _do(self, connection: _Connection, now: float, action: Callable[[Link], None]) -> None:
+        """Let *action* happen to a link, then deal with what comes of it."""
+        link = connection.link
+        if link is None:
+            return
+        try:
+            action(link)
+            while (event := link.next_event()) is not None:
+                self._on(connection, event, now)
+                if connection.number not in self._connections:
+                    return
+        except SealringError as error:
+            self._down(connection, error, now)
+            return
+        if link.has_data_to_send:
+            self._flush.add(connection.number)
+
+    def _on(self, connection: _Connection, event: LinkEvent, now: float) -> None:
+        number = connection.number
+        match event:
+            case SignatureRequested(payload):
+                if connection.dialed and connection.key is not None:
+                    self._contacts.dial_answered(connection.key)
+                self.events.append(SignatureWanted(number, payload))
+            case EncapsulationRequested(key):
+                self.events.append(EncapsulationWanted(number, key))
+            case RosterReceived(roster):
+                connection.roster = roster
+                self.events.append(StoreRoster(number, roster.encode()))
+            case PeerProved():
+                self._judge(connection, event, now)
+            case LinkUp():
+                self._established(connection, event, now)
+            case LinkClosed(code, reason):
+                self._closed(connection, code, reason, now)
+            case _:
+                if connection.key is not None:
+                    rank, purpose = self._rank(connection.key), connection.key[1]
+                    self._news.append(Incoming(rank, purpose, event))
+
+    def _judge(self, connection: _Connection, proved: PeerProved, now: float) -> None:
+        """An incoming peer has proved who it is: take it, or say why not."""
+        key = (proved.peer, proved.purpose)
+        connection.key = key
+        refusal = self._refusal(self._rank(key), proved.purpose)
+        verdict = self._contacts.judge(key, proved.instance)
+        if refusal is not None:
+            self._refuse(connection, *refusal, now)
+        elif verdict is Verdict.DUPLICATE:
+            self._refuse(connection, CloseCode.DUPLICATE_LINK, _DUPLICATE, now)
+        elif verdict is Verdict.HOLD and key not in self._held:
+            self._held[key] = connection.number
+        else:
+            if verdict is Verdict.REPLACE:
+                old = self._find(self._rank(key), proved.purpose)
+                if old is not None:
+                    self._shut(old, CloseCode.REPLACED, "the peer began a new life", now)
+            self._admit(connection, now)
+
+    def _admit(self, connection: _Connection, now: float) -> None:
+        if connection.link is not None:
+            connection.link.admit(now)
+
+    def _refuse(self, connection: _Connection, code: CloseCode, reason: str, now: float) -> None:
+        if connection.link is not None:
+            connection.link.refuse(code, reason)
+        quiet = code in _QUIET
+        self._down(connection, LocalProtocolError(reason), now, Level.DEBUG if quiet else _SAY)
+
+    def _refusal(self, peer: int, purpose: Purpose) -> tuple[CloseCode, str] | None:
+        world = len(self.config.roster.roster.members)
+        if purpose is Purpose.CONTROL:
+            return None
+        if purpose is not Purpose.STEP or (peer + 1) % world != self.rank:
+            text = f"rank {peer} has no {purpose.name} link to rank {self.rank}"
+            return CloseCode.ROLE_VIOLATION, text
+        if not self.accept_steps:
+            return CloseCode.NOT_READY, "the engine is not up yet"
+        return None
+
+    def _established(self, connection: _Connection, event: LinkUp, now: float) -> None:
+        key = connection.key
+        assert key is not None  # noqa: S101  a dial has it, a peer that was proved too
+        self._settle(connection)
+        connection.up = True
+        self._contacts.established(key, Contact(connection.number, event.instance))
+        self._release(key, now)
+        self._contacts.satisfied(key)
+        rank = self._rank(key)
+        if key[1] is Purpose.CONTROL and 0 not in (rank, self.rank):
+            if connection.dialed:
+                self._shut(connection, CloseCode.SHUTDOWN, "the rosters are exchanged", now)
+            return
+        self._news.append(Up(rank, key[1], event.hop))
+
+    def _closed(self, connection: _Connection, code: int, reason: str, now: float) -> None:
+        known = CloseCode(code).name if code in {int(c) for c in CloseCode} else str(code)
+        error = RemoteProtocolError(f"the peer closed the link ({known.lower()}): {reason}")
+        self._down(connection, error, now, Level.DEBUG if code in _QUIET else _SAY)
+
+    def _shut(self, connection: _Connection, code: CloseCode, reason: str, now: float) -> None:
+        if connection.link is not None and connection.up:
+            connection.link.close(code, reason)
+        self._down(connection, LocalProtocolError(reason), now, Level.DEBUG)
+
+    def _down(
+        self, connection: _Connection, error: SealringError, now: float, level: Level = _SAY
+    ) -> None:
+        """Forget a connection, hang it up, and tell whom it concerns."""
+        if self._connections.pop(connection.number, None) is None:
+            return
+        last = connection.link.data_to_send() if connection.link is not None else b""
+        self.events.append(Hangup(connection.number, bytes(last)))
+        self._flush.discard(connection.number)
+        self._settle(connection)
+        key = connection.key
+        if key is None or self.config.roster.roster.member(key[0]) is None:
+            who = f"a connection from {connection.source}" if connection.source else "a member"
+            self.events.append(Note(level, f"refused {who}: {error}"))
+            return
+        if not connection.up:
+            text = (
+                f"no {key[1].name.lower()} link with {self.member(self._rank(key)).name}: {error}"
+            )
+            self.events.append(Note(level, text))
+            if self._held.get(key) == connection.number:
+                del self._held[key]
+            if connection.dialed:
+                self._dial_ended(key, now)
+        elif self._contacts.lost(key, connection.number, now):
+            self._news.append(Down(self._rank(key), key[1], str(error)))
+
+    def _settle(self, connection: _Connection) -> None:
+        """An incoming connection's handshake is over."""
+        if connection.source and not connection.up:
+            self._admission.settled(connection.source)
+
+    def _dial_ended(self, key: Key, now: float) -> None:
+        self._contacts.dial_ended(key, now)
+        self._release(key, now)
+
+    def _release(self, key: Key, now: float) -> None:
+        """An own dial has come to its end: answer the peer's, which was held for it."""
+        held = self._connections.get(self._held.pop(key, 0))
+        if held is None:
+            return
+        if self._contacts.get(key) is not None:
+            self._refuse(held, CloseCode.DUPLICATE_LINK, _DUPLICATE, now)
+        else:
+            self._do(held, now, lambda link: link.admit(now))
+
+    def _dial_due(self, now: float) -> None:
+        for key, turn in self._contacts.due(now):
+            member = self.config.roster.roster.member(key[0])
+            if member is None or not member.addresses:
+                self._contacts.forget(key)
+                continue
+            self._numbers += 1
+            self._connections[self._numbers] = _Connection(self._numbers, "", key)
+            address = member.addresses[turn % len(member.addresses)]
+            self.events.append(Dial(self._numbers, address, member.name))
+
+    def _adopt(self, roster: SignedRoster, now: float) -> None:
+        """From here on *roster* is the one; links with those it no longer holds end."""
+        before = self.config.roster.roster
+        if roster.roster.serial <= before.serial:
+            return
+        self.config = attrs.evolve(self.config, roster=roster)
+        for connection in list(self._connections.values()):
+            if connection.key is not None and connection.key[0] not in roster.roster:
+                self._shut(connection, CloseCode.ROSTER_EXPIRED, "no longer a member", now)
+        reordered = [m.id for m in before.members] != [m.id for m in roster.roster.members]
+        self.events.append(Note(Level.INFO, f"roster {roster.roster.serial} is in force"))
+        self._news.append(Adopted(reordered))
+        self.greet(now)

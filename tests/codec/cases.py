@@ -1,0 +1,107 @@
+"""One table of messages that drives encoding, decoding, truncation, trailing data and fuzz seeds."""
+
+from __future__ import annotations
+
+from sealring_protocol.codec.messages import (
+    NO_EPOCH,
+    Accept,
+    Backend,
+    Bootstrap,
+    CacheCost,
+    Close,
+    Decode,
+    EngineInfo,
+    Epoch,
+    Failure,
+    FailureKind,
+    HopKey,
+    Join,
+    Loaded,
+    LocalMessage,
+    Message,
+    Open,
+    Ping,
+    Pong,
+    Prefill,
+    Progress,
+    Ready,
+    Row,
+    Save,
+    Step,
+    StepDone,
+)
+from sealring_protocol.codec.tensor import DType, Tensor
+
+EPOCH = Epoch(0x1122334455667788, 3)
+DIGEST = bytes(range(16))
+BF16 = Tensor(DType.BF16, (1, 2, 3), bytes(range(12)))
+SEALED = Tensor(DType.F32, (2, 2), bytes(range(32)), sealed=True, counter=99)
+FAILURE = Failure(2, FailureKind.ENGINE_ERROR, "ValueError: shapes (3,4) and (5,)")
+
+MESSAGES: dict[str, Message] = {
+    "accept": Accept(bytes(range(32)), 7, b""),
+    "accept-with-roster": Accept(bytes(32), 2**64 - 1, b"a roster"),
+    "ping": Ping(1, Progress()),
+    "ping-full": Ping(2**64 - 1, Progress(1, 2, 3, 4, 5, 6, 7)),
+    "pong": Pong(77, Progress(steps_received=9)),
+    "close": Close(0, ""),
+    "close-reason": Close(6, "another model — naïve"),
+    "close-unknown-code": Close(65535, "from the future"),
+    "ready-hello": Ready(
+        NO_EPOCH, b"m" * 32, 0, 0, 24, DType.BF16, 4096, True, 1 << 40, CacheCost(0, 0)
+    ),
+    "ready": Ready(
+        EPOCH,
+        b"m" * 32,
+        3,
+        9,
+        12,
+        DType.F32,
+        160,
+        False,
+        12345,
+        CacheCost(1, 2, ((128, 64), (1024, 32))),
+    ),
+    "bootstrap": Bootstrap(EPOCH, Backend.PIPELINE, 1, True, 60000, b"d" * 32, (0, 3, 6)),
+    "bootstrap-hosts": Bootstrap(
+        EPOCH, Backend.RING, 0, False, 1, b"d" * 32, (0, 6), (("::1", 9000), ("host", 1))
+    ),
+    "step-idle": Step(EPOCH, 1, DIGEST),
+    "step-decode": Step(EPOCH, 2, DIGEST, work=Decode(1), tensors=(BF16,)),
+    "step-decode-sealed": Step(
+        EPOCH, 2**64 - 1, DIGEST, work=Decode(0xFFFF), tensors=(SEALED,), compute_us=5
+    ),
+    "step-prefill": Step(
+        EPOCH, 3, DIGEST, open=(Open(5),), work=Prefill(5, 0, 3), ids=(1, 2, 2**32 - 1)
+    ),
+    "step-everything": Step(
+        EPOCH,
+        4,
+        DIGEST,
+        save=(Save(5, 90), Save(6, 91)),
+        evict=(1, 2, 3),
+        drop=(4, 88),
+        open=(Open(7), Open(8, 90, 17)),
+        join=(Join(5, 0), Join(6, 1)),
+        work=Prefill(7, 2**32 - 1, 1),
+        ids=(9, 8, 7),
+        tensors=(BF16, SEALED, Tensor(DType.F16, (), bytes(2)), Tensor(DType.U32, (0, 4), b"")),
+        compute_us=2**32 - 1,
+    ),
+    "step-failed": Step(EPOCH, 5, DIGEST, work=Decode(0), failed=FAILURE),
+    "done": StepDone(EPOCH, 6, 1500, tensors=(SEALED,)),
+    "done-empty": StepDone(EPOCH, 7),
+    "done-ids": StepDone(EPOCH, 8, 1, ids=(5, 6, 7)),
+    "done-failed": StepDone(EPOCH, 9, failed=FAILURE),
+}
+
+LOCAL: dict[str, LocalMessage] = {
+    "engine-info": EngineInfo(
+        b"m" * 32, DType.F32, 160, 1024, 2048, True, 1 << 34, 655360, (1, 2, 3)
+    ),
+    "hop-key": HopKey(True, 1, b"c" * 32, b"s" * 32),
+    "hop-key-in": HopKey(False, 2, b"c" * 32, b"s" * 32),
+    "row": Row(5),
+    "row-full": Row(6, 2**64 - 1, 3, 0.7, 0.95, 40, 0.05),
+    "loaded": Loaded(1, 2, 3),
+}

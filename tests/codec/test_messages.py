@@ -1,0 +1,204 @@
+"""Every message: encode, decode, cut short at every length, longer by a byte, and hostile."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sealring_protocol import limits
+from sealring_protocol.codec.encoding import decode, decode_local, encode
+from sealring_protocol.codec.messages import (
+    Bootstrap,
+    CacheCost,
+    Close,
+    Epoch,
+    Failure,
+    FailureKind,
+    Join,
+    MessageCode,
+    Row,
+    Step,
+    StepDone,
+)
+from sealring_protocol.codec.tensor import DType, Tensor
+from sealring_protocol.codec.wire import clip
+from sealring_protocol.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
+from tests.codec.cases import DIGEST, EPOCH, LOCAL, MESSAGES
+
+ALL = [(name, message, decode) for name, message in MESSAGES.items()]
+ALL += [(name, message, decode_local) for name, message in LOCAL.items()]
+IDS = [name for name, _, _ in ALL]
+
+
+def flat(message):
+    return b"".join(encode(message))
+
+
+@pytest.mark.parametrize(("name", "message", "decoder"), ALL, ids=IDS)
+def test_decoding_gives_the_message_back(name, message, decoder):
+    data = flat(message)
+    assert data[0] == message.CODE
+    back = decoder(data)
+    assert type(back) is type(message)
+    assert back == message
+    assert flat(back) == data
+
+
+@pytest.mark.parametrize(("name", "message", "decoder"), ALL, ids=IDS)
+def test_cut_short_at_any_length_it_is_refused(name, message, decoder):
+    data = flat(message)
+    for size in range(len(data)):
+        with pytest.raises(RemoteProtocolError):
+            decoder(data[:size])
+
+
+@pytest.mark.parametrize(("name", "message", "decoder"), ALL, ids=IDS)
+def test_a_trailing_byte_is_refused(name, message, decoder):
+    with pytest.raises(RemoteProtocolError, match="trailing"):
+        decoder(flat(message) + b"\0")
+
+
+@pytest.mark.parametrize(("name", "message", "decoder"), ALL, ids=IDS)
+def test_a_changed_byte_gives_a_documented_error_or_another_message(name, message, decoder):
+    data = bytearray(flat(message))
+    for at in range(len(data)):
+        for change in (1, 0x80, 0xFF):
+            data[at] ^= change
+            try:
+                other = decoder(bytes(data))
+            except RemoteProtocolError:
+                pass
+            else:
+                assert flat(other) == bytes(data), "two encodings of one value"
+            data[at] ^= change
+
+
+@given(st.binary(max_size=400))
+def test_any_bytes_give_a_documented_error_or_a_message_with_that_encoding(data):
+    for decoder in (decode, decode_local):
+        try:
+            message = decoder(data)
+        except RemoteProtocolError:
+            continue
+        assert flat(message) == data
+
+
+@given(st.sampled_from(sorted(MessageCode)), st.binary(max_size=300))
+def test_any_body_after_a_code_does_too(code, data):
+    test_any_bytes_give_a_documented_error_or_a_message_with_that_encoding.hypothesis.inner_test(
+        bytes([code]) + data
+    )
+
+
+def test_local_messages_do_not_travel():
+    for message in LOCAL.values():
+        with pytest.raises(RemoteProtocolError, match="unknown message type"):
+            decode(flat(message))
+    for code in (MessageCode.INIT, MessageCode.RESP, MessageCode.FIN, MessageCode.TUNNEL):
+        with pytest.raises(RemoteProtocolError, match="unknown message type"):
+            decode(bytes([code]))
+
+
+STEP = Step(EPOCH, 1, DIGEST)
+TOO_MUCH = {
+    "rows": attrs.evolve(STEP, evict=tuple(range(limits.MAX_ROWS + 1))),
+    "joins": attrs.evolve(STEP, join=(Join(1, 1),) * (limits.MAX_ROWS + 1)),
+    "ids": attrs.evolve(STEP, ids=(1,) * (limits.MAX_IDS + 1)),
+    "done-ids": StepDone(EPOCH, 1, ids=(1,) * (limits.MAX_IDS + 1)),
+    "tensors": attrs.evolve(STEP, tensors=(Tensor(DType.F32, (), bytes(4)),) * 5),
+    "digest": attrs.evolve(STEP, digest=b"short"),
+    "u64": attrs.evolve(STEP, n=2**64),
+    "negative": attrs.evolve(STEP, n=-1),
+    "bounds": Bootstrap(EPOCH, 1, 0, True, 1, b"d" * 32, tuple(range(18))),
+    "windows": attrs.evolve(MESSAGES["ready"], cost=CacheCost(0, 0, ((1, 1),) * 17)),
+    "tensor-bytes": attrs.evolve(STEP, tensors=(Tensor(DType.F32, (2,), bytes(4)),)),
+    "tensor-dimensions": attrs.evolve(STEP, tensors=(Tensor(DType.F16, (1,) * 5, bytes(2)),)),
+    "tensor-counter": attrs.evolve(STEP, tensors=(Tensor(DType.F16, (1,), bytes(2), counter=1),)),
+    "roster": attrs.evolve(MESSAGES["accept"], roster=bytes(limits.MAX_ROSTER + 1)),
+    "transcript": attrs.evolve(MESSAGES["accept"], transcript=b""),
+    "host": attrs.evolve(MESSAGES["bootstrap-hosts"], hosts=(("h" * 256, 1),)),
+    "layers": attrs.evolve(LOCAL["engine-info"], layers=(1,) * (limits.MAX_LAYERS + 1)),
+    "float": Row(1, top_k=-1),
+}
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_what_does_not_fit_is_the_callers_fault(name):
+    with pytest.raises(LocalProtocolError):
+        encode(TOO_MUCH[name])
+
+
+def at_limit(count, at):
+    """An idle step whose 16-bit list count at offset *at* is *count*, with nothing after it."""
+    data = bytearray(flat(STEP))
+    data[at : at + 2] = count.to_bytes(2, "big")
+    return bytes(data)
+
+
+@pytest.mark.parametrize("position", range(5))
+def test_a_list_is_refused_on_its_declared_length(position):
+    at = 1 + 8 + 8 + 8 + 16 + 2 * position
+    with pytest.raises(LimitExceeded):
+        decode(at_limit(limits.MAX_ROWS + 1, at))
+    with pytest.raises(RemoteProtocolError, match="truncated"):
+        decode(at_limit(limits.MAX_ROWS, at))
+
+
+def test_lists_at_their_limit_travel():
+    full = attrs.evolve(STEP, evict=tuple(range(limits.MAX_ROWS)), ids=(1,) * limits.MAX_IDS)
+    assert decode(flat(full)) == full
+
+
+def test_declared_ids_beyond_the_limit_are_refused_before_they_are_read():
+    data = bytearray(flat(StepDone(EPOCH, 1)))
+    data[29:33] = (limits.MAX_IDS + 1).to_bytes(4, "big")
+    with pytest.raises(LimitExceeded, match="token ids"):
+        decode(bytes(data))
+
+
+def test_a_tensor_that_declares_gigabytes_is_refused_at_its_header():
+    small = flat(attrs.evolve(STEP, tensors=(Tensor(DType.F32, (1, 1), bytes(4)),)))
+    huge = small[:-12] + (0xFFFFFFFF).to_bytes(4, "big") * 2 + small[-4:]
+    with pytest.raises(LimitExceeded, match="declares"):
+        decode(huge)
+
+
+def test_reasons_are_made_printable_and_cut_on_a_character():
+    sent = Close(1, "line\nbreak \x1b[31m" + "é" * 300)
+    back = decode(flat(sent))
+    assert back.reason.startswith("line\\nbreak \\x1b[31m")
+    assert back.reason.isprintable()
+    assert len(back.reason.encode()) <= limits.MAX_REASON
+    assert clip("é" * 300, 5) == "éé"
+
+
+def test_an_unprintable_reason_from_a_peer_is_refused():
+    data = bytearray(flat(Close(1, "abc")))
+    data[-1] = 7
+    with pytest.raises(RemoteProtocolError, match="unprintable"):
+        decode(bytes(data))
+    data[-1] = 0xFF
+    with pytest.raises(RemoteProtocolError, match="UTF-8"):
+        decode(bytes(data))
+
+
+def test_costs_and_epochs():
+    cost = CacheCost(100, 10, ((16, 3), (64, 1)))
+    assert cost.of(0) == 100
+    assert cost.of(20) == 100 + 200 + 48 + 20
+    assert Epoch(1, 2) < Epoch(1, 3) < Epoch(2, 0)
+    assert MESSAGES["bootstrap"].world == 2
+
+
+def test_secrets_stay_out_of_logs():
+    assert "s" * 32 not in repr(LOCAL["hop-key"])
+    assert "73737373" not in repr(LOCAL["hop-key"])
+
+
+def test_failures_know_their_rank_and_kind():
+    done = decode(flat(StepDone(EPOCH, 1, failed=Failure(15, FailureKind.MEMORY, "x" * 999))))
+    assert done.failed is not None
+    assert done.failed.rank == 15
+    assert len(done.failed.message) == limits.MAX_REASON

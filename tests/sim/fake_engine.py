@@ -1,0 +1,317 @@
+"""An engine whose model is integer arithmetic: it speaks the engine protocol like the real one.
+
+Each layer keeps one 32-bit number per row, its "cache", and mixes it with the token's hidden
+number, so that a wrong order, a missed or doubled step or a wrong cache changes every later
+token. `reference` is the same model in one piece.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+import attrs
+
+from sealring_protocol.codec.messages import (
+    Bootstrap,
+    CacheCost,
+    Decode,
+    EngineInfo,
+    Failure,
+    FailureKind,
+    HopKey,
+    Loaded,
+    LocalMessage,
+    NoWork,
+    Ping,
+    Pong,
+    Prefill,
+    Progress,
+    Ready,
+    Row,
+    Step,
+    StepDone,
+)
+from sealring_protocol.codec.tensor import DType, Tensor
+from sealring_protocol.control.ledger import Change, Ledger
+from sealring_protocol.errors import SealringError
+from sealring_protocol.security.keys import Suite
+from sealring_protocol.security.seal import (
+    PREFILL_GROUP,
+    InnerContext,
+    InnerOpener,
+    InnerSealer,
+)
+
+MASK = 0xFFFFFFFF
+VOCABULARY = 997
+
+
+def mix(cache: int, hidden: int, layer: int) -> tuple[int, int]:
+    cache = (cache * 2654435761 + hidden + layer + 1) & MASK
+    return cache, (hidden ^ (cache >> 7) ^ (cache << 5)) & MASK
+
+
+def embed(token: int) -> int:
+    return (token * 40503 + 12345) & MASK
+
+
+def reference(prompt: Iterable[int], count: int, layers: int) -> list[int]:
+    """The tokens that the model gives after *prompt*."""
+    caches = [0] * layers
+    tokens = list(prompt)
+    out: list[int] = []
+
+    def feed(token: int) -> int:
+        hidden = embed(token)
+        for layer in range(layers):
+            caches[layer], hidden = mix(caches[layer], hidden, layer)
+        return hidden
+
+    for token in tokens[:-1]:
+        feed(token)
+    last = tokens[-1]
+    for _ in range(count):
+        last = feed(last) % VOCABULARY
+        out.append(last)
+    return out
+
+
+def info(layers: int = 6, context: int = 4096, model: bytes = b"m" * 32) -> EngineInfo:
+    return EngineInfo(
+        model, DType.U32, 1, VOCABULARY, context, True, 1 << 30, 1000, (1000,) * layers
+    )
+
+
+class PoisonError(Exception):
+    """The forward raised."""
+
+
+@attrs.define
+class FakeEngine:
+    """One rank's engine. `receive` takes a message and gives the answers, at once."""
+
+    model: EngineInfo = attrs.field(factory=info)
+    poison: int | None = None  # a token whose forward raises
+    order: Bootstrap | None = None
+    ledger: Ledger = attrs.field(factory=Ledger)
+    private: dict[int, list[int]] = attrs.field(factory=dict)
+    groups: dict[int, list[list[int]]] = attrs.field(factory=dict)
+    snaps: dict[int, list[int]] = attrs.field(factory=dict)
+    last: dict[int, int] = attrs.field(factory=dict)
+    pending: dict[int, tuple[int, ...]] = attrs.field(factory=dict)
+    sealer: InnerSealer | None = None
+    opener: InnerOpener | None = None
+    forwards: int = 0
+    dead: bool = False
+
+    @property
+    def empty(self) -> bool:
+        return not (self.private or self.groups or self.snaps or not self.ledger.empty)
+
+    def start(self) -> list[LocalMessage]:
+        return [self.model]
+
+    def receive(self, message: LocalMessage) -> list[LocalMessage]:
+        match message:
+            case Bootstrap():
+                return self._bootstrap(message)
+            case HopKey(outgoing, suite, cluster, secret):
+                if outgoing:
+                    self.sealer = InnerSealer(Suite(suite), secret, cluster)
+                else:
+                    self.opener = InnerOpener(Suite(suite), secret, cluster)
+                return []
+            case Row():
+                return []
+            case Step():
+                return [self._answer(message)]
+            case StepDone():
+                return [self._close(message)]
+            case Ping(echo):
+                return [Pong(echo, Progress(rows=len(self.private)))]
+            case _:
+                raise AssertionError(message)
+
+    def _bootstrap(self, order: Bootstrap) -> list[LocalMessage]:
+        self.order = order
+        self.ledger = Ledger()
+        for held in (self.private, self.groups, self.snaps, self.last, self.pending):
+            held.clear()
+        self.dead = False
+        first, last = order.bounds[order.rank], order.bounds[order.rank + 1]
+        cost = CacheCost(0, 8 * (last - first))
+        model = self.model
+        return [
+            Loaded(1000 * (last - first), 1000 * (last - first), 5),
+            Ready(
+                order.epoch,
+                model.model,
+                first,
+                last,
+                len(model.layers),
+                model.dtype,
+                model.hidden,
+                True,
+                1 << 20,
+                cost,
+            ),
+        ]
+
+    # ------------------------------------------------------------------ steps
+
+    @property
+    def _layers(self) -> range:
+        assert self.order is not None
+        return range(self.order.bounds[self.order.rank], self.order.bounds[self.order.rank + 1])
+
+    def _fail(self, step: Step | StepDone, kind: FailureKind, text: str) -> LocalMessage:
+        assert self.order is not None
+        self.dead = True
+        failed = Failure(self.order.rank, kind, text)
+        last = self.order.rank == self.order.world - 1
+        if isinstance(step, StepDone) or last:
+            return StepDone(step.epoch, step.n, failed=failed)
+        return Step(step.epoch, step.n, step.digest, failed=failed)
+
+    def _answer(self, step: Step) -> LocalMessage:
+        assert self.order is not None
+        assert step.epoch == self.order.epoch
+        assert step.failed is None
+        try:
+            change = self.ledger.apply(step)
+            if self.ledger.digest(step.n) != step.digest:
+                return self._fail(step, FailureKind.LEDGER, "the ledgers differ")
+            ids = self._compose(step, change)
+            hidden = self._input(step, ids)
+            out = self._forward(step, hidden)
+        except PoisonError as error:
+            return self._fail(step, FailureKind.ENGINE_ERROR, str(error))
+        except SealringError as error:
+            return self._fail(step, FailureKind.INTEGRITY, str(error))
+        return self._output(step, out)
+
+    def _compose(self, step: Step, change: Change) -> list[int]:
+        for save in change.saved:
+            self.snaps[save.handle] = list(self.private[save.uid])
+        for uid in change.dropped_rows:
+            del self.private[uid]
+        for handle in change.dropped_snaps:
+            del self.snaps[handle]
+        for row in change.opened:
+            self.private[row.uid] = (
+                list(self.snaps[row.handle]) if row.handle else [0] * len(self._layers)
+            )
+        ids = list(step.ids)
+        assert self.order is not None
+        for group, regroup in change.regroup.items():
+            rows = self.groups.pop(group, [])
+            assert len(rows) == regroup.before
+            rows = [rows[i] for i in regroup.kept] + [
+                self.private.pop(uid) for uid in regroup.joined
+            ]
+            if rows:
+                self.groups[group] = rows
+        if self.order.rank == 0:
+            for join in step.join:
+                self.last[join.uid] = ids.pop(0)
+        return ids
+
+    def _input(self, step: Step, ids: list[int]) -> list[int]:
+        assert self.order is not None
+        if self.order.rank > 0:
+            return self._open(step) if step.tensors else []
+        match step.work:
+            case Prefill(_, _, count):
+                assert len(ids) == count
+                return [embed(token) for token in self._safe(ids)]
+            case Decode(group):
+                uids = self.ledger.rows(group)
+                return [embed(token) for token in self._safe([self.last[u] for u in uids])]
+            case _:
+                return []
+
+    def _safe(self, ids: list[int]) -> list[int]:
+        if self.poison is not None and self.poison in ids:
+            raise PoisonError(f"token {self.poison} is poison")
+        return ids
+
+    def _forward(self, step: Step, hidden: list[int]) -> list[int]:
+        match step.work:
+            case Prefill(uid):
+                self.forwards += 1
+                rows = [self.private[uid]] * len(hidden)
+            case Decode(group):
+                self.forwards += 1
+                rows = self.groups[group]
+                assert len(rows) == len(hidden)
+            case NoWork():
+                return []
+        out = []
+        for caches, value in zip(rows, hidden, strict=True):
+            for index, layer in enumerate(self._layers):
+                caches[index], value = mix(caches[index], value, layer)
+            out.append(value)
+        return out
+
+    def _output(self, step: Step, out: list[int]) -> LocalMessage:
+        assert self.order is not None
+        rank, world = self.order.rank, self.order.world
+        decode = isinstance(step.work, Decode)
+        if rank == 0 and decode:
+            self.pending[step.n] = self.ledger.rows(step.work.group)
+        if world == 1:
+            return StepDone(step.epoch, step.n, ids=self._sample(step.n, out) if decode else ())
+        if rank < world - 1:
+            tensors = self._seal(step, out) if out else ()
+            return attrs.evolve(step, ids=(), tensors=tensors, compute_us=3)
+        tensors = self._seal(step, out) if decode else ()
+        return StepDone(step.epoch, step.n, 3, tensors=tensors)
+
+    def _close(self, done: StepDone) -> LocalMessage:
+        try:
+            out = self._open(done)
+        except SealringError as error:
+            return self._fail(done, FailureKind.INTEGRITY, str(error))
+        return StepDone(done.epoch, done.n, ids=self._sample(done.n, out))
+
+    def _sample(self, n: int, out: list[int]) -> tuple[int, ...]:
+        uids = self.pending.pop(n)
+        assert len(uids) == len(out)
+        ids = tuple(value % VOCABULARY for value in out)
+        self.last.update(zip(uids, ids, strict=True))
+        return ids
+
+    # ---------------------------------------------------------------- tensors
+
+    def _context(self, step: Step | StepDone, boundary: int) -> InnerContext:
+        if isinstance(step, StepDone):
+            return InnerContext(step.epoch, step.n, 0, boundary, self.pending[step.n])
+        match step.work:
+            case Prefill(uid):
+                return InnerContext(step.epoch, step.n, PREFILL_GROUP, boundary, (uid,))
+            case Decode(group):
+                uids = self.ledger.rows(group)
+                return InnerContext(step.epoch, step.n, 0, boundary, uids)
+            case _:
+                raise AssertionError(step)
+
+    def _seal(self, step: Step, out: list[int]) -> tuple[Tensor, ...]:
+        assert self.order is not None
+        data = struct.pack(f"<{len(out)}I", *out)
+        shape = (len(out), 1)
+        if not self.order.inner_seal:
+            return (Tensor(DType.U32, shape, data),)
+        assert self.sealer is not None, "no hop key for the way out"
+        context = self._context(step, self._layers.stop)
+        return (self.sealer.seal(context, DType.U32, shape, data),)
+
+    def _open(self, step: Step | StepDone) -> list[int]:
+        assert self.order is not None
+        (tensor,) = step.tensors
+        data = bytes(tensor.data)
+        if self.order.inner_seal:
+            assert self.opener is not None, "no hop key for the way in"
+            boundary = len(self.model.layers) if self.order.rank == 0 else self._layers.start
+            data = self.opener.open(self._context(step, boundary), tensor)
+        return list(struct.unpack(f"<{len(data) // 4}I", data))
