@@ -95,5 +95,5 @@ WIRE_CODES: Final[dict[type[SealringError], CloseCode]] = {
 
 
 def wire_code(error: SealringError) -> CloseCode:
-    """The code that CLOSE carries for *error*."""
-    return WIRE_CODES[type(error)]
+    """The code that CLOSE carries for *error*: that of its class, or of the nearest above it."""
+    return next(WIRE_CODES[kind] for kind in type(error).__mro__ if kind in WIRE_CODES)

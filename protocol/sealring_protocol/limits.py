@@ -63,8 +63,9 @@ FIRST_KEY_UPDATE: Final = 64
 """Frames that a direction's first key seals: early, so that every session exercises the update."""
 
 KEY_UPDATE_INTERVAL: Final = 65_536
-"""Frames that each later key seals: 2^16 frames of at most 2^24 bytes, well inside AES-GCM's
-confidentiality limit (RFC 9147 section 4.5.3 derives 2^24.5 full records for TLS)."""
+"""Frames that each later key seals: 2^16 frames of at most 2^24 bytes. At that extreme, 2^36
+blocks under one AES key leave a distinguisher an advantage of 2^-57 (RFC 9147 section 4.5.3 has
+the bound); decode frames, a few KiB each, stay far below it."""
 
 MAX_INNER_SKIP: Final = 1 << 20
 """Inner-seal counters that a receiver accepts as skipped (steps of an abandoned epoch)."""

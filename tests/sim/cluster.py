@@ -1,0 +1,358 @@
+"""Nodes with real cryptography on simulated wires, in virtual time.
+
+Every node runs whole: links, handshakes, seals, brain. Its engine is the fake one. The wires
+deliver bytes in pieces of random size after random delays; engines answer after a while. A wire
+can be cut, a node can crash or freeze and come back as a new process. Everything random comes
+from one seed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import attrs
+
+from sealring_protocol.control.effects import Note, RestartEngine, StepTiming, ToEngine
+from sealring_protocol.control.requests import Request, RequestDone, TokenOut
+from sealring_protocol.control.scheduler import SchedulerConfig
+from sealring_protocol.events import (
+    Dial,
+    EncapsulationWanted,
+    Hangup,
+    SignatureWanted,
+    StoreRoster,
+)
+from sealring_protocol.node import Node, NodeConfig
+from sealring_protocol.security.identity import SoftwareSigner
+from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign_roster
+from tests.sim.fake_engine import FakeEngine, info
+
+WALL = 1_700_000_000_000
+COORDINATOR = SoftwareSigner.from_scalar(99991)
+
+
+def signer(index: int) -> SoftwareSigner:
+    return SoftwareSigner.from_scalar(1000 + index)
+
+
+def make_roster(
+    world: int,
+    serial: int = 1,
+    inner_seal: bool = True,
+    order: tuple[int, ...] = (),
+    lifetime_ms: int = 10**9,
+) -> SignedRoster:
+    members = tuple(
+        Member(signer(index).public_key, f"node{index}", (f"host{index}:1",))
+        for index in order or range(world)
+    )
+    roster = Roster(
+        b"c" * 32, "test", serial, WALL - 1000, WALL + lifetime_ms, inner_seal, members
+    )
+    return sign_roster(roster, COORDINATOR)
+
+
+@attrs.define(eq=False)
+class Wire:
+    """One TCP connection: *ends* are (host, link number); number 0 until it is accepted."""
+
+    ends: list[tuple[str, int]]
+    alive: bool = True
+    last: list[float] = attrs.field(factory=lambda: [0.0, 0.0])
+
+
+@attrs.define(eq=False)
+class Host:
+    """One process: a node and its engine."""
+
+    name: str
+    node: Node
+    engine: FakeEngine | None
+    wires: dict[int, Wire] = attrs.field(factory=dict)
+    inbox: deque[Any] = attrs.field(factory=deque)  # to the engine
+    frozen: bool = False
+    alive: bool = True
+    stored: list[bytes] = attrs.field(factory=list)
+
+
+class Cluster:
+    def __init__(
+        self,
+        world: int,
+        seed: int,
+        *,
+        scheduler: SchedulerConfig | None = None,
+        rosters: list[SignedRoster] | None = None,
+        models: list[bytes] | None = None,
+        delay: float = 0.002,
+    ) -> None:
+        self.random = Random(seed)
+        self.now = 0.0
+        self.delay = delay
+        self.rosters = rosters or [make_roster(world)] * world
+        self.models = models or [b"m" * 32] * world
+        self.scheduler = scheduler or SchedulerConfig()
+        self.hosts: dict[str, Host] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.done: dict[int, RequestDone] = {}
+        self.notes: list[tuple[float, str, str]] = []
+        self.timings: list[StepTiming] = []
+        self.tap: Callable[[str, str, bytes], None] | None = None
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        for index in range(world):
+            self.boot(index)
+
+    # ------------------------------------------------------------------ hosts
+
+    def boot(self, index: int) -> Host:
+        """Start the process of node *index*; its engine comes up a little later."""
+        roster = self.rosters[index]
+        config = NodeConfig(
+            signer(index).public_key,
+            roster,
+            COORDINATOR.public_key,
+            self.random.getrandbits(64),
+            scheduler=self.scheduler,
+        )
+        host = Host(f"host{index}", Node(config, self.now), None)
+        self.hosts[host.name] = host
+        self.after(self.random.random() * 0.05, lambda: self._start(host))
+        self.after(self.random.random() * 0.2, lambda: self.start_engine(host))
+        return host
+
+    def _start(self, host: Host) -> None:
+        host.node.start(self.now)
+        self.settle(host)
+
+    def start_engine(self, host: Host) -> None:
+        if not host.alive or host.engine is not None:
+            return
+        index = int(host.name.removeprefix("host"))
+        host.engine = FakeEngine(info(model=self.models[index]))
+        host.inbox.clear()
+        for message in host.engine.start():
+            host.node.engine_message(message, self.now)
+        self.settle(host)
+
+    def kill_engine(self, host: Host, back_after: float = 0.3) -> None:
+        if host.engine is None:
+            return
+        host.engine = None
+        host.node.engine_lost("it was killed", self.now)
+        self.settle(host)
+        self.after(back_after, lambda: self.start_engine(host))
+
+    def crash(self, host: Host) -> None:
+        """The process dies; the kernel ends its connections."""
+        host.alive = False
+        for wire in list(host.wires.values()):
+            self.cut(wire)
+
+    def cut(self, wire: Wire) -> None:
+        """Both ends see the stream end, after what was on its way."""
+        if not wire.alive:
+            return
+        wire.alive = False
+        for side, (name, number) in enumerate(wire.ends):
+            host = self.hosts[name]
+            host.wires.pop(number, None)
+            at = max(self.now, wire.last[side]) + self.delay
+            self.at(at, lambda host=host, number=number: self._eof(host, number))
+
+    def _eof(self, host: Host, number: int) -> None:
+        if host.alive and not host.frozen:
+            host.node.receive_eof(number, self.now)
+            self.settle(host)
+
+    # ------------------------------------------------------------------- time
+
+    def at(self, when: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (when, next(self._order), action))
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        self.at(self.now + seconds, action)
+
+    def step(self, until: float = float("inf")) -> bool:
+        """Let the next thing happen, if it happens before *until*."""
+        timers = [
+            (deadline, host)
+            for host in self.hosts.values()
+            if host.alive
+            and not host.frozen
+            and (deadline := host.node.next_timeout()) is not None
+        ]
+        timer = min(timers, key=lambda item: item[0], default=None)
+        if self._queue and (timer is None or self._queue[0][0] <= timer[0]):
+            if self._queue[0][0] > until:
+                return False
+            when, _, action = heapq.heappop(self._queue)
+            self.now = max(self.now, when)
+            action()
+            return True
+        if timer is None or timer[0] > until:
+            return False
+        self.now = max(self.now, timer[0])
+        timer[1].node.handle_timeout(self.now)
+        self.settle(timer[1])
+        return True
+
+    def run_for(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self.step(until):
+            pass
+        self.now = until
+
+    def run_until(self, condition: Callable[[], bool], seconds: float = 120.0) -> None:
+        until = self.now + seconds
+        while not condition():
+            if not self.step(until):
+                story = "\n".join(f"{at:8.3f} {who}: {text}" for at, who, text in self.notes[-60:])
+                raise AssertionError(f"not within {seconds} s of virtual time:\n{story}")
+
+    # --------------------------------------------------------------- requests
+
+    @property
+    def head(self) -> Host:
+        return self.hosts["host0"]
+
+    def submit(self, request: Request) -> int:
+        uid = self.head.node.submit(request, self.now)
+        self.tokens[uid] = []
+        self.settle(self.head)
+        return uid
+
+    def cancel(self, uid: int) -> None:
+        self.head.node.cancel(uid, self.now)
+        self.settle(self.head)
+
+    @property
+    def ready(self) -> bool:
+        return any("the ring is ready" in text for _, _, text in self.notes)
+
+    @property
+    def all_done(self) -> bool:
+        return len(self.done) == len(self.tokens)
+
+    # ----------------------------------------------------------------- wiring
+
+    def settle(self, host: Host) -> None:
+        """Carry out what *host*'s node asks for."""
+        node = host.node
+        while True:
+            event = node.next_event()
+            if event is None:
+                break
+            self._on(host, event)
+        for number in node.links_to_flush():
+            self._transmit(host, number, bytes(node.data_to_send(number)))
+
+    def _on(self, host: Host, event: Any) -> None:
+        match event:
+            case Dial(link, address):
+                self.after(self.delay, lambda: self._connect(host, link, address))
+            case Hangup(link, last):
+                self._transmit(host, link, last)
+                wire = host.wires.get(link)
+                if wire is not None:
+                    self.cut(wire)
+            case SignatureWanted(link, payload):
+                index = int(host.name.removeprefix("host"))
+                signature = signer(index).sign(payload)
+                self.after(0.0005, lambda: self._signed(host, link, signature))
+            case EncapsulationWanted(link, key):
+                self.after(0.0002, lambda: self._encapsulated(host, link, key))
+            case StoreRoster(link, data):
+                host.stored.append(data)
+                self.after(0.001, lambda: self._stored(host, link))
+            case ToEngine(message):
+                if host.engine is not None:
+                    host.inbox.append(message)
+                    engine = host.engine
+                    pause = self.random.random() * 0.003
+                    self.after(pause, lambda: self._compute(host, engine))
+            case RestartEngine():
+                self.kill_engine(host)
+            case TokenOut(uid, token):
+                self.tokens[uid].append(token)
+            case RequestDone(uid):
+                assert uid not in self.done, "answered twice"
+                self.done[uid] = event
+            case StepTiming():
+                self.timings.append(event)
+            case Note(_, text):
+                self.notes.append((self.now, host.name, text))
+
+    def _signed(self, host: Host, link: int, signature: bytes) -> None:
+        if host.alive:
+            host.node.provide_signature(link, signature, self.now)
+            self.settle(host)
+
+    def _encapsulated(self, host: Host, link: int, key: bytes) -> None:
+        if host.alive:
+            from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
+
+            secret, ciphertext = MLKEM768PublicKey.from_public_bytes(key).encapsulate()
+            host.node.provide_encapsulation(link, ciphertext, secret, self.now)
+            self.settle(host)
+
+    def _stored(self, host: Host, link: int) -> None:
+        if host.alive:
+            host.node.roster_stored(link, self.now)
+            self.settle(host)
+
+    def _compute(self, host: Host, engine: FakeEngine) -> None:
+        if not host.alive or host.engine is not engine or not host.inbox:
+            return
+        for answer in engine.receive(host.inbox.popleft()):
+            host.node.engine_message(answer, self.now)
+        self.settle(host)
+
+    def _connect(self, host: Host, link: int, address: str) -> None:
+        other = self.hosts.get(address.partition(":")[0])
+        if not host.alive:
+            return
+        if other is None or not other.alive:
+            host.node.dial_failed(link, "connection refused", self.now)
+            self.settle(host)
+            return
+        wall = WALL + int(self.now * 1000)
+        number = other.node.accepted(host.name, self.random.randbytes(32), self.now, wall)
+        wire = Wire([(host.name, link), (other.name, number)])
+        host.wires[link] = wire
+        other.wires[number] = wire
+        host.node.connected(link, self.random.randbytes(96), self.now, wall)
+        self.settle(other)
+        self.settle(host)
+
+    def _transmit(self, host: Host, number: int, data: bytes) -> None:
+        wire = host.wires.get(number)
+        if wire is None or not wire.alive or not data:
+            return
+        side = 1 if wire.ends[0] == (host.name, number) else 0
+        other = wire.ends[side]
+        if self.tap is not None:
+            self.tap(host.name, other[0], data)
+        at = 0
+        while at < len(data):
+            size = self.random.choice((1, 7, 100, 1000, 100_000))
+            piece = data[at : at + size]
+            at += size
+            when = max(wire.last[side], self.now + self.random.random() * self.delay)
+            wire.last[side] = when
+            self.at(when, lambda piece=piece: self._deliver(wire, other, piece))
+
+    def _deliver(self, wire: Wire, to: tuple[str, int], piece: bytes) -> None:
+        host = self.hosts[to[0]]
+        if not host.alive or host.wires.get(to[1]) not in (wire, None):
+            return
+        if host.frozen:
+            self.after(0.1, lambda: self._deliver(wire, to, piece))
+            return
+        host.node.receive_data(to[1], piece, self.now)
+        self.settle(host)
