@@ -1,0 +1,1 @@
+"""Runs sealring nodes on trio: sockets, engine processes and the `sealring` command."""

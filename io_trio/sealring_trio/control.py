@@ -31,6 +31,8 @@ async def serve_control(
 
     Raises `UserError` when another node has the socket or it cannot be made.
     """
+    check_path(path)
+    await _clear(path)
     listener = await _listen(path)
     try:
         task_status.started()
@@ -40,13 +42,10 @@ async def serve_control(
                 nursery.start_soon(_serve_one, connection, handler)
     finally:
         listener.close()
-        path.unlink(missing_ok=True)
+        _remove(path)
 
 
 async def _listen(path: Path) -> trio.socket.SocketType:
-    check_path(path)
-    if path.exists():
-        await _clear(path)
     listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
@@ -67,13 +66,19 @@ async def _clear(path: Path) -> None:
     with trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             await probe.connect(str(path))
+        except FileNotFoundError:
+            return
         except OSError:
-            path.unlink(missing_ok=True)
+            _remove(path)  # left behind by a node that was killed
             return
     raise OperationError(
         f"a node with the state folder {path.parent} is already running",
         "Stop it first, or give this one its own folder with the key 'state'.",
     )
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
 
 
 async def _serve_one(connection: trio.socket.SocketType, handler: Handler) -> None:

@@ -55,25 +55,24 @@ class EngineOwner(Protocol):
     def engine_message(self, message: LocalMessage) -> None:
         """A message came in."""
 
-    def engine_started(self) -> None:
-        """A new process runs; its messages follow."""
-
     def engine_lost(self, reason: str) -> None:
         """The process is gone, and with it everything that it held."""
 
 
 @attrs.frozen
 class EngineCommand:
-    """How to start an engine: the *arguments* after the interpreter, without ``--fd``."""
+    """How to start an engine: its *module*, and its *arguments* without ``--fd``."""
 
+    module: str
     arguments: tuple[str, ...]
 
     def start(self, fd: int) -> subprocess.Popen[bytes]:
         """A new process that has *fd* as its socket."""
         # Not through trio's worker threads: the kernel ties the child's life to the thread that
         # made it, and worker threads end when they are idle.
+        launcher = (sys.executable, "-m", "sealring_trio.child", self.module)
         return subprocess.Popen(
-            [sys.executable, *self.arguments, "--fd", str(fd)],
+            [*launcher, "--fd", str(fd), *self.arguments],
             stdin=subprocess.DEVNULL,
             pass_fds=[fd],
             start_new_session=True,
@@ -141,7 +140,6 @@ class Engine:
         self._process, self._wire = process, Wire(ours, lambda: None)
         self._scope, self._reason = trio.CancelScope(), ""
         try:
-            self._owner.engine_started()
             with self._scope:
                 await self._converse(self._wire)
         finally:

@@ -30,7 +30,8 @@ _XUCRED: Final = struct.Struct("=II68x")  # struct xucred: version, uid; what ge
 class GetOption(Protocol):
     """A socket's ``getsockopt``, of either kind of socket."""
 
-    def __call__(self, level: int, option: int, size: int, /) -> bytes: ...
+    def __call__(self, level: int, option: int, size: int, /) -> bytes:
+        """The option's bytes."""
 
 
 def peer_uid(getsockopt: GetOption) -> int:

@@ -29,7 +29,7 @@ class LinkOwner(Protocol):
     def ended(self, link: int) -> None:
         """The stream of *link* is over; no more bytes move."""
 
-    def data_to_send(self, link: int) -> bytes:
+    def data_to_send(self, link: int) -> bytes | bytearray:
         """What the node has for *link*; once taken, it is sent or the link is dead."""
 
 
@@ -47,17 +47,21 @@ class Pump:
         """Send what the node has for this link, as far as the socket takes it."""
         if self._wire.busy or self._open.cancel_called:
             return
-        if data := self._owner.data_to_send(self._link):
+        self._send(self._owner.data_to_send(self._link))
+
+    def hang_up(self, last: bytes) -> None:
+        """End the stream once *last*, and what waits before it, has been sent."""
+        if not self._open.cancel_called:
+            self._send(last)
+            self._graceful = True
+            self._open.cancel()
+
+    def _send(self, data: bytes | bytearray) -> None:
+        if data:
             try:
                 self._wire.send(data)
             except OSError:
                 self._open.cancel()
-
-    def hang_up(self) -> None:
-        """End the link once what the node has for it has been sent."""
-        self.flush()
-        self._graceful = True
-        self._open.cancel()
 
     async def run(self) -> None:
         """Pump until either side ends the stream."""
@@ -70,6 +74,7 @@ class Pump:
             if self._graceful:
                 await self._wire.hang_up()
         finally:
+            self._open.cancel()  # from now on a flush drains nothing
             self._wire.close()
             self._owner.ended(self._link)
 

@@ -46,7 +46,7 @@ class Wire:
         """Whether bytes of an earlier `send` still wait."""
         return len(self._waiting) > 0
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes | bytearray) -> None:
         """Send *data*, now or as soon as the kernel takes it. Raises `OSError`."""
         if self.busy:
             self._waiting = memoryview(bytes(self._waiting) + data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sealring_model.weights import MANIFEST, write_manifest
+
 from sealring_trio.cli.output import print_facts, print_json
 from sealring_trio.errors import OperationError
 from sealring_trio.models import describe_model, find_model

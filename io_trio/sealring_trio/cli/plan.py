@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from sealring_model.loading import ModelInfo
 from sealring_protocol.control.plan import Plan, Strategy, make_plan
 from sealring_protocol.errors import LocalProtocolError
 
-from sealring_model.loading import ModelInfo
 from sealring_trio.cli.output import print_facts, print_json, print_table
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.models import describe_model, find_model

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import cyclopts
-from sealring_protocol.errors import SealringError
+from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
 
@@ -184,7 +184,13 @@ def sign(
     now = time.time_ns() // 1_000_000
     number = serial if serial is not None else _next_serial(path)
     roster = build_roster(source, number, now, now + days * DAY_MS)
-    signed = sign_roster(roster, signer)
+    try:
+        signed = sign_roster(roster, signer)
+    except LocalProtocolError as error:
+        raise UserError(
+            f"{key} cannot sign this roster: {error}",
+            "Make one that belongs to no node: sealring keygen coordinator.key --coordinator",
+        ) from None
     try:
         replace_file(path, signed.encode())
     except OSError as error:
@@ -249,7 +255,7 @@ def _print(path: Path, signed: SignedRoster, json: bool, signature: str) -> None
             ("issued", format_time(roster.issued_ms)),
             ("expires", format_time(roster.expires_ms)),
             ("inner seal", "yes" if roster.inner_seal else "no"),
-            ("trust", _trust(roster)),
+            ("trust", roster.trust.name.lower()),
             ("signature", signature),
         ]
     )
@@ -262,13 +268,6 @@ def _print(path: Path, signed: SignedRoster, json: bool, signature: str) -> None
         ],
         numbers_from=9,
     )
-
-
-def _trust(roster: Roster) -> str:
-    try:
-        return roster.trust.name.lower()
-    except (SealringError, ValueError):
-        return "none: it has no members"
 
 
 def _describe(roster: Roster) -> dict[str, Any]:

@@ -1,0 +1,95 @@
+"""`sealring generate`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import cyclopts
+
+from sealring_trio.cli.output import print_json
+from sealring_trio.config import load_config
+from sealring_trio.local_socket import ask
+
+Positive = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
+Share = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0, lte=1))]
+FromZero = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0))]
+Count = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0, lt=1 << 32))]
+Seed = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0, lt=1 << 64))]
+
+
+def generate(
+    *,
+    config: Path,
+    prompt: str,
+    max_tokens: Positive = 256,
+    temperature: FromZero = 0.0,
+    top_p: Share = 1.0,
+    top_k: Count = 0,
+    min_p: Share = 0.0,
+    seed: Seed | None = None,
+    raw: bool = False,
+    json: bool = False,
+) -> None:
+    """Ask the ring whose head runs on this machine, and stream the answer.
+
+    Talks to the running head over its local control socket, which only you
+    can open. If a rank is missing, it waits until the ring is complete.
+    Ctrl-C withdraws the request from every rank.
+
+        sealring generate --config desk.toml --prompt "Why is the sky blue?"
+
+    Next: sealring status --config desk.toml shows what it cost.
+
+    Parameters
+    ----------
+    config
+        The config of the head, as given to 'sealring up'.
+    prompt
+        What to ask. The model's chat template is put around it.
+    max_tokens
+        The most tokens to give.
+    temperature
+        0 always takes the likeliest token; higher is more varied.
+    top_p
+        Choose among the likeliest tokens that make up this share.
+    top_k
+        Choose among this many likeliest tokens; 0 for all.
+    min_p
+        Leave out tokens less likely than this share of the likeliest.
+    seed
+        The same seed, settings and prompt give the same text; random if left
+        out.
+    raw
+        Continue the prompt as it stands, without the chat template.
+    json
+        Print one JSON object at the end, instead of streaming.
+    """
+    socket = load_config(config).control_socket
+    request = {
+        "do": "generate",
+        "prompt": prompt,
+        "raw": raw,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "seed": seed,
+    }
+    text = []
+    for event in ask(socket, request):
+        match event["event"]:
+            case "waiting":
+                print(f"sealring: {event['text']}", file=sys.stderr)
+            case "text":
+                text.append(event["text"])
+                if not json:
+                    print(event["text"], end="", flush=True)
+            case "done":
+                facts = {key: value for key, value in event.items() if key != "event"}
+                if json:
+                    print_json({"text": "".join(text), **facts})
+                else:
+                    print()

@@ -1,0 +1,64 @@
+"""`sealring status`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sealring_trio.cli.output import print_facts, print_json, print_table
+from sealring_trio.config import load_config
+from sealring_trio.local_socket import ask
+from sealring_trio.units import format_size
+
+
+def status(*, config: Path, json: bool = False) -> None:
+    """Show what a node that runs on this machine knows: its part, its peers, its pace.
+
+        sealring status --config desk.toml
+
+    Parameters
+    ----------
+    config
+        The config of the node, as given to 'sealring up'.
+    json
+        Print one JSON object.
+    """
+    facts = next(iter(ask(load_config(config).control_socket, {"do": "status"})))
+    facts.pop("event")
+    if json:
+        print_json(facts)
+        return
+    print_facts([(name, value) for name, value in _facts(facts) if value])
+    print_table(
+        "peers",
+        ["rank", "name", "control link", "step link"],
+        [
+            (str(peer["rank"]), peer["name"], _link(peer["control"]), _link(peer["step"]))
+            for peer in facts["peers"]
+        ],
+        numbers_from=9,
+    )
+
+
+def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    layers, hop = facts["layers"], facts["hop_us"]
+    return [
+        ("node", f"{facts['name']}, rank {facts['rank']} of {facts['world']} ({facts['role']})"),
+        ("state", facts["state"]),
+        ("cluster", f"{facts['cluster']}, roster {facts['serial']}, trust {facts['trust']}"),
+        ("model", f"{facts['model']} ({facts['model_digest'][:16]}...)"),
+        ("strategy", f"{facts['strategy']}: {facts['reason']}" if facts["reason"] else ""),
+        ("epoch", str(facts["epoch"])),
+        ("layers", f"{layers[0]} to {layers[1] - 1}" if layers else "none yet"),
+        ("weights held", format_size(facts["weights_held"])),
+        ("weights read", format_size(facts["weights_read"])),
+        ("memory", format_size(facts["memory"])),
+        ("suite", facts["suite"]),
+        ("inner seal", "on" if facts["inner_seal"] else "off"),
+        ("hop", f"{hop['p50']} us median, {hop['p99']} us at p99" if hop else ""),
+        ("engine", f"pid {facts['engine_pid']}, restarted {facts['engine_restarts']} times"),
+    ]
+
+
+def _link(up: bool) -> str:
+    return "up" if up else "-"

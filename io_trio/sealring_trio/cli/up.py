@@ -1,0 +1,78 @@
+"""`sealring up`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import cyclopts
+
+from sealring_trio.config import load_config
+from sealring_trio.errors import UserError
+
+
+def up(
+    config: Path,
+    *,
+    log: Literal["debug", "info", "warning", "error"] = "info",
+    lifeline: Annotated[int | None, cyclopts.Parameter(show=False)] = None,
+) -> None:
+    """Run one node of a ring, until Ctrl-C.
+
+    Start one on every machine of the roster, in any order; each says what it
+    waits for. The first member of the roster is the head, the one to ask. A
+    config is a TOML file:
+
+        key = "desk.key"                  # from sealring keygen
+        roster = "home.roster"            # from sealring roster sign
+        coordinator = "coordinator.pub"
+        listen = "0.0.0.0:7470"           # what the roster says, or 0.0.0.0
+        model = "models/llama-8b"         # a folder, a hub id, or "tiny"
+
+    and, if you like: layers = [20, 12], memory = "24G", strategy = "pp",
+    suites = ["chacha20-poly1305"], state = "desk.state".
+
+        sealring up desk.toml
+
+    Next, in a second terminal on the head's machine:
+
+        sealring generate --config desk.toml --prompt "Hello."
+
+    Parameters
+    ----------
+    config
+        The node's config file.
+    log
+        How much to say on standard error.
+    lifeline
+        A socket's descriptor, for supervisors: 'up' is written there when the
+        node is up, and the node stops when it goes dead.
+    """
+    logging.basicConfig(
+        level=log.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(message)s"
+    )
+    # These take half a second to import, which a mistake in the config need not wait for.
+    settings = load_config(config)
+    import trio  # noqa: PLC0415
+
+    from sealring_trio.service import prepare, serve  # noqa: PLC0415
+
+    prepared = prepare(settings)
+    try:
+        trio.run(serve, prepared, lifeline)
+    except BaseExceptionGroup as group:
+        for error in _leaves(group):
+            if isinstance(error, UserError | KeyboardInterrupt):
+                raise error from None
+        raise
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

@@ -1,0 +1,164 @@
+"""A whole ring on this machine: throwaway keys and roster, and one real `sealring up` per rank.
+
+Nothing here is a shortcut: the nodes are the processes that a cluster has, talking over TCP on
+loopback with the same handshakes. Each is held by a lifeline, a socket pair whose other end the
+node watches: the node says there when it is up, and stops when the line goes dead, so no node
+outlives whoever started it, however that ends. Only processes started here are ever signalled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+from sealring_protocol.limits import MAX_WORLD
+from sealring_protocol.security.roster import sign_roster
+
+from sealring_trio.errors import OperationError, UserError
+from sealring_trio.key_files import create_key, public_path
+from sealring_trio.local_socket import ask
+from sealring_trio.roster_files import build_roster, make_draft, make_member
+
+START_TIMEOUT: Final = 60.0
+"""Seconds from the start of a node to its word that it is up."""
+
+STOP_TIMEOUT: Final = 10.0
+"""Seconds that a node may take to end in good order."""
+
+_DAY_MS: Final = 24 * 3600 * 1000
+
+
+@attrs.frozen
+class LocalNode:
+    """One running node: its config, its process, where it logs and where it is asked."""
+
+    name: str
+    config: Path
+    log: Path
+    control: Path
+    process: subprocess.Popen[bytes]
+    lifeline: socket.socket
+
+    def ask(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Send *request* to its control socket; the lines of the answer."""
+        return ask(self.control, request)
+
+    def status(self) -> dict[str, Any]:
+        """What `sealring status` shows."""
+        return next(iter(self.ask({"do": "status"})))
+
+
+@contextlib.contextmanager
+def local_ring(ranks: int, model: Path, layers: Sequence[int] = ()) -> Iterator[list[LocalNode]]:
+    """*ranks* nodes of a throwaway cluster with *model*, in rank order; all end with the block.
+
+    Raises `UserError` for a number of ranks that cannot be, `OperationError` when a node does
+    not start.
+    """
+    if not 1 <= ranks <= MAX_WORLD:
+        raise UserError(f"{ranks} ranks cannot be", f"A ring has 1 to {MAX_WORLD}.")
+    with contextlib.ExitStack() as stack:
+        # Short, for the sockets' sake.
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
+        configs = write_cluster(folder, ranks, model, layers)
+        nodes = [stack.enter_context(running_node(config)) for config in configs]
+        for node in nodes:
+            wait_until_up(node)
+        yield nodes
+
+
+def write_cluster(folder: Path, ranks: int, model: Path, layers: Sequence[int] = ()) -> list[Path]:
+    """Keys, a signed roster and a config for each rank, in *folder*; the configs."""
+    coordinator = create_key(folder / "coordinator.key")
+    names = [f"rank{rank}" for rank in range(ranks)]
+    ports = free_ports(ranks)
+    draft = make_draft("demo", secrets.token_bytes(32), inner_seal=True)
+    members = [
+        make_member(
+            name, create_key(folder / f"{name}.key").public_key, [f"127.0.0.1:{port}"], None, None
+        )
+        for name, port in zip(names, ports, strict=True)
+    ]
+    now = time.time_ns() // 1_000_000
+    draft = draft.model_copy(update={"member": members})
+    signed = sign_roster(build_roster(draft, 1, now, now + _DAY_MS), coordinator)
+    (folder / "demo.roster").write_bytes(signed.encode())
+    configs = []
+    for name, port in zip(names, ports, strict=True):
+        lines = [
+            f'key = "{name}.key"',
+            'roster = "demo.roster"',
+            f'coordinator = "{public_path(folder / "coordinator.key").name}"',
+            f'listen = "127.0.0.1:{port}"',
+            f'model = "{model}"',
+            *([f"layers = {list(layers)}"] if layers else []),
+        ]
+        configs.append(folder / f"{name}.toml")
+        configs[-1].write_text("\n".join(lines) + "\n")
+    return configs
+
+
+def free_ports(count: int) -> list[int]:
+    """TCP ports on loopback that nobody listens on now."""
+    with contextlib.ExitStack() as stack:
+        servers = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
+        ]
+        return [int(server.getsockname()[1]) for server in servers]
+
+
+@contextlib.contextmanager
+def running_node(config: Path) -> Iterator[LocalNode]:
+    """A `sealring up` for *config*, ended with the block. It may not be up yet."""
+    ours, theirs = socket.socketpair()
+    log = config.with_suffix(".log")
+    with ours, theirs, log.open("ab") as sink:
+        command = (sys.executable, "-m", "sealring_trio", "up", str(config))
+        process = subprocess.Popen(
+            [*command, "--lifeline", str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
+        theirs.close()
+        state = config.parent / f"{config.stem}.state"
+        try:
+            yield LocalNode(config.stem, config, log, state / "control.sock", process, ours)
+        finally:
+            stop_process(process)
+
+
+def stop_process(process: subprocess.Popen[bytes]) -> None:
+    """End *process* in good order, or kill it."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def wait_until_up(node: LocalNode) -> None:
+    """Wait for *node* to say that it is up. Raises `OperationError` when it ends instead."""
+    node.lifeline.settimeout(START_TIMEOUT)
+    try:
+        said = node.lifeline.recv(16)
+    except TimeoutError:
+        said = b""
+    if not said:
+        tail = "\n".join(node.log.read_text(errors="replace").splitlines()[-8:])
+        raise OperationError(
+            f"{node.name} did not start; its log ends with:\n{tail}", "Put that right first."
+        )

@@ -1,0 +1,328 @@
+"""Runs one `Node` on trio: its sockets, its clock, its engine, and the effects it asks for.
+
+The node decides everything and does nothing; the runtime does everything and decides nothing.
+Whatever happens (bytes, a dial that came up, a word of the engine, a deadline, a request) is told
+to the node, and then `_settle` carries out what the node wants, in order, until it wants no more,
+and flushes every link. All of this runs without an `await`, so the node is never entered twice.
+
+One task keeps the deadline. The node is asked for its next one each time things have settled, and
+the task is woken only when that is earlier than the one it sleeps for.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import trio
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
+from sealring_protocol.codec.messages import EngineInfo, Loaded, LocalMessage
+from sealring_protocol.control.effects import Level, Note, RestartEngine, StepTiming, ToEngine
+from sealring_protocol.control.requests import Request, RequestDone, TokenOut
+from sealring_protocol.events import (
+    Dial,
+    EncapsulationWanted,
+    Hangup,
+    NodeEvent,
+    SignatureWanted,
+    StoreRoster,
+)
+from sealring_protocol.node import Node
+from sealring_protocol.security.identity import Signer
+
+from sealring_trio.engine import Engine, EngineCommand
+from sealring_trio.errors import OperationError
+from sealring_trio.files import replace_file
+from sealring_trio.pump import Pump
+from sealring_trio.units import format_address, parse_address
+
+log = logging.getLogger("sealring.node")
+
+ACCEPT_ENTROPY: Final = 32
+"""Random bytes that the handshake of an accepted connection takes."""
+
+DIAL_ENTROPY: Final = 96
+"""The same, of a dialed one."""
+
+ACCEPT_PAUSE: Final = 0.1
+"""Seconds to wait when no connection can be accepted (out of file descriptors, say)."""
+
+DIAL_TIMEOUT: Final = 5.0
+"""Seconds that a TCP connection may take to come up."""
+
+TIMINGS_KEPT: Final = 4096
+"""Step timings kept for the quantiles of `status`."""
+
+STOP_TIMEOUT: Final = 2.0
+"""Seconds that all links together may take to close."""
+
+_LEVELS: Final = {
+    Level.DEBUG: logging.DEBUG,
+    Level.INFO: logging.INFO,
+    Level.WARNING: logging.WARNING,
+    Level.ERROR: logging.ERROR,
+}
+
+
+class Stream:
+    """What comes of one request: tokens, and then its end."""
+
+    def __init__(self) -> None:
+        self._events: deque[TokenOut | RequestDone] = deque()
+        self._wake = trio.Event()
+
+    def put(self, event: TokenOut | RequestDone) -> None:
+        """The node gave *event*."""
+        self._events.append(event)
+        self._wake.set()
+
+    async def get(self) -> TokenOut | RequestDone:
+        """The next event, in order."""
+        while not self._events:
+            self._wake = trio.Event()
+            await self._wake.wait()
+        return self._events.popleft()
+
+
+def wall_ms() -> int:
+    """The wall clock, milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+class Runtime:
+    """One node at work. `run` until cancelled; the other methods are for its own event loop."""
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        signer: Signer,
+        engine: EngineCommand,
+        listen: tuple[str, int],
+        store: Path,
+    ) -> None:
+        """Run *node*: sign with *signer*, start *engine*, listen at *listen* (host, port), and
+        keep adopted rosters in the file *store*."""
+        self.node = node
+        self.engine = Engine(engine, self)
+        self.timings: deque[StepTiming] = deque(maxlen=TIMINGS_KEPT)
+        self.weights_read = 0  # bytes, since the present engine began
+        self.informed = trio.Event()  # the engine has said once what its model is
+        self._quiet = trio.Event()
+        self._signer = signer
+        self._listen = listen
+        self._store = store
+        self._pumps: dict[int, Pump] = {}
+        self._streams: dict[int, Stream] = {}
+        self._nursery: trio.Nursery | None = None
+        self._armed = float("inf")
+        self._rearm = trio.Event()
+
+    # ------------------------------------------------------------------ life
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run the node until cancelled; then its links are closed in good order.
+
+        Raises `OperationError` when it cannot listen.
+        """
+        listeners = await self._open_listeners()
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            for listener in listeners:
+                nursery.start_soon(self._accept, listener)
+            nursery.start_soon(self.engine.run)
+            nursery.start_soon(self._keep_time)
+            self.node.start(trio.current_time())
+            self._settle()
+            task_status.started()
+
+    async def _open_listeners(self) -> list[trio.SocketListener]:
+        host, port = self._listen
+        try:
+            return list(await trio.open_tcp_listeners(port, host=host))
+        except OSError as error:
+            raise OperationError(
+                f"cannot listen at {format_address(host, port)}: {error.strerror or error}",
+                "Is another node running with this address? Change 'listen' in the config.",
+            ) from None
+
+    def stop(self) -> None:
+        """Close every link with CLOSE; see `links_closed`."""
+        self.node.stop(trio.current_time())
+        self._settle()
+
+    async def links_closed(self) -> None:
+        """Wait until no link is left, for a moment at most."""
+        with trio.move_on_after(STOP_TIMEOUT):
+            while self._pumps:
+                self._quiet = trio.Event()
+                await self._quiet.wait()
+
+    # -------------------------------------------------------------- requests
+
+    def submit(self, request: Request) -> tuple[int, Stream]:
+        """Give *request* to the head; its uid, and what comes of it.
+
+        Raises `LocalProtocolError` when it can never be done.
+        """
+        uid = self.node.submit(request, trio.current_time())
+        stream = self._streams[uid] = Stream()
+        self._settle()
+        return uid, stream
+
+    def cancel(self, uid: int) -> None:
+        """Whoever asked for *uid* is gone."""
+        self._streams.pop(uid, None)
+        self.node.cancel(uid, trio.current_time())
+        self._settle()
+
+    # ----------------------------------------------------------------- links
+
+    async def _accept(self, listener: trio.SocketListener) -> None:
+        async with listener:
+            while True:
+                try:
+                    connection, address = await listener.socket.accept()
+                except OSError as error:
+                    log.warning("cannot accept a connection: %s", error.strerror)
+                    await trio.sleep(ACCEPT_PAUSE)
+                    continue
+                sock = socket.socket(fileno=connection.detach())
+                entropy, now = secrets.token_bytes(ACCEPT_ENTROPY), trio.current_time()
+                link = self.node.accepted(address[0], entropy, now, wall_ms())
+                self._pump(link, sock)
+
+    async def _dial(self, dial: Dial) -> None:
+        try:
+            host, port = parse_address(dial.address)
+            with trio.fail_after(DIAL_TIMEOUT):
+                stream = await trio.open_tcp_stream(host, port)
+        except (OSError, ValueError, trio.TooSlowError) as error:
+            self.node.dial_failed(dial.link, _reason(error), trio.current_time())
+            self._settle()
+            return
+        sock = socket.socket(fileno=stream.socket.detach())
+        entropy = secrets.token_bytes(DIAL_ENTROPY)
+        self.node.connected(dial.link, entropy, trio.current_time(), wall_ms())
+        self._pump(dial.link, sock)
+
+    def _pump(self, link: int, sock: socket.socket) -> None:
+        pump = self._pumps[link] = Pump(self, link, sock)
+        self._spawn(pump.run)
+        self._settle()
+
+    def received(self, link: int, data: bytes) -> None:
+        """A pump read *data*."""
+        self.node.receive_data(link, data, trio.current_time())
+        self._settle()
+
+    def ended(self, link: int) -> None:
+        """A pump's stream is over."""
+        self._pumps.pop(link, None)
+        self._quiet.set()
+        self.node.receive_eof(link, trio.current_time())
+        self._settle()
+
+    def data_to_send(self, link: int) -> bytes | bytearray:
+        """What the node has for *link*."""
+        return self.node.data_to_send(link)
+
+    # ---------------------------------------------------------------- engine
+
+    def engine_message(self, message: LocalMessage) -> None:
+        """The engine said *message*."""
+        self.node.engine_message(message, trio.current_time())
+        if isinstance(message, EngineInfo):
+            self.informed.set()
+        elif isinstance(message, Loaded):
+            self.weights_read += message.read
+        self._settle()
+
+    def engine_lost(self, reason: str) -> None:
+        """The engine process is gone."""
+        self.weights_read = 0
+        self.node.engine_lost(reason, trio.current_time())
+        self._settle()
+
+    # --------------------------------------------------------------- effects
+
+    def _settle(self) -> None:
+        """Carry out what the node wants, flush what has bytes, and set the clock."""
+        while (event := self.node.next_event()) is not None:
+            self._carry_out(event)
+        for link in self.node.links_to_flush():
+            if pump := self._pumps.get(link):
+                pump.flush()
+        deadline = self.node.next_timeout()
+        if deadline is not None and deadline < self._armed:
+            self._armed = deadline
+            self._rearm.set()
+
+    def _carry_out(self, event: NodeEvent) -> None:
+        match event:
+            case ToEngine(message):
+                self.engine.send(message)
+            case TokenOut(uid) | RequestDone(uid):
+                if stream := self._streams.get(uid):
+                    stream.put(event)
+            case StepTiming():
+                self.timings.append(event)
+            case Note(level, text):
+                log.log(_LEVELS[level], "%s", text)
+            case Dial():
+                self._spawn(self._dial, event)
+            case Hangup(link, last):
+                if pump := self._pumps.get(link):
+                    pump.hang_up(last)
+            case RestartEngine(reason):
+                self.engine.restart(reason)
+            case EncapsulationWanted(link, key):
+                self._encapsulate(link, key)
+            case SignatureWanted(link, payload):
+                self._spawn(self._sign, link, payload)
+            case StoreRoster(link, data):
+                self._spawn(self._store_roster, link, data)
+
+    def _spawn(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        if self._nursery is None:
+            raise RuntimeError("the runtime does not run")
+        self._nursery.start_soon(task, *arguments)
+
+    def _encapsulate(self, link: int, key: bytes) -> None:
+        secret, ciphertext = MLKEM768PublicKey.from_public_bytes(key).encapsulate()
+        self.node.provide_encapsulation(link, ciphertext, secret, trio.current_time())
+
+    async def _sign(self, link: int, payload: bytes) -> None:
+        # In a thread, for a signer may be a slow chip.
+        signature = await trio.to_thread.run_sync(self._signer.sign, payload)
+        self.node.provide_signature(link, signature, trio.current_time())
+        self._settle()
+
+    async def _store_roster(self, link: int, data: bytes) -> None:
+        await trio.to_thread.run_sync(replace_file, self._store, data)
+        self.node.roster_stored(link, trio.current_time())
+        self._settle()
+
+    async def _keep_time(self) -> None:
+        while True:
+            with trio.move_on_at(self._armed):
+                await self._rearm.wait()
+            self._rearm = trio.Event()
+            now = trio.current_time()
+            deadline = self.node.next_timeout()
+            if deadline is not None and now >= deadline:
+                self.node.handle_timeout(now)
+            self._armed = float("inf")
+            self._settle()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, trio.TooSlowError):
+        return f"no answer within {DIAL_TIMEOUT:.0f} s"
+    return getattr(error, "strerror", None) or str(error)

@@ -1,0 +1,204 @@
+"""What `sealring up` runs: one node with its engine, its control socket and its way to stop.
+
+Everything that can be wrong with the files is found before the first socket is opened
+(`prepare`). A roster that the node adopted from a peer is kept in the state folder, and is used
+in place of the config's when it is newer: a node never goes back to an older roster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import signal
+import socket
+from pathlib import Path
+from typing import Final
+
+import attrs
+import trio
+from sealring_protocol.control.plan import Strategy
+from sealring_protocol.errors import LocalProtocolError
+from sealring_protocol.limits import MAX_WORLD
+from sealring_protocol.node import Node, NodeConfig
+from sealring_protocol.security.identity import Signer, node_id
+from sealring_protocol.security.roster import SignedRoster
+
+from sealring_trio.config import Config
+from sealring_trio.control import serve_control
+from sealring_trio.engine import EngineCommand
+from sealring_trio.errors import UserError
+from sealring_trio.key_files import read_key, read_public_key
+from sealring_trio.models import describe_model, find_model
+from sealring_trio.requests import Requests
+from sealring_trio.roster_files import verify_roster
+from sealring_trio.runtime import Runtime, wall_ms
+from sealring_trio.status import SUITE_NAMES
+from sealring_trio.units import format_address
+
+log = logging.getLogger("sealring")
+
+ENGINE_MODULE: Final = "sealring_model.engine"
+SUITES: Final = {name: suite for suite, name in SUITE_NAMES.items()}
+_KEPT_ROSTER: Final = "adopted.roster"
+
+
+@attrs.frozen
+class Prepared:
+    """Everything that a node needs, read and checked."""
+
+    config: Config
+    signer: Signer
+    coordinator: bytes
+    roster: SignedRoster
+    model: Path
+
+
+def prepare(config: Config) -> Prepared:
+    """Read and check every file that *config* names. Raises `UserError`."""
+    signer = read_key(config.key)
+    coordinator = read_public_key(config.coordinator)
+    roster = _newest_roster(config, coordinator)
+    own = node_id(signer.public_key)
+    if own not in roster.roster:
+        raise UserError(
+            f"the key {config.key} (node id {own.hex()[:16]}...) is not in the roster "
+            f"{config.roster}",
+            "Add its .pub file with 'sealring roster add', sign again, and copy the roster here.",
+        )
+    if len(roster.roster.members) > MAX_WORLD:
+        raise UserError(
+            f"the roster has {len(roster.roster.members)} members",
+            f"A ring has at most {MAX_WORLD} ranks.",
+        )
+    model = find_model(config.model)
+    info = describe_model(model)
+    world = len(roster.roster.members)
+    if config.layers and (len(config.layers), sum(config.layers)) != (world, len(info.layers)):
+        raise UserError(
+            f"{config.path}: layers = {list(config.layers)} does not fit {world} ranks and a "
+            f"model of {len(info.layers)} layers",
+            "Give one number for each rank; they add up to the model's. See: sealring plan --help",
+        )
+    if config.strategy == "single" and world > 1:
+        raise UserError(
+            f"{config.path}: strategy = 'single' runs on one rank, and the roster has {world}",
+            "Use 'auto' or 'pp', or a roster with one member.",
+        )
+    for note in info.notes:
+        log.info("%s (see: sealring digest --help)", note)
+    return Prepared(config, signer, coordinator, roster, model)
+
+
+def _newest_roster(config: Config, coordinator: bytes) -> SignedRoster:
+    given = verify_roster(config.roster, coordinator, wall_ms())
+    kept_path = config.state / _KEPT_ROSTER
+    if not kept_path.exists():
+        return given
+    try:
+        kept = verify_roster(kept_path, coordinator, wall_ms())
+    except UserError as error:
+        log.warning("the roster adopted earlier is left aside: %s", error.what)
+        return given
+    if kept.roster.cluster != given.roster.cluster or kept.roster.serial <= given.roster.serial:
+        return given
+    log.info(
+        "using roster %d, which a peer brought; the config's is older (%d)",
+        kept.roster.serial,
+        given.roster.serial,
+    )
+    return kept
+
+
+def build_runtime(prepared: Prepared) -> Runtime:
+    """The node of *prepared*, not yet running."""
+    config = prepared.config
+    node = Node(
+        NodeConfig(
+            public_key=prepared.signer.public_key,
+            roster=prepared.roster,
+            coordinator=prepared.coordinator,
+            instance=secrets.randbits(63) | 1,
+            suites=tuple(SUITES[name] for name in config.suites),
+            strategy=Strategy(config.strategy),
+            layers=config.layers,
+        ),
+        trio.current_time(),
+    )
+    arguments = ["--model", str(prepared.model)]
+    if config.memory:
+        arguments += ["--memory-limit", str(config.memory)]
+    return Runtime(
+        node,
+        signer=prepared.signer,
+        engine=EngineCommand(ENGINE_MODULE, tuple(arguments)),
+        listen=config.listen,
+        store=config.state / _KEPT_ROSTER,
+    )
+
+
+async def serve(prepared: Prepared, lifeline: int | None) -> None:
+    """Run the node until a signal, or until *lifeline* (a socket's descriptor) goes dead.
+
+    Raises `UserError` or `OperationError` when it cannot begin.
+    """
+    config = prepared.config
+    try:
+        config.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot make the state folder {config.state}: {error.strerror}",
+            "Choose another with the key 'state' of the config.",
+        ) from None
+    try:
+        runtime = build_runtime(prepared)
+    except LocalProtocolError as error:
+        raise UserError(f"cannot run this node: {error}", "Check the config.") from None
+    requests = Requests(runtime, config, prepared.model)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_control, config.control_socket, requests.answer)
+        await nursery.start(runtime.run)
+        _tell_where(runtime, config)
+        await _until_stopped(lifeline)
+        log.info("stopping: closing the links")
+        runtime.stop()
+        await runtime.links_closed()
+        nursery.cancel_scope.cancel()
+
+
+def _tell_where(runtime: Runtime, config: Config) -> None:
+    roster = runtime.node.roster.roster
+    rank = runtime.node.rank
+    log.info(
+        "%s is rank %d of %d in %s, listening at %s",
+        roster.members[rank].name,
+        rank,
+        runtime.node.world,
+        roster.name,
+        format_address(*config.listen),
+    )
+
+
+async def _until_stopped(lifeline: int | None) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_wait_for_signal, nursery.cancel_scope)
+        if lifeline is not None:
+            nursery.start_soon(_hold, lifeline, nursery.cancel_scope)
+
+
+async def _wait_for_signal(scope: trio.CancelScope) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            scope.cancel()
+            return
+
+
+async def _hold(lifeline: int, scope: trio.CancelScope) -> None:
+    """Say on *lifeline* that the node is up, then cancel *scope* when it goes dead."""
+    stream = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=lifeline)))
+    async with stream:
+        with contextlib.suppress(trio.BrokenResourceError):
+            await stream.send_all(b"up\n")
+            while await stream.receive_some():
+                pass
+    scope.cancel()

@@ -1,0 +1,308 @@
+"""The commands that make and show files: keygen, roster, plan, digest; and how they fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sealring_model import tiny
+from sealring_protocol.security.identity import SoftwareSigner, node_id
+from sealring_protocol.security.roster import SignedRoster
+
+from tests.io_trio.helpers import sealring
+
+
+def make_home(folder: Path) -> Path:
+    """A folder with a coordinator's key, two nodes' keys, a draft and a signed roster."""
+    sealring("keygen", folder / "coordinator.key", "--coordinator")
+    sealring("roster", "new", "home", "--out", folder / "home.toml")
+    for port, name in enumerate(("desk", "laptop"), start=7470):
+        sealring("keygen", folder / f"{name}.key")
+        sealring(
+            *("roster", "add", folder / "home.toml", name),
+            *("--key", folder / f"{name}.pub", "--address", f"127.0.0.1:{port}"),
+        )
+    done = sealring("roster", "sign", folder / "home.toml", "--key", folder / "coordinator.key")
+    assert done.code == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_home(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture
+def own_home(home: Path, tmp_path: Path) -> Path:
+    """A copy of *home* to spoil."""
+    return Path(shutil.copytree(home, tmp_path / "home"))
+
+
+def test_keygen(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        done = sealring("keygen", tmp_path / "node.key", "--json")
+    finally:
+        os.umask(before)
+    facts = done.json()
+    pem = (tmp_path / "node.key").read_bytes()
+    assert stat.S_IMODE((tmp_path / "node.key").stat().st_mode) == 0o600
+    public_key = SoftwareSigner.from_pem(pem).public_key
+    assert facts["public_key"] == public_key.hex()
+    assert facts["node_id"] == node_id(public_key).hex()
+    assert (tmp_path / "node.pub").read_text() == public_key.hex() + "\n"
+    secret = b"".join(pem.split(b"\n")[1:-2]).decode()
+    for line in pem.decode().split("\n")[1:-2]:
+        assert line not in done.out
+    assert secret not in done.out
+
+
+def test_keygen_for_people(tmp_path: Path) -> None:
+    node = sealring("keygen", tmp_path / "node.key")
+    assert "node id" in node.out
+    assert "Next: sealring roster add" in node.out
+    coordinator = sealring("keygen", tmp_path / "coordinator.key", "--coordinator")
+    assert "node id" not in coordinator.out
+    assert "Next: sealring roster new" in coordinator.out
+
+
+@pytest.mark.parametrize("taken", ["node.key", "node.pub"])
+def test_keygen_overwrites_nothing(tmp_path: Path, taken: str) -> None:
+    (tmp_path / taken).write_text("mine")
+    done = sealring("keygen", tmp_path / "node.key")
+    assert done.code == 2
+    assert f"{taken} already exists, and is left as it is" in done.err
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_roster_from_new_to_verify(home: Path) -> None:
+    roster = home / "home.roster"
+    done = sealring("roster", "verify", roster, "--coordinator", home / "coordinator.pub", "--json")
+    facts = done.json()
+    assert (done.code, facts["signature"], facts["serial"]) == (0, "good", 1)
+    assert [(m["rank"], m["name"]) for m in facts["members"]] == [(0, "desk"), (1, "laptop")]
+    assert facts["inner_seal"] is True
+    signed = SignedRoster.decode(roster.read_bytes())
+    assert signed.roster.members[1].addresses == ("127.0.0.1:7471",)
+    shown = sealring("roster", "show", roster)
+    assert "not checked" in shown.out
+    assert "laptop" in shown.out
+
+
+def test_signing_again_raises_the_serial(own_home: Path) -> None:
+    done = sealring(
+        *("roster", "sign", own_home / "home.toml", "--key", own_home / "coordinator.key"),
+        *("--days", "1", "--json"),
+    )
+    facts = done.json()
+    assert facts["serial"] == 2
+    assert facts["expires_ms"] - facts["issued_ms"] == 24 * 3600 * 1000
+
+
+def test_names_are_kept_whole(tmp_path: Path) -> None:
+    name = 'Bär "x" \\ 日本'
+    sealring("roster", "new", name, "--out", tmp_path / "a.toml", "--no-inner-seal")
+    sealring("keygen", tmp_path / "c.key")
+    sealring("keygen", tmp_path / "n.key")
+    add = ("roster", "add", tmp_path / "a.toml", name, "--address", "[::1]:1", "--address", "h:2")
+    assert sealring(*add, "--key", tmp_path / "n.pub").code == 0
+    assert sealring("roster", "sign", tmp_path / "a.toml", "--key", tmp_path / "c.key").code == 0
+    facts = sealring("roster", "show", tmp_path / "a.roster", "--json").json()
+    assert (facts["name"], facts["inner_seal"]) == (name, False)
+    assert facts["members"][0]["addresses"] == ["[::1]:1", "h:2"]
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def expire(folder: Path) -> None:
+    signed = SignedRoster.decode((folder / "home.roster").read_bytes())
+    import attrs
+    from sealring_protocol.security.roster import sign_roster
+
+    signer = SoftwareSigner.from_pem((folder / "coordinator.key").read_bytes())
+    old = attrs.evolve(signed.roster, issued_ms=0, expires_ms=86_400_000)
+    (folder / "home.roster").write_bytes(sign_roster(old, signer).encode())
+
+
+Spoil = Callable[[Path], object]
+VERIFY = "roster verify home.roster --coordinator coordinator.pub"
+SIGN = "roster sign home.toml --key coordinator.key"
+ADD = "roster add home.toml third --address h:1 --key "
+MISTAKES: dict[str, tuple[Spoil, str, int, str, str]] = {
+    "unknown command": (lambda _: 0, "frobnicate", 2, "frobnicate", "See: sealring --help"),
+    "unknown option": (lambda _: 0, "keygen a --bad", 2, "--bad", "See: sealring keygen --help"),
+    "missing argument": (lambda _: 0, "keygen", 2, "requires an argument", "keygen --help"),
+    "wrong coordinator": (
+        lambda _: 0,
+        "roster verify home.roster --coordinator desk.pub",
+        2,
+        "is not signed by this coordinator key, or it was changed",
+        "Check which coordinator public key",
+    ),
+    "tampered": (lambda f: flip(f / "home.roster"), VERIFY, 2, "home.roster", ""),
+    "expired": (expire, VERIFY, 2, "expired on 1970-01-02", "Sign a new one"),
+    "a draft": (
+        lambda _: 0,
+        "roster verify home.toml --coordinator coordinator.pub",
+        2,
+        "home.toml is not a signed roster",
+        "This is a draft. Sign it",
+    ),
+    "cut short": (
+        lambda f: (f / "home.roster").write_bytes(b"\x01"),
+        "roster show home.roster",
+        2,
+        "is not a signed roster",
+        "copy it again",
+    ),
+    "no roster": (lambda _: 0, "roster show none", 2, "No such file", "sealring roster new"),
+    "no draft": (lambda _: 0, "roster sign none --key coordinator.key", 2, "there is no", ""),
+    "no members": (
+        lambda f: (f / "home.toml").write_text('name = "h"\ncluster = "' + "0" * 64 + '"\n'),
+        SIGN,
+        2,
+        "makes no roster",
+        "",
+    ),
+    "bad member": (
+        lambda f: (f / "home.toml").write_text(
+            (f / "home.toml").read_text().replace("127.0.0.1:7471", "127.0.0.1")
+        ),
+        SIGN,
+        2,
+        "'member.2.addresses.1': '127.0.0.1' is no address",
+        "",
+    ),
+    "member without a key": (
+        lambda f: (f / "home.toml").write_text(
+            (f / "home.toml").read_text() + '[[member]]\nname = "x"\naddresses = ["h:1"]\n'
+        ),
+        SIGN,
+        2,
+        "the key 'member.3.public_key' is missing",
+        "its .pub file's line",
+    ),
+    "key of others": (
+        lambda f: (f / "coordinator.key").chmod(0o644),
+        SIGN,
+        2,
+        "others can read the private key",
+        "chmod 600",
+    ),
+    "not a key": (
+        lambda f: (f / "coordinator.key").write_text("x"),
+        SIGN,
+        2,
+        "holds no P-256 private key",
+        "sealring keygen",
+    ),
+    "no key": (lambda _: 0, "roster sign home.toml --key none", 2, "no private key at", "keygen"),
+    "member signs": (
+        lambda _: 0,
+        "roster sign home.toml --key desk.key",
+        2,
+        "the coordinator's key is a member's key",
+        "",
+    ),
+    "no days": (lambda _: 0, SIGN + " --days 0", 2, "--days", ""),
+    "draft exists": (lambda _: 0, "roster new home --out home.toml", 2, "left as it is", "--out"),
+    "empty name": (lambda _: 0, "roster new '' --out a.toml", 2, "printable", ""),
+    "twice": (lambda _: 0, ADD + "desk.pub", 2, "already holds this key, as 'desk'", "own key"),
+    "private key": (lambda _: 0, ADD + "desk.key", 2, "is a private key", "desk.pub"),
+    "no such key": (lambda _: 0, ADD + "none", 2, "cannot read the public key", "keygen"),
+    "no hex": (lambda _: 0, ADD + "home.toml", 2, "holds no public key", "130 digits"),
+    "no point": (lambda _: 0, ADD + "04" + "00" * 64, 2, "not a point of P-256", ""),
+    "no trust": (lambda _: 0, ADD + "coordinator.pub --trust full", 2, "no trust level", ""),
+    "plan: too little": (
+        lambda _: 0,
+        "plan --model tiny --memory 1M,1M",
+        1,
+        "it does not fit",
+        "Change --memory",
+    ),
+    "plan: layers": (
+        lambda _: 0,
+        "plan --model tiny --memory 1G,1G --layers 1,1",
+        1,
+        "add up to 2",
+        "",
+    ),
+    "plan: not a count": (
+        lambda _: 0,
+        "plan --model tiny --memory 1G,1G --layers 1,x",
+        2,
+        "'x' is no number of layers",
+        "--layers 20,12",
+    ),
+    "plan: not a size": (lambda _: 0, "plan --model tiny --memory x", 2, "'x' is no size", ""),
+    "plan: no model": (lambda _: 0, "plan --model none --memory 1G", 2, "there is no folder", ""),
+    "digest: no model": (
+        lambda f: (f / "empty").mkdir(),
+        "digest empty",
+        2,
+        "config.json",
+        "Fetch it again",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "line", "code", "what", "advice"), MISTAKES.values(), ids=MISTAKES
+)
+def test_mistakes(
+    own_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Spoil,
+    line: str,
+    code: int,
+    what: str,
+    advice: str,
+) -> None:
+    spoil(own_home)
+    monkeypatch.chdir(own_home)
+    done = sealring(*(word.strip("'") for word in line.split(" ")))
+    assert what in done.err
+    assert advice in done.err
+    assert done.code == code
+    assert done.out == ""
+
+
+def test_plan(tmp_path: Path) -> None:
+    facts = sealring("plan", "--model", "tiny", "--memory", "1G,1G", "--json").json()
+    assert facts["fits"] is True
+    assert sum(rank["weights"] for rank in facts["ranks"]) == facts["weights"]
+    bounds = [rank["layers"] for rank in facts["ranks"]]
+    assert bounds[0][1] == bounds[1][0]
+    assert bounds[1][1] == facts["layers"]
+    chosen = sealring("plan", "--model", "tiny", "--memory", "1G,1G", "--layers", "1,7", "--json")
+    assert [rank["layers"] for rank in chosen.json()["ranks"]] == [[0, 1], [1, 8]]
+    assert "0 (head)" in sealring("plan", "--model", "tiny", "--memory", "1G").out
+
+
+def test_digest(tmp_path: Path) -> None:
+    model = Path(shutil.copytree(tiny.path(), tmp_path / "model"))
+    (model / "sealring.json").unlink(missing_ok=True)
+    unpinned = sealring("plan", "--model", model, "--memory", "1G", "--json").json()
+    facts = sealring("digest", model, "--json").json()
+    assert unpinned["notes"] == ["no sealring.json: the weights are not pinned"]
+    assert facts["digest"] != unpinned["digest"]
+    manifest = json.loads((model / "sealring.json").read_text())
+    assert len(manifest["tensors"]) == facts["tensors"]
+    assert "digest" in sealring("digest", model).out
+
+
+def test_help_teaches() -> None:
+    for command in ("demo", "keygen", "roster", "up", "generate", "status", "plan", "digest"):
+        done = sealring(command, "--help")
+        assert done.code == 0
+        assert f"sealring {command}" in done.out.replace("Usage: sealring", "")
+    assert "sealring demo" in sealring("--help").out

@@ -1,0 +1,99 @@
+"""The config of a node: what it means, and how each mistake is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sealring_trio.config import load_config
+from sealring_trio.errors import UserError
+
+GOOD = """\
+# a node
+key = "node.key"
+roster = "home.roster"
+coordinator = "coordinator.pub"
+listen = "0.0.0.0:7470"
+model = "tiny"
+"""
+
+MISTAKES = {
+    "not TOML": (GOOD + "memory = 24G\n", ["not valid TOML", "line 7"], "need quotes"),
+    "unknown key": (GOOD + "colour = 3\n", ["line 7: unknown key 'colour'"], "The keys are: key,"),
+    "missing key": (
+        GOOD.replace('model = "tiny"\n', ""),
+        ["the key 'model' is missing"],
+        'Add it: model = "models/llama-8b"',
+    ),
+    "wrong type": (GOOD.replace('"tiny"', "3"), ["line 6: 'model': Input should be a"], ""),
+    "bad address": (
+        GOOD.replace("0.0.0.0:7470", "0.0.0.0"),
+        ["line 5: 'listen': '0.0.0.0' is no address; write host:port"],
+        "",
+    ),
+    "bad size": (GOOD + 'memory = "much"\n', ["line 7: 'memory': 'much' is no size"], ""),
+    "bad strategy": (GOOD + 'strategy = "tp"\n', ["line 7: 'strategy': Input should be"], ""),
+    "bad layers": (GOOD + "layers = [4, 0]\n", ["line 7: 'layers.2': Input should be gre"], ""),
+    "layers as text": (GOOD + 'layers = "4,4"\n', ["line 7: 'layers': Input should be a"], ""),
+    "no suites": (GOOD + "suites = []\n", ["line 7: 'suites'"], ""),
+    "two mistakes": (GOOD + "a = 1\nb = 2\n", ["line 7: unknown key 'a'", "line 8"], ""),
+}
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "desk.toml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_and_paths(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, GOOD))
+    assert config.key == tmp_path / "node.key"
+    assert config.roster == tmp_path / "home.roster"
+    assert config.coordinator == "coordinator.pub"  # no such file: left as it is
+    assert config.listen == ("0.0.0.0", 7470)
+    assert config.model == "tiny"
+    assert (config.layers, config.memory, config.strategy) == ((), 0, "auto")
+    assert config.state == tmp_path / "desk.state"
+    assert config.control_socket == tmp_path / "desk.state" / "control.sock"
+
+
+def test_every_key(tmp_path: Path) -> None:
+    (tmp_path / "coordinator.pub").write_text("04")
+    extra = (
+        'layers = [24, 16]\nmemory = "24G"\nstrategy = "pp"\nsuites = ["chacha20-poly1305"]\n'
+        'state = "/var/lib/desk"\n'
+    )
+    config = load_config(write(tmp_path, GOOD + extra))
+    assert config.coordinator == str(tmp_path / "coordinator.pub")
+    assert config.layers == (24, 16)
+    assert config.memory == 24 << 30
+    assert config.strategy == "pp"
+    assert config.suites == ("chacha20-poly1305",)
+    assert config.state == Path("/var/lib/desk")
+
+
+@pytest.mark.parametrize(("text", "what", "advice"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes(tmp_path: Path, text: str, what: list[str], advice: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config(write(tmp_path, text))
+    for part in what:
+        assert part in caught.value.what
+    assert advice in caught.value.advice
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no config file at"):
+        load_config(tmp_path / "none.toml")
+
+
+def test_not_text(tmp_path: Path) -> None:
+    path = tmp_path / "desk.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="it is not text"):
+        load_config(path)
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot read"):
+        load_config(tmp_path)

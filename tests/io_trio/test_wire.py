@@ -1,0 +1,151 @@
+"""A wire and a pump on real sockets: order, back pressure, ends."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import trio
+from sealring_trio.pump import Pump
+from sealring_trio.wire import Wire
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected TCP sockets with small buffers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.socket()
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        near.connect(server.getsockname())
+        far, _ = server.accept()
+    return near, far
+
+
+class Owner:
+    """Echoes nothing; hands out what the test queued, and keeps what came."""
+
+    def __init__(self) -> None:
+        self.queued: list[bytes] = []
+        self.got = bytearray()
+        self.drains = 0
+        self.over = trio.Event()
+
+    def received(self, link: int, data: bytes) -> None:
+        self.got += data
+
+    def ended(self, link: int) -> None:
+        self.over.set()
+
+    def data_to_send(self, link: int) -> bytes:
+        self.drains += 1
+        data = b"".join(self.queued)
+        self.queued.clear()
+        return data
+
+
+async def test_small_messages_leave_in_the_call() -> None:
+    near, far = pair()
+    with far:
+        wire = Wire(near, lambda: None)
+        wire.send(b"one")
+        wire.send(b"two")
+        assert not wire.busy
+        far.settimeout(5)
+        assert far.recv(6, socket.MSG_WAITALL) == b"onetwo"
+        assert near.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        wire.close()
+
+
+async def test_what_does_not_fit_waits_and_keeps_its_order() -> None:
+    near, far = pair()
+    data = bytes(range(256)) * 8_000
+    drained = trio.Event()
+    wire = Wire(near, drained.set)
+    other = Wire(far, lambda: None)
+    wire.send(data)
+    assert wire.busy
+    wire.send(b"tail")
+    got = bytearray()
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wire.write)
+            while len(got) < len(data) + 4:
+                got += await other.receive()
+            await drained.wait()
+            nursery.cancel_scope.cancel()
+    assert got == data + b"tail"
+    wire.close()
+    other.close()
+
+
+async def test_a_pump_drains_only_what_the_socket_takes() -> None:
+    near, far = pair()
+    owner = Owner()
+    pump = Pump(owner, 1, near)
+    other = Wire(far, lambda: None)
+    owner.queued = [bytes(2_000_000)]
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pump.run)
+            pump.flush()
+            owner.queued = [b"later"]
+            drains = owner.drains
+            pump.flush()
+            assert owner.drains == drains  # the link's bytes stay with the node meanwhile
+            got = bytearray()
+            while not got.endswith(b"later"):
+                got += await other.receive()
+            other.send(b"answer")
+            other.close()
+            await owner.over.wait()
+    assert len(got) == 2_000_005
+    assert owner.got == b"answer"
+
+
+async def test_hang_up_flushes_first() -> None:
+    near, far = pair()
+    owner = Owner()
+    pump = Pump(owner, 1, near)
+    other = Wire(far, lambda: None)
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pump.run)
+            owner.queued = [bytes(1_000_000), b"bye"]
+            pump.hang_up()
+            got = bytearray()
+            while data := await other.receive():
+                got += data
+            other.close()
+            await owner.over.wait()
+    assert got.endswith(b"bye")
+
+
+async def test_cancelling_a_pump_kills_its_link() -> None:
+    near, far = pair()
+    owner = Owner()
+    with trio.fail_after(10), far:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Pump(owner, 1, near).run)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        assert owner.over.is_set()
+        assert near.fileno() == -1
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+async def test_a_reset_kills_the_link(waiting: bool) -> None:
+    near, far = pair()
+    owner = Owner()
+    pump = Pump(owner, 1, near)
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pump.run)
+            if waiting:
+                owner.queued = [bytes(2_000_000)]
+                pump.flush()
+            await trio.testing.wait_all_tasks_blocked()
+            far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            far.close()
+            await owner.over.wait()
+    owner.queued = [b"too late"]
+    pump.flush()
+    assert owner.queued == [b"too late"]
