@@ -17,16 +17,21 @@ from typing import Final
 import attrs
 
 from sealring_protocol.codec.messages import (
+    NO_EPOCH,
     EngineInfo,
+    Failure,
     HopKey,
     Loaded,
     LocalMessage,
     Ping,
     Pong,
     Progress,
+    StepDone,
 )
 from sealring_protocol.control.effects import (
     Effect,
+    Level,
+    Note,
     Send,
     Shut,
     ToEngine,
@@ -224,6 +229,10 @@ class Node:
                 self._info = message
                 self._switchboard.accept_steps = True
                 self._next_engine_ping = now + ENGINE_PING_SECONDS
+            case StepDone(epoch=epoch, failed=Failure() as failed) if epoch == NO_EPOCH:
+                text = f"the engine cannot read its model: {failed.message}"
+                self._events.append(Note(Level.ERROR, text))
+                return
             case _:
                 pass
         self._carry_out(self._brain.engine_message(message, now), now)

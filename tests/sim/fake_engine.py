@@ -264,9 +264,9 @@ class FakeEngine:
             return StepDone(step.epoch, step.n, ids=self._sample(step.n, out) if decode else ())
         if rank < world - 1:
             tensors = self._seal(step, out) if out else ()
-            return attrs.evolve(step, ids=(), tensors=tensors, compute_us=3)
+            return attrs.evolve(step, ids=(), tensors=tensors, compute_us=step.compute_us + 3)
         tensors = self._seal(step, out) if decode else ()
-        return StepDone(step.epoch, step.n, 3, tensors=tensors)
+        return StepDone(step.epoch, step.n, step.compute_us + 3, tensors=tensors)
 
     def _close(self, done: StepDone) -> LocalMessage:
         try:

@@ -249,7 +249,7 @@ class Step:
     *digest* is the ledger's after the step. *ids* holds one token per join, in order, and then
     the tokens of a prefill; they go to engines that hold the embedding, and never down a chain.
     *drop* takes row uids and snapshot handles, which share one number space. *compute_us* sums
-    what the ranks before spent on it.
+    what the ranks after the head have spent on it; each engine adds its own part.
     """
 
     CODE: ClassVar = MessageCode.STEP

@@ -116,8 +116,7 @@ class FollowerPipeline:
         if message.failed is not None:
             return self.failure(message.failed.kind, message.failed.message)
         self._working.popleft()
-        total = step.compute_us + message.compute_us
-        return [ToNext(attrs.evolve(message, compute_us=min(total, 0xFFFFFFFF)))]
+        return [ToNext(message)]
 
     def failure(self, kind: FailureKind, message: str) -> list[Action]:
         """This rank cannot go on: its engine failed, hung or died, or its next hop is lost."""
