@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from sealring_protocol.codec.frame import FrameDecoder, FrameKind, frame_header
 from sealring_protocol.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
 

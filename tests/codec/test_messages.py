@@ -6,7 +6,6 @@ import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from sealring_protocol import limits
 from sealring_protocol.codec.encoding import decode, decode_local, encode
 from sealring_protocol.codec.messages import (
@@ -25,6 +24,7 @@ from sealring_protocol.codec.messages import (
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_protocol.codec.wire import clip
 from sealring_protocol.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
+
 from tests.codec.cases import DIGEST, EPOCH, LOCAL, MESSAGES
 
 ALL = [(name, message, decode) for name, message in MESSAGES.items()]

@@ -24,6 +24,7 @@ from sealring_protocol.control.head import Head, HeadConfig
 from sealring_protocol.control.requests import FinishReason, Request, RequestDone, TokenOut
 from sealring_protocol.control.scheduler import SchedulerConfig
 from sealring_protocol.security.roles import Purpose
+
 from tests.sim.fake_engine import FakeEngine
 
 
@@ -144,9 +145,7 @@ class Brains:
         self.now += 0.001
         match key:
             case ("link", sender, receiver, purpose):
-                self.absorb(
-                    receiver, self.brain(receiver).message(sender, purpose, item, self.now)
-                )
+                self.absorb(receiver, self.brain(receiver).message(sender, purpose, item, self.now))
             case ("to_engine", rank):
                 engine = self.engines[rank]
                 if engine is not None:

@@ -16,7 +16,6 @@ from random import Random
 from typing import Any
 
 import attrs
-
 from sealring_protocol.control.effects import Note, RestartEngine, StepTiming, ToEngine
 from sealring_protocol.control.requests import Request, RequestDone, TokenOut
 from sealring_protocol.control.scheduler import SchedulerConfig
@@ -30,6 +29,7 @@ from sealring_protocol.events import (
 from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign_roster
+
 from tests.sim.fake_engine import FakeEngine, info
 
 WALL = 1_700_000_000_000
@@ -51,9 +51,7 @@ def make_roster(
         Member(signer(index).public_key, f"node{index}", (f"host{index}:1",))
         for index in order or range(world)
     )
-    roster = Roster(
-        b"c" * 32, "test", serial, WALL - 1000, WALL + lifetime_ms, inner_seal, members
-    )
+    roster = Roster(b"c" * 32, "test", serial, WALL - 1000, WALL + lifetime_ms, inner_seal, members)
     return sign_roster(roster, COORDINATOR)
 
 
@@ -127,8 +125,9 @@ class Cluster:
         return host
 
     def _start(self, host: Host) -> None:
-        host.node.start(self.now)
-        self.settle(host)
+        if host.alive:
+            host.node.start(self.now)
+            self.settle(host)
 
     def start_engine(self, host: Host) -> None:
         if not host.alive or host.engine is not None:
@@ -183,9 +182,7 @@ class Cluster:
         timers = [
             (deadline, host)
             for host in self.hosts.values()
-            if host.alive
-            and not host.frozen
-            and (deadline := host.node.next_timeout()) is not None
+            if host.alive and not host.frozen and (deadline := host.node.next_timeout()) is not None
         ]
         timer = min(timers, key=lambda item: item[0], default=None)
         if self._queue and (timer is None or self._queue[0][0] <= timer[0]):

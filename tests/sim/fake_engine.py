@@ -11,7 +11,6 @@ import struct
 from collections.abc import Iterable
 
 import attrs
-
 from sealring_protocol.codec.messages import (
     Bootstrap,
     CacheCost,
@@ -104,6 +103,7 @@ class FakeEngine:
     opener: InnerOpener | None = None
     forwards: int = 0
     dead: bool = False
+    hung: bool = False
 
     @property
     def empty(self) -> bool:
@@ -113,6 +113,8 @@ class FakeEngine:
         return [self.model]
 
     def receive(self, message: LocalMessage) -> list[LocalMessage]:
+        if self.hung:
+            return []
         match message:
             case Bootstrap():
                 return self._bootstrap(message)
@@ -264,9 +266,9 @@ class FakeEngine:
             return StepDone(step.epoch, step.n, ids=self._sample(step.n, out) if decode else ())
         if rank < world - 1:
             tensors = self._seal(step, out) if out else ()
-            return attrs.evolve(step, ids=(), tensors=tensors, compute_us=step.compute_us + 3)
+            return attrs.evolve(step, ids=(), tensors=tensors, compute_us=3 * rank)
         tensors = self._seal(step, out) if decode else ()
-        return StepDone(step.epoch, step.n, step.compute_us + 3, tensors=tensors)
+        return StepDone(step.epoch, step.n, 3 * rank, tensors=tensors)
 
     def _close(self, done: StepDone) -> LocalMessage:
         try:

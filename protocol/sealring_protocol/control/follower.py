@@ -61,6 +61,7 @@ class Follower:
         self._engine_ready: Ready | None = None
         self._control_up = False
         self._next_up = False
+        self._cut = False  # the next hop broke in this epoch: what it missed cannot be made up
         self._told = False  # the head knows that this rank cannot serve the epoch
         self._pipeline: pipeline.FollowerPipeline | None = None
         self._watch = EngineWatch()
@@ -89,7 +90,6 @@ class Follower:
         """The own engine is gone; its layers, caches and hop keys went with it."""
         self._info = None
         self._engine_ready = None
-        self._next_up = False
         self._watch.idle()
         note = Note(Level.WARNING, f"this rank's engine is gone: {reason}")
         return [note, *self._fail(FailureKind.ENGINE_LOST, reason, now)]
@@ -123,6 +123,7 @@ class Follower:
         ]
         if rank == self._next and self._next_up:
             self._next_up = False
+            self._cut = True
             effects += self._fail(FailureKind.LINK_LOST, f"the next hop broke: {reason}", now)
         return effects
 
@@ -157,6 +158,7 @@ class Follower:
         self.epoch = order.epoch
         self._engine_ready = None
         self._told = False
+        self._cut = False
         self._watch.idle()
         self._pipeline = pipeline.FollowerPipeline(order.epoch, order.rank, order.world)
         layers = f"{order.bounds[order.rank]}:{order.bounds[order.rank + 1]}"
@@ -204,7 +206,8 @@ class Follower:
                 case pipeline.ToNext(message):
                     if message.failed is not None and message.failed.rank == self._config.rank:
                         effects += self._tell(message.n, message.failed)
-                    effects.append(Send(self._next, Purpose.STEP, message))
+                    if not self._cut:
+                        effects.append(Send(self._next, Purpose.STEP, message))
                 case pipeline.Answered():
                     pass  # the head's alone
         return effects
