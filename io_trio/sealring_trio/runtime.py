@@ -12,6 +12,7 @@ the task is woken only when that is earlier than the one it sleeps for.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import socket
 import time
@@ -121,7 +122,7 @@ class Runtime:
         self._pumps: dict[int, Pump] = {}
         self._streams: dict[int, Stream] = {}
         self._nursery: trio.Nursery | None = None
-        self._armed = float("inf")
+        self._armed = math.inf
         self._rearm = trio.Event()
 
     # ------------------------------------------------------------------ life
@@ -314,12 +315,14 @@ class Runtime:
             with trio.move_on_at(self._armed):
                 await self._rearm.wait()
             self._rearm = trio.Event()
+            self._armed = -math.inf  # awake: nobody needs to wake this task
             now = trio.current_time()
             deadline = self.node.next_timeout()
             if deadline is not None and now >= deadline:
                 self.node.handle_timeout(now)
-            self._armed = float("inf")
-            self._settle()
+                self._settle()
+            deadline = self.node.next_timeout()
+            self._armed = math.inf if deadline is None else deadline
 
 
 def _reason(error: Exception) -> str:
