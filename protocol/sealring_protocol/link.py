@@ -9,10 +9,6 @@ the link takes no frame, and what it may buffer meanwhile is bounded.
 An error is final: the link is dead, and every call but `data_to_send` raises it again. A peer
 that has proved who it is is told why, in a last CLOSE among the bytes to send; a stranger gets not
 a byte. An end of stream without CLOSE is a loss.
-
-Keepalive: after `PING_INTERVAL` without a byte from the peer the link asks for one, and a peer
-that stays silent for the rest of `PING_TIMEOUT` is dead. The time is counted from the PING, so
-that a node which was itself asleep does not blame its peers.
 """
 
 from __future__ import annotations
@@ -21,11 +17,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-import attrs
-
 from sealring_protocol.codec.encoding import decode, encode
 from sealring_protocol.codec.frame import Frame, FrameDecoder, FrameKind
-from sealring_protocol.codec.messages import Accept, Close, Message, Ping, Pong, Progress
+from sealring_protocol.codec.messages import Accept, Close, Message, Ping, Pong
 from sealring_protocol.errors import (
     CloseCode,
     ConnectionLost,
@@ -37,77 +31,39 @@ from sealring_protocol.errors import (
     SealringError,
     wire_code,
 )
+from sealring_protocol.keepalive import Keepalive
 from sealring_protocol.limits import (
     FRAME_HEADER,
     HANDSHAKE_TIMEOUT,
     INIT_TIMEOUT,
     MAX_SEALED_BODY,
-    PING_INTERVAL,
-    PING_TIMEOUT,
-    PINGS_PER_SECOND,
+)
+from sealring_protocol.link_events import (
+    Hop,
+    LinkClosed,
+    LinkEvent,
+    LinkUp,
+    PeerProved,
+    RosterReceived,
 )
 from sealring_protocol.security import handshake as hs
-from sealring_protocol.security.admission import Admission, TokenBucket
+from sealring_protocol.security.admission import Admission
 from sealring_protocol.security.handshake import EncapsulationRequested, SignatureRequested
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roles import Purpose, allowed
-from sealring_protocol.security.roster import SignedRoster
 from sealring_protocol.security.seal import OpeningChannel, SealingChannel
 
-
-@attrs.frozen
-class Hop:
-    """The activation secrets of a link, as this end sees them, and their suite's code."""
-
-    suite: Suite
-    send: bytes = attrs.field(repr=False)
-    receive: bytes = attrs.field(repr=False)
-
-
-@attrs.frozen
-class RosterReceived:
-    """The peer brought a newer *roster*: store it, then call `roster_stored`."""
-
-    roster: SignedRoster
-
-
-@attrs.frozen
-class PeerProved:
-    """The dialing *peer* (node id) has proved who it is: `admit` it or `refuse` it."""
-
-    peer: bytes
-    instance: int
-    purpose: Purpose
-
-
-@attrs.frozen
-class LinkUp:
-    """The link is up: messages flow. *hop* is told once and not kept."""
-
-    peer: bytes
-    instance: int
-    purpose: Purpose
-    suite: Suite
-    hop: Hop
-
-
-@attrs.frozen
-class LinkClosed:
-    """The peer closed the link: nothing more comes or goes."""
-
-    code: int
-    reason: str
-
-
-LinkEvent = (
-    EncapsulationRequested
-    | SignatureRequested
-    | RosterReceived
-    | PeerProved
-    | LinkUp
-    | LinkClosed
-    | Message
-)
+__all__ = [
+    "EncapsulationRequested",
+    "Hop",
+    "Link",
+    "LinkClosed",
+    "LinkEvent",
+    "LinkUp",
+    "PeerProved",
+    "RosterReceived",
+    "SignatureRequested",
+]
 
 # What may be buffered in states that take no frame. While one end signs or encapsulates the
 # other has nothing to say; while the initiator stores a roster, data may be under way.
@@ -137,12 +93,8 @@ class Link:
         now: float,
         wall_ms: int,
     ) -> None:
-        self.progress = Progress()
-        """What PINGs and PONGs say of this node."""
-        self.peer_progress = Progress()
-        """What the peer last said of itself."""
-        self.rtt: float | None = None
-        """Seconds that the last PING took, there and back."""
+        self.keepalive = Keepalive(now)
+        """Its `progress` is what PINGs say; its `rtt` and `peer_progress`, what came back."""
         self.suite: Suite | None = None
         self._config = config
         self._handshake = handshake
@@ -156,13 +108,9 @@ class Link:
         self._sealer: SealingChannel | None = None
         self._opener: OpeningChannel | None = None
         self._may_send = self._may_receive = _NONE
-        self._started = self._heard = self._now = now
+        self._started = self._now = now
         self._wall_offset = wall_ms / 1000 - now
         self._expires = float("inf")
-        self._pings = TokenBucket(PINGS_PER_SECOND, now)
-        self._pinged: float | None = None  # when, if nothing came since
-        self._asked: deque[tuple[int, float]] = deque()  # PINGs that wait for their PONG
-        self._echo = 0
 
     @classmethod
     def dial(
@@ -221,8 +169,8 @@ class Link:
     def receive_data(self, data: bytes, now: float) -> None:
         """Bytes came in. Raises `LimitExceeded` when they are too many for a paused link."""
         self._check_alive()
-        self._heard = self._now = now
-        self._pinged = None
+        self._now = now
+        self.keepalive.heard(now)
         self._decoder.receive_data(data)
         room = _PAUSED.get(self._handshake.state)
         if room is not None and self._decoder.buffered > room:
@@ -333,9 +281,7 @@ class Link:
         if not self._up:
             early = self._handshake.state is hs.ResponderState.WAIT_INIT
             return self._started + (INIT_TIMEOUT if early else HANDSHAKE_TIMEOUT)
-        if self._pinged is None:
-            return min(self._heard + PING_INTERVAL, self._expires)
-        return min(self._pinged + PING_TIMEOUT - PING_INTERVAL, self._expires)
+        return min(self.keepalive.deadline, self._expires)
 
     def handle_timeout(self, now: float) -> None:
         """Time has passed. Raises `PeerTimeout` or `RosterExpired` when it was too much."""
@@ -348,12 +294,12 @@ class Link:
             self._die(PeerTimeout(f"the handshake took more than {now - self._started:.1f} s"))
         if now >= self._expires:
             self._die(RosterExpired("the roster that both ends hold has expired"))
-        if self._pinged is not None:
-            self._die(PeerTimeout(f"not a byte for {now - self._heard:.1f} s"))
-        self._pinged = now
-        self._echo += 1
-        self._asked.append((self._echo, now))
-        self.send(Ping(self._echo, self.progress))
+        try:
+            ping = self.keepalive.overdue(now)
+        except PeerTimeout as error:
+            self._die(error)
+        else:
+            self.send(ping)
 
     # --------------------------------------------------------------- messages
 
@@ -371,16 +317,10 @@ class Link:
 
     def _housekeeping(self, message: Message) -> LinkClosed | None:
         match message:
-            case Ping(echo, progress):
-                if not self._pings.take(self._now):
-                    raise LimitExceeded(f"more than {PINGS_PER_SECOND} PINGs a second")
-                self.peer_progress = progress
-                self.send(Pong(echo, self.progress))
-            case Pong(echo, progress):
-                if not self._asked or self._asked[0][0] != echo:
-                    raise RemoteProtocolError("PONG to no PING")
-                self.rtt = self._now - self._asked.popleft()[1]
-                self.peer_progress = progress
+            case Ping():
+                self.send(self.keepalive.ping(message, self._now))
+            case Pong():
+                self.keepalive.pong(message, self._now)
             case Close(code, reason):
                 self._handshake.close()
                 self._may_send = _NONE
@@ -452,7 +392,7 @@ class Link:
         self._may_receive = allowed(event.purpose, peer, own, world)
         self._expires = roster.expires_ms / 1000 - self._wall_offset
         self._up = True
-        self._heard = self._now
+        self.keepalive.heard(self._now)
         if secrets is not None:
             hop = Hop(secrets.suite, secrets.send_activation, secrets.receive_activation)
             self._events.append(

@@ -28,6 +28,7 @@ from sealring_protocol.codec.messages import (
     Progress,
     StepDone,
 )
+from sealring_protocol.connections import Adopted, Down, Incoming, News, Up
 from sealring_protocol.control.effects import (
     Effect,
     Level,
@@ -41,7 +42,7 @@ from sealring_protocol.control.follower import Follower, FollowerConfig
 from sealring_protocol.control.head import Head, HeadConfig
 from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.requests import FinishReason, Request, RequestDone
-from sealring_protocol.control.scheduler import SchedulerConfig
+from sealring_protocol.control.rows import SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 from sealring_protocol.events import NodeEvent
 from sealring_protocol.link import Link
@@ -49,7 +50,7 @@ from sealring_protocol.security.handshake import HandshakeConfig
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import SignedRoster
-from sealring_protocol.switchboard import Adopted, Down, Incoming, News, Switchboard, Up
+from sealring_protocol.switchboard import Switchboard
 
 ENGINE_PING_SECONDS: Final = 1.0
 """How often the engine is asked for its counters."""

@@ -17,6 +17,7 @@ from typing import Final
 import attrs
 
 from sealring_protocol.codec.messages import Message, Progress
+from sealring_protocol.connections import Adopted, Connection, Down, Incoming, News, Up
 from sealring_protocol.control.contacts import Contact, Contacts, Key, Verdict
 from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.errors import (
@@ -34,9 +35,8 @@ from sealring_protocol.events import (
     SignatureWanted,
     StoreRoster,
 )
-from sealring_protocol.link import (
-    Hop,
-    Link,
+from sealring_protocol.link import Link
+from sealring_protocol.link_events import (
     LinkClosed,
     LinkEvent,
     LinkUp,
@@ -57,57 +57,6 @@ _QUIET: Final = {CloseCode.SHUTDOWN, CloseCode.DUPLICATE_LINK, CloseCode.NOT_REA
 _DUPLICATE: Final = "there is such a link already"
 
 
-@attrs.frozen
-class Up:
-    """The link with *purpose* to *rank* is up; *hop* has its activation secrets."""
-
-    rank: int
-    purpose: Purpose
-    hop: Hop
-
-
-@attrs.frozen
-class Down:
-    """It is gone."""
-
-    rank: int
-    purpose: Purpose
-    reason: str
-
-
-@attrs.frozen
-class Incoming:
-    """*rank* sent *message* on the link with *purpose*."""
-
-    rank: int
-    purpose: Purpose
-    message: Message
-
-
-@attrs.frozen
-class Adopted:
-    """A newer roster is in force; *reordered* if its members or their ranks are others."""
-
-    reordered: bool
-
-
-News = Up | Down | Incoming | Adopted
-
-
-@attrs.define(eq=False)
-class _Connection:
-    number: int
-    source: str  # where an incoming connection came from
-    key: Key | None  # of an own dial from the start, else once the peer is proved
-    link: Link | None = None  # None until a dial is connected
-    up: bool = False
-    roster: SignedRoster | None = None  # waits to be stored
-
-    @property
-    def dialed(self) -> bool:
-        return not self.source
-
-
 class Switchboard:
     """All links of the node with *config*. Times are the caller's monotonic seconds."""
 
@@ -118,7 +67,7 @@ class Switchboard:
         self.events: deque[NodeEvent] = deque()
         self._contacts = Contacts(config.node_id)
         self._admission = Admission(now)
-        self._connections: dict[int, _Connection] = {}
+        self._connections: dict[int, Connection] = {}
         self._held: dict[Key, int] = {}
         self._numbers = 0
         self._news: deque[News] = deque()
@@ -215,7 +164,7 @@ class Switchboard:
         self._progress = progress
         for connection in self._connections.values():
             if connection.link is not None:
-                connection.link.progress = progress
+                connection.link.keepalive.progress = progress
 
     # ----------------------------------------------------------- connections
 
@@ -230,8 +179,8 @@ class Switchboard:
             self.events.append(Hangup(number, b""))
             return number
         link = Link.accept(self.config, self._admission, now, wall_ms, entropy)
-        link.progress = self._progress
-        self._connections[number] = _Connection(number, source, None, link)
+        link.keepalive.progress = self._progress
+        self._connections[number] = Connection(number, source, None, link)
         return number
 
     def connected(self, number: int, entropy: bytes, now: float, wall_ms: int) -> None:
@@ -241,7 +190,7 @@ class Switchboard:
             return
         peer, purpose = connection.key
         connection.link = Link.dial(self.config, peer, purpose, now, wall_ms, entropy)
-        connection.link.progress = self._progress
+        connection.link.keepalive.progress = self._progress
         self._do(connection, now, lambda link: None)
 
     def dial_failed(self, number: int, reason: str, now: float) -> None:
@@ -299,7 +248,7 @@ class Switchboard:
     def _rank(self, key: Key) -> int:
         return self.config.roster.roster.rank(key[0])
 
-    def _find(self, rank: int, purpose: Purpose) -> _Connection | None:
+    def _find(self, rank: int, purpose: Purpose) -> Connection | None:
         contact = self._contacts.get((self.member(rank).id, purpose))
         return None if contact is None else self._connections.get(contact.link)
 
@@ -308,7 +257,7 @@ class Switchboard:
         if connection is not None and connection.link is not None:
             self._do(connection, now, action)
 
-    def _do(self, connection: _Connection, now: float, action: Callable[[Link], None]) -> None:
+    def _do(self, connection: Connection, now: float, action: Callable[[Link], None]) -> None:
         """Let *action* happen to a link, then deal with what comes of it."""
         link = connection.link
         if link is None:
@@ -325,7 +274,7 @@ class Switchboard:
         if link.has_data_to_send:
             self._flush.add(connection.number)
 
-    def _on(self, connection: _Connection, event: LinkEvent, now: float) -> None:
+    def _on(self, connection: Connection, event: LinkEvent, now: float) -> None:
         number = connection.number
         match event:
             case SignatureRequested(payload):
@@ -348,7 +297,7 @@ class Switchboard:
                     rank, purpose = self._rank(connection.key), connection.key[1]
                     self._news.append(Incoming(rank, purpose, event))
 
-    def _judge(self, connection: _Connection, proved: PeerProved, now: float) -> None:
+    def _judge(self, connection: Connection, proved: PeerProved, now: float) -> None:
         """An incoming peer has proved who it is: take it, or say why not."""
         key = (proved.peer, proved.purpose)
         connection.key = key
@@ -367,11 +316,11 @@ class Switchboard:
                     self._shut(old, CloseCode.REPLACED, "the peer began a new life", now)
             self._admit(connection, now)
 
-    def _admit(self, connection: _Connection, now: float) -> None:
+    def _admit(self, connection: Connection, now: float) -> None:
         if connection.link is not None:
             connection.link.admit(now)
 
-    def _refuse(self, connection: _Connection, code: CloseCode, reason: str, now: float) -> None:
+    def _refuse(self, connection: Connection, code: CloseCode, reason: str, now: float) -> None:
         if connection.link is not None:
             connection.link.refuse(code, reason)
         quiet = code in _QUIET
@@ -388,7 +337,7 @@ class Switchboard:
             return CloseCode.NOT_READY, "the engine is not up yet"
         return None
 
-    def _established(self, connection: _Connection, event: LinkUp, now: float) -> None:
+    def _established(self, connection: Connection, event: LinkUp, now: float) -> None:
         key = connection.key
         assert key is not None  # noqa: S101  a dial has it, a peer that was proved too
         self._settle(connection)
@@ -403,18 +352,18 @@ class Switchboard:
             return
         self._news.append(Up(rank, key[1], event.hop))
 
-    def _closed(self, connection: _Connection, code: int, reason: str, now: float) -> None:
+    def _closed(self, connection: Connection, code: int, reason: str, now: float) -> None:
         known = CloseCode(code).name if code in {int(c) for c in CloseCode} else str(code)
         error = RemoteProtocolError(f"the peer closed the link ({known.lower()}): {reason}")
         self._down(connection, error, now, Level.DEBUG if code in _QUIET else _SAY)
 
-    def _shut(self, connection: _Connection, code: CloseCode, reason: str, now: float) -> None:
+    def _shut(self, connection: Connection, code: CloseCode, reason: str, now: float) -> None:
         if connection.link is not None and connection.up:
             connection.link.close(code, reason)
         self._down(connection, LocalProtocolError(reason), now, Level.DEBUG)
 
     def _down(
-        self, connection: _Connection, error: SealringError, now: float, level: Level = _SAY
+        self, connection: Connection, error: SealringError, now: float, level: Level = _SAY
     ) -> None:
         """Forget a connection, hang it up, and tell whom it concerns."""
         if self._connections.pop(connection.number, None) is None:
@@ -440,7 +389,7 @@ class Switchboard:
         elif self._contacts.lost(key, connection.number, now):
             self._news.append(Down(self._rank(key), key[1], str(error)))
 
-    def _settle(self, connection: _Connection) -> None:
+    def _settle(self, connection: Connection) -> None:
         """An incoming connection's handshake is over."""
         if connection.source and not connection.up:
             self._admission.settled(connection.source)
@@ -466,7 +415,7 @@ class Switchboard:
                 self._contacts.forget(key)
                 continue
             self._numbers += 1
-            self._connections[self._numbers] = _Connection(self._numbers, "", key)
+            self._connections[self._numbers] = Connection(self._numbers, "", key)
             address = member.addresses[turn % len(member.addresses)]
             self.events.append(Dial(self._numbers, address, member.name))
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 from sealring_protocol.control.requests import FinishReason, Request
-from sealring_protocol.control.scheduler import SchedulerConfig
+from sealring_protocol.control.rows import SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError
 
 from tests.sim.cluster import Cluster, signer

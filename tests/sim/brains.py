@@ -22,7 +22,7 @@ from sealring_protocol.control.effects import (
 from sealring_protocol.control.follower import Follower, FollowerConfig
 from sealring_protocol.control.head import Head, HeadConfig
 from sealring_protocol.control.requests import FinishReason, Request, RequestDone, TokenOut
-from sealring_protocol.control.scheduler import SchedulerConfig
+from sealring_protocol.control.rows import SchedulerConfig
 from sealring_protocol.security.roles import Purpose
 
 from tests.sim.fake_engine import FakeEngine

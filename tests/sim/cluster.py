@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 from sealring_protocol.control.effects import Note, RestartEngine, StepTiming, ToEngine
 from sealring_protocol.control.requests import Request, RequestDone, TokenOut
-from sealring_protocol.control.scheduler import SchedulerConfig
+from sealring_protocol.control.rows import SchedulerConfig
 from sealring_protocol.events import (
     Dial,
     EncapsulationWanted,

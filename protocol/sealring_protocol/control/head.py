@@ -41,7 +41,8 @@ from sealring_protocol.control.effects import (
 from sealring_protocol.control.membership import Membership, MembershipState
 from sealring_protocol.control.plan import Plan, Strategy, make_plan
 from sealring_protocol.control.requests import Request
-from sealring_protocol.control.scheduler import Scheduler, SchedulerConfig
+from sealring_protocol.control.rows import SchedulerConfig
+from sealring_protocol.control.scheduler import Scheduler
 from sealring_protocol.control.watch import EngineWatch
 from sealring_protocol.errors import CloseCode, LocalProtocolError, RemoteProtocolError
 from sealring_protocol.limits import MAX_SEALED_BODY

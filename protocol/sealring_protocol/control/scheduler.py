@@ -33,7 +33,6 @@ from sealring_protocol.codec.messages import (
     Join,
     Open,
     Prefill,
-    Row,
     Step,
     Work,
 )
@@ -46,66 +45,12 @@ from sealring_protocol.control.requests import (
     RowEvent,
     RowState,
     TokenOut,
-    row_machine,
 )
+from sealring_protocol.control.rows import Flight, LiveRow, Planned, SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
-from sealring_protocol.table import Machine
 
 _SUSPICIOUS: Final = {FailureKind.ENGINE_ERROR, FailureKind.ENGINE_LOST, FailureKind.MEMORY}
 _MIN_CHUNK: Final = 16
-
-
-@attrs.frozen
-class SchedulerConfig:
-    """*groups* of at most *rows* rows; prefill *chunk* in tokens, at most *chunks* in flight and
-    *chunk_seconds* each; *window* decode steps in flight per group; *retries* per request."""
-
-    groups: int = 1
-    rows: int = 8
-    chunk: int = 512
-    chunks: int = 2
-    chunk_seconds: float = 0.5
-    window: int = 1
-    retries: int = 2
-
-
-@attrs.define
-class _Row:
-    uid: int
-    request: Request
-    limit: int
-    tokens: list[int]
-    state: Machine[RowState, RowEvent] = attrs.field(factory=row_machine)
-    position: int = 0  # tokens that steps so far have put, or will put, into its cache
-    flying: int = 0  # decode steps in flight
-    group: int = 0
-    failures: int = 0
-    suspect: bool = False
-
-    @property
-    def emitted(self) -> int:
-        return len(self.tokens) - len(self.request.prompt)
-
-    @property
-    def unread(self) -> int:
-        """Tokens to prefill: all but the last, which the first decode takes."""
-        return len(self.tokens) - 1 - self.position
-
-
-@attrs.frozen
-class _Flight:
-    work: Work
-    uids: tuple[int, ...]
-    positions: tuple[int, ...]
-    sent: float
-
-
-@attrs.frozen
-class Planned:
-    """The next *step*, and the sampling of the *rows* that it opens."""
-
-    step: Step
-    rows: tuple[Row, ...]
 
 
 class Scheduler:
@@ -114,12 +59,12 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, context: int) -> None:
         self.config = config
         self._context = context
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, LiveRow] = {}
         self._next_uid = 1
         self._epoch: Epoch | None = None
         self._n = 0
         self._ledger = Ledger()
-        self._flights: dict[int, _Flight] = {}
+        self._flights: dict[int, Flight] = {}
         self._leaving: list[int] = []  # rows to evict from their groups
         self._dropping: list[int] = []  # private caches to drop
         self._chunk = config.chunk
@@ -164,7 +109,7 @@ class Scheduler:
             )
         uid = self._next_uid
         self._next_uid += 1
-        self._rows[uid] = _Row(uid, request, request.max_tokens or room, list(request.prompt))
+        self._rows[uid] = LiveRow(uid, request, request.max_tokens or room, list(request.prompt))
         return uid
 
     def cancel(self, uid: int) -> list[Outcome]:
@@ -183,7 +128,7 @@ class Scheduler:
         row.state.fire(RowEvent.END)
         return [RequestDone(uid, reason, message)]
 
-    def _leave(self, row: _Row) -> None:
+    def _leave(self, row: LiveRow) -> None:
         """Have *row*'s caches freed on every rank by the next step."""
         if row.state.state is RowState.DECODE and row.uid not in self._leaving:
             if row.uid in self._ledger.rows(row.group):
@@ -197,7 +142,7 @@ class Scheduler:
         self._leave(row)
         self._requeue(row)
 
-    def _requeue(self, row: _Row) -> None:
+    def _requeue(self, row: LiveRow) -> None:
         row.state.fire(RowEvent.PREEMPT)
         row.position = 0
 
@@ -272,10 +217,10 @@ class Scheduler:
             ):
                 self._leaving.append(row.uid)
 
-    def _in_state(self, *states: RowState) -> list[_Row]:
+    def _in_state(self, *states: RowState) -> list[LiveRow]:
         return [row for row in self._rows.values() if row.state.state in states]
 
-    def _open_rows(self) -> list[_Row]:
+    def _open_rows(self) -> list[LiveRow]:
         """Rows that begin to be read in now: suspects first and alone, then the interrupted,
         then the queue."""
         live = self._in_state(RowState.PREFILL, RowState.READY, RowState.DECODE)
@@ -297,16 +242,16 @@ class Scheduler:
             row for row in self._in_state(RowState.PREFILL, RowState.READY) if self._is_new(row)
         ]
 
-    def _is_new(self, row: _Row) -> bool:
+    def _is_new(self, row: LiveRow) -> bool:
         """No rank has it, or the next step frees its former life before it opens this one."""
         gone = row.uid in self._leaving or row.uid in self._dropping
         return gone or not self._ledger.holds(row.uid)
 
-    def _make_ready(self, row: _Row) -> None:
+    def _make_ready(self, row: LiveRow) -> None:
         row.state.fire(RowEvent.READ)
         row.group = self._bucket(row)
 
-    def _bucket(self, row: _Row) -> int:
+    def _bucket(self, row: LiveRow) -> int:
         """The group whose longest row is nearest in length, among those with room.
 
         A batched cache is a rectangle: every row costs as much as the longest.
@@ -334,14 +279,14 @@ class Scheduler:
                 ready.append(group)
         return min(ready, key=lambda group: self._decoded[group], default=None)
 
-    def _join_rows(self, group: int) -> list[_Row]:
+    def _join_rows(self, group: int) -> list[LiveRow]:
         stay = sum(uid not in self._leaving for uid in self._ledger.rows(group))
         room = self.config.rows - stay
         # A row that comes back while a decode of its former life is in flight waits for it.
         ready = [r for r in self._in_state(RowState.READY) if r.group == group and not r.flying]
         return ready[:room]
 
-    def _next_chunk(self) -> _Row | None:
+    def _next_chunk(self) -> LiveRow | None:
         """The row to read on: the shortest first, and every other time the oldest.
 
         While rows decode, one chunk may be in flight, so that their tokens wait for one at most.
@@ -354,10 +299,12 @@ class Scheduler:
             return None
         return rows[0] if self._chunks_sent % 2 else min(rows, key=lambda row: row.unread)
 
-    def _prefill(self, row: _Row) -> Prefill:
+    def _prefill(self, row: LiveRow) -> Prefill:
         return Prefill(row.uid, row.position, min(row.unread, self._chunk))
 
-    def _emit(self, opened: list[_Row], joining: Iterable[_Row], work: Work, now: float) -> Planned:
+    def _emit(
+        self, opened: list[LiveRow], joining: Iterable[LiveRow], work: Work, now: float
+    ) -> Planned:
         joining = tuple(joining)
         ids = [row.tokens[-1] for row in joining]
         for row in joining:
@@ -385,7 +332,7 @@ class Scheduler:
         rows = tuple(attrs.evolve(row.request.sampling, uid=row.uid) for row in opened)
         return Planned(attrs.evolve(step, digest=self._ledger.digest(self._n)), rows)
 
-    def _flight(self, work: Work, now: float) -> _Flight:
+    def _flight(self, work: Work, now: float) -> Flight:
         match work:
             case Decode(group):
                 uids = self._ledger.rows(group)
@@ -393,15 +340,15 @@ class Scheduler:
                 for uid in uids:
                     self._rows[uid].position += 1
                     self._rows[uid].flying += 1
-                return _Flight(work, uids, tuple(self._ledger.length(u) for u in uids), now)
+                return Flight(work, uids, tuple(self._ledger.length(u) for u in uids), now)
             case Prefill(uid, _, count):
                 row = self._rows[uid]
                 row.position += count
                 if row.unread == 0:
                     self._make_ready(row)
-                return _Flight(work, (uid,), (), now)
+                return Flight(work, (uid,), (), now)
             case _:
-                return _Flight(work, (), (), now)
+                return Flight(work, (), (), now)
 
     def uids(self, n: int) -> tuple[int, ...]:
         """The rows that step *n*, in flight, works on."""
@@ -432,7 +379,7 @@ class Scheduler:
                     outcomes += self._token(row, token)
         return outcomes
 
-    def _token(self, row: _Row, token: int) -> list[Outcome]:
+    def _token(self, row: LiveRow, token: int) -> list[Outcome]:
         position = len(row.tokens)
         row.tokens.append(token)
         if token in row.request.eos:

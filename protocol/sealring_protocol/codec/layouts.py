@@ -1,0 +1,25 @@
+"""The fixed part of each message, as `struct` sees it: what the tables of the specification say."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+CLOSE: Final = struct.Struct(">BH")
+READY: Final = struct.Struct(">BQQ32sHHHBIBQQQH")
+BOOTSTRAP: Final = struct.Struct(">BQQBHBI32sHH")
+STEP: Final = struct.Struct(">BQQQ16sHHHHHBQIIIIBB")
+DONE: Final = struct.Struct(">BQQQIIBB")
+FAILURE: Final = struct.Struct(">HB")
+OPEN: Final = struct.Struct(">QQI")
+SAVE: Final = struct.Struct(">QQ")
+PROGRESS: Final = struct.Struct(">B8Q")
+JOIN: Final = struct.Struct(">QH")
+WINDOW: Final = struct.Struct(">IQ")
+DIGEST: Final = 16
+
+INFO: Final = struct.Struct(">B32sBIIIBQQH")
+HOP: Final = struct.Struct(">BBB32s32s")
+ROW: Final = struct.Struct(">BQQHddId")
+LOADED: Final = struct.Struct(">BQQQ")
+IDLE, PREFILL, DECODE = 0, 1, 2

@@ -1,0 +1,271 @@
+"""One function per message that reads it back, and takes nothing that `writers` does not give."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from sealring_protocol.codec.layouts import (
+    BOOTSTRAP,
+    CLOSE,
+    DECODE,
+    DONE,
+    FAILURE,
+    HOP,
+    IDLE,
+    INFO,
+    JOIN,
+    LOADED,
+    OPEN,
+    PREFILL,
+    PROGRESS,
+    READY,
+    ROW,
+    SAVE,
+    STEP,
+    WINDOW,
+)
+from sealring_protocol.codec.messages import (
+    NO_WORK,
+    Accept,
+    Backend,
+    Bootstrap,
+    CacheCost,
+    Close,
+    Decode,
+    EngineInfo,
+    Epoch,
+    Failure,
+    FailureKind,
+    HopKey,
+    Join,
+    Loaded,
+    Open,
+    Ping,
+    Pong,
+    Prefill,
+    Progress,
+    Ready,
+    Row,
+    Save,
+    Step,
+    StepDone,
+    Work,
+)
+from sealring_protocol.codec.tensor import DType, Tensor, decode_tensor
+from sealring_protocol.codec.wire import Reader
+from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
+from sealring_protocol.limits import (
+    MAX_ADDRESS,
+    MAX_IDS,
+    MAX_LAYERS,
+    MAX_REASON,
+    MAX_ROSTER,
+    MAX_ROWS,
+    MAX_TENSORS,
+    MAX_WINDOWS,
+    MAX_WORLD,
+)
+
+
+def _ids(reader: Reader, count: int) -> tuple[int, ...]:
+    if count > MAX_IDS:
+        raise LimitExceeded(f"{count} token ids; the limit is {MAX_IDS}")
+    # The declared length is checked against what is there before the layout is built.
+    return struct.unpack(f">{count}I", reader.view(4 * count))
+
+
+def _tensors(reader: Reader, count: int) -> tuple[Tensor, ...]:
+    if count > MAX_TENSORS:
+        raise LimitExceeded(f"{count} tensors; the limit is {MAX_TENSORS}")
+    return tuple(decode_tensor(reader) for _ in range(count))
+
+
+_KINDS: Final = {int(kind): kind for kind in FailureKind}
+_BACKENDS: Final = {int(backend): backend for backend in Backend}
+_DTYPES: Final = {int(dtype): dtype for dtype in DType}
+
+
+def _read_failure(reader: Reader, flag: int) -> Failure | None:
+    if flag == 0:
+        return None
+    if flag > 1:
+        raise RemoteProtocolError(f"a boolean is {flag}; only 0 and 1 are")
+    rank, code = reader.unpack(FAILURE)
+    kind = _KINDS.get(code)
+    if kind is None:
+        raise RemoteProtocolError(f"unknown failure kind {code}")
+    return Failure(rank, kind, _printable(reader))
+
+
+def _printable(reader: Reader) -> str:
+    message = reader.text(MAX_REASON)
+    if not message.isprintable():
+        raise RemoteProtocolError("a reason holds unprintable characters")
+    return message
+
+
+def decode_ping(reader: Reader) -> Ping:
+    """Read PING."""
+    _, echo, *counters = reader.unpack(PROGRESS)
+    return Ping(echo, Progress(*counters))
+
+
+def decode_pong(reader: Reader) -> Pong:
+    """Read PONG."""
+    _, echo, *counters = reader.unpack(PROGRESS)
+    return Pong(echo, Progress(*counters))
+
+
+def decode_accept(reader: Reader) -> Accept:
+    """Read ACCEPT."""
+    reader.u8()
+    return Accept(reader.fixed(32), reader.u64(), reader.vector(MAX_ROSTER))
+
+
+def decode_close(reader: Reader) -> Close:
+    """Read CLOSE."""
+    _, code = reader.unpack(CLOSE)
+    return Close(code, _printable(reader))
+
+
+def decode_ready(reader: Reader) -> Ready:
+    """Read READY."""
+    fields = reader.unpack(READY)
+    _, instance, counter, model, first, last, layers, dtype, hidden, trim, room, *rest = fields
+    fixed, per_token, count = rest
+    if dtype not in _DTYPES or trim > 1 or first > last or last > layers or layers > MAX_LAYERS:
+        raise RemoteProtocolError("READY has a field out of range")
+    if count > MAX_WINDOWS:
+        raise LimitExceeded(f"{count} windows; the limit is {MAX_WINDOWS}")
+    windows = tuple((size, cost) for size, cost in (reader.unpack(WINDOW) for _ in range(count)))
+    return Ready(
+        Epoch(instance, counter),
+        model,
+        first,
+        last,
+        layers,
+        _DTYPES[dtype],
+        hidden,
+        trim == 1,
+        room,
+        CacheCost(fixed, per_token, windows),
+    )
+
+
+def decode_bootstrap(reader: Reader) -> Bootstrap:
+    """Read BOOTSTRAP."""
+    fields = reader.unpack(BOOTSTRAP)
+    _, instance, counter, backend, rank, inner, deadline, model, bounded, hosted = fields
+    if not 2 <= bounded <= MAX_WORLD + 1 or hosted > MAX_WORLD:
+        raise LimitExceeded(f"BOOTSTRAP declares {bounded} bounds and {hosted} hosts")
+    if backend not in _BACKENDS or inner > 1 or rank >= bounded - 1:
+        raise RemoteProtocolError("BOOTSTRAP has a field out of range")
+    bounds = tuple(reader.u16() for _ in range(bounded))
+    if bounds[0] or bounds[-1] > MAX_LAYERS or list(bounds) != sorted(set(bounds)):
+        raise RemoteProtocolError("BOOTSTRAP's layer bounds do not rise from 0")
+    hosts = tuple((reader.text(MAX_ADDRESS), reader.u16()) for _ in range(hosted))
+    return Bootstrap(
+        Epoch(instance, counter),
+        _BACKENDS[backend],
+        rank,
+        inner == 1,
+        deadline,
+        model,
+        bounds,
+        hosts,
+    )
+
+
+def decode_step(reader: Reader) -> Step:
+    """Read STEP."""
+    (
+        _,
+        instance,
+        counter,
+        n,
+        digest,
+        saves,
+        evicts,
+        drops,
+        opens,
+        joins,
+        kind,
+        target,
+        position,
+        count,
+        compute_us,
+        idents,
+        tensors,
+        failed,
+    ) = reader.unpack(STEP)
+    if max(saves, evicts, drops, opens, joins) > MAX_ROWS:
+        raise LimitExceeded(f"a list of a step is longer than {MAX_ROWS}")
+    return Step(
+        Epoch(instance, counter),
+        n,
+        digest,
+        tuple(Save(*reader.unpack(SAVE)) for _ in range(saves)) if saves else (),
+        tuple(reader.u64() for _ in range(evicts)) if evicts else (),
+        tuple(reader.u64() for _ in range(drops)) if drops else (),
+        tuple(Open(*reader.unpack(OPEN)) for _ in range(opens)) if opens else (),
+        tuple(Join(*reader.unpack(JOIN)) for _ in range(joins)) if joins else (),
+        _work(kind, target, position, count),
+        _ids(reader, idents) if idents else (),
+        _tensors(reader, tensors) if tensors else (),
+        _read_failure(reader, failed),
+        compute_us,
+    )
+
+
+def _work(kind: int, target: int, position: int, count: int) -> Work:
+    if kind == DECODE and not (position or count) and target <= 0xFFFF:
+        return Decode(target)
+    if kind == PREFILL and count:
+        return Prefill(target, position, count)
+    if kind == IDLE and not (target or position or count):
+        return NO_WORK
+    raise RemoteProtocolError("a step's work has a field out of range")
+
+
+def decode_done(reader: Reader) -> StepDone:
+    """Read DONE."""
+    _, instance, counter, n, compute_us, idents, tensors, failed = reader.unpack(DONE)
+    return StepDone(
+        Epoch(instance, counter),
+        n,
+        compute_us,
+        _ids(reader, idents) if idents else (),
+        _tensors(reader, tensors) if tensors else (),
+        _read_failure(reader, failed),
+    )
+
+
+def decode_info(reader: Reader) -> EngineInfo:
+    """Read INFO."""
+    _, model, dtype, hidden, vocabulary, context, trim, room, ends, count = reader.unpack(INFO)
+    if dtype not in _DTYPES or trim > 1 or count > MAX_LAYERS:
+        raise RemoteProtocolError("ENGINE_INFO has a field out of range")
+    layers = tuple(reader.u64() for _ in range(count))
+    kind = _DTYPES[dtype]
+    return EngineInfo(model, kind, hidden, vocabulary, context, trim == 1, room, ends, layers)
+
+
+def decode_hop(reader: Reader) -> HopKey:
+    """Read HOP."""
+    _, outgoing, suite, cluster, secret = reader.unpack(HOP)
+    if outgoing > 1:
+        raise RemoteProtocolError("HOP_KEY has a field out of range")
+    return HopKey(outgoing == 1, suite, cluster, secret)
+
+
+def decode_row(reader: Reader) -> Row:
+    """Read ROW."""
+    _, *fields = reader.unpack(ROW)
+    return Row(*fields)
+
+
+def decode_loaded(reader: Reader) -> Loaded:
+    """Read LOADED."""
+    _, *fields = reader.unpack(LOADED)
+    return Loaded(*fields)

@@ -1,0 +1,265 @@
+"""One function per message that gives its bytes as parts. Limits are checked before packing."""
+
+from __future__ import annotations
+
+import struct
+
+from sealring_protocol.codec.layouts import (
+    BOOTSTRAP,
+    CLOSE,
+    DECODE,
+    DIGEST,
+    DONE,
+    FAILURE,
+    HOP,
+    IDLE,
+    INFO,
+    JOIN,
+    LOADED,
+    OPEN,
+    PREFILL,
+    PROGRESS,
+    READY,
+    ROW,
+    SAVE,
+    STEP,
+    WINDOW,
+)
+from sealring_protocol.codec.messages import (
+    Accept,
+    Bootstrap,
+    Close,
+    Decode,
+    EngineInfo,
+    Failure,
+    HopKey,
+    Loaded,
+    NoWork,
+    Ping,
+    Pong,
+    Prefill,
+    Ready,
+    Row,
+    Step,
+    StepDone,
+)
+from sealring_protocol.codec.tensor import Tensor, encode_tensor
+from sealring_protocol.codec.wire import U16, U64, Buffer, clip, pack, text, vector
+from sealring_protocol.errors import LocalProtocolError
+from sealring_protocol.limits import (
+    MAX_ADDRESS,
+    MAX_IDS,
+    MAX_LAYERS,
+    MAX_REASON,
+    MAX_ROSTER,
+    MAX_ROWS,
+    MAX_TENSORS,
+    MAX_WINDOWS,
+    MAX_WORLD,
+)
+
+
+def _at_most(entries: int, limit: int, what: str) -> None:
+    if entries > limit:
+        raise LocalProtocolError(f"{entries} {what}; the limit is {limit}")
+
+
+def _failure(failed: Failure) -> bytes:
+    return pack(FAILURE, failed.rank, failed.kind) + text(
+        clip(failed.message, MAX_REASON), MAX_REASON
+    )
+
+
+def _tail(
+    ids: tuple[int, ...], tensors: tuple[Tensor, ...], failed: Failure | None
+) -> list[Buffer]:
+    parts: list[Buffer] = []
+    if ids:
+        parts.append(pack(struct.Struct(f">{len(ids)}I"), *ids))
+    for tensor in tensors:
+        parts += encode_tensor(tensor)
+    if failed is not None:
+        parts.append(_failure(failed))
+    return parts
+
+
+def encode_progress(message: Ping | Pong) -> list[Buffer]:
+    """The parts of PROGRESS."""
+    p = message.progress
+    return [
+        pack(
+            PROGRESS,
+            message.CODE,
+            message.echo,
+            p.steps_received,
+            p.steps_answered,
+            p.compute_us,
+            p.seal_us,
+            p.rows,
+            p.memory,
+            p.cache,
+        )
+    ]
+
+
+def encode_accept(message: Accept) -> list[Buffer]:
+    """The parts of ACCEPT."""
+    if len(message.transcript) != 32:
+        raise LocalProtocolError("a transcript hash has 32 bytes")
+    head = bytes([message.CODE]) + message.transcript + pack(U64, message.serial)
+    return [head + vector(message.roster, MAX_ROSTER)]
+
+
+def encode_close(message: Close) -> list[Buffer]:
+    """The parts of CLOSE."""
+    reason = text(clip(message.reason, MAX_REASON), MAX_REASON)
+    return [pack(CLOSE, message.CODE, message.code) + reason]
+
+
+def encode_ready(message: Ready) -> list[Buffer]:
+    """The parts of READY."""
+    cost = message.cost
+    _at_most(len(cost.windows), MAX_WINDOWS, "windows")
+    head = pack(
+        READY,
+        message.CODE,
+        message.epoch.instance,
+        message.epoch.counter,
+        _sized(message.model, 32),
+        message.first,
+        message.last,
+        message.layers,
+        message.dtype,
+        message.hidden,
+        message.trimmable,
+        message.room,
+        cost.fixed,
+        cost.per_token,
+        len(cost.windows),
+    )
+    return [head + b"".join(pack(WINDOW, *window) for window in cost.windows)]
+
+
+def encode_bootstrap(message: Bootstrap) -> list[Buffer]:
+    """The parts of BOOTSTRAP."""
+    _at_most(message.world, MAX_WORLD, "ranks")
+    _at_most(len(message.hosts), MAX_WORLD, "hosts")
+    head = pack(
+        BOOTSTRAP,
+        message.CODE,
+        message.epoch.instance,
+        message.epoch.counter,
+        message.backend,
+        message.rank,
+        message.inner_seal,
+        message.deadline_ms,
+        _sized(message.model, 32),
+        len(message.bounds),
+        len(message.hosts),
+    )
+    bounds = b"".join(pack(U16, bound) for bound in message.bounds)
+    hosts = b"".join(text(host, MAX_ADDRESS) + pack(U16, port) for host, port in message.hosts)
+    return [head + bounds + hosts]
+
+
+def _sized(value: bytes, size: int) -> bytes:
+    if len(value) != size:
+        raise LocalProtocolError(f"a field of {size} bytes was given {len(value)}")
+    return value
+
+
+def encode_step(message: Step) -> list[Buffer]:
+    """The parts of STEP."""
+    for entries in (message.drop, message.evict, message.save, message.open, message.join):
+        _at_most(len(entries), MAX_ROWS, "entries in one list of a step")
+    _at_most(len(message.ids), MAX_IDS, "token ids")
+    _at_most(len(message.tensors), MAX_TENSORS, "tensors")
+    match message.work:
+        case Decode(group):
+            kind, target, position, count = DECODE, group, 0, 0
+        case Prefill(target, position, count):
+            kind = PREFILL
+        case NoWork():
+            kind = target = position = count = IDLE
+    head = pack(
+        STEP,
+        message.CODE,
+        message.epoch.instance,
+        message.epoch.counter,
+        message.n,
+        _sized(message.digest, DIGEST),
+        len(message.save),
+        len(message.evict),
+        len(message.drop),
+        len(message.open),
+        len(message.join),
+        kind,
+        target,
+        position,
+        count,
+        message.compute_us,
+        len(message.ids),
+        len(message.tensors),
+        message.failed is not None,
+    )
+    parts: list[Buffer] = [head]
+    parts += [pack(SAVE, s.uid, s.handle) for s in message.save]
+    parts += [pack(U64, uid) for uid in message.evict]
+    parts += [pack(U64, number) for number in message.drop]
+    parts += [pack(OPEN, o.uid, o.handle, o.keep) for o in message.open]
+    parts += [pack(JOIN, j.uid, j.group) for j in message.join]
+    return parts + _tail(message.ids, message.tensors, message.failed)
+
+
+def encode_done(message: StepDone) -> list[Buffer]:
+    """The parts of DONE."""
+    _at_most(len(message.ids), MAX_IDS, "token ids")
+    _at_most(len(message.tensors), MAX_TENSORS, "tensors")
+    head = pack(
+        DONE,
+        message.CODE,
+        message.epoch.instance,
+        message.epoch.counter,
+        message.n,
+        message.compute_us,
+        len(message.ids),
+        len(message.tensors),
+        message.failed is not None,
+    )
+    return [head, *_tail(message.ids, message.tensors, message.failed)]
+
+
+def encode_info(message: EngineInfo) -> list[Buffer]:
+    """The parts of INFO."""
+    _at_most(len(message.layers), MAX_LAYERS, "layers")
+    head = pack(
+        INFO,
+        message.CODE,
+        _sized(message.model, 32),
+        message.dtype,
+        message.hidden,
+        message.vocabulary,
+        message.context,
+        message.trimmable,
+        message.room,
+        message.ends,
+        len(message.layers),
+    )
+    return [head + b"".join(pack(U64, size) for size in message.layers)]
+
+
+def encode_hop(message: HopKey) -> list[Buffer]:
+    """The parts of HOP."""
+    cluster, secret = _sized(message.cluster, 32), _sized(message.secret, 32)
+    return [pack(HOP, message.CODE, message.outgoing, message.suite, cluster, secret)]
+
+
+def encode_row(m: Row) -> list[Buffer]:
+    """The parts of ROW."""
+    fields = (m.uid, m.seed, m.choice, m.temperature, m.top_p, m.top_k, m.min_p)
+    return [pack(ROW, m.CODE, *fields)]
+
+
+def encode_loaded(message: Loaded) -> list[Buffer]:
+    """The parts of LOADED."""
+    return [pack(LOADED, message.CODE, message.read, message.held, message.load_us)]

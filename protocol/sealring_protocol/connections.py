@@ -1,0 +1,66 @@
+"""What the switchboard keeps of each connection, and the news that it has for its node."""
+
+from __future__ import annotations
+
+import attrs
+
+from sealring_protocol.codec.messages import Message
+from sealring_protocol.control.contacts import Key
+from sealring_protocol.link import Link
+from sealring_protocol.link_events import Hop
+from sealring_protocol.security.roles import Purpose
+from sealring_protocol.security.roster import SignedRoster
+
+
+@attrs.frozen
+class Up:
+    """The link with *purpose* to *rank* is up; *hop* has its activation secrets."""
+
+    rank: int
+    purpose: Purpose
+    hop: Hop
+
+
+@attrs.frozen
+class Down:
+    """It is gone."""
+
+    rank: int
+    purpose: Purpose
+    reason: str
+
+
+@attrs.frozen
+class Incoming:
+    """*rank* sent *message* on the link with *purpose*."""
+
+    rank: int
+    purpose: Purpose
+    message: Message
+
+
+@attrs.frozen
+class Adopted:
+    """A newer roster is in force; *reordered* if its members or their ranks are others."""
+
+    reordered: bool
+
+
+News = Up | Down | Incoming | Adopted
+
+
+@attrs.define(eq=False)
+class Connection:
+    """One connection, by its *number*, on its way to a link or past it."""
+
+    number: int
+    source: str  # where an incoming connection came from
+    key: Key | None  # of an own dial from the start, else once the peer is proved
+    link: Link | None = None  # None until a dial is connected
+    up: bool = False
+    roster: SignedRoster | None = None  # waits to be stored
+
+    @property
+    def dialed(self) -> bool:
+        """This node opened it."""
+        return not self.source

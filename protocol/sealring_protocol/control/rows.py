@@ -1,0 +1,67 @@
+"""What the scheduler keeps of each row and of each step in flight, and its settings."""
+
+from __future__ import annotations
+
+import attrs
+
+from sealring_protocol.codec.messages import Row, Step, Work
+from sealring_protocol.control.requests import Request, RowEvent, RowState, row_machine
+from sealring_protocol.table import Machine
+
+
+@attrs.frozen
+class SchedulerConfig:
+    """*groups* of at most *rows* rows; prefill *chunk* in tokens, at most *chunks* in flight and
+    *chunk_seconds* each; *window* decode steps in flight per group; *retries* per request."""
+
+    groups: int = 1
+    rows: int = 8
+    chunk: int = 512
+    chunks: int = 2
+    chunk_seconds: float = 0.5
+    window: int = 1
+    retries: int = 2
+
+
+@attrs.define
+class LiveRow:
+    """A request that is not over: its tokens so far and where they are."""
+
+    uid: int
+    request: Request
+    limit: int
+    tokens: list[int]
+    state: Machine[RowState, RowEvent] = attrs.field(factory=row_machine)
+    position: int = 0  # tokens that steps so far have put, or will put, into its cache
+    flying: int = 0  # decode steps in flight
+    group: int = 0
+    failures: int = 0
+    suspect: bool = False
+
+    @property
+    def emitted(self) -> int:
+        """Tokens that it was given."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def unread(self) -> int:
+        """Tokens to prefill: all but the last, which the first decode takes."""
+        return len(self.tokens) - 1 - self.position
+
+
+@attrs.frozen
+class Flight:
+    """A step that waits for its answer: its rows, and the position of the token each will give."""
+
+    work: Work
+    uids: tuple[int, ...]
+    positions: tuple[int, ...]
+    sent: float
+
+
+@attrs.frozen
+class Planned:
+    """The next *step*, and the sampling of the *rows* that it opens."""
+
+    step: Step
+    rows: tuple[Row, ...]
