@@ -5,10 +5,10 @@ wants them, and the node never waits for room in the socket. Writing is done by 
 thread, gathered from the message's parts, so that a hidden state is not copied on its way out.
 
 When the node's end closes, by intent or because its process died, the reader says so in order,
-behind what it has read, and at once in `closed`. Linux could also send a signal when the parent
-dies, but it does so when the *thread* that started the child ends, and nodes start children from
-threads that do not last; so there is the end of the stream, and, should the compute thread not
-come back from where it is, an exit without it after a while.
+behind what it has read, and at once in `closed`. Should the compute thread not come back from
+where it is, the process exits without it after a while. (Linux can kill a child when its parent
+dies, but really when the *thread* that started it ends. Only who starts the child knows whether
+that thread lasts, so asking for it is left to them.)
 """
 
 from __future__ import annotations

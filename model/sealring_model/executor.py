@@ -36,6 +36,7 @@ from sealring_protocol.codec.messages import (
     FailureKind,
     NoWork,
     Prefill,
+    Row,
     Step,
     StepDone,
 )
@@ -89,6 +90,7 @@ class _Away:
 
     group: int
     uids: tuple[int, ...]
+    rows: tuple[Row, ...]
     positions: tuple[int, ...]
     spent: int = 0
 
@@ -251,11 +253,12 @@ class Executor:
             context = self._context(step.n, group, self._place.rank, uids)
             inputs = self._received(step, context, (len(uids), 1, self._loaded.hidden))
         outputs = self._stage.run(inputs, self._caches.group(group))
-        positions = tuple(self._ledger.length(uid) for uid in uids)
-        away = _Away(group, uids, positions)
-        if self._first and self._last:
-            return self._sampling(step, away, self._stage.logits(outputs), started)
         if self._first:
+            positions = tuple(self._ledger.length(uid) for uid in uids)
+            # Rows may leave before the hidden states are back, so all they need goes with them.
+            away = _Away(group, uids, self._book.get(uids), positions)
+            if self._last:
+                return self._sampling(step, away, self._stage.logits(outputs), started)
             self._away[step.n] = away
         context = self._context(step.n, group, self._place.rank + 1, uids)
         return self._sending(step, context, outputs, (), started)
@@ -341,7 +344,7 @@ class Executor:
     def _sampling(
         self, message: Step | StepDone, away: _Away, logits: mx.array, started: int
     ) -> Launched:
-        tokens = sample(logits, self._book.get(away.uids), away.positions)
+        tokens = sample(logits, away.rows, away.positions)
         start(tokens)
         self._tokens.sampled(away.group, away.uids, tokens)
 

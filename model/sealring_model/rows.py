@@ -30,9 +30,9 @@ class RowBook:
         """Sample row ``row.uid`` like this."""
         self._now[row.uid] = row
 
-    def get(self, uids: Iterable[int]) -> list[Row]:
+    def get(self, uids: Iterable[int]) -> tuple[Row, ...]:
         """The parameters of *uids*, in order."""
-        return [self._get(uid) for uid in uids]
+        return tuple(self._get(uid) for uid in uids)
 
     def _get(self, uid: int) -> Row:
         row = self._now.get(uid) or self._before.get(uid)
