@@ -27,6 +27,7 @@ from sealring_protocol.errors import (
     LocalProtocolError,
     PeerTimeout,
     RemoteProtocolError,
+    RoleViolation,
     RosterExpired,
     SealringError,
     wire_code,
@@ -310,7 +311,7 @@ class Link:
         message = decode(self._opener.open(frame))
         kind = type(message)
         if kind not in self._may_receive:
-            raise RemoteProtocolError(f"{message.CODE.name} may not be sent by this peer here")
+            raise RoleViolation(f"{message.CODE.name} may not be sent by this peer here")
         if kind is Ping or kind is Pong or kind is Close:
             return self._housekeeping(message)
         return message

@@ -1,4 +1,4 @@
-"""One table of messages that drives encoding, decoding, truncation, trailing data and fuzz seeds."""
+"""One table of messages that drives encoding, decoding, truncation and trailing data."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,7 +55,7 @@ def test_cut_anywhere(cuts):
     decoder = FrameDecoder(LIMITS)
     frames = []
     edges = [0, *sorted(cuts), len(STREAM)]
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         decoder.receive_data(STREAM[start:end])
         frames += drain(decoder)
     assert frames == EXPECTED

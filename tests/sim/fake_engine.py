@@ -250,7 +250,8 @@ class FakeEngine:
             case NoWork():
                 return []
         out = []
-        for caches, value in zip(rows, hidden, strict=True):
+        for caches, entering in zip(rows, hidden, strict=True):
+            value = entering
             for index, layer in enumerate(self._layers):
                 caches[index], value = mix(caches[index], value, layer)
             out.append(value)

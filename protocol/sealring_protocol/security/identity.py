@@ -119,12 +119,14 @@ def node_id(public_key: bytes) -> bytes:
 def from_der(signature: bytes) -> bytes:
     """A DER signature, as most signers make it, in the one form that sealring takes.
 
-    Raises `LocalProtocolError` if it is not DER: the signer is the caller's own.
+    Raises `LocalProtocolError` if it is no signature: the signer is the caller's own.
     """
     try:
         r, s = decode_dss_signature(signature)
     except ValueError:
         raise LocalProtocolError("a signer gave a signature that is not DER") from None
+    if not (0 < r < ORDER and 0 < s < ORDER):
+        raise LocalProtocolError("a signer gave a signature that is out of range")
     return r.to_bytes(32, "big") + min(s, ORDER - s).to_bytes(32, "big")
 
 

@@ -1,0 +1,137 @@
+"""Two links and the wire between them, with every requested effect answered at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
+from sealring_protocol.link import (
+    EncapsulationRequested,
+    Link,
+    LinkUp,
+    PeerProved,
+    RosterReceived,
+    SignatureRequested,
+)
+from sealring_protocol.security.admission import Admission
+from sealring_protocol.security.handshake import HandshakeConfig
+from sealring_protocol.security.identity import node_id
+from sealring_protocol.security.keys import Suite
+from sealring_protocol.security.roles import Purpose
+from sealring_protocol.security.roster import SignedRoster
+
+from tests.sim.cluster import COORDINATOR, WALL, make_roster, signer
+
+Mangle = Callable[[bytes], bytes]
+
+
+def config(
+    index: int,
+    roster: SignedRoster | None = None,
+    suites: tuple[Suite, ...] = tuple(Suite),
+    instance: int = 0,
+) -> HandshakeConfig:
+    return HandshakeConfig(
+        signer(index).public_key,
+        roster or make_roster(3),
+        COORDINATOR.public_key,
+        instance or 100 + index,
+        suites,
+    )
+
+
+@attrs.define(eq=False)
+class End:
+    """One link and what it gave."""
+
+    index: int
+    link: Link
+    events: list[Any] = attrs.field(factory=list)
+    sent: list[bytes] = attrs.field(factory=list)
+    stored: list[SignedRoster] = attrs.field(factory=list)
+    error: Exception | None = None
+    admits: bool = True
+
+    @property
+    def up(self) -> LinkUp | None:
+        return next((event for event in self.events if isinstance(event, LinkUp)), None)
+
+    def take(self, now: float) -> None:
+        """Drain events, answering what they ask for."""
+        while (event := self.link.next_event()) is not None:
+            match event:
+                case SignatureRequested(payload):
+                    self.link.provide_signature(signer(self.index).sign(payload), now)
+                case EncapsulationRequested(key):
+                    secret, text = MLKEM768PublicKey.from_public_bytes(key).encapsulate()
+                    self.link.provide_encapsulation(text, secret, now)
+                case RosterReceived(roster):
+                    self.stored.append(roster)
+                    self.link.roster_stored(now)
+                case PeerProved():
+                    self.events.append(event)
+                    if self.admits:
+                        self.link.admit(now)
+                case _:
+                    self.events.append(event)
+
+
+class Pair:
+    """*a* dials *b*. `mangle` may change what is on the wire, by direction."""
+
+    def __init__(
+        self,
+        a: HandshakeConfig | None = None,
+        b: HandshakeConfig | None = None,
+        purpose: Purpose = Purpose.CONTROL,
+        indexes: tuple[int, int] = (1, 0),
+        admission: Admission | None = None,
+        skew_ms: int = 0,
+    ) -> None:
+        self.now = 1.0
+        one, two = indexes
+        a = a or config(one)
+        b = b or config(two)
+        self.admission = admission or Admission(self.now)
+        peer = node_id(signer(two).public_key)
+        self.a = End(one, Link.dial(a, peer, purpose, self.now, WALL, bytes(range(96))))
+        self.b = End(
+            two, Link.accept(b, self.admission, self.now, WALL + skew_ms, bytes(range(32)))
+        )
+        self.mangle: dict[str, Mangle] = {"ab": bytes, "ba": bytes}
+
+    def move(self, sender: End, receiver: End, way: str, split: int = 0) -> bool:
+        """Carry what *sender* has to say. True if there was anything."""
+        data = bytes(sender.link.data_to_send())
+        if not data:
+            return False
+        sender.sent.append(data)
+        data = self.mangle[way](data)
+        size = split or len(data)
+        for at in range(0, len(data), size or 1):
+            if receiver.error is None:
+                self._feed(receiver, data[at : at + size])
+        return True
+
+    def _feed(self, receiver: End, piece: bytes) -> None:
+        try:
+            receiver.link.receive_data(piece, self.now)
+            receiver.take(self.now)
+        except Exception as error:  # noqa: BLE001  the tests look at its class
+            receiver.error = error
+
+    def run(self, split: int = 0) -> Pair:
+        """Carry bytes both ways until there are none."""
+        while self.move(self.a, self.b, "ab", split) | self.move(self.b, self.a, "ba", split):
+            pass
+        return self
+
+    def ended(self, end: End) -> None:
+        """The stream that *end* reads has ended."""
+        try:
+            end.link.receive_eof()
+            end.take(self.now)
+        except Exception as error:  # noqa: BLE001
+            end.error = error
