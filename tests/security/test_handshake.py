@@ -39,11 +39,13 @@ from .pairs import (
     dialing,
     frame,
     initiator,
-    responder as new_responder,
     run_to_end,
     run_to_fin,
     signed,
     take,
+)
+from .pairs import (
+    responder as new_responder,
 )
 from .reference import H, ReferenceInitiator, ReferenceResponder
 

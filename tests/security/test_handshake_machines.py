@@ -1,6 +1,11 @@
 """The two tables: every row is walked, and every other pair of state and event is illegal."""
 
+from traceback import walk_tb
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sealring_protocol.codec.frame import FrameKind, frame_header
 from sealring_protocol.codec.messages import Accept
 from sealring_protocol.errors import ConnectionLost, RemoteProtocolError
 from sealring_protocol.security import initiator as initiating
@@ -12,6 +17,7 @@ from sealring_protocol.security.handshake import (
     RosterReceived,
     SignatureRequested,
 )
+from sealring_protocol.security.handshake_messages import INIT_BODY, RESP_BODY
 from sealring_protocol.table import IllegalEvent, Machine, cross_product
 
 from .pairs import (
@@ -173,6 +179,7 @@ WALKS = {
     responding.State.ESTABLISHED: at_responder_established,
     responding.State.CLOSED: closed(at_responder_established),
 }
+SIZES = [0, 1, INIT_BODY, RESP_BODY, 230]
 LIVE = [
     pytest.param(state, id=f"{type(state).__module__.split('.')[-1]}-{state.name}")
     for state in WALKS
@@ -300,11 +307,27 @@ def test_every_row_is_walked(monkeypatch):
     assert walked == rows
 
 
-def test_the_stage_class_follows_the_state():
-    names = {
-        "ESTABLISHED": "Established",
-        "CLOSED": "Closed",
-    }
-    for state, walk in WALKS.items():
-        stage = type(walk()._stage).__name__
-        assert stage == names.get(state.name, state.name.title().replace("_", ""))
+@pytest.mark.parametrize("state", LIVE)
+@settings(max_examples=30, deadline=None)
+@given(
+    code=st.sampled_from([1, 2, 3, 4]), size=st.sampled_from(SIZES), noise=st.binary(max_size=64)
+)
+def test_noise_in_every_state_is_the_peers_fault(state, code, size, noise):
+    """Whatever a frame holds, the error is a documented one and nothing is said."""
+    machine = WALKS[state]()
+    machine.data_to_send()
+    body = (bytes([code]) + noise).ljust(size, b"\x55")
+    with pytest.raises(RemoteProtocolError) as caught:
+        machine.receive(frame(frame_header(FrameKind.HANDSHAKE, len(body)) + body))
+    assert_dead(machine, caught.value)
+
+
+def test_a_dead_handshake_keeps_no_frame_that_held_keys():
+    machine = at_wait_fin()
+    with pytest.raises(RemoteProtocolError) as caught:
+        machine.receive(frame(frame_header(FrameKind.HANDSHAKE, 300) + b"\x03" + bytes(299)))
+    error = caught.value
+    assert error.__context__ is error.__cause__ is None
+    assert [at.f_code.co_name for at, _ in walk_tb(error.__traceback__)] == [
+        "test_a_dead_handshake_keeps_no_frame_that_held_keys"
+    ]

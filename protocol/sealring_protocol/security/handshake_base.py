@@ -109,7 +109,7 @@ class Handshake(Generic[S, E]):
     def _check_alive(self) -> None:
         stage = self._stage
         if isinstance(stage, Dead):
-            raise stage.error
+            raise stage.error.with_traceback(None)
 
     def _current(self, kind: type[T], event: E) -> T:
         """The stage, of the class *kind* that belongs to the states in which *event* is legal."""
@@ -125,6 +125,8 @@ class Handshake(Generic[S, E]):
             self._machine.fire(self.FAIL)
         except IllegalEvent:
             return  # closed already: what comes after CLOSE changes nothing
+        # The error is kept, and a traceback keeps the frames that it came through, with their keys.
+        error.__traceback__ = error.__context__ = None
         self._bury(error)
 
     def _bury(self, error: SealringError) -> None:

@@ -62,6 +62,7 @@ class HandshakeConfig:
         return admission_key(self.roster.roster.cluster, self.signer_public_key)
 
 
+@attrs.frozen(init=False)
 class VerifiedPeer:
     """The proof that a peer holds its key and the keys of this exchange: it cannot be made
     otherwise, for making it checks the signature and then the MAC.
@@ -69,7 +70,10 @@ class VerifiedPeer:
     Raises `AuthenticationFailed`.
     """
 
-    __slots__ = ("digest", "id", "instance", "serial")
+    id: bytes
+    instance: int
+    serial: int
+    digest: bytes
 
     def __init__(
         self,
@@ -92,10 +96,7 @@ class VerifiedPeer:
             raise AuthenticationFailed(f"the MAC in {context.name} does not verify")
         if node_id(public_key) != claims.node_id:
             raise AuthenticationFailed(f"{context.name} comes from another node")
-        self.id = claims.node_id
-        self.instance = claims.instance
-        self.serial = claims.serial
-        self.digest = claims.digest
+        self.__attrs_init__(claims.node_id, claims.instance, claims.serial, claims.digest)
 
 
 @attrs.frozen(eq=False)

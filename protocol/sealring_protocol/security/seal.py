@@ -68,6 +68,9 @@ class _Keys:
         key, self._iv, self._next = traffic_keys(secret)
         self._aead = self._suite.aead(key)
 
+    def _forget(self) -> None:
+        del self._aead, self._iv, self._next
+
 
 class SealingChannel(_Keys):
     """Seals one direction's frames, in order."""
@@ -122,12 +125,13 @@ class OpeningChannel(_Keys):
         same error ever after.
         """
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)
         seq = self._seq
         nonce = (self._iv ^ seq).to_bytes(NONCE, "big")
         try:
             plaintext = self._aead.decrypt(nonce, frame.body, frame.header)
         except InvalidTag:
+            self._forget()
             self._error = AuthenticationFailed("a frame does not open")
             raise self._error from None
         self._seq = seq + 1
@@ -241,10 +245,11 @@ class InnerOpener(_InnerKeys):
         counters are missing before it; the same error ever after.
         """
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)
         try:
             return self._open(context, tensor)
         except RemoteProtocolError as error:
+            self._forget()
             self._error = error
             raise
 

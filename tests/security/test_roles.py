@@ -1,0 +1,104 @@
+"""Who may send what."""
+
+import itertools
+
+import pytest
+from sealring_protocol.codec.messages import (
+    NO_EPOCH,
+    Accept,
+    Backend,
+    Bootstrap,
+    CacheCost,
+    Close,
+    Ping,
+    Pong,
+    Progress,
+    Ready,
+    Step,
+    StepDone,
+)
+from sealring_protocol.codec.tensor import DType
+from sealring_protocol.errors import RoleViolation
+from sealring_protocol.security.roles import (
+    ALLOWED,
+    Purpose,
+    Role,
+    allowed,
+    check_role,
+    role,
+)
+
+MESSAGES = {
+    type(message).__name__: message
+    for message in (
+        Accept(bytes(32), 1, b""),
+        Ping(1, Progress()),
+        Pong(1, Progress()),
+        Close(0, ""),
+        Ready(NO_EPOCH, bytes(32), 0, 1, 1, DType.F32, 8, True, 0, CacheCost(0, 0)),
+        Bootstrap(NO_EPOCH, Backend.PIPELINE, 0, True, 1000, bytes(32), (0, 1, 2)),
+        Step(NO_EPOCH, 1, bytes(16)),
+        StepDone(NO_EPOCH, 1),
+    )
+}
+ALIVE = {"Ping", "Pong", "Close"}
+
+CASES = [
+    (Purpose.CONTROL, 0, 1, 3, {"Bootstrap", "Step"}),
+    (Purpose.CONTROL, 0, 2, 3, {"Bootstrap", "Step"}),
+    (Purpose.CONTROL, 1, 0, 3, {"Ready", "StepDone"}),
+    (Purpose.CONTROL, 2, 0, 3, {"Ready", "StepDone"}),
+    (Purpose.CONTROL, 1, 2, 3, set()),
+    (Purpose.CONTROL, 2, 1, 3, set()),
+    (Purpose.CONTROL, 3, 0, 3, set()),
+    (Purpose.CONTROL, 0, 3, 3, set()),
+    (Purpose.CONTROL, 0, 0, 1, set()),
+    (Purpose.STEP, 0, 1, 3, {"Step"}),
+    (Purpose.STEP, 1, 2, 3, {"Step"}),
+    (Purpose.STEP, 2, 0, 3, {"StepDone"}),
+    (Purpose.STEP, 0, 2, 3, set()),
+    (Purpose.STEP, 1, 0, 3, set()),
+    (Purpose.STEP, 2, 1, 3, set()),
+    (Purpose.STEP, 2, 3, 3, set()),
+    (Purpose.STEP, -1, 0, 3, set()),
+    (Purpose.STEP, 0, 1, 2, {"Step"}),
+    (Purpose.STEP, 1, 0, 2, {"StepDone"}),
+    (Purpose.STEP, 0, 0, 1, set()),
+    (Purpose.TUNNEL, 0, 1, 2, set()),
+    (Purpose.TUNNEL, 1, 0, 2, set()),
+    (Purpose.WEIGHTS, 0, 1, 2, set()),
+]
+
+
+@pytest.mark.parametrize(("purpose", "sender", "receiver", "world", "more"), CASES)
+def test_what_each_place_in_the_ring_may_send(purpose, sender, receiver, world, more):
+    taken = set()
+    for name, message in MESSAGES.items():
+        try:
+            check_role(purpose, sender, receiver, world, message)
+        except RoleViolation:
+            continue
+        taken.add(name)
+    assert taken == ALIVE | more
+    assert {kind.__name__ for kind in allowed(purpose, sender, receiver, world)} == taken
+
+
+def test_every_role_that_there_can_be_is_in_the_table():
+    ranks = range(-1, 6)
+    found = {
+        (purpose, role(purpose, sender, receiver, world))
+        for purpose, sender, receiver, world in itertools.product(Purpose, ranks, ranks, range(6))
+    }
+    assert found == set(ALLOWED)
+    assert {role for _, role in ALLOWED} == set(Role)
+
+
+def test_steps_have_one_sender_for_each_receiver():
+    for world in range(2, 9):
+        for receiver in range(world):
+            senders = [s for s in range(world) if Step in allowed(Purpose.STEP, s, receiver, world)]
+            assert senders == ([receiver - 1] if receiver else [])
+
+
+def test_nobody_sends_accept():
+    assert not any(Accept in kinds for kinds in ALLOWED.values())
