@@ -94,9 +94,9 @@ class Node:
         self._requests: set[int] = set()
         self.loaded: Loaded | None = None
         self.progress = Progress()
-        self._brain = self._make_brain()
+        self._brain = self._make_brain(1)
 
-    def _make_brain(self) -> Head | Follower:
+    def _make_brain(self, first_uid: int) -> Head | Follower:
         roster = self.roster.roster
         names = tuple(member.name for member in roster.members)
         self.rank = self._switchboard.rank
@@ -112,6 +112,7 @@ class Node:
                 config.layers,
                 roster.inner_seal,
                 config.scheduler,
+                first_uid=first_uid,
             )
         )
 
@@ -342,7 +343,8 @@ class Node:
         self._switchboard.shut_all({Purpose.CONTROL, Purpose.STEP}, "the roster changed", now)
         while self._switchboard.take() is not None:
             pass  # the old brain's news
-        self._brain = self._make_brain()
+        scheduler = self._brain.scheduler if isinstance(self._brain, Head) else None
+        self._brain = self._make_brain(scheduler.next_uid if scheduler else 1)
         if self.rank > 0:
             self._switchboard.want(0, Purpose.CONTROL, now)
         if self._info is not None:

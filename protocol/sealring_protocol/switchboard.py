@@ -342,6 +342,10 @@ class Switchboard:
         assert key is not None  # noqa: S101  a dial has it, a peer that was proved too
         self._settle(connection)
         connection.up = True
+        if not connection.dialed and not self._contacts.is_answered(key):
+            for other in [c for c in self._connections.values() if c.key == key and c.dialed]:
+                if not other.up:
+                    self._down(other, LocalProtocolError(_DUPLICATE), now, Level.DEBUG)
         self._contacts.established(key, Contact(connection.number, event.instance))
         self._release(key, now)
         self._contacts.satisfied(key)

@@ -88,10 +88,12 @@ class Cluster:
         rosters: list[SignedRoster] | None = None,
         models: list[bytes] | None = None,
         delay: float = 0.002,
+        at_once: bool = False,
     ) -> None:
         self.random = Random(seed)
         self.now = 0.0
         self.delay = delay
+        self.at_once = at_once
         self.rosters = rosters or [make_roster(world)] * world
         self.models = models or [b"m" * 32] * world
         self.scheduler = scheduler or SchedulerConfig()
@@ -120,7 +122,7 @@ class Cluster:
         )
         host = Host(f"host{index}", Node(config, self.now), None)
         self.hosts[host.name] = host
-        self.after(self.random.random() * 0.05, lambda: self._start(host))
+        self.after(0 if self.at_once else self.random.random() * 0.05, lambda: self._start(host))
         self.after(self.random.random() * 0.2, lambda: self.start_engine(host))
         return host
 

@@ -6,7 +6,8 @@ turn. A link that only carries a roster is dialed until it was up once.
 Between two nodes there is one link of each purpose. The first that is established stays; a second
 one from the same life of the peer is refused as a duplicate, and one from a new life replaces it.
 When both ends dial at once, the end with the lower id holds its answer to the other's FIN while
-its own dial is past RESP, so exactly one of the two is accepted.
+its own dial is past RESP, and a dial that is not past RESP is given up once the other link is up;
+so exactly one of the two is accepted.
 """
 
 from __future__ import annotations
@@ -114,6 +115,10 @@ class Contacts:
     def dial_answered(self, key: Key) -> None:
         """An own dial is past RESP."""
         self._answered.add(key)
+
+    def is_answered(self, key: Key) -> bool:
+        """An own dial is past RESP: its FIN is on the way, and the peer decides."""
+        return key in self._answered
 
     # ----------------------------------------------------------------- links
 

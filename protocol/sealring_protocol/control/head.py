@@ -66,6 +66,7 @@ class HeadConfig:
     inner_seal: bool = True
     scheduler: SchedulerConfig = attrs.field(factory=SchedulerConfig)
     bootstrap_seconds: float = 600.0
+    first_uid: int = 1
 
 
 class Head:
@@ -140,7 +141,7 @@ class Head:
             config = attrs.evolve(
                 asked, window=2 if self._world == 1 else 1, chunk=max(1, min(asked.chunk, largest))
             )
-            self.scheduler = Scheduler(config, info.context)
+            self.scheduler = Scheduler(config, info.context, self._config.first_uid)
         effects = self._present(0, hello(info), now)
         for rank, ready in self.membership.present.items():
             if ready.model != info.model:

@@ -56,11 +56,12 @@ _MIN_CHUNK: Final = 16
 class Scheduler:
     """Rows, groups and steps of a head. All times are the caller's monotonic seconds."""
 
-    def __init__(self, config: SchedulerConfig, context: int) -> None:
+    def __init__(self, config: SchedulerConfig, context: int, first_uid: int = 1) -> None:
+        """*context* is the longest row in tokens; uids rise from *first_uid*."""
         self.config = config
         self._context = context
         self._rows: dict[int, LiveRow] = {}
-        self._next_uid = 1
+        self._next_uid = first_uid
         self._epoch: Epoch | None = None
         self._n = 0
         self._ledger = Ledger()
@@ -74,6 +75,11 @@ class Scheduler:
         self._answered_at = 0.0
 
     # -------------------------------------------------------------- requests
+
+    @property
+    def next_uid(self) -> int:
+        """The uid that the next request will have."""
+        return self._next_uid
 
     @property
     def live(self) -> int:

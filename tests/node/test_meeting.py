@@ -1,0 +1,179 @@
+"""How nodes find each other: duplicates, crossing dials, spreading rosters, who is turned away."""
+
+from __future__ import annotations
+
+import pytest
+from sealring_protocol import limits
+from sealring_protocol.control.requests import FinishReason, Request
+from sealring_protocol.errors import LocalProtocolError
+from sealring_protocol.events import Hangup
+from sealring_protocol.node import Node, NodeConfig
+from sealring_protocol.security.identity import SoftwareSigner
+from sealring_protocol.security.roles import Purpose
+
+from tests.sim.cluster import COORDINATOR, WALL, Cluster, make_roster, signer
+from tests.sim.fake_engine import reference
+
+
+def links_of(cluster: Cluster, index: int) -> list[tuple[int, Purpose]]:
+    node = cluster.hosts[f"host{index}"].node
+    return sorted((rank, purpose) for rank, purpose, _ in node.links())
+
+
+def ring_links(rank: int, world: int) -> list[tuple[int, Purpose]]:
+    peers = {(rank + 1) % world, (rank - 1) % world} - {rank}
+    steps = {(peer, Purpose.STEP) for peer in peers}
+    others = range(1, world) if rank == 0 else [0]
+    return sorted(steps | {(peer, Purpose.CONTROL) for peer in others})
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+@pytest.mark.parametrize("seed", range(8))
+def test_between_two_nodes_there_is_one_link_of_each_purpose(world, seed):
+    # Head and ranks dial each other's control links at about the same time: some of these cross.
+    cluster = Cluster(world, seed, delay=0.02)
+    cluster.run_until(lambda: cluster.ready)
+    cluster.run_for(3.0)
+    for rank in range(world):
+        assert links_of(cluster, rank) == ring_links(rank, world)
+
+
+def test_dials_that_cross_leave_one_link_and_no_error():
+    crossed = 0
+    for seed in range(40):
+        cluster = Cluster(2, seed, delay=0.05, at_once=True)
+        cluster.run_until(lambda cluster=cluster: cluster.ready)
+        cluster.run_for(1.0)
+        assert links_of(cluster, 0) == ring_links(0, 2)
+        assert links_of(cluster, 1) == ring_links(1, 2)
+        crossed += any("already" in text for _, _, text in cluster.notes)
+    assert crossed > 5
+
+
+def test_a_newer_roster_spreads_to_all_and_is_stored():
+    old, new = make_roster(3, serial=1), make_roster(3, serial=2)
+    cluster = Cluster(3, 1, rosters=[old, old, new])
+    cluster.run_until(lambda: cluster.ready)
+    cluster.run_for(5.0)
+    for index in range(3):
+        host = cluster.hosts[f"host{index}"]
+        assert host.node.roster.roster.serial == 2
+        assert [len(data) for data in host.stored] == ([] if index == 2 else [len(new.encode())])
+
+
+def test_a_roster_with_other_ranks_begins_the_ring_anew():
+    cluster = Cluster(
+        3,
+        3,
+        rosters=[make_roster(3, serial=1, order=(0, 1))] * 2
+        + [make_roster(3, serial=2, order=(0, 2, 1))],
+    )
+    cluster.run_until(lambda: cluster.ready)
+    cluster.run_for(6.0)
+    assert [cluster.hosts[f"host{i}"].node.rank for i in range(3)] == [0, 2, 1]
+    uid = cluster.submit(Request((4, 5, 6), 9))
+    cluster.run_until(lambda: cluster.all_done)
+    assert cluster.tokens[uid] == reference((4, 5, 6), 9, 6)
+    assert cluster.hosts["host0"].node.world == 3
+
+
+def test_requests_under_way_when_the_ranks_change_are_told_so():
+    old, new = make_roster(2, serial=1), make_roster(3, serial=2, order=(0, 2, 1))
+    cluster = Cluster(2, 3, rosters=[old, old])
+    cluster.run_until(lambda: cluster.ready)
+    uid = cluster.submit(Request((4, 5, 6), 3000))
+    cluster.run_for(0.5)
+    cluster.rosters.append(new)
+    cluster.models.append(b"m" * 32)
+    cluster.boot(2)
+    cluster.run_until(lambda: cluster.all_done)
+    assert cluster.done[uid].reason is FinishReason.FAILED
+    assert "roster" in cluster.done[uid].message
+    uid = cluster.submit(Request((4, 5, 6), 9))
+    cluster.run_until(lambda: cluster.all_done)
+    assert cluster.tokens[uid] == reference((4, 5, 6), 9, 6)
+
+
+def test_two_rosters_with_one_serial_never_meet():
+    cluster = Cluster(2, 1, rosters=[make_roster(2), make_roster(2, inner_seal=False)])
+    cluster.run_for(5.0)
+    assert not cluster.ready
+    assert any("same serial" in text for _, _, text in cluster.notes)
+
+
+def test_a_member_that_was_put_out_is_put_off():
+    old, new = make_roster(3, serial=1), make_roster(3, serial=2, order=(0, 1))
+    cluster = Cluster(3, 2, rosters=[old, old, old])
+    cluster.run_until(lambda: cluster.ready)
+    cluster.crash(cluster.hosts["host1"])
+    cluster.rosters[1] = new
+    cluster.run_for(0.3)
+    cluster.notes.clear()
+    cluster.boot(1)
+    cluster.run_until(lambda: cluster.ready)
+    cluster.run_for(2.0)
+    assert cluster.head.node.world == 2
+    assert links_of(cluster, 0) == ring_links(0, 2)
+    assert links_of(cluster, 2) == []
+
+
+def test_a_node_that_is_no_member_does_not_start():
+    stranger = SoftwareSigner.from_scalar(5)
+    config = NodeConfig(stranger.public_key, make_roster(2), COORDINATOR.public_key, 1)
+    with pytest.raises(LocalProtocolError, match="does not hold this node"):
+        Node(config, 0.0)
+
+
+def connect(node: Node, source: str, now: float = 0.0) -> tuple[int, list[Hangup]]:
+    number = node.accepted(source, bytes(32), now, WALL)
+    hangups = []
+    while (event := node.next_event()) is not None:
+        if isinstance(event, Hangup):
+            hangups.append(event)
+    return number, hangups
+
+
+def test_strangers_are_capped_by_source_and_in_all_and_forgotten_in_time():
+    config = NodeConfig(signer(0).public_key, make_roster(2), COORDINATOR.public_key, 1)
+    node = Node(config, 0.0)
+    for _ in range(limits.MAX_HANDSHAKES_PER_SOURCE):
+        assert connect(node, "10.0.0.1")[1] == []
+    assert len(connect(node, "10.0.0.1")[1]) == 1
+    sources = limits.MAX_HANDSHAKES // limits.MAX_HANDSHAKES_PER_SOURCE
+    for source in range(1, sources):
+        for _ in range(limits.MAX_HANDSHAKES_PER_SOURCE):
+            assert connect(node, f"10.0.1.{source}")[1] == []
+    assert len(connect(node, "10.0.2.1")[1]) == 1
+    node.handle_timeout(limits.INIT_TIMEOUT)
+    hangups = []
+    while (event := node.next_event()) is not None:
+        if isinstance(event, Hangup):
+            hangups.append(event)
+    assert len(hangups) == limits.MAX_HANDSHAKES
+    assert not any(hangup.last for hangup in hangups)
+    assert connect(node, "10.0.0.1", limits.INIT_TIMEOUT)[1] == []
+
+
+def test_bytes_for_a_connection_that_is_gone_are_ignored():
+    config = NodeConfig(signer(0).public_key, make_roster(2), COORDINATOR.public_key, 1)
+    node = Node(config, 0.0)
+    number, _ = connect(node, "x")
+    node.receive_eof(number, 0.0)
+    node.receive_data(number, b"late", 0.0)
+    node.receive_eof(number, 0.0)
+    node.provide_signature(number, bytes(64), 0.0)
+    node.provide_encapsulation(number, b"", b"", 0.0)
+    node.roster_stored(number, 0.0)
+    node.connected(number, bytes(96), 0.0, WALL)
+    node.dial_failed(number, "late", 0.0)
+    assert node.data_to_send(number) == b""
+
+
+def test_stopping_closes_every_link_and_says_so():
+    cluster = Cluster(3, 1)
+    cluster.run_until(lambda: cluster.ready)
+    cluster.head.node.stop(cluster.now)
+    cluster.settle(cluster.head)
+    assert links_of(cluster, 0) == []
+    cluster.run_for(0.2)
+    assert any("the node shuts down" in text for _, who, text in cluster.notes if who != "host0")
