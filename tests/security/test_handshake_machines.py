@@ -1,5 +1,6 @@
 """The two tables: every row is walked, and every other pair of state and event is illegal."""
 
+import gc
 from traceback import walk_tb
 
 import pytest
@@ -18,6 +19,7 @@ from sealring_protocol.security.handshake import (
     SignatureRequested,
 )
 from sealring_protocol.security.handshake_messages import INIT_BODY, RESP_BODY
+from sealring_protocol.security.schedule import Exchange
 from sealring_protocol.table import IllegalEvent, Machine, cross_product
 
 from .pairs import (
@@ -331,3 +333,20 @@ def test_a_dead_handshake_keeps_no_frame_that_held_keys():
     assert [at.f_code.co_name for at, _ in walk_tb(error.__traceback__)] == [
         "test_a_dead_handshake_keeps_no_frame_that_held_keys"
     ]
+
+
+def exchanges():
+    gc.collect()
+    return sum(isinstance(each, Exchange) for each in gc.get_objects())
+
+
+def test_the_exchange_is_forgotten_once_its_secrets_are_made():
+    """PRK, and the keys of RESP and FIN, belong to nobody on a link that is up, or dead."""
+    before = exchanges()
+    established = at_initiator_established(), at_responder_established()
+    assert exchanges() == before
+    waiting = at_wait_fin()
+    assert exchanges() == before + 1
+    waiting.fail(ConnectionLost("the end"))
+    assert exchanges() == before
+    assert all(machine.state.name == "ESTABLISHED" for machine in established)
