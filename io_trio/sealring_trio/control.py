@@ -8,10 +8,11 @@ with an ``event``. A client that goes away has withdrawn its request.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,26 +88,41 @@ async def _serve_one(connection: trio.socket.SocketType, handler: Handler) -> No
         if peer_uid(connection.getsockopt) != os.geteuid():
             return
         try:
-            request = json.loads(await anext(_lines(stream)))
-        except (StopAsyncIteration, ValueError, trio.BrokenResourceError):
-            return
-        if isinstance(request, dict):
-            await _answer(stream, request, handler)
+            request = json.loads(await _read_line(stream))
+            if isinstance(request, dict):
+                await _answer(stream, request, handler)
+        except (ValueError, trio.BrokenResourceError):
+            return  # no request, or the client has gone
+
+
+async def _read_line(stream: trio.SocketStream) -> bytes:
+    """The request's line. Raises `ValueError` when it does not end, or is too long."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        data = await stream.receive_some()
+        line += data
+        if not data or len(line) > MAX_LINE:
+            raise ValueError("no request")
+    return bytes(line)
 
 
 async def _answer(stream: trio.SocketStream, request: dict[str, Any], handler: Handler) -> None:
     async def reply(line: dict[str, Any]) -> None:
-        await stream.send_all(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        await stream.send_all(json.dumps(line).encode() + b"\n")
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_watch, stream, nursery.cancel_scope)
-        try:
-            await handler(request, reply)
-        except UserError as error:
-            await reply({"event": "error", "what": error.what, "advice": error.advice})
-        except trio.BrokenResourceError:
-            pass
+        with contextlib.suppress(trio.BrokenResourceError):
+            try:
+                await handler(request, reply)
+            except UserError as error:
+                await reply(_describe(error))
         nursery.cancel_scope.cancel()
+
+
+def _describe(error: UserError) -> dict[str, Any]:
+    mistake = not isinstance(error, OperationError)
+    return {"event": "error", "what": error.what, "advice": error.advice, "mistake": mistake}
 
 
 async def _watch(stream: trio.SocketStream, scope: trio.CancelScope) -> None:
@@ -117,14 +133,3 @@ async def _watch(stream: trio.SocketStream, scope: trio.CancelScope) -> None:
     except trio.BrokenResourceError:
         pass
     scope.cancel()
-
-
-async def _lines(stream: trio.SocketStream) -> AsyncIterator[bytes]:
-    buffered = bytearray()
-    async for data in stream:
-        buffered += data
-        while (end := buffered.find(b"\n")) >= 0:
-            yield bytes(buffered[:end])
-            del buffered[: end + 1]
-        if len(buffered) > MAX_LINE:
-            raise ValueError(f"a line of more than {MAX_LINE} bytes")

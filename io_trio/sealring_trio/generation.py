@@ -28,11 +28,16 @@ U32: Final = (1 << 32) - 1
 U64: Final = (1 << 64) - 1
 
 
+def _check_prompt(value: str) -> str:
+    value.encode()  # lone surrogates, which JSON can carry, are no text (a ValueError)
+    return value
+
+
 class GenerateRequest(pydantic.BaseModel, extra="forbid", frozen=True):
     """What a client of the control socket asks for; see `sealring generate --help`."""
 
     do: str
-    prompt: str
+    prompt: Annotated[str, pydantic.AfterValidator(_check_prompt)]
     raw: bool = False
     max_tokens: Annotated[int, pydantic.Field(ge=1, le=U32)] = 256
     temperature: Annotated[float, pydantic.Field(ge=0)] = 0.0

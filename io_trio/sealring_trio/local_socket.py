@@ -54,15 +54,17 @@ def check_path(path: Path) -> None:
 def ask(path: Path, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Send *request* to the node at *path*; the lines of its answer, as they come.
 
-    Raises `OperationError` when no node answers there, goes away, or answers with an error.
+    Raises `OperationError` when no node answers there, goes away, or fails at the request, and
+    `UserError` when the request is a mistake.
     """
     with _connect(path) as connection, connection.makefile("rb") as lines:
-        connection.sendall(json.dumps(request, ensure_ascii=False).encode() + b"\n")
+        connection.sendall(json.dumps(request).encode() + b"\n")
         try:
             for line in lines:
                 event = json.loads(line)
                 if event["event"] == "error":
-                    raise OperationError(event["what"], event["advice"])
+                    kind = UserError if event["mistake"] else OperationError
+                    raise kind(event["what"], event["advice"])
                 yield event
                 if event["event"] in ("done", "status"):
                     return

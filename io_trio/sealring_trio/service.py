@@ -177,6 +177,9 @@ def _tell_where(runtime: Runtime, config: Config) -> None:
         roster.name,
         format_address(*config.listen),
     )
+    if rank:
+        head = roster.members[0]
+        log.info("waiting for the head, %s, at %s", head.name, " or ".join(head.addresses))
 
 
 async def _until_stopped(lifeline: int | None) -> None:

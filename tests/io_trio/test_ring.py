@@ -1,0 +1,300 @@
+"""A real ring: two `sealring up`, real sockets, real engines, seen from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import ssl
+import struct
+import zlib
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+import pytest
+from sealring_model import tiny
+from sealring_model.tokens import Tokenizer
+from sealring_protocol.security.roster import SignedRoster
+from sealring_trio.errors import OperationError, UserError
+from sealring_trio.local_ring import LocalNode, running_node, wait_until_up
+from sealring_trio.single import single_process
+
+from tests.io_trio.conftest import Ring
+from tests.io_trio.helpers import sealring
+
+PROMPT = "Tell me a story about a fox named Pip."
+TOKENS = 24
+
+
+def ask(node: LocalNode, prompt: str = PROMPT, **options: object) -> dict[str, object]:
+    """The summary of one request, with its text."""
+    text = ""
+    for event in node.ask({"do": "generate", "prompt": prompt, "max_tokens": TOKENS, **options}):
+        text += event.get("text", "") if event["event"] == "text" else ""
+    return {**event, "text": text}
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, object]:
+    """What one mlx-lm process says."""
+    with single_process(tiny.path()) as single:
+        answer = single.generate(PROMPT, TOKENS)
+        return {"tokens": list(answer.tokens), "text": answer.text}
+
+
+def test_two_ranks_say_what_one_process_says(ring: Ring, expected: dict[str, object]) -> None:
+    done = sealring(
+        *("generate", "--config", ring.configs[0], "--prompt", PROMPT),
+        *("--max-tokens", str(TOKENS), "--json"),
+    )
+    assert done.code == 0
+    facts = done.json()
+    assert facts["tokens"] == expected["tokens"]
+    assert facts["text"] == expected["text"]
+    assert facts["reason"] == "length"
+    assert facts["prompt_tokens"] > 0
+
+
+def test_text_streams_to_the_terminal(ring: Ring, expected: dict[str, object]) -> None:
+    done = sealring(
+        *("generate", "--config", ring.configs[0], "--prompt", PROMPT),
+        *("--max-tokens", str(TOKENS)),
+    )
+    assert done.out == f"{expected['text']}\n"
+
+
+def test_status_tells_both_ranks(ring: Ring) -> None:
+    ask(ring.nodes[0])
+    head, rank = (sealring("status", "--config", c, "--json").json() for c in ring.configs)
+    assert (head["role"], rank["role"]) == ("head", "rank")
+    assert (head["state"], head["strategy"], head["world"]) == ("serving", "pp", 2)
+    assert head["epoch"] == rank["epoch"]
+    assert head["layers"][0] == 0
+    assert head["layers"][1] == rank["layers"][0]
+    assert head["suite"] == "aes-256-gcm"
+    assert head["trust"] == "software"
+    assert 0 < head["hop_us"]["p50"] <= head["hop_us"]["p99"]
+    assert head["peers"] == [{"rank": 1, "name": "rank1", "control": True, "step": True}]
+    for facts in (head, rank):
+        assert 0 < facts["weights_held"] < 1.01 * facts["weights_read"]
+        assert facts["memory"] > facts["weights_held"]
+    shown = sealring("status", "--config", ring.configs[0]).out
+    assert "rank0, rank 0 of 2 (head)" in shown
+    assert "us median" in shown
+
+
+def test_sampling_by_seed(ring: Ring) -> None:
+    options = {"temperature": 0.9, "top_p": 0.95, "seed": 7}
+    first, second = (ask(ring.nodes[0], **options) for _ in range(2))
+    assert first["tokens"] == second["tokens"]
+    assert ask(ring.nodes[0], **options | {"seed": 8})["tokens"] != first["tokens"]
+    unseeded = ask(ring.nodes[0], temperature=0.9)
+    again = ask(ring.nodes[0], temperature=0.9, seed=unseeded["seed"])
+    assert again["tokens"] == unseeded["tokens"]
+
+
+def test_raw_leaves_the_template_out(ring: Ring) -> None:
+    raw = ask(ring.nodes[0], raw=True)
+    assert raw["prompt_tokens"] < ask(ring.nodes[0])["prompt_tokens"]
+
+
+def test_a_client_that_goes_away_withdraws_its_request(ring: Ring) -> None:
+    head = ring.nodes[0]
+    answer = head.ask({"do": "generate", "prompt": PROMPT, "max_tokens": 1500})
+    assert next(event for event in answer if event["event"] == "text")
+    answer.close()  # type: ignore[attr-defined]
+    assert any(head.status()["requests"] == 0 for _ in range(500))
+    assert ask(head)["reason"] == "length"
+
+
+REFUSED: dict[str, tuple[dict[str, object], type[Exception], str]] = {
+    "prompt too long": ({"prompt": "fox " * 3000}, UserError, r"\d+ tokens .* holds 2048"),
+    "too many tokens": ({"max_tokens": 4000}, UserError, r"4000 more are asked"),
+    "empty": ({"prompt": "", "raw": True}, UserError, "the prompt has no tokens"),
+    "unknown field": ({"colour": 1}, UserError, "colour: "),
+    "wrong type": ({"max_tokens": "many"}, UserError, "max_tokens: "),
+    "out of range": ({"top_p": 2}, UserError, "top_p: "),
+    "no text": ({"prompt": "\ud800"}, UserError, "prompt: "),
+    "unknown request": ({"do": "dance"}, UserError, "does not know 'dance'"),
+}
+
+
+@pytest.mark.parametrize(("fields", "kind", "what"), REFUSED.values(), ids=REFUSED)
+def test_refused_requests(
+    ring: Ring, fields: dict[str, object], kind: type[Exception], what: str
+) -> None:
+    with pytest.raises(kind, match=what):
+        ask(ring.nodes[0], **fields)  # type: ignore[arg-type]
+
+
+def test_a_long_prompt_through_the_command(ring: Ring) -> None:
+    done = sealring("generate", "--config", ring.configs[0], "--prompt", "fox " * 3000)
+    assert done.code == 2
+    assert "the model's context holds 2048" in done.err
+
+
+def test_only_the_head_takes_requests(ring: Ring) -> None:
+    with pytest.raises(OperationError, match="rank 1, which takes no requests"):
+        ask(ring.nodes[1])
+
+
+def test_a_second_node_with_the_same_state_is_refused(ring: Ring) -> None:
+    done = sealring("up", ring.configs[0])
+    assert done.code == 1
+    assert "is already running" in done.err
+
+
+def test_a_second_node_with_the_same_address_is_refused(ring: Ring) -> None:
+    twin = ring.folder / "twin.toml"
+    twin.write_text(ring.configs[0].read_text())
+    done = sealring("up", twin)
+    assert done.code == 1
+    assert "cannot listen at 127.0.0.1" in done.err
+    assert "Change 'listen'" in done.err
+
+
+def test_the_daemon_holds_no_mlx(ring: Ring) -> None:
+    for node in ring.nodes:
+        engine = node.status()["engine_pid"]
+        assert "libmlx" in Path(f"/proc/{engine}/maps").read_text()
+        assert "libmlx" not in Path(f"/proc/{node.process.pid}/maps").read_text()
+
+
+def test_the_control_socket_is_the_owners(ring: Ring) -> None:
+    control = ring.nodes[0].control
+    assert control.stat().st_mode & 0o777 == 0o600
+    assert control.parent.stat().st_mode & 0o777 == 0o700
+    for line in (b"\n", b"[]\n", b"{\n", b"no end"):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(control))
+            client.sendall(line)
+            client.shutdown(socket.SHUT_WR)
+            assert client.recv(100) == b""
+
+
+# --------------------------------------------------------------- what others see
+
+
+def test_the_wire_holds_no_plaintext(ring: Ring, expected: dict[str, object]) -> None:
+    before = [len(relay.captured) for relay in ring.relays]
+    tokens: list[int] = ask(ring.nodes[0])["tokens"]  # type: ignore[assignment]
+    traffic = b"".join(
+        bytes(relay.captured[start:]) for relay, start in zip(ring.relays, before, strict=True)
+    )
+    everything = b"".join(bytes(relay.captured) for relay in ring.relays)
+    hidden_bytes = TOKENS * 160 * 4 * 2
+    assert len(traffic) > hidden_bytes
+    tokenizer = Tokenizer(tiny.path())
+    prompt = tokenizer.chat([{"role": "user", "content": PROMPT}])
+    secret = {PROMPT.encode(), str(expected["text"])[:12].encode(), b"rank0", b"rank1", b"demo"}
+    for ids in (prompt, tokens):
+        for pair in pairwise(ids):
+            secret |= {struct.pack(order, *pair) for order in (">2I", "<2I")}
+    roster = SignedRoster.decode((ring.folder / "demo.roster").read_bytes()).roster
+    secret |= {roster.cluster, roster.digest, *(member.id for member in roster.members)}
+    secret |= {member.public_key[1:33] for member in roster.members}
+    for needle in secret:
+        assert needle not in everything
+    # Activations in f32 share their exponents; only ciphertext does not shrink.
+    assert len(zlib.compress(traffic, 9)) > 0.98 * len(traffic)
+
+
+def hello_of_tls() -> bytes:
+    outgoing = ssl.MemoryBIO()
+    context = ssl.create_default_context()
+    client = context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    return outgoing.read()
+
+
+KNOCKS = {
+    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "tls": hello_of_tls(),
+    "ssh": b"SSH-2.0-OpenSSH_9.6\r\n",
+    "zeros": bytes(4096),
+    "our header, then noise": bytes.fromhex("0101000000000500") + b"\x5a" * 1280,
+    "a sealed frame": bytes.fromhex("0102000000000020") + bytes(32),
+    "a huge frame": bytes.fromhex("01010000ffffffff"),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("knock", KNOCKS.values(), ids=KNOCKS)
+def test_a_port_scanner_gets_not_a_byte(ring: Ring, knock: bytes) -> None:
+    text = ring.configs[1].read_text()
+    port = int(text.split('listen = "127.0.0.1:')[1].split('"')[0])
+    with socket.create_connection(("127.0.0.1", port)) as scanner:
+        scanner.settimeout(10)
+        scanner.sendall(knock)
+        with contextlib.suppress(ConnectionResetError):
+            assert scanner.recv(1) == b""
+    assert "refused a connection from 127.0.0.1" in ring.nodes[1].log.read_text()
+
+
+# ------------------------------------------------------------- losses and returns
+
+
+def processes_of(node: LocalNode) -> Iterator[psutil.Process]:
+    daemon = psutil.Process(node.process.pid)
+    yield daemon
+    yield from daemon.children(recursive=True)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_engine_is_replaced(ring: Ring, expected: dict[str, object], rank: int) -> None:
+    before = ring.nodes[rank].status()
+    psutil.Process(before["engine_pid"]).kill()
+    answer = ask(ring.nodes[0])
+    assert answer["tokens"] == expected["tokens"]
+    after = ring.nodes[rank].status()
+    assert after["engine_restarts"] == before["engine_restarts"] + 1
+    assert after["engine_pid"] != before["engine_pid"]
+    assert "the engine process ended: it was ended by SIGKILL" in ring.nodes[rank].log.read_text()
+
+
+def test_an_engine_killed_in_the_middle_of_an_answer(ring: Ring) -> None:
+    whole = ask(ring.nodes[0], max_tokens=60)
+    tokens: list[int] = []
+    struck = False
+    for event in ring.nodes[0].ask({"do": "generate", "prompt": PROMPT, "max_tokens": 60}):
+        if event["event"] == "text" and not struck:
+            struck = True
+            psutil.Process(ring.nodes[1].status()["engine_pid"]).kill()
+        tokens = event.get("tokens", tokens)
+    assert tokens == whole["tokens"]
+
+
+def test_a_killed_rank_is_reported_and_welcome_back(
+    ring: Ring, expected: dict[str, object]
+) -> None:
+    head, rank = ring.nodes
+    family = list(processes_of(rank))
+    rank.process.kill()
+    rank.process.wait()
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive  # no orphan: the kernel ends the engine with its daemon
+    answer = head.ask({"do": "generate", "prompt": PROMPT, "max_tokens": TOKENS})
+    assert next(answer) == {"event": "waiting", "text": "waiting for rank 1 (rank1)"}
+    assert head.status()["missing"] == [1]
+    assert "rank 1 (rank1) is gone" in head.log.read_text()
+    with running_node(ring.configs[1]) as back:
+        wait_until_up(back)
+        ring.nodes[1] = back
+        assert list(answer)[-1]["tokens"] == expected["tokens"]
+        family = list(processes_of(back))
+    assert back.process.returncode == 0
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive
+    assert "stopping: closing the links" in back.log.read_text()
+    assert not back.control.exists()
+
+
+def test_the_logs_say_in_plain_words_what_is_waited_for(ring: Ring) -> None:
+    head, rank = (ring.folder / f"rank{n}.log" for n in range(2))
+    assert "waiting for rank 1 (rank1)" in head.read_text()
+    assert re.search(r"waiting for the head, rank0, at 127\.0\.0\.1:\d+", rank.read_text())
+    for log in (head, rank):
+        assert "Traceback" not in log.read_text()
