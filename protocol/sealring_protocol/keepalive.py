@@ -11,7 +11,12 @@ from collections import deque
 
 from sealring_protocol.codec.messages import Ping, Pong, Progress
 from sealring_protocol.errors import LimitExceeded, PeerTimeout, RemoteProtocolError
-from sealring_protocol.limits import PING_INTERVAL, PING_TIMEOUT, PINGS_PER_SECOND
+from sealring_protocol.limits import (
+    MAX_UNANSWERED_PINGS,
+    PING_INTERVAL,
+    PING_TIMEOUT,
+    PINGS_PER_SECOND,
+)
 from sealring_protocol.security.admission import TokenBucket
 
 
@@ -58,6 +63,8 @@ class Keepalive:
         """The deadline has passed: the PING to send. Raises `PeerTimeout` if one was sent."""
         if self._pinged is not None:
             raise PeerTimeout(f"not a byte for {now - self._heard:.1f} s")
+        if len(self._asked) >= MAX_UNANSWERED_PINGS:
+            raise PeerTimeout(f"{len(self._asked)} PINGs without an answer")
         self._pinged = now
         self._echo += 1
         self._asked.append((self._echo, now))

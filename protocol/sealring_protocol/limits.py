@@ -38,6 +38,12 @@ MAX_NAME: Final = 64
 MAX_ADDRESS: Final = 255
 """Bytes of one address (UTF-8, ``host:port``)."""
 
+MAX_TOKENS: Final = (1 << 32) - 1
+"""Tokens of one row: lengths and positions are u32."""
+
+NO_GROUP: Final = 0xFFFF
+"""No group has this number: it stands for a prefill in the inner seal's associated data."""
+
 MAX_REASON: Final = 256
 """Bytes of CLOSE's reason and of a failure's message (UTF-8)."""
 
@@ -72,6 +78,9 @@ MAX_INNER_SKIP: Final = 1 << 20
 
 PINGS_PER_SECOND: Final = 20
 """PINGs that a peer may send, as a token bucket with a burst of the same size."""
+
+MAX_UNANSWERED_PINGS: Final = 8
+"""PINGs that a peer may leave without a PONG while it sends other things."""
 
 HANDSHAKE_TIMEOUT: Final = 5.0
 """Seconds from the connection to ESTABLISHED."""

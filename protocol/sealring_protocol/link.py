@@ -171,8 +171,14 @@ class Link:
         """Bytes came in. Raises `LimitExceeded` when they are too many for a paused link."""
         self._check_alive()
         self._now = now
+        if self._handshake.state in _OVER:
+            return
         self.keepalive.heard(now)
         self._decoder.receive_data(data)
+        self._check_room()
+
+    def _check_room(self) -> None:
+        """A paused link holds no more than its state has a use for."""
         room = _PAUSED.get(self._handshake.state)
         if room is not None and self._decoder.buffered > room:
             self._die(LimitExceeded("data came while the handshake has none to expect"))
@@ -190,6 +196,7 @@ class Link:
         """
         while not self._events:
             self._check_alive()
+            self._check_room()
             state = self._handshake.state
             if state in _PAUSED or state in _OVER:
                 return None
@@ -373,7 +380,8 @@ class Link:
             case hs.PeerRefused(error):
                 self._say_close(wire_code(error), str(error))
                 self._error = error
-                self._sealer = self._opener = None
+                self._events.clear()
+                self._secrets = self._sealer = self._opener = None
             case hs.RosterReceived(roster):
                 self._events.append(RosterReceived(roster))
             case hs.Established():

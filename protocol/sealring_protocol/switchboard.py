@@ -305,9 +305,9 @@ class Switchboard:
         verdict = self._contacts.judge(key, proved.instance)
         if refusal is not None:
             self._refuse(connection, *refusal, now)
-        elif verdict is Verdict.DUPLICATE:
+        elif verdict is Verdict.DUPLICATE or key in self._held:
             self._refuse(connection, CloseCode.DUPLICATE_LINK, _DUPLICATE, now)
-        elif verdict is Verdict.HOLD and key not in self._held:
+        elif verdict is Verdict.HOLD:
             self._held[key] = connection.number
         else:
             if verdict is Verdict.REPLACE:

@@ -69,7 +69,7 @@ MESSAGES: dict[str, Message] = {
     "step-idle": Step(EPOCH, 1, DIGEST),
     "step-decode": Step(EPOCH, 2, DIGEST, work=Decode(1), tensors=(BF16,)),
     "step-decode-sealed": Step(
-        EPOCH, 2**64 - 1, DIGEST, work=Decode(0xFFFF), tensors=(SEALED,), compute_us=5
+        EPOCH, 2**64 - 1, DIGEST, work=Decode(0xFFFE), tensors=(SEALED,), compute_us=5
     ),
     "step-prefill": Step(
         EPOCH, 3, DIGEST, open=(Open(5),), work=Prefill(5, 0, 3), ids=(1, 2, 2**32 - 1)

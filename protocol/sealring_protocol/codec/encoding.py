@@ -56,7 +56,7 @@ from sealring_protocol.codec.writers import (
     encode_row,
     encode_step,
 )
-from sealring_protocol.errors import RemoteProtocolError
+from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 
 T = TypeVar("T")
 
@@ -128,6 +128,9 @@ def _decode(plaintext: Buffer, decoders: dict[int, Callable[[Reader], T]]) -> T:
     if decoder is None:
         raise RemoteProtocolError(f"unknown message type 0x{plaintext[0]:02x}")
     reader = Reader(plaintext)
-    message = decoder(reader)
+    try:
+        message = decoder(reader)
+    except LocalProtocolError as error:  # fields that contradict each other
+        raise RemoteProtocolError(str(error)) from None
     reader.end()
     return message

@@ -75,7 +75,7 @@ class FrameDecoder:
             try:
                 self._check(self._header)
             except RemoteProtocolError as error:
-                self._error = error
+                self._die(error)
 
     @property
     def buffered(self) -> int:
@@ -83,7 +83,12 @@ class FrameDecoder:
         return len(self._header) + self._filled + len(self._rest)
 
     def receive_data(self, data: Buffer) -> None:
-        """Take the next piece of the stream. All frames of earlier pieces must have been taken."""
+        """Take the next piece of the stream.
+
+        Take the frames of the pieces before first: what they leave is copied.
+        """
+        if self._error is not None:
+            return
         if self._rest:
             self._rest = memoryview(bytes(self._rest) + bytes(data))
         else:
@@ -96,10 +101,15 @@ class FrameDecoder:
         try:
             return self._next()
         except RemoteProtocolError as error:
-            self._error = error
-            self._rest = memoryview(b"")
-            self._body = None
+            self._die(error)
             raise
+
+    def _die(self, error: RemoteProtocolError) -> None:
+        self._error = error
+        self._rest = memoryview(b"")
+        self._header = b""
+        self._body = None
+        self._filled = 0
 
     def _next(self) -> Frame | None:
         rest = self._rest

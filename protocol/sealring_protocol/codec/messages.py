@@ -8,11 +8,20 @@ the messages that only a node and its own engine process exchange, in local fram
 from __future__ import annotations
 
 import enum
+from itertools import pairwise
 from typing import ClassVar, Final
 
 import attrs
 
 from sealring_protocol.codec.tensor import DType, Tensor
+from sealring_protocol.errors import LocalProtocolError
+from sealring_protocol.limits import NO_GROUP
+
+
+def _rule(holds: bool, text: str) -> None:
+    """What makes a value valid, whoever makes it; a decoder lays it at the peer's door."""
+    if not holds:
+        raise LocalProtocolError(text)
 
 
 class MessageCode(enum.IntEnum):
@@ -141,6 +150,8 @@ class CacheCost:
 class Ready:
     """A rank can serve *epoch* with its layers; with `NO_EPOCH`, it presents itself.
 
+    Raises `LocalProtocolError`, as the other messages do, when the fields contradict each other.
+
     *first* and *last* bound its layers, last excluded; *room* is bytes for weights (when it
     presents itself) or for caches (when it is ready).
     """
@@ -156,6 +167,9 @@ class Ready:
     trimmable: bool
     room: int
     cost: CacheCost
+
+    def __attrs_post_init__(self) -> None:
+        _rule(self.first <= self.last <= self.layers, "READY's layers are not within the model's")
 
 
 class Backend(enum.IntEnum):
@@ -186,6 +200,14 @@ class Bootstrap:
     bounds: tuple[int, ...]
     hosts: tuple[tuple[str, int], ...] = ()
 
+    def __attrs_post_init__(self) -> None:
+        rising = all(a < b for a, b in pairwise(self.bounds))
+        _rule(
+            len(self.bounds) > 1 and self.bounds[0] == 0 and rising,
+            "BOOTSTRAP's layer bounds do not rise from 0",
+        )
+        _rule(self.rank < self.world, "BOOTSTRAP names a rank that the ring does not have")
+
     @property
     def world(self) -> int:
         """Ranks in the epoch."""
@@ -205,12 +227,18 @@ class Prefill:
     position: int
     count: int
 
+    def __attrs_post_init__(self) -> None:
+        _rule(self.count > 0, "a prefill reads at least one token")
+
 
 @attrs.frozen
 class Decode:
     """One token for every row of *group*."""
 
     group: int
+
+    def __attrs_post_init__(self) -> None:
+        _rule(self.group != NO_GROUP, f"no group has the number {NO_GROUP}")
 
 
 Work = NoWork | Prefill | Decode
@@ -240,6 +268,9 @@ class Join:
 
     uid: int
     group: int
+
+    def __attrs_post_init__(self) -> None:
+        _rule(self.group != NO_GROUP, f"no group has the number {NO_GROUP}")
 
 
 @attrs.frozen
@@ -336,6 +367,11 @@ class Row:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+
+    def __attrs_post_init__(self) -> None:
+        _rule(0 <= self.temperature < float("inf"), "a temperature is 0 or more, and finite")
+        _rule(0 < self.top_p <= 1, "top_p is above 0 and at most 1")
+        _rule(0 <= self.min_p <= 1, "min_p is from 0 to 1")
 
 
 @attrs.frozen

@@ -53,7 +53,7 @@ from sealring_protocol.codec.messages import (
     Work,
 )
 from sealring_protocol.codec.tensor import DType, Tensor, decode_tensor
-from sealring_protocol.codec.wire import Reader
+from sealring_protocol.codec.wire import Reader, is_plain
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
 from sealring_protocol.limits import (
     MAX_ADDRESS,
@@ -65,6 +65,7 @@ from sealring_protocol.limits import (
     MAX_TENSORS,
     MAX_WINDOWS,
     MAX_WORLD,
+    NO_GROUP,
 )
 
 
@@ -100,7 +101,7 @@ def _read_failure(reader: Reader, flag: int) -> Failure | None:
 
 def _printable(reader: Reader) -> str:
     message = reader.text(MAX_REASON)
-    if not message.isprintable():
+    if not is_plain(message):
         raise RemoteProtocolError("a reason holds unprintable characters")
     return message
 
@@ -134,10 +135,10 @@ def decode_ready(reader: Reader) -> Ready:
     fields = reader.unpack(READY)
     _, instance, counter, model, first, last, layers, dtype, hidden, trim, room, *rest = fields
     fixed, per_token, count = rest
-    if dtype not in _DTYPES or trim > 1 or first > last or last > layers or layers > MAX_LAYERS:
+    if layers > MAX_LAYERS or count > MAX_WINDOWS:
+        raise LimitExceeded(f"READY declares {layers} layers and {count} windows")
+    if dtype not in _DTYPES or trim > 1:
         raise RemoteProtocolError("READY has a field out of range")
-    if count > MAX_WINDOWS:
-        raise LimitExceeded(f"{count} windows; the limit is {MAX_WINDOWS}")
     windows = tuple((size, cost) for size, cost in (reader.unpack(WINDOW) for _ in range(count)))
     return Ready(
         Epoch(instance, counter),
@@ -157,13 +158,13 @@ def decode_bootstrap(reader: Reader) -> Bootstrap:
     """Read BOOTSTRAP."""
     fields = reader.unpack(BOOTSTRAP)
     _, instance, counter, backend, rank, inner, deadline, model, bounded, hosted = fields
-    if not 2 <= bounded <= MAX_WORLD + 1 or hosted > MAX_WORLD:
+    if bounded > MAX_WORLD + 1 or hosted > MAX_WORLD:
         raise LimitExceeded(f"BOOTSTRAP declares {bounded} bounds and {hosted} hosts")
-    if backend not in _BACKENDS or inner > 1 or rank >= bounded - 1:
+    if backend not in _BACKENDS or inner > 1:
         raise RemoteProtocolError("BOOTSTRAP has a field out of range")
     bounds = tuple(reader.u16() for _ in range(bounded))
-    if bounds[0] or bounds[-1] > MAX_LAYERS or list(bounds) != sorted(set(bounds)):
-        raise RemoteProtocolError("BOOTSTRAP's layer bounds do not rise from 0")
+    if max(bounds, default=0) > MAX_LAYERS:
+        raise LimitExceeded(f"BOOTSTRAP declares {max(bounds)} layers")
     hosts = tuple((reader.text(MAX_ADDRESS), reader.u16()) for _ in range(hosted))
     return Bootstrap(
         Epoch(instance, counter),
@@ -219,9 +220,9 @@ def decode_step(reader: Reader) -> Step:
 
 
 def _work(kind: int, target: int, position: int, count: int) -> Work:
-    if kind == DECODE and not (position or count) and target <= 0xFFFF:
+    if kind == DECODE and not (position or count) and target <= NO_GROUP:
         return Decode(target)
-    if kind == PREFILL and count:
+    if kind == PREFILL:
         return Prefill(target, position, count)
     if kind == IDLE and not (target or position or count):
         return NO_WORK
@@ -244,7 +245,9 @@ def decode_done(reader: Reader) -> StepDone:
 def decode_info(reader: Reader) -> EngineInfo:
     """Read INFO."""
     _, model, dtype, hidden, vocabulary, context, trim, room, ends, count = reader.unpack(INFO)
-    if dtype not in _DTYPES or trim > 1 or count > MAX_LAYERS:
+    if count > MAX_LAYERS:
+        raise LimitExceeded(f"ENGINE_INFO declares {count} layers")
+    if dtype not in _DTYPES or trim > 1:
         raise RemoteProtocolError("ENGINE_INFO has a field out of range")
     layers = tuple(reader.u64() for _ in range(count))
     kind = _DTYPES[dtype]

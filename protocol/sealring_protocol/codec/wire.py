@@ -127,9 +127,36 @@ def text(value: str, limit: int) -> bytes:
     return U16.pack(len(data)) + data
 
 
+_HIDDEN: Final = frozenset(
+    chr(code)
+    for first, last in (
+        (0x00, 0x1F),
+        (0x7F, 0x9F),
+        (0xAD, 0xAD),
+        (0x61C, 0x61C),
+        (0x200B, 0x200F),
+        (0x2028, 0x202E),
+        (0x2060, 0x206F),
+        (0xFEFF, 0xFEFF),
+        (0xFFF9, 0xFFFB),
+    )
+    for code in range(first, last + 1)
+)
+"""Characters that no text on the wire may hold: controls, and what hides or turns text around.
+
+A fixed list, for what Python calls printable changes with the Unicode version that it knows.
+"""
+
+
+def is_plain(value: str) -> bool:
+    """*value* holds no character that hides: it may be shown to a person as it is."""
+    return _HIDDEN.isdisjoint(value)
+
+
 def clip(value: str, limit: int) -> str:
-    """*value* made printable and cut to at most *limit* bytes of UTF-8, on a character boundary."""
-    printable = "".join(c if c.isprintable() else repr(c)[1:-1] for c in value)
+    """*value* with hidden characters spelled out, cut to at most *limit* bytes of UTF-8, on a
+    character boundary."""
+    printable = "".join(f"\\u{ord(c):04x}" if c in _HIDDEN else c for c in value)
     return printable.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
 
 

@@ -120,6 +120,7 @@ def encode_ready(message: Ready) -> list[Buffer]:
     """The parts of READY."""
     cost = message.cost
     _at_most(len(cost.windows), MAX_WINDOWS, "windows")
+    _at_most(message.layers, MAX_LAYERS, "layers")
     head = pack(
         READY,
         message.CODE,
@@ -143,6 +144,7 @@ def encode_ready(message: Ready) -> list[Buffer]:
 def encode_bootstrap(message: Bootstrap) -> list[Buffer]:
     """The parts of BOOTSTRAP."""
     _at_most(message.world, MAX_WORLD, "ranks")
+    _at_most(message.bounds[-1], MAX_LAYERS, "layers")
     _at_most(len(message.hosts), MAX_WORLD, "hosts")
     head = pack(
         BOOTSTRAP,

@@ -132,7 +132,7 @@ class Follower:
         match message:
             case Bootstrap():
                 return self._bootstrap(message)
-            case Step():
+            case Step() if purpose is Purpose.STEP:
                 return self._step(message, now)
             case _:
                 raise RemoteProtocolError(

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.hashes import SHA256, Hash
 
 from sealring_protocol.codec.messages import Decode, NoWork, Open, Prefill, Save, Step
 from sealring_protocol.errors import RemoteProtocolError
+from sealring_protocol.limits import MAX_TOKENS
 
 DIGEST_SIZE: Final = 16
 _PAIR: Final = struct.Struct(">QI")
@@ -111,17 +112,23 @@ class Ledger:
                         f"step {step.n} decodes group {group}, which is empty"
                     )
                 for uid in rows:
-                    self._lengths[uid] += 1
+                    self._lengths[uid] = self._longer(step.n, self._lengths[uid], 1)
             case Prefill(uid, position, count):
                 if self._private.get(uid) != position:
                     raise RemoteProtocolError(
                         f"step {step.n} prefills row {uid} from {position}; "
                         f"its private cache ends at {self._private.get(uid)}"
                     )
-                self._private[uid] = position + count
+                self._private[uid] = self._longer(step.n, position, count)
             case NoWork():
                 pass
         return change
+
+    @staticmethod
+    def _longer(n: int, length: int, count: int) -> int:
+        if length + count > MAX_TOKENS:
+            raise RemoteProtocolError(f"step {n} makes a row longer than {MAX_TOKENS} tokens")
+        return length + count
 
     def _compose(self, step: Step) -> Change:
         self._save(step)

@@ -20,7 +20,7 @@ from typing import Final
 
 import attrs
 
-from sealring_protocol.codec.wire import U16, Reader, pack, text
+from sealring_protocol.codec.wire import U16, Reader, is_plain, pack, text
 from sealring_protocol.errors import (
     AuthenticationFailed,
     LimitExceeded,
@@ -56,7 +56,7 @@ _TRUST: Final = {int(level): level for level in TrustLevel}
 
 
 def _check_name(name: str) -> None:
-    if not name.strip() or not name.isprintable():
+    if not name.strip() or not is_plain(name):
         raise LocalProtocolError("a name is printable and not blank")
 
 
@@ -82,7 +82,7 @@ class Member:
         _check_name(self.name)
         if len(self.addresses) > MAX_ADDRESSES or len(set(self.addresses)) < len(self.addresses):
             raise LocalProtocolError(f"a member has up to {MAX_ADDRESSES} distinct addresses")
-        if not all(address and address.isprintable() for address in self.addresses):
+        if not all(address and is_plain(address) for address in self.addresses):
             raise LocalProtocolError("an address is printable and not empty")
         if len(self.attestation) != len(NO_EVIDENCE):
             raise LocalProtocolError("an attestation digest has 32 bytes")

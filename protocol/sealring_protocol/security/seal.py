@@ -45,6 +45,7 @@ from sealring_protocol.limits import (
     KEY_UPDATE_INTERVAL,
     MAX_INNER_SKIP,
     MAX_SEALED_BODY,
+    NO_GROUP,
 )
 from sealring_protocol.security.keys import NONCE, Suite, traffic_keys
 
@@ -144,7 +145,7 @@ class OpeningChannel(_Keys):
 
 # ------------------------------------------------------------- the inner seal
 
-PREFILL_GROUP: Final = 0xFFFF
+PREFILL_GROUP: Final = NO_GROUP
 """What stands for the group in a prefill, which has none."""
 
 _CONTEXT: Final = struct.Struct(">32sQQQHHBBI")
