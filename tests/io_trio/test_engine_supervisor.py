@@ -1,0 +1,134 @@
+"""The engine's supervisor: what dies is replaced, what hangs is killed, nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+import trio
+from sealring_protocol.codec.messages import EngineInfo, LocalMessage, Ping, Pong, Progress
+from sealring_trio import engine as supervisor
+from sealring_trio.engine import Engine, EngineCommand
+
+FAKE = "tests.io_trio.fake_engine"
+
+
+class Owner:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.send, self.told = trio.open_memory_channel[LocalMessage | str](10_000)
+
+    def engine_message(self, message: LocalMessage) -> None:
+        self.send.send_nowait(message)
+
+    def engine_lost(self, reason: str) -> None:
+        self.send.send_nowait(reason)
+
+
+@asynccontextmanager
+async def running(mode: str) -> AsyncIterator[tuple[Engine, Owner]]:
+    owner = Owner()
+    engine = Engine(EngineCommand(FAKE, (mode,)), owner)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.run)
+            yield engine, owner
+            nursery.cancel_scope.cancel()
+
+
+async def test_messages_go_both_ways_and_large_ones_too() -> None:
+    async with running("good") as (engine, owner):
+        assert isinstance(await owner.told.receive(), EngineInfo)
+        pid = engine.pid or 0
+        for echo in range(3000):  # more than a socket's buffer holds
+            engine.send(Ping(echo, Progress()))
+        for echo in range(3000):
+            assert await owner.told.receive() == Pong(echo, Progress(memory=pid))
+    assert not psutil.pid_exists(pid)
+
+
+LOSSES = {
+    "crash": "it exited with code 3",
+    "noise": "it broke the local protocol (frame version 255; this is version 1)",
+    "network": "it broke the local protocol (a frame of kind 2 is not taken here)",
+}
+
+
+@pytest.mark.parametrize(("mode", "reason"), LOSSES.items(), ids=LOSSES)
+async def test_a_lost_engine_is_told_of_and_replaced(mode: str, reason: str) -> None:
+    async with running(mode) as (engine, owner):
+        assert isinstance(await owner.told.receive(), EngineInfo)
+        first = engine.pid
+        engine.send(Ping(0, Progress()))
+        assert await owner.told.receive() == reason
+        assert isinstance(await owner.told.receive(), EngineInfo)
+        assert engine.pid != first
+        assert engine.restarts == 1
+
+
+async def test_a_hung_engine_is_killed_when_the_node_says_so() -> None:
+    async with running("hang") as (engine, owner):
+        assert isinstance(await owner.told.receive(), EngineInfo)
+        first = engine.pid or 0
+        engine.send(Ping(0, Progress()))
+        engine.restart("it has not answered its step")
+        assert await owner.told.receive() == "it has not answered its step"
+        assert not psutil.pid_exists(first)
+        assert isinstance(await owner.told.receive(), EngineInfo)
+
+
+async def test_a_mute_engine_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "START_TIMEOUT", 0.5)
+    async with running("mute") as (_, owner):
+        assert await owner.told.receive() == "it said nothing for 0 s"
+
+
+async def test_pauses_grow_while_engines_die_young(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(supervisor.trio, "sleep", sleep)
+    monkeypatch.setattr(Engine, "_one_life", _short_life)
+    engine = Engine(EngineCommand(FAKE, ("good",)), Owner())
+    with trio.move_on_after(60):
+        await engine.run()
+    assert pauses[:5] == [0.2, 0.4, 0.8, 1.6, 3.2]
+    assert max(pauses) == supervisor.LONGEST_PAUSE
+
+
+async def _short_life(self: Engine) -> str:
+    await trio.lowlevel.checkpoint()
+    if self.restarts > 12:
+        await trio.sleep_forever()
+    return "it was born to die"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel does this on Linux alone")
+def test_a_child_that_ignores_its_stream_dies_with_its_daemon() -> None:
+    program = (
+        "import trio, sys\n"
+        "from sealring_trio.engine import Engine, EngineCommand\n"
+        "class Owner:\n"
+        "    def engine_message(self, message): print(engine.pid, flush=True)\n"
+        "    def engine_lost(self, reason): pass\n"
+        f"engine = Engine(EngineCommand({FAKE!r}, ('orphan',)), Owner())\n"
+        "trio.run(engine.run)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=os.getcwd()
+    ) as daemon:
+        assert daemon.stdout is not None
+        child = psutil.Process(int(daemon.stdout.readline()))
+        daemon.kill()
+    _, alive = psutil.wait_procs([child], timeout=10)
+    assert not alive
