@@ -1,0 +1,116 @@
+"""What a vector is, and how a family of them becomes a file and comes back.
+
+A vector says what goes in and what must come of it: an output, or the class of the failure and
+the SHA-256 of all plaintext that was released before it. Byte strings are hex. Integers that may
+pass 32 bits are decimal strings, since not every reader of JSON has them. A string ``@name``
+stands for the entry *name* of the file's ``given``, so that a roster is not repeated in fifty
+vectors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import attrs
+
+from sealring_protocol.errors import CloseCode
+
+Json = Any
+"""What `json` reads and writes."""
+
+MALFORMED: Final = CloseCode.PROTOCOL_ERROR
+LIMIT: Final = CloseCode.LIMIT_EXCEEDED
+FORGED: Final = CloseCode.AUTHENTICATION_FAILED
+
+
+@attrs.frozen
+class Vector:
+    """One vector. *result* is ``valid`` or the class of the failure."""
+
+    id: str
+    kind: str
+    requirements: tuple[str, ...]
+    about: str
+    input: Json
+    output: Json
+    result: str
+    released: bytes = b""
+
+    @property
+    def faulty(self) -> bool:
+        """It must be refused."""
+        return self.result != VALID
+
+    def to_json(self) -> Json:
+        """The vector as its file has it."""
+        told: Json = {
+            "id": self.id,
+            "kind": self.kind,
+            "requirements": list(self.requirements),
+            "about": self.about,
+            "input": self.input,
+            "result": self.result,
+        }
+        if self.output is not None:
+            told["output"] = self.output
+        if self.faulty:
+            told["released"] = hashlib.sha256(self.released).hexdigest()
+        return told
+
+
+VALID: Final = "valid"
+
+
+def valid(
+    name: str, kind: str, requirements: str, about: str, given: Json, output: Json = None
+) -> Vector:
+    """A vector that must be taken. *requirements* are separated by spaces."""
+    return Vector(name, kind, tuple(requirements.split()), about, given, output, VALID)
+
+
+def refused(
+    name: str,
+    kind: str,
+    requirements: str,
+    about: str,
+    given: Json,
+    why: CloseCode = MALFORMED,
+    *,
+    released: bytes = b"",
+    output: Json = None,
+) -> Vector:
+    """A vector that must be refused as *why*, after *released* was given out."""
+    ids = tuple(requirements.split())
+    return Vector(name, kind, ids, about, given, output, why.name, released)
+
+
+def u64(value: int) -> str:
+    """An integer that may pass 32 bits."""
+    return str(value)
+
+
+def to_text(vectors: Iterable[Vector], given: Mapping[str, bytes]) -> str:
+    """The file of *vectors*, with the byte strings of *given* told once."""
+    names = {data.hex(): f"@{name}" for name, data in given.items() if data}
+    told = [_replaced(vector.to_json(), names) for vector in vectors]
+    file = {"given": {name: data.hex() for name, data in given.items()}, "vectors": told}
+    return json.dumps(file, indent=1, ensure_ascii=True) + "\n"
+
+
+def _replaced(value: Json, names: Mapping[str, str]) -> Json:
+    if isinstance(value, str):
+        return names.get(value, value)
+    if isinstance(value, list):
+        return [_replaced(item, names) for item in value]
+    if isinstance(value, dict):
+        return {key: _replaced(item, names) for key, item in value.items()}
+    return value
+
+
+def resolved(file: Json) -> list[Json]:
+    """The vectors of a file, every ``@name`` replaced by what it stands for."""
+    names = {f"@{name}": data for name, data in file["given"].items()}
+    return [_replaced(vector, names) for vector in file["vectors"]]

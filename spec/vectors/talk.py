@@ -1,0 +1,203 @@
+"""A whole handshake from the specification's formulas, both ends at once.
+
+A `Talk` knows the secrets of both ends, so it can say what an honest end would say and, where a
+keyword overrides it, what a dishonest one would: with tags, signatures and MACs that are right
+for what it says, unless those are what is wrong.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+from spec.vectors.plain import PROTOCOLS, expand, header, hmac, seal, sealed_frame, sha256
+from spec.vectors.world import (
+    ADA,
+    BEN,
+    CLUSTER,
+    HOME,
+    NOW,
+    Node,
+    entropy,
+    recorded_encapsulation,
+)
+
+DIALING: Final = entropy("dialing", 96)
+ANSWERING: Final = entropy("answering", 32)
+X_DIALING: Final = X25519PrivateKey.from_private_bytes(DIALING[:32])
+X_ANSWERING: Final = X25519PrivateKey.from_private_bytes(ANSWERING)
+KEM: Final = MLKEM768PrivateKey.from_seed_bytes(DIALING[32:])
+EK: Final = KEM.public_key().public_bytes_raw()
+CT, SS = recorded_encapsulation(EK)
+
+
+def serial_of(roster: bytes) -> int:
+    """The serial of a signed roster."""
+    at = 35 + int.from_bytes(roster[33:35], "big")
+    return int.from_bytes(roster[at : at + 8], "big")
+
+
+class Talk:
+    """One handshake of *dialer* with *answerer*, who hold *ours* and *theirs*."""
+
+    def __init__(
+        self,
+        suite: int = 1,
+        *,
+        dialer: Node = ADA,
+        answerer: Node = BEN,
+        ours: bytes = HOME,
+        theirs: bytes = HOME,
+        purpose: int = 1,
+    ) -> None:
+        self.suite = suite
+        self.protocol = PROTOCOLS[suite]
+        self.dialer = dialer
+        self.answerer = answerer
+        self.ours = ours
+        self.theirs = theirs
+        self.purpose = purpose
+
+    # ------------------------------------------------------------------- INIT
+
+    def init(self, wall_ms: int = NOW, **say: Any) -> bytes:
+        """INIT. *say*: header, code, suites, x, ek, key, tag, trailing."""
+        body = (
+            say.get("code", b"\x01")
+            + struct.pack(">QI", wall_ms, say.get("suites", 0b110))
+            + say.get("x", X_DIALING.public_key().public_bytes_raw())
+            + say.get("ek", EK)
+        )
+        trailing = say.get("trailing", b"")
+        tagged = say.get("header", header(1, len(body) + 32 + len(trailing))) + body
+        key = say.get("key", hmac(b"sealring/1adm", CLUSTER + self.answerer.public))
+        self.init_frame: bytes = tagged + say.get("tag", hmac(key, tagged)) + trailing
+        return self.init_frame
+
+    # ------------------------------------------------------------------- RESP
+
+    def resp(self, **say: Any) -> bytes:
+        """RESP. *say*: code, suite, x, ct, kem_secret, responder, id, instance, serial, digest,
+        context, transcript, signer, signature, mac_key, mac, key, trailing."""
+        trailing = say.get("trailing", b"")
+        shares = (
+            header(1, 1314 + len(trailing))
+            + say.get("code", b"\x02")
+            + bytes([say.get("suite", self.suite)])
+            + say.get("x", X_ANSWERING.public_key().public_bytes_raw())
+            + say.get("ct", CT)
+        )
+        x_secret = X_ANSWERING.exchange(
+            X25519PublicKey.from_public_bytes(X_DIALING.public_key().public_bytes_raw())
+        )
+        self._agree(shares, say.get("kem_secret", SS), x_secret)
+        claims = (
+            say.get("id", self.answerer.id)
+            + struct.pack(">Q", say.get("instance", self.answerer.instance))
+            + struct.pack(">Q", say.get("serial", serial_of(self.theirs)))
+            + say.get("digest", sha256(self.theirs[:-64]))
+        )
+        proven = self._proven(b"RESP", self.t2, claims, self.mac_r, self.answerer, say)
+        sealed = seal(self.suite, self.key_r, bytes(12), claims + proven + trailing, self.t2)
+        if "flip" in say:
+            sealed = flipped(sealed, say["flip"])
+        self.resp_frame: bytes = shares + sealed
+        self.t3 = sha256(self.t1, self.resp_frame)
+        return self.resp_frame
+
+    def _agree(self, shares: bytes, kem_secret: bytes, x_secret: bytes) -> None:
+        protocol = self.protocol
+        self.t1 = sha256(protocol, CLUSTER, self.answerer.public, self.init_frame)
+        self.t2 = sha256(self.t1, shares)
+        self.prk = hmac(sha256(protocol), kem_secret + x_secret)
+        self.key_r = expand(self.prk, protocol + b"kR" + self.t2)
+        self.mac_r = expand(self.prk, protocol + b"mR" + self.t2)
+        self.key_i = expand(self.prk, protocol + b"kI" + self.t2)
+        self.mac_i = expand(self.prk, protocol + b"mI" + self.t2)
+
+    def _proven(
+        self,
+        context: bytes,
+        transcript: bytes,
+        claims: bytes,
+        mac_key: bytes,
+        who: Node,
+        say: dict[str, Any],
+    ) -> bytes:
+        """Signature and MAC."""
+        signed = say.get("transcript", transcript)
+        payload = say.get("protocol", self.protocol) + say.get("context", context)
+        signer = say.get("signer", who).signer
+        signature = say.get("signature") or signer.sign(payload + sha256(signed, claims))
+        if "signature_of" in say:
+            signature = say["signature_of"](signature)
+        key = say.get("mac_key", mac_key)
+        return bytes(signature + say.get("mac", hmac(key, sha256(transcript, claims, signature))))
+
+    # -------------------------------------------------------------------- FIN
+
+    def fin(self, **say: Any) -> bytes:
+        """FIN. *say*: as for RESP, and also responder, purpose, roster, roster_length, header."""
+        newer = serial_of(self.ours) > serial_of(self.theirs)
+        roster = say.get("roster", self.ours if newer else b"")
+        claims = (
+            say.get("id", self.dialer.id)
+            + say.get("responder", self.answerer.id)
+            + struct.pack(">Q", say.get("instance", self.dialer.instance))
+            + struct.pack(">Q", say.get("serial", serial_of(self.ours)))
+            + say.get("digest", sha256(self.ours[:-64]))
+            + bytes([say.get("purpose", self.purpose)])
+            + struct.pack(">I", say.get("roster_length", len(roster)))
+            + roster
+        )
+        proven = self._proven(b"FIN", self.t3, claims, self.mac_i, self.dialer, say)
+        plaintext = claims + proven + say.get("trailing", b"")
+        plaintext = plaintext[: len(plaintext) - say.get("cut", 0)]
+        hdr = header(1, 1 + len(plaintext) + 16) + say.get("code", b"\x03")
+        associated = self.t3 + say.get("hdr", hdr)
+        sealed = seal(self.suite, say.get("key", self.key_i), bytes(12), plaintext, associated)
+        if "flip" in say:
+            sealed = flipped(sealed, say["flip"])
+        self.fin_frame: bytes = hdr + sealed
+        self.t4 = sha256(self.t3, self.fin_frame)
+        return self.fin_frame
+
+    # ------------------------------------------------------------------- link
+
+    def secret(self, label: bytes, direction: int) -> bytes:
+        """A link's secret; direction 0 is towards the answerer."""
+        parties = [self.dialer.id, self.answerer.id]
+        if direction:
+            parties.reverse()
+        info = self.protocol + label + bytes([direction]) + b"".join(parties) + self.t4
+        return expand(self.prk, info)
+
+    def to_answerer(self, number: int, plaintext: bytes, **wrong: Any) -> bytes:
+        """Sealed frame *number* of the dialer."""
+        return sealed_frame(self.suite, self.secret(b"traffic", 0), number, plaintext, **wrong)
+
+    def to_dialer(self, number: int, plaintext: bytes, **wrong: Any) -> bytes:
+        """Sealed frame *number* of the answerer."""
+        return sealed_frame(self.suite, self.secret(b"traffic", 1), number, plaintext, **wrong)
+
+    def accept(self, **say: Any) -> bytes:
+        """ACCEPT, sealed as the answerer's first frame. *say*: transcript, serial, roster."""
+        newer = serial_of(self.theirs) > serial_of(self.ours)
+        roster = say.get("roster", self.theirs if newer else b"")
+        serial = max(serial_of(self.ours), serial_of(self.theirs))
+        plaintext = (
+            b"\x04"
+            + say.get("transcript", self.t4)
+            + struct.pack(">QI", say.get("serial", serial), len(roster))
+            + roster
+        )
+        return self.to_dialer(0, plaintext)
+
+
+def flipped(data: bytes, at: int, bits: int = 1) -> bytes:
+    """*data* with *bits* of one byte flipped."""
+    at %= len(data)
+    return data[:at] + bytes([data[at] ^ bits]) + data[at + 1 :]

@@ -1,0 +1,113 @@
+"""What the generated tables say in words: one entry for each value of the code's own enums.
+
+Where the code documents a value itself, its words are taken from there.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import textwrap
+from collections.abc import Iterator
+from enum import Enum
+from types import ModuleType
+from typing import Final, TypeVar
+
+from sealring_protocol.codec.messages import Backend, FailureKind
+from sealring_protocol.codec.tensor import DType
+from sealring_protocol.errors import CloseCode
+from sealring_protocol.security.keys import Label, SignContext, Suite
+
+E = TypeVar("E", bound=Enum)
+
+CLOSE: Final = {
+    CloseCode.SHUTDOWN: "nothing is wrong; the sender ends this link",
+    CloseCode.PROTOCOL_ERROR: "what the peer sent is malformed or out of place",
+    CloseCode.LIMIT_EXCEEDED: "beyond a limit of section 13",
+    CloseCode.AUTHENTICATION_FAILED: "a tag, MAC, signature or identity does not verify; one "
+    "class for all, so that it tells an attacker nothing",
+    CloseCode.DUPLICATE_LINK: "there is such a link already (5.5)",
+    CloseCode.ROSTER_CONFLICT: "two rosters with one serial",
+    CloseCode.MODEL_MISMATCH: "the two ranks hold different models",
+    CloseCode.ROLE_VIOLATION: "a member sent what its role may not (section 10)",
+    CloseCode.ROSTER_EXPIRED: "the roster that admitted the peer no longer counts",
+    CloseCode.TIMEOUT: "a deadline has passed",
+    CloseCode.POLICY_MISMATCH: "the two ends disagree on the inner seal",
+    CloseCode.REPLACED: "a link with a newer life of the peer takes this one's place",
+    CloseCode.INTERNAL_ERROR: "the sender's own fault",
+    CloseCode.NOT_READY: "not now; try again",
+}
+
+FAILURES: Final = {
+    FailureKind.ENGINE_ERROR: "the forward failed",
+    FailureKind.ENGINE_LOST: "the engine died or was replaced",
+    FailureKind.LEDGER: "the step does not fit this rank's ledger (11.3)",
+    FailureKind.LINK_LOST: "a link of the chain is gone",
+    FailureKind.DEADLINE: "no answer in time",
+    FailureKind.MEMORY: "no room",
+    FailureKind.INTEGRITY: "a tensor did not open, or is not what belongs here",
+    FailureKind.LOAD: "the layers could not be loaded",
+}
+
+BACKENDS: Final = {
+    Backend.PIPELINE: "a chain of ranks, each with its own layers",
+    Backend.RING: "tensor parallel over TCP; reserved",
+    Backend.JACCL: "tensor parallel over RDMA; reserved",
+    Backend.NCCL: "tensor parallel over NCCL; reserved",
+}
+
+DTYPES: Final = {
+    DType.F32: "IEEE 754 binary32",
+    DType.F16: "IEEE 754 binary16",
+    DType.BF16: "the upper half of a binary32",
+    DType.U32: "unsigned",
+}
+
+SUITES: Final = {
+    Suite.AES256GCM: "AES-256-GCM (NIST SP 800-38D)",
+    Suite.CHACHA20POLY1305: "ChaCha20-Poly1305 (RFC 8439)",
+}
+
+CONTEXTS: Final = {
+    SignContext.RESP: '`P ‖ "RESP" ‖ H(t2 ‖ cR)`, by the responder (5.3)',
+    SignContext.FIN: '`P ‖ "FIN" ‖ H(t3 ‖ cI)`, by the initiator (5.4)',
+    SignContext.ROSTER: '`"sealring/1" ‖ "ROSTER" ‖ digest`, by the coordinator (3.2)',
+    SignContext.EVIDENCE: '`"sealring/1" ‖ "EVIDENCE" ‖ digest`, by an attester (3.3)',
+}
+
+LABELS: Final = {
+    Label.ADMISSION: ("salt of Extract, 5.2", "K_B"),
+    Label.RESPONDER_KEY: ("Expand of PRK, 5.3", "kR"),
+    Label.RESPONDER_MAC: ("Expand of PRK, 5.3", "mR"),
+    Label.INITIATOR_KEY: ("Expand of PRK, 5.3", "kI"),
+    Label.INITIATOR_MAC: ("Expand of PRK, 5.3", "mI"),
+    Label.TRAFFIC: ("Expand of PRK, 6.2", "a traffic secret"),
+    Label.ACTIVATION: ("Expand of PRK, 6.2", "an activation secret"),
+    Label.KEY: ("Expand of a secret", "AEAD key, 32 bytes"),
+    Label.IV: ("Expand of a secret", "iv, 12 bytes"),
+    Label.NEXT: ("Expand of a secret", "the next secret"),
+}
+
+
+def docs_of_assignments(module: ModuleType) -> dict[str, str]:
+    """The strings that stand under the module's assignments, by name."""
+    return dict(_documented(ast.parse(inspect.getsource(module)).body))
+
+
+def docs_of_members(kind: type[E]) -> dict[E, str]:
+    """The strings that stand under an enum's members."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    if not isinstance(body, ast.ClassDef):
+        raise TypeError(f"{kind.__name__} is no class")
+    return {kind[name]: text for name, text in _documented(body.body)}
+
+
+def _documented(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
+    for statement, after in itertools.pairwise(body):
+        match statement, after:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                yield name, " ".join(text.split())
