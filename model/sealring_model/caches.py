@@ -127,7 +127,7 @@ def is_trimmable(slots: Sequence[Any]) -> bool:
 def cost_of(slots: Sequence[Any]) -> CacheCost:
     """What a row costs in *slots*, from caches that two tokens have been read into.
 
-    Plain caches grow in steps, so one step is charged as fixed.
+    Caches grow in steps, so one step is charged as fixed, and so is a window within one step.
     """
     fixed = per_token = 0
     windows: dict[int, int] = {}
@@ -137,9 +137,9 @@ def cost_of(slots: Sequence[Any]) -> CacheCost:
             continue
         pair = sum(a.nbytes // a.shape[2] for a in (cache.keys, cache.values))
         window = getattr(cache, "max_size", None)
+        fixed += pair * min(cache.step, window or cache.step)
         if window is None:
             per_token += pair
-            fixed += pair * cache.step
-        else:
+        elif window > cache.step:
             windows[window] = windows.get(window, 0) + pair
     return CacheCost(fixed, per_token, tuple(sorted(windows.items())))

@@ -5,10 +5,10 @@ wants them, and the node never waits for room in the socket. Writing is done by 
 thread, gathered from the message's parts, so that a hidden state is not copied on its way out.
 
 When the node's end closes, by intent or because its process died, the reader says so in order,
-behind what it has read, and at once in `closed`. Should the compute thread not come back from
-where it is, the process exits without it after a while. (Linux can kill a child when its parent
-dies, but really when the *thread* that started it ends. Only who starts the child knows whether
-that thread lasts, so asking for it is left to them.)
+behind what it has read, and at once to who asks with `check`. Should the compute thread not come
+back from where it is, the process exits without it after a while. (Linux can kill a child when
+its parent dies, but really when the *thread* that started it ends. Only who starts the child
+knows whether that thread lasts, so asking for it is left to them.)
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ _LAST_WAIT: Final = 5.0
 
 
 class ChannelClosed(Exception):
-    """The node's end of the channel is closed, or it sent what is no frame."""
+    """The node's end of the channel is closed."""
+
+
+class ChannelBroken(ChannelClosed):
+    """What came from the node is no message of this protocol."""
 
 
 class Channel:
@@ -44,7 +48,7 @@ class Channel:
             sock.setsockopt(socket.SOL_SOCKET, option, 4 * 1024 * 1024)
         self._sock = sock
         self._inbox: queue.SimpleQueue[LocalMessage | ChannelClosed] = queue.SimpleQueue()
-        self._closed = threading.Event()
+        self._end: ChannelClosed | None = None
         self._finished = threading.Event()
         self._reader = threading.Thread(target=self._read, name="channel", daemon=True)
 
@@ -56,10 +60,10 @@ class Channel:
         """The compute thread is done: nothing needs to be forced."""
         self._finished.set()
 
-    @property
-    def closed(self) -> bool:
-        """Whether the stream has ended, even if messages are left."""
-        return self._closed.is_set()
+    def check(self) -> None:
+        """Raise `ChannelClosed` if the stream has ended, even if messages are left."""
+        if self._end is not None:
+            raise self._end
 
     def receive(self) -> LocalMessage:
         """The next message; waits for it."""
@@ -93,22 +97,24 @@ class Channel:
                 sent -= len(part)
 
     def _read(self) -> None:
+        end = ChannelClosed("the node is gone")
         try:
-            reason = self._pump()
-        except (OSError, RemoteProtocolError) as error:
-            reason = f"the channel to the node broke: {error}"
-        self._closed.set()
-        self._inbox.put(ChannelClosed(reason))
+            self._pump()
+        except OSError as error:
+            end = ChannelClosed(f"the node is gone: {error.strerror}")
+        except RemoteProtocolError as error:
+            end = ChannelBroken(f"the channel to the node broke: {error}")
+        self._end = end
+        self._inbox.put(end)
         if not self._finished.wait(_LAST_WAIT):
             os._exit(70)
 
-    def _pump(self) -> str:
+    def _pump(self) -> None:
         decoder = FrameDecoder({FrameKind.LOCAL: MAX_SEALED_BODY})
         while data := self._sock.recv(_READ):
             decoder.receive_data(data)
             while (frame := decoder.next_frame()) is not None:
                 self._inbox.put(decode_local(frame.body))
-        return "the node is gone"
 
 
 def _checked(item: LocalMessage | ChannelClosed) -> LocalMessage:

@@ -49,7 +49,7 @@ from sealring_protocol.codec.wire import clip
 from sealring_protocol.limits import MAX_REASON
 
 from sealring_model.assemble import LoadedStage, load_stage
-from sealring_model.channel import Channel, ChannelClosed
+from sealring_model.channel import Channel, ChannelBroken, ChannelClosed
 from sealring_model.errors import LoadError
 from sealring_model.executor import FORWARD_ERRORS, Executor, Launched
 from sealring_model.hops import PlainHops, SealedHops
@@ -102,8 +102,7 @@ class Engine:
         return min(_PATIENCE, self._pace / 2) if self._launched[0].arrays else 0.0
 
     def _take(self, message: LocalMessage) -> None:
-        if self._channel.closed:
-            raise ChannelClosed("the node is gone")
+        self._channel.check()
         match message:
             case Step():
                 self._step(message)
@@ -118,7 +117,7 @@ class Engine:
             case Bootstrap():
                 self._bootstrap(message)
             case _:
-                raise ChannelClosed(f"a node does not send {type(message).__name__}")
+                raise ChannelBroken(f"a node does not send {type(message).__name__}")
 
     # -------------------------------------------------------------------- steps
 
@@ -238,6 +237,9 @@ def serve(sock: socket.socket, model: str, memory_limit: int) -> int:
     except LoadError as error:
         failure = Failure(0, FailureKind.LOAD, _told(error))
         channel.send(StepDone(NO_EPOCH, 0, failed=failure))
+        print(f"sealring engine: {error}", file=sys.stderr)
+        return 2
+    except ChannelBroken as error:
         print(f"sealring engine: {error}", file=sys.stderr)
         return 2
     except ChannelClosed:

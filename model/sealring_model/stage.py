@@ -24,6 +24,7 @@ logits ``(rows, vocabulary)``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import mlx.core as mx
@@ -33,6 +34,9 @@ from sealring_model.errors import LoadError
 from sealring_model.upstream import mlx_lm
 
 _NORMS: Final = ("norm", "ln_f", "final_layernorm", "norm_f", "final_norm", "embedding_norm")
+
+
+_NOTHING: Final = mx.array(0.0)
 
 
 class _Passthrough(nn.Module):
@@ -52,7 +56,16 @@ class _Inlet:
     """Where the received hidden state waits for the layer that takes it."""
 
     def __init__(self) -> None:
-        self.hidden: mx.array = mx.array(0.0)
+        self.hidden = _NOTHING
+
+    @contextmanager
+    def holding(self, hidden: mx.array) -> Iterator[None]:
+        """Within, *hidden* is there to be taken; after, nothing keeps its memory."""
+        self.hidden = hidden
+        try:
+            yield
+        finally:
+            self.hidden = _NOTHING
 
 
 class _Source(_Passthrough):
@@ -247,8 +260,9 @@ class FirstStage(Stage):
 
     def logits(self, outputs: mx.array) -> mx.array:
         """Logits of the last token of every row, from the last rank's hidden states."""
-        self._inlet.hidden = outputs[:, -1:, :]
-        return self._head(mx.zeros((outputs.shape[0], 1), mx.int32))[:, -1, :]
+        tokens = mx.zeros((outputs.shape[0], 1), mx.int32)
+        with self._inlet.holding(outputs[:, -1:, :]):
+            return self._head(tokens)[:, -1, :]
 
 
 class LaterStage(Stage):
@@ -277,9 +291,9 @@ class LaterStage(Stage):
 
     def run(self, inputs: mx.array, slots: Sequence[Any]) -> mx.array:
         """Hidden states of the same shape as *inputs*, ``(rows, tokens, hidden)``."""
-        self._inlet.hidden = inputs
         tokens = mx.zeros(inputs.shape[:2], mx.int32)
-        return self._body(tokens, cache=self.layout.spread(slots))
+        with self._inlet.holding(inputs):
+            return self._body(tokens, cache=self.layout.spread(slots))
 
 
 def _norm_name(body: nn.Module) -> str:

@@ -35,7 +35,9 @@ class Child:
         self.wait()
 
     def wait(self) -> tuple[int, str]:
-        """Its exit status and what it said on stderr."""
+        """Its exit status and what it said on stderr, which it leaves once."""
+        if self.process.returncode is not None:
+            return self.process.returncode, ""
         try:
             _, said = self.process.communicate(timeout=15)
         except subprocess.TimeoutExpired:

@@ -1,6 +1,9 @@
 """The engine as a real child process."""
 
 import contextlib
+import os
+import shutil
+import signal
 
 import attrs
 import pytest
@@ -8,7 +11,24 @@ from model_child import Child
 from model_families import FAMILIES, reference_tokens
 from model_rings import Author, bounds_for, hop_keys, place_of
 from sealring_model.loading import describe
-from sealring_protocol.codec.messages import Decode, Join, Open, Prefill, Row
+from sealring_model.weights import MANIFEST, write_manifest
+from sealring_protocol.codec.messages import (
+    NO_EPOCH,
+    NO_WORK,
+    Backend,
+    Decode,
+    Epoch,
+    FailureKind,
+    HopKey,
+    Join,
+    Loaded,
+    Open,
+    Ping,
+    Prefill,
+    Progress,
+    Row,
+    StepDone,
+)
 
 PROMPT = [(7 * i * i + 3 * i) % 251 for i in range(40)]
 
@@ -56,3 +76,278 @@ def test_children_give_the_reference_text(models, references, family, world, sea
         assert children[0].progress().rows == 1
     for child in children:
         assert child.process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def child(models):
+    """One child for all tests that leave it in good order."""
+    with Child(models["llama"]) as child:
+        child.info()
+        yield child
+
+
+@pytest.fixture
+def place(models):
+    return place_of(describe(models["llama"]), (0, 5), 0)
+
+
+EPOCHS = iter(range(1, 1 << 20))
+
+
+def next_epoch(place):
+    """The same place in an epoch that no other test has used."""
+    return attrs.evolve(place, epoch=Epoch(77, next(EPOCHS)))
+
+
+class EpochAuthor(Author):
+    """Writes the steps of *epoch*."""
+
+    def __init__(self, epoch):
+        super().__init__()
+        self.epoch = epoch
+
+    def write(self, **fields):
+        return attrs.evolve(super().write(**fields), epoch=self.epoch)
+
+
+def begin(child, place) -> EpochAuthor:
+    place = next_epoch(place)
+    child.start(place)
+    return EpochAuthor(place.epoch)
+
+
+# ------------------------------------------------------------------ bootstrap
+
+
+def test_the_same_layers_are_kept_and_the_caches_are_not(child, place, references):
+    expected = reference_tokens(references["llama"], PROMPT, 8)
+    assert generate([child], begin(child, place), PROMPT, 8) == expected
+    assert child.progress().cache > 0
+    author = begin(child, place)
+    assert isinstance(child.loaded, Loaded)
+    assert child.loaded.read == 0
+    assert child.loaded.held == describe_size(place)
+    assert child.progress().cache == child.progress().rows == 0
+    assert generate([child], author, PROMPT, 8) == expected
+
+
+def describe_size(place) -> int:
+    return SIZES[place.model]
+
+
+SIZES: dict[bytes, int] = {}
+
+
+@pytest.fixture(autouse=True)
+def _sizes(models):
+    info = describe(models["llama"])
+    SIZES[info.digest] = info.size
+
+
+def test_other_layers_are_read_and_the_old_ones_go(child, place):
+    info_layers = attrs.evolve(place, bounds=(0, 2, 5), rank=1)
+    whole = child.start(next_epoch(place))
+    held = child.progress().memory
+    ready = child.start(next_epoch(info_layers))
+    assert child.loaded.read == child.loaded.held < SIZES[place.model]
+    assert (ready.first, ready.last, ready.layers) == (2, 5, 5)
+    assert child.progress().memory < held
+    assert ready.room > whole.room
+    child.start(next_epoch(place))
+
+
+REFUSED = {
+    "another model": (lambda p: attrs.evolve(p, model=b"x" * 32), "digests differ"),
+    "other layers": (lambda p: attrs.evolve(p, bounds=(0, 6)), "splits 6 layers; the model has 5"),
+    "another back end": (lambda p: attrs.evolve(p, backend=Backend.JACCL), "JACCL"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_place_that_cannot_be_taken(child, place, references, case):
+    spoil, message = REFUSED[case]
+    bad = spoil(next_epoch(place))
+    child.send(bad)
+    done = child.receive()
+    assert (done.epoch, done.n) == (bad.epoch, 0)
+    assert done.failed.kind is FailureKind.LOAD
+    assert message in done.failed.message
+    # The engine lives on, and takes a better place.
+    expected = reference_tokens(references["llama"], PROMPT, 4)
+    assert generate([child], begin(child, place), PROMPT, 4) == expected
+
+
+def test_a_weight_that_is_not_the_manifests(models, tmp_path):
+    folder = tmp_path / "m"
+    shutil.copytree(models["qwen3"], folder)
+    manifest = write_manifest(folder)
+    text = manifest.read_text()
+    at = text.index("model.layers.3.mlp.down_proj.weight") + 40
+    spoiled = text[:at] + ("1" if text[at] == "0" else "0") + text[at + 1 :]
+    (folder / MANIFEST).write_text(spoiled)
+    info = describe(folder)
+    with Child(folder) as child:
+        child.info()
+        child.send(place_of(info, (0, 2, 4), 1))
+        done = child.receive()
+        assert done.failed.kind is FailureKind.LOAD
+        assert done.failed.rank == 1
+        assert done.failed.message == (
+            "tensor model.layers.3.mlp.down_proj.weight does not match the manifest"
+        )
+        assert child.start(place_of(info, (0, 2, 4), 0))
+
+
+# ---------------------------------------------------------------------- steps
+
+
+def test_a_window_of_two_steps(child, place, references):
+    author = begin(child, place)
+    child.send(Row(1))
+    steps = [
+        author.write(open=(Open(1),)),
+        author.write(work=Prefill(1, 0, len(PROMPT) - 1), ids=tuple(PROMPT[:-1])),
+        author.write(join=(Join(1, 0),), ids=(PROMPT[-1],), work=Decode(0)),
+        *(author.write(work=Decode(0)) for _ in range(15)),
+        author.write(evict=(1,), work=NO_WORK),
+    ]
+    child.send(steps[0])
+    answers = []
+    for step in steps[1:]:
+        child.send(step)
+        answers.append(child.receive())
+    answers.append(child.receive())
+    assert [done.n for done in answers] == [step.n for step in steps]
+    assert not any(done.failed for done in answers)
+    tokens = [token for done in answers for token in done.ids]
+    assert tokens == reference_tokens(references["llama"], PROMPT, 16)
+    assert child.progress().cache == 0
+
+
+def test_a_flood_of_steps_is_answered_in_order(child, place):
+    author = begin(child, place)
+    child.send(Row(1))
+    steps = [
+        author.write(open=(Open(1),)),
+        author.write(join=(Join(1, 0),), ids=(3,), work=Decode(0)),
+        *(author.write(work=Decode(0)) for _ in range(60)),
+    ]
+    for step in steps:
+        child.send(step)
+    child.send(Ping(9, Progress()))
+    answers = [child.receive() for _ in range(len(steps) + 1)]
+    pong = answers.pop(next(i for i, m in enumerate(answers) if not isinstance(m, StepDone)))
+    assert [done.n for done in answers] == [step.n for step in steps]
+    assert pong.echo == 9
+
+
+def test_a_step_that_fails_and_the_ones_after_it_until_the_next_epoch(child, place, references):
+    author = begin(child, place)
+    child.send(attrs.evolve(author.write(), digest=b"x" * 16))
+    assert child.receive().failed.kind is FailureKind.LEDGER
+    child.send(author.write())
+    assert child.receive().failed.kind is FailureKind.LEDGER
+    expected = reference_tokens(references["llama"], PROMPT, 4)
+    assert generate([child], begin(child, place), PROMPT, 4) == expected
+
+
+def test_steps_of_another_epoch_are_nobodys(child, place):
+    author = begin(child, place)
+    child.send(EpochAuthor(NO_EPOCH).write())
+    child.send(author.write())
+    done = child.receive()
+    assert (done.epoch, done.n, done.failed) == (author.epoch, 1, None)
+
+
+def test_progress(child, place):
+    before = child.progress()
+    generate([child], begin(child, place), PROMPT, 5)
+    after = child.progress()
+    assert after.steps_received - before.steps_received == 7
+    assert after.steps_answered - before.steps_answered == 7
+    assert after.compute_us > before.compute_us
+    assert after.rows == 1
+    assert after.cache > 0
+    assert after.memory > after.cache
+
+
+def test_keys_may_change_within_an_epoch(models, references):
+    """A hop that was set up again has a new key; both ends take it between two steps."""
+    folder = models["llama"]
+    info = describe(folder)
+    author = Author()
+    with Child(folder) as head, Child(folder) as last:
+        for rank, child in enumerate((head, last)):
+            child.info()
+            for key in hop_keys(rank, 2):
+                child.send(key)
+            child.start(place_of(info, (0, 2, 5), rank, True))
+        tokens = generate([head, last], author, PROMPT, 4)
+        head.send(HopKey(True, 2, b"c" * 32, b"n" * 32))
+        last.send(HopKey(False, 2, b"c" * 32, b"n" * 32))
+        tokens += send_round([head, last], author.write(work=Decode(0))).ids
+        assert tokens == reference_tokens(references["llama"], PROMPT, 5)
+        # Only one end has the next key: what comes does not open.
+        last.send(HopKey(False, 2, b"c" * 32, b"o" * 32))
+        head.send(author.write(work=Decode(0)))
+        last.send(head.receive())
+        assert last.receive().failed.kind is FailureKind.INTEGRITY
+        assert head.progress().seal_us > 0
+
+
+# ------------------------------------------------------------- life and death
+
+
+def test_an_interrupt_is_the_nodes_business(child, place, references):
+    author = begin(child, place)
+    os.kill(child.process.pid, signal.SIGINT)
+    expected = reference_tokens(references["llama"], PROMPT, 4)
+    assert generate([child], author, PROMPT, 4) == expected
+
+
+def test_the_child_ends_with_its_channel_even_in_the_middle_of_steps(models, place):
+    with Child(models["llama"]) as child:
+        child.info()
+        child.start(place)
+        author = Author()
+        child.send(author.write(open=(Open(1),)))
+        ids = tuple([7] * 2000)
+        for at in range(8):
+            work = Prefill(1, at * len(ids), len(ids))
+            child.send(author.write(work=work, ids=ids))
+        child.sock.close()
+        assert child.wait() == (0, "")
+
+
+def test_the_child_ends_before_it_has_said_anything(models):
+    with Child(models["llama"]) as child:
+        child.sock.close()
+        status, said = child.wait()
+        assert status in (0, 70)  # 70: it was still importing when its patience ended
+        assert said == ""
+
+
+def test_a_model_that_is_not_there(tmp_path):
+    with Child(tmp_path / "none") as child:
+        done = child.receive()
+        assert (done.epoch, done.n) == (NO_EPOCH, 0)
+        assert done.failed.kind is FailureKind.LOAD
+        assert child.wait() == (2, f"sealring engine: {done.failed.message}\n")
+
+
+def test_what_is_no_frame_ends_the_child_without_a_traceback(models, place):
+    with Child(models["llama"]) as child:
+        child.info()
+        child.start(place)
+        child.sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        status, said = child.wait()
+        assert status == 2
+        assert said.startswith("sealring engine: the channel to the node broke: frame version 71")
+        assert said.count("\n") == 1
+
+
+def test_a_memory_limit_is_the_room(models):
+    with Child(models["llama"], "--memory-limit", str(1 << 30)) as child:
+        assert child.info().room == 1 << 30
+        ready = child.start(place_of(describe(models["llama"]), (0, 5), 0))
+        assert (1 << 30) - (32 << 20) < ready.room <= (1 << 30) - child.loaded.held

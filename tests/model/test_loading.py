@@ -1,0 +1,378 @@
+"""What a model is, told from its files; manifests; and errors that say what to do."""
+
+import hashlib
+import json
+import shutil
+import struct
+import subprocess
+import sys
+
+import mlx.core as mx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from model_families import FAMILIES, config_of, make_model, random_weights, write_model
+from model_rings import Ring
+from sealring_model.assemble import load_stage
+from sealring_model.errors import LoadError
+from sealring_model.loading import describe, find, memory_room
+from sealring_model.weights import (
+    ENDS,
+    FOREIGN,
+    MANIFEST,
+    owner,
+    read_entries,
+    write_manifest,
+)
+from sealring_protocol.codec.encoding import decode_local, encode
+from sealring_protocol.codec.tensor import DType
+
+PROMPT = [(5 * i * i + 11 * i) % 251 for i in range(20)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make_model(tmp_path / "m", "llama", shards=2)
+
+
+def rewrite(file, change):
+    value = json.loads(file.read_text())
+    change(value)
+    file.write_text(json.dumps(value))
+
+
+# ------------------------------------------------------------------- describe
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_describe_agrees_with_what_is_loaded(models, family):
+    info = describe(models[family])
+    count = FAMILIES[family]["num_hidden_layers"]
+    whole = load_stage(info, 0, count)
+    assert info.size == whole.held == whole.read
+    for layer in range(1, count):
+        assert load_stage(info, layer, layer + 1).held == info.layers[layer]
+    assert load_stage(info, 0, 1).held == info.ends + info.layers[0]
+    assert (info.dtype, info.hidden, info.vocabulary) == (DType.F32, 64, 256)
+    assert info.context == 4096
+    assert info.trimmable == whole.trimmable
+    assert info.cost.per_token == whole.cost.per_token
+    assert [window for window, _ in info.cost.windows] in ([], [16])
+    message = info.engine_info(123)
+    assert decode_local(b"".join(encode(message))) == message
+
+
+def test_one_file_or_many_make_no_difference(tmp_path):
+    one, two = (make_model(tmp_path / str(n), "qwen3", shards=n) for n in (1, 3))
+    assert describe(one).digest == describe(two).digest
+    assert describe(one).layers == describe(two).layers
+
+
+@pytest.mark.parametrize(("stored", "told"), [("bfloat16", DType.BF16), ("float16", DType.F16)])
+def test_hidden_states_have_the_dtype_of_the_embedding(tmp_path, stored, told):
+    config = config_of("qwen3")
+    weights = {k: v.astype(getattr(mx, stored)) for k, v in random_weights(config).items()}
+    folder = write_model(tmp_path / "half", config, weights)
+    assert describe(folder).dtype is told
+    ring = Ring(folder, (0, 1, 4))
+    assert len(ring.generate(PROMPT, 4)) == 4
+
+
+def test_a_quantized_model_can_be_described_and_split(tmp_path):
+    from mlx import nn
+    from mlx.utils import tree_flatten
+    from model_families import reference_model, reference_tokens
+
+    source = make_model(tmp_path / "f32", "llama")
+    model = reference_model(source)
+    nn.quantize(model, group_size=32, bits=4)
+    config = {**config_of("llama"), "quantization": {"group_size": 32, "bits": 4}}
+    folder = write_model(tmp_path / "q", config, dict(tree_flatten(model.parameters())))
+    info = describe(folder)
+    assert info.dtype is DType.F32
+    assert info.size < describe(source).size / 3
+    expected = reference_tokens(reference_model(folder), PROMPT, 12)
+    assert Ring(folder, (0, 2, 5)).generate(PROMPT, 12) == expected
+
+
+def test_describing_takes_no_mlx_and_no_mlx_lm(folder):
+    code = (
+        "import sys; from pathlib import Path; from sealring_model.loading import describe; "
+        "describe(Path(sys.argv[1])); from sealring_model.weights import write_manifest; "
+        "write_manifest(Path(sys.argv[1])); "
+        "assert not {m.split('.')[0] for m in sys.modules} & {'mlx', 'mlx_lm', 'transformers'}"
+    )
+    subprocess.run([sys.executable, "-c", code, str(folder)], check=True)
+
+
+def test_importing_mlx_lm_leaves_the_limits_alone():
+    code = (
+        "import resource; before = resource.getrlimit(resource.RLIMIT_NOFILE); "
+        "from sealring_model.upstream import mlx_lm; mlx_lm('utils'); "
+        "assert resource.getrlimit(resource.RLIMIT_NOFILE) == before; "
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1])); "
+        "assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 64"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("model.layers.0.mlp.up_proj.weight", 0),
+        ("model.layers.11.self_attn.q_proj.scales", 11),
+        ("transformer.h.3.attn.weight", 3),
+        ("language_model.model.layers.2.norm.weight", 2),
+        ("model.layers.12.mlp.up_proj.weight", FOREIGN),
+        ("model.embed_tokens.weight", ENDS),
+        ("lm_head.weight", ENDS),
+        ("model.norm.weight", ENDS),
+        ("vision_tower.encoder.layers.3.weight", FOREIGN),
+        ("model.visual.blocks.1.weight", FOREIGN),
+        ("mtp.layers.0.weight", FOREIGN),
+    ],
+)
+def test_names_tell_the_layer(name, place):
+    assert owner(name, 12) == place
+
+
+# ---------------------------------------------------------------- what is wrong
+
+
+def cut_short(folder):
+    file = folder / "model-00002-of-00002.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def header_lies(folder):
+    file = folder / "model-00001-of-00002.safetensors"
+    data = file.read_bytes()
+    file.write_bytes(struct.pack("<Q", 1 << 62) + data[8:])
+
+
+BROKEN = {
+    "config missing": (lambda f: (f / "config.json").unlink(), "cannot read .*config.json"),
+    "config no json": (lambda f: (f / "config.json").write_text("{"), "is not JSON"),
+    "config no object": (lambda f: (f / "config.json").write_text("[]"), "not hold a JSON object"),
+    "no layer count": (
+        lambda f: rewrite(f / "config.json", lambda c: c.pop("num_hidden_layers")),
+        "no num_hidden_layers",
+    ),
+    "more layers": (
+        lambda f: rewrite(f / "config.json", lambda c: c.update(num_hidden_layers=6)),
+        "no tensor of layer 5",
+    ),
+    "too many layers": (
+        lambda f: rewrite(f / "config.json", lambda c: c.update(num_hidden_layers=2000)),
+        "limit is 1024",
+    ),
+    "a file missing": (
+        lambda f: (f / "model-00002-of-00002.safetensors").unlink(),
+        "incomplete: model-00002-of-00002.safetensors is missing",
+    ),
+    "all files missing": (
+        lambda f: [file.unlink() for file in f.glob("model*")],
+        r"no model\*.safetensors",
+    ),
+    "cut short": (cut_short, "is cut short"),
+    "header lies": (header_lies, "no safetensors file"),
+    "manifest no json": (lambda f: (f / MANIFEST).write_text("nope"), "is not JSON"),
+    "manifest of later": (lambda f: (f / MANIFEST).write_text('{"version": 2}'), "version 1"),
+    "manifest malformed": (
+        lambda f: (f / MANIFEST).write_text('{"version": 1, "tensors": {"a": "zz"}}'),
+        "hash of tensor a is malformed",
+    ),
+    "manifest of another": (
+        lambda f: (f / MANIFEST).write_text(json.dumps({"version": 1, "tensors": {"a": "0" * 64}})),
+        "names tensor a, which the weights lack",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_model_is_told_in_words(folder, case):
+    spoil, message = BROKEN[case]
+    spoil(folder)
+    with pytest.raises(LoadError, match=message):
+        describe(folder)
+
+
+def test_a_model_that_mlx_lm_does_not_know(folder):
+    rewrite(folder / "config.json", lambda c: c.update(model_type="perceptron"))
+    with pytest.raises(LoadError, match="perceptron"):
+        load_stage(describe(folder), 0, 2)
+
+
+def test_weights_that_do_not_fit_the_config(folder):
+    rewrite(folder / "config.json", lambda c: c.update(intermediate_size=97))
+    with pytest.raises(LoadError, match="cannot load"):
+        load_stage(describe(folder), 0, 2)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=200))
+def test_any_bytes_as_weights_are_refused_in_words(folder, data):
+    for file in folder.glob("model*"):
+        file.unlink()
+    (folder / "model.safetensors").write_bytes(data)
+    with pytest.raises(LoadError):
+        describe(folder)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_header_is_read_or_refused_in_words(folder, data):
+    entry = st.fixed_dictionaries(
+        {
+            "dtype": st.sampled_from(["F32", "BF16", "X", 3]),
+            "shape": st.lists(st.integers(-2, 4), max_size=3),
+            "data_offsets": st.lists(st.integers(-9, 99), max_size=3),
+        }
+    )
+    names = st.sampled_from(["model.layers.0.w", "a", "__metadata__"])
+    header = json.dumps(data.draw(st.dictionaries(names, entry))).encode()
+    for file in folder.glob("model*"):
+        file.unlink()
+    file = folder / "model.safetensors"
+    file.write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))
+    try:
+        entries = read_entries(folder)
+    except LoadError:
+        return
+    size = file.stat().st_size
+    assert all(0 <= e.offset <= e.offset + e.size <= size for e in entries.values())
+
+
+# --------------------------------------------------------------------- the hub
+
+
+def test_a_local_folder_is_found(folder):
+    assert find(str(folder)) == folder.resolve()
+
+
+@pytest.mark.parametrize("model", ["./nowhere", "/no/where", "plain", "a/b/c", "~/no-such-model"])
+def test_what_is_neither_folder_nor_hub_id(model):
+    with pytest.raises(LoadError, match="no folder"):
+        find(model)
+
+
+def test_a_file_is_no_model(folder):
+    with pytest.raises(LoadError, match="is a file"):
+        find(str(folder / "config.json"))
+
+
+def test_a_hub_id_is_fetched_and_only_what_is_needed(folder, monkeypatch):
+    import huggingface_hub
+
+    asked = {}
+
+    def fake(repo, **options):
+        asked.update(repo=repo, **options)
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fake)
+    assert find("someone/model") == folder
+    assert asked["repo"] == "someone/model"
+    assert "*.py" not in asked["allow_patterns"]
+    assert {"*.json", "model*.safetensors"} <= set(asked["allow_patterns"])
+
+
+def test_a_hub_that_cannot_be_reached(tmp_path):
+    code = (
+        "from sealring_model.loading import find\n"
+        "from sealring_model.errors import LoadError\n"
+        "try: find('someone/model-that-is-not-cached')\n"
+        "except LoadError as error: print(error)"
+    )
+    env = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": "/usr/bin"}
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+    assert "someone/model-that-is-not-cached" in run.stdout
+    assert "hub cannot be reached" in run.stdout
+
+
+def test_room():
+    assert memory_room(12345) == 12345
+    assert memory_room(0) > 1 << 28
+
+
+# ------------------------------------------------------------ digest and manifest
+
+
+def test_the_digest_takes_config_and_headers_in(tmp_path):
+    digests = {describe(make_model(tmp_path / "a", "llama")).digest}
+    other = make_model(tmp_path / "b", "llama")
+    rewrite(other / "config.json", lambda c: c.update(rope_theta=5000.0))
+    digests.add(describe(other).digest)
+    config = config_of("llama")
+    weights = random_weights(config)
+    weights["model.norm.weight"] = weights["model.norm.weight"].astype(mx.float16)
+    digests.add(describe(write_model(tmp_path / "c", config, weights)).digest)
+    digests.add(describe(make_model(tmp_path / "d", "llama", intermediate_size=80)).digest)
+    assert len(digests) == 4
+
+
+def test_without_a_manifest_the_digest_does_not_pin_weights_and_says_so(tmp_path):
+    config = config_of("llama")
+    one = write_model(tmp_path / "a", config, random_weights(config, 1))
+    two = write_model(tmp_path / "b", config, random_weights(config, 2))
+    assert describe(one).digest == describe(two).digest
+    assert describe(one).notes == ("no sealring.json: the weights are not pinned",)
+    for folder in (one, two):
+        write_manifest(folder)
+    assert describe(one).digest != describe(two).digest
+    assert describe(one).notes == ()
+
+
+def test_the_manifest_is_the_hash_of_each_tensors_data(folder):
+    tensors = json.loads(write_manifest(folder).read_text())["tensors"]
+    entries = read_entries(folder)
+    assert tensors.keys() == entries.keys()
+    entry = entries["model.layers.3.mlp.up_proj.weight"]
+    data = entry.file.read_bytes()[entry.offset : entry.offset + entry.size]
+    assert tensors[entry.name] == hashlib.sha256(data).hexdigest()
+
+
+def flip(folder, name: str) -> None:
+    """Change one weight of tensor *name*: its first element, to 100."""
+    entry = read_entries(folder)[name]
+    with entry.file.open("r+b") as stream:
+        stream.seek(entry.offset)
+        stream.write(struct.pack("<f", 100.0))
+
+
+LATER = "model.layers.4.input_layernorm.weight"
+
+
+def test_a_changed_weight_of_a_later_rank(tmp_path):
+    """With its manifest it changes the text; without, the rank that holds it refuses, and only
+    that one."""
+    folder = make_model(tmp_path / "good", "llama", shards=2)
+    write_manifest(folder)
+    expected = Ring(folder, (0, 2, 5)).generate(PROMPT, 12)
+    changed = tmp_path / "changed"
+    shutil.copytree(folder, changed)
+    flip(changed, LATER)
+    load_stage(describe(changed), 0, 2)
+    with pytest.raises(LoadError, match=f"tensor {LATER} does not match the manifest"):
+        load_stage(describe(changed), 2, 5)
+    write_manifest(changed)
+    assert describe(changed).digest != describe(folder).digest
+    assert Ring(changed, (0, 2, 5)).generate(PROMPT, 12) != expected
+
+
+def test_a_tensor_that_the_manifest_leaves_out(folder):
+    write_manifest(folder)
+    rewrite(folder / MANIFEST, lambda m: m["tensors"].pop(LATER))
+    with pytest.raises(LoadError, match=f"tensor {LATER} does not match"):
+        load_stage(describe(folder), 4, 5)
+
+
+def test_weights_that_change_between_describing_and_loading(folder):
+    info = describe(folder)
+    for file in folder.glob("model*"):
+        file.unlink()
+    make_model(folder, "llama", num_hidden_layers=4)
+    with pytest.raises(LoadError):
+        load_stage(info, 0, 2)

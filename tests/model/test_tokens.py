@@ -1,0 +1,124 @@
+"""Text to ids and back, without MLX."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from sealring_model.errors import LoadError
+from sealring_model.tokens import Tokenizer
+from tokenizers import Tokenizer as Builder
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system') }}"
+    "{% endif %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+TEXT = "Grüße, 世界! 🦊 naïve café — the fox, the fox.\n\tTwo  spaces."
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A byte-level tokenizer with a chat template."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    builder = Builder(models.BPE())
+    builder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    builder.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<end>", "<user>", "<assistant>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    builder.train_from_iterator([TEXT, "the fox and the crow"] * 3, trainer)
+    builder.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<end>",
+        "chat_template": TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": 7}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder):
+    return Tokenizer(folder)
+
+
+def test_text_comes_back(tokenizer):
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+
+
+def test_streamed_text_is_the_same_in_whole_characters(tokenizer):
+    stream = tokenizer.stream()
+    pieces = [stream.add(token) for token in tokenizer.encode(TEXT)]
+    assert "".join(pieces) + stream.finish() == TEXT
+    assert not any("�" in piece for piece in pieces)
+    assert sum(bool(piece) for piece in pieces) > 10
+
+
+def test_a_stream_that_ends_within_a_character_says_so_at_the_end(tokenizer):
+    stream = tokenizer.stream()
+    ids = tokenizer.encode("🦊")
+    assert len(ids) > 1
+    assert stream.add(ids[0]) == ""
+    assert "�" in stream.finish()
+
+
+def test_streams_are_independent(tokenizer):
+    one, two = tokenizer.stream(), tokenizer.stream()
+    one.add(tokenizer.encode("the")[0])
+    assert two.finish() == ""
+
+
+def test_a_conversation(tokenizer):
+    ids = tokenizer.chat([{"role": "user", "content": "the fox"}])
+    assert tokenizer.decode(ids) == "<user>the fox<assistant>"
+
+
+def test_messages_that_the_template_refuses(tokenizer):
+    with pytest.raises(ValueError, match="no system"):
+        tokenizer.chat([{"role": "system", "content": "x"}])
+
+
+def test_without_a_template_the_contents_are_lines(folder, tmp_path):
+    for name in ("tokenizer.json", "config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config.pop("chat_template")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    plain = Tokenizer(tmp_path)
+    assert not plain.has_chat
+    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+    assert plain.decode(plain.chat(messages)) == "a\nb"
+
+
+def test_ends_come_from_the_settings_and_the_tokenizer(folder, tokenizer, tmp_path):
+    end = tokenizer.encode("<end>")[0]
+    assert tokenizer.eos == {7, end}
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [8, 9]}))
+    assert Tokenizer(tmp_path).eos == {8, 9, end}
+
+
+def test_a_folder_without_a_tokenizer(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(LoadError, match="cannot be loaded"):
+        Tokenizer(tmp_path)
+
+
+def test_no_mlx_is_imported(folder):
+    code = (
+        "import sys; from pathlib import Path; from sealring_model.tokens import Tokenizer; "
+        "t = Tokenizer(Path(sys.argv[1])); t.chat([{'role': 'user', 'content': 'x'}]); "
+        "assert not {m.split('.')[0] for m in sys.modules} & {'mlx', 'mlx_lm'}"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True
+    )
+    assert run.stderr == ""
