@@ -1,0 +1,89 @@
+"""Layer splits: in proportion, whole, and refused with the numbers when they cannot be."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sealring_protocol.codec.messages import EngineInfo
+from sealring_protocol.codec.tensor import DType
+from sealring_protocol.control.partition import partition, with_layers
+from sealring_protocol.control.plan import Strategy, make_plan
+from sealring_protocol.errors import LocalProtocolError
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("layers", "ends", "memory", "counts"),
+    [
+        (12, 0, [16, 16], [6, 6]),
+        (12, 0, [32, 16], [8, 4]),
+        (12, 0, [16, 32, 16], [3, 6, 3]),
+        (10, 0, [10, 10, 10], [4, 3, 3]),
+        (8, 4, [20, 16], [4, 4]),
+        (2, 0, [100, 3], [1, 1]),
+        (16, 0, [16] * 16, [1] * 16),
+        (5, 0, [99], [5]),
+    ],
+)
+def test_shares_follow_memory(layers, ends, memory, counts):
+    split = partition([GIB] * layers, ends * GIB, [room * GIB for room in memory])
+    assert [len(split.layers(rank)) for rank in range(len(memory))] == counts
+    assert split.weights[0] == counts[0] * GIB + ends * GIB
+
+
+@given(
+    layers=st.lists(st.integers(1, 1000), min_size=1, max_size=60),
+    ends=st.integers(0, 2000),
+    memory=st.lists(st.integers(0, 100_000), min_size=1, max_size=16),
+)
+def test_a_split_is_whole_contiguous_and_fits_or_says_why_not(layers, ends, memory):
+    try:
+        split = partition(layers, ends, memory)
+    except LocalProtocolError:
+        return
+    assert split.bounds[0] == 0
+    assert split.bounds[-1] == len(layers)
+    assert all(len(split.layers(rank)) >= 1 for rank in range(len(memory)))
+    assert sum(split.weights) == sum(layers) + ends
+    for weight, room in zip(split.weights, memory, strict=True):
+        assert weight <= room * 0.9
+
+
+@pytest.mark.parametrize(
+    ("counts", "memory", "match"),
+    [
+        ([6, 5], [32, 32], "add up to 11"),
+        ([12, 0], [32, 32], "at least one"),
+        ([10, 2], [8, 32], "rank 0 would hold 10 layers"),
+        ([2, 10], [32, 8], "rank 1 would hold 10 layers"),
+        ([6, 6], [32], "2 layer counts for 1 ranks"),
+        ([1] * 17, [1] * 17, "1 to 16"),
+    ],
+)
+def test_a_split_that_someone_chose_is_checked(counts, memory, match):
+    with pytest.raises(LocalProtocolError, match=match):
+        with_layers([GIB] * 12, GIB, counts, [room * GIB for room in memory])
+
+
+def test_too_little_memory_is_told_with_the_numbers():
+    with pytest.raises(LocalProtocolError, match=r"take 13.00 GiB .* room for 9.00 GiB"):
+        partition([GIB] * 12, GIB, [5 * GIB, 5 * GIB])
+    with pytest.raises(LocalProtocolError, match="2 layers for 3 ranks"):
+        partition([GIB] * 2, 0, [5 * GIB] * 3)
+
+
+def info(layers=12):
+    return EngineInfo(b"m" * 32, DType.F32, 8, 100, 100, True, GIB, 10, (100,) * layers)
+
+
+def test_plans_name_their_strategy_and_reason():
+    one = make_plan(Strategy.AUTO, info(), [GIB])
+    assert one.strategy is Strategy.SINGLE
+    two = make_plan(Strategy.AUTO, info(), [GIB, GIB])
+    assert two.strategy is Strategy.PIPELINE
+    assert "2 ranks" in two.reason
+    assert make_plan(Strategy.PIPELINE, info(), [GIB, GIB], (5, 7)).split.bounds == (0, 5, 12)
+    with pytest.raises(LocalProtocolError, match="single runs on one rank"):
+        make_plan(Strategy.SINGLE, info(), [GIB, GIB])

@@ -1,0 +1,168 @@
+"""The pipeline machines: each step answered exactly once, by whoever can still answer it."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+from sealring_protocol.codec.messages import Epoch, Failure, FailureKind, Step, StepDone
+from sealring_protocol.codec.tensor import DType, Tensor
+from sealring_protocol.control.pipeline import (
+    Answered,
+    FollowerPipeline,
+    HeadPipeline,
+    ToEngine,
+    ToNext,
+)
+from sealring_protocol.errors import RemoteProtocolError
+
+EPOCH = Epoch(1, 1)
+HIDDEN = (Tensor(DType.F16, (1,), b"hh"),)
+FAULT = Failure(2, FailureKind.ENGINE_ERROR, "boom")
+
+
+def step(n, **fields):
+    return Step(EPOCH, n, bytes(16), **fields)
+
+
+def done(n, **fields):
+    return StepDone(EPOCH, n, **fields)
+
+
+def follower(rank=1, world=3):
+    return FollowerPipeline(EPOCH, rank, world)
+
+
+def test_a_middle_rank_passes_on_what_its_engine_gives():
+    rank = follower()
+    assert rank.step(step(1)) == [ToEngine(step(1))]
+    assert rank.working == 1
+    out = step(1, tensors=HIDDEN)
+    assert rank.output(out) == [ToNext(out)]
+    assert rank.working == 0
+
+
+def test_a_gap_or_a_repeat_is_refused():
+    for *before, last in ((2,), (1, 1), (1, 3)):
+        rank = follower()
+        for n in before:
+            rank.step(step(n))
+        with pytest.raises(RemoteProtocolError):
+            rank.step(step(last))
+
+
+def test_a_failed_step_goes_straight_on_and_breaks_the_rank():
+    rank = follower()
+    rank.step(step(1))
+    failed = step(2, failed=FAULT, ids=(1,))
+    assert rank.step(failed) == [
+        ToNext(step(1, failed=FAULT)),
+        ToNext(step(2, failed=FAULT)),
+    ]
+    assert rank.output(step(1, tensors=HIDDEN)) == []
+    assert rank.step(step(3)) == [ToNext(step(3, failed=FAULT))]
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_failing_engine_breaks_the_rank_and_every_step_is_answered(rank):
+    machine = follower(rank)
+    machine.step(step(1))
+    machine.step(step(2))
+    kind = done if rank == 2 else step
+    actions = machine.output(kind(1, failed=FAULT))
+    failure = attrs.evolve(FAULT, rank=rank)
+    assert actions == [ToNext(kind(1, failed=failure)), ToNext(kind(2, failed=failure))]
+    assert machine.failure(FailureKind.ENGINE_LOST, "dead") == []
+    assert machine.step(step(3)) == [ToNext(kind(3, failed=failure))]
+
+
+@pytest.mark.parametrize("answer", [step(2), done(1)])
+def test_an_engine_that_answers_out_of_order_has_failed(answer):
+    machine = follower()
+    machine.step(step(1))
+    (action,) = machine.output(answer)
+    assert action.message.failed.kind is FailureKind.ENGINE_ERROR
+
+
+def head(world=3):
+    return HeadPipeline(EPOCH, world)
+
+
+def round_trip(machine, n):
+    assert machine.begin(step(n)) == [ToEngine(step(n))]
+    assert machine.output(step(n, tensors=HIDDEN)) == [ToNext(step(n, tensors=HIDDEN))]
+    back = done(n, tensors=HIDDEN, compute_us=7)
+    assert machine.done(back) == [ToEngine(back)]
+    return machine.output(done(n, ids=(5,)))
+
+
+def test_a_step_goes_round_the_ring():
+    machine = head()
+    assert round_trip(machine, 1) == [Answered(1, (5,), 7, None)]
+    assert machine.outstanding == machine.working == 0
+
+
+def test_a_prefill_comes_back_without_a_second_pass():
+    machine = head()
+    machine.begin(step(1))
+    machine.output(step(1, tensors=HIDDEN))
+    assert machine.done(done(1, compute_us=3)) == [Answered(1, (), 3, None)]
+
+
+def test_alone_the_engine_answers():
+    machine = head(1)
+    machine.begin(step(1))
+    machine.begin(step(2))
+    assert machine.output(done(1, ids=(4,))) == [Answered(1, (4,), 0, None)]
+    assert machine.output(done(2, ids=(4,))) == [Answered(2, (4,), 0, None)]
+
+
+def test_an_answer_that_is_not_due_is_the_peers_fault():
+    machine = head()
+    machine.begin(step(1))
+    for answer in (done(1), done(2)):
+        with pytest.raises(RemoteProtocolError):
+            machine.done(answer)
+    machine.output(step(1, tensors=HIDDEN))
+    machine.done(done(1))
+    with pytest.raises(RemoteProtocolError):
+        machine.done(done(1))
+
+
+@pytest.mark.parametrize("where", ["engine", "chain", "closing", "lost"])
+def test_a_failure_answers_every_step_once_the_one_at_fault_first(where):
+    machine = head()
+    for n in (1, 2, 3):
+        machine.begin(step(n))
+    machine.output(step(1, tensors=HIDDEN))
+    machine.output(step(2, tensors=HIDDEN))
+    machine.done(done(1, tensors=HIDDEN))
+    match where:
+        case "engine":
+            at, actions = 3, machine.output(step(3, failed=FAULT))
+        case "chain":
+            at, actions = 2, machine.done(done(2, failed=FAULT))
+        case "closing":
+            at, actions = 1, machine.output(done(1, failed=FAULT))
+        case _:
+            at, actions = 1, machine.lost(FAULT)
+    assert actions[0] == Answered(at, (), 0, FAULT)
+    assert sorted(action.n for action in actions) == [1, 2, 3]
+    assert all(action.failed is not None for action in actions)
+    assert machine.begin(step(4)) == []
+    assert machine.output(step(2)) == []
+    assert machine.done(done(1)) == []
+    assert machine.outstanding == 0
+
+
+def test_losing_a_rank_with_nothing_under_way_answers_nothing():
+    machine = head()
+    assert machine.lost(FAULT) == []
+    assert machine.begin(step(1)) == []
+
+
+@pytest.mark.parametrize("answer", [step(9), done(9), done(1, ids=(1,))])
+def test_the_own_engine_may_not_answer_out_of_order(answer):
+    machine = head()
+    machine.begin(step(1))
+    actions = machine.output(answer)
+    assert actions[0].failed.kind is FailureKind.ENGINE_ERROR

@@ -1,0 +1,71 @@
+"""Every machine's table against its whole cross product: legal moves move, all others raise.
+
+The expected moves are written here a second time, by hand, so that a row that is deleted, added
+or changed makes a test fail.
+"""
+
+from __future__ import annotations
+
+import pytest
+from sealring_protocol.control.membership import (
+    MEMBERSHIP_TABLE,
+    MembershipEvent,
+    MembershipState,
+)
+from sealring_protocol.control.pipeline import PIPELINE_TABLE, PipelineEvent, PipelineState
+from sealring_protocol.control.requests import ROW_TABLE, RowEvent, RowState
+from sealring_protocol.errors import LocalProtocolError
+from sealring_protocol.table import Machine, cross_product
+
+ROWS = """
+    queued    open    prefill
+    queued    preempt queued
+    queued    end     gone
+    prefill   read    ready
+    prefill   preempt preempted
+    prefill   end     gone
+    ready     join    decode
+    ready     preempt preempted
+    ready     end     gone
+    decode    preempt preempted
+    decode    end     gone
+    preempted open    prefill
+    preempted preempt preempted
+    preempted end     gone
+"""
+MEMBERSHIP = """
+    gathering start     starting
+    gathering break     gathering
+    starting  all_ready serving
+    starting  break     gathering
+    serving   break     gathering
+"""
+PIPELINE = """
+    running step    running
+    running output  running
+    running failure broken
+    broken  step    broken
+    broken  output  broken
+    broken  failure broken
+"""
+MACHINES = {
+    "row": (ROW_TABLE, RowState, RowEvent, ROWS),
+    "membership": (MEMBERSHIP_TABLE, MembershipState, MembershipEvent, MEMBERSHIP),
+    "pipeline": (PIPELINE_TABLE, PipelineState, PipelineEvent, PIPELINE),
+}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_the_whole_cross_product(name):
+    table, states, events, text = MACHINES[name]
+    expected = {tuple(line.split()[:2]): line.split()[2] for line in text.strip().splitlines()}
+    for state, event, after in cross_product(table, states, events):
+        machine = Machine(table, state)
+        wanted = expected.pop((state.value, event.value), None)
+        if wanted is None:
+            with pytest.raises(LocalProtocolError, match="not possible"):
+                machine.fire(event)
+            assert machine.state is state
+        else:
+            assert machine.fire(event) is after is states(wanted)
+    assert not expected

@@ -1,0 +1,116 @@
+"""A machine that does anything to a cluster, at any time, and then looks whether all is well.
+
+Hypothesis chooses what happens: requests, cancellations, cuts, dead and hung engines, crashed and
+frozen nodes, time. Afterwards everything comes back, and every request must have ended once, with
+the tokens that it gets alone.
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from sealring_protocol.control.requests import FinishReason, Request
+from sealring_protocol.control.rows import SchedulerConfig
+
+from tests.sim.cluster import Cluster
+from tests.sim.fake_engine import reference
+
+LAYERS = 6
+
+
+class RingMachine(RuleBasedStateMachine):
+    @initialize(world=st.sampled_from([1, 2, 3, 5]), seed=st.integers(0, 2**32))
+    def start(self, world, seed):
+        self.cluster = Cluster(
+            world, seed, scheduler=SchedulerConfig(groups=2, rows=2, chunk=5, retries=10**6)
+        )
+        self.world = world
+        self.asked = {}
+        self.cancelled = set()
+        self.down = set()
+        self.cluster.run_until(lambda: self.cluster.ready)
+
+    @rule(prompt=st.lists(st.integers(0, 900), min_size=1, max_size=20), count=st.integers(1, 12))
+    def submit(self, prompt, count):
+        uid = self.cluster.submit(Request(tuple(prompt), count))
+        self.asked[uid] = (tuple(prompt), count)
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
+    def cancel(self, data):
+        uid = data.draw(st.sampled_from(sorted(self.asked)))
+        if uid not in self.cluster.done:
+            self.cancelled.add(uid)
+        self.cluster.cancel(uid)
+
+    @rule(seconds=st.sampled_from([0.001, 0.01, 0.1, 1.0]))
+    def wait(self, seconds):
+        self.cluster.run_for(seconds)
+
+    @rule(data=st.data())
+    def cut(self, data):
+        wires = [w for host in self.cluster.hosts.values() for w in host.wires.values()]
+        if wires:
+            self.cluster.cut(data.draw(st.sampled_from(wires)))
+
+    @rule(data=st.data())
+    def kill_engine(self, data):
+        host = self.cluster.hosts[f"host{data.draw(st.integers(0, self.world - 1))}"]
+        if host.alive:
+            self.cluster.kill_engine(host)
+
+    @rule(data=st.data())
+    def freeze(self, data):
+        host = self.cluster.hosts[f"host{data.draw(st.integers(0, self.world - 1))}"]
+        host.frozen = True
+        self.cluster.run_for(data.draw(st.sampled_from([0.2, 1.0, 4.0])))
+        host.frozen = False
+
+    @precondition(lambda self: self.world > 1)
+    @rule(data=st.data())
+    def crash(self, data):
+        index = data.draw(st.integers(1, self.world - 1))
+        if index not in self.down:
+            self.down.add(index)
+            self.cluster.crash(self.cluster.hosts[f"host{index}"])
+
+    @precondition(lambda self: self.down)
+    @rule()
+    def come_back(self):
+        self.cluster.boot(self.down.pop())
+
+    def teardown(self):
+        if not hasattr(self, "cluster"):
+            return
+        cluster = self.cluster
+        while self.down:
+            cluster.boot(self.down.pop())
+        cluster.run_until(lambda: cluster.all_done, 300)
+        for uid, (prompt, count) in self.asked.items():
+            expected = reference(prompt, count, LAYERS)
+            if uid in self.cancelled:
+                assert cluster.done[uid].reason is FinishReason.CANCELLED
+                assert cluster.tokens[uid] == expected[: len(cluster.tokens[uid])]
+            else:
+                assert cluster.done[uid].reason is FinishReason.LENGTH, cluster.done[uid]
+                assert cluster.tokens[uid] == expected
+        cluster.run_for(10.0)
+        uid = cluster.submit(Request((1, 2, 3), 3))
+        cluster.run_until(lambda: cluster.all_done, 60)
+        assert cluster.tokens[uid] == reference((1, 2, 3), 3, LAYERS)
+        cluster.run_for(1.0)
+        for host in cluster.hosts.values():
+            assert host.engine is not None
+            assert host.engine.empty
+        scheduler = cluster.head.node.brain.scheduler
+        assert scheduler.live == scheduler.in_flight == 0
+
+
+RingMachine.TestCase.settings = settings(
+    max_examples=40,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+TestRing = RingMachine.TestCase
