@@ -16,14 +16,17 @@ class Relay:
         self.connections = 0
         self._target = target
         self._server = socket.create_server(("127.0.0.1", port))
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._server.accept()
                 self.connections += 1
-                threading.Thread(target=self._serve, args=(near,), daemon=True).start()
+                thread = threading.Thread(target=self._serve, args=(near,), daemon=True)
+                self._threads.append(thread)
+                thread.start()
 
     def _serve(self, near: socket.socket) -> None:
         to = ("127.0.0.1", self._target)
@@ -45,7 +48,10 @@ class Relay:
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Take no more connections, and wait for the end of those there are."""
+        self._server.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(10)
         self._server.close()
 
 

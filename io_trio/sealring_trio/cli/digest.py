@@ -10,10 +10,11 @@ from sealring_trio.models import describe_model, find_model
 
 
 def digest(model: str, *, json: bool = False) -> None:
-    """Hash every tensor of MODEL into its folder's manifest, and print the model's digest.
+    """Hash every tensor of MODEL into a manifest, and print the model's digest.
 
-    With the manifest each rank checks the weights that it reads against it, and ranks whose
-    manifests differ refuse to work together. Without it only names, types and shapes are pinned.
+    With the manifest, sealring.json in the model's folder, each rank checks
+    the weights that it reads, and ranks whose manifests differ refuse to work
+    together. Without it only names, types and shapes are pinned.
 
         sealring digest models/llama-8b
 

@@ -11,17 +11,18 @@ from sealring_trio.key_files import create_key, public_path
 
 
 def keygen(path: Path, *, coordinator: bool = False, json: bool = False) -> None:
-    """Make a P-256 key pair: the private key at PATH (mode 0600), the public one beside it (.pub).
+    """Make a key pair: the private key at PATH, the public one beside it.
 
-    The private key never leaves its file: it is not printed, and an existing file is never
-    overwritten. Every node needs one, made on the node itself. The cluster needs one more, the
-    coordinator's, which signs rosters and is best kept off the nodes.
+    The private key (P-256, mode 0600) never leaves its file: it is not
+    printed, and an existing file is never overwritten. Every node needs one,
+    made on the node itself. The cluster needs one more, the coordinator's,
+    which signs rosters and is best kept off the nodes.
 
         sealring keygen node.key
         sealring keygen coordinator.key --coordinator
 
-    Next: copy each node's .pub file to where the coordinator's key is, and list them with
-    `sealring roster new` and `sealring roster add`.
+    Next: copy each node's .pub file to where the coordinator's key is, and
+    list them with: sealring roster new, sealring roster add
 
     Parameters
     ----------

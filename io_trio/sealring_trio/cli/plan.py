@@ -13,16 +13,16 @@ from sealring_trio.units import format_size, parse_size
 
 
 def plan(*, model: str, memory: str, layers: str = "", json: bool = False) -> None:
-    """Work out which machine would hold which layers of MODEL, and whether that fits.
+    """Work out which machine would hold which layers, and whether that fits.
 
-    Reads the model's configuration and headers only; loads nothing and needs no other machine.
-    Exit code 1 if it does not fit.
+    Reads the model's configuration and headers only; loads nothing and needs
+    no other machine. Exit code 1 if it does not fit.
 
         sealring plan --model models/llama-8b --memory 32G,24G
         sealring plan --model models/llama-8b --memory 32G,24G --layers 20,12
 
-    Next: put the same split into every config (layers = [20, 12]), or leave it out to have it
-    worked out like this from each machine's memory.
+    Next: put the same split into the head's config (layers = [20, 12]), or
+    leave it out to have it worked out like this from each machine's memory.
 
     Parameters
     ----------

@@ -31,15 +31,17 @@ from sealring_trio.roster_files import (
 HELP = """\
 Say who belongs to the cluster, and sign it.
 
-A roster lists the nodes, in rank order, with their keys and addresses. Nodes take it only with
-the coordinator's signature, and every pair of nodes checks it on every connection.
+A roster lists the nodes, in rank order, with their keys and addresses.
+Nodes take it only with the coordinator's signature, and every pair of
+nodes checks it on every connection.
 
     sealring roster new home
-    sealring roster add home.toml desk   --key desk.pub   --address 192.168.1.10:7470
-    sealring roster add home.toml laptop --key laptop.pub --address 192.168.1.11:7470
+    sealring roster add home.toml desk --key desk.pub --address desk:7470
+    sealring roster add home.toml den --key den.pub --address den:7470
     sealring roster sign home.toml --key coordinator.key
 
-Next: copy the signed roster and the coordinator's .pub file to every node.
+Next: copy the signed roster and the coordinator's .pub file to every node,
+and write a config for each: sealring up --help
 """
 
 app = cyclopts.App(name="roster", help=HELP, help_format="rich")
@@ -57,7 +59,11 @@ def new(
 ) -> None:
     """Begin a draft for a cluster called NAME, with no members yet.
 
-    Next: `sealring roster add` for each node, rank 0 (the head) first.
+    The draft is a TOML file that you may edit:
+
+        sealring roster new home
+
+    Next: sealring roster add for each node, rank 0 (the head) first.
 
     Parameters
     ----------
@@ -97,11 +103,13 @@ def add(
     attestation: str | None = None,
     json: bool = False,
 ) -> None:
-    """Add the node NAME at the end of DRAFT. The order of the members is the order of the ranks.
+    """Add the node NAME at the end of DRAFT; the order is that of the ranks.
 
-        sealring roster add home.toml desk --key desk.pub --address 192.168.1.10:7470
+    The first member is rank 0, the head:
 
-    Next: add the others, then `sealring roster sign`.
+        sealring roster add home.toml desk --key desk.pub --address desk:7470
+
+    Next: add the others, then: sealring roster sign
 
     Parameters
     ----------
@@ -114,7 +122,7 @@ def add(
     address
         Where the other nodes reach it, host:port. May be given several times.
     trust
-        What you assert of the machine (see `sealring roster show`).
+        What you assert of its key: none, software, hardware or attested.
     attestation
         SHA-256 of the evidence behind that, in hex.
     json
@@ -156,12 +164,16 @@ def sign(
 ) -> None:
     """Make the signed roster that nodes take, out of DRAFT.
 
+    Needs the coordinator's private key, and no node's:
+
         sealring roster sign home.toml --key coordinator.key --days 90
 
-    Nodes keep the roster with the greatest serial, so a new one always gets a greater serial than
-    the one that it replaces. Links close when their roster expires: sign again before.
+    Nodes keep the roster with the greatest serial, so a new one always gets
+    a greater serial than the one that it replaces. Links close when their
+    roster expires: sign again before.
 
-    Next: copy it to every node; one running node that has it is enough to spread it.
+    Next: copy it to every node. In a running ring one node is enough:
+    restarted with the new roster, it hands it on to the others.
 
     Parameters
     ----------
@@ -170,11 +182,13 @@ def sign(
     key
         The coordinator's private key.
     out
-        The signed roster's file; DRAFT's name with .roster if left out. Replaced if it exists.
+        The signed roster's file; DRAFT's name with .roster if left out.
+        Replaced if it exists.
     days
         How long it is valid.
     serial
-        Its serial; one more than that of the file it replaces if left out, else 1.
+        Its serial; if left out, one more than that of the file it replaces,
+        or 1.
     json
         Print one JSON object.
     """
@@ -211,7 +225,11 @@ def _next_serial(path: Path) -> int:
 
 @app.command
 def show(roster: Path, *, json: bool = False) -> None:
-    """Show a signed roster: its validity and its members. Its signature is not checked.
+    """Show a signed roster, without checking its signature.
+
+    For example:
+
+        sealring roster show home.roster
 
     Parameters
     ----------
@@ -225,7 +243,9 @@ def show(roster: Path, *, json: bool = False) -> None:
 
 @app.command
 def verify(roster: Path, *, coordinator: str, json: bool = False) -> None:
-    """Check that a roster was signed by the coordinator and is valid now. Exit code 2 if not.
+    """Check that a roster is the coordinator's and valid now.
+
+    Exit code 2 if not. For example:
 
         sealring roster verify home.roster --coordinator coordinator.pub
 

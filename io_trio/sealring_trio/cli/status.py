@@ -14,6 +14,8 @@ from sealring_trio.units import format_size
 def status(*, config: Path, json: bool = False) -> None:
     """Show what a node that runs on this machine knows: its part, its peers, its pace.
 
+    For example:
+
         sealring status --config desk.toml
 
     Parameters

@@ -1,0 +1,255 @@
+"""The commands that run or ask a node: mistakes that are told before anything starts, the demo,
+and what the commands cost to start."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sealring_model import tiny
+from sealring_trio.bench import hop, measure, solo
+from sealring_trio.cli import COMMANDS
+
+from tests.io_trio.helpers import sealring
+from tests.io_trio.test_cli_files import expire, flip, make_home
+
+CONFIG = """\
+key = "desk.key"
+roster = "home.roster"
+coordinator = "coordinator.pub"
+listen = "127.0.0.1:1"
+model = "tiny"
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_home(tmp_path_factory.mktemp("home"))
+    (folder / "desk.toml").write_text(CONFIG)
+    return folder
+
+
+def edit(old: str, new: str) -> Callable[[Path], object]:
+    """Change the config."""
+    return lambda f: (f / "desk.toml").write_text(CONFIG.replace(old, new))
+
+
+def break_model(folder: Path) -> None:
+    model = Path(shutil.copytree(tiny.path(), folder / "model"))
+    (model / "model.safetensors").write_bytes(b"\x00")
+    edit('"tiny"', '"model"')(folder)
+
+
+UP_MISTAKES: dict[str, tuple[Callable[[Path], object], int, str, str]] = {
+    "no config": (lambda f: (f / "desk.toml").unlink(), 2, "no config file at desk.toml", ""),
+    "wrong key in the file": (
+        edit("listen", "listn"),
+        2,
+        "line 4: unknown key 'listn'",
+        "The keys are",
+    ),
+    "wrong type": (edit('"tiny"', "7"), 2, "line 5: 'model'", ""),
+    "no key": (lambda f: (f / "desk.key").unlink(), 2, "no private key at", "sealring keygen"),
+    "key of others": (lambda f: (f / "desk.key").chmod(0o640), 2, "(mode 0640)", "chmod 600"),
+    "no coordinator": (edit("coordinator.pub", "none.pub"), 2, "cannot read the public", ""),
+    "wrong coordinator": (
+        edit("coordinator.pub", "laptop.pub"),
+        2,
+        "is not signed by this coordinator key",
+        "Check which",
+    ),
+    "no roster": (lambda f: (f / "home.roster").unlink(), 2, "cannot read the roster", "sign"),
+    "unsigned roster": (edit("home.roster", "home.toml"), 2, "is not a signed roster", "draft"),
+    "tampered roster": (lambda f: flip(f / "home.roster"), 2, "home.roster", ""),
+    "expired roster": (expire, 2, "expired on 1970-01-02", "Also check this machine's clock"),
+    "not a member": (
+        edit("desk.key", "coordinator.key"),
+        2,
+        "is not in the roster",
+        "sealring roster add",
+    ),
+    "unknown model": (edit('"tiny"', '"models/none"'), 2, "cannot find the model", "hub id"),
+    "no model folder": (edit('"tiny"', '"./none"'), 2, "there is no folder", "'tiny'"),
+    "broken model": (break_model, 2, "cannot use the model", "Fetch it again"),
+    "layers": (
+        edit('model = "tiny"', 'model = "tiny"\nlayers = [4, 3]'),
+        2,
+        "layers = [4, 3] does not fit 2 ranks and a model of 8 layers",
+        "sealring plan",
+    ),
+    "single": (
+        edit('model = "tiny"', 'model = "tiny"\nstrategy = "single"'),
+        2,
+        "strategy = 'single' runs on one rank, and the roster has 2",
+        "Use 'auto'",
+    ),
+    "state": (
+        edit('model = "tiny"', 'model = "tiny"\nstate = "desk.key/state"'),
+        2,
+        "cannot make the state folder",
+        "'state'",
+    ),
+    "long state": (
+        edit('model = "tiny"', f'model = "tiny"\nstate = "{"s" * 100}"'),
+        2,
+        "longer than 100 bytes",
+        "'state'",
+    ),
+    "address of another": (
+        edit("127.0.0.1:1", "192.0.2.1:7470"),
+        1,
+        "cannot listen at 192.0.2.1:7470",
+        "Change 'listen'",
+    ),
+    "address of nobody": (
+        edit("127.0.0.1:1", "host.invalid:7470"),
+        1,
+        "cannot listen at host.invalid:7470",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize(("spoil", "code", "what", "advice"), UP_MISTAKES.values(), ids=UP_MISTAKES)
+def test_up_tells_mistakes(
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[Path], object],
+    code: int,
+    what: str,
+    advice: str,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    folder = Path(shutil.copytree(home, tmp_path / "h"))
+    monkeypatch.chdir(folder)
+    spoil(folder)
+    done = sealring("up", "desk.toml")
+    assert what in done.err
+    assert advice in done.err
+    assert done.code == code
+    assert done.out == ""
+
+
+@pytest.mark.parametrize("command", [["generate", "--prompt", "x"], ["status"]])
+def test_no_node_is_running(home: Path, command: list[str]) -> None:
+    done = sealring(*command, "--config", home / "desk.toml")
+    assert done.code == 1
+    assert "no node is running here" in done.err
+    assert "Start it: sealring up CONFIG" in done.err
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--max-tokens", "0"), ("--temperature", "-1"), ("--top-p", "2"), ("--seed", "x")],
+)
+def test_options_out_of_range(home: Path, option: str, value: str) -> None:
+    done = sealring(*("generate", "--config", home / "desk.toml", "--prompt", "x"), option, value)
+    assert done.code == 2
+    assert option in done.err
+    assert "sealring generate --help" in done.err
+
+
+def test_the_demo_proves_itself() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "sealring_trio", "demo", "--max-tokens", "24", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["identical"] is True
+    assert len(report["tokens"]) == 24
+    assert report["ring_tokens_per_s"] > 0
+    assert report["single_tokens_per_s"] > 0
+    assert 0 < report["hop_us"]["p50"] <= report["hop_us"]["p99"]
+    assert 0 < report["seal_share"] < 1
+    assert (report["suite"], report["strategy"]) == ("aes-256-gcm", "pp")
+    assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
+    assert report["ranks"][0]["layers"][1] == report["ranks"][1]["layers"][0]
+
+
+def test_the_demo_with_one_rank_for_people(capfd: pytest.CaptureFixture[str]) -> None:
+    done = sealring("demo", "--ranks", "1", "--max-tokens", "8", "--prompt", "Hello.")
+    assert done.code == 0
+    assert "tokens identical  yes" in done.out
+    assert "single" in done.out
+    assert "\nhop " not in done.out
+
+
+@pytest.mark.parametrize("ranks", ["0", "17"])
+def test_a_demo_of_no_ring(ranks: str) -> None:
+    done = sealring("demo", "--ranks", ranks)
+    assert done.code == 2
+    assert "ranks" in done.err
+
+
+def test_every_bench_reports_its_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "ROUNDS", 3)
+    monkeypatch.setattr(measure, "ROUND_SECONDS", 0.005)
+    monkeypatch.setattr(hop, "ROUNDS", 2)
+    monkeypatch.setattr(hop, "TRIPS", 20)
+    for command, lines in (("codec", 4), ("handshake", 1), ("hop", 1)):
+        results = sealring("bench", command, "--json").json()
+        assert len(results) == lines
+        for result in results:
+            assert result["ours"] > 0
+            assert result["ratio"] == pytest.approx(result["ours"] / result["yardstick"])
+            assert result["name"]
+            assert result["unit"]
+            assert result["yardstick_name"]
+    assert "ratio" in sealring("bench", "handshake").out
+
+
+def test_the_solo_bench(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solo, "TURNS", 1)
+    monkeypatch.setattr(solo, "TOKENS", 8)
+    (result,) = sealring("bench", "solo", "--json").json()
+    assert result["ratio"] > 0
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; from sealring_trio.cli import run; run(['--help']);"
+        "print(*(m for m in ('mlx', 'mlx_lm', 'trio', 'transformers', 'pydantic',"
+        " 'cryptography', 'sealring_model') if m in sys.modules), file=sys.stderr)"
+    )
+    spent = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        )
+        spent.append(time.perf_counter() - start)
+    assert done.stderr.strip() == ""
+    assert min(spent) < 2.0  # 0.3 s on an idle machine
+
+
+def test_commands_that_need_no_model_import_no_mlx(tmp_path: Path) -> None:
+    program = (
+        "import sys; from sealring_trio.cli import run;"
+        f"run(['keygen', {str(tmp_path / 'k')!r}]);"
+        "run(['plan', '--model', 'tiny', '--memory', '1G']);"
+        "run(['status', '--config', 'none.toml']);"
+        "print(*(m for m in ('mlx', 'mlx_lm', 'transformers') if m in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == ""
+
+
+def test_help_teaches() -> None:
+    for command in COMMANDS:
+        page = sealring(command, "--help").out
+        assert f"sealring {command}" in page.replace("Usage: ", "", 1)[20:]
+        assert max(map(len, page.splitlines())) <= 80
+    assert "sealring demo" in sealring("--help").out
