@@ -47,7 +47,9 @@ class Channel:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, 4 * 1024 * 1024)
         self._sock = sock
-        self._inbox: queue.SimpleQueue[LocalMessage | ChannelClosed] = queue.SimpleQueue()
+        # Not SimpleQueue: on Python 3.11 its `get` can wait for ever when the thread loses the
+        # processor just as the timeout runs out (seen here, on a busy machine).
+        self._inbox: queue.Queue[LocalMessage | ChannelClosed] = queue.Queue()
         self._end: ChannelClosed | None = None
         self._finished = threading.Event()
         self._reader = threading.Thread(target=self._read, name="channel", daemon=True)
