@@ -266,7 +266,8 @@ def test_a_config_that_cannot_be(change, error):
         "instance": 1,
         "suites": (A,),
     }
-    HandshakeConfig(**good)
+    for instance in (0, 1, (1 << 64) - 1):
+        HandshakeConfig(**good | {"instance": instance})
     with pytest.raises(error):
         HandshakeConfig(**good | change)
 

@@ -150,6 +150,19 @@ def test_fin_beyond_its_limit():
     assert "the limit" in refused(run_to_fin().responder, long, LimitExceeded)
 
 
+def test_fin_at_its_limit_is_read():
+    long = RUN.fin + bytes(MAX_FIN_BODY - (len(RUN.fin) - 8))
+    refused(run_to_fin().responder, long, AuthenticationFailed)
+
+
+@pytest.mark.parametrize("message", WAITING)
+@pytest.mark.parametrize("kind", [0, 2, 3])
+def test_a_frame_of_another_kind(message, kind):
+    data = getattr(RUN, message)
+    said = refused(WAITING[message](), data[:1] + bytes([kind]) + data[2:], RemoteProtocolError)
+    assert said.endswith(f"a frame of kind {kind} came")
+
+
 def test_trailing_data_inside_the_seal():
     machine, reference = at_resp()
     refused(machine, reference.resp(5, DIGEST, trailing=b"\x00"), RemoteProtocolError)

@@ -16,6 +16,7 @@ from sealring_protocol.security.handshake import (
     PeerRefused,
     PeerVerified,
     RosterReceived,
+    Secrets,
     SignatureRequested,
 )
 from sealring_protocol.security.handshake_messages import INIT_BODY, RESP_BODY
@@ -335,18 +336,27 @@ def test_a_dead_handshake_keeps_no_frame_that_held_keys():
     ]
 
 
-def exchanges():
+def living(kind):
     gc.collect()
-    return sum(isinstance(each, Exchange) for each in gc.get_objects())
+    return sum(isinstance(each, kind) for each in gc.get_objects())
 
 
 def test_the_exchange_is_forgotten_once_its_secrets_are_made():
     """PRK, and the keys of RESP and FIN, belong to nobody on a link that is up, or dead."""
-    before = exchanges()
+    before = living(Exchange)
     established = at_initiator_established(), at_responder_established()
-    assert exchanges() == before
+    assert living(Exchange) == before
     waiting = at_wait_fin()
-    assert exchanges() == before + 1
+    assert living(Exchange) == before + 1
     waiting.fail(ConnectionLost("the end"))
-    assert exchanges() == before
+    assert living(Exchange) == before
     assert all(machine.state.name == "ESTABLISHED" for machine in established)
+
+
+def test_a_dead_handshake_forgets_secrets_that_were_not_taken():
+    before = living(Secrets)
+    machine = at_responder_store()
+    assert living(Secrets) > before
+    machine.fail(ConnectionLost("the end"))
+    assert living(Secrets) == before
+    assert machine.state.name == "DEAD"

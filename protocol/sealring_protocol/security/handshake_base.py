@@ -130,7 +130,6 @@ class Handshake(Generic[S, E]):
         self._bury(error)
 
     def _bury(self, error: SealringError) -> None:
-        # What was not drained is never sent: a stranger gets not one byte.
+        # What was not drained cannot be any more: a stranger gets not one byte.
         self._stage = Dead(error)
         self._events.clear()
-        self._out.clear()
