@@ -110,13 +110,10 @@ class Engine:
         try:
             self._wire.send(b"".join([frame_header(FrameKind.LOCAL, size), *parts]))
         except OSError:
-            self._end("its socket is closed")
+            self._scope.cancel()  # it is dead, or dying: how is for `_bury` to say
 
     def restart(self, reason: str) -> None:
         """Kill the process; another one follows."""
-        self._end(reason)
-
-    def _end(self, reason: str) -> None:
         self._reason = self._reason or reason
         self._scope.cancel()
 
@@ -158,7 +155,7 @@ class Engine:
         try:
             await wire.write()
         except OSError:
-            self._end("its socket is closed")
+            self._scope.cancel()
 
     async def _read(self, wire: Wire) -> None:
         decoder = FrameDecoder({FrameKind.LOCAL: MAX_LOCAL_BODY})
