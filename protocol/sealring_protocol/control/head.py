@@ -142,11 +142,11 @@ class Head:
                 asked, window=2 if self._world == 1 else 1, chunk=max(1, min(asked.chunk, largest))
             )
             self.scheduler = Scheduler(config, info.context, self._config.first_uid)
-        effects = self._present(0, hello(info), now)
-        for rank, ready in self.membership.present.items():
-            if ready.model != info.model:
-                effects.append(self._mismatch(rank))
-        return effects
+        present = self.membership.present
+        others = [rank for rank, ready in present.items() if ready.model != info.model]
+        for rank in others:
+            self.membership.lost(rank)
+        return [*map(self._mismatch, others), *self._present(0, hello(info), now)]
 
     def engine_lost(self, reason: str, now: float) -> list[Effect]:
         """The own engine is gone."""

@@ -1,0 +1,318 @@
+"""Epochs: only the head raises them, old ones are dropped, what never was is an error."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+from sealring_protocol.codec.messages import (
+    NO_EPOCH,
+    Backend,
+    Bootstrap,
+    CacheCost,
+    Epoch,
+    Failure,
+    FailureKind,
+    Ready,
+    Step,
+    StepDone,
+)
+from sealring_protocol.codec.tensor import DType
+from sealring_protocol.control.effects import Note, RestartEngine, Send, Shut, ToEngine, Want
+from sealring_protocol.control.follower import Follower, FollowerConfig
+from sealring_protocol.control.head import Head, HeadConfig
+from sealring_protocol.control.membership import Membership, MembershipState
+from sealring_protocol.control.requests import Request
+from sealring_protocol.errors import CloseCode, LocalProtocolError, RemoteProtocolError
+from sealring_protocol.security.roles import Purpose
+
+from tests.sim.fake_engine import info
+
+HEAD = 7
+CONTROL, STEP = Purpose.CONTROL, Purpose.STEP
+HELLO = Ready(NO_EPOCH, b"m" * 32, 0, 0, 6, DType.U32, 1, True, 1 << 30, CacheCost(0, 0))
+
+
+def ready(counter, first, last):
+    return attrs.evolve(HELLO, epoch=Epoch(HEAD, counter), first=first, last=last)
+
+
+def of(effects, kind):
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def text(effects):
+    return " / ".join(note.text for note in of(effects, Note))
+
+
+def serving_head(world=2):
+    """A head whose ring is ready in epoch 1."""
+    head = Head(HeadConfig(HEAD, tuple(f"n{i}" for i in range(world)), inner_seal=False))
+    head.engine_message(info(), 0.0)
+    for rank in range(1, world):
+        effects = head.message(rank, CONTROL, HELLO, 0.0)
+    order = of(effects, ToEngine)[0].message
+    head.link_up(1, STEP, 0.0)
+    head.engine_message(ready(1, order.bounds[0], order.bounds[1]), 0.0)
+    for rank in range(1, world):
+        answer = ready(1, order.bounds[rank], order.bounds[rank + 1])
+        effects = head.message(rank, CONTROL, answer, 0.0)
+    assert "the ring is ready" in text(effects)
+    return head
+
+
+def test_the_head_starts_an_epoch_when_all_are_there_and_not_before():
+    head = Head(HeadConfig(HEAD, ("n0", "n1", "n2"), inner_seal=False))
+    assert "waiting for rank 1 (n1), rank 2 (n2)" in text(head.engine_message(info(), 0.0))
+    assert not of(head.message(2, CONTROL, HELLO, 0.0), ToEngine)
+    effects = head.message(1, CONTROL, HELLO, 0.0)
+    (order,) = of(effects, ToEngine)
+    assert order.message.epoch == Epoch(HEAD, 1)
+    assert [send.rank for send in of(effects, Send)] == [1, 2]
+    assert of(effects, Want) == [Want(1, STEP)]
+
+
+def test_an_answer_of_an_old_epoch_is_dropped_and_one_that_never_was_is_an_error():
+    head = serving_head()
+    head.submit(Request((1, 2, 3), 5), 0.0)
+    assert head.message(1, STEP, StepDone(Epoch(HEAD, 0), 1), 0.0) == []
+    assert head.message(1, STEP, StepDone(Epoch(99, 9), 1), 0.0) == []
+    assert head.message(1, CONTROL, ready(0, 0, 0), 0.0) == []
+    failed = Failure(1, FailureKind.LINK_LOST, "x")
+    assert head.message(1, CONTROL, StepDone(Epoch(HEAD, 0), 1, failed=failed), 0.0) == []
+    for message in (StepDone(Epoch(HEAD, 2), 1), ready(2, 0, 3)):
+        purpose = STEP if isinstance(message, StepDone) else CONTROL
+        with pytest.raises(RemoteProtocolError, match="never was"):
+            head.message(1, purpose, message, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("purpose", "message"),
+    [
+        (CONTROL, ready(1, 3, 6)),
+        (CONTROL, StepDone(Epoch(HEAD, 1), 0)),
+        (STEP, StepDone(Epoch(HEAD, 1), 1)),
+        (CONTROL, Step(Epoch(HEAD, 1), 1, bytes(16))),
+    ],
+)
+def test_what_a_rank_may_not_say_is_its_fault(purpose, message):
+    with pytest.raises(RemoteProtocolError):
+        serving_head().message(1, purpose, message, 0.0)
+
+
+def test_ready_with_other_layers_than_planned_is_the_ranks_fault():
+    head = Head(HeadConfig(HEAD, ("n0", "n1"), inner_seal=False))
+    head.engine_message(info(), 0.0)
+    head.message(1, CONTROL, HELLO, 0.0)
+    with pytest.raises(RemoteProtocolError, match="layers 2:6, not 3:6"):
+        head.message(1, CONTROL, ready(1, 2, 6), 0.0)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_each_way_of_losing_an_epoch_leads_to_the_next(world):
+    failed = Failure(1, FailureKind.ENGINE_LOST, "gone")
+    told = StepDone(Epoch(HEAD, 1), 0, failed=failed)
+    endings = {
+        "presented": lambda head: head.message(1, CONTROL, HELLO, 1.0),
+        "told": lambda head: head.message(1, CONTROL, told, 1.0),
+        "step link": lambda head: head.link_down(1, STEP, "cut", 1.0),
+    }
+    for name, end in endings.items():
+        head = serving_head(world)
+        head.submit(Request((1, 2, 3), 5), 0.5)
+        effects = end(head)
+        orders = [send.message for send in of(effects, Send)]
+        assert [order.epoch for order in orders] == [Epoch(HEAD, 2)] * (world - 1), name
+        assert head.membership.state is MembershipState.STARTING
+        assert head.scheduler.in_flight == 0
+        assert head.scheduler.live == 1
+    head = serving_head(world)
+    assert not of(head.link_down(1, CONTROL, "gone", 1.0), Send)
+    assert head.membership.missing == [1]
+    assert of(head.message(1, CONTROL, HELLO, 2.0), Send)
+
+
+def test_a_rank_that_cannot_load_is_asked_again_after_a_pause():
+    head = Head(HeadConfig(HEAD, ("n0", "n1"), inner_seal=False))
+    head.engine_message(info(), 0.0)
+    head.message(1, CONTROL, HELLO, 0.0)
+    failed = Failure(1, FailureKind.LOAD, "the file is not there")
+    effects = head.message(1, CONTROL, StepDone(Epoch(HEAD, 1), 0, failed=failed), 1.0)
+    assert "rank 1 (n1) cannot serve: the file is not there" in text(effects)
+    assert not of(effects, Send)
+    assert head.next_timeout() == 6.0
+    assert head.handle_timeout(5.9) == []
+    assert of(head.handle_timeout(6.0), Send)[0].message.epoch == Epoch(HEAD, 2)
+
+
+def test_the_heads_own_engine_that_cannot_load_says_so():
+    head = Head(HeadConfig(HEAD, ("n0",), inner_seal=False))
+    head.engine_message(info(), 0.0)
+    failed = Failure(0, FailureKind.LOAD, "no room")
+    done = StepDone(Epoch(HEAD, 1), 0, failed=failed)
+    assert "no room" in text(head.engine_message(done, 0.0))
+
+
+def test_a_bootstrap_has_a_deadline():
+    head = Head(HeadConfig(HEAD, ("n0", "n1"), inner_seal=False, bootstrap_seconds=30))
+    head.engine_message(info(), 0.0)
+    head.message(1, CONTROL, HELLO, 0.0)
+    effects = head.handle_timeout(30.0)
+    assert "ranks [0, 1] were not ready in time" in text(effects)
+    assert of(effects, Send)[0].message.epoch == Epoch(HEAD, 2)
+
+
+def test_a_plan_that_does_not_fit_is_told_and_tried_again():
+    small = attrs.evolve(info(), room=10)
+    head = Head(HeadConfig(HEAD, ("n0", "n1"), inner_seal=False))
+    head.engine_message(small, 0.0)
+    effects = head.message(1, CONTROL, attrs.evolve(HELLO, room=10), 0.0)
+    assert "no plan: the model's weights take" in text(effects)
+    assert head.next_timeout() is not None
+    assert "no plan" in text(head.handle_timeout(head.next_timeout()))
+
+
+def test_a_rank_with_another_model_is_shut_out_whenever_it_is_found_out():
+    other = attrs.evolve(HELLO, model=b"x" * 32)
+    early = Head(HeadConfig(HEAD, ("n0", "n1"), inner_seal=False))
+    early.message(1, CONTROL, other, 0.0)
+    late = Head(HeadConfig(HEAD, ("n0", "n1"), inner_seal=False))
+    late.engine_message(info(), 0.0)
+    for effects in (early.engine_message(info(), 0.0), late.message(1, CONTROL, other, 0.0)):
+        (shut,) = of(effects, Shut)
+        assert (shut.rank, shut.code) == (1, CloseCode.MODEL_MISMATCH)
+        assert not of(effects, Send)
+
+
+def test_a_request_before_the_model_is_read_is_refused_with_what_to_do():
+    head = Head(HeadConfig(HEAD, ("n0",), inner_seal=False))
+    with pytest.raises(LocalProtocolError, match="try again"):
+        head.submit(Request((1,)), 0.0)
+    assert head.cancel(1, 0.0) == []
+    assert head.finish(1, 0.0) == []
+
+
+def test_membership_does_not_start_while_a_rank_is_missing():
+    with pytest.raises(LocalProtocolError, match="missing"):
+        Membership(HEAD, 2).start()
+
+
+# ------------------------------------------------------------------- followers
+
+ORDER = Bootstrap(Epoch(HEAD, 1), Backend.PIPELINE, 1, False, 1000, b"m" * 32, (0, 2, 4, 6))
+
+
+def follower(world=3):
+    rank = Follower(FollowerConfig(1, tuple(f"n{i}" for i in range(world)), inner_seal=False))
+    rank.engine_message(info(), 0.0)
+    rank.link_up(0, CONTROL, 0.0)
+    return rank
+
+
+def test_a_rank_presents_itself_when_it_has_both_an_engine_and_the_head():
+    rank = Follower(FollowerConfig(1, ("n0", "n1"), inner_seal=False))
+    assert rank.engine_message(info(), 0.0) == []
+    assert rank.link_up(0, CONTROL, 0.0) == [Send(0, CONTROL, HELLO)]
+    rank.link_down(0, CONTROL, "gone", 0.0)
+    rank.engine_lost("died", 0.0)
+    assert rank.link_up(0, CONTROL, 0.0) == []
+    assert rank.engine_message(info(), 0.0) == [Send(0, CONTROL, HELLO)]
+
+
+def test_steps_of_other_epochs_are_dropped_and_of_one_never_told_is_an_error():
+    rank = follower()
+    assert rank.message(0, STEP, Step(Epoch(HEAD, 1), 1, bytes(16)), 0.0) == []
+    rank.message(0, CONTROL, attrs.evolve(ORDER, epoch=Epoch(HEAD, 5)), 0.0)
+    assert rank.message(0, STEP, Step(Epoch(HEAD, 4), 9, bytes(16)), 0.0) == []
+    assert rank.message(0, STEP, Step(Epoch(99, 9), 9, bytes(16)), 0.0) == []
+    with pytest.raises(RemoteProtocolError, match="not told of"):
+        rank.message(0, STEP, Step(Epoch(HEAD, 6), 1, bytes(16)), 0.0)
+
+
+WRONG_ORDERS = {
+    "rank": attrs.evolve(ORDER, rank=2),
+    "world": attrs.evolve(ORDER, bounds=(0, 3, 6)),
+    "again": ORDER,
+    "older": attrs.evolve(ORDER, epoch=Epoch(HEAD, 0)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_ORDERS)
+def test_a_bootstrap_that_cannot_be_is_the_heads_fault(name):
+    rank = follower()
+    rank.message(0, CONTROL, ORDER, 0.0)
+    with pytest.raises(RemoteProtocolError):
+        rank.message(0, CONTROL, WRONG_ORDERS[name], 0.0)
+
+
+def test_disagreement_with_the_head_closes_the_link_with_the_reason():
+    sealed = attrs.evolve(ORDER, inner_seal=True)
+    other = attrs.evolve(ORDER, model=b"x" * 32)
+    for order, code in ((sealed, CloseCode.POLICY_MISMATCH), (other, CloseCode.MODEL_MISMATCH)):
+        (shut,) = of(follower().message(0, CONTROL, order, 0.0), Shut)
+        assert shut.code is code
+
+
+def test_a_new_head_is_obeyed_though_its_counter_starts_anew():
+    rank = follower()
+    rank.message(0, CONTROL, attrs.evolve(ORDER, epoch=Epoch(HEAD, 40)), 0.0)
+    rank.link_down(0, CONTROL, "gone", 0.0)
+    assert rank.epoch == NO_EPOCH
+    rank.link_up(0, CONTROL, 0.0)
+    rank.message(0, CONTROL, attrs.evolve(ORDER, epoch=Epoch(5, 1)), 0.0)
+    assert rank.epoch == Epoch(5, 1)
+
+
+def test_a_bootstrap_that_comes_before_the_engine_waits_for_it():
+    rank = follower()
+    rank.engine_lost("died", 0.0)
+    assert not of(rank.message(0, CONTROL, ORDER, 0.0), ToEngine)
+    effects = rank.engine_message(info(), 0.0)
+    assert of(effects, ToEngine) == [ToEngine(ORDER)]
+    assert of(effects, Want) == [Want(2, STEP)]
+    assert not of(effects, Send)
+
+
+def test_ready_waits_for_the_engine_and_for_the_next_hop_in_either_order():
+    answer = ready(1, 2, 4)
+    for first, second in (("engine", "link"), ("link", "engine")):
+        rank = follower()
+        rank.message(0, CONTROL, ORDER, 0.0)
+        does = {
+            "engine": lambda rank=rank: rank.engine_message(answer, 0.0),
+            "link": lambda rank=rank: rank.link_up(2, STEP, 0.0),
+        }
+        assert not of(does[first](), Send)
+        assert of(does[second](), Send) == [Send(0, CONTROL, answer)]
+
+
+def test_a_lost_engine_is_told_once_an_epoch():
+    rank = follower()
+    rank.message(0, CONTROL, ORDER, 0.0)
+    first = of(rank.engine_lost("died", 0.0), Send)
+    assert [send.message.failed.kind for send in first] == [FailureKind.ENGINE_LOST]
+    assert not of(rank.link_down(2, STEP, "cut", 0.0), Send)
+
+
+def test_an_engine_that_owes_an_answer_for_too_long_is_replaced():
+    rank = follower()
+    rank.message(0, CONTROL, ORDER, 0.0)
+    rank.message(0, STEP, Step(Epoch(HEAD, 1), 1, bytes(16)), 10.0)
+    assert rank.handle_timeout(20.0) == []
+    deadline = rank.next_timeout()
+    assert deadline == 130.0
+    assert of(rank.handle_timeout(deadline), RestartEngine)
+    assert rank.next_timeout() is None
+    head = serving_head()
+    head.submit(Request((1, 2, 3), 5), 0.0)
+    assert of(head.handle_timeout(head.next_timeout()), RestartEngine)
+
+
+def test_links_that_are_no_hops_of_this_rank_change_nothing():
+    rank = follower()
+    assert rank.link_up(0, STEP, 0.0) == []
+    assert rank.link_down(2, CONTROL, "x", 0.0) == []
+    with pytest.raises(RemoteProtocolError):
+        rank.message(0, CONTROL, Step(Epoch(HEAD, 1), 1, bytes(16)), 0.0)
+    with pytest.raises(RemoteProtocolError):
+        rank.message(2, CONTROL, HELLO, 0.0)
+    assert serving_head().link_up(1, CONTROL, 0.0) == []

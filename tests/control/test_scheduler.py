@@ -1,0 +1,356 @@
+"""The scheduler's choices, one by one: order, credit, chunks, run-ahead, suspects."""
+
+from __future__ import annotations
+
+import pytest
+from sealring_protocol.codec.messages import (
+    NO_WORK,
+    Decode,
+    Epoch,
+    Failure,
+    FailureKind,
+    Prefill,
+    Row,
+)
+from sealring_protocol.control.requests import FinishReason, Request, RequestDone, TokenOut
+from sealring_protocol.control.rows import SchedulerConfig
+from sealring_protocol.control.scheduler import Scheduler
+from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
+
+EPOCH = Epoch(1, 1)
+
+
+def scheduler(**config):
+    made = Scheduler(SchedulerConfig(**config), 1000)
+    made.begin(EPOCH)
+    return made
+
+
+def plan(made, now=0.0):
+    planned = made.plan(now)
+    return None if planned is None else planned.step
+
+
+def answer(made, step, *ids, now=0.0):
+    return made.answered(step.n, ids, now)
+
+
+def drain(made, token=7):
+    """Plan and answer until nothing is left; gives all steps."""
+    steps = []
+    while (step := plan(made)) is not None:
+        steps.append(step)
+        rows = len(made.uids(step.n)) if isinstance(step.work, Decode) else 0
+        answer(made, step, *([token] * rows))
+    return steps
+
+
+def test_a_prompt_is_read_but_for_its_last_token_which_the_first_decode_takes():
+    made = scheduler(chunk=4)
+    uid = made.submit(Request(tuple(range(10, 20)), 2))
+    steps = drain(made)
+    assert [step.work for step in steps] == [
+        Prefill(uid, 0, 4),
+        Prefill(uid, 4, 4),
+        Prefill(uid, 8, 1),
+        Decode(0),
+        Decode(0),
+        NO_WORK,
+    ]
+    assert [step.ids for step in steps] == [
+        (10, 11, 12, 13),
+        (14, 15, 16, 17),
+        (18,),
+        (19,),
+        (),
+        (),
+    ]
+    assert steps[0].open[0].uid == uid
+    assert steps[3].join[0].uid == uid
+    assert steps[5].evict == (uid,)
+    assert made.ledger.empty
+
+
+def test_a_prompt_of_one_token_is_opened_and_joined_in_one_step():
+    made = scheduler()
+    made.submit(Request((5,), 1))
+    step = plan(made)
+    assert step.work == Decode(0)
+    assert (len(step.open), len(step.join), step.ids) == (1, 1, (5,))
+    assert answer(made, step, 9) == [
+        TokenOut(1, 9, 1),
+        RequestDone(1, FinishReason.LENGTH),
+    ]
+
+
+def test_sampling_goes_to_the_engine_with_the_row():
+    made = scheduler()
+    made.submit(Request((5, 6), 1, sampling=Row(0, seed=3, temperature=0.5)))
+    assert made.plan(0.0).rows == (Row(1, seed=3, temperature=0.5),)
+
+
+def test_a_group_in_a_pipeline_has_one_decode_in_flight():
+    made = scheduler()
+    made.submit(Request((5,), 3))
+    step = plan(made)
+    assert plan(made) is None
+    answer(made, step, 1)
+    assert plan(made).work == Decode(0)
+
+
+def test_with_one_rank_the_next_decode_is_launched_on_the_token_not_yet_known():
+    made = scheduler(window=2)
+    uid = made.submit(Request((5,), 3, frozenset({99})))
+    first, second = plan(made), plan(made)
+    assert (first.ids, second.ids) == ((5,), ())
+    assert plan(made) is None
+    assert answer(made, first, 1) == [TokenOut(uid, 1, 1)]
+    third = plan(made)
+    assert third.work == Decode(0)
+    # The end of sequence shows while another decode is under way: its token is dropped.
+    assert answer(made, second, 99) == [RequestDone(uid, FinishReason.STOP)]
+    last = plan(made)
+    assert (last.evict, last.work) == ((uid,), NO_WORK)
+    assert answer(made, third, 5) == []
+    assert answer(made, last) == []
+    assert made.ledger.empty
+
+
+def test_a_row_whose_last_token_is_in_flight_leaves_before_the_next_decode():
+    made = scheduler(window=2)
+    short = made.submit(Request((5,), 1))
+    long = made.submit(Request((6,), 3))
+    first, second = plan(made), plan(made)
+    assert made.uids(first.n) == (short, long)
+    assert second.evict == (short,)
+    assert made.uids(second.n) == (long,)
+
+
+def test_rows_join_while_another_group_is_under_way():
+    made = scheduler(groups=2, rows=1)
+    one = made.submit(Request((1,), 5))
+    two = made.submit(Request((2,), 5))
+    first, second = plan(made), plan(made)
+    assert {first.work, second.work} == {Decode(0), Decode(1)}
+    assert {made.uids(first.n), made.uids(second.n)} == {(one,), (two,)}
+    assert made.in_flight == 2
+    made.cancel(one)
+    three = made.submit(Request((3,), 5))
+    answer(made, first, 7)
+    step = plan(made)
+    assert (step.evict, [join.uid for join in step.join]) == ((one,), [three])
+    assert made.in_flight == 2
+
+
+def test_rows_are_put_with_rows_of_their_length():
+    made = scheduler(groups=2, rows=4, chunk=1000)
+    for length in (10, 500, 11, 480):
+        made.submit(Request((1,) * length, 50))
+    for _ in range(12):
+        step = plan(made)
+        if step is None:
+            break
+        rows = len(made.uids(step.n)) if isinstance(step.work, Decode) else 0
+        answer(made, step, *([7] * rows))
+    groups = {tuple(sorted(rows)) for rows in made.ledger.groups.values()}
+    assert groups == {(1, 3), (2, 4)}
+
+
+def test_chunks_and_decodes_take_turns_and_a_short_prompt_overtakes():
+    made = scheduler(chunk=10)
+    first = made.submit(Request((1,), 50))
+    step = plan(made)
+    answer(made, step, 7)
+    long = made.submit(Request((2,) * 101, 5))
+    short = made.submit(Request((3,) * 11, 5))
+    kinds = []
+    for _ in range(8):
+        step = plan(made)
+        kinds.append(step.work)
+        rows = len(made.uids(step.n)) if isinstance(step.work, Decode) else 0
+        answer(made, step, *([7] * rows))
+    assert [isinstance(kind, Prefill) for kind in kinds] == [True, False] * 4
+    order = [kind.uid for kind in kinds if isinstance(kind, Prefill)]
+    assert order.index(short) < 2
+    assert order.count(long) >= 2
+    assert first in made.ledger.rows(0)
+
+
+def test_several_chunks_may_be_in_flight_while_nothing_decodes():
+    made = scheduler(chunk=10, chunks=3)
+    made.submit(Request((2,) * 101, 5))
+    assert [plan(made).work.position for _ in range(3)] == [0, 10, 20]
+    assert plan(made) is None
+
+
+def test_a_chunk_keeps_to_its_time():
+    made = scheduler(chunk=512, chunks=1, chunk_seconds=0.5)
+    made.submit(Request((2,) * 999, 1))
+    step = plan(made, 0.0)
+    assert step.work.count == 512
+    answer(made, step, now=2.0)
+    step = plan(made, 2.0)
+    assert step.work.count == 128
+    answer(made, step, now=2.05)
+    assert plan(made, 2.05).work.count == 256
+
+
+@pytest.mark.parametrize("moment", range(9))
+def test_cancelled_at_any_moment_a_row_leaves_nothing(moment):
+    made = scheduler(chunk=3)
+    uid = made.submit(Request(tuple(range(1, 9)), 4))
+    flying = []
+    for _ in range(moment):
+        step = plan(made)
+        if step is not None:
+            flying.append(step)
+        if len(flying) > 1:
+            done = flying.pop(0)
+            rows = len(made.uids(done.n)) if isinstance(done.work, Decode) else 0
+            answer(made, done, *([7] * rows))
+    made.cancel(uid)
+    assert made.cancel(uid) == []
+    for step in flying:
+        rows = len(made.uids(step.n)) if isinstance(step.work, Decode) else 0
+        assert answer(made, step, *([7] * rows)) == []
+    drain(made)
+    assert made.ledger.empty
+    assert made.live == made.in_flight == 0
+
+
+def test_finishing_is_an_end_like_any_other():
+    made = scheduler()
+    uid = made.submit(Request((5,), 30))
+    answer(made, plan(made), 1)
+    assert made.finish(uid) == [RequestDone(uid, FinishReason.STOP)]
+    assert plan(made).evict == (uid,)
+
+
+def test_a_preempted_row_is_read_in_again_with_its_tokens_so_far():
+    made = scheduler(chunk=100)
+    uid = made.submit(Request((1, 2, 3), 5))
+    answer(made, plan(made))
+    answer(made, plan(made), 40)
+    step = plan(made)
+    made.preempt(uid)
+    assert answer(made, step, 41) == [TokenOut(uid, 41, 4)]
+    again = plan(made)
+    assert (again.evict, again.work, again.ids) == ((uid,), Prefill(uid, 0, 4), (1, 2, 3, 40))
+    answer(made, again)
+    back = plan(made)
+    assert ([join.uid for join in back.join], back.ids) == ([uid], (41,))
+    assert answer(made, back, 42) == [TokenOut(uid, 42, 5)]
+
+
+def test_a_row_preempted_with_a_token_on_the_way_takes_it_once():
+    made = scheduler(window=2)
+    uid = made.submit(Request((1,), 9))
+    first, second = plan(made), plan(made)
+    answer(made, first, 40)
+    made.preempt(uid)
+    third = plan(made)
+    assert third.evict == (uid,)
+    assert answer(made, second, 41) == [TokenOut(uid, 41, 2)]
+    answer(made, third)
+    drain(made)
+    assert made.live == 0
+
+
+def test_too_long_and_empty_prompts_are_refused_with_the_numbers():
+    made = scheduler()
+    with pytest.raises(LocalProtocolError, match="no tokens"):
+        made.submit(Request(()))
+    with pytest.raises(LocalProtocolError, match=r"1000 tokens .* context holds 1000"):
+        made.submit(Request((1,) * 1000))
+    with pytest.raises(LocalProtocolError, match="999 tokens and 2 more"):
+        made.submit(Request((1,) * 999, 2))
+    assert made.submit(Request((1,) * 999)) == 1
+
+
+def test_an_answer_is_taken_once_and_whole():
+    made = scheduler()
+    made.submit(Request((5,), 3))
+    step = plan(made)
+    with pytest.raises(RemoteProtocolError, match="0 of 1"):
+        answer(made, step)
+    made = scheduler()
+    made.submit(Request((5,), 3))
+    step = plan(made)
+    answer(made, step, 1)
+    with pytest.raises(RemoteProtocolError, match="waits for none"):
+        answer(made, step, 1)
+
+
+def test_without_an_epoch_nothing_is_planned():
+    made = Scheduler(SchedulerConfig(), 1000)
+    made.submit(Request((5,), 3))
+    assert made.plan(0.0) is None
+    assert made.oldest_sent is None
+    made.begin(EPOCH)
+    assert made.plan(2.5) is not None
+    assert made.oldest_sent == 2.5
+
+
+# -------------------------------------------------------------------- suspects
+
+
+def crash(made, step, kind=FailureKind.ENGINE_ERROR):
+    outcomes = made.failed(step.n, Failure(1, kind, "boom"))
+    made.begin(EPOCH)
+    return outcomes
+
+
+def test_after_a_crash_its_rows_run_alone_until_they_are_past_it():
+    made = scheduler()
+    one, two = made.submit(Request((1,), 9)), made.submit(Request((2,), 9))
+    other = made.submit(Request((3, 4), 9))
+    step = plan(made)
+    assert isinstance(step.work, Prefill)
+    answer(made, step)
+    step = plan(made)
+    assert set(made.uids(step.n)) == {one, two, other}
+    answer(made, step, 7, 7, 7)
+    assert crash(made, plan(made)) == []
+    alone = []
+    for _ in range(9):
+        step = plan(made)
+        if isinstance(step.work, Decode):
+            alone.append(made.uids(step.n))
+            answer(made, step, *([8] * len(alone[-1])))
+        else:
+            answer(made, step)
+        if len(alone) == 3:
+            break
+    assert [len(rows) for rows in alone] == [1, 1, 1]
+    assert {rows[0] for rows in alone} == {one, two, other}
+    drain(made, 8)
+    assert made.live == 0
+
+
+def test_a_row_that_keeps_crashing_spends_its_own_retries_only():
+    made = scheduler(retries=2)
+    bad, good = made.submit(Request((1,), 9)), made.submit(Request((2,), 2))
+    ended = crash(made, plan(made))
+    while not ended:
+        step = plan(made)
+        rows = made.uids(step.n)
+        if bad in rows:
+            assert rows == (bad,)
+            ended = crash(made, step)
+        else:
+            answer(made, step, *([8] * len(rows) if isinstance(step.work, Decode) else ()))
+    assert ended[0].uid == bad
+    assert ended[0].reason is FinishReason.FAILED
+    assert "rank 1 failed 3 times on it: boom" in ended[0].message
+    drain(made)
+    assert made.live == 0
+    assert good != bad
+
+
+@pytest.mark.parametrize("kind", [FailureKind.LINK_LOST, FailureKind.DEADLINE])
+def test_a_lost_link_makes_nobody_a_suspect(kind):
+    made = scheduler(retries=0)
+    made.submit(Request((1,), 9))
+    made.submit(Request((2,), 9))
+    assert crash(made, plan(made), kind) == []
+    assert len(made.uids(plan(made).n)) == 2
