@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import attrs
-
 from sealring_protocol.errors import CloseCode
 
 Json = Any

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import attrs
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
-
 from sealring_protocol.security.identity import Signer
 
 PROTOCOLS: Final = {1: b"sealring/1 aes256gcm", 2: b"sealring/1 chacha20poly1305"}
@@ -96,9 +95,7 @@ def place_of(number: int) -> tuple[int, int]:
     return updates, number if not updates else (number - 64) % 65536
 
 
-def sealed_frame(
-    suite: int, secret: bytes, number: int, plaintext: bytes, **wrong: Any
-) -> bytes:
+def sealed_frame(suite: int, secret: bytes, number: int, plaintext: bytes, **wrong: Any) -> bytes:
     """Frame *number* (from 0) of a direction. *wrong*: header, updates, seq."""
     updates, seq = place_of(number)
     keys = Keys.of(secret, wrong.get("updates", updates))

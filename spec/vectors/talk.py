@@ -74,7 +74,7 @@ class Talk:
         trailing = say.get("trailing", b"")
         tagged = say.get("header", header(1, len(body) + 32 + len(trailing))) + body
         key = say.get("key", hmac(b"sealring/1adm", CLUSTER + self.answerer.public))
-        self.init_frame: bytes = tagged + say.get("tag", hmac(key, tagged)) + trailing
+        self.init_frame = bytes(tagged + say.get("tag", hmac(key, tagged)) + trailing)
         return self.init_frame
 
     # ------------------------------------------------------------------- RESP
@@ -104,7 +104,7 @@ class Talk:
         sealed = seal(self.suite, self.key_r, bytes(12), claims + proven + trailing, self.t2)
         if "flip" in say:
             sealed = flipped(sealed, say["flip"])
-        self.resp_frame: bytes = shares + sealed
+        self.resp_frame = bytes(shares + sealed)
         self.t3 = sha256(self.t1, self.resp_frame)
         return self.resp_frame
 
@@ -161,7 +161,7 @@ class Talk:
         sealed = seal(self.suite, say.get("key", self.key_i), bytes(12), plaintext, associated)
         if "flip" in say:
             sealed = flipped(sealed, say["flip"])
-        self.fin_frame: bytes = hdr + sealed
+        self.fin_frame = bytes(hdr + sealed)
         self.t4 = sha256(self.t3, self.fin_frame)
         return self.fin_frame
 

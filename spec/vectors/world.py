@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 import attrs
-
 from sealring_protocol.security.identity import SoftwareSigner
+
 from spec.vectors.plain import Member, Terms, sign_roster
 
 NOW: Final = 1_800_000_000_000

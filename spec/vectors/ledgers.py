@@ -1,0 +1,215 @@
+"""Steps applied to a ledger: what it holds afterwards, and its digest (section 11.3).
+
+The state after each step is written down by hand here, and the digest computed from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from sealring_protocol.codec.messages import (
+    Decode,
+    Epoch,
+    Join,
+    Open,
+    Prefill,
+    Save,
+    Step,
+)
+
+from spec.vectors.messages import flat
+from spec.vectors.model import Json, Vector, refused, u64, valid
+from spec.vectors.plain import LedgerState
+
+GIVEN: Final[Mapping[str, bytes]] = {}
+EPOCH: Final = Epoch(7, 1)
+Rows = tuple[tuple[int, int], ...]
+
+
+def step(**what: Any) -> dict[str, Any]:
+    """The fields of a step."""
+    return what
+
+
+def state(
+    private: dict[int, int] | None = None,
+    groups: dict[int, Rows] | None = None,
+    snapshots: dict[int, int] | None = None,
+) -> LedgerState:
+    """What a ledger holds."""
+    return LedgerState(private or {}, snapshots or {}, groups or {})
+
+
+Course = Sequence[tuple[dict[str, Any], LedgerState]]
+
+READ_ONE: Final[Course] = (
+    (step(open=(Open(1),), work=Prefill(1, 0, 3)), state({1: 3})),
+    (step(work=Prefill(1, 3, 2)), state({1: 5})),
+)
+TWO_ROWS: Final[Course] = (
+    *READ_ONE,
+    (step(open=(Open(2),), join=(Join(1, 0),), work=Decode(0)), state({2: 0}, {0: ((1, 6),)})),
+    (step(join=(Join(2, 0),), work=Decode(0)), state({}, {0: ((1, 7), (2, 1))})),
+)
+SAVED: Final[Course] = (
+    *READ_ONE,
+    (step(save=(Save(1, 90),)), state({1: 5}, {}, {90: 5})),
+)
+
+COURSES: Final[dict[str, tuple[str, Course]]] = {
+    "nothing": ("a step that does nothing", ((step(), state()),)),
+    "prefill": ("a row is read in two chunks", READ_ONE),
+    "join": ("two rows join a group, one after the other", TWO_ROWS),
+    "evict": (
+        "the first row leaves; the last leaves by a step without work",
+        (
+            *TWO_ROWS,
+            (step(evict=(1,), work=Decode(0)), state({}, {0: ((2, 2),)})),
+            (step(evict=(2,)), state()),
+        ),
+    ),
+    "order": (
+        "survivors in their order, then joiners in the step's",
+        (
+            (
+                step(open=(Open(1), Open(2), Open(3)), join=(Join(3, 0), Join(1, 0), Join(2, 0))),
+                state({}, {0: ((3, 0), (1, 0), (2, 0))}),
+            ),
+            (
+                step(evict=(1,), open=(Open(9), Open(8)), join=(Join(9, 0), Join(8, 0))),
+                state({}, {0: ((3, 0), (2, 0), (9, 0), (8, 0))}),
+            ),
+        ),
+    ),
+    "back": (
+        "a row leaves and comes back in one step: it counts as a joiner",
+        (
+            *TWO_ROWS,
+            (
+                step(evict=(1,), open=(Open(1),), join=(Join(1, 0),)),
+                state({}, {0: ((2, 1), (1, 0))}),
+            ),
+        ),
+    ),
+    "groups": (
+        "two groups, told in the order of their numbers",
+        (
+            *READ_ONE,
+            (
+                step(open=(Open(2),), join=(Join(1, 9), Join(2, 3))),
+                state({}, {3: ((2, 0),), 9: ((1, 5),)}),
+            ),
+        ),
+    ),
+    "snapshot": (
+        "a row begins from a snapshot, cut; the snapshot is dropped",
+        (
+            *SAVED,
+            (step(open=(Open(2, 90, 4),)), state({1: 5, 2: 4}, {}, {90: 5})),
+            (step(drop=(90, 1)), state({2: 4})),
+        ),
+    ),
+    "save-first": (
+        "save comes before drop: the cache is kept",
+        (*READ_ONE, (step(save=(Save(1, 90),), drop=(1,)), state({}, {}, {90: 5}))),
+    ),
+    "drop-first": (
+        "drop comes before open: the uid is free",
+        (*READ_ONE, (step(drop=(1,), open=(Open(1),)), state({1: 0}))),
+    ),
+    "longest": (
+        "the longest row",
+        ((step(open=(Open(1),), work=Prefill(1, 0, 2**32 - 1)), state({1: 2**32 - 1})),),
+    ),
+    "far": (
+        "the largest uid and the last group",
+        (
+            (
+                step(open=(Open(2**64 - 1),), join=(Join(2**64 - 1, 65534),), work=Decode(65534)),
+                state({}, {65534: ((2**64 - 1, 1),)}),
+            ),
+        ),
+    ),
+}
+
+FAULTS: Final[dict[str, tuple[str, Course, dict[str, Any]]]] = {
+    "save-unknown": ("saves a row that is not there", READ_ONE, step(save=(Save(2, 90),))),
+    "save-joined": ("saves a row that is in a group", TWO_ROWS, step(save=(Save(1, 90),))),
+    "save-zero": ("saves as handle 0", READ_ONE, step(save=(Save(1, 0),))),
+    "save-taken": ("saves as a handle in use", SAVED, step(save=(Save(1, 90),))),
+    "save-as-uid": ("saves as a uid in use", READ_ONE, step(save=(Save(1, 1),))),
+    "evict-unknown": ("evicts a row that is not there", READ_ONE, step(evict=(2,))),
+    "evict-private": ("evicts a row that is in no group", READ_ONE, step(evict=(1,))),
+    "evict-twice": ("evicts a row twice", TWO_ROWS, step(evict=(1, 1))),
+    "drop-unknown": ("drops a number that nothing has", READ_ONE, step(drop=(2,))),
+    "drop-joined": ("drops a row that is in a group", TWO_ROWS, step(drop=(1,))),
+    "drop-twice": ("drops a row twice", READ_ONE, step(drop=(1, 1))),
+    "open-zero": ("opens row 0", READ_ONE, step(open=(Open(0),))),
+    "open-taken": ("opens a row that is open", READ_ONE, step(open=(Open(1),))),
+    "open-joined": ("opens a row that is in a group", TWO_ROWS, step(open=(Open(1),))),
+    "open-handle": ("opens a row with a handle's number", SAVED, step(open=(Open(90),))),
+    "open-unknown": (
+        "opens from a snapshot that is not there",
+        SAVED,
+        step(open=(Open(2, 91, 1),)),
+    ),
+    "open-keep-0": ("keeps no token of a snapshot", SAVED, step(open=(Open(2, 90, 0),))),
+    "open-keep": ("keeps more than the snapshot has", SAVED, step(open=(Open(2, 90, 6),))),
+    "open-keep-none": ("keeps tokens of no snapshot", READ_ONE, step(open=(Open(2, 0, 1),))),
+    "open-row": ("opens from a row, not a snapshot", READ_ONE, step(open=(Open(2, 1, 1),))),
+    "join-unknown": ("joins a row that is not there", READ_ONE, step(join=(Join(2, 0),))),
+    "join-twice": ("joins a row twice", READ_ONE, step(join=(Join(1, 0), Join(1, 1)))),
+    "join-evicted": ("joins a row that it evicts", TWO_ROWS, step(evict=(1,), join=(Join(1, 0),))),
+    "decode-empty": ("decodes a group without rows", READ_ONE, step(work=Decode(0))),
+    "decode-left": ("decodes what it empties", TWO_ROWS, step(evict=(1, 2), work=Decode(0))),
+    "prefill-unknown": ("reads a row that is not there", READ_ONE, step(work=Prefill(2, 0, 1))),
+    "prefill-joined": ("reads a row that is in a group", TWO_ROWS, step(work=Prefill(1, 7, 1))),
+    "prefill-gap": ("leaves a gap", READ_ONE, step(work=Prefill(1, 6, 1))),
+    "prefill-again": ("reads tokens again", READ_ONE, step(work=Prefill(1, 4, 1))),
+    "prefill-long": (
+        "makes a row longer than 2^32 - 1",
+        COURSES["longest"][1],
+        step(work=Prefill(1, 2**32 - 1, 1)),
+    ),
+}
+
+
+def _input(course: Course, *more: dict[str, Any]) -> Json:
+    fields = [what for what, _ in course] + list(more)
+    steps = []
+    for n, what in enumerate(fields, 1):
+        digest = course[n - 1][1].digest(n) if n <= len(course) else bytes(16)
+        steps.append(flat(Step(EPOCH, n, digest, **what)).hex())
+    return {"steps": steps}
+
+
+def _output(course: Course) -> Json:
+    digests = [after.digest(n).hex() for n, (_, after) in enumerate(course, 1)]
+    last = course[-1][1]
+    return {
+        "digests": digests,
+        "private": {u64(uid): length for uid, length in last.private.items()},
+        "snapshots": {u64(handle): length for handle, length in last.snapshots.items()},
+        "groups": {
+            str(group): [{"uid": u64(uid), "length": length} for uid, length in rows]
+            for group, rows in last.groups.items()
+        },
+    }
+
+
+def vectors() -> Iterator[Vector]:
+    """Courses of steps; in a faulty one the last step is refused."""
+    for name, (about, course) in COURSES.items():
+        ids = "LG-01 LG-02"
+        yield valid(f"ledger/{name}", "ledger", ids, about, _input(course), _output(course))
+    for name, (about, course, bad) in FAULTS.items():
+        given, output = _input(course, bad), _output(course)
+        yield refused(f"ledger/{name}", "ledger", "LG-01", about, given, output=output)
+    course = TWO_ROWS
+    given = _input(course[:-1])
+    last = Step(EPOCH, len(course), course[-1][1].digest(len(course) + 1), **course[-1][0])
+    given["steps"].append(flat(last).hex())
+    about = "the digest of another step"
+    output = _output(course[:-1])
+    yield refused("ledger/digest", "ledger", "LG-01", about, given, output=output)

@@ -1,0 +1,67 @@
+"""Messages between a node and its engine (appendix A)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from sealring_protocol.codec.messages import (
+    Accept,
+    Close,
+    EngineInfo,
+    HopKey,
+    Loaded,
+    LocalMessage,
+    Row,
+)
+from sealring_protocol.codec.tensor import DType
+
+from spec.vectors.messages import BOOTSTRAP, FULL, MODEL, READY, flat, put, u16
+from spec.vectors.model import LIMIT, MALFORMED, Vector, refused, valid
+from spec.vectors.values import to_fields
+from spec.vectors.world import CLUSTER, entropy
+
+GIVEN: Final[Mapping[str, bytes]] = {}
+NAN: Final = b"\x7f\xf8"
+INFINITE: Final = b"\x7f\xf0".ljust(8, b"\0")
+SECRET: Final = entropy("activation secret", 32)
+INFO: Final = EngineInfo(
+    MODEL, DType.F32, 160, 1024, 2048, True, 1 << 34, 655360, (1, 2, 2**64 - 1)
+)
+GOOD: Final[dict[str, tuple[str, LocalMessage]]] = {
+    "engine-info": ("what an engine says of its model", INFO),
+    "hop-key-out": ("the key of the hop to the next rank", HopKey(True, 1, CLUSTER, SECRET)),
+    "hop-key-in": ("the key of the hop from the rank before", HopKey(False, 2, CLUSTER, SECRET)),
+    "row-greedy": ("a greedy row", Row(5)),
+    "row-full": ("a row that samples", Row(6, 2**64 - 1, 3, 0.75, 0.9375, 40, 0.0625)),
+    "loaded": ("what loading cost", Loaded(1, 2, 2**64 - 1)),
+    "ready": ("READY from an engine", READY),
+    "bootstrap": ("BOOTSTRAP to an engine", BOOTSTRAP),
+    "step": ("STEP to an engine", FULL),
+}
+
+
+def vectors() -> Iterator[Vector]:
+    """Local messages, whole and faulty."""
+    for name, (about, message) in GOOD.items():
+        given = {"plaintext": flat(message).hex()}
+        fields = {"fields": to_fields(message)}
+        yield valid(f"local/{name}", "local-message", "CV-01", about, given, fields)
+    info, hop, row = flat(INFO), flat(GOOD["hop-key-out"][1]), flat(GOOD["row-full"][1])
+    for name, ids, about, data, why in [
+        ("accept", "LM-01", "ACCEPT", flat(Accept(bytes(32), 1, b"")), MALFORMED),
+        ("close", "LM-01", "CLOSE", flat(Close(0, "")), MALFORMED),
+        ("empty", "MS-01", "no bytes at all", b"", MALFORMED),
+        ("unknown", "MS-01", "code 0x85", b"\x85", MALFORMED),
+        ("info-dtype", "CV-01", "ENGINE_INFO with dtype 9", put(info, 33, b"\x09"), MALFORMED),
+        ("info-trimmable", "CV-05", "ENGINE_INFO, trimmable 2", put(info, 46, b"\2"), MALFORMED),
+        ("info-layers", "CV-02", "1,025 layers declared", put(info, 63, u16(1025)), LIMIT),
+        ("row-nan", "LM-02", "a temperature that is no number", put(row, 19, NAN), MALFORMED),
+        ("row-cold", "LM-02", "a temperature below 0", put(row, 19, b"\xbf\xf0"), MALFORMED),
+        ("row-infinite", "LM-02", "an infinite temperature", put(row, 19, INFINITE), MALFORMED),
+        ("row-top-p", "LM-02", "top_p 0", put(row, 27, bytes(8)), MALFORMED),
+        ("row-min-p", "LM-02", "min_p 2", put(row, 39, b"\x40\0"), MALFORMED),
+        ("hop-outgoing", "CV-05", "HOP_KEY with outgoing 2", put(hop, 1, b"\2"), MALFORMED),
+    ]:
+        given = {"plaintext": data.hex()}
+        yield refused(f"local/{name}", "local-message", ids, about, given, why)

@@ -1,0 +1,303 @@
+"""Messages of sealed frames, one encoding each (sections 8 and 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import attrs
+from sealring_protocol.codec.encoding import encode
+from sealring_protocol.codec.messages import (
+    NO_EPOCH,
+    Accept,
+    Backend,
+    Bootstrap,
+    CacheCost,
+    Close,
+    Decode,
+    Epoch,
+    Failure,
+    FailureKind,
+    Join,
+    LocalMessage,
+    Message,
+    Open,
+    Ping,
+    Pong,
+    Prefill,
+    Progress,
+    Ready,
+    Save,
+    Step,
+    StepDone,
+)
+from sealring_protocol.codec.tensor import DType, Tensor
+
+from spec.vectors.model import LIMIT, MALFORMED, Vector, refused, valid
+from spec.vectors.values import to_fields
+from spec.vectors.world import HOME_6, entropy
+
+GIVEN: Final[Mapping[str, bytes]] = {"home_6": HOME_6}
+EPOCH: Final = Epoch(0x1122334455667788, 3)
+MODEL: Final = entropy("model", 32)
+DIGEST: Final = entropy("ledger digest", 16)
+PLAIN: Final = Tensor(DType.BF16, (1, 2, 3), bytes(range(12)))
+SEALED: Final = Tensor(DType.F32, (2, 2), bytes(range(32)), sealed=True, counter=99)
+FAILURE: Final = Failure(2, FailureKind.ENGINE_ERROR, "ValueError: shapes (3,4) and (5,)")
+READY: Final = Ready(
+    EPOCH, MODEL, 3, 9, 12, DType.F32, 160, False, 12345, CacheCost(1, 2, ((128, 64), (1024, 32)))
+)
+BOOTSTRAP: Final = Bootstrap(EPOCH, Backend.PIPELINE, 1, True, 60000, MODEL, (0, 3, 6))
+STEP: Final = Step(EPOCH, 1, DIGEST)
+FULL: Final = Step(
+    EPOCH,
+    4,
+    DIGEST,
+    save=(Save(5, 90), Save(6, 91)),
+    evict=(1, 2, 3),
+    drop=(4, 88),
+    open=(Open(7), Open(8, 90, 17)),
+    join=(Join(5, 0), Join(6, 1)),
+    work=Prefill(7, 2**32 - 1, 1),
+    ids=(9, 8, 7),
+    tensors=(PLAIN, SEALED, Tensor(DType.F16, (), bytes(2)), Tensor(DType.U32, (0, 4), b"")),
+    compute_us=2**32 - 1,
+)
+DONE: Final = StepDone(EPOCH, 6, 1500, tensors=(SEALED,))
+TENSOR: Final = attrs.evolve(STEP, work=Decode(0), tensors=(PLAIN,))
+
+GOOD: Final[dict[str, tuple[str, Message]]] = {
+    "accept": ("ACCEPT without a roster", Accept(bytes(range(32)), 7, b"")),
+    "accept-roster": ("ACCEPT with a roster", Accept(bytes(32), 6, HOME_6)),
+    "ping-zero": ("PING of a node that has done nothing", Ping(0, Progress())),
+    "ping-full": ("every counter of PING", Ping(2**64 - 1, Progress(1, 2, 3, 4, 5, 6, 7))),
+    "pong": ("PONG", Pong(77, Progress(steps_received=9, cache=2**64 - 1))),
+    "close": ("CLOSE without a reason", Close(0, "")),
+    "close-reason": ("a reason beyond ASCII", Close(6, "another model — naïve")),
+    "close-longest": ("a reason of 256 bytes", Close(1, "é" * 128)),
+    "close-unknown": ("an unknown close code is taken", Close(65535, "from the future")),
+    "ready-presents": (
+        "READY presents a rank",
+        Ready(NO_EPOCH, MODEL, 0, 0, 24, DType.BF16, 4096, True, 1 << 40, CacheCost(0, 0)),
+    ),
+    "ready-answers": ("READY answers, with windows", READY),
+    "bootstrap": ("BOOTSTRAP of a pipeline", BOOTSTRAP),
+    "bootstrap-16": (
+        "16 ranks, the last layer at its limit",
+        attrs.evolve(BOOTSTRAP, rank=15, bounds=(*range(16), 1024)),
+    ),
+    "bootstrap-hosts": (
+        "BOOTSTRAP with hosts",
+        Bootstrap(EPOCH, Backend.RING, 0, False, 1, MODEL, (0, 6), (("::1", 9000), ("h", 1))),
+    ),
+    "step-idle": ("a step that does nothing", STEP),
+    "step-decode": ("a decode with a plain tensor", TENSOR),
+    "step-decode-sealed": (
+        "a decode with a sealed tensor",
+        attrs.evolve(STEP, n=2**64 - 1, work=Decode(7), tensors=(SEALED,), compute_us=5),
+    ),
+    "step-prefill": (
+        "a prefill that opens its row",
+        attrs.evolve(STEP, open=(Open(5),), work=Prefill(5, 0, 3), ids=(1, 2, 2**32 - 1)),
+    ),
+    "step-full": ("every list of a step, and every dtype", FULL),
+    "step-failed": ("a step that failed", attrs.evolve(STEP, work=Decode(0), failed=FAILURE)),
+    "done": ("STEP_DONE with hidden states", DONE),
+    "done-empty": ("STEP_DONE of a prefill", StepDone(EPOCH, 7)),
+    "done-ids": ("STEP_DONE with ids", StepDone(EPOCH, 8, 1, ids=(5, 6, 7))),
+    "done-failed": ("STEP_DONE that failed", StepDone(EPOCH, 9, failed=FAILURE)),
+    "done-loading-failed": (
+        "a rank that cannot load",
+        StepDone(EPOCH, 0, failed=Failure(1, FailureKind.LOAD, "no such file")),
+    ),
+}
+
+
+def flat(message: Message | LocalMessage) -> bytes:
+    """The plaintext of *message*."""
+    return b"".join(encode(message))
+
+
+def put(data: bytes, at: int, field: bytes) -> bytes:
+    """*data* with *field* in the place of what was at *at*."""
+    at %= len(data)
+    return data[:at] + field + data[at + len(field) :]
+
+
+def u16(value: int) -> bytes:
+    """Two bytes."""
+    return value.to_bytes(2, "big")
+
+
+def u32(value: int) -> bytes:
+    """Four bytes."""
+    return value.to_bytes(4, "big")
+
+
+Case = tuple[str, str, str, bytes]
+
+
+def vectors() -> Iterator[Vector]:
+    """Messages, whole and faulty."""
+    for name, (about, message) in GOOD.items():
+        data = flat(message)
+        yield valid(
+            f"message/{name}",
+            "message",
+            "CV-01",
+            about,
+            {"plaintext": data.hex()},
+            {"fields": to_fields(message)},
+        )
+    for cases, why in (
+        (_common(), MALFORMED),
+        (_small_messages(), MALFORMED),
+        (_steps(), MALFORMED),
+        (_tensors(), MALFORMED),
+        (_beyond_limits(), LIMIT),
+    ):
+        for name, ids, about, data in cases:
+            given = {"plaintext": data.hex()}
+            yield refused(f"message/{name}", "message", ids, about, given, why)
+
+
+def _common() -> Iterator[Case]:
+    yield "empty", "MS-01", "no bytes at all", b""
+    for code in (0x00, 0x01, 0x03, 0x0C, 0x0D, 0x7F, 0xFF):
+        yield f"code-{code:02x}", "MS-01", f"code 0x{code:02x}", bytes([code]) + bytes(64)
+    for code in (0x81, 0x82, 0x83, 0x84):
+        about = f"local message 0x{code:02x} in a sealed frame"
+        yield f"local-{code:02x}", "LM-01 MS-01", about, bytes([code]) + bytes(80)
+    yield "trailing", "CV-01", "a byte left over after PONG", flat(GOOD["pong"][1]) + b"\0"
+    yield "cut", "CV-01", "PING without its last byte", flat(GOOD["ping-full"][1])[:-1]
+    yield "step-trailing", "CV-01", "a byte left over after STEP", flat(STEP) + b"\0"
+
+
+def _small_messages() -> Iterator[Case]:
+    close = flat(Close(1, "abc"))
+    yield "close-unprintable", "MS-02", "a reason with BEL", put(close, -1, b"\x07")
+    yield "close-newline", "MS-02", "a reason with a line break", put(close, -2, b"\n")
+    yield "close-utf8", "CV-03", "a reason that ends in half a character", put(close, -1, b"\xc3")
+    yield "close-overlong", "CV-03", "/ in two bytes", put(close, -2, b"\xc0\xaf")
+    yield "close-surrogate", "CV-03", "half of a surrogate pair", put(close, -3, b"\xed\xa0\x80")
+    yield "close-cut", "CV-01", "a reason that is shorter than it says", put(close, 4, b"\x04")
+    ready = flat(READY)
+    for name, about, at, field in [
+        ("dtype-0", "dtype 0", 55, b"\0"),
+        ("dtype-5", "dtype 5", 55, b"\5"),
+        ("backwards", "first after last", 49, u16(10)),
+        ("beyond", "last after layers", 51, u16(13)),
+    ]:
+        yield f"ready-{name}", "MS-03 CV-01", f"READY with {about}", put(ready, at, field)
+    trim = put(ready, 60, b"\2")
+    yield "ready-trimmable", "MS-03 CV-05", "READY with trimmable 2", trim
+    boot = flat(BOOTSTRAP)
+    for name, about, at, field in [
+        ("backend-0", "backend 0", 17, b"\0"),
+        ("backend-5", "backend 5", 17, b"\5"),
+        ("rank", "rank 2 of 2", 18, u16(2)),
+        ("first", "a first bound of 1", 61, u16(1)),
+        ("equal", "a rank without layers", 63, u16(6)),
+        ("falls", "bounds that fall", 63, u16(7)),
+    ]:
+        yield f"bootstrap-{name}", "MS-04", f"BOOTSTRAP with {about}", put(boot, at, field)
+    yield "bootstrap-one-bound", "MS-04", "BOOTSTRAP for no rank", put(boot, 57, u16(1))
+    inner = put(boot, 20, b"\2")
+    yield "bootstrap-inner", "MS-04 CV-05", "BOOTSTRAP with inner_seal 2", inner
+    hosts = flat(GOOD["bootstrap-hosts"][1])
+    yield "bootstrap-host", "CV-03", "a host that is no text", put(hosts, -3, b"\xff")
+
+
+def _steps() -> Iterator[Case]:
+    idle, decode = flat(STEP), flat(attrs.evolve(STEP, work=Decode(1)))
+    prefill = flat(attrs.evolve(STEP, work=Prefill(5, 2, 3)))
+    join = flat(attrs.evolve(STEP, join=(Join(5, 0),)))
+    for name, about, data in [
+        ("work-3", "work 3", put(idle, 51, b"\3")),
+        ("idle-target", "a target and no work", put(idle, 59, b"\1")),
+        ("idle-position", "a position and no work", put(idle, 63, b"\1")),
+        ("idle-count", "a count and no work", put(idle, 67, b"\1")),
+        ("decode-position", "a decode with a position", put(decode, 63, b"\1")),
+        ("decode-count", "a decode with a count", put(decode, 67, b"\1")),
+        ("decode-no-group", "a decode of group 65,535", put(decode, 58, u16(65535))),
+        ("decode-group", "a decode of group 65,536", put(decode, 57, b"\1\0\0")),
+        ("join-no-group", "a join to group 65,535", put(join, -2, u16(65535))),
+        ("prefill-nothing", "a prefill of no tokens", put(prefill, 64, u32(0))),
+    ]:
+        yield f"step-{name}", "MS-06 CV-01", about, data
+    failed = flat(attrs.evolve(STEP, failed=Failure(1, FailureKind.LOAD, "abc")))
+    yield "step-failed-2", "CV-05", "failed is 2", put(failed, 77, b"\2")
+    yield "step-failure-0", "MS-07 CV-01", "failure kind 0", put(failed, 80, b"\0")
+    yield "step-failure-9", "MS-07 CV-01", "failure kind 9", put(failed, 80, b"\x09")
+    yield "step-failure-text", "MS-02", "a failure with ESC", put(failed, -1, b"\x1b")
+    yield "step-failure-missing", "CV-01", "failed without a failure", put(idle, 77, b"\1")
+    yield "step-ids-cut", "CV-01", "one id fewer than it says", put(idle, 75, b"\1")
+    yield "step-list-cut", "CV-01", "4,096 evicts declared, none there", put(idle, 43, u16(4096))
+    yield "step-tensor-missing", "CV-01", "a tensor declared, none there", put(idle, 76, b"\1")
+    done = flat(StepDone(EPOCH, 1))
+    yield "done-failed-2", "CV-05", "failed is 2", put(done, 34, b"\2")
+    yield "done-ids-cut", "CV-02 CV-01", "1,048,576 ids, none there", put(done, 29, u32(1 << 20))
+
+
+def _tensors() -> Iterator[Case]:
+    head, data = 78, flat(TENSOR)
+    for name, about, at, field in [
+        ("dtype-0", "dtype 0", head, b"\0"),
+        ("dtype-5", "dtype 5", head, b"\5"),
+        ("sealed-2", "sealed 2", head + 1, b"\2"),
+        ("zero", "a third byte that is not 0", head + 3, b"\1"),
+        ("counter", "a counter, not sealed", head + 11, b"\1"),
+    ]:
+        yield f"tensor-{name}", "TN-01 CV-01", f"a tensor with {about}", put(data, at, field)
+    yield "tensor-cut", "CV-01", "elements that are cut short", data[:-1]
+    yield "tensor-long", "CV-01", "one byte more than the shape says", data + b"\0"
+    grown = put(data, head + 12, u32(2))
+    yield "tensor-shape", "CV-01 CV-02", "a shape that needs more than is there", grown
+    tag = put(flat(attrs.evolve(TENSOR, tensors=(SEALED,))), head + 1, b"\0")
+    plain = put(tag, head + 4, bytes(8))
+    yield "tensor-untagged", "CV-01", "a tag on a tensor that is not sealed", plain
+
+
+def _beyond_limits() -> Iterator[Case]:
+    close, boot = flat(Close(1, "a" * 256)), flat(BOOTSTRAP)
+    longer = put(close, 3, u16(257)) + b"a"
+    yield "close-long", "MS-02 CV-02", "a reason of 257 bytes", longer
+    accept = flat(Accept(bytes(32), 7, b""))
+    roster = put(accept, 41, u32(49153))
+    yield "accept-roster-long", "RO-07 CV-02", "a roster of 49,153 bytes declared", roster
+    yield "ready-windows", "CV-02", "17 windows", put(flat(READY), 85, u16(17))
+    yield "ready-layers", "MS-03 CV-02", "1,025 layers", put(flat(READY), 53, u16(1025))
+    yield "bootstrap-layers", "MS-04 CV-02", "1,025 layers", put(boot, 65, u16(1025))
+    yield "bootstrap-bounds-18", "MS-04 CV-02", "18 bounds", put(boot, 57, u16(18))
+    yield "bootstrap-hosts-17", "MS-04 CV-02", "17 hosts", put(boot, 59, u16(17))
+    host = flat(attrs.evolve(BOOTSTRAP, hosts=(("h" * 255, 1),)))
+    longer = put(host, 67, u16(256))
+    yield "bootstrap-host-long", "CV-02", "a host of 256 bytes", longer
+    idle = flat(STEP)
+    for at, what in zip(range(41, 51, 2), ("save", "evict", "drop", "open", "join"), strict=True):
+        data = put(idle, at, u16(4097))
+        yield f"step-{what}-4097", "MS-05 CV-02", f"{what}: 4,097 entries declared", data
+    yield (
+        "step-ids-many",
+        "MS-05 CV-02",
+        "1,048,577 ids declared",
+        put(idle, 72, u32((1 << 20) + 1)),
+    )
+    yield "step-tensors-5", "MS-05 CV-02", "5 tensors", put(flat(TENSOR), 76, b"\5")
+    failed = flat(attrs.evolve(STEP, failed=Failure(1, FailureKind.LOAD, "a" * 256)))
+    longer = put(failed, 81, u16(257)) + b"a"
+    yield "step-failure-long", "MS-02 CV-02", "a failure of 257 bytes", longer
+    done = flat(StepDone(EPOCH, 1))
+    yield (
+        "done-ids-many",
+        "MS-05 CV-02",
+        "1,048,577 ids declared",
+        put(done, 29, u32((1 << 20) + 1)),
+    )
+    yield "done-tensors-5", "MS-05 CV-02", "5 tensors", put(flat(DONE), 33, b"\5")
+    tensor = flat(TENSOR)
+    yield "tensor-dimensions", "TN-02 CV-02", "5 dimensions", put(tensor, 80, b"\5")
+    big = put(put(tensor, 78 + 12, u32(1 << 12)), 78 + 16, u32(1 << 12))
+    yield "tensor-bytes", "TN-02 CV-02", "96 MiB of elements declared", big
+    huge = put(tensor, 78 + 12, b"\xff" * 12)
+    yield "tensor-huge", "TN-02 CV-02", "a product beyond 64 bits", huge

@@ -1,0 +1,55 @@
+"""Who may send what, place by place (section 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from sealring_protocol.errors import CloseCode
+
+from spec.vectors.model import Json, Vector, refused, valid
+
+GIVEN: Final[Mapping[str, bytes]] = {}
+CONTROL, STEP, TUNNEL, WEIGHTS = 1, 2, 3, 4
+ALIVE: Final = ("PING", "PONG", "CLOSE")
+ALL: Final = ("ACCEPT", *ALIVE, "READY", "BOOTSTRAP", "STEP", "STEP_DONE")
+PLACES: Final = (
+    ("head-to-rank", CONTROL, 0, 2, 4, ("BOOTSTRAP", "STEP")),
+    ("rank-to-head", CONTROL, 3, 0, 4, ("READY", "STEP_DONE")),
+    ("rank-to-rank", CONTROL, 1, 2, 4, ()),
+    ("to-next", STEP, 1, 2, 4, ("STEP",)),
+    ("head-to-next", STEP, 0, 1, 2, ("STEP",)),
+    ("back", STEP, 2, 1, 4, ()),
+    ("last-to-head", STEP, 3, 0, 4, ("STEP_DONE",)),
+    ("one-of-two-to-head", STEP, 1, 0, 2, ("STEP_DONE",)),
+    ("head-to-last", STEP, 0, 3, 4, ()),
+    ("not-last-to-head", STEP, 2, 0, 4, ()),
+    ("skipping", STEP, 0, 2, 4, ()),
+    ("tunnel", TUNNEL, 0, 1, 2, ()),
+    ("weights", WEIGHTS, 0, 1, 2, ()),
+)
+"""Name, purpose, sender, receiver, ranks, and what may be sent beside what is always."""
+
+
+def _input(purpose: int, sender: int, receiver: int, world: int, messages: Json) -> Json:
+    return {
+        "purpose": purpose,
+        "sender": sender,
+        "receiver": receiver,
+        "world": world,
+        "messages": messages,
+    }
+
+
+def vectors() -> Iterator[Vector]:
+    """For each place one vector of all that may be sent, and one of all that may not."""
+    for name, purpose, sender, receiver, world, more in PLACES:
+        may = [message for message in ALL if message in ALIVE or message in more]
+        may_not = [message for message in ALL if message not in may]
+        where = f"rank {sender} to rank {receiver} of {world}"
+        given = _input(purpose, sender, receiver, world, may)
+        yield valid(f"role/{name}", "role", "RL-01", f"what {where} may send", given)
+        given = _input(purpose, sender, receiver, world, may_not)
+        about = f"what {where} may not send, each by itself"
+        why = CloseCode.ROLE_VIOLATION
+        yield refused(f"role/{name}-not", "role", "RL-01", about, given, why)

@@ -1,0 +1,257 @@
+"""Rosters: how they read, who signed them, and which may take another's place (section 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import attrs
+from sealring_protocol.errors import CloseCode
+
+from spec.vectors.model import FORGED, LIMIT, MALFORMED, Json, Vector, refused, u64, valid
+from spec.vectors.plain import Member, Terms, sha256, sign_roster
+from spec.vectors.talk import flipped
+from spec.vectors.world import (
+    ADA,
+    BEN,
+    CAT,
+    COORDINATOR,
+    EVE,
+    HOME,
+    HOME_4,
+    HOME_6,
+    NOW,
+    OTHER_CLUSTER,
+    TERMS,
+    entropy,
+    node,
+    signed,
+)
+
+GIVEN: Final[Mapping[str, bytes]] = {
+    "home": HOME,
+    "home_4": HOME_4,
+    "home_6": HOME_6,
+    "coordinator": COORDINATOR.public,
+    "ada": ADA.public,
+    "ben": BEN.public,
+    "ada_id": ADA.id,
+    "ben_id": BEN.id,
+}
+CONFLICT: Final = CloseCode.ROSTER_CONFLICT
+EXPIRED: Final = CloseCode.ROSTER_EXPIRED
+EVIDENCE: Final = entropy("evidence", 32)
+
+
+def changed(**terms: Any) -> bytes:
+    """The first roster with other terms, signed as it should be."""
+    return signed(attrs.evolve(TERMS, **terms))
+
+
+def with_ada(**member: Any) -> bytes:
+    """The first roster with another ada."""
+    return changed(members=(attrs.evolve(ADA.member, **member), BEN.member))
+
+
+def _input(data: bytes, coordinator: bytes = COORDINATOR.public) -> Json:
+    return {"roster": data.hex(), "coordinator": coordinator.hex()}
+
+
+def fields(terms: Terms) -> Json:
+    """A roster field by field."""
+    members = [
+        {
+            "public_key": member.public.hex(),
+            "node_id": sha256(member.public).hex(),
+            "trust": member.trust,
+            "attestation": member.attestation.hex(),
+            "name": member.name,
+            "addresses": list(member.addresses),
+        }
+        for member in terms.members
+    ]
+    return {
+        "digest": terms.digest.hex(),
+        "cluster": terms.cluster.hex(),
+        "name": terms.name,
+        "serial": u64(terms.serial),
+        "issued_ms": u64(terms.issued_ms),
+        "expires_ms": u64(terms.expires_ms),
+        "inner_seal": bool(terms.policy),
+        "trust": min(member.trust for member in terms.members),
+        "members": members,
+    }
+
+
+def vectors() -> Iterator[Vector]:
+    """Rosters, and rosters that come while another is held."""
+    attested = attrs.evolve(BEN.member, trust=3, attestation=EVIDENCE)
+    for name, about, terms in [
+        ("three", "three members", TERMS),
+        ("one", "one member, no addresses", attrs.evolve(TERMS, members=(_bare(ADA.member),))),
+        ("open", "no inner seal", attrs.evolve(TERMS, policy=0)),
+        ("trust", "trust levels 1, 3, 0", _trusting(attested)),
+        ("extremes", "the largest numbers", _extreme()),
+        ("sixty-four", "64 members", attrs.evolve(TERMS, members=_crowd(64))),
+        ("names", "names and addresses beyond ASCII", _named("Küche 机", ("küche.example:1",))),
+        ("edge", "a name of 64 bytes, 8 addresses of 255", _named("n" * 64, _addresses())),
+    ]:
+        given = _input(signed(terms))
+        yield valid(f"roster/{name}", "roster", "CV-01 RO-08", about, given, fields(terms))
+    for cases, why in (
+        (_malformed(), MALFORMED),
+        (_long(), LIMIT),
+        (_forged(), FORGED),
+    ):
+        for name, ids, about, given in cases:
+            yield refused(f"roster/{name}", "roster", ids, about, given, why)
+    yield from _newer()
+
+
+def _bare(member: Member) -> Member:
+    return attrs.evolve(member, addresses=())
+
+
+def _trusting(attested: Member) -> Terms:
+    nobody = attrs.evolve(CAT.member, trust=0)
+    return attrs.evolve(TERMS, members=(ADA.member, attested, nobody))
+
+
+def _extreme() -> Terms:
+    return attrs.evolve(TERMS, serial=2**64 - 1, issued_ms=0, expires_ms=2**64 - 1)
+
+
+def _named(name: str, addresses: tuple[str, ...]) -> Terms:
+    ada = attrs.evolve(ADA.member, name=name, addresses=addresses)
+    return attrs.evolve(TERMS, name=name, members=(ada,))
+
+
+def _addresses() -> tuple[str, ...]:
+    return tuple(f"{number}{'a' * 249}:7470" for number in range(8))
+
+
+def _crowd(count: int) -> tuple[Member, ...]:
+    return tuple(_bare(node(f"node {number}").member) for number in range(count))
+
+
+def _malformed() -> Iterator[tuple[str, str, str, Json]]:
+    for name, ids, about, data in [
+        ("version-0", "RO-01", "version 0", changed(version=0)),
+        ("version-2", "RO-01", "version 2", changed(version=2)),
+        ("policy-2", "RO-01", "an unknown policy bit", changed(policy=2)),
+        ("policy-80", "RO-01", "an unknown policy bit beside bit 0", changed(policy=0x81)),
+        ("empty", "RO-02", "no members", changed(members=())),
+        ("same-key", "RO-03", "one key twice", changed(members=(ADA.member, _as("ada", "bob")))),
+        ("same-name", "RO-03", "one name twice", changed(members=(ADA.member, _as("ben", "ada")))),
+        ("name-blank", "RO-04", "a cluster called by spaces", changed(name="  ")),
+        ("name-empty", "RO-04", "a member without a name", with_ada(name="")),
+        ("name-bell", "RO-04", "a name with BEL", with_ada(name="ada\x07")),
+        ("name-turned", "RO-04", "a name that turns text around", with_ada(name="a\u202eda")),
+        ("name-hidden", "RO-04", "a name with a zero-width space", with_ada(name="a\u200bda")),
+        ("name-utf8", "CV-03", "a name that is no text", with_ada(name=b"\xff")),
+        ("address-empty", "RO-04", "an empty address", with_ada(addresses=("",))),
+        ("address-twice", "RO-04", "an address twice", with_ada(addresses=("a:1", "a:1"))),
+        ("address-newline", "RO-04", "an address of two lines", with_ada(addresses=("a\n:1",))),
+        ("serial-0", "RO-05", "serial 0", changed(serial=0)),
+        ("no-time", "RO-05", "issued when it expires", changed(expires_ms=TERMS.issued_ms)),
+        ("backwards", "RO-05", "expires before it is issued", changed(expires_ms=1)),
+        ("trust-4", "RO-06", "trust level 4", with_ada(trust=4)),
+        ("trust-bare", "RO-06", "hardware trust without evidence", with_ada(trust=2)),
+        ("key-compressed", "ID-01", "a key that is no point", with_ada(public=_no_point())),
+        ("trailing", "CV-01", "a byte after the last member", _signed_bytes(b"\0")),
+        ("cut", "CV-01", "the last address is cut short", _signed_bytes(b"", cut=1)),
+        ("members-cut", "CV-01", "one member fewer than it says", _counting(4)),
+        ("tiny", "CV-01", "fewer bytes than a signature", HOME[:63]),
+    ]:
+        yield name, ids, about, _input(data)
+
+
+def _as(name: str, called: str) -> Member:
+    return attrs.evolve(node(name).member, name=called)
+
+
+def _no_point() -> bytes:
+    return b"\4" + bytes(64)
+
+
+def _signed_bytes(more: bytes, cut: int = 0) -> bytes:
+    body = TERMS.encode()
+    return sign_roster(body[: len(body) - cut] + more, COORDINATOR.signer)
+
+
+def _counting(members: int) -> bytes:
+    body = TERMS.encode()
+    at = 1 + 32 + 2 + len(TERMS.name) + 25
+    return sign_roster(body[:at] + members.to_bytes(2, "big") + body[at + 2 :], COORDINATOR.signer)
+
+
+def _long() -> Iterator[tuple[str, str, str, Json]]:
+    many = attrs.evolve(TERMS, members=_crowd(65))
+    yield "sixty-five", "RO-02 CV-02", "65 members", _input(signed(many))
+    nine = with_ada(addresses=tuple(f"a:{port}" for port in range(9)))
+    yield "addresses", "RO-04 CV-02", "9 addresses", _input(nine)
+    yield "name-long", "CV-02", "a name of 65 bytes", _input(with_ada(name="n" * 65))
+    address = with_ada(addresses=("a" * 256,))
+    yield "address-long", "CV-02", "an address of 256 bytes", _input(address)
+    data = bytes(49153)
+    yield "too-long", "RO-07 CV-02", "49,153 bytes", _input(data)
+
+
+def _forged() -> Iterator[tuple[str, str, str, Json]]:
+    yield "flipped", "RO-08", "one bit of a name flipped", _input(flipped(HOME, 35))
+    yield "serial-raised", "RO-08", "the serial raised after signing", _input(flipped(HOME, 46, 2))
+    yield "signature", "RO-08", "one bit of the signature flipped", _input(flipped(HOME, -1))
+    yield "other-signer", "RO-08", "signed by a member", _input(signed(TERMS, ADA))
+    yield "other-pinned", "RO-08", "another coordinator is pinned", _input(HOME, EVE.public)
+    context = sign_roster(TERMS.encode(), COORDINATOR.signer, b"sealring/1EVIDENCE")
+    yield "context", "ID-03 RO-08", "signed as evidence", _input(context)
+    bare = sign_roster(TERMS.encode(), COORDINATOR.signer, b"")
+    yield "no-context", "ID-03 RO-08", "the bare digest signed", _input(bare)
+    both = attrs.evolve(TERMS, members=(ADA.member, _as("coordinator", "boss")))
+    yield "coordinator", "RO-09", "the coordinator is a member", _input(signed(both))
+    unread = changed(version=2)[:-1] + b"\0"
+    yield "first-signature", "RO-08", "forged and of version 2: read is nothing", _input(unread)
+
+
+def _newer() -> Iterator[Vector]:
+    home_6 = attrs.evolve(TERMS, serial=6)
+    for name, about, wall_ms, terms in [
+        ("next", "the next serial", NOW, home_6),
+        ("far", "the largest serial", NOW, attrs.evolve(TERMS, serial=2**64 - 1)),
+        ("last-moment", "a millisecond before it expires", home_6.expires_ms - 1, home_6),
+        ("fewer", "without the third member", NOW, _without_cat(6)),
+    ]:
+        given = _change(signed(terms), wall_ms)
+        output = {"serial": u64(terms.serial), "digest": terms.digest.hex()}
+        yield valid(f"roster/newer-{name}", "newer", "RO-11 RO-12", about, given, output)
+    other = attrs.evolve(home_6, cluster=OTHER_CLUSTER)
+    late = home_6.expires_ms
+    for name, ids, about, data, wall_ms, why in [
+        ("cluster", "RO-10", "another cluster's", signed(other), NOW, FORGED),
+        ("older", "RO-11", "an older serial", HOME_4, NOW, MALFORMED),
+        ("same", "RO-11", "the one that is held", HOME, NOW, MALFORMED),
+        ("conflict", "RO-11", "same serial, other terms", signed(_without_cat(5)), NOW, CONFLICT),
+        ("expired", "RO-12", "at the moment it expires", HOME_6, late, EXPIRED),
+        ("end", "RO-13", "the peer is no member", signed(_without_ben()), NOW, FORGED),
+        ("forged", "RO-08", "not the coordinator's", signed(home_6, EVE), NOW, FORGED),
+    ]:
+        given = _change(data, wall_ms)
+        yield refused(f"roster/newer-{name}", "newer", ids, about, given, why)
+
+
+def _change(candidate: bytes, wall_ms: int) -> Json:
+    return {
+        "current": HOME.hex(),
+        "candidate": candidate.hex(),
+        "coordinator": COORDINATOR.public.hex(),
+        "wall_ms": u64(wall_ms),
+        "ends": [ADA.id.hex(), BEN.id.hex()],
+    }
+
+
+def _without_cat(serial: int) -> Terms:
+    return attrs.evolve(TERMS, serial=serial, members=(ADA.member, BEN.member))
+
+
+def _without_ben() -> Terms:
+    return attrs.evolve(TERMS, serial=6, members=(ADA.member, CAT.member))

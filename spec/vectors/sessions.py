@@ -1,0 +1,260 @@
+"""Links that are up: who may say what, keepalive, and how they end (sections 7, 10 and 11.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import attrs
+from sealring_protocol.codec.messages import (
+    NO_EPOCH,
+    Close,
+    Message,
+    Ping,
+    Pong,
+    Progress,
+    StepDone,
+)
+from sealring_protocol.errors import CloseCode
+
+from spec.vectors.ends import Delivery, answerer, dialer, link_of, said
+from spec.vectors.initiators import GIVEN as _GIVEN
+from spec.vectors.initiators import met
+from spec.vectors.messages import BOOTSTRAP, READY, STEP, flat
+from spec.vectors.model import FORGED, LIMIT, MALFORMED, Vector, refused, valid
+from spec.vectors.plain import header
+from spec.vectors.talk import Talk, flipped
+from spec.vectors.world import CAT, NOW, TERMS, signed
+
+GIVEN: Final = _GIVEN
+ROLE: Final = CloseCode.ROLE_VIOLATION
+TIMEOUT: Final = CloseCode.TIMEOUT
+DONE: Final = StepDone(STEP.epoch, 1)
+HELLO: Final = attrs.evolve(READY, epoch=NO_EPOCH, first=0, last=0)
+AT_ONCE: Final = 0.05
+CLOSED: Final = flat(Close(0, "done"))
+
+
+def vectors() -> Iterator[Vector]:
+    """Links of ada (rank 0) or cat (rank 2) with ben (rank 1)."""
+    yield from _good()
+    yield from _roles()
+    yield from _ends()
+    yield from _keepalive()
+    yield from _broken()
+
+
+def _up(talk: Talk) -> tuple[Delivery, ...]:
+    return (0.01, talk.init_frame), (0.02, talk.fin_frame)
+
+
+def _sealed(talk: Talk, plaintexts: Sequence[bytes], first: int = 0) -> list[Delivery]:
+    frames = [talk.to_answerer(first + i, plain) for i, plain in enumerate(plaintexts)]
+    return [(AT_ONCE, frame) for frame in frames]
+
+
+def _session(
+    name: str,
+    ids: str,
+    about: str,
+    talk: Talk,
+    messages: Sequence[Message],
+    answers: Sequence[Message] = (),
+    given_out: Sequence[Message] | None = None,
+) -> Vector:
+    """Messages to the end that was dialed, which gives them out, or answers."""
+    plain = [flat(message) for message in messages]
+    given = answerer(talk, *_up(talk), *_sealed(talk, plain))
+    sent = [talk.resp_frame, talk.accept()]
+    sent += [talk.to_dialer(1 + i, flat(answer)) for i, answer in enumerate(answers)]
+    out = plain if given_out is None else [flat(message) for message in given_out]
+    output = said(sent, messages=out, link=link_of(talk, dialing=False))
+    return valid(f"session/{name}", "responder", ids, about, given, output)
+
+
+def _good() -> Iterator[Vector]:
+    talk = met()
+    about = "BOOTSTRAP from the head"
+    yield _session("bootstrap", "RL-01", about, talk, [BOOTSTRAP])
+    steps = [attrs.evolve(STEP, n=n) for n in range(1, 71)]
+    for suite in (1, 2):
+        talk = met(purpose=2, suite=suite)
+        about = "70 steps: the key is updated after the 64th"
+        yield _session(f"steps-{suite}", "RL-01 SE-04", about, talk, steps)
+    pings = [Ping(echo, Progress(rows=echo)) for echo in range(20)]
+    pongs = [Pong(ping.echo, Progress()) for ping in pings]
+    about = "20 PINGs at once are answered"
+    yield _session("pings", "LK-04", about, met(), pings, pongs, [])
+    talk = met()
+    hello = flat(HELLO)
+    given = dialer(
+        talk, talk.resp_frame, talk.accept(), (AT_ONCE, talk.to_dialer(1, hello)), suites=[1, 2]
+    )
+    sent = (talk.init_frame, talk.fin_frame)
+    output = said(sent, messages=[hello], link=link_of(talk, dialing=True))
+    about = "READY from a rank to the head that dialed it"
+    yield valid("session/ready", "initiator", "RL-01", about, given, output)
+
+
+def _refused(
+    name: str,
+    ids: str,
+    about: str,
+    talk: Talk,
+    deliveries: Sequence[Delivery],
+    why: CloseCode,
+    *,
+    messages: Sequence[bytes] = (),
+    answers: Sequence[bytes] = (),
+    silent: bool = False,
+    end: bool = False,
+) -> Vector:
+    """A link that ends while *messages* have been given out and *answers* sent."""
+    given = answerer(talk, *_up(talk), *deliveries, end=end)
+    sent = [talk.resp_frame, talk.accept()]
+    sent += [talk.to_dialer(1 + i, answer) for i, answer in enumerate(answers)]
+    told = None if silent else int(why)
+    output = said(sent, told, messages, link_of(talk, dialing=False))
+    released = b"".join(messages)
+    name = f"session/{name}"
+    return refused(name, "responder", ids, about, given, why, released=released, output=output)
+
+
+def _roles() -> Iterator[Vector]:
+    head, rank, step = met(), met(dialer=CAT), met(purpose=2)
+    accept = b"\x04" + head.t4 + bytes(12)
+    for name, about, talk, message in [
+        ("ready-from-head", "READY from the head", head, flat(READY)),
+        ("done-from-head", "STEP_DONE from the head", head, flat(DONE)),
+        ("accept-again", "ACCEPT from an initiator", head, accept),
+        ("bootstrap-from-rank", "BOOTSTRAP from a rank to a rank", rank, flat(BOOTSTRAP)),
+        ("step-from-rank", "STEP from a rank on a control link", rank, flat(STEP)),
+        ("ready-to-rank", "READY from a rank to a rank", rank, flat(READY)),
+        ("bootstrap-on-step", "BOOTSTRAP on a step link", step, flat(BOOTSTRAP)),
+        ("done-to-next", "STEP_DONE down the chain", step, flat(DONE)),
+        ("step-back", "STEP up the chain", met(dialer=CAT, purpose=2), flat(STEP)),
+        ("tunnel", "STEP on a tunnel", met(purpose=3), flat(STEP)),
+        ("weights", "STEP on a link for weights", met(purpose=4), flat(STEP)),
+    ]:
+        deliveries = _sealed(talk, [message])
+        yield _refused(name, "RL-01", about, talk, deliveries, ROLE)
+    talk = met()
+    good = flat(BOOTSTRAP)
+    about = "a good message, then one out of role, then a good one"
+    deliveries = _sealed(talk, [good, flat(DONE), good])
+    yield _refused("after-good", "RL-01 CV-04", about, talk, deliveries, ROLE, messages=[good])
+
+
+def _ends() -> Iterator[Vector]:
+    talk = met()
+    good = flat(BOOTSTRAP)
+    given = answerer(talk, *_up(talk), *_sealed(talk, [good, CLOSED]), end=True)
+    sent = (talk.resp_frame, talk.accept())
+    output = said(sent, None, [good], link_of(talk, dialing=False), closed=0)
+    about = "CLOSE, then the end of the stream"
+    yield valid("session/close", "responder", "LK-02", about, given, output)
+    given = answerer(talk, *_up(talk), *_sealed(talk, [good, CLOSED, good]))
+    about = "what comes after CLOSE is not acted on"
+    yield valid("session/after-close", "responder", "LK-02", about, given, output)
+    whole = _sealed(talk, [good])
+    cut = [(AT_ONCE, talk.to_answerer(1, good)[:-1])]
+    for name, about, deliveries, messages in [
+        ("end", "the stream ends without CLOSE", whole, [good]),
+        ("end-at-once", "the stream ends right after ACCEPT", [], []),
+        ("end-in-frame", "the stream ends within a frame", [*whole, *cut], [good]),
+    ]:
+        yield _refused(
+            name,
+            "LK-01",
+            about,
+            talk,
+            deliveries,
+            MALFORMED,
+            messages=messages,
+            silent=True,
+            end=True,
+        )
+    given = answerer(talk, talk.init_frame, end=True)
+    output = said((talk.resp_frame,))
+    about = "the stream ends where FIN is due"
+    yield refused(
+        "session/end-before-fin", "responder", "LK-01", about, given, MALFORMED, output=output
+    )
+    soon = signed(attrs.evolve(TERMS, expires_ms=NOW + 100))
+    talk = met(ours=soon, theirs=soon)
+    yield _refused(
+        "expired", "RO-15", "the roster expires", talk, [(0.2, b"")], CloseCode.ROSTER_EXPIRED
+    )
+
+
+def _keepalive() -> Iterator[Vector]:
+    talk = met()
+    pings = [flat(Ping(echo, Progress())) for echo in range(21)]
+    pongs = [flat(Pong(echo, Progress())) for echo in range(20)]
+    about = "21 PINGs at once"
+    deliveries = _sealed(talk, pings)
+    yield _refused("pings-21", "LK-04", about, talk, deliveries, LIMIT, answers=pongs)
+    about = "PONG to no PING"
+    deliveries = _sealed(talk, [flat(Pong(1, Progress()))])
+    yield _refused("pong", "LK-03", about, talk, deliveries, MALFORMED)
+    asked = flat(Ping(1, Progress()))
+    about = "PONG with another echo"
+    wrong = [(0.6, b""), (0.7, talk.to_answerer(0, flat(Pong(2, Progress()))))]
+    yield _refused("pong-echo", "LK-03", about, talk, wrong, MALFORMED, answers=[asked])
+    about = "not a byte for 0.5 s, nor for 1 s after PING"
+    silence: list[Delivery] = [(0.6, b""), (1.7, b"")]
+    yield _refused("silence", "LK-05", about, talk, silence, TIMEOUT, answers=[asked])
+    for name, kind, about, given, sent in [
+        (
+            "no-init",
+            "responder",
+            "no whole INIT within 2 s",
+            answerer(talk, (1.9, talk.init_frame[:-1]), (2.0, b"")),
+            (),
+        ),
+        (
+            "no-fin",
+            "responder",
+            "no FIN within 5 s",
+            answerer(talk, talk.init_frame, (5.0, b"")),
+            (talk.resp_frame,),
+        ),
+        (
+            "no-resp",
+            "initiator",
+            "no RESP within 5 s",
+            dialer(talk, (5.0, b"")),
+            (talk.init_frame,),
+        ),
+    ]:
+        ids = "HS-30 HS-28"
+        yield refused(f"session/{name}", kind, ids, about, given, TIMEOUT, output=said(sent))
+
+
+def _broken() -> Iterator[Vector]:
+    talk = met()
+    good = flat(BOOTSTRAP)
+    first, second, third = (talk.to_answerer(number, good) for number in range(3))
+    other_way = talk.to_dialer(1, good)
+    for name, ids, about, frame, why in [
+        ("flipped", "SE-02", "a bit of the second frame flipped", flipped(second, -20), FORGED),
+        ("replayed", "SE-01 SE-02", "the first frame again", first, FORGED),
+        ("skipped", "SE-01 SE-02", "the third frame second", third, FORGED),
+        ("reflected", "SE-01 SE-02", "sealed for the other direction", other_way, FORGED),
+        ("no-tag", "SE-02", "a body of no bytes", header(2, 0), FORGED),
+        ("long", "SE-03 FR-03", "a body of 16 MiB and a byte", header(2, (1 << 24) + 1), LIMIT),
+        ("handshake", "HS-29 FR-02", "a handshake frame", header(1, 1), MALFORMED),
+        ("local", "FR-02", "a local frame", header(3, 1), MALFORMED),
+    ]:
+        deliveries = [(AT_ONCE, first), (AT_ONCE, frame)]
+        yield _refused(name, ids, about, talk, deliveries, why, messages=[good])
+    for name, ids, about, plaintext in [
+        ("malformed", "CV-01", "a byte left over under the seal", good + b"\0"),
+        ("unknown", "MS-01", "an unknown code under the seal", b"\x7f"),
+        ("empty", "MS-01", "nothing under the seal", b""),
+    ]:
+        sealed = _sealed(talk, [good, plaintext])
+        yield _refused(name, ids, about, talk, sealed, MALFORMED, messages=[good])
+    about = "the second frame first"
+    deliveries = [(AT_ONCE, second), (AT_ONCE, first)]
+    yield _refused("reordered", "SE-01 SE-02", about, talk, deliveries, FORGED)

@@ -1,0 +1,321 @@
+"""Messages as plain JSON objects with the specification's field names, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from sealring_protocol.codec.messages import (
+    NO_WORK,
+    Accept,
+    Backend,
+    Bootstrap,
+    CacheCost,
+    Close,
+    Decode,
+    EngineInfo,
+    Epoch,
+    Failure,
+    FailureKind,
+    HopKey,
+    Join,
+    Loaded,
+    LocalMessage,
+    Message,
+    NoWork,
+    Open,
+    Ping,
+    Pong,
+    Prefill,
+    Progress,
+    Ready,
+    Row,
+    Save,
+    Step,
+    StepDone,
+    Work,
+)
+from sealring_protocol.codec.tensor import DType, Tensor
+
+from spec.vectors.model import Json, u64
+
+COUNTERS: Final = (
+    "steps_received",
+    "steps_answered",
+    "compute_us",
+    "seal_us",
+    "rows",
+    "memory",
+    "cache",
+)
+
+
+def to_fields(message: Message | LocalMessage) -> dict[str, Json]:
+    """*message* field by field, its name under ``message``."""
+    return {"message": message.CODE.name, **_TO[type(message)](message)}
+
+
+def from_fields(fields: dict[str, Json]) -> Message | LocalMessage:
+    """What `to_fields` told."""
+    return _FROM[fields["message"]](fields)
+
+
+def _epoch(epoch: Epoch) -> dict[str, Json]:
+    return {"instance": u64(epoch.instance), "counter": u64(epoch.counter)}
+
+
+def _read_epoch(f: dict[str, Json]) -> Epoch:
+    return Epoch(int(f["instance"]), int(f["counter"]))
+
+
+def _progress(m: Ping | Pong) -> dict[str, Json]:
+    counters = {name: u64(getattr(m.progress, name)) for name in COUNTERS}
+    return {"echo": u64(m.echo), **counters}
+
+
+def _read_progress(f: dict[str, Json]) -> Progress:
+    return Progress(*(int(f[name]) for name in COUNTERS))
+
+
+def _accept(m: Accept) -> dict[str, Json]:
+    return {"transcript": m.transcript.hex(), "serial": u64(m.serial), "roster": m.roster.hex()}
+
+
+def _ready(m: Ready) -> dict[str, Json]:
+    return {
+        **_epoch(m.epoch),
+        "model": m.model.hex(),
+        "first": m.first,
+        "last": m.last,
+        "layers": m.layers,
+        "dtype": int(m.dtype),
+        "hidden": m.hidden,
+        "trimmable": m.trimmable,
+        "room": u64(m.room),
+        "fixed": u64(m.cost.fixed),
+        "per_token": u64(m.cost.per_token),
+        "windows": [{"tokens": tokens, "bytes": u64(cost)} for tokens, cost in m.cost.windows],
+    }
+
+
+def _read_ready(f: dict[str, Json]) -> Ready:
+    windows = tuple((window["tokens"], int(window["bytes"])) for window in f["windows"])
+    return Ready(
+        _read_epoch(f),
+        bytes.fromhex(f["model"]),
+        f["first"],
+        f["last"],
+        f["layers"],
+        DType(f["dtype"]),
+        f["hidden"],
+        f["trimmable"],
+        int(f["room"]),
+        CacheCost(int(f["fixed"]), int(f["per_token"]), windows),
+    )
+
+
+def _bootstrap(m: Bootstrap) -> dict[str, Json]:
+    return {
+        **_epoch(m.epoch),
+        "backend": int(m.backend),
+        "rank": m.rank,
+        "inner_seal": m.inner_seal,
+        "deadline_ms": m.deadline_ms,
+        "model": m.model.hex(),
+        "bounds": list(m.bounds),
+        "hosts": [{"host": host, "port": port} for host, port in m.hosts],
+    }
+
+
+def _read_bootstrap(f: dict[str, Json]) -> Bootstrap:
+    return Bootstrap(
+        _read_epoch(f),
+        Backend(f["backend"]),
+        f["rank"],
+        f["inner_seal"],
+        f["deadline_ms"],
+        bytes.fromhex(f["model"]),
+        tuple(f["bounds"]),
+        tuple((host["host"], host["port"]) for host in f["hosts"]),
+    )
+
+
+def _work(work: Work) -> dict[str, Json]:
+    match work:
+        case NoWork():
+            return {"work": 0, "target": "0", "position": 0, "count": 0}
+        case Prefill(uid, position, count):
+            return {"work": 1, "target": u64(uid), "position": position, "count": count}
+        case Decode(group):
+            return {"work": 2, "target": u64(group), "position": 0, "count": 0}
+
+
+def _read_work(f: dict[str, Json]) -> Work:
+    works: tuple[Callable[[], Work], ...] = (
+        lambda: NO_WORK,
+        lambda: Prefill(int(f["target"]), f["position"], f["count"]),
+        lambda: Decode(int(f["target"])),
+    )
+    return works[f["work"]]()
+
+
+def _tail(m: Step | StepDone) -> dict[str, Json]:
+    return {
+        "ids": list(m.ids),
+        "tensors": [tensor_fields(tensor) for tensor in m.tensors],
+        "failed": None
+        if m.failed is None
+        else {"rank": m.failed.rank, "kind": int(m.failed.kind), "message": m.failed.message},
+    }
+
+
+def tensor_fields(tensor: Tensor) -> dict[str, Json]:
+    """A tensor field by field."""
+    return {
+        "dtype": int(tensor.dtype),
+        "sealed": tensor.sealed,
+        "counter": u64(tensor.counter),
+        "shape": list(tensor.shape),
+        "data": bytes(tensor.data).hex(),
+    }
+
+
+def read_tensor(f: dict[str, Json]) -> Tensor:
+    """What `tensor_fields` told."""
+    data = bytes.fromhex(f["data"])
+    return Tensor(DType(f["dtype"]), tuple(f["shape"]), data, f["sealed"], int(f["counter"]))
+
+
+def _read_tail(f: dict[str, Json]) -> dict[str, Any]:
+    told = f["failed"]
+    failed = Failure(told["rank"], FailureKind(told["kind"]), told["message"]) if told else None
+    tensors = tuple(read_tensor(tensor) for tensor in f["tensors"])
+    return {"ids": tuple(f["ids"]), "tensors": tensors, "failed": failed}
+
+
+def _step(m: Step) -> dict[str, Json]:
+    return {
+        **_epoch(m.epoch),
+        "n": u64(m.n),
+        "digest": m.digest.hex(),
+        "save": [{"uid": u64(save.uid), "handle": u64(save.handle)} for save in m.save],
+        "evict": [u64(uid) for uid in m.evict],
+        "drop": [u64(number) for number in m.drop],
+        "open": [
+            {"uid": u64(row.uid), "handle": u64(row.handle), "keep": row.keep} for row in m.open
+        ],
+        "join": [{"uid": u64(join.uid), "group": join.group} for join in m.join],
+        **_work(m.work),
+        "compute_us": m.compute_us,
+        **_tail(m),
+    }
+
+
+def _read_step(f: dict[str, Json]) -> Step:
+    return Step(
+        _read_epoch(f),
+        int(f["n"]),
+        bytes.fromhex(f["digest"]),
+        save=tuple(Save(int(save["uid"]), int(save["handle"])) for save in f["save"]),
+        evict=tuple(int(uid) for uid in f["evict"]),
+        drop=tuple(int(number) for number in f["drop"]),
+        open=tuple(Open(int(row["uid"]), int(row["handle"]), row["keep"]) for row in f["open"]),
+        join=tuple(Join(int(join["uid"]), join["group"]) for join in f["join"]),
+        work=_read_work(f),
+        compute_us=f["compute_us"],
+        **_read_tail(f),
+    )
+
+
+def _done(m: StepDone) -> dict[str, Json]:
+    return {**_epoch(m.epoch), "n": u64(m.n), "compute_us": m.compute_us, **_tail(m)}
+
+
+def _info(m: EngineInfo) -> dict[str, Json]:
+    return {
+        "model": m.model.hex(),
+        "dtype": int(m.dtype),
+        "hidden": m.hidden,
+        "vocabulary": m.vocabulary,
+        "context": m.context,
+        "trimmable": m.trimmable,
+        "room": u64(m.room),
+        "ends": u64(m.ends),
+        "layers": [u64(size) for size in m.layers],
+    }
+
+
+def _read_info(f: dict[str, Json]) -> EngineInfo:
+    return EngineInfo(
+        bytes.fromhex(f["model"]),
+        DType(f["dtype"]),
+        f["hidden"],
+        f["vocabulary"],
+        f["context"],
+        f["trimmable"],
+        int(f["room"]),
+        int(f["ends"]),
+        tuple(int(size) for size in f["layers"]),
+    )
+
+
+def _hop(m: HopKey) -> dict[str, Json]:
+    return {
+        "outgoing": m.outgoing,
+        "suite": m.suite,
+        "cluster": m.cluster.hex(),
+        "secret": m.secret.hex(),
+    }
+
+
+def _row(m: Row) -> dict[str, Json]:
+    return {
+        "uid": u64(m.uid),
+        "seed": u64(m.seed),
+        "choice": m.choice,
+        "temperature": m.temperature,
+        "top_p": m.top_p,
+        "top_k": m.top_k,
+        "min_p": m.min_p,
+    }
+
+
+def read_row(f: dict[str, Json]) -> Row:
+    """A ROW from its fields."""
+    rest = (f["choice"], f["temperature"], f["top_p"], f["top_k"], f["min_p"])
+    return Row(int(f["uid"]), int(f["seed"]), *rest)
+
+
+_TO: Final[dict[type[Any], Callable[[Any], dict[str, Json]]]] = {
+    Accept: _accept,
+    Ping: _progress,
+    Pong: _progress,
+    Close: lambda m: {"why": m.code, "reason": m.reason},
+    Ready: _ready,
+    Bootstrap: _bootstrap,
+    Step: _step,
+    StepDone: _done,
+    EngineInfo: _info,
+    HopKey: _hop,
+    Row: _row,
+    Loaded: lambda m: {"read": u64(m.read), "held": u64(m.held), "load_us": u64(m.load_us)},
+}
+
+_FROM: Final[dict[str, Callable[[dict[str, Json]], Message | LocalMessage]]] = {
+    "ACCEPT": lambda f: Accept(
+        bytes.fromhex(f["transcript"]), int(f["serial"]), bytes.fromhex(f["roster"])
+    ),
+    "PING": lambda f: Ping(int(f["echo"]), _read_progress(f)),
+    "PONG": lambda f: Pong(int(f["echo"]), _read_progress(f)),
+    "CLOSE": lambda f: Close(f["why"], f["reason"]),
+    "READY": _read_ready,
+    "BOOTSTRAP": _read_bootstrap,
+    "STEP": _read_step,
+    "STEP_DONE": lambda f: StepDone(_read_epoch(f), int(f["n"]), f["compute_us"], **_read_tail(f)),
+    "ENGINE_INFO": _read_info,
+    "HOP_KEY": lambda f: HopKey(
+        f["outgoing"], f["suite"], bytes.fromhex(f["cluster"]), bytes.fromhex(f["secret"])
+    ),
+    "ROW": read_row,
+    "LOADED": lambda f: Loaded(int(f["read"]), int(f["held"]), int(f["load_us"])),
+}
