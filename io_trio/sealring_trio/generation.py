@@ -128,4 +128,9 @@ async def _pass_on(stream: Stream, words: Detokenizer, reply: Reply) -> dict[str
             f"the ring gave up on this request: {event.message or event.reason.value}",
             "The head's log says more. Ask again once 'sealring status' shows the ring ready.",
         )
-    return {"reason": event.reason.value, "tokens": tokens, "tokens_per_s": round(pace(times), 2)}
+    return {
+        "reason": event.reason.value,
+        "tokens": len(tokens),
+        "token_ids": tokens,
+        "tokens_per_s": round(pace(times), 2),
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,12 @@ class Requests:
                 f"this node is rank {node.rank}, which takes no requests",
                 f"Ask on the machine of the head, {head}.",
             )
+
+    async def warm_up(self) -> None:
+        """Have the tokenizer ready before the first request; a fault is told to who asks."""
+        if not self._runtime.node.rank:
+            with contextlib.suppress(OperationError):
+                await self.tokenizer()
 
     async def tokenizer(self) -> Tokenizer:
         """The model's tokenizer, loaded when it is first asked for. Raises `OperationError`."""

@@ -306,7 +306,12 @@ class Runtime:
         self._settle()
 
     async def _store_roster(self, link: int, data: bytes) -> None:
-        await trio.to_thread.run_sync(replace_file, self._store, data)
+        try:
+            await trio.to_thread.run_sync(replace_file, self._store, data)
+        except OSError as error:
+            # Unanswered, the link that brought it dies of its deadline, and another brings it.
+            log.warning("cannot keep a newer roster in %s: %s", self._store, error.strerror)
+            return
         self.node.roster_stored(link, trio.current_time())
         self._settle()
 

@@ -33,13 +33,12 @@ from sealring_trio.models import describe_model, find_model
 from sealring_trio.requests import Requests
 from sealring_trio.roster_files import verify_roster
 from sealring_trio.runtime import Runtime, wall_ms
-from sealring_trio.status import SUITE_NAMES
+from sealring_trio.suites import SUITES
 from sealring_trio.units import format_address
 
 log = logging.getLogger("sealring")
 
 ENGINE_MODULE: Final = "sealring_model.engine"
-SUITES: Final = {name: suite for suite, name in SUITE_NAMES.items()}
 _KEPT_ROSTER: Final = "adopted.roster"
 
 
@@ -158,6 +157,7 @@ async def serve(prepared: Prepared, lifeline: int | None) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(serve_control, config.control_socket, requests.answer)
         await nursery.start(runtime.run)
+        nursery.start_soon(requests.warm_up)
         _tell_where(runtime, config)
         await _until_stopped(lifeline)
         log.info("stopping: closing the links")

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 from sealring_protocol.control.follower import Follower
 from sealring_protocol.control.head import Head
 from sealring_protocol.control.plan import Strategy
-from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roles import Purpose
 
 from sealring_trio.runtime import Runtime
-
-SUITE_NAMES: Final = {
-    Suite.AES256GCM: "aes-256-gcm",
-    Suite.CHACHA20POLY1305: "chacha20-poly1305",
-}
+from sealring_trio.suites import SUITE_NAMES
 
 
 def describe_node(runtime: Runtime, model: Path) -> dict[str, Any]:

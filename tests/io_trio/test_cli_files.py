@@ -283,8 +283,9 @@ def test_plan(tmp_path: Path) -> None:
     bounds = [rank["layers"] for rank in facts["ranks"]]
     assert bounds[0][1] == bounds[1][0]
     assert bounds[1][1] == facts["layers"]
-    chosen = sealring("plan", "--model", "tiny", "--memory", "1G,1G", "--layers", "1,7", "--json")
-    assert [rank["layers"] for rank in chosen.json()["ranks"]] == [[0, 1], [1, 8]]
+    split = f"1,{facts['layers'] - 1}"
+    chosen = sealring("plan", "--model", "tiny", "--memory", "1G,1G", "--layers", split, "--json")
+    assert [rank["layers"] for rank in chosen.json()["ranks"]] == [[0, 1], [1, facts["layers"]]]
     assert "0 (head)" in sealring("plan", "--model", "tiny", "--memory", "1G").out
 
 

@@ -78,9 +78,9 @@ UP_MISTAKES: dict[str, tuple[Callable[[Path], object], int, str, str]] = {
     "no model folder": (edit('"tiny"', '"./none"'), 2, "there is no folder", "'tiny'"),
     "broken model": (break_model, 2, "cannot use the model", "Fetch it again"),
     "layers": (
-        edit('model = "tiny"', 'model = "tiny"\nlayers = [4, 3]'),
+        edit('model = "tiny"', 'model = "tiny"\nlayers = [4, 30]'),
         2,
-        "layers = [4, 3] does not fit 2 ranks and a model of 8 layers",
+        "layers = [4, 30] does not fit 2 ranks and a model of",
         "sealring plan",
     ),
     "single": (
@@ -167,7 +167,7 @@ def test_the_demo_proves_itself() -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["identical"] is True
-    assert len(report["tokens"]) == 24
+    assert report["tokens"] == len(report["token_ids"]) == 24
     assert report["ring_tokens_per_s"] > 0
     assert report["single_tokens_per_s"] > 0
     assert 0 < report["hop_us"]["p50"] <= report["hop_us"]["p99"]

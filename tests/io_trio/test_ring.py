@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import re
 import socket
 import ssl
@@ -12,11 +13,14 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import attrs
 import psutil
 import pytest
 from sealring_model import tiny
+from sealring_model.loading import describe
 from sealring_model.tokens import Tokenizer
-from sealring_protocol.security.roster import SignedRoster
+from sealring_protocol.security.identity import SoftwareSigner
+from sealring_protocol.security.roster import SignedRoster, sign_roster
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.local_ring import LocalNode, running_node, wait_until_up
 from sealring_trio.single import single_process
@@ -26,6 +30,7 @@ from tests.io_trio.helpers import sealring
 
 PROMPT = "Tell me a story about a fox named Pip."
 TOKENS = 24
+TINY = describe(tiny.path())
 
 
 def ask(node: LocalNode, prompt: str = PROMPT, **options: object) -> dict[str, object]:
@@ -51,7 +56,7 @@ def test_two_ranks_say_what_one_process_says(ring: Ring, expected: dict[str, obj
     )
     assert done.code == 0
     facts = done.json()
-    assert facts["tokens"] == expected["tokens"]
+    assert facts["token_ids"] == expected["tokens"]
     assert facts["text"] == expected["text"]
     assert facts["reason"] == "length"
     assert facts["prompt_tokens"] > 0
@@ -88,11 +93,11 @@ def test_status_tells_both_ranks(ring: Ring) -> None:
 def test_sampling_by_seed(ring: Ring) -> None:
     options = {"temperature": 0.9, "top_p": 0.95, "seed": 7}
     first, second = (ask(ring.nodes[0], **options) for _ in range(2))
-    assert first["tokens"] == second["tokens"]
-    assert ask(ring.nodes[0], **options | {"seed": 8})["tokens"] != first["tokens"]
+    assert first["token_ids"] == second["token_ids"]
+    assert ask(ring.nodes[0], **options | {"seed": 8})["token_ids"] != first["token_ids"]
     unseeded = ask(ring.nodes[0], temperature=0.9)
     again = ask(ring.nodes[0], temperature=0.9, seed=unseeded["seed"])
-    assert again["tokens"] == unseeded["tokens"]
+    assert again["token_ids"] == unseeded["token_ids"]
 
 
 def test_raw_leaves_the_template_out(ring: Ring) -> None:
@@ -110,7 +115,11 @@ def test_a_client_that_goes_away_withdraws_its_request(ring: Ring) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, object], type[Exception], str]] = {
-    "prompt too long": ({"prompt": "fox " * 3000}, UserError, r"\d+ tokens .* holds 2048"),
+    "prompt too long": (
+        {"prompt": "fox " * 3000},
+        UserError,
+        rf"\d+ tokens .* holds {TINY.context}",
+    ),
     "too many tokens": ({"max_tokens": 4000}, UserError, r"4000 more are asked"),
     "empty": ({"prompt": "", "raw": True}, UserError, "the prompt has no tokens"),
     "unknown field": ({"colour": 1}, UserError, "colour: "),
@@ -132,7 +141,7 @@ def test_refused_requests(
 def test_a_long_prompt_through_the_command(ring: Ring) -> None:
     done = sealring("generate", "--config", ring.configs[0], "--prompt", "fox " * 3000)
     assert done.code == 2
-    assert "the model's context holds 2048" in done.err
+    assert f"the model's context holds {TINY.context}" in done.err
 
 
 def test_only_the_head_takes_requests(ring: Ring) -> None:
@@ -179,12 +188,12 @@ def test_the_control_socket_is_the_owners(ring: Ring) -> None:
 
 def test_the_wire_holds_no_plaintext(ring: Ring, expected: dict[str, object]) -> None:
     before = [len(relay.captured) for relay in ring.relays]
-    tokens: list[int] = ask(ring.nodes[0])["tokens"]  # type: ignore[assignment]
+    tokens: list[int] = ask(ring.nodes[0])["token_ids"]  # type: ignore[assignment]
     traffic = b"".join(
         bytes(relay.captured[start:]) for relay, start in zip(ring.relays, before, strict=True)
     )
     everything = b"".join(bytes(relay.captured) for relay in ring.relays)
-    hidden_bytes = TOKENS * 160 * 4 * 2
+    hidden_bytes = TOKENS * TINY.hidden * TINY.dtype.width * 2
     assert len(traffic) > hidden_bytes
     tokenizer = Tokenizer(tiny.path())
     prompt = tokenizer.chat([{"role": "user", "content": PROMPT}])
@@ -197,7 +206,10 @@ def test_the_wire_holds_no_plaintext(ring: Ring, expected: dict[str, object]) ->
     secret |= {member.public_key[1:33] for member in roster.members}
     for needle in secret:
         assert needle not in everything
-    # Activations in f32 share their exponents; only ciphertext does not shrink.
+    # Activations in f32 share their exponents, so they shrink; only ciphertext does not.
+    source = random.Random(1)
+    activations = struct.pack(">20000f", *(source.gauss(0, 1) for _ in range(20_000)))
+    assert len(zlib.compress(activations, 9)) < 0.95 * len(activations)
     assert len(zlib.compress(traffic, 9)) > 0.98 * len(traffic)
 
 
@@ -248,7 +260,7 @@ def test_a_killed_engine_is_replaced(ring: Ring, expected: dict[str, object], ra
     before = ring.nodes[rank].status()
     psutil.Process(before["engine_pid"]).kill()
     answer = ask(ring.nodes[0])
-    assert answer["tokens"] == expected["tokens"]
+    assert answer["token_ids"] == expected["tokens"]
     after = ring.nodes[rank].status()
     assert after["engine_restarts"] == before["engine_restarts"] + 1
     assert after["engine_pid"] != before["engine_pid"]
@@ -263,8 +275,16 @@ def test_an_engine_killed_in_the_middle_of_an_answer(ring: Ring) -> None:
         if event["event"] == "text" and not struck:
             struck = True
             psutil.Process(ring.nodes[1].status()["engine_pid"]).kill()
-        tokens = event.get("tokens", tokens)
-    assert tokens == whole["tokens"]
+        tokens = event.get("token_ids", tokens)
+    assert tokens == whole["token_ids"]
+
+
+def sign_again(folder: Path) -> None:
+    """The roster once more, with the next serial, for whoever reads it from now on."""
+    signer = SoftwareSigner.from_pem((folder / "coordinator.key").read_bytes())
+    roster = SignedRoster.decode((folder / "demo.roster").read_bytes()).roster
+    newer = sign_roster(attrs.evolve(roster, serial=roster.serial + 1), signer)
+    (folder / "demo.roster").write_bytes(newer.encode())
 
 
 def test_a_killed_rank_is_reported_and_welcome_back(
@@ -280,10 +300,13 @@ def test_a_killed_rank_is_reported_and_welcome_back(
     assert next(answer) == {"event": "waiting", "text": "waiting for rank 1 (rank1)"}
     assert head.status()["missing"] == [1]
     assert "rank 1 (rank1) is gone" in head.log.read_text()
+    sign_again(ring.folder)
     with running_node(ring.configs[1]) as back:
         wait_until_up(back)
         ring.nodes[1] = back
-        assert list(answer)[-1]["tokens"] == expected["tokens"]
+        assert list(answer)[-1]["token_ids"] == expected["tokens"]
+        assert head.status()["serial"] == 2  # the rank brought a newer roster along
+        assert (head.control.parent / "adopted.roster").exists()
         family = list(processes_of(back))
     assert back.process.returncode == 0
     _, alive = psutil.wait_procs(family, timeout=10)

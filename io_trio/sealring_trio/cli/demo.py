@@ -8,12 +8,14 @@ from typing import Annotated, Any
 
 import attrs
 import cyclopts
+from sealring_model.loading import ModelInfo
 
 from sealring_trio.bench.sealing import seal_microseconds
 from sealring_trio.cli.output import print_facts, print_json, print_table
 from sealring_trio.local_ring import LocalNode, local_ring
 from sealring_trio.models import TINY, describe_model, find_model
 from sealring_trio.single import SingleAnswer, pace, single_process
+from sealring_trio.suites import SUITES
 from sealring_trio.units import format_size
 
 Positive = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
@@ -71,13 +73,17 @@ def demo(
     _say(json, "\nThe same with one mlx-lm process, to compare ...\n")
     with single_process(folder) as single:
         yardstick = single.generate(asked, max_tokens)
-    sealing = seal_microseconds(info.hidden, info.dtype) if ranks > 1 else 0.0
+    sealing = _sealing(states[0]["suite"], info) if ranks > 1 else 0.0
     report = _report(answer, yardstick, states, sealing)
     if json:
         print_json(report)
     else:
         _show(report)
     return 0 if report["identical"] else 1
+
+
+def _sealing(suite: str, info: ModelInfo) -> float:
+    return seal_microseconds(info.hidden, info.dtype, SUITES[suite])
 
 
 def _default_prompt() -> str:
@@ -101,7 +107,7 @@ def _ask(head: LocalNode, prompt: str, max_tokens: int, json: bool) -> RingAnswe
             if not json:
                 print(event["text"], end="", flush=True)
         elif event["event"] == "done":
-            tokens = event["tokens"]
+            tokens = event["token_ids"]
     _say(json, "")
     return RingAnswer(tuple(tokens), text, pace(times))
 
@@ -117,9 +123,10 @@ def _report(
     hop = head["hop_us"]
     return {
         "identical": answer.tokens == single.tokens,
-        "tokens": list(answer.tokens),
+        "tokens": len(answer.tokens),
+        "token_ids": list(answer.tokens),
+        "single_token_ids": list(single.tokens),
         "text": answer.text,
-        "single_tokens": list(single.tokens),
         "ring_tokens_per_s": round(answer.tokens_per_s, 1),
         "single_tokens_per_s": round(single.tokens_per_s, 1),
         "hop_us": hop,
@@ -159,7 +166,7 @@ def _show(report: dict[str, Any]) -> None:
     hop = report["hop_us"]
     sealed = f"{report['suite']}, inner seal {'on' if report['inner_seal'] else 'off'}"
     facts = [
-        ("tokens", str(len(report["tokens"]))),
+        ("tokens", str(report["tokens"])),
         ("ring", f"{report['ring_tokens_per_s']} tokens/s ({report['strategy']})"),
         ("one process", f"{report['single_tokens_per_s']} tokens/s (mlx-lm)"),
     ]
