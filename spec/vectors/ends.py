@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from spec.vectors.model import Json, u64
-from spec.vectors.talk import ANSWERING, CT, DIALING, SS, Talk, serial_of
+from spec.vectors.talk import ANSWERING, CT, DIALING, SS, Talk
 from spec.vectors.world import ADA, BEN, CAT, CLUSTER, COORDINATOR, HOME, HOME_6, NOW, Node
 
 GIVEN: Final = {
@@ -106,7 +106,6 @@ def link_of(talk: Talk, *, dialing: bool) -> Json:
         "peer": peer.id.hex(),
         "instance": u64(peer.instance),
         "purpose": talk.purpose,
-        "serial": u64(max(serial_of(talk.ours), serial_of(talk.theirs))),
         "transcript": talk.t4.hex(),
     }
     for label in ("traffic", "activation"):

@@ -257,7 +257,7 @@ def _told_why() -> Iterator[Vector]:
         yield refused(f"responder/{name}", "responder", ids, about, given, why, output=output)
     talk = met()
     accept = talk.accept()
-    given = answerer(talk, talk.init_frame, talk.fin_frame + talk.fin_frame)
-    output = said((talk.resp_frame, accept), int(MALFORMED))
+    given = answerer(talk, talk.init_frame, talk.fin_frame, talk.fin_frame)
+    output = said((talk.resp_frame, accept), int(MALFORMED), link=link_of(talk, dialing=False))
     name, about = "responder/fin-twice", "FIN again after FIN"
     yield refused(name, "responder", "HS-29 FR-02", about, given, MALFORMED, output=output)

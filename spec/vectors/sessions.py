@@ -64,7 +64,8 @@ def _session(
 ) -> Vector:
     """Messages to the end that was dialed, which gives them out, or answers."""
     plain = [flat(message) for message in messages]
-    given = answerer(talk, *_up(talk), *_sealed(talk, plain))
+    suites = [talk.suite, 3 - talk.suite]
+    given = answerer(talk, *_up(talk), *_sealed(talk, plain), suites=suites)
     sent = [talk.resp_frame, talk.accept()]
     sent += [talk.to_dialer(1 + i, flat(answer)) for i, answer in enumerate(answers)]
     out = plain if given_out is None else [flat(message) for message in given_out]

@@ -36,7 +36,8 @@ def vectors() -> Iterator[Vector]:
             [0, 3, 5, 7],
         ),
         ("least", "a small rank gets one layer", [1] * 10, 0, [1000, 2, 1000], [0, 4, 5, 10]),
-        ("uneven", "one layer is heavy", [100, 100, 600, 100], 0, [500, 1000], [0, 2, 4]),
+        ("uneven", "one layer is heavy", [100, 100, 600, 100], 0, [500, 1000], [0, 1, 4]),
+        ("moved", "a layer moves to a rank with room", [1, 1, 1, 6], 0, [10, 7], [0, 3, 4]),
         ("sixteen", "one layer each", [1] * 16, 0, [10] * 16, list(range(17))),
     ]:
         given = _input(layers, ends, memory)

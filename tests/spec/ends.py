@@ -1,0 +1,196 @@
+"""Drives one end of a link through a vector, with its deliveries cut as a test likes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from sealring_protocol.codec.encoding import decode, encode
+from sealring_protocol.codec.frame import FrameDecoder, FrameKind
+from sealring_protocol.codec.messages import Close
+from sealring_protocol.errors import SealringError
+from sealring_protocol.limits import MAX_SEALED_BODY
+from sealring_protocol.link import Link
+from sealring_protocol.link_events import (
+    LinkClosed,
+    LinkUp,
+    PeerProved,
+    RosterReceived,
+)
+from sealring_protocol.security.admission import Admission
+from sealring_protocol.security.handshake import (
+    EncapsulationRequested,
+    HandshakeConfig,
+    HandshakeEvent,
+    PeerVerified,
+    Purpose,
+    Secrets,
+    SignatureRequested,
+)
+from sealring_protocol.security.identity import SoftwareSigner
+from sealring_protocol.security.keys import Suite
+from sealring_protocol.security.roster import SignedRoster
+from sealring_protocol.security.seal import OpeningChannel
+
+Given = dict[str, Any]
+Cut = Callable[[bytes], Iterable[bytes]]
+
+
+class _Link(Link):
+    """A link that lets its secrets be seen."""
+
+    seen: Secrets | None = None
+
+    def _on(self, event: HandshakeEvent) -> None:
+        if isinstance(event, PeerVerified):
+            self.seen = event.secrets
+        super()._on(event)
+
+
+class End:
+    """One end as a vector has it. After `run`, what it said and gave out, and its error."""
+
+    def __init__(self, given: Given) -> None:
+        self._given = given
+        self._signer = SoftwareSigner.from_scalar(int(given["scalar"], 16))
+        self._asked: deque[Callable[[float], None]] = deque()
+        self._up: LinkUp | None = None
+        self._sent = bytearray()
+        self.messages: list[bytes] = []
+        self.closed: int | None = None
+        self.error: SealringError | None = None
+        self._link = self._make()
+
+    def _make(self) -> _Link:
+        given = self._given
+        config = HandshakeConfig(
+            self._signer.public_key,
+            SignedRoster.decode(bytes.fromhex(given["roster"])),
+            bytes.fromhex(given["coordinator"]),
+            int(given["instance"]),
+            tuple(Suite(suite) for suite in given["suites"]),
+        )
+        wall_ms, entropy = int(given["wall_ms"]), bytes.fromhex(given["entropy"])
+        link: Link
+        if "peer" in given:
+            peer, purpose = bytes.fromhex(given["peer"]), Purpose(given["purpose"])
+            link = _Link.dial(config, peer, purpose, 0.0, wall_ms, entropy)
+        else:
+            admission = Admission(0.0)
+            for tag in given["seen"]:
+                admission.replay.add(bytes.fromhex(tag))
+            link = _Link.accept(config, admission, 0.0, wall_ms, entropy)
+        assert isinstance(link, _Link)
+        return link
+
+    def run(self, cut: Cut = lambda data: [data]) -> None:
+        """Deliver all that the vector has, each delivery cut by *cut*."""
+        try:
+            self._flush()
+            for delivery in self._given["deliveries"]:
+                now = delivery["at"]
+                self._link.handle_timeout(now)
+                for piece in cut(bytes.fromhex(delivery["data"])):
+                    if piece:
+                        self._link.receive_data(piece, now)
+                    self._settle(now)
+            if self._given["end"]:
+                self._link.receive_eof()
+        except SealringError as error:
+            self.error = error
+            self._flush()
+
+    def _flush(self) -> None:
+        self._sent += self._link.data_to_send()
+
+    def _settle(self, now: float) -> None:
+        """Take every event, then answer what was asked, until there is neither."""
+        while True:
+            while (event := self._link.next_event()) is not None:
+                self._on(event)
+            self._flush()
+            if not self._asked:
+                return
+            self._asked.popleft()(now)
+
+    def _on(self, event: Any) -> None:
+        link, ask = self._link, self._asked.append
+        match event:
+            case SignatureRequested(payload):
+                ask(lambda now: link.provide_signature(self._signer.sign(payload), now))
+            case EncapsulationRequested():
+                told = {k: bytes.fromhex(v) for k, v in self._given["encapsulation"].items()}
+                ask(lambda now: link.provide_encapsulation(told["ciphertext"], told["secret"], now))
+            case RosterReceived():
+                ask(link.roster_stored)
+            case PeerProved():
+                ask(link.admit)
+            case LinkUp():
+                self._up = event
+            case LinkClosed(code):
+                self.closed = code
+            case message:
+                self.messages.append(b"".join(encode(message)))
+
+    # ------------------------------------------------------------------- after
+
+    @property
+    def released(self) -> bytes:
+        """All plaintext given out."""
+        return b"".join(self.messages)
+
+    def output(self) -> Given:
+        """What the end said and knows, as a vector tells it."""
+        frames, told = self._frames()
+        return {
+            "sent": frames,
+            "told": told,
+            "messages": [message.hex() for message in self.messages],
+            "closed": self.closed,
+            "link": None if self._up is None else self._told_link(self._up),
+        }
+
+    def _frames(self) -> tuple[list[str], int | None]:
+        """Every frame sent, and the code of a last CLOSE, which is left out."""
+        kinds = (FrameKind.HANDSHAKE, FrameKind.SEALED)
+        decoder = FrameDecoder({int(kind): MAX_SEALED_BODY for kind in kinds})
+        decoder.receive_data(bytes(self._sent))
+        frames, told = [], None
+        secrets = self._link.seen
+        opener = OpeningChannel(secrets.suite, secrets.send_traffic) if secrets else None
+        while (frame := decoder.next_frame()) is not None:
+            if frame.kind == FrameKind.SEALED:
+                assert opener is not None
+                message = decode(opener.open(frame))
+                if isinstance(message, Close):
+                    told = message.code
+                    continue
+            frames.append((frame.header + bytes(frame.body)).hex())
+        assert decoder.buffered == 0
+        return frames, told
+
+    def _told_link(self, up: LinkUp) -> Given:
+        secrets = self._link.seen
+        assert secrets is not None
+        assert up.hop.send == secrets.send_activation
+        assert up.hop.receive == secrets.receive_activation
+        assert up.purpose is secrets.purpose
+        told: Given = {
+            "suite": int(up.suite),
+            "peer": up.peer.hex(),
+            "instance": str(up.instance),
+            "purpose": int(up.purpose),
+            "transcript": secrets.transcript.hex(),
+        }
+        for name in ("send", "receive"):
+            for label in ("traffic", "activation"):
+                told[f"{name}_{label}"] = getattr(secrets, f"{name}_{label}").hex()
+        return told
+
+
+def run_end(given: Given, cut: Cut = lambda data: [data]) -> End:
+    """The end of *given* after all its deliveries."""
+    end = End(given)
+    end.run(cut)
+    return end

@@ -1,0 +1,34 @@
+"""The vectors as their files have them."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import spec.vectors.generate
+from spec.vectors.model import resolved
+
+VECTORS = Path(spec.vectors.generate.__file__).parent
+SCHEMA = VECTORS / "schema.json"
+SPEC = VECTORS.parent / "sealring-1.md"
+
+
+def family(name: str) -> Any:
+    """The file of a family."""
+    return json.loads((VECTORS / f"{name}.json").read_text(encoding="ascii"))
+
+
+@functools.cache
+def every() -> dict[str, dict[str, Any]]:
+    """Every vector by its id, byte strings in full."""
+    vectors = [each for name in spec.vectors.generate.FAMILIES for each in resolved(family(name))]
+    by_id = {each["id"]: each for each in vectors}
+    assert len(by_id) == len(vectors), "two vectors have the same id"
+    return by_id
+
+
+def of_kinds(*kinds: str) -> list[dict[str, Any]]:
+    """The vectors of *kinds*."""
+    return [vector for vector in every().values() if vector["kind"] in kinds]
