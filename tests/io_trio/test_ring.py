@@ -8,6 +8,7 @@ import re
 import socket
 import ssl
 import struct
+import time
 import zlib
 from collections.abc import Iterator
 from itertools import pairwise
@@ -39,6 +40,13 @@ def ask(node: LocalNode, prompt: str = PROMPT, **options: object) -> dict[str, o
     for event in node.ask({"do": "generate", "prompt": prompt, "max_tokens": TOKENS, **options}):
         text += event.get("text", "") if event["event"] == "text" else ""
     return {**event, "text": text}
+
+
+def status_with(node: LocalNode, key: str, value: object) -> None:
+    """Ask for the status until it says so."""
+    end = time.monotonic() + 20
+    while node.status()[key] != value:
+        assert time.monotonic() < end, node.log.read_text()
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +118,7 @@ def test_a_client_that_goes_away_withdraws_its_request(ring: Ring) -> None:
     answer = head.ask({"do": "generate", "prompt": PROMPT, "max_tokens": 1500})
     assert next(event for event in answer if event["event"] == "text")
     answer.close()  # type: ignore[attr-defined]
-    assert any(head.status()["requests"] == 0 for _ in range(500))
+    status_with(head, "requests", 0)
     assert ask(head)["reason"] == "length"
 
 
@@ -296,9 +304,9 @@ def test_a_killed_rank_is_reported_and_welcome_back(
     rank.process.wait()
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive  # no orphan: the kernel ends the engine with its daemon
+    status_with(head, "missing", [1])
     answer = head.ask({"do": "generate", "prompt": PROMPT, "max_tokens": TOKENS})
     assert next(answer) == {"event": "waiting", "text": "waiting for rank 1 (rank1)"}
-    assert head.status()["missing"] == [1]
     assert "rank 1 (rank1) is gone" in head.log.read_text()
     sign_again(ring.folder)
     with running_node(ring.configs[1]) as back:

@@ -1,0 +1,57 @@
+"""The README's two machines, word by word: its files, its commands, two nodes and an answer."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from sealring_trio.local_ring import free_ports, running_node, wait_until_up
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def commands(text: str) -> list[list[str]]:
+    """The `sealring` commands of the shell blocks, in order, as words."""
+    lines = "\n".join(blocks(text, "sh")).splitlines()
+    split = [shlex.split(line, comments=True) for line in lines]
+    return [words[3:] for words in split if words[:3] == ["uv", "run", "sealring"]]
+
+
+def test_two_nodes_as_the_readme_says() -> None:
+    text = README.read_text(encoding="utf-8")
+    section = text.split("## Two machines of your own")[1].split("\n## ")[0]
+    ports = dict(zip(("7470", "7471"), map(str, free_ports(2)), strict=True))
+    for written, free in ports.items():
+        section = section.replace(written, free)
+    (config,) = blocks(section, "toml")
+    words = commands(section)
+    ups = [Path(command[1]) for command in words if command[0] == "up"]
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
+        (folder / ups[0]).write_text(config)
+        second = config.replace(ups[0].stem, ups[1].stem).replace(ports["7470"], ports["7471"])
+        (folder / ups[1]).write_text(second)
+        for command in words:
+            if command[0] == "up":
+                wait_until_up(stack.enter_context(running_node(folder / command[1])))
+                continue
+            done = subprocess.run(
+                [sys.executable, "-m", "sealring_trio", *command],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+            assert done.stdout.strip()
+    assert {"keygen", "roster", "up", "generate", "status"} <= {command[0] for command in words}
