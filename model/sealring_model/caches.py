@@ -24,6 +24,7 @@ from sealring_protocol.control.ledger import Change, Ledger, Regroup
 
 from sealring_model.errors import LedgerError
 from sealring_model.stage import Stage
+from sealring_model.tensors import start
 
 
 class CacheStore:
@@ -87,6 +88,8 @@ class CacheStore:
             merged = [type(rows[0]).merge(list(rows)) for rows in zip(*joiners, strict=True)]
             slots = _extended(slots, merged)
         if slots:
+            # Now, so that the private caches go, and nothing unread piles up from change to change.
+            start(*arrays(slots))
             self._groups[group] = slots
 
 

@@ -113,11 +113,17 @@ class Engine:
             case Row():
                 self._book.add(message)
             case HopKey():
-                self._sealed.take(message)
+                self._key(message)
             case Bootstrap():
                 self._bootstrap(message)
             case _:
                 raise ChannelBroken(f"a node does not send {type(message).__name__}")
+
+    def _key(self, key: HopKey) -> None:
+        try:
+            self._sealed.take(key)
+        except ValueError:
+            raise ChannelBroken(f"suite {key.suite} is not known here") from None
 
     # -------------------------------------------------------------------- steps
 

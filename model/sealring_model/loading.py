@@ -238,7 +238,9 @@ def _cost(text: dict[str, Any], count: int, dtype: DType) -> CacheCost:
     window = text.get("sliding_window")
     sliding = _sliding_layers(text, count) if isinstance(window, int) else 0
     windows = ((window, sliding * pair),) if isinstance(window, int) and sliding else ()
-    return CacheCost(0, (count - sliding) * pair, windows)
+    # Hybrids keep keys and values in every so many layers; what the others keep does not grow.
+    growing = (count - sliding) // (text.get("full_attention_interval") or 1)
+    return CacheCost(0, growing * pair, windows)
 
 
 def _sliding_layers(text: dict[str, Any], count: int) -> int:

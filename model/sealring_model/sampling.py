@@ -74,7 +74,9 @@ def _cut(logits: mx.array, rows: Sequence[Row]) -> mx.array:
     if any(row.top_k or row.top_p < 1 for row in rows):
         logits = _cut_sorted(logits, rows)
     if any(row.min_p > 0 for row in rows):
-        floor = _column([math.log(row.min_p) if row.min_p > 0 else -math.inf for row in rows])
+        floor = _column(
+            [math.log(min(row.min_p, 1)) if row.min_p > 0 else -math.inf for row in rows]
+        )
         logits = mx.where(logits < floor, -math.inf, logits)
     return logits
 

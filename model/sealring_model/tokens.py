@@ -67,7 +67,9 @@ class Tokenizer:
     def __init__(self, folder: Path) -> None:
         helpers = _helpers()
         try:
-            inner = helpers.AutoTokenizer.from_pretrained(folder)
+            inner = helpers.AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise LoadError(f"the tokenizer of {folder} cannot be loaded: {error}") from None
         self._inner: Final[Any] = helpers.TokenizerWrapper(inner, _streaming_class(helpers, folder))

@@ -6,11 +6,13 @@ The three take turns in one run, so that a slow spell of the machine strikes all
 """
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
@@ -49,24 +51,36 @@ def steps_for(author: Author, uid: int, count: int):
 
 
 class Stopwatch:
-    """Times the decode steps after the first token."""
+    """Times the decode steps after the first token, by the clock and by the processor's time."""
 
-    def __init__(self) -> None:
+    def __init__(self, cpu: Callable[[], float] = time.process_time) -> None:
         self.stamps: list[float] = []
+        self.cpu = cpu
 
     def token(self) -> None:
         self.stamps.append(time.perf_counter())
+        if len(self.stamps) == 1:
+            self.began = self.cpu()
 
     @property
-    def rate(self) -> float:
-        return (len(self.stamps) - 1) / (self.stamps[-1] - self.stamps[0])
+    def figures(self) -> tuple[float, float]:
+        """Tokens per second, and milliseconds of processor time per token."""
+        count = len(self.stamps) - 1
+        spent = self.cpu() - self.began
+        return count / (self.stamps[-1] - self.stamps[0]), 1000 * spent / count
 
 
-def by_mlx_lm(model, count: int) -> float:
+def cpu_of(pid: int) -> float:
+    """Seconds of processor time that process *pid* has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def by_mlx_lm(model, count: int) -> tuple[float, float]:
     watch = Stopwatch()
     for _ in mlx_lm("generate").generate_step(mx.array(PROMPT), model, max_tokens=count):
         watch.token()
-    return watch.rate
+    return watch.figures
 
 
 class InProcess:
@@ -74,7 +88,7 @@ class InProcess:
         self.ring = Ring(folder)
         self.uids = iter(range(1, 1000))
 
-    def run(self, count: int) -> float:
+    def run(self, count: int) -> tuple[float, float]:
         uid = next(self.uids)
         self.ring.book.add(Row(uid))
         executor = self.ring.executors[0]
@@ -85,7 +99,7 @@ class InProcess:
                 watch.token()
         while waiting:
             executor.finish(waiting.popleft())
-        return watch.rate
+        return watch.figures
 
 
 class ThroughChild:
@@ -98,10 +112,11 @@ class ThroughChild:
         self.uids = iter(range(1, 1000))
         self.window = window
 
-    def run(self, count: int) -> float:
+    def run(self, count: int) -> tuple[float, float]:
         uid = next(self.uids)
         self.child.send(Row(uid))
-        unanswered, watch = 0, Stopwatch()
+        watch = Stopwatch(lambda: cpu_of(self.child.process.pid))
+        unanswered = 0
         for step in steps_for(self.author, uid, count):
             self.child.send(step)
             unanswered += 1
@@ -110,7 +125,7 @@ class ThroughChild:
                 unanswered -= 1
         for _ in range(unanswered):
             self.take(watch)
-        return watch.rate
+        return watch.figures
 
     def take(self, watch: Stopwatch) -> None:
         done = self.child.receive()
@@ -141,10 +156,17 @@ def main() -> None:
         for _ in range(options.rounds):
             for name, run in contenders.items():
                 rates[name].append(run(options.tokens))
-        base = statistics.median(rates["mlx-lm"])
-        for name, values in rates.items():
-            middle = statistics.median(values)
-            print(f"{name:24} {middle:7.1f} tokens/s  {middle / base:5.3f}")
+        base = statistics.median(rate for rate, _ in rates["mlx-lm"])
+        top = max(rate for rate, _ in rates["mlx-lm"])
+        print(f"{'':24} median  ratio    best  ratio  CPU ms/token")
+        for name, figures in rates.items():
+            middle = statistics.median(rate for rate, _ in figures)
+            best = max(rate for rate, _ in figures)
+            spent = statistics.median(cpu for _, cpu in figures)
+            print(
+                f"{name:24} {middle:6.1f} {middle / base:6.3f}  {best:6.1f} {best / top:6.3f} "
+                f"{spent:7.2f}"
+            )
         for each in (child, slow):
             each.child.__exit__()
 

@@ -54,6 +54,25 @@ FAMILIES = {
         "sliding_window_pattern": 3,
         "query_pre_attn_scalar": 16,
     },
+    # Every other layer keeps a recurrent state in place of keys and values.
+    "qwen3-next": {
+        "model_type": "qwen3_next",
+        "num_hidden_layers": 4,
+        "full_attention_interval": 2,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "decoder_sparse_step": 1,
+        "shared_expert_intermediate_size": 32,
+        "moe_intermediate_size": 32,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+        "partial_rotary_factor": 0.5,
+    },
 }
 
 

@@ -68,7 +68,7 @@ def test_temperature_sharpens_and_flattens():
         ({"top_k": 1}, {0}),
         ({"top_k": 2}, {0, 1}),
         ({"top_k": 99}, {0, 1, 2, 3}),
-        ({"top_p": 0.0}, {0}),
+        ({"top_p": 1e-9}, {0}),
         ({"top_p": 0.49}, {0}),
         ({"top_p": 0.51}, {0, 1}),
         ({"top_p": 0.9}, {0, 1, 2}),
