@@ -67,7 +67,7 @@ def valid(
     name: str, kind: str, requirements: str, about: str, given: Json, output: Json = None
 ) -> Vector:
     """A vector that must be taken. *requirements* are separated by spaces."""
-    return Vector(name, kind, tuple(requirements.split()), about, given, output, VALID)
+    return Vector(name, kind, _ids(requirements), about, given, output, VALID)
 
 
 def refused(
@@ -82,8 +82,12 @@ def refused(
     output: Json = None,
 ) -> Vector:
     """A vector that must be refused as *why*, after *released* was given out."""
-    ids = tuple(requirements.split())
+    ids = _ids(requirements)
     return Vector(name, kind, ids, about, given, output, why.name, released)
+
+
+def _ids(requirements: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(requirements.split()))
 
 
 def u64(value: int) -> str:

@@ -37,6 +37,11 @@ Given = dict[str, Any]
 Cut = Callable[[bytes], Iterable[bytes]]
 
 
+def whole(data: bytes) -> list[bytes]:
+    """A delivery as it is; one without data lets time pass."""
+    return [data] if data else []
+
+
 class _Link(Link):
     """A link that lets its secrets be seen."""
 
@@ -84,17 +89,21 @@ class End:
         assert isinstance(link, _Link)
         return link
 
-    def run(self, cut: Cut = lambda data: [data]) -> None:
-        """Deliver all that the vector has, each delivery cut by *cut*."""
+    def run(self, cut: Cut = whole) -> None:
+        """Deliver all that the vector has, each delivery cut by *cut*.
+
+        What the link asks for is answered once a delivery is in, for answers take their time.
+        """
         try:
             self._flush()
             for delivery in self._given["deliveries"]:
                 now = delivery["at"]
                 self._link.handle_timeout(now)
+                self._flush()
                 for piece in cut(bytes.fromhex(delivery["data"])):
-                    if piece:
-                        self._link.receive_data(piece, now)
-                    self._settle(now)
+                    self._link.receive_data(piece, now)
+                    self._take_events()
+                self._answer(now)
             if self._given["end"]:
                 self._link.receive_eof()
         except SealringError as error:
@@ -104,15 +113,15 @@ class End:
     def _flush(self) -> None:
         self._sent += self._link.data_to_send()
 
-    def _settle(self, now: float) -> None:
-        """Take every event, then answer what was asked, until there is neither."""
-        while True:
-            while (event := self._link.next_event()) is not None:
-                self._on(event)
-            self._flush()
-            if not self._asked:
-                return
+    def _take_events(self) -> None:
+        while (event := self._link.next_event()) is not None:
+            self._on(event)
+        self._flush()
+
+    def _answer(self, now: float) -> None:
+        while self._asked:
             self._asked.popleft()(now)
+            self._take_events()
 
     def _on(self, event: Any) -> None:
         link, ask = self._link, self._asked.append
@@ -189,7 +198,7 @@ class End:
         return told
 
 
-def run_end(given: Given, cut: Cut = lambda data: [data]) -> End:
+def run_end(given: Given, cut: Cut = whole) -> End:
     """The end of *given* after all its deliveries."""
     end = End(given)
     end.run(cut)
