@@ -9,7 +9,7 @@ import struct
 from collections import Counter
 from typing import Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped,unused-ignore]
 import pytest
 
 import spec.generate
