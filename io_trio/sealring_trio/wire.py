@@ -12,7 +12,9 @@ bytes that it held are gone, and the owner must treat its peer as lost.
 
 from __future__ import annotations
 
+import contextlib
 import socket
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -41,26 +43,25 @@ class Wire:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
         self._drained = drained
-        self._waiting = memoryview(b"")
+        self._waiting: deque[memoryview] = deque()
         self._wake = trio.Event()
         self._eager = EAGER_RECEIVES
 
     @property
     def busy(self) -> bool:
         """Whether bytes of an earlier `send` still wait."""
-        return len(self._waiting) > 0
+        return bool(self._waiting)
 
     def send(self, data: bytes | bytearray) -> None:
         """Send *data*, now or as soon as the kernel takes it. Raises `OSError`."""
-        if self.busy:
-            self._waiting = memoryview(bytes(self._waiting) + data)
-            return
-        try:
-            sent = self._socket.send(data)
-        except BlockingIOError:
-            sent = 0
+        sent = 0
+        if not self._waiting:
+            try:
+                sent = self._socket.send(data)
+            except BlockingIOError:
+                sent = 0
         if sent < len(data):
-            self._waiting = memoryview(data)[sent:]
+            self._waiting.append(memoryview(data)[sent:])
             self._wake.set()
 
     async def receive(self) -> bytes:
@@ -92,13 +93,13 @@ class Wire:
 
     async def flush(self) -> None:
         """Send what waits. Raises `OSError`."""
-        while self.busy:
+        while self._waiting:
             await trio.lowlevel.wait_writable(self._socket)
-            try:
-                sent = self._socket.send(self._waiting)
-            except BlockingIOError:
-                continue
-            self._waiting = self._waiting[sent:]
+            with contextlib.suppress(BlockingIOError):
+                sent = self._socket.send(self._waiting[0])
+                self._waiting[0] = self._waiting[0][sent:]
+                if not self._waiting[0]:
+                    self._waiting.popleft()
 
     async def hang_up(self) -> None:
         """Flush, end the stream, and wait a moment for the peer to end its own.

@@ -66,8 +66,9 @@ def demo(
     folder = find_model(model)
     info = describe_model(folder)
     asked = prompt if prompt is not None else _default_prompt()
+    _say(json, f"Starting {ranks} node processes on loopback ...")
     with local_ring(ranks, folder) as nodes:
-        _say(json, f"A ring of {ranks} on loopback, every hop sealed. {asked}\n")
+        _say(json, f"Every hop is sealed. The prompt: {asked}\n")
         answer = _ask(nodes[0], asked, max_tokens, json)
         states = [node.status() for node in nodes]
     _say(json, "\nThe same with one mlx-lm process, to compare ...\n")
