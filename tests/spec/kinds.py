@@ -28,9 +28,9 @@ from sealring_protocol.security.seal import (
     SealingChannel,
 )
 
+from spec.driver import Given, run_end
 from spec.vectors import messages
 from spec.vectors.values import from_fields, read_row, read_tensor, to_fields
-from tests.spec.ends import Given, run_end
 
 
 @attrs.define

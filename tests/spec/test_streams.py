@@ -13,8 +13,8 @@ from sealring_protocol.errors import (
     SealringError,
 )
 
+from spec.driver import Cut, run_end
 from spec.vectors.plain import header
-from tests.spec.ends import Cut, run_end
 from tests.spec.files import every, of_kinds
 from tests.spec.kinds import KINDS, Result, raw, run, run_frames
 from tests.spec.test_vectors import check

@@ -1,4 +1,4 @@
-"""Drives one end of a link through a vector, with its deliveries cut as a test likes."""
+"""Drives one end of a link through what a vector gives it, its deliveries cut as one likes."""
 
 from __future__ import annotations
 
