@@ -149,7 +149,7 @@ class Executor:
             self._finished = now
             self.compute_us += took
             return launched.answer(took)
-        except FORWARD_ERRORS as error:
+        except (SealringError, *FORWARD_ERRORS) as error:
             self._failure = self._failure or self._told(error)
             return self._failed(launched.message, self._failure)
 
