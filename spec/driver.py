@@ -85,7 +85,7 @@ class End:
             admission = Admission(0.0)
             for tag in given["seen"]:
                 admission.replay.add(bytes.fromhex(tag))
-            link = _Link.accept(config, admission, 0.0, wall_ms, entropy)
+            link = _Link.accept(config, admission, "peer", 0.0, wall_ms, entropy)
         assert isinstance(link, _Link)
         return link
 

@@ -9,7 +9,6 @@ from sealring_protocol.control.contacts import Key
 from sealring_protocol.link import Link
 from sealring_protocol.link_events import Hop
 from sealring_protocol.security.roles import Purpose
-from sealring_protocol.security.roster import SignedRoster
 
 
 @attrs.frozen
@@ -41,9 +40,9 @@ class Incoming:
 
 @attrs.frozen
 class Adopted:
-    """A newer roster is in force; *reordered* if its members or their ranks are others."""
+    """A newer roster is in force; *changed* if its ring is another: members, ranks or policy."""
 
-    reordered: bool
+    changed: bool
 
 
 News = Up | Down | Incoming | Adopted
@@ -58,7 +57,6 @@ class Connection:
     key: Key | None  # of an own dial from the start, else once the peer is proved
     link: Link | None = None  # None until a dial is connected
     up: bool = False
-    roster: SignedRoster | None = None  # waits to be stored
 
     @property
     def dialed(self) -> bool:

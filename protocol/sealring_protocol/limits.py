@@ -65,6 +65,9 @@ MAX_WINDOWS: Final = 16
 MAX_LAYERS: Final = 1024
 """Layers of a model."""
 
+MAX_UNSENT: Final = 4 * MAX_SEALED_BODY
+"""Bytes that wait for a peer which does not read. Memory: 64 MiB per link."""
+
 FIRST_KEY_UPDATE: Final = 64
 """Frames that a direction's first key seals: early, so that every session exercises the update."""
 
@@ -101,8 +104,14 @@ MAX_HANDSHAKES_PER_SOURCE: Final = 8
 """The same, per source address."""
 
 SIGNATURES_PER_SECOND: Final = 50
-"""RESP signatures per second (token bucket, burst of the same size): a signature is the
-dearest thing that a former member can still provoke."""
+"""RESP signatures per second for all sources that never proved themselves (token bucket, burst of
+the same size): a signature is the dearest thing that a former member can still provoke."""
+
+SIGNATURES_PER_SOURCE: Final = 10
+"""The same, for each source address."""
+
+MAX_SOURCES: Final = 1024
+"""Source addresses remembered at a time. Memory: about 200 bytes each, 200 KiB."""
 
 PING_INTERVAL: Final = 0.5
 """Seconds without a sign of life from the peer after which a link asks for one."""

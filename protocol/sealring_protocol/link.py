@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from sealring_protocol.codec.encoding import decode, encode
@@ -38,6 +39,7 @@ from sealring_protocol.limits import (
     HANDSHAKE_TIMEOUT,
     INIT_TIMEOUT,
     MAX_SEALED_BODY,
+    MAX_UNSENT,
 )
 from sealring_protocol.link_events import (
     Hop,
@@ -52,6 +54,7 @@ from sealring_protocol.security.admission import Admission
 from sealring_protocol.security.handshake import EncapsulationRequested, SignatureRequested
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roles import Purpose, allowed
+from sealring_protocol.security.roster import SignedRoster
 from sealring_protocol.security.seal import OpeningChannel, SealingChannel
 
 __all__ = [
@@ -90,7 +93,7 @@ class Link:
         self,
         config: hs.HandshakeConfig,
         handshake: hs.Initiator | hs.Responder,
-        admission: Admission | None,
+        spend: Callable[[float], None],
         now: float,
         wall_ms: int,
     ) -> None:
@@ -98,11 +101,13 @@ class Link:
         """Its `progress` is what PINGs say; its `rtt` and `peer_progress`, what came back."""
         self.suite: Suite | None = None
         self._config = config
+        self._roster = config.roster
         self._handshake = handshake
-        self._admission = admission
+        self._spend = spend  # a signature of the budget, at a time
         self._decoder = FrameDecoder(handshake.frame_limits)
         self._events: deque[LinkEvent] = deque()
         self._out: list[bytes | bytearray] = []
+        self._unsent = 0
         self._error: SealringError | None = None
         self._up = False
         self._secrets: hs.Secrets | None = None
@@ -128,7 +133,7 @@ class Link:
         Raises `LocalProtocolError` when the peer is no member, or is this node.
         """
         handshake = hs.Initiator(config, peer, purpose, wall_ms, entropy)
-        link = cls(config, handshake, None, now, wall_ms)
+        link = cls(config, handshake, lambda _: None, now, wall_ms)
         handshake.dial()
         link._follow()
         return link
@@ -138,13 +143,14 @@ class Link:
         cls,
         config: hs.HandshakeConfig,
         admission: Admission,
+        source: str,
         now: float,
         wall_ms: int,
         entropy: bytes,
     ) -> Link:
-        """The end that was dialed; *entropy* is 32 random bytes."""
+        """The end that was dialed from the address *source*; *entropy* is 32 random bytes."""
         handshake = hs.Responder(config, wall_ms, entropy, admission.replay)
-        return cls(config, handshake, admission, now, wall_ms)
+        return cls(config, handshake, partial(admission.take_signature, source), now, wall_ms)
 
     # ---------------------------------------------------------------- in, out
 
@@ -154,6 +160,11 @@ class Link:
         return self._up and self._error is None
 
     @property
+    def silent(self) -> bool:
+        """The peer has not sent its INIT yet."""
+        return self._handshake.state is hs.ResponderState.WAIT_INIT and self._error is None
+
+    @property
     def has_data_to_send(self) -> bool:
         """`data_to_send` has something to give."""
         return bool(self._out)
@@ -161,6 +172,7 @@ class Link:
     def data_to_send(self) -> bytes | bytearray:
         """All bytes that wait to be sent. Send them in order, or let the link die."""
         out = self._out
+        self._unsent = 0
         if len(out) == 1:
             return out.pop()
         data = b"".join(out)
@@ -219,7 +231,11 @@ class Link:
         self._check_alive()
         if type(message) not in self._may_send or self._sealer is None:
             raise LocalProtocolError(f"{message.CODE.name} cannot be sent on this link now")
-        self._out.append(self._sealer.seal(encode(message)))
+        frame = self._sealer.seal(encode(message))
+        self._out.append(frame)
+        self._unsent += len(frame)
+        if self._unsent > MAX_UNSENT:
+            self._die(LimitExceeded(f"the peer leaves more than {MAX_UNSENT} bytes unread"))
 
     def close(self, code: CloseCode, reason: str) -> None:
         """End both directions, telling the peer why. Nothing may be sent afterwards."""
@@ -234,6 +250,10 @@ class Link:
         """The owner found the peer at fault: the link dies of *error*, and says so."""
         if self._error is None:
             self._bury(error)
+
+    def renew(self, roster: SignedRoster) -> None:
+        """Live as long as *roster*, in which both ends have the ranks that they had."""
+        self._expires = roster.roster.expires_ms / 1000 - self._wall_offset
 
     # ---------------------------------------------------------------- answers
 
@@ -367,8 +387,7 @@ class Link:
     def _on(self, event: hs.HandshakeEvent) -> None:
         match event:
             case hs.EncapsulationRequested():
-                if self._admission is not None:
-                    self._admission.take_signature(self._now)
+                self._spend(self._now)
                 self._events.append(event)
             case hs.SignatureRequested():
                 self._events.append(event)
@@ -383,14 +402,15 @@ class Link:
                 self._events.clear()
                 self._secrets = self._sealer = self._opener = None
             case hs.RosterReceived(roster):
+                self._roster = roster
                 self._events.append(RosterReceived(roster))
             case hs.Established():
                 self._come_up(event)
 
     def _ask_admission(self) -> None:
         if self._handshake.state is hs.ResponderState.WAIT_ADMIT and self._secrets is not None:
-            peer = self._secrets.peer
-            self._events.append(PeerProved(peer.id, peer.instance, self._secrets.purpose))
+            peer, purpose = self._secrets.peer, self._secrets.purpose
+            self._events.append(PeerProved(peer.id, peer.instance, purpose, self._roster))
 
     def _come_up(self, event: hs.Established) -> None:
         secrets, self._secrets = self._secrets, None
@@ -399,13 +419,20 @@ class Link:
         world = len(roster.members)
         self._may_send = allowed(event.purpose, own, peer, world)
         self._may_receive = allowed(event.purpose, peer, own, world)
-        self._expires = roster.expires_ms / 1000 - self._wall_offset
+        self.renew(event.roster)
         self._up = True
         self.keepalive.heard(self._now)
         if secrets is not None:
             hop = Hop(secrets.suite, secrets.send_activation, secrets.receive_activation)
             self._events.append(
-                LinkUp(event.peer.id, event.peer.instance, event.purpose, secrets.suite, hop)
+                LinkUp(
+                    event.peer.id,
+                    event.peer.instance,
+                    event.purpose,
+                    secrets.suite,
+                    hop,
+                    event.roster,
+                )
             )
 
     # ------------------------------------------------------------------ death

@@ -34,6 +34,8 @@ class PeerProved:
     peer: bytes
     instance: int
     purpose: Purpose
+    roster: SignedRoster = attrs.field(repr=False)
+    """By which it was judged: look whether it is still in force."""
 
 
 @attrs.frozen
@@ -45,6 +47,8 @@ class LinkUp:
     purpose: Purpose
     suite: Suite
     hop: Hop
+    roster: SignedRoster = attrs.field(repr=False)
+    """Which both ends hold."""
 
 
 @attrs.frozen

@@ -92,11 +92,12 @@ class Node:
         self._info: EngineInfo | None = None
         self._next_engine_ping: float | None = None
         self._requests: set[int] = set()
+        self._next_uid = 1
         self.loaded: Loaded | None = None
         self.progress = Progress()
-        self._brain = self._make_brain(1)
+        self._brain = self._make_brain()
 
-    def _make_brain(self, first_uid: int) -> Head | Follower:
+    def _make_brain(self) -> Head | Follower:
         roster = self.roster.roster
         names = tuple(member.name for member in roster.members)
         self.rank = self._switchboard.rank
@@ -112,7 +113,7 @@ class Node:
                 config.layers,
                 roster.inner_seal,
                 config.scheduler,
-                first_uid=first_uid,
+                first_uid=self._next_uid,
             )
         )
 
@@ -153,15 +154,18 @@ class Node:
 
     def start(self, now: float) -> None:
         """Begin to dial. Call it once."""
-        if self.rank > 0:
-            self._switchboard.want(0, Purpose.CONTROL, now)
-        self._switchboard.greet(now)
+        self._want_control_links(now)
         self._settle(now)
+
+    def _want_control_links(self, now: float) -> None:
+        for rank in range(1, self.world) if self.rank == 0 else [0]:
+            self._switchboard.want(rank, Purpose.CONTROL, now)
+        self._switchboard.greet(now)
 
     def stop(self, now: float) -> None:
         """Close every link with SHUTDOWN; `Hangup` follows for each."""
-        self._switchboard.unwant(Purpose.CONTROL)
-        self._switchboard.unwant(Purpose.STEP)
+        self._switchboard.closed = True
+        self._switchboard.unwant(*Purpose)
         self._switchboard.shut_all(set(Purpose), "the node shuts down", now)
 
     def next_timeout(self) -> float | None:
@@ -193,6 +197,7 @@ class Node:
         """
         uid, effects = self._head().submit(request, now)
         self._requests.add(uid)
+        self._next_uid = uid + 1
         self._carry_out(effects, now)
         self._settle(now)
         return uid
@@ -321,8 +326,8 @@ class Node:
                 self._carry_out(self._brain.link_up(rank, purpose, now), now)
             case Down(rank, purpose, reason):
                 self._carry_out(self._brain.link_down(rank, purpose, reason, now), now)
-            case Adopted(reordered):
-                if reordered:
+            case Adopted(changed):
+                if changed:
                     self._begin_anew(now)
 
     def _hand_down(self, up: Up) -> None:
@@ -339,14 +344,12 @@ class Node:
         for uid in sorted(self._requests):
             self._events.append(RequestDone(uid, FinishReason.FAILED, "the roster changed"))
         self._requests.clear()
-        self._switchboard.unwant(Purpose.STEP)
+        self._switchboard.unwant(*Purpose)
         self._switchboard.shut_all({Purpose.CONTROL, Purpose.STEP}, "the roster changed", now)
         while self._switchboard.take() is not None:
             pass  # the old brain's news
-        scheduler = self._brain.scheduler if isinstance(self._brain, Head) else None
-        self._brain = self._make_brain(scheduler.next_uid if scheduler else 1)
-        if self.rank > 0:
-            self._switchboard.want(0, Purpose.CONTROL, now)
+        self._brain = self._make_brain()
+        self._want_control_links(now)
         if self._info is not None:
             self._carry_out(self._brain.engine_message(self._info, now), now)
 

@@ -51,10 +51,12 @@ from sealring_protocol.security.handshake import (
 )
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Member, SignedRoster
+from sealring_protocol.strangers import Strangers
 
 _SAY: Final = Level.WARNING
 _QUIET: Final = {CloseCode.SHUTDOWN, CloseCode.DUPLICATE_LINK, CloseCode.NOT_READY}
 _DUPLICATE: Final = "there is such a link already"
+_OTHER_ROSTER: Final = "another roster has come into force meanwhile"
 
 
 class Switchboard:
@@ -64,11 +66,15 @@ class Switchboard:
         self.config = config
         self.accept_steps = False
         """Whether step links may come in: there must be an engine to hand their keys to."""
+        self.closed = False
+        """The node is stopping: nothing is dialed or accepted any more."""
         self.events: deque[NodeEvent] = deque()
         self._contacts = Contacts(config.node_id)
         self._admission = Admission(now)
         self._connections: dict[int, Connection] = {}
         self._held: dict[Key, int] = {}
+        self._storing: tuple[int, SignedRoster] | None = None
+        self._strangers = Strangers()
         self._numbers = 0
         self._news: deque[News] = deque()
         self._flush: set[int] = set()
@@ -122,10 +128,9 @@ class Switchboard:
         self._contacts.want((self.member(rank).id, purpose), now)
         self._dial_due(now)
 
-    def unwant(self, purpose: Purpose) -> None:
-        """Stop dialing links of *purpose*."""
-        for member in self.config.roster.roster.members:
-            self._contacts.forget((member.id, purpose))
+    def unwant(self, *purposes: Purpose) -> None:
+        """Stop dialing links of *purposes*."""
+        self._contacts.forget_all(set(purposes))
 
     def greet(self, now: float) -> None:
         """Let every member hear of this node's roster once, and hear of theirs."""
@@ -172,13 +177,18 @@ class Switchboard:
         """A connection came in from the address *source*."""
         self._numbers += 1
         number = self._numbers
+        if self.closed:
+            self.events.append(Hangup(number, b""))
+            return number
+        if self._admission.full:
+            self._drop_a_silent_one(now)
         try:
             self._admission.opened(source)
         except LimitExceeded as error:
-            self.events.append(Note(_SAY, f"refused a connection from {source}: {error}"))
+            self.events.append(self._strangers.refused(source, error, now))
             self.events.append(Hangup(number, b""))
             return number
-        link = Link.accept(self.config, self._admission, now, wall_ms, entropy)
+        link = Link.accept(self.config, self._admission, source, now, wall_ms, entropy)
         link.keepalive.progress = self._progress
         self._connections[number] = Connection(number, source, None, link)
         return number
@@ -228,11 +238,11 @@ class Switchboard:
 
     def roster_stored(self, number: int, now: float) -> None:
         """The answer to `StoreRoster`: the roster is in force from here on."""
-        connection = self._connections.get(number)
-        if connection is not None and connection.roster is not None:
-            self._adopt(connection.roster, now)
-            connection.roster = None
-            self._do(connection, now, lambda link: link.roster_stored(now))
+        if self._storing is None or self._storing[0] != number:
+            return
+        roster, self._storing = self._storing[1], None
+        self._adopt(roster, now)  # also when its connection is gone: the file has it
+        self._with(number, now, lambda link: link.roster_stored(now))
 
     def handle_timeout(self, now: float) -> None:
         """Time has passed."""
@@ -242,6 +252,15 @@ class Switchboard:
                 if deadline is not None and now >= deadline:
                     self._do(connection, now, lambda link: link.handle_timeout(now))
         self._dial_due(now)
+
+    # ------------------------------------------------------------- strangers
+
+    def _drop_a_silent_one(self, now: float) -> None:
+        """Make room for a newcomer: the oldest connection that has not sent an INIT goes."""
+        for connection in self._connections.values():
+            if connection.link is not None and connection.link.silent:
+                self._down(connection, LimitExceeded("room was needed"), now)
+                return
 
     # ------------------------------------------------------------- internals
 
@@ -284,8 +303,7 @@ class Switchboard:
             case EncapsulationRequested(key):
                 self.events.append(EncapsulationWanted(number, key))
             case RosterReceived(roster):
-                connection.roster = roster
-                self.events.append(StoreRoster(number, roster.encode()))
+                self._roster_came(connection, roster, now)
             case PeerProved():
                 self._judge(connection, event, now)
             case LinkUp():
@@ -297,10 +315,31 @@ class Switchboard:
                     rank, purpose = self._rank(connection.key), connection.key[1]
                     self._news.append(Incoming(rank, purpose, event))
 
+    def _roster_came(self, connection: Connection, roster: SignedRoster, now: float) -> None:
+        """A peer brought a roster that was newer when its handshake began."""
+        current = self.config.roster.roster
+        if roster.roster.digest == current.digest:
+            if connection.link is not None:
+                connection.link.roster_stored(now)
+        elif roster.roster.serial <= current.serial or self._storing is not None:
+            # Stored rosters never go back, and one is stored at a time. The peer dials again.
+            self._down(connection, LocalProtocolError(_OTHER_ROSTER), now, Level.DEBUG)
+        else:
+            self._storing = (connection.number, roster)
+            self.events.append(StoreRoster(connection.number, roster.encode()))
+
+    def _is_in_force(self, roster: SignedRoster) -> bool:
+        return roster.roster.digest == self.config.roster.roster.digest
+
     def _judge(self, connection: Connection, proved: PeerProved, now: float) -> None:
         """An incoming peer has proved who it is: take it, or say why not."""
         key = (proved.peer, proved.purpose)
         connection.key = key
+        if connection.source:
+            self._admission.proved(connection.source)
+        if not self._is_in_force(proved.roster):
+            self._refuse(connection, CloseCode.NOT_READY, _OTHER_ROSTER, now)
+            return
         refusal = self._refusal(self._rank(key), proved.purpose)
         verdict = self._contacts.judge(key, proved.instance)
         if refusal is not None:
@@ -340,16 +379,19 @@ class Switchboard:
     def _established(self, connection: Connection, event: LinkUp, now: float) -> None:
         key = connection.key
         assert key is not None  # noqa: S101  a dial has it, a peer that was proved too
+        if not self._is_in_force(event.roster):
+            self._down(connection, LocalProtocolError(_OTHER_ROSTER), now, Level.DEBUG)
+            return
+        rank = self._rank(key)
         self._settle(connection)
         connection.up = True
         if not connection.dialed and not self._contacts.is_answered(key):
             for other in [c for c in self._connections.values() if c.key == key and c.dialed]:
                 if not other.up:
                     self._down(other, LocalProtocolError(_DUPLICATE), now, Level.DEBUG)
-        self._contacts.established(key, Contact(connection.number, event.instance))
+        self._contacts.established(key, Contact(connection.number, event.instance, now))
         self._release(key, now)
         self._contacts.satisfied(key)
-        rank = self._rank(key)
         if key[1] is Purpose.CONTROL and 0 not in (rank, self.rank):
             if connection.dialed:
                 self._shut(connection, CloseCode.SHUTDOWN, "the rosters are exchanged", now)
@@ -377,21 +419,27 @@ class Switchboard:
         self._flush.discard(connection.number)
         self._settle(connection)
         key = connection.key
-        if key is None or self.config.roster.roster.member(key[0]) is None:
-            who = f"a connection from {connection.source}" if connection.source else "a member"
-            self.events.append(Note(level, f"refused {who}: {error}"))
-            return
-        if not connection.up:
+        told = key is not None and self._forget(connection, key, now)
+        if key is None or key[0] not in self.config.roster.roster:
+            if connection.source:
+                self.events.append(self._strangers.refused(connection.source, error, now))
+        elif told:
+            self._news.append(Down(self._rank(key), key[1], str(error)))
+        elif not connection.up:
             text = (
                 f"no {key[1].name.lower()} link with {self.member(self._rank(key)).name}: {error}"
             )
             self.events.append(Note(level, text))
-            if self._held.get(key) == connection.number:
-                del self._held[key]
-            if connection.dialed:
-                self._dial_ended(key, now)
-        elif self._contacts.lost(key, connection.number, now):
-            self._news.append(Down(self._rank(key), key[1], str(error)))
+
+    def _forget(self, connection: Connection, key: Key, now: float) -> bool:
+        """Take a connection out of the books. True if it was the link of its key."""
+        if connection.up:
+            return self._contacts.lost(key, connection.number, now)
+        if self._held.get(key) == connection.number:
+            del self._held[key]
+        if connection.dialed:
+            self._dial_ended(key, now)
+        return False
 
     def _settle(self, connection: Connection) -> None:
         """An incoming connection's handshake is over."""
@@ -413,10 +461,10 @@ class Switchboard:
             self._do(held, now, lambda link: link.admit(now))
 
     def _dial_due(self, now: float) -> None:
-        for key, turn in self._contacts.due(now):
+        for key, turn in [] if self.closed else self._contacts.due(now):
             member = self.config.roster.roster.member(key[0])
             if member is None or not member.addresses:
-                self._contacts.forget(key)
+                self._contacts.dial_ended(key, now)  # a newer roster may bring an address
                 continue
             self._numbers += 1
             self._connections[self._numbers] = Connection(self._numbers, "", key)
@@ -429,10 +477,19 @@ class Switchboard:
         if roster.roster.serial <= before.serial:
             return
         self.config = attrs.evolve(self.config, roster=roster)
+        for member in before.members:
+            if member.id not in roster.roster:
+                for purpose in Purpose:
+                    self._contacts.forget((member.id, purpose))
         for connection in list(self._connections.values()):
             if connection.key is not None and connection.key[0] not in roster.roster:
                 self._shut(connection, CloseCode.ROSTER_EXPIRED, "no longer a member", now)
-        reordered = [m.id for m in before.members] != [m.id for m in roster.roster.members]
-        self.events.append(Note(Level.INFO, f"roster {roster.roster.serial} is in force"))
-        self._news.append(Adopted(reordered))
+            elif connection.up and connection.link is not None:
+                connection.link.renew(roster)
+        after = roster.roster
+        changed = before.inner_seal != after.inner_seal or (
+            [m.id for m in before.members] != [m.id for m in after.members]
+        )
+        self.events.append(Note(Level.INFO, f"roster {after.serial} is in force"))
+        self._news.append(Adopted(changed))
         self.greet(now)

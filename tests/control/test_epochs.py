@@ -156,8 +156,11 @@ def test_a_bootstrap_has_a_deadline():
     head = Head(HeadConfig(HEAD, ("n0", "n1"), inner_seal=False, bootstrap_seconds=30))
     head.engine_message(info(), 0.0)
     head.message(1, CONTROL, HELLO, 0.0)
+    head.engine_message(ready(1, 0, 3), 1.0)
+    head.link_up(1, STEP, 1.0)
+    assert head.next_timeout() == 30.0
     effects = head.handle_timeout(30.0)
-    assert "ranks [0, 1] were not ready in time" in text(effects)
+    assert "ranks [1] were not ready in time" in text(effects)
     assert of(effects, Send)[0].message.epoch == Epoch(HEAD, 2)
 
 
@@ -296,6 +299,9 @@ def test_a_lost_engine_is_told_once_an_epoch():
 def test_an_engine_that_owes_an_answer_for_too_long_is_replaced():
     rank = follower()
     rank.message(0, CONTROL, ORDER, 0.0)
+    assert rank.next_timeout() == 1.0  # loading has the deadline that the head gave
+    rank.engine_message(ready(1, 2, 4), 0.5)
+    assert rank.next_timeout() is None
     rank.message(0, STEP, Step(Epoch(HEAD, 1), 1, bytes(16)), 10.0)
     assert rank.handle_timeout(20.0) == []
     deadline = rank.next_timeout()

@@ -98,7 +98,8 @@ class Pair:
         peer = node_id(signer(two).public_key)
         self.a = End(one, Link.dial(a, peer, purpose, self.now, WALL, bytes(range(96))))
         self.b = End(
-            two, Link.accept(b, self.admission, self.now, WALL + skew_ms, bytes(range(32)))
+            two,
+            Link.accept(b, self.admission, "a host", self.now, WALL + skew_ms, bytes(range(32))),
         )
         self.mangle: dict[str, Mangle] = {"ab": bytes, "ba": bytes}
 

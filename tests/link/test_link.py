@@ -268,8 +268,8 @@ def test_data_after_init_before_resp_is_too_much():
 
 def test_too_many_signatures_are_refused():
     admission = Admission(1.0)
-    for _ in range(limits.SIGNATURES_PER_SECOND):
-        admission.take_signature(1.0)
+    for _ in range(limits.SIGNATURES_PER_SOURCE):
+        admission.take_signature("a host", 1.0)
     pair = Pair(admission=admission).run()
     assert isinstance(pair.b.error, LimitExceeded)
     assert not pair.b.sent
@@ -455,9 +455,10 @@ def test_a_peer_that_is_refused_is_told_why():
     pair = Pair()
     pair.b.admits = False
     pair.run()
-    assert pair.b.events == [
-        PeerProved(config(1).node_id, 101, Purpose.CONTROL),
-    ]
+    (proved,) = pair.b.events
+    assert isinstance(proved, PeerProved)
+    assert (proved.peer, proved.instance) == (config(1).node_id, 101)
+    assert (proved.purpose, proved.roster.roster.serial) == (Purpose.CONTROL, 1)
     pair.b.link.refuse(CloseCode.DUPLICATE_LINK, "there is one already")
     pair.run()
     assert messages(pair.a) == [LinkClosed(CloseCode.DUPLICATE_LINK, "there is one already")]

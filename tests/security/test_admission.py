@@ -1,5 +1,7 @@
 """What keeps strangers cheap."""
 
+import contextlib
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,10 +9,12 @@ from sealring_protocol.errors import AuthenticationFailed, LimitExceeded, LocalP
 from sealring_protocol.limits import (
     MAX_HANDSHAKES,
     MAX_HANDSHAKES_PER_SOURCE,
+    MAX_SOURCES,
     REPLAY_CACHE,
     SIGNATURES_PER_SECOND,
+    SIGNATURES_PER_SOURCE,
 )
-from sealring_protocol.security.admission import Admission, ReplayCache, TokenBucket
+from sealring_protocol.security.admission import Admission, ReplayCache, TokenBucket, network_of
 
 
 def taken(bucket, now, tries):
@@ -43,13 +47,48 @@ def test_a_bucket_never_gives_more_than_its_rate(gaps):
     assert given_out <= 5 + 5 * now + 1e-6
 
 
-def test_signatures_have_a_budget():
+def test_signatures_have_a_budget_for_each_source_and_for_all():
     admission = Admission(now=0.0)
-    for _ in range(SIGNATURES_PER_SECOND):
-        admission.take_signature(0.0)
+    for n in range(SIGNATURES_PER_SECOND):
+        admission.take_signature(f"source {n // SIGNATURES_PER_SOURCE}", 0.0)
+    for source in ("source 0", "a new source"):
+        with pytest.raises(LimitExceeded, match="ask for a signature"):
+            admission.take_signature(source, 0.0)
+    admission.take_signature("another", 1.5 / SIGNATURES_PER_SECOND)
+
+
+def test_strangers_cannot_starve_a_place_where_a_member_proved_itself():
+    admission = Admission(now=0.0)
+    admission.proved("2001:db8::7")
+    for n in range(SIGNATURES_PER_SECOND):
+        admission.take_signature(f"source {n}", 0.0)
+    for _ in range(SIGNATURES_PER_SOURCE):
+        admission.take_signature("2001:db8::8", 0.0)
     with pytest.raises(LimitExceeded):
-        admission.take_signature(0.0)
-    admission.take_signature(1.5 / SIGNATURES_PER_SECOND)
+        admission.take_signature("2001:db8::9", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("source", "network"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("a name", "a name"),
+    ],
+)
+def test_what_counts_as_one_source(source, network):
+    assert network_of(source) == network
+
+
+def test_sources_are_forgotten():
+    admission = Admission(now=0.0)
+    for n in range(MAX_SOURCES + 5):
+        admission.proved(f"source {n}")
+        with contextlib.suppress(LimitExceeded):
+            admission.take_signature(f"source {n}", 0.0)
+    assert len(admission._proved) == len(admission._buckets) == MAX_SOURCES
 
 
 def test_handshakes_per_source():

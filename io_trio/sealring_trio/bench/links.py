@@ -89,7 +89,7 @@ def dial(config: HandshakeConfig, peer: bytes, now: float) -> End:
 
 def accept(config: HandshakeConfig, admission: Admission, now: float) -> End:
     """The end that is dialed."""
-    return End(Link.accept(config, admission, now, wall_ms(), os.urandom(32)), SIGNERS[1])
+    return End(Link.accept(config, admission, "bench", now, wall_ms(), os.urandom(32)), SIGNERS[1])
 
 
 def shake_hands(near: End, far: End, now: float) -> None:

@@ -1,7 +1,8 @@
 """Which links a node keeps up, which it has, and which of two wins.
 
 Wanted links are dialed with a pause that doubles up to a bound, over a member's addresses in
-turn. A link that only carries a roster is dialed until it was up once.
+turn; only a link that has lived for a while makes the pause short again. A link that only carries
+a roster is dialed until it was up once.
 
 Between two nodes there is one link of each purpose. The first that is established stays; a second
 one from the same life of the peer is refused as a duplicate, and one from a new life replaces it.
@@ -50,6 +51,7 @@ class Contact:
 
     link: int
     instance: int
+    since: float
 
 
 class Contacts:
@@ -78,6 +80,11 @@ class Contacts:
     def forget(self, key: Key) -> None:
         """Stop dialing *key*."""
         self._wishes.pop(key, None)
+
+    def forget_all(self, purposes: set[Purpose]) -> None:
+        """Stop dialing links of *purposes*."""
+        for key in [key for key in self._wishes if key[1] in purposes]:
+            del self._wishes[key]
 
     def due(self, now: float) -> list[tuple[Key, int]]:
         """The links to dial now, each with the number of its try."""
@@ -142,7 +149,6 @@ class Contacts:
         self._up[key] = contact
         wish = self._wishes.get(key)
         if wish is not None:
-            wish.pause = FIRST_PAUSE
             wish.dialing = False
 
     def lost(self, key: Key, link: int, now: float) -> bool:
@@ -153,5 +159,7 @@ class Contacts:
         del self._up[key]
         wish = self._wishes.get(key)
         if wish is not None:
-            wish.next_try = now + wish.pause
+            if now - contact.since >= LONGEST_PAUSE:
+                wish.pause = FIRST_PAUSE
+            self.dial_ended(key, now)
         return True

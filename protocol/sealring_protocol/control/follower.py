@@ -33,8 +33,8 @@ from sealring_protocol.control.effects import (
     ToEngine,
     Want,
 )
-from sealring_protocol.control.head import hello
-from sealring_protocol.control.watch import EngineWatch
+from sealring_protocol.control.membership import hello
+from sealring_protocol.control.watch import ENGINE, Watch
 from sealring_protocol.errors import CloseCode, RemoteProtocolError
 from sealring_protocol.security.roles import Purpose
 
@@ -64,7 +64,8 @@ class Follower:
         self._cut = False  # the next hop broke in this epoch: what it missed cannot be made up
         self._told = False  # the head knows that this rank cannot serve the epoch
         self._pipeline: pipeline.FollowerPipeline | None = None
-        self._watch = EngineWatch()
+        self._watch = Watch(ENGINE)
+        self._loaded: range | None = None  # what the engine has, or is loading
 
     # --------------------------------------------------------------- engine
 
@@ -73,24 +74,44 @@ class Follower:
         match message:
             case EngineInfo():
                 self._info = message
-                return self._start_engine() if self.order is not None else self._present()
+                return self._start_engine(now) if self.order is not None else self._present()
             case Ready() if message.epoch == self.epoch:
+                self._watch.answered(now)
                 self._engine_ready = message
                 return self._try_ready()
             case StepDone(n=0, failed=Failure() as failed) if message.epoch == self.epoch:
+                self._watch.answered(now)
+                self._loaded = None
                 return self._tell(0, failed)
-            case Step() | StepDone() if message.epoch == self.epoch and self._pipeline:
-                effects = self._act(self._pipeline.output(message), now)
-                self._watch.answered(now, self._pipeline.working)
-                return effects
+            case Step() | StepDone():
+                self._watch.answered(now)
+                if message.epoch != self.epoch or self._pipeline is None:
+                    return []
+                return self._engine_answered(message, now)
             case _:
                 return []
+
+    def _engine_answered(self, message: Step | StepDone, now: float) -> list[Effect]:
+        assert self._pipeline is not None  # noqa: S101  the caller looked
+        effects = self._act(self._pipeline.output(message), now)
+        if message.failed is not None and message.failed.kind is FailureKind.INTEGRITY:
+            # Only a new link brings the engine a new key.
+            previous = self._config.rank - 1
+            shut = Shut(
+                previous,
+                Purpose.STEP,
+                CloseCode.AUTHENTICATION_FAILED,
+                "a tensor did not open",
+            )
+            effects.append(shut)
+        return effects
 
     def engine_lost(self, reason: str, now: float) -> list[Effect]:
         """The own engine is gone; its layers, caches and hop keys went with it."""
         self._info = None
         self._engine_ready = None
-        self._watch.idle()
+        self._loaded = None
+        self._watch.clear()
         note = Note(Level.WARNING, f"this rank's engine is gone: {reason}")
         return [note, *self._fail(FailureKind.ENGINE_LOST, reason, now)]
 
@@ -116,7 +137,6 @@ class Follower:
             self.order = None
             self.epoch = NO_EPOCH  # the head will raise it before this rank serves again
             self._pipeline = None
-            self._watch.idle()
             return [Note(Level.WARNING, f"the head ({name}) is gone: {reason}")]
         effects: list[Effect] = [
             Note(Level.WARNING, f"the step link with rank {rank} ({name}) broke: {reason}")
@@ -130,8 +150,8 @@ class Follower:
     def message(self, rank: int, purpose: Purpose, message: Message, now: float) -> list[Effect]:
         """*rank* sent *message*. Raises `RemoteProtocolError` if it may not be."""
         match message:
-            case Bootstrap():
-                return self._bootstrap(message)
+            case Bootstrap() if rank == 0 and purpose is Purpose.CONTROL:
+                return self._bootstrap(message, now)
             case Step() if purpose is Purpose.STEP:
                 return self._step(message, now)
             case _:
@@ -139,7 +159,7 @@ class Follower:
                     f"rank {rank} sent {type(message).__name__} to rank {self._config.rank}"
                 )
 
-    def _bootstrap(self, order: Bootstrap) -> list[Effect]:
+    def _bootstrap(self, order: Bootstrap, now: float) -> list[Effect]:
         same_head = order.epoch.instance == self.epoch.instance
         if order.rank != self._config.rank or order.world != self._world:
             raise RemoteProtocolError(
@@ -159,14 +179,18 @@ class Follower:
         self._engine_ready = None
         self._told = False
         self._cut = False
-        self._watch.idle()
         self._pipeline = pipeline.FollowerPipeline(order.epoch, order.rank, order.world)
         layers = f"{order.bounds[order.rank]}:{order.bounds[order.rank + 1]}"
         note = Note(Level.INFO, f"epoch {order.epoch.counter}: this rank takes layers {layers}")
-        return [note, *(self._start_engine() if self._info is not None else [])]
+        return [note, *(self._start_engine(now) if self._info is not None else [])]
 
-    def _start_engine(self) -> list[Effect]:
+    def _start_engine(self, now: float) -> list[Effect]:
         assert self.order is not None  # noqa: S101  callers checked
+        bounds = self.order.bounds
+        layers = range(bounds[self._config.rank], bounds[self._config.rank + 1])
+        known = self._loaded == layers
+        self._watch.order(now, None if known else self.order.deadline_ms / 1000)
+        self._loaded = layers
         effects: list[Effect] = [ToEngine(self.order)]
         # With two ranks the head's link to this one is also the way back.
         if self._world > 2:
@@ -201,7 +225,7 @@ class Follower:
         for action in actions:
             match action:
                 case pipeline.ToEngine(message):
-                    self._watch.working(now)
+                    self._watch.owe(now)
                     effects.append(ToEngine(message))
                 case pipeline.ToNext(message):
                     if message.failed is not None and message.failed.rank == self._config.rank:
@@ -236,5 +260,5 @@ class Follower:
         overdue = self._watch.deadline
         if overdue is None or now < overdue:
             return []
-        self._watch.idle()
-        return [RestartEngine("it has not answered its step within the deadline")]
+        self._watch.clear()
+        return [RestartEngine("it has not answered within its deadline")]

@@ -13,9 +13,6 @@ import attrs
 
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
-    Backend,
-    Bootstrap,
-    CacheCost,
     EngineInfo,
     Failure,
     FailureKind,
@@ -38,18 +35,25 @@ from sealring_protocol.control.effects import (
     ToEngine,
     Want,
 )
-from sealring_protocol.control.membership import Membership, MembershipState
-from sealring_protocol.control.plan import Plan, Strategy, make_plan
+from sealring_protocol.control.membership import Membership, MembershipState, hello
+from sealring_protocol.control.plan import Plan, Strategy, bootstraps, make_plan
+from sealring_protocol.control.recovery import LONGEST_PAUSE, Recovery
 from sealring_protocol.control.requests import Request
 from sealring_protocol.control.rows import SchedulerConfig
 from sealring_protocol.control.scheduler import Scheduler
-from sealring_protocol.control.watch import EngineWatch
-from sealring_protocol.errors import CloseCode, LocalProtocolError, RemoteProtocolError
-from sealring_protocol.limits import MAX_SEALED_BODY
+from sealring_protocol.control.watch import ENGINE, ROUND, Watch
+from sealring_protocol.errors import (
+    CloseCode,
+    LimitExceeded,
+    LocalProtocolError,
+    RemoteProtocolError,
+)
+from sealring_protocol.limits import MAX_SEALED_BODY, MAX_WORLD
+from sealring_protocol.security.admission import TokenBucket
 from sealring_protocol.security.roles import Purpose
 
-RETRY_SECONDS: Final = 5.0
-"""Pause before another try when a plan or a bootstrap failed."""
+PRESENTATIONS_PER_SECOND: Final = 2 * MAX_WORLD
+"""READYs without an epoch that all ranks together may send (a token bucket)."""
 
 _STEP_ROOM: Final = 64 * 1024
 """What a frame keeps for the rest of a step beside the hidden states of a prefill chunk."""
@@ -80,10 +84,14 @@ class Head:
         self.plan: Plan | None = None
         self._info: EngineInfo | None = None
         self._engine_ready: Ready | None = None
+        self._loaded: range | None = None  # what the engine has, or is loading
+        self._recovery = Recovery()
         self._pipeline: pipeline.HeadPipeline | None = None
-        self._watch = EngineWatch()
+        self._watch = Watch(ENGINE)
+        self._rounds = Watch(ROUND)
+        self._presentations = TokenBucket(PRESENTATIONS_PER_SECOND, 0.0)
         self._next_up = self._world == 1  # the step link to rank 1
-        self._deadline: float | None = None  # of a bootstrap, or the pause before another
+        self._bootstrap_ends: float | None = None
         self._flights: dict[int, tuple[float, int, int]] = {}  # step: sent, rows, prefilled
 
     # ------------------------------------------------------------- requests
@@ -117,9 +125,11 @@ class Head:
             case Ready():
                 if message.epoch != self.membership.epoch:
                     return []
+                self._watch.answered(now)
                 self._engine_ready = message
                 return self._self_ready(now)
             case Step() | StepDone():
+                self._watch.answered(now)
                 if message.epoch != self.membership.epoch:
                     return []
                 if message.n == 0 and isinstance(message, StepDone) and message.failed:
@@ -127,8 +137,8 @@ class Head:
                 if self._pipeline is None:
                     return []
                 effects = self._act(self._pipeline.output(message), now)
-                if self._pipeline is not None:
-                    self._watch.answered(now, self._pipeline.working)
+                if message.failed is not None:
+                    effects = [*self._renew_keys(message.failed), *effects]
                 return effects
             case _:
                 return []
@@ -151,11 +161,14 @@ class Head:
     def engine_lost(self, reason: str, now: float) -> list[Effect]:
         """The own engine is gone."""
         self._engine_ready = None
+        self._loaded = None
+        self._watch.clear()
         self._next_up = self._world == 1
         lost = Failure(0, FailureKind.ENGINE_LOST, reason)
         effects: list[Effect] = [Note(Level.WARNING, f"this rank's engine is gone: {reason}")]
-        self.membership.lost(0)
-        return effects + self._broken(lost, now)
+        if self.membership.lost(0):
+            effects += self._broken(lost, now)
+        return effects
 
     # ---------------------------------------------------------------- links
 
@@ -185,6 +198,8 @@ class Head:
         """*rank* sent *message*. Raises `RemoteProtocolError` if it may not be."""
         match message:
             case Ready(epoch=epoch) if epoch == NO_EPOCH:
+                if not self._presentations.take(now):
+                    raise LimitExceeded("ranks present themselves too often")
                 if self._info is not None and message.model != self._info.model:
                     return [self._mismatch(rank)]
                 return self._present(rank, message, now)
@@ -221,6 +236,7 @@ class Head:
     def _step_done(self, message: StepDone, now: float) -> list[Effect]:
         if not self.membership.is_current(message.epoch) or self._pipeline is None:
             return []
+        self._rounds.answered(now)
         effects = self._timing(message, now)
         effects += self._act(self._pipeline.done(message), now)
         return effects
@@ -249,28 +265,29 @@ class Head:
         if missing:
             names = ", ".join(f"rank {rank} ({self._config.names[rank]})" for rank in missing)
             return [Note(Level.INFO, f"waiting for {names}")]
+        if not self._recovery.may_start(now):
+            return []
         rooms = [self.membership.present[rank].room for rank in range(self._world)]
         try:
             plan = make_plan(self._config.strategy, self._info, rooms, self._config.layers)
         except LocalProtocolError as error:
-            self._deadline = now + RETRY_SECONDS
+            self._recovery.wait(now, LONGEST_PAUSE)
             return [Note(Level.ERROR, f"no plan: {error}")]
         self.plan = plan
         epoch = self.membership.start()
         self._engine_ready = None
-        self._deadline = now + self._config.bootstrap_seconds
-        orders = [
-            Bootstrap(
-                epoch,
-                Backend.PIPELINE,
-                rank,
-                self._config.inner_seal,
-                int(self._config.bootstrap_seconds * 1000),
-                self._info.model,
-                plan.split.bounds,
-            )
-            for rank in range(self._world)
-        ]
+        self._bootstrap_ends = now + self._config.bootstrap_seconds
+        orders = bootstraps(
+            plan,
+            epoch,
+            self._info.model,
+            inner_seal=self._config.inner_seal,
+            deadline_ms=int(self._config.bootstrap_seconds * 1000),
+        )
+        layers = plan.split.layers(0)
+        known = self._loaded == layers
+        self._watch.order(now, None if known else self._config.bootstrap_seconds)
+        self._loaded = layers
         effects: list[Effect] = [
             Note(Level.INFO, f"epoch {epoch.counter}: {plan.reason}; layers {plan.split.bounds}"),
             ToEngine(orders[0]),
@@ -292,7 +309,8 @@ class Head:
         layers = self.plan.split.layers(rank) if self.plan else range(0)
         if not self.membership.answered(rank, ready, layers):
             return []
-        self._deadline = None
+        self._bootstrap_ends = None
+        self._recovery.serving(now)
         epoch = self.membership.epoch
         self._pipeline = pipeline.HeadPipeline(epoch, self._world)
         if self.scheduler is not None:
@@ -300,14 +318,12 @@ class Head:
         return [Note(Level.INFO, f"the ring is ready: epoch {epoch.counter}"), *self._pump(now)]
 
     def _refused(self, rank: int, failed: Failure, now: float) -> list[Effect]:
-        """A rank did not get ready. Loading is tried again after a pause, the rest at once."""
-        self._abandon()
-        self.membership.interrupt()
+        """A rank did not get ready. Loading is tried again after a longer pause."""
+        self._abandon(now)
         name = self._config.names[rank]
         note = Note(Level.ERROR, f"rank {rank} ({name}) cannot serve: {failed.message}")
         if failed.kind is FailureKind.LOAD:
-            self._deadline = now + RETRY_SECONDS
-            return [note]
+            self._recovery.wait(now, LONGEST_PAUSE)
         return [note, *self._try_start(now)]
 
     def _broken(self, failed: Failure, now: float) -> list[Effect]:
@@ -316,14 +332,24 @@ class Head:
         if self._pipeline is not None:
             actions = self._pipeline.lost(failed)
             effects += self._settle(actions)
-        self._abandon()
-        self.membership.interrupt()
+        self._abandon(now)
         return effects + self._try_start(now)
 
-    def _abandon(self) -> None:
+    def _renew_keys(self, failed: Failure) -> list[Effect]:
+        """The engine could not open a tensor: only a new link brings it a new key."""
+        if failed.kind is not FailureKind.INTEGRITY:
+            return []
+        reason = "a tensor did not open"
+        return [Shut(self._world - 1, Purpose.STEP, CloseCode.AUTHENTICATION_FAILED, reason)]
+
+    def _abandon(self, now: float) -> None:
+        """The epoch, or the start of one, is over."""
+        self.membership.interrupt()
+        self._recovery.ended(now)
+        self._bootstrap_ends = None
         self._pipeline = None
         self._flights.clear()
-        self._watch.idle()
+        self._rounds.clear()
         if self.scheduler is not None:
             self.scheduler.abandon()
 
@@ -340,7 +366,6 @@ class Head:
             work = planned.step.work
             tokens = work.count if isinstance(work, Prefill) else 0
             self._flights[planned.step.n] = (now, len(self.scheduler.uids(planned.step.n)), tokens)
-            self._watch.working(now)
             effects += self._act(self._pipeline.begin(planned.step), now)
         return effects
 
@@ -349,11 +374,12 @@ class Head:
         for action in actions:
             match action:
                 case pipeline.ToEngine(message):
-                    self._watch.working(now)
+                    self._watch.owe(now)
                     effects.append(ToEngine(message))
                 case pipeline.ToNext(message):
                     _, rows, tokens = self._flights[message.n]
                     self._flights[message.n] = (now, rows, tokens)
+                    self._rounds.owe(now)
                     effects.append(Send(1, Purpose.STEP, message))
                 case pipeline.Answered(failed=None):
                     effects += self._answered(action, now)
@@ -364,12 +390,12 @@ class Head:
     def _answered(self, action: pipeline.Answered, now: float) -> list[Effect]:
         assert self.scheduler is not None  # noqa: S101  a step was planned
         self._flights.pop(action.n, None)
+        self._recovery.progressed()
         return [*self.scheduler.answered(action.n, action.ids, now), *self._pump(now)]
 
     def _step_failed(self, actions: list[pipeline.Action], now: float) -> list[Effect]:
         effects = self._settle(actions)
-        self._abandon()
-        self.membership.interrupt()
+        self._abandon(now)
         return effects + self._try_start(now)
 
     def _settle(self, actions: list[pipeline.Action]) -> list[Effect]:
@@ -390,39 +416,39 @@ class Head:
 
     def next_timeout(self) -> float | None:
         """When `handle_timeout` wants to be called."""
-        return min(
-            (t for t in (self._deadline, self._watch.deadline) if t is not None), default=None
+        times = (
+            self._bootstrap_ends,
+            self._recovery.until,
+            self._watch.deadline,
+            self._rounds.deadline,
         )
+        return min((time for time in times if time is not None), default=None)
 
     def handle_timeout(self, now: float) -> list[Effect]:
         """Time has passed."""
-        overdue = self._watch.deadline
-        if overdue is not None and now >= overdue:
-            self._watch.idle()
-            return [RestartEngine("it has not answered its step within the deadline")]
-        if self._deadline is None or now < self._deadline:
-            return []
-        self._deadline = None
-        if self.membership.state is not MembershipState.STARTING:
+        if _is_due(self._watch.deadline, now):
+            self._watch.clear()
+            return [RestartEngine("it has not answered within its deadline")]
+        if _is_due(self._rounds.deadline, now):
+            return self._step_is_lost(now)
+        if _is_due(self._bootstrap_ends, now):
+            missing = self.membership.missing
+            note = Note(Level.WARNING, f"ranks {missing} were not ready in time; trying again")
+            self._abandon(now)
+            return [note, *self._try_start(now)]
+        if _is_due(self._recovery.until, now):
+            self._recovery.may_start(now)
             return self._try_start(now)
-        missing = self.membership.missing
-        self._abandon()
-        self.membership.interrupt()
-        note = Note(Level.WARNING, f"ranks {missing} were not ready in time; trying again")
-        return [note, *self._try_start(now)]
+        return []
+
+    def _step_is_lost(self, now: float) -> list[Effect]:
+        """A step has not come back, though every link lives: somebody swallowed it."""
+        reason = "a step has not come round the ring within its deadline"
+        effects = self._broken(Failure(0, FailureKind.DEADLINE, reason), now)
+        ends = sorted({1, self._world - 1})
+        shuts = [Shut(rank, Purpose.STEP, CloseCode.TIMEOUT, reason) for rank in ends]
+        return [*shuts, *effects]
 
 
-def hello(info: EngineInfo) -> Ready:
-    """How a rank presents itself: no epoch, no layers, its whole room."""
-    return Ready(
-        NO_EPOCH,
-        info.model,
-        0,
-        0,
-        len(info.layers),
-        info.dtype,
-        info.hidden,
-        info.trimmable,
-        info.room,
-        CacheCost(0, 0),
-    )
+def _is_due(deadline: float | None, now: float) -> bool:
+    return deadline is not None and now >= deadline

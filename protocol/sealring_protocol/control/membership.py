@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-from sealring_protocol.codec.messages import Epoch, Ready
+from sealring_protocol.codec.messages import NO_EPOCH, CacheCost, EngineInfo, Epoch, Ready
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 from sealring_protocol.table import Machine, Table
 
@@ -133,3 +133,19 @@ class Membership:
             return False
         self._machine.fire(MembershipEvent.ALL_READY)
         return True
+
+
+def hello(info: EngineInfo) -> Ready:
+    """How a rank presents itself: no epoch, no layers, its whole room."""
+    return Ready(
+        NO_EPOCH,
+        info.model,
+        0,
+        0,
+        len(info.layers),
+        info.dtype,
+        info.hidden,
+        info.trimmable,
+        info.room,
+        CacheCost(0, 0),
+    )

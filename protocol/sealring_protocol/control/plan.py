@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from sealring_protocol.codec.messages import EngineInfo
+from sealring_protocol.codec.messages import Backend, Bootstrap, EngineInfo, Epoch
 from sealring_protocol.control.partition import Partition, partition, with_layers
 from sealring_protocol.errors import LocalProtocolError
 
@@ -49,3 +49,14 @@ def make_plan(
     if world == 1:
         return Plan(Strategy.SINGLE, split, "one rank holds the whole model")
     return Plan(Strategy.PIPELINE, split, f"a pipeline of {world} ranks, split by memory")
+
+
+def bootstraps(
+    plan: Plan, epoch: Epoch, model: bytes, *, inner_seal: bool, deadline_ms: int
+) -> list[Bootstrap]:
+    """What each rank, in order, is told of *plan* in *epoch*."""
+    bounds = plan.split.bounds
+    return [
+        Bootstrap(epoch, Backend.PIPELINE, rank, inner_seal, deadline_ms, model, bounds)
+        for rank in range(len(bounds) - 1)
+    ]

@@ -12,7 +12,8 @@ from sealring_protocol.table import Machine
 @attrs.frozen
 class SchedulerConfig:
     """*groups* of at most *rows* rows; prefill *chunk* in tokens, at most *chunks* in flight and
-    *chunk_seconds* each; *window* decode steps in flight per group; *retries* per request."""
+    *chunk_seconds* each; *window* decode steps in flight per group. A request ends after more than
+    *retries* forwards that failed on it, or *stalls* lost steps without a token between them."""
 
     groups: int = 1
     rows: int = 8
@@ -21,6 +22,7 @@ class SchedulerConfig:
     chunk_seconds: float = 0.5
     window: int = 1
     retries: int = 2
+    stalls: int = 32
 
 
 @attrs.define
@@ -36,6 +38,7 @@ class LiveRow:
     flying: int = 0  # decode steps in flight
     group: int = 0
     failures: int = 0
+    stalls: int = 0
     suspect: bool = False
 
     @property

@@ -77,11 +77,6 @@ class Scheduler:
     # -------------------------------------------------------------- requests
 
     @property
-    def next_uid(self) -> int:
-        """The uid that the next request will have."""
-        return self._next_uid
-
-    @property
     def live(self) -> int:
         """Requests that are not over."""
         return len(self._rows)
@@ -175,21 +170,20 @@ class Scheduler:
 
     def failed(self, n: int, failure: Failure) -> list[Outcome]:
         """Step *n* failed, and its epoch with it. Its rows are suspects if a forward was at fault;
-        one that has spent its retries ends here."""
+        one that has spent its retries, or gets nowhere, ends here."""
         flight = self._flights.get(n)
         self.abandon()
-        if flight is None or failure.kind not in _SUSPICIOUS:
-            return []
         outcomes: list[Outcome] = []
-        for row in [self._rows[uid] for uid in flight.uids if uid in self._rows]:
-            row.suspect = True
-            row.failures += 1
-            if row.failures > self.config.retries:
-                outcomes += self._end(
-                    row.uid,
-                    FinishReason.FAILED,
-                    f"rank {failure.rank} failed {row.failures} times on it: {failure.message}",
-                )
+        uids = flight.uids if flight is not None else ()
+        for row in [self._rows[uid] for uid in uids if uid in self._rows]:
+            row.stalls += 1
+            if failure.kind in _SUSPICIOUS:
+                row.suspect = True
+                row.failures += 1
+            if row.failures > self.config.retries or row.stalls > self.config.stalls:
+                times = max(row.failures, row.stalls)
+                message = f"rank {failure.rank} failed {times} times on it: {failure.message}"
+                outcomes += self._end(row.uid, FinishReason.FAILED, message)
         return outcomes
 
     # ----------------------------------------------------------------- steps
@@ -388,6 +382,7 @@ class Scheduler:
     def _token(self, row: LiveRow, token: int) -> list[Outcome]:
         position = len(row.tokens)
         row.tokens.append(token)
+        row.stalls = 0
         if token in row.request.eos:
             return self._end(row.uid, FinishReason.STOP)
         outcomes: list[Outcome] = [TokenOut(row.uid, token, position)]

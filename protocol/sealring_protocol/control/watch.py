@@ -1,51 +1,85 @@
-"""The engine's deadline, from what it has been seen to need.
+"""Deadlines for those who owe answers, from what they have been seen to need.
 
-The daemon answers PING whatever the engine does, so a hung engine shows only in its own steps. Its
-deadline is a multiple of the slowest step so far, and generous until the first are known: a first
-step compiles and pages in.
+A daemon answers PING whatever its engine does, so a hung engine, or a rank that swallows steps,
+shows only in the steps themselves. The deadline of a step is a multiple of the slowest so far, and
+generous until the first are known: a first step compiles and pages in. Loading has a deadline of
+its own, which whoever orders it gives.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-FIRST_DEADLINE: Final = 120.0
-LEAST_DEADLINE: Final = 15.0
-_FACTOR: Final = 20.0
+import attrs
+
 _WARM_UP: Final = 4
 
 
-class EngineWatch:
-    """Tells when an engine that owes an answer is overdue. Times are monotonic seconds."""
+@attrs.frozen
+class Patience:
+    """Seconds: *first* while little is known, then *factor* times the slowest answer, but no
+    less than *least*."""
 
-    __slots__ = ("_seen", "_since", "_slowest")
+    first: float
+    least: float
+    factor: float
 
-    def __init__(self) -> None:
-        self._since: float | None = None
+
+ENGINE: Final = Patience(120.0, 15.0, 20.0)
+"""For the engine of the same node."""
+
+ROUND: Final = Patience(180.0, 30.0, 40.0)
+"""For a step on its way round the ring: longer, so that the rank at fault acts first."""
+
+
+class Watch:
+    """Tells when somebody who owes answers is overdue. Times are monotonic seconds."""
+
+    __slots__ = ("_order_ends", "_owed", "_patience", "_seen", "_since", "_slowest")
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+        self._owed = 0
+        self._since = 0.0
+        self._order_ends: float | None = None
         self._slowest = 0.0
         self._seen = 0
 
-    def working(self, now: float) -> None:
-        """The engine was given work."""
-        if self._since is None:
+    def owe(self, now: float) -> None:
+        """One more answer is owed."""
+        if not self._owed:
             self._since = now
+        self._owed += 1
 
-    def answered(self, now: float, still_working: int) -> None:
-        """It gave an answer and owes *still_working* more."""
-        if self._since is not None:
+    def order(self, now: float, seconds: float | None) -> None:
+        """One answer is owed instead of all before: to an order that may take *seconds*, or, if
+        None, no longer than a first step."""
+        self._owed = 1
+        self._order_ends = now + (self._patience.first if seconds is None else seconds)
+
+    def answered(self, now: float) -> None:
+        """One answer came. More than are owed change nothing."""
+        if not self._owed:
+            return
+        if self._order_ends is None:
             self._slowest = max(self._slowest, now - self._since)
             self._seen += 1
-        self._since = now if still_working else None
+        self._order_ends = None
+        self._owed -= 1
+        self._since = now
 
-    def idle(self) -> None:
-        """It owes nothing any more: its epoch is over, or it was replaced."""
-        self._since = None
+    def clear(self) -> None:
+        """Nothing is owed any more."""
+        self._owed = 0
+        self._order_ends = None
 
     @property
     def deadline(self) -> float | None:
-        """When it is overdue; None while it owes nothing."""
-        if self._since is None:
+        """When the next answer is overdue; None while none is owed."""
+        if not self._owed:
             return None
+        if self._order_ends is not None:
+            return self._order_ends
         if self._seen < _WARM_UP:
-            return self._since + FIRST_DEADLINE
-        return self._since + max(LEAST_DEADLINE, _FACTOR * self._slowest)
+            return self._since + self._patience.first
+        return self._since + max(self._patience.least, self._patience.factor * self._slowest)

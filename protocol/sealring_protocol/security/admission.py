@@ -9,14 +9,18 @@ Time is an argument: *now* is a monotonic clock in seconds.
 
 from __future__ import annotations
 
+import ipaddress
 from collections import Counter, deque
+from typing import Any
 
 from sealring_protocol.errors import AuthenticationFailed, LimitExceeded, LocalProtocolError
 from sealring_protocol.limits import (
     MAX_HANDSHAKES,
     MAX_HANDSHAKES_PER_SOURCE,
+    MAX_SOURCES,
     REPLAY_CACHE,
     SIGNATURES_PER_SECOND,
+    SIGNATURES_PER_SOURCE,
 )
 
 
@@ -70,13 +74,20 @@ class ReplayCache:
 class Admission:
     """What all links of a node that have not proved who they are share."""
 
-    __slots__ = ("_open", "_signatures", "replay")
+    __slots__ = ("_buckets", "_open", "_proved", "_signatures", "replay")
 
     def __init__(self, now: float) -> None:
         self._open: Counter[str] = Counter()
+        self._buckets: dict[str, TokenBucket] = {}
+        self._proved: dict[str, None] = {}
         self._signatures = TokenBucket(SIGNATURES_PER_SECOND, now)
         self.replay = ReplayCache()
         """For every `Responder` of the node."""
+
+    @property
+    def full(self) -> bool:
+        """No further handshake is taken, wherever it comes from."""
+        return self.open >= MAX_HANDSHAKES
 
     @property
     def open(self) -> int:
@@ -89,21 +100,51 @@ class Admission:
         Raises `LimitExceeded` when there are too many already: close it, and do not call
         `settled`.
         """
-        if self.open >= MAX_HANDSHAKES:
-            raise LimitExceeded(f"{MAX_HANDSHAKES} handshakes are under way")
-        if self._open[source] >= MAX_HANDSHAKES_PER_SOURCE:
+        network = network_of(source)
+        if self._open[network] >= MAX_HANDSHAKES_PER_SOURCE:
             raise LimitExceeded(f"{MAX_HANDSHAKES_PER_SOURCE} handshakes from {source}")
-        self._open[source] += 1
+        if self.full:
+            raise LimitExceeded(f"{MAX_HANDSHAKES} handshakes are under way")
+        self._open[network] += 1
 
     def settled(self, source: str) -> None:
         """A handshake from *source* is over, in either way."""
+        source = network_of(source)
         if not self._open[source]:
             raise LocalProtocolError(f"no handshake from {source} is under way")
         self._open[source] -= 1
         if not self._open[source]:
             del self._open[source]
 
-    def take_signature(self, now: float) -> None:
-        """Spend one signature. Raises `LimitExceeded` when there is none left for now."""
-        if not self._signatures.take(now):
+    def proved(self, source: str) -> None:
+        """A member has proved itself from *source*: strangers elsewhere cannot starve it."""
+        self._proved[network_of(source)] = None
+        _forget_oldest(self._proved)
+
+    def take_signature(self, source: str, now: float) -> None:
+        """Spend one signature on *source*. Raises `LimitExceeded` when there is none for now."""
+        network = network_of(source)
+        bucket = self._buckets.setdefault(network, TokenBucket(SIGNATURES_PER_SOURCE, now))
+        _forget_oldest(self._buckets)
+        if not bucket.take(now):
+            raise LimitExceeded(f"too many handshakes from {source} ask for a signature")
+        if network not in self._proved and not self._signatures.take(now):
             raise LimitExceeded("too many handshakes ask for a signature")
+
+
+def network_of(source: str) -> str:
+    """What counts as one source: an IPv4 address, or the /64 that an IPv6 host has to itself."""
+    try:
+        address = ipaddress.ip_address(source.partition("%")[0])
+    except ValueError:
+        return source
+    if address.version == 4:
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))
+
+
+def _forget_oldest(known: dict[str, Any]) -> None:
+    if len(known) > MAX_SOURCES:
+        del known[next(iter(known))]
