@@ -82,6 +82,9 @@ MAX_INNER_SKIP: Final = 1 << 20
 PINGS_PER_SECOND: Final = 20
 """PINGs that a peer may send, as a token bucket with a burst of the same size."""
 
+MIN_FRAME_RATE: Final = 1_000_000
+"""Bytes a second that a frame under way must keep, for its raw bytes to count as signs of life."""
+
 MAX_UNANSWERED_PINGS: Final = 8
 """PINGs that a peer may leave without a PONG while it sends other things."""
 

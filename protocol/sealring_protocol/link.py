@@ -40,6 +40,8 @@ from sealring_protocol.limits import (
     INIT_TIMEOUT,
     MAX_SEALED_BODY,
     MAX_UNSENT,
+    MIN_FRAME_RATE,
+    PING_TIMEOUT,
 )
 from sealring_protocol.link_events import (
     Hop,
@@ -115,6 +117,7 @@ class Link:
         self._opener: OpeningChannel | None = None
         self._may_send = self._may_receive = _NONE
         self._started = self._now = now
+        self._opened = now  # the last frame
         self._wall_offset = wall_ms / 1000 - now
         self._expires = float("inf")
 
@@ -185,8 +188,9 @@ class Link:
         self._now = now
         if self._handshake.state in _OVER:
             return
-        self.keepalive.heard(now)
         self._decoder.receive_data(data)
+        if now - self._opened <= PING_TIMEOUT + self._decoder.awaited / MIN_FRAME_RATE:
+            self.keepalive.heard(now)  # bytes of a long frame are signs of life, but not for ever
         self._check_room()
 
     def _check_room(self) -> None:
@@ -336,6 +340,8 @@ class Link:
         if self._opener is None:
             return None
         message = decode(self._opener.open(frame))
+        self._opened = self._now
+        self.keepalive.heard(self._now)
         kind = type(message)
         if kind not in self._may_receive:
             raise RoleViolation(f"{message.CODE.name} may not be sent by this peer here")
@@ -421,6 +427,7 @@ class Link:
         self._may_receive = allowed(event.purpose, peer, own, world)
         self.renew(event.roster)
         self._up = True
+        self._opened = self._now
         self.keepalive.heard(self._now)
         if secrets is not None:
             hop = Hop(secrets.suite, secrets.send_activation, secrets.receive_activation)

@@ -51,7 +51,7 @@ def test_a_gap_or_a_repeat_is_refused():
 
 
 def test_a_failed_step_goes_straight_on_and_breaks_the_rank():
-    rank = follower()
+    rank = follower(3, 5)
     rank.step(step(1))
     failed = step(2, failed=FAULT, ids=(1,))
     assert rank.step(failed) == [
@@ -60,6 +60,13 @@ def test_a_failed_step_goes_straight_on_and_breaks_the_rank():
     ]
     assert rank.output(step(1, tensors=HIDDEN)) == []
     assert rank.step(step(3)) == [ToNext(step(3, failed=FAULT))]
+
+
+@pytest.mark.parametrize("blamed", [0, 2, 3])
+def test_a_failure_can_only_be_of_a_rank_before(blamed):
+    fault = attrs.evolve(FAULT, rank=blamed)
+    with pytest.raises(RemoteProtocolError, match="came down the chain"):
+        follower(2, 4).step(step(1, failed=fault))
 
 
 @pytest.mark.parametrize("rank", [1, 2])

@@ -108,7 +108,7 @@ class RingMachine(RuleBasedStateMachine):
 
 
 RingMachine.TestCase.settings = settings(
-    max_examples=40,
+    max_examples=20,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),

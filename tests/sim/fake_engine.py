@@ -104,6 +104,8 @@ class FakeEngine:
     forwards: int = 0
     dead: bool = False
     hung: bool = False
+    spoil: int = 0  # tensors to flip a byte of
+    doubles: int = 0  # answers to give every token of twice
 
     @property
     def empty(self) -> bool:
@@ -283,6 +285,9 @@ class FakeEngine:
         assert len(uids) == len(out)
         ids = tuple(value % VOCABULARY for value in out)
         self.last.update(zip(uids, ids, strict=True))
+        if self.doubles:
+            self.doubles -= 1
+            return ids * 2
         return ids
 
     # ---------------------------------------------------------------- tensors
@@ -307,7 +312,11 @@ class FakeEngine:
             return (Tensor(DType.U32, shape, data),)
         assert self.sealer is not None, "no hop key for the way out"
         context = self._context(step, self._layers.stop)
-        return (self.sealer.seal(context, DType.U32, shape, data),)
+        tensor = self.sealer.seal(context, DType.U32, shape, data)
+        if self.spoil:
+            self.spoil -= 1
+            tensor = attrs.evolve(tensor, data=bytes([tensor.data[0] ^ 1]) + tensor.data[1:])
+        return (tensor,)
 
     def _open(self, step: Step | StepDone) -> list[int]:
         assert self.order is not None

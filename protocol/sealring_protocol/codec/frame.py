@@ -58,11 +58,22 @@ class FrameDecoder:
     the same error again.
     """
 
-    __slots__ = ("_body", "_error", "_filled", "_header", "_limits", "_rest")
+    __slots__ = (
+        "_body",
+        "_error",
+        "_filled",
+        "_header",
+        "_limits",
+        "_more",
+        "_rest",
+        "_waiting",
+    )
 
     def __init__(self, limits: Mapping[int, int]) -> None:
         self._limits = limits
         self._rest: memoryview = memoryview(b"")
+        self._more: list[Buffer] = []  # pieces behind the rest, joined when they are needed
+        self._waiting = 0
         self._header = b""
         self._body: bytearray | None = None
         self._filled = 0
@@ -80,17 +91,23 @@ class FrameDecoder:
     @property
     def buffered(self) -> int:
         """Bytes held that no frame has been made of yet."""
-        return len(self._header) + self._filled + len(self._rest)
+        return len(self._header) + self._filled + len(self._rest) + self._waiting
+
+    @property
+    def awaited(self) -> int:
+        """Bytes that the body of the frame under way has in all; 0 between frames."""
+        return len(self._body) if self._body is not None else 0
 
     def receive_data(self, data: Buffer) -> None:
         """Take the next piece of the stream.
 
-        Take the frames of the pieces before first: what they leave is copied.
+        Take the frames of the pieces before first: what they leave is copied, once.
         """
         if self._error is not None:
             return
         if self._rest:
-            self._rest = memoryview(bytes(self._rest) + bytes(data))
+            self._more.append(data)
+            self._waiting += len(data)
         else:
             self._rest = memoryview(data)
 
@@ -107,11 +124,17 @@ class FrameDecoder:
     def _die(self, error: RemoteProtocolError) -> None:
         self._error = error
         self._rest = memoryview(b"")
+        self._more.clear()
+        self._waiting = 0
         self._header = b""
         self._body = None
         self._filled = 0
 
     def _next(self) -> Frame | None:
+        if self._more:
+            self._rest = memoryview(b"".join([self._rest, *self._more]))
+            self._more.clear()
+            self._waiting = 0
         rest = self._rest
         if self._body is None:
             have = len(self._header)

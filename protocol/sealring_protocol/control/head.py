@@ -136,12 +136,23 @@ class Head:
                     return self._refused(0, message.failed, now)
                 if self._pipeline is None:
                     return []
+                message = self._checked(message)
                 effects = self._act(self._pipeline.output(message), now)
                 if message.failed is not None:
                     effects = [*self._renew_keys(message.failed), *effects]
                 return effects
             case _:
                 return []
+
+    def _checked(self, message: Step | StepDone) -> Step | StepDone:
+        """*message* of the own engine, or the failure that it is if it has not its tokens."""
+        if self.scheduler is None or not isinstance(message, StepDone) or message.failed:
+            return message
+        expected = self.scheduler.expects(message.n)
+        if len(message.ids) == expected:
+            return message
+        text = f"the engine answered step {message.n} with {len(message.ids)} of {expected} tokens"
+        return StepDone(message.epoch, message.n, failed=Failure(0, FailureKind.ENGINE_ERROR, text))
 
     def _engine_info(self, info: EngineInfo, now: float) -> list[Effect]:
         self._info = info
@@ -236,6 +247,8 @@ class Head:
     def _step_done(self, message: StepDone, now: float) -> list[Effect]:
         if not self.membership.is_current(message.epoch) or self._pipeline is None:
             return []
+        if message.failed is not None and not 0 < message.failed.rank < self._world:
+            raise RemoteProtocolError("a failure of a rank that is not on the chain")
         self._rounds.answered(now)
         effects = self._timing(message, now)
         effects += self._act(self._pipeline.done(message), now)

@@ -92,9 +92,14 @@ class FollowerPipeline:
         return len(self._working)
 
     def step(self, step: Step) -> list[Action]:
-        """The rank before sent *step* of this epoch. Raises `RemoteProtocolError` on a gap."""
+        """The rank before sent *step* of this epoch.
+
+        Raises `RemoteProtocolError` on a gap, or for a failure of a rank that is not before it.
+        """
         if step.n != self._next_n:
             raise RemoteProtocolError(f"step {step.n} came; step {self._next_n} was next")
+        if step.failed is not None and not 0 < step.failed.rank < self._rank:
+            raise RemoteProtocolError(f"a failure of rank {step.failed.rank} came down the chain")
         self._next_n += 1
         if step.failed is not None and self._failure is None:
             self._failure = step.failed

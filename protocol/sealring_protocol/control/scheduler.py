@@ -356,15 +356,20 @@ class Scheduler:
 
     # --------------------------------------------------------------- answers
 
+    def expects(self, n: int) -> int:
+        """How many tokens the answer to step *n* has; 0 as well for one that is not in flight."""
+        flight = self._flights.get(n)
+        return len(flight.uids) if flight and isinstance(flight.work, Decode) else 0
+
     def answered(self, n: int, ids: tuple[int, ...], now: float) -> list[Outcome]:
         """Step *n* is done and gave *ids*, one for each of its rows.
 
         Raises `RemoteProtocolError` for a step that waits for no answer, or a wrong number.
         """
+        expected = self.expects(n)
         flight = self._flights.pop(n, None)
         if flight is None:
             raise RemoteProtocolError(f"an answer to step {n}, which waits for none")
-        expected = len(flight.uids) if isinstance(flight.work, Decode) else 0
         if len(ids) != expected:
             raise RemoteProtocolError(f"step {n} was answered with {len(ids)} of {expected} tokens")
         if isinstance(flight.work, Prefill):
