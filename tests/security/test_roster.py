@@ -178,6 +178,11 @@ def test_a_member_that_cannot_be(change):
         attrs.evolve(ROSTER.members[0], **change)
 
 
+def test_trust_that_needs_no_evidence():
+    for level in (TrustLevel.NONE, TrustLevel.SOFTWARE):
+        assert attrs.evolve(ROSTER.members[0], trust=level).trust is level
+
+
 def many(count):
     return tuple(Member(signer(f"m{n}").public_key, f"m{n}") for n in range(count))
 

@@ -37,7 +37,8 @@ initiator's link opens sealed frames; the first is ACCEPT, or CLOSE, or a reason
 What the link must see to, since only it can:
 
 - Spend `Admission.take_signature` when a responder gives `EncapsulationRequested`, before the
-  encapsulation is done, and count the connection (`opened`, `settled`) until `PeerVerified`.
+  encapsulation is done; count the connection (`opened`, `settled`) until `PeerVerified`, and say
+  then that its source has `proved` a member.
 - Before `PeerVerified`, an error means that the connection is closed without a byte more; the
   machine has then already dropped what was not drained. After it, send CLOSE with the code.
 - Do not take frames out of the decoder in the states WAIT_ENCAPSULATION, WAIT_SIGNATURE and
