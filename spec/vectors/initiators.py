@@ -229,7 +229,7 @@ def _bad_accept() -> Iterator[Vector]:
     talk = met(theirs=HOME_6)
     wrong = talk.accept(roster=b"")
     about = "ACCEPT brings none, and RESP announced one"
-    yield _told("accept-bare", "HS-25", about, talk, wrong, MALFORMED)
+    yield _told("accept-bare", "HS-25 RO-08", about, talk, wrong, FORGED)
     other_6 = attrs.evolve(TERMS, serial=6, name="another home")
     wrong = talk.accept(roster=signed(other_6))
     about = "ACCEPT brings another roster than RESP announced"

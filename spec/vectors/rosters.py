@@ -161,7 +161,6 @@ def _malformed() -> Iterator[tuple[str, str, str, Json]]:
         ("trailing", "CV-01", "a byte after the last member", _signed_bytes(b"\0")),
         ("cut", "CV-01", "the last address is cut short", _signed_bytes(b"", cut=1)),
         ("members-cut", "CV-01", "one member fewer than it says", _counting(4)),
-        ("tiny", "CV-01", "fewer bytes than a signature", HOME[:63]),
     ]:
         yield name, ids, about, _input(data)
 
@@ -209,6 +208,7 @@ def _forged() -> Iterator[tuple[str, str, str, Json]]:
     yield "no-context", "ID-03 RO-08", "the bare digest signed", _input(bare)
     both = attrs.evolve(TERMS, members=(ADA.member, _as("coordinator", "boss")))
     yield "coordinator", "RO-09", "the coordinator is a member", _input(signed(both))
+    yield "tiny", "RO-08", "fewer bytes than a signature", _input(HOME[:63])
     unread = changed(version=2)[:-1] + b"\0"
     yield "first-signature", "RO-08", "forged and of version 2: read is nothing", _input(unread)
 

@@ -1,0 +1,34 @@
+"""One target in this process, under libFuzzer: ``python -m fuzz.engine TARGET [OPTION ...]``.
+
+The options are libFuzzer's. The package is instrumented as it is imported, so nothing of it may
+be imported before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import atheris  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+
+def write_seeds(folder: Path, name: str) -> None:
+    """The target's seeds, one file each, beside what earlier runs have found."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, seed in enumerate(importlib.import_module(f"fuzz.targets.{name}").seeds()):
+        (folder / f"seed-{number}").write_bytes(seed)
+
+
+def main() -> None:
+    """Fuzz until libFuzzer ends the process."""
+    name, corpus, *options = sys.argv[1:]
+    with atheris.instrument_imports(include=["sealring_protocol"]):
+        target = importlib.import_module(f"fuzz.targets.{name}")
+    write_seeds(Path(corpus), name)
+    atheris.Setup([sys.argv[0], corpus, *options], target.check)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

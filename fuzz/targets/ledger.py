@@ -1,0 +1,193 @@
+"""The ledger against a model of the specification's table, step by step.
+
+Input: choices from a small world (nine numbers, three groups), so that they meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from sealring_protocol.codec.encoding import decode
+from sealring_protocol.codec.messages import (
+    NO_WORK,
+    Decode,
+    Epoch,
+    Join,
+    Open,
+    Prefill,
+    Save,
+    Step,
+    Work,
+)
+from sealring_protocol.control.ledger import Change, Ledger
+from sealring_protocol.errors import RemoteProtocolError
+
+from fuzz.source import Source
+from fuzz.vectors import vectors
+from spec.vectors.plain import LedgerState
+
+_LENGTHS: Final = (1, 2, 3, 5, 2**32 - 1, 2**31)
+
+
+def seeds() -> Iterator[bytes]:
+    """The vectors' courses, told in this target's choices, and a few walks of its own."""
+    for vector in vectors("ledgers"):
+        steps = [decode(bytes.fromhex(data)) for data in vector["input"]["steps"]]
+        yield b"".join(_told(step) for step in steps if isinstance(step, Step))
+    yield bytes(range(256))
+    yield bytes(200)
+
+
+def _told(step: Step) -> bytes:
+    """*step* in the choices that `_step` takes; numbers beyond the small world wrap."""
+    told = bytes([len(step.save)]) + b"".join(bytes([s.uid % 9, s.handle % 9]) for s in step.save)
+    told += bytes([len(step.evict), *(uid % 9 for uid in step.evict)])
+    told += bytes([len(step.drop), *(number % 9 for number in step.drop)])
+    told += bytes([len(step.open)])
+    told += b"".join(bytes([o.uid % 9, o.handle % 9, o.keep % 8]) for o in step.open)
+    told += bytes([len(step.join)]) + b"".join(bytes([j.uid % 9, j.group % 3]) for j in step.join)
+    match step.work:
+        case Prefill(uid, position, _):
+            return told + bytes([1, uid % 9, 0, position % 8, 1])
+        case Decode(group):
+            return told + bytes([2, group % 3])
+        case _:
+            return told + b"\0"
+
+
+def check(data: bytes) -> None:
+    """Both refuse a step, or both take it and hold the same; the change says what happened."""
+    source, ledger, model, n = Source(data), Ledger(), Model(), 0
+    while not source.empty:
+        n += 1
+        step = _step(source, n, ledger)
+        refused = model.apply(step)
+        rows = model.rows()
+        try:
+            change = ledger.apply(step)
+        except RemoteProtocolError:
+            assert refused, step
+            return
+        assert not refused, step
+        assert ledger.private == model.private
+        assert ledger.snaps == model.snaps
+        assert ledger.groups == rows
+        assert ledger.digest(n) == model.state().digest(n)
+        _check_change(change, step, model)
+
+
+def _step(source: Source, n: int, ledger: Ledger) -> Step:
+    def few(make: Callable[[], Any]) -> tuple[Any, ...]:
+        return tuple(make() for _ in range(source.below(4)))
+
+    def number() -> int:
+        return source.below(9)
+
+    saves = few(lambda: Save(number(), number()))
+    evicts, drops = few(number), few(number)
+    opens = few(lambda: Open(number(), number(), source.below(8)))
+    joins = few(lambda: Join(number(), source.below(3)))
+    return Step(
+        Epoch(1, 1), n, bytes(16), saves, evicts, drops, opens, joins, _work(source, ledger)
+    )
+
+
+def _work(source: Source, ledger: Ledger) -> Work:
+    match source.below(3):
+        case 1:
+            uid = source.below(9)
+            known = ledger.private.get(uid, 0)
+            position = source.below(8) if source.flag() else known
+            return Prefill(uid, position, source.pick(_LENGTHS))
+        case 2:
+            return Decode(source.below(3))
+        case _:
+            return NO_WORK
+
+
+class Model:
+    """The table of section 11.3, row by row."""
+
+    def __init__(self) -> None:
+        self.private: dict[int, int] = {}
+        self.snaps: dict[int, int] = {}
+        self.groups: dict[int, list[tuple[int, int]]] = {}
+        self.before: dict[int, list[int]] = {}
+
+    def _free(self, number: int) -> bool:
+        grouped = {uid for rows in self.groups.values() for uid, _ in rows}
+        return number != 0 and number not in {*self.private, *self.snaps, *grouped}
+
+    def apply(self, step: Step) -> bool:
+        """Apply *step*; whether it is to be refused."""
+        self.before = {group: [uid for uid, _ in rows] for group, rows in self.groups.items()}
+        return not all(
+            done
+            for part in (self._save, self._evict, self._drop, self._open, self._join, self._work)
+            for done in part(step)
+        )
+
+    def _save(self, step: Step) -> Iterator[bool]:
+        for save in step.save:
+            yield save.uid in self.private and self._free(save.handle)
+            self.snaps[save.handle] = self.private[save.uid]
+
+    def _evict(self, step: Step) -> Iterator[bool]:
+        for uid in step.evict:
+            found = [group for group, rows in self.groups.items() if uid in dict(rows)]
+            yield bool(found)
+            left = [row for row in self.groups[found[0]] if row[0] != uid]
+            self.groups[found[0]] = left
+
+    def _drop(self, step: Step) -> Iterator[bool]:
+        for number in step.drop:
+            yield number in self.private or number in self.snaps
+            (self.private if number in self.private else self.snaps).pop(number)
+
+    def _open(self, step: Step) -> Iterator[bool]:
+        for row in step.open:
+            yield self._free(row.uid)
+            kept = self.snaps.get(row.handle, 0) if row.handle else 0
+            yield (0 < row.keep <= kept) if row.handle else row.keep == 0
+            self.private[row.uid] = row.keep
+
+    def _join(self, step: Step) -> Iterator[bool]:
+        for join in step.join:
+            yield join.uid in self.private
+            self.groups.setdefault(join.group, []).append((join.uid, self.private.pop(join.uid)))
+
+    def _work(self, step: Step) -> Iterator[bool]:
+        self.groups = {group: rows for group, rows in self.groups.items() if rows}
+        match step.work:
+            case Prefill(uid, position, count):
+                yield self.private.get(uid) == position and position + count < 2**32
+                self.private[uid] = position + count
+            case Decode(group):
+                yield group in self.groups
+                yield all(length < 2**32 - 1 for _, length in self.groups[group])
+                self.groups[group] = [(uid, length + 1) for uid, length in self.groups[group]]
+            case _:
+                yield True
+
+    def rows(self) -> dict[int, tuple[int, ...]]:
+        """The rows of every group, in order."""
+        return {group: tuple(uid for uid, _ in rows) for group, rows in self.groups.items()}
+
+    def state(self) -> LedgerState:
+        """What it holds, as the digest takes it."""
+        groups = {group: tuple(rows) for group, rows in self.groups.items()}
+        return LedgerState(self.private, self.snaps, groups)
+
+
+def _check_change(change: Change, step: Step, model: Model) -> None:
+    """An engine that carries out *change* has the rows that the ledger says."""
+    rows = {group: list(uids) for group, uids in model.before.items()}
+    for group, regroup in change.regroup.items():
+        before = rows.pop(group, [])
+        assert regroup.before == len(before)
+        after = [before[i] for i in regroup.kept] + list(regroup.joined)
+        if after:
+            rows[group] = after
+    assert {group: tuple(uids) for group, uids in rows.items()} == model.rows()
+    assert {*change.dropped_rows, *change.dropped_snaps} == set(step.drop)

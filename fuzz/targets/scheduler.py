@@ -1,0 +1,169 @@
+"""The scheduler under any order of requests, answers, failures and epochs.
+
+Input: one byte for each command and its choices. At the end every step is answered, and then
+nothing may be left: each request has ended once, and no rank holds a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from sealring_protocol.codec.encoding import decode, encode
+from sealring_protocol.codec.messages import Decode, Epoch, Failure, FailureKind, Prefill, Row
+from sealring_protocol.control.ledger import Ledger
+from sealring_protocol.control.requests import Outcome, Request, RequestDone, TokenOut
+from sealring_protocol.control.rows import Planned, SchedulerConfig
+from sealring_protocol.control.scheduler import Scheduler
+from sealring_protocol.errors import LocalProtocolError
+
+from fuzz.source import Source
+
+CONTEXT: Final = 24
+MOST: Final = 12
+EOS: Final = 7
+CONFIGS: Final = (
+    SchedulerConfig(),
+    SchedulerConfig(groups=2, rows=2, chunk=3, chunks=3),
+    SchedulerConfig(groups=1, rows=1, chunk=1, window=2),
+    SchedulerConfig(groups=3, rows=2, chunk=5, window=2, retries=1),
+)
+_REST: Final = 4000
+
+
+def seeds() -> Iterator[bytes]:
+    """Walks that reach every command."""
+    for config in range(len(CONFIGS)):
+        yield bytes([config, 0, 4, 9, 0, 3, 2]) + bytes([3, 3, 4]) * 30
+        yield bytes([config, *(0, 3, 5), *(0, 9, 0), 3, 3, 4, 1, 0, 3, 4, 4, 5, 3, 3, 6, 3, 2, 1])
+        yield bytes(range(9)) * 9
+    yield bytes(range(256))
+
+
+class Ring:
+    """A scheduler, and the ledger of a rank that gets its steps."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.scheduler = Scheduler(config, CONTEXT)
+        self.window = config.window
+        self.now = 0.0
+        self.counter = 0
+        self.flying: list[Planned] = []
+        self.expected: dict[int, int] = {}  # next position of each live request
+        self.ended: set[int] = set()
+        self.raise_epoch()
+
+    def raise_epoch(self) -> None:
+        """A new epoch: nothing is in flight, nothing is held."""
+        self.counter += 1
+        self.scheduler.begin(Epoch(1, self.counter))
+        self.ledger = Ledger()
+        self.flying.clear()
+        self.n = 0
+
+    def submit(self, length: int, tokens: int) -> None:
+        """A request, perhaps one that can never fit."""
+        if len(self.expected) >= MOST:
+            return
+        request = Request(tuple(range(length)), tokens, frozenset({EOS}), Row(0))
+        try:
+            uid = self.scheduler.submit(request)
+        except LocalProtocolError:
+            assert length == 0 or length + max(1, tokens) > CONTEXT
+            return
+        assert uid not in self.expected
+        self.expected[uid] = length
+
+    def preempt(self, uid: int) -> None:
+        """A row loses its caches, if it lives."""
+        if uid in self.expected and uid not in self.ended:
+            self.scheduler.preempt(uid)
+
+    def plan(self) -> bool:
+        """The next step, if any: it travels, and a rank's ledger takes it."""
+        planned = self.scheduler.plan(self.now)
+        if planned is None:
+            return False
+        step = planned.step
+        self.n += 1
+        assert step.n == self.n
+        assert decode(b"".join(encode(step))) == step
+        self.ledger.apply(step)
+        assert self.ledger.digest(step.n) == step.digest
+        assert {row.uid for row in planned.rows} == {row.uid for row in step.open}
+        count = step.work.count if isinstance(step.work, Prefill) else 0
+        assert len(step.ids) == len(step.join) + count
+        if isinstance(step.work, Decode):
+            same = sum(other.step.work == step.work for other in self.flying)
+            assert same < self.window
+        self.flying.append(planned)
+        return True
+
+    def answer(self, token: int) -> bool:
+        """The oldest step in flight is done."""
+        if not self.flying:
+            return False
+        step = self.flying.pop(0).step
+        rows = self.scheduler.uids(step.n) if isinstance(step.work, Decode) else ()
+        self.take(self.scheduler.answered(step.n, (token,) * len(rows), self.now))
+        return True
+
+    def fail(self, kind: FailureKind) -> None:
+        """The oldest step in flight failed, and its epoch with it."""
+        if self.flying:
+            n = self.flying[0].step.n
+            self.take(self.scheduler.failed(n, Failure(0, kind, "a failure")))
+            self.raise_epoch()
+
+    def take(self, outcomes: list[Outcome]) -> None:
+        """Tokens come in order, without a gap, and none after the end."""
+        for outcome in outcomes:
+            match outcome:
+                case TokenOut(uid, token, position):
+                    assert uid not in self.ended
+                    assert token != EOS
+                    assert position == self.expected[uid] < CONTEXT
+                    self.expected[uid] += 1
+                case RequestDone(uid):
+                    assert uid in self.expected
+                    assert uid not in self.ended
+                    self.ended.add(uid)
+
+    def drain(self) -> None:
+        """Answer everything; then nothing is left."""
+        for _ in range(_REST):
+            if not self.plan() and not self.answer(1):
+                break
+        assert not self.flying
+        assert self.ended == set(self.expected)
+        assert self.scheduler.live == self.scheduler.in_flight == 0
+        assert self.ledger.empty
+        assert self.scheduler.ledger.empty
+
+
+def check(data: bytes) -> None:
+    """Commands, then the rest."""
+    source = Source(data)
+    ring = Ring(source.pick(CONFIGS))
+    while not source.empty:
+        ring.now += 0.01
+        match source.below(9):
+            case 0:
+                ring.submit(source.below(20), source.below(8))
+            case 1:
+                ring.take(ring.scheduler.cancel(source.below(12)))
+            case 2:
+                ring.take(ring.scheduler.finish(source.below(12)))
+            case 3:
+                ring.plan()
+            case 4:
+                ring.answer(source.below(9))
+            case 5:
+                ring.fail(source.pick(tuple(FailureKind)))
+            case 6:
+                ring.raise_epoch()
+            case 7:
+                ring.preempt(source.below(12))
+            case _:
+                ring.now += source.below(200) / 100
+    ring.drain()
