@@ -53,6 +53,11 @@ class LocalNode:
         """Send *request* to its control socket; the lines of the answer."""
         return ask(self.control, request)
 
+    def log_tail(self) -> str:
+        """The end of its log, for whoever has to explain what went wrong."""
+        lines = self.log.read_text(errors="replace").splitlines()[-8:]
+        return "\n".join(["its log ends with:", *lines])
+
     def status(self) -> dict[str, Any]:
         """What `sealring status` shows."""
         return next(iter(self.ask({"do": "status"})))
@@ -158,7 +163,6 @@ def wait_until_up(node: LocalNode) -> None:
     except TimeoutError:
         said = b""
     if not said:
-        tail = "\n".join(node.log.read_text(errors="replace").splitlines()[-8:])
         raise OperationError(
-            f"{node.name} did not start; its log ends with:\n{tail}", "Put that right first."
+            f"{node.name} did not start; {node.log_tail()}", "Put that right first."
         )

@@ -116,6 +116,7 @@ class Runtime:
         self.weights_read = 0  # bytes, since the present engine began
         self.informed = trio.Event()  # the engine has said once what its model is
         self._quiet = trio.Event()
+        self._stopping = False
         self._signer = signer
         self._listen = listen
         self._store = store
@@ -155,6 +156,7 @@ class Runtime:
 
     def stop(self) -> None:
         """Close every link with CLOSE; see `links_closed`."""
+        self._stopping = True
         self.node.stop(trio.current_time())
         self._settle()
 
@@ -275,7 +277,8 @@ class Runtime:
             case StepTiming():
                 self.timings.append(event)
             case Note(level, text):
-                log.log(_LEVELS[level], "%s", text)
+                # While it stops, its own closing of links is no news.
+                log.log(logging.DEBUG if self._stopping else _LEVELS[level], "%s", text)
             case Dial():
                 self._spawn(self._dial, event)
             case Hangup(link, last):
@@ -309,10 +312,10 @@ class Runtime:
         try:
             await trio.to_thread.run_sync(replace_file, self._store, data)
         except OSError as error:
-            # Unanswered, the link that brought it dies of its deadline, and another brings it.
             log.warning("cannot keep a newer roster in %s: %s", self._store, error.strerror)
-            return
-        self.node.roster_stored(link, trio.current_time())
+            self.node.roster_not_stored(link, trio.current_time())
+        else:
+            self.node.roster_stored(link, trio.current_time())
         self._settle()
 
     async def _keep_time(self) -> None:

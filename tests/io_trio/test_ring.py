@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+import signal
 import socket
 import ssl
 import struct
+import sys
+import tempfile
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,7 +26,7 @@ from sealring_model.tokens import Tokenizer
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.roster import SignedRoster, sign_roster
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.local_ring import LocalNode, running_node, wait_until_up
+from sealring_trio.local_ring import LocalNode, running_node, wait_until_up, write_cluster
 from sealring_trio.single import single_process
 
 from tests.io_trio.conftest import Ring
@@ -172,6 +175,7 @@ def test_a_second_node_with_the_same_address_is_refused(ring: Ring) -> None:
     assert "Change 'listen'" in done.err
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_daemon_holds_no_mlx(ring: Ring) -> None:
     for node in ring.nodes:
         engine = node.status()["engine_pid"]
@@ -329,3 +333,24 @@ def test_the_logs_say_in_plain_words_what_is_waited_for(ring: Ring) -> None:
     assert re.search(r"waiting for the head, rank0, at 127\.0\.0\.1:\d+", rank.read_text())
     for log in (head, rank):
         assert "Traceback" not in log.read_text()
+
+
+ENDS: dict[str, Callable[[LocalNode], object]] = {
+    "interrupt": lambda node: node.process.send_signal(signal.SIGINT),
+    "terminate": lambda node: node.process.send_signal(signal.SIGTERM),
+    "supervisor gone": lambda node: node.lifeline.close(),
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_a_node_stops_in_good_order(end: Callable[[LocalNode], object]) -> None:
+    with tempfile.TemporaryDirectory(prefix="sealring-") as folder:
+        (config,) = write_cluster(Path(folder), 1, tiny.path())
+        with running_node(config) as node:
+            wait_until_up(node)
+            family = list(processes_of(node))
+            end(node)
+            assert node.process.wait(20) == 0
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert not alive
+        assert not node.control.exists()

@@ -12,6 +12,7 @@ from sealring_model.loading import ModelInfo
 
 from sealring_trio.bench.sealing import seal_microseconds
 from sealring_trio.cli.output import print_facts, print_json, print_table
+from sealring_trio.errors import OperationError
 from sealring_trio.local_ring import LocalNode, local_ring
 from sealring_trio.models import TINY, describe_model, find_model
 from sealring_trio.single import SingleAnswer, pace, single_process
@@ -69,7 +70,11 @@ def demo(
     _say(json, f"Starting {ranks} node processes on loopback ...")
     with local_ring(ranks, folder) as nodes:
         _say(json, f"Every hop is sealed. The prompt: {asked}\n")
-        answer = _ask(nodes[0], asked, max_tokens, json)
+        try:
+            answer = _ask(nodes[0], asked, max_tokens, json)
+        except OperationError as error:
+            logs = "\n".join(f"{node.name}: {node.log_tail()}" for node in nodes)
+            raise OperationError(f"{error.what}\n{logs}", "That should not happen.") from None
         states = [node.status() for node in nodes]
     _say(json, "\nThe same with one mlx-lm process, to compare ...\n")
     with single_process(folder) as single:
