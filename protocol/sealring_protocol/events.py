@@ -44,7 +44,8 @@ class EncapsulationWanted:
 
 @attrs.frozen
 class StoreRoster:
-    """Store *data*, a newer signed roster, durably; answer by `Node.roster_stored`."""
+    """Store *data*, a newer signed roster, durably; answer by `Node.roster_stored` or
+    `Node.roster_not_stored`. There is one at a time."""
 
     link: int
     data: bytes

@@ -304,6 +304,11 @@ class Node:
         self._switchboard.roster_stored(link, now)
         self._settle(now)
 
+    def roster_not_stored(self, link: int, now: float) -> None:
+        """The other answer to `StoreRoster`: it could not be stored, and is not taken."""
+        self._switchboard.roster_not_stored(link, now)
+        self._settle(now)
+
     # ------------------------------------------------------------- internals
 
     def _settle(self, now: float) -> None:

@@ -244,6 +244,15 @@ class Switchboard:
         self._adopt(roster, now)  # also when its connection is gone: the file has it
         self._with(number, now, lambda link: link.roster_stored(now))
 
+    def roster_not_stored(self, number: int, now: float) -> None:
+        """The other answer to `StoreRoster`: it could not be stored, so it is not taken."""
+        if self._storing is not None and self._storing[0] == number:
+            self._storing = None
+            connection = self._connections.get(number)
+            if connection is not None:
+                reason = "the newer roster that it brought could not be stored"
+                self._down(connection, LocalProtocolError(reason), now)
+
     def handle_timeout(self, now: float) -> None:
         """Time has passed."""
         for connection in list(self._connections.values()):

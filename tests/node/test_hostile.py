@@ -230,6 +230,19 @@ def test_the_stored_roster_never_goes_back():
             assert host.node.roster.roster.serial == 3
 
 
+def test_a_roster_that_cannot_be_stored_is_not_taken_and_does_not_bar_the_next():
+    old, new = make_roster(2, serial=1), make_roster(2, serial=2)
+    cluster = Cluster(2, 1, rosters=[old, new])
+    head = cluster.head
+    head.full = True
+    cluster.run_for(6.0)
+    assert head.node.roster.roster.serial == 1
+    assert not cluster.ready
+    head.full = False
+    cluster.run_until(lambda: cluster.ready)
+    assert head.node.roster.roster.serial == 2
+
+
 @pytest.mark.parametrize("policy", [True, False])
 def test_a_roster_that_changes_the_policy_is_obeyed(policy):
     old = make_roster(3, serial=1, inner_seal=not policy)

@@ -76,6 +76,7 @@ class Host:
     frozen: bool = False
     alive: bool = True
     stored: list[bytes] = attrs.field(factory=list)
+    full: bool = False  # the disk
 
 
 class Cluster:
@@ -267,7 +268,8 @@ class Cluster:
             case EncapsulationWanted(link, key):
                 self.after(0.0002, lambda: self._encapsulated(host, link, key))
             case StoreRoster(link, data):
-                host.stored.append(data)
+                if not host.full:
+                    host.stored.append(data)
                 self.after(0.001, lambda: self._stored(host, link))
             case ToEngine(message):
                 if host.engine is not None:
@@ -302,7 +304,8 @@ class Cluster:
 
     def _stored(self, host: Host, link: int) -> None:
         if host.alive:
-            host.node.roster_stored(link, self.now)
+            answer = host.node.roster_not_stored if host.full else host.node.roster_stored
+            answer(link, self.now)
             self.settle(host)
 
     def _compute(self, host: Host, engine: FakeEngine) -> None:
