@@ -23,7 +23,7 @@ from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.frame import FrameDecoder, FrameKind, frame_header
 from sealring_protocol.codec.messages import LocalMessage
 from sealring_protocol.codec.wire import Buffer
-from sealring_protocol.errors import RemoteProtocolError
+from sealring_protocol.errors import SealringError
 from sealring_protocol.limits import MAX_SEALED_BODY
 
 _READ: Final = 256 * 1024
@@ -104,7 +104,7 @@ class Channel:
             self._pump()
         except OSError as error:
             end = ChannelClosed(f"the node is gone: {error.strerror}")
-        except RemoteProtocolError as error:
+        except SealringError as error:
             end = ChannelBroken(f"the channel to the node broke: {error}")
         self._end = end
         self._inbox.put(end)

@@ -1,0 +1,134 @@
+"""Random schedules: whatever happens around a row, its text is the one it has alone.
+
+Rows are admitted, joined to one of two groups, evicted and re-admitted with what they have said so
+far, cancelled, saved and opened again, in any order that the ledger allows.
+"""
+
+import random
+
+import pytest
+from model_families import FAMILIES, reference_tokens
+from model_rings import Ring
+from sealring_protocol.codec.messages import Open, Row
+
+LENGTH = 24
+SAMPLING = {"seed": 11, "temperature": 0.8, "top_k": 40}
+
+
+def prompt_of(rng: random.Random) -> tuple[int, ...]:
+    return tuple(rng.randrange(256) for _ in range(rng.choice((1, 2, 5, 15, 16, 17, 40))))
+
+
+class Schedule:
+    """One random run; every row's text is checked as it grows."""
+
+    def __init__(self, ring: Ring, rng: random.Random, expected) -> None:
+        self.ring = ring
+        self.rng = rng
+        self.expected = expected
+        self.prompts: dict[int, tuple[int, ...]] = {}
+        self.sampled: dict[int, bool] = {}
+        self.said: dict[int, list[int]] = {}
+        self.waiting: list[int] = []
+        self.groups: dict[int, list[int]] = {0: [], 1: []}
+
+    def run(self, ticks: int) -> None:
+        moves = [self.admit, self.admit, *[self.decode] * 8, self.preempt, self.cancel, self.reuse]
+        for _ in range(ticks):
+            self.rng.choice(moves)()
+        for group in self.groups:
+            self.decode(group)
+        texts = [text for text in self.said.values() if text]
+        assert len(texts) > 4
+
+    def admit(self) -> None:
+        if len(self.waiting) + sum(map(len, self.groups.values())) < 7:
+            self._admit(prompt_of(self.rng), [], self.rng.random() < 0.4)
+
+    def _admit(self, prompt: tuple[int, ...], said: list[int], sampled: bool) -> None:
+        chunk = self.rng.choice((1, 7, 100))
+        options = SAMPLING if sampled else {}
+        uid = self.ring.admit([*prompt, *said], chunk=chunk, **options)
+        self.prompts[uid], self.sampled[uid], self.said[uid] = prompt, sampled, list(said)
+        self.waiting.append(uid)
+
+    def decode(self, group: int | None = None) -> None:
+        group = self.rng.randrange(2) if group is None else group
+        rows = self.groups[group]
+        joining = [uid for uid in self.waiting if self.rng.random() < 0.7]
+        leaving = [uid for uid in rows if len(self.said[uid]) >= LENGTH]
+        self.waiting = [uid for uid in self.waiting if uid not in joining]
+        rows[:] = [uid for uid in rows if uid not in leaving] + joining
+        if not rows:
+            if leaving:
+                self.ring.evict(*leaving)
+            return
+        ids = self.ring.decode(group, join=joining, evict=leaving)
+        for uid, token in zip(rows, ids, strict=True):
+            self.said[uid].append(token)
+            text = self.said[uid]
+            whole = self.expected(self.prompts[uid], self.sampled[uid])
+            assert text == whole[: len(text)], (uid, self.prompts[uid])
+
+    def preempt(self) -> None:
+        """Evict a row and read it in again, with what it has said."""
+        uid = self._leave()
+        if uid is not None and len(self.said[uid]) < LENGTH:
+            self._admit(self.prompts[uid], self.said[uid], self.sampled[uid])
+
+    def cancel(self) -> None:
+        self._leave()
+
+    def _leave(self) -> int | None:
+        rows = [(group, uid) for group, uids in self.groups.items() for uid in uids]
+        if not rows:
+            return None
+        group, uid = self.rng.choice(rows)
+        self.groups[group].remove(uid)
+        self.ring.evict(uid)
+        return uid
+
+    def reuse(self) -> None:
+        """Save a waiting row's caches and begin another row from them."""
+        if not self.waiting:
+            return
+        uid = self.rng.choice(self.waiting)
+        tokens = [*self.prompts[uid], *self.said[uid]]
+        if len(tokens) < 2:
+            return
+        handle = self.ring.save(uid)
+        again = next(self.ring.uids)
+        self.ring.book.add(Row(again, **(SAMPLING if self.sampled[uid] else {})))
+        self.ring.step(open=(Open(again, handle, len(tokens) - 1),))
+        self.ring.step(drop=(handle,))
+        self.ring.last[again], self.ring.text[again] = tokens[-1], []
+        self.prompts[again], self.sampled[again] = self.prompts[uid], self.sampled[uid]
+        self.said[again] = list(self.said[uid])
+        self.waiting.append(again)
+
+
+@pytest.fixture(scope="module")
+def alone(models, references):
+    """The text of a prompt alone, greedy from mlx-lm and sampled from a ring of one."""
+    known: dict[tuple, list[int]] = {}
+    rings = {family: Ring(folder) for family, folder in models.items()}
+
+    def text(family: str, prompt: tuple[int, ...], sampled: bool) -> list[int]:
+        key = (family, prompt, sampled)
+        if key not in known:
+            known[key] = (
+                rings[family].generate(list(prompt), LENGTH + 8, **SAMPLING)
+                if sampled
+                else reference_tokens(references[family], list(prompt), LENGTH + 8)
+            )
+        return known[key]
+
+    return text
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("family", ["llama", "llama-sliding", "gpt-oss", "gemma3"])
+def test_any_schedule_gives_every_row_its_own_text(models, alone, family, seed):
+    ring = Ring(models[family], (0, 2, FAMILIES[family]["num_hidden_layers"]))
+    rng = random.Random(f"{family} {seed}")
+    Schedule(ring, rng, lambda prompt, sampled: alone(family, prompt, sampled)).run(70)
