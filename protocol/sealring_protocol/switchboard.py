@@ -117,7 +117,7 @@ class Switchboard:
 
     def next_timeout(self) -> float | None:
         """When `handle_timeout` wants to be called."""
-        times = [self._contacts.next_timeout()]
+        times = [] if self.closed else [self._contacts.next_timeout()]
         times += [c.link.next_timeout() for c in self._connections.values() if c.link is not None]
         return min((time for time in times if time is not None), default=None)
 
@@ -180,7 +180,7 @@ class Switchboard:
         if self.closed:
             self.events.append(Hangup(number, b""))
             return number
-        if self._admission.full:
+        if self._admission.full and not self._admission.crowded(source):
             self._drop_a_silent_one(now)
         try:
             self._admission.opened(source)

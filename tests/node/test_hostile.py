@@ -70,7 +70,7 @@ def test_a_rank_that_fails_every_step_costs_a_try_every_few_seconds_and_then_the
     assert started(cluster) < 12
     cluster.run_until(lambda: cluster.all_done, 600)
     assert cluster.done[uid].reason is FinishReason.FAILED
-    assert "failed 33 times" in cluster.done[uid].message
+    assert "given up after 33 tries" in cluster.done[uid].message
 
 
 def test_a_rank_that_presents_itself_for_ever_is_cut_off():
@@ -278,6 +278,17 @@ def test_a_stopped_node_stays_stopped():
         cluster.run_for(5.0)
         assert host.node.links() == []
         assert started(cluster) == before
+
+
+def test_a_node_that_stops_while_a_roster_is_stored_comes_to_rest():
+    cluster = Cluster(2, 1, rosters=[make_roster(2), make_roster(2, serial=2)])
+    node = cluster.head.node
+    stored = node.roster_stored
+    node.roster_stored = lambda link, now: (node.stop(now), stored(link, now))
+    cluster.run_for(5.0)
+    assert node.roster.roster.serial == 2
+    assert node.links() == []
+    assert node.next_timeout() is None or node.next_timeout() > cluster.now
 
 
 def test_uids_are_never_used_twice_in_the_life_of_a_node():

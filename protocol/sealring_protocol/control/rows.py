@@ -39,6 +39,7 @@ class LiveRow:
     group: int = 0
     failures: int = 0
     stalls: int = 0
+    tries: int = 0  # lost steps since its last token
     suspect: bool = False
 
     @property

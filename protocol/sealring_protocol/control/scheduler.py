@@ -50,6 +50,9 @@ from sealring_protocol.control.rows import Flight, LiveRow, Planned, SchedulerCo
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 
 _SUSPICIOUS: Final = {FailureKind.ENGINE_ERROR, FailureKind.ENGINE_LOST, FailureKind.MEMORY}
+_STALLS: Final = {FailureKind.DEADLINE: 8}
+"""What a lost step counts, if not one: a deadline has cost minutes."""
+
 _MIN_CHUNK: Final = 16
 
 
@@ -176,13 +179,16 @@ class Scheduler:
         outcomes: list[Outcome] = []
         uids = flight.uids if flight is not None else ()
         for row in [self._rows[uid] for uid in uids if uid in self._rows]:
-            row.stalls += 1
+            row.tries += 1
+            row.stalls += _STALLS.get(failure.kind, 1)
             if failure.kind in _SUSPICIOUS:
                 row.suspect = True
                 row.failures += 1
             if row.failures > self.config.retries or row.stalls > self.config.stalls:
-                times = max(row.failures, row.stalls)
-                message = f"rank {failure.rank} failed {times} times on it: {failure.message}"
+                message = (
+                    f"given up after {row.tries} tries; the last, on rank {failure.rank}: "
+                    f"{failure.message}"
+                )
                 outcomes += self._end(row.uid, FinishReason.FAILED, message)
         return outcomes
 
@@ -387,7 +393,7 @@ class Scheduler:
     def _token(self, row: LiveRow, token: int) -> list[Outcome]:
         position = len(row.tokens)
         row.tokens.append(token)
-        row.stalls = 0
+        row.stalls = row.tries = 0
         if token in row.request.eos:
             return self._end(row.uid, FinishReason.STOP)
         outcomes: list[Outcome] = [TokenOut(row.uid, token, position)]

@@ -89,6 +89,10 @@ class Admission:
         """No further handshake is taken, wherever it comes from."""
         return self.open >= MAX_HANDSHAKES
 
+    def crowded(self, source: str) -> bool:
+        """No further handshake is taken from *source*."""
+        return self._open[network_of(source)] >= MAX_HANDSHAKES_PER_SOURCE
+
     @property
     def open(self) -> int:
         """Handshakes under way."""
@@ -101,7 +105,7 @@ class Admission:
         `settled`.
         """
         network = network_of(source)
-        if self._open[network] >= MAX_HANDSHAKES_PER_SOURCE:
+        if self.crowded(source):
             raise LimitExceeded(f"{MAX_HANDSHAKES_PER_SOURCE} handshakes from {source}")
         if self.full:
             raise LimitExceeded(f"{MAX_HANDSHAKES} handshakes are under way")
