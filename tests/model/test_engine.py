@@ -1,6 +1,5 @@
 """The engine as a real child process."""
 
-import contextlib
 import os
 import shutil
 import signal
@@ -8,8 +7,8 @@ import signal
 import attrs
 import pytest
 from model_child import Child
-from model_families import FAMILIES, reference_tokens
-from model_rings import Author, bounds_for, hop_keys, place_of
+from model_families import reference_tokens
+from model_rings import Author, hop_keys, place_of
 from sealring_model.loading import describe
 from sealring_model.weights import MANIFEST, write_manifest
 from sealring_protocol.codec.messages import (
@@ -58,24 +57,30 @@ def generate(children, author, prompt, count):
     return tokens
 
 
-@pytest.mark.parametrize(("family", "world", "seal"), [("llama", 1, False), ("gpt-oss", 2, True)])
-def test_children_give_the_reference_text(models, references, family, world, seal):
-    folder = models[family]
+def test_two_children_with_the_inner_seal_and_a_change_of_keys(models, references):
+    """The reference's text; then the hop is set up again and both ends take its new key between
+    two steps; then only one of them does."""
+    folder = models["gpt-oss"]
     info = describe(folder)
-    bounds = bounds_for(FAMILIES[family]["num_hidden_layers"], world)
-    with contextlib.ExitStack() as stack:
-        children = [stack.enter_context(Child(folder)) for _ in range(world)]
-        for rank, child in enumerate(children):
+    author = Author()
+    with Child(folder) as head, Child(folder) as last:
+        for rank, child in enumerate((head, last)):
             assert attrs.evolve(child.info(), room=0) == info.engine_info(0)
-            for key in hop_keys(rank, world) if seal else ():
+            for key in hop_keys(rank, 2):
                 child.send(key)
-            ready = child.start(place_of(info, bounds, rank, seal))
-            assert (ready.first, ready.last) == bounds[rank : rank + 2]
-        tokens = generate(children, Author(), PROMPT, 24)
-        assert tokens == reference_tokens(references[family], PROMPT, 24)
-        assert children[0].progress().rows == 1
-    for child in children:
-        assert child.process.returncode == 0
+            ready = child.start(place_of(info, (0, 2, 4), rank, True))
+            assert (ready.first, ready.last) == ((0, 2), (2, 4))[rank]
+        tokens = generate([head, last], author, PROMPT, 24)
+        head.send(HopKey(True, 2, b"c" * 32, b"n" * 32))
+        last.send(HopKey(False, 2, b"c" * 32, b"n" * 32))
+        tokens += send_round([head, last], author.write(work=Decode(0))).ids
+        assert tokens == reference_tokens(references["gpt-oss"], PROMPT, 25)
+        last.send(HopKey(False, 2, b"c" * 32, b"o" * 32))
+        head.send(author.write(work=Decode(0)))
+        last.send(head.receive())
+        assert last.receive().failed.kind is FailureKind.INTEGRITY
+        assert head.progress().seal_us > 0
+        assert head.progress().rows == 1
 
 
 @pytest.fixture(scope="module")
@@ -271,30 +276,6 @@ def test_progress(child, place):
     assert after.memory > after.cache
 
 
-def test_keys_may_change_within_an_epoch(models, references):
-    """A hop that was set up again has a new key; both ends take it between two steps."""
-    folder = models["llama"]
-    info = describe(folder)
-    author = Author()
-    with Child(folder) as head, Child(folder) as last:
-        for rank, child in enumerate((head, last)):
-            child.info()
-            for key in hop_keys(rank, 2):
-                child.send(key)
-            child.start(place_of(info, (0, 2, 5), rank, True))
-        tokens = generate([head, last], author, PROMPT, 4)
-        head.send(HopKey(True, 2, b"c" * 32, b"n" * 32))
-        last.send(HopKey(False, 2, b"c" * 32, b"n" * 32))
-        tokens += send_round([head, last], author.write(work=Decode(0))).ids
-        assert tokens == reference_tokens(references["llama"], PROMPT, 5)
-        # Only one end has the next key: what comes does not open.
-        last.send(HopKey(False, 2, b"c" * 32, b"o" * 32))
-        head.send(author.write(work=Decode(0)))
-        last.send(head.receive())
-        assert last.receive().failed.kind is FailureKind.INTEGRITY
-        assert head.progress().seal_us > 0
-
-
 # ------------------------------------------------------------- life and death
 
 
@@ -305,10 +286,11 @@ def test_an_interrupt_is_the_nodes_business(child, place, references):
     assert generate([child], author, PROMPT, 4) == expected
 
 
-def test_the_child_ends_with_its_channel_even_in_the_middle_of_steps(models, place):
-    with Child(models["llama"]) as child:
-        child.info()
-        child.start(place)
+def test_a_limited_child_ends_with_its_channel_even_in_the_middle_of_steps(models, place):
+    with Child(models["llama"], "--memory-limit", str(1 << 30)) as child:
+        assert child.info().room == 1 << 30
+        ready = child.start(place)
+        assert (1 << 30) - (32 << 20) < ready.room <= (1 << 30) - child.loaded.held
         author = Author()
         child.send(author.write(open=(Open(1),)))
         ids = tuple([7] * 2000)
@@ -344,10 +326,3 @@ def test_what_is_no_frame_ends_the_child_without_a_traceback(models, place):
         assert status == 2
         assert said.startswith("sealring engine: the channel to the node broke: frame version 71")
         assert said.count("\n") == 1
-
-
-def test_a_memory_limit_is_the_room(models):
-    with Child(models["llama"], "--memory-limit", str(1 << 30)) as child:
-        assert child.info().room == 1 << 30
-        ready = child.start(place_of(describe(models["llama"]), (0, 5), 0))
-        assert (1 << 30) - (32 << 20) < ready.room <= (1 << 30) - child.loaded.held
