@@ -79,12 +79,6 @@ _PAUSED: Final = {
     hs.InitiatorState.WAIT_SIGNATURE: 0,
     hs.InitiatorState.WAIT_STORE: FRAME_HEADER + MAX_SEALED_BODY,
 }
-_OVER: Final = {
-    hs.InitiatorState.CLOSED,
-    hs.InitiatorState.DEAD,
-    hs.ResponderState.CLOSED,
-    hs.ResponderState.DEAD,
-}
 _NONE: Final[frozenset[type[Any]]] = frozenset()
 
 
@@ -158,6 +152,10 @@ class Link:
     # ---------------------------------------------------------------- in, out
 
     @property
+    def _over(self) -> bool:
+        return self._handshake.over
+
+    @property
     def established(self) -> bool:
         """Messages may be sent."""
         return self._up and self._error is None
@@ -186,12 +184,13 @@ class Link:
         """Bytes came in. Raises `LimitExceeded` when they are too many for a paused link."""
         self._check_alive()
         self._now = now
-        if self._handshake.state in _OVER:
+        if self._over:
             return
         self._decoder.receive_data(data)
         if now - self._opened <= PING_TIMEOUT + self._decoder.awaited / MIN_FRAME_RATE:
             self.keepalive.heard(now)  # bytes of a long frame are signs of life, but not for ever
-        self._check_room()
+        if not self._up:
+            self._check_room()
 
     def _check_room(self) -> None:
         """A paused link holds no more than its state has a use for."""
@@ -202,7 +201,7 @@ class Link:
     def receive_eof(self) -> None:
         """The stream ended. Raises `ConnectionLost` unless CLOSE came before."""
         self._check_alive()
-        if self._handshake.state not in _OVER:
+        if not self._over:
             self._die(ConnectionLost("the connection ended without CLOSE"))
 
     def next_event(self) -> LinkEvent | None:
@@ -212,10 +211,12 @@ class Link:
         """
         while not self._events:
             self._check_alive()
-            self._check_room()
-            state = self._handshake.state
-            if state in _PAUSED or state in _OVER:
+            if self._over:
                 return None
+            if not self._up:
+                self._check_room()
+                if self._handshake.state in _PAUSED:
+                    return None
             try:
                 frame = self._decoder.next_frame()
                 if frame is None:
@@ -244,7 +245,7 @@ class Link:
     def close(self, code: CloseCode, reason: str) -> None:
         """End both directions, telling the peer why. Nothing may be sent afterwards."""
         self._check_alive()
-        if self._handshake.state in _OVER:
+        if self._over:
             return
         self._say_close(code, reason)
         self._handshake.close()
@@ -308,7 +309,7 @@ class Link:
 
     def next_timeout(self) -> float | None:
         """When `handle_timeout` wants to be called; None on a dead link."""
-        if self._error is not None or self._handshake.state in _OVER:
+        if self._error is not None or self._over:
             return None
         if not self._up:
             early = self._handshake.state is hs.ResponderState.WAIT_INIT
@@ -468,5 +469,5 @@ class Link:
             self._say_close(wire_code(error), str(error))
         self._sealer = self._opener = None
         self._may_send = self._may_receive = _NONE
-        if self._handshake.state not in _OVER:
+        if not self._over:
             self._handshake.fail(error)

@@ -164,9 +164,7 @@ class Node:
 
     def stop(self, now: float) -> None:
         """Close every link with SHUTDOWN; `Hangup` follows for each."""
-        self._switchboard.closed = True
-        self._switchboard.unwant(*Purpose)
-        self._switchboard.shut_all(set(Purpose), "the node shuts down", now)
+        self._switchboard.close("the node shuts down", now)
 
     def next_timeout(self) -> float | None:
         """When `handle_timeout` wants to be called."""

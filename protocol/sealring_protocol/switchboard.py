@@ -164,6 +164,13 @@ class Switchboard:
             if connection.key is not None and connection.key[1] in purposes:
                 self._shut(connection, CloseCode.SHUTDOWN, reason, now)
 
+    def close(self, reason: str, now: float) -> None:
+        """Close every link, give up every handshake, and dial and accept no more."""
+        self.closed = True
+        self.unwant(*Purpose)
+        for connection in list(self._connections.values()):
+            self._shut(connection, CloseCode.SHUTDOWN, reason, now)
+
     def set_progress(self, progress: Progress) -> None:
         """What PINGs and PONGs say of this node from now on."""
         self._progress = progress

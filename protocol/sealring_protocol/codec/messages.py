@@ -238,7 +238,7 @@ class Decode:
     group: int
 
     def __attrs_post_init__(self) -> None:
-        _rule(self.group != NO_GROUP, f"no group has the number {NO_GROUP}")
+        _rule(self.group != NO_GROUP, "no group has the number 0xFFFF")
 
 
 Work = NoWork | Prefill | Decode
@@ -270,7 +270,7 @@ class Join:
     group: int
 
     def __attrs_post_init__(self) -> None:
-        _rule(self.group != NO_GROUP, f"no group has the number {NO_GROUP}")
+        _rule(self.group != NO_GROUP, "no group has the number 0xFFFF")
 
 
 @attrs.frozen

@@ -79,6 +79,8 @@ def _ids(reader: Reader, count: int) -> tuple[int, ...]:
 def _tensors(reader: Reader, count: int) -> tuple[Tensor, ...]:
     if count > MAX_TENSORS:
         raise LimitExceeded(f"{count} tensors; the limit is {MAX_TENSORS}")
+    if count == 1:
+        return (decode_tensor(reader),)
     return tuple(decode_tensor(reader) for _ in range(count))
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import enum
 import struct
 from math import prod
-from typing import Final
+from typing import Final, Self
 
 import attrs
 
-from sealring_protocol.codec.wire import U32, Buffer, Reader, pack
+from sealring_protocol.codec.wire import Buffer, Reader, pack
 from sealring_protocol.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
 from sealring_protocol.limits import AEAD_TAG, MAX_DIMENSIONS, MAX_SEALED_BODY
 
@@ -26,18 +26,22 @@ _SHAPES: Final = [struct.Struct(f">{n}I") for n in range(MAX_DIMENSIONS + 1)]
 class DType(enum.IntEnum):
     """Element types, with their code on the wire."""
 
-    F32 = 1
-    F16 = 2
-    BF16 = 3
-    U32 = 4
+    width: int
+    """Bytes of one element."""
 
-    @property
-    def width(self) -> int:
-        """Bytes of one element."""
-        return _WIDTHS[self]
+    F32 = 1, 4
+    F16 = 2, 2
+    BF16 = 3, 2
+    U32 = 4, 4
+
+    def __new__(cls, code: int, width: int) -> Self:
+        """The type with *code* on the wire and *width* bytes."""
+        made = int.__new__(cls, code)
+        made._value_ = code
+        made.width = width
+        return made
 
 
-_WIDTHS: Final = {DType.F32: 4, DType.F16: 2, DType.BF16: 2, DType.U32: 4}
 _BY_CODE: Final = {int(dtype): dtype for dtype in DType}
 
 
@@ -74,7 +78,7 @@ def encode_tensor(tensor: Tensor) -> list[Buffer]:
     if tensor.counter and not tensor.sealed:
         raise LocalProtocolError("a plain tensor has no counter")
     head = pack(_HEAD, tensor.dtype, tensor.sealed, len(tensor.shape), 0, tensor.counter)
-    return [head + b"".join(pack(U32, size) for size in tensor.shape), tensor.data]
+    return [head + pack(_SHAPES[len(tensor.shape)], *tensor.shape), tensor.data]
 
 
 def decode_tensor(reader: Reader) -> Tensor:

@@ -75,9 +75,12 @@ def _tail(
 ) -> list[Buffer]:
     parts: list[Buffer] = []
     if ids:
+        _at_most(len(ids), MAX_IDS, "token ids")
         parts.append(pack(struct.Struct(f">{len(ids)}I"), *ids))
-    for tensor in tensors:
-        parts += encode_tensor(tensor)
+    if tensors:
+        _at_most(len(tensors), MAX_TENSORS, "tensors")
+        for tensor in tensors:
+            parts += encode_tensor(tensor)
     if failed is not None:
         parts.append(_failure(failed))
     return parts
@@ -172,10 +175,6 @@ def _sized(value: bytes, size: int) -> bytes:
 
 def encode_step(message: Step) -> list[Buffer]:
     """The parts of STEP."""
-    for entries in (message.drop, message.evict, message.save, message.open, message.join):
-        _at_most(len(entries), MAX_ROWS, "entries in one list of a step")
-    _at_most(len(message.ids), MAX_IDS, "token ids")
-    _at_most(len(message.tensors), MAX_TENSORS, "tensors")
     match message.work:
         case Decode(group):
             kind, target, position, count = DECODE, group, 0, 0
@@ -205,18 +204,25 @@ def encode_step(message: Step) -> list[Buffer]:
         message.failed is not None,
     )
     parts: list[Buffer] = [head]
-    parts += [pack(SAVE, s.uid, s.handle) for s in message.save]
+    # Most steps of a running ring change no row.
+    if message.save or message.evict or message.drop or message.open or message.join:
+        parts += _composition(message)
+    return parts + _tail(message.ids, message.tensors, message.failed)
+
+
+def _composition(message: Step) -> list[Buffer]:
+    for entries in (message.drop, message.evict, message.save, message.open, message.join):
+        _at_most(len(entries), MAX_ROWS, "entries in one list of a step")
+    parts: list[Buffer] = [pack(SAVE, s.uid, s.handle) for s in message.save]
     parts += [pack(U64, uid) for uid in message.evict]
     parts += [pack(U64, number) for number in message.drop]
     parts += [pack(OPEN, o.uid, o.handle, o.keep) for o in message.open]
     parts += [pack(JOIN, j.uid, j.group) for j in message.join]
-    return parts + _tail(message.ids, message.tensors, message.failed)
+    return parts
 
 
 def encode_done(message: StepDone) -> list[Buffer]:
     """The parts of DONE."""
-    _at_most(len(message.ids), MAX_IDS, "token ids")
-    _at_most(len(message.tensors), MAX_TENSORS, "tensors")
     head = pack(
         DONE,
         message.CODE,

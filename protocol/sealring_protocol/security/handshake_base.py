@@ -76,6 +76,11 @@ class Handshake(Generic[S, E]):
         return self._machine.state
 
     @property
+    def over(self) -> bool:
+        """The link has ended, well or badly."""
+        return isinstance(self._stage, Closed | Dead)
+
+    @property
     def frame_limits(self) -> Mapping[int, int]:
         """What the frame decoder may take in this state: the longest body for each kind."""
         return self.LIMITS[self._machine.state]
