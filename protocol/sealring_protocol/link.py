@@ -298,6 +298,7 @@ class Link:
 
     def _answer(self, action: Callable[[], None], now: float) -> None:
         self._check_alive()
+        self._check_room()
         self._now = now
         try:
             action()

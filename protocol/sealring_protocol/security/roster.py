@@ -56,7 +56,7 @@ _TRUST: Final = {int(level): level for level in TrustLevel}
 
 
 def _check_name(name: str) -> None:
-    if not name.strip() or not is_plain(name):
+    if not name.strip(" ") or not is_plain(name):
         raise LocalProtocolError("a name is printable and not blank")
 
 
