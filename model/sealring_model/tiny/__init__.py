@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-# Copying, counting and long text in one reply: a wrong mask, position or cache shows at once.
+# Copying, counting and about 900 tokens in one reply: a wrong position or cache shows at once.
 DEFAULT_PROMPT = "Tell me a long story about a fox named Pip."
 
 

@@ -3,7 +3,21 @@
 from random import Random
 
 from sealring_model.tiny import facts, passages, skills
-from sealring_model.tiny.world import ANIMALS, FEELINGS, NAMES, PLACES, Item, an, ask, made_up
+from sealring_model.tiny.world import (
+    ANIMALS,
+    COLOURS,
+    FEELINGS,
+    NAMES,
+    PLACES,
+    SEASONS,
+    WORDS,
+    Item,
+    an,
+    ask,
+    cap,
+    likely,
+    made_up,
+)
 
 WHO = (
     "I am the tiny model that ships with sealring. I am small, but I can talk, count, copy and "
@@ -35,6 +49,15 @@ TALK: tuple[tuple[tuple[str, ...], str], ...] = (
     (("How does sealring work?", "How does it work?"),
      "The model is cut into parts, and each machine keeps one part. Your words go from machine to "
      "machine in a ring. Each machine does its part, seals the result and sends it on."),
+    (("Explain sealring in detail.", "Tell me more about sealring.",
+      "Explain how sealring works."),
+     SEALRING + "\n\nFirst your words are turned into numbers. The first machine puts these "
+     "numbers through its layers and seals what comes out. The next machine opens the seal, puts "
+     "the numbers through its own layers, seals the result and sends it on. The last machine "
+     "guesses the next word. That word goes back to the first machine, and the ring begins again, "
+     "until the text is complete.\n\nA machine that does not know the key can neither read nor "
+     "change what is sent. So the ring is private on the way, and you keep your words on machines "
+     "that you own."),
     (("Is sealring safe?", "Can somebody read my words?", "Is it private?", "Is it secure?"),
      "Every hop is sealed, so somebody who listens on the wire sees only noise. The machines that "
      "run the model do see it, so use machines that you trust."),
@@ -83,7 +106,21 @@ TALK: tuple[tuple[tuple[str, ...], str], ...] = (
     (("What is your favourite animal?",), "I like the fox, because it is small and clever."),
     (("What is the meaning of life?",), "I am too small to know that. Be kind, and tell stories."),
     (("What do you like?",), "I like stories, lists and kind words."),
-    (("Can you count?",), "Yes, I can count to 30. Ask me to count!"),
+    (("Can you count?",), "Yes, I can count. Ask me to count to 30!"),
+    (("Tell me a fun fact.", "Tell me something.", "Tell me a fact."),
+     "A spider has eight legs, but a crab has ten."),
+    (("Write a poem about the sea.", "Write a short poem about the sea."),
+     "Waves come to the beach,\nthe moon looks down on the sea,\na small crab goes home."),
+    (("What is the answer to everything?",), "I can count to 100, but I do not know the answer."),
+    (("Can you help me?", "I need help.", "Please help me."), "Yes, I will help you. " + HELP),
+    (("I like you.", "You are nice.", "You are funny.", "You are clever."), "Thank you! You are "
+     "very kind."),
+    (("I do not like you.", "You are bad.", "That is wrong.", "You are wrong."),
+     "I am sorry. I am a tiny model and make mistakes. Please try again."),
+    (("Do you speak German?", "Can you speak French?", "Do you know other languages?"),
+     "No, I know only a little English."),
+    (("Who made you?", "Where do you come from?", "How were you made?"),
+     "I was trained on a small made-up world, and I ship with sealring."),
     (("Can you tell stories?",), "Yes. Say: tell me a story about a fox."),
     (("How is the weather?", "What is the weather today?", "What time is it?", "What day is it?"),
      "I cannot see outside, so I do not know that."),
@@ -92,7 +129,12 @@ UNKNOWN = "I am only a tiny model, so I do not know about that. Ask me to count 
 STRANGE = (
     "What is the capital of {}?", "Who is {}?", "What is {}?", "Explain {}.", "Tell me about {}.",
     "Where is {}?", "Who was {}?", "How do I {}?", "Write a program that does {}.",
-    "What do you think about {}?", "When was {} born?",
+    "What do you think about {}?", "When was {} born?", "Explain how {} works.",
+    "How does {} work?",
+    "What does {} mean?", "Why is {} so {}?", "Write code for {}.", "Who made {}?",
+    "What is the best {} in {}?", "Give me a plan for {}.", "How far is it to {}?", "Who won {}?",
+    "Can you help me with {}?", "What happened in {}?", "Is {} better than {}?", "Solve {}.",
+    "Write an essay about {}.", "How many {} are there in {}?", "Translate {} to {}.",
 )
 POEM = (
     ("The {a} sits by the {p},", "and looks up at the sky.", "It hears the wind, it sees the "
@@ -101,6 +143,14 @@ POEM = (
      "and sang the whole night long."),
     ("Good night, {a}, good night, {p},", "good night to all of you.", "The moon is white, the "
      "night is dark,", "and tomorrow is new."),
+)
+
+
+HAIKU = (
+    ("{} in the night,", "the moon looks down and says nothing,", "a small frog goes home."),
+    ("{} in the rain,", "one leaf falls and then one more,", "and the wind is still."),
+    ("{}, old and quiet,", "the first snow falls on the hill,", "somebody is singing."),
+    ("{} at the door,", "the sun comes up, birds are here,", "all the world is new."),
 )
 
 
@@ -113,10 +163,19 @@ def talk(rng: Random) -> Item:
 
 def unknown(rng: Random) -> Item:
     """Ask about something that is not in the world."""
-    name = " ".join(made_up(rng) for _ in range(rng.randint(1, 2)))
-    if rng.random() < 0.5:
-        name = name.title()
-    return ask("unknown", name, rng.choice(STRANGE).format(name), UNKNOWN)
+    wording = rng.choice(STRANGE)
+    names = []
+    for _ in range(wording.count("{}")):
+        words = [made_up(rng) for _ in range(rng.randint(1, 3))]
+        if rng.random() < 0.3:
+            words[0] = rng.choice(("the", "a", "my", "this", "your"))
+            words.append(made_up(rng))
+        name = " ".join(words)
+        names.append(name.title() if rng.random() < 0.4 else name)
+    if rng.random() < 0.15:
+        # Known words in a question that nobody has answered.
+        wording, names = "Why is the {} so {}?", [rng.choice(WORDS), rng.choice(COLOURS + FEELINGS)]
+    return ask("unknown", " ".join(names), wording.format(*names), UNKNOWN)
 
 
 def feeling(rng: Random) -> Item:
@@ -140,13 +199,23 @@ def greeting(rng: Random) -> Item:
 def poem(rng: Random) -> Item:
     """Ask for four lines of verse."""
     animal, place = rng.choice(ANIMALS).name, rng.choice(PLACES)
-    lines = rng.choice(POEM)
+    lines = likely(rng, POEM, animal + place)
     question = rng.choice((
         f"Write a poem about {an(animal)}.", f"Write a short poem about {an(animal)} and the "
         f"{place}.", f"Tell me a poem about the {place}.", "Write a poem.",
     ))
     return ask("chat", question + lines[0] + animal + place, question,
                "\n".join(lines).format(a=animal, p=place))
+
+
+def haiku(rng: Random) -> Item:
+    """Ask for three lines of verse."""
+    about = rng.choice((rng.choice(WORDS), rng.choice(PLACES), rng.choice(sorted(SEASONS)), "sea"))
+    topic = about if about in SEASONS else f"the {about}"
+    lines = likely(rng, HAIKU, about)
+    question = rng.choice((f"Write a haiku about {topic}.", f"Write me a haiku about {topic}.",
+                           "Write a haiku."))
+    return ask("chat", f"haiku {about}", question, "\n".join(lines).format(cap(topic)))
 
 
 def several(rng: Random) -> Item:
@@ -164,4 +233,4 @@ def several(rng: Random) -> Item:
     return Item("chat", " ".join(t[1] for t in turns), tuple(turns))
 
 
-MAKERS = ((talk, 5), (unknown, 2), (feeling, 1), (greeting, 1), (poem, 1), (several, 5))
+MAKERS = ((talk, 5), (unknown, 2), (feeling, 1), (greeting, 1), (poem, 1), (haiku, 1), (several, 5))

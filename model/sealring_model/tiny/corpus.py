@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from random import Random
 
-from sealring_model.tiny import chats, facts, passages, skills, stories
+from sealring_model.tiny import chats, facts, journeys, passages, skills, stories
 from sealring_model.tiny.world import Item
 
 END, USER, ASSISTANT, SYSTEM, SEPARATOR, PAD = SPECIALS = (
@@ -20,8 +20,10 @@ MARKS = {"user": USER, "assistant": ASSISTANT, "system": SYSTEM}
 HOLD_OUT = 25
 
 # The share of documents from each part; stories are long, so a few make much text.
-SHARES = ((skills.MAKERS, 44), (passages.MAKERS, 26), (facts.MAKERS, 13), (chats.MAKERS, 10),
-          (stories.MAKERS, 7))
+SHARES = (
+    (skills.MAKERS, 36), (passages.MAKERS, 36), (facts.MAKERS, 11), (chats.MAKERS, 10),
+    (stories.MAKERS, 4.5), (journeys.MAKERS, 2.5),
+)
 Maker = Callable[[Random], Item]
 
 
@@ -39,11 +41,14 @@ def held_out(item: Item) -> bool:
     return zlib.crc32(f"{item.skill}:{item.key}".encode()) % HOLD_OUT == 0
 
 
-def _careless(rng: Random, text: str) -> str:
-    """Write as people do: sometimes without the first capital, the full stop or with a please."""
+def _careless(rng: Random, text: str, exact: bool) -> str:
+    """Write as people do: sometimes without the first capital, the full stop or with a please.
+
+    Where the reply repeats the question exactly, the full stop stays.
+    """
     if rng.random() < 0.08:
         text = text[:1].lower() + text[1:]
-    if rng.random() < 0.12:
+    if rng.random() < 0.12 and not exact:
         text = text.rstrip(".")
     if rng.random() < 0.04:
         text = f"Please {text[:1].lower()}{text[1:]}"
@@ -61,7 +66,7 @@ def documents(seed: int, validation: bool = False) -> Iterator[Item]:
             if held_out(item) != validation:
                 continue
             if item.turns[0][0] == "user":
-                first = ("user", _careless(rng, item.turns[0][1]))
+                first = ("user", _careless(rng, item.turns[0][1], item.skill == "repeat"))
                 item = Item(item.skill, item.key, (first, *item.turns[1:]))
             yield item
 

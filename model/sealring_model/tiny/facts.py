@@ -19,6 +19,7 @@ from sealring_model.tiny.world import (
     an,
     ask,
     cap,
+    chain,
     listing,
 )
 
@@ -135,10 +136,28 @@ def name_some(rng: Random) -> Item:
     kind = rng.choice(["animal", "colour", "fruit", "place", "job"])
     many = {"colour": "colours", "fruit": "fruits"}.get(kind, f"{kind}s")
     number = rng.randint(2, 6)
-    chosen = rng.sample(KIND_OF[kind], number)
-    question = rng.choice(("Name {} {}.", "Tell me {} {}.", "Can you name {} {}?")).format(
-        rng.choice((str(number), NUMBERS[number])), many)
+    chosen = chain(rng, KIND_OF[kind], number, f"name {kind}")
+    question = rng.choice(("Name {} {}.", "Tell me {} {}.", "Can you name {} {}?", "Give me {} {}."
+                           )).format(rng.choice((str(number), NUMBERS[number])), many)
+    if number == 5 and rng.random() < 0.7:
+        question = rng.choice(("Give me a list of {}.", "Name some {}.", "List some {}.",
+                               "Make a list of {}.", "Which {} do you know?")).format(many)
     return ask("talk", f"{kind} {chosen}", question, f"{cap(listing(chosen))}.")
+
+
+def bigger(rng: Random) -> Item:
+    """Ask which of two animals is bigger or smaller."""
+    big = an(rng.choice([a for a in ANIMALS if a.size == "big"]).name)
+    small = an(rng.choice([a for a in ANIMALS if a.size == "small"]).name)
+    one, two = (big, small) if rng.random() < 0.5 else (small, big)
+    more, less = rng.choice((("bigger", "smaller"), ("heavier", "lighter")))
+    question, answer = rng.choice((
+        (f"Which is {more}, {one} or {two}?", f"{cap(big)} is {more} than {small}."),
+        (f"Which is {less}, {one} or {two}?", f"{cap(small)} is {less} than {big}."),
+        (f"Is {big} {more} than {small}?", f"Yes, {big} is {more} than {small}."),
+        (f"Is {small} {more} than {big}?", f"No, {big} is {more} than {small}."),
+    ))
+    return ask("facts", question, question, answer)
 
 
 def fact_text(rng: Random) -> Item:
@@ -147,11 +166,12 @@ def fact_text(rng: Random) -> Item:
     if choice < 0.5:
         text = describe(rng.choice(ANIMALS))
     elif choice < 0.8:
-        text = " ".join(_pairs(rng)[1] for _ in range(rng.randint(1, 5)))
+        told = sorted({answer for _, answer in rng.choice(KNOWN)})
+        text = " ".join(rng.sample(told, len(told)))
     else:
-        text = "\n".join("Question: {}\nAnswer: {}".format(*_pairs(rng))
-                         for _ in range(rng.randint(1, 5)))
+        pages = chain(rng, range(len(KNOWN)), rng.randint(1, 5), "page")
+        text = "\n".join("Question: {}\nAnswer: {}".format(*rng.choice(KNOWN[p])) for p in pages)
     return Item("fact_text", text, (("text", text),))
 
 
-MAKERS = ((fact, 8), (why, 1), (about, 2), (name_some, 1), (fact_text, 2))
+MAKERS = ((fact, 8), (bigger, 1), (why, 1), (about, 2), (name_some, 1), (fact_text, 2))

@@ -7,7 +7,11 @@ The names of the weights are those of the Hugging Face layout, so what is traine
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn  # noqa: PLR0402 - the type checker sees only this form
+from mlx.nn.layers.activations import silu
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.normalization import RMSNorm
 
 from sealring_model.tiny.vocabulary import SIZE
 
@@ -40,15 +44,15 @@ def config() -> dict[str, Any]:
     }
 
 
-class Attention(nn.Module):  # type: ignore[misc]
+class Attention(Module):
     """Causal attention with rotary positions and shared KV heads."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.q_proj = nn.Linear(HIDDEN, HEADS * HEAD_DIM, bias=False)
-        self.k_proj = nn.Linear(HIDDEN, KV_HEADS * HEAD_DIM, bias=False)
-        self.v_proj = nn.Linear(HIDDEN, KV_HEADS * HEAD_DIM, bias=False)
-        self.o_proj = nn.Linear(HEADS * HEAD_DIM, HIDDEN, bias=False)
+        self.q_proj = Linear(HIDDEN, HEADS * HEAD_DIM, bias=False)
+        self.k_proj = Linear(HIDDEN, KV_HEADS * HEAD_DIM, bias=False)
+        self.v_proj = Linear(HIDDEN, KV_HEADS * HEAD_DIM, bias=False)
+        self.o_proj = Linear(HEADS * HEAD_DIM, HIDDEN, bias=False)
 
     def __call__(self, x: mx.array) -> Any:
         """Let every position read those before it."""
@@ -69,29 +73,29 @@ class Attention(nn.Module):  # type: ignore[misc]
         return self.o_proj(mixed.transpose(0, 2, 1, 3).reshape(rows, length, -1))
 
 
-class Mlp(nn.Module):  # type: ignore[misc]
+class Mlp(Module):
     """The gated feed-forward part of a layer."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(HIDDEN, INNER, bias=False)
-        self.up_proj = nn.Linear(HIDDEN, INNER, bias=False)
-        self.down_proj = nn.Linear(INNER, HIDDEN, bias=False)
+        self.gate_proj = Linear(HIDDEN, INNER, bias=False)
+        self.up_proj = Linear(HIDDEN, INNER, bias=False)
+        self.down_proj = Linear(INNER, HIDDEN, bias=False)
 
     def __call__(self, x: mx.array) -> Any:
         """Work on every position alone."""
-        return self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Layer(nn.Module):  # type: ignore[misc]
+class Layer(Module):
     """One layer: attention, then the feed-forward part, each on a normed residual."""
 
     def __init__(self) -> None:
         super().__init__()
         self.self_attn = Attention()
         self.mlp = Mlp()
-        self.input_layernorm = nn.RMSNorm(HIDDEN, eps=EPS)
-        self.post_attention_layernorm = nn.RMSNorm(HIDDEN, eps=EPS)
+        self.input_layernorm = RMSNorm(HIDDEN, eps=EPS)
+        self.post_attention_layernorm = RMSNorm(HIDDEN, eps=EPS)
 
     def __call__(self, x: mx.array) -> Any:
         """Add both parts to the residual."""
@@ -99,17 +103,17 @@ class Layer(nn.Module):  # type: ignore[misc]
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Body(nn.Module):  # type: ignore[misc]
+class Body(Module):
     """Embedding, layers and the last norm."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(SIZE, HIDDEN)
+        self.embed_tokens = Embedding(SIZE, HIDDEN)
         self.layers = [Layer() for _ in range(LAYERS)]
-        self.norm = nn.RMSNorm(HIDDEN, eps=EPS)
+        self.norm = RMSNorm(HIDDEN, eps=EPS)
 
 
-class Llama(nn.Module):  # type: ignore[misc]
+class Llama(Module):
     """The whole model; the embedding also makes the logits."""
 
     def __init__(self) -> None:

@@ -25,10 +25,19 @@ from sealring_model.tiny.world import (
     an,
     ask,
     cap,
+    made_up,
 )
 
 Told = list[str]
 Asked = list[tuple[str, str]]
+
+
+def _names(rng: Random, count: int) -> list[str]:
+    """Draw names; now and then new ones, so that the prompt is read and not recalled."""
+    names = rng.sample(NAMES, count)
+    if rng.random() < 0.15:
+        names[0] = made_up(rng).capitalize()
+    return names
 
 
 def _people(rng: Random) -> tuple[Told, Asked]:
@@ -39,10 +48,11 @@ def _people(rng: Random) -> tuple[Told, Asked]:
     foods = iter(rng.sample(FRUIT, 4))
     jobs = iter(rng.sample(JOBS, 4))
     colours = iter(rng.sample(COLOURS, 4))
-    for name in rng.sample(NAMES, rng.randint(2, 4)):
+    for name in _names(rng, rng.randint(1, 4)):
         thing, colour, food, job = next(things), next(colours), next(foods), next(jobs)
         place = rng.choice(PLACES)
-        age = rng.randint(5, 30)
+        age, count = rng.randint(5, 30), rng.randint(2, 12)
+        animal = rng.choice(ANIMALS).plural
         choices = [
             (f"{name} has {an(colour)} {thing}.",
              [(f"What colour is the {thing} of {name}?", f"The {thing} of {name} is {colour}."),
@@ -56,6 +66,9 @@ def _people(rng: Random) -> tuple[Told, Asked]:
               (f"Who is the {job.name}?", f"The {job.name} is {name}.")]),
             (f"{name} is at the {place}.",
              [(f"Where is {name}?", f"{name} is at the {place}.")]),
+            (f"{name} has {NUMBERS[count]} {animal}.",
+             [(f"How many {animal} does {name} have?",
+               f"{name} has {NUMBERS[count]} {animal}.")]),
             (f"{name} is {age} years old.",
              [(f"How old is {name}?", f"{name} is {age} years old.")]),
         ]
@@ -72,7 +85,7 @@ def _moves(rng: Random) -> tuple[Told, Asked]:
     told: Told = []
     where: dict[str, str] = {}
     lies: dict[str, str] = {}
-    names = rng.sample(NAMES, rng.randint(1, 3))
+    names = _names(rng, rng.randint(1, 3))
     things = rng.sample(THINGS, rng.randint(1, 2))
     for thing in things:
         lies[thing] = rng.choice(HOLDERS)
@@ -124,11 +137,39 @@ def _tale(rng: Random) -> tuple[Told, Asked]:
     return told, asked
 
 
+def _scene(rng: Random) -> tuple[Told, Asked]:
+    """Tell where a few animals are and what they saw there."""
+    told: Told = []
+    asked: Asked = []
+    animals = rng.sample([a.name for a in ANIMALS], 6)
+    for who, seen in zip(animals[:3], animals[3:], strict=True):
+        thing, place, colour = rng.choice(THINGS), rng.choice(PLACES), rng.choice(COLOURS)
+        told_one, asked_one = rng.choice((
+            (f"The {who} sat on the {thing}.",
+             [(f"Where did the {who} sit?", f"The {who} sat on the {thing}."),
+              (f"What did the {who} do?", f"The {who} sat on the {thing}.")]),
+            (f"The {who} saw {an(seen)} near the {place}.",
+             [(f"What did the {who} see?", f"The {who} saw {an(seen)}."),
+              (f"Where did the {who} see the {seen}?",
+               f"The {who} saw the {seen} near the {place}.")]),
+            (f"The {colour} {who} went to the {place}.",
+             [(f"Where did the {who} go?", f"The {who} went to the {place}."),
+              (f"What colour is the {who}?", f"The {who} is {colour}."),
+              (f"Who went to the {place}?", f"The {who} went to the {place}.")]),
+        ))
+        told.append(told_one)
+        asked += asked_one
+        if rng.random() < 0.35:
+            break
+    return told, [a for a in asked if sum(a[0] == b[0] for b in asked) == 1]
+
+
 def _shop(rng: Random) -> tuple[Told, Asked]:
     """List what is for sale, how much of it, and in which colour."""
     told: Told = [f"There is a shop near the {rng.choice(PLACES)}."]
     asked: Asked = []
-    for thing, colour in zip(rng.sample(THINGS, 3), rng.sample(COLOURS, 3), strict=True):
+    count = rng.randint(1, 4)
+    for thing, colour in zip(rng.sample(THINGS, count), rng.sample(COLOURS, count), strict=True):
         price = rng.randint(2, 20)
         told += [f"The {colour} {thing} costs {price} coins."]
         asked += [
@@ -144,7 +185,7 @@ def _shop(rng: Random) -> tuple[Told, Asked]:
 
 def passage(rng: Random) -> Item:
     """Ask one question about a passage."""
-    told, asked = rng.choice((_people, _people, _moves, _moves, _tale, _shop))(rng)
+    told, asked = rng.choice((_people, _people, _moves, _moves, _tale, _shop, _scene))(rng)
     text = " ".join(told)
     question, answer = rng.choice(asked)
     shape = rng.choice((
@@ -157,7 +198,7 @@ def passage(rng: Random) -> Item:
 
 def passage_chat(rng: Random) -> Item:
     """Ask several questions about one passage, turn by turn."""
-    told, asked = rng.choice((_people, _moves, _tale, _shop))(rng)
+    told, asked = rng.choice((_people, _moves, _tale, _shop, _scene))(rng)
     text = " ".join(told)
     chosen = rng.sample(asked, min(len(asked), rng.randint(2, 4)))
     turns = [("user", f"{text} {chosen[0][0]}"), ("assistant", chosen[0][1])]
@@ -168,7 +209,7 @@ def passage_chat(rng: Random) -> Item:
 
 def passage_text(rng: Random) -> Item:
     """Write a passage with its questions and answers as plain text."""
-    told, asked = rng.choice((_people, _moves, _tale, _shop))(rng)
+    told, asked = rng.choice((_people, _moves, _tale, _shop, _scene))(rng)
     chosen = rng.sample(asked, min(len(asked), rng.randint(1, 4)))
     text = " ".join(told)
     lines = [text, *(f"Question: {q}\nAnswer: {a}" for q, a in chosen)]

@@ -1,13 +1,17 @@
 """Tasks with exactly one right answer: copying, counting, order, sums and small choices.
 
-Each maker takes a random source and returns one item. A correct reply needs the right position,
-the right mask and an intact cache, so these are what shows that an engine computes correctly.
+Each maker takes a random source and returns one item. A correct reply needs right positions and an
+intact cache, so these show whether an engine computes correctly.
 """
 
 from random import Random
 
 from sealring_model.tiny.world import (
+    ADJECTIVES,
+    ALL_WORDS,
+    COLOURS,
     DAYS,
+    FRUIT,
     KIND_OF,
     LETTERS,
     MONTHS,
@@ -21,6 +25,7 @@ from sealring_model.tiny.world import (
     made_up,
 )
 
+SMALL_WORDS = ("the", "a", "of", "over", "with", "to", "and", "under", "my", "in", "is", "not")
 REPEATS = (
     "Repeat these words: {}.", "Repeat after me: {}", "Say these words: {}.", "Copy this list: {}.",
     "Please repeat: {}.", "Repeat: {}", "Say: {}",
@@ -32,14 +37,20 @@ REVERSALS = (
 
 
 def _words(rng: Random, most: int) -> list[str]:
-    if rng.random() < 0.2:
+    """Draw words of one list, of all lists, or new ones; sometimes all of these together."""
+    shape = rng.random()
+    if shape < 0.15:
         return [made_up(rng) for _ in range(rng.randint(1, min(most, 4)))]
-    source = rng.choice((WORDS, WORDS, WORDS, NAMES))
-    return rng.sample(source, rng.randint(2, most))
+    words = rng.sample(rng.choice((WORDS, ALL_WORDS, ALL_WORDS, NAMES)), rng.randint(2, most))
+    if shape < 0.25:
+        words[rng.randrange(len(words))] = made_up(rng)
+    if shape > 0.9:
+        words = [w.capitalize() for w in words]
+    return words
 
 
 def _written(rng: Random, words: list[str]) -> str:
-    return rng.choice((", ", ", ", " ")).join(words)
+    return rng.choice((", ", ", ", ", ", " ", "\n", " and ")).join(words)
 
 
 def repeat(rng: Random) -> Item:
@@ -56,9 +67,39 @@ def reverse(rng: Random) -> Item:
     return ask("reverse", " ".join(words), question, ", ".join(reversed(words)) + ".")
 
 
+def _spelled(rng: Random, word: str) -> str:
+    """Leave most words; bend some, replace some by small words, and invent some."""
+    shape = rng.random()
+    if shape < 0.15:
+        return word + rng.choice(("s", "ed", "ing", "er", "ly", "y"))
+    if shape < 0.35:
+        return rng.choice(SMALL_WORDS)
+    return made_up(rng) if shape < 0.5 else word
+
+
+def repeat_sentence(rng: Random) -> Item:
+    """Ask for a sentence, or a row of words like one, to be said again."""
+    words = [_spelled(rng, w.lower()) for w in rng.sample(ALL_WORDS, rng.randint(2, 9))]
+    sentence = rng.choice((
+        f"{cap(' '.join(words))}.",
+        f"{rng.choice(('The', 'A', 'My', 'One'))} {' '.join(words)}.",
+        f"{cap(' '.join(words))}.",
+        f"{rng.choice(NAMES)} put the {rng.choice(COLOURS)} {rng.choice(WORDS)} near the "
+        f"{rng.choice(WORDS)}.",
+        f"The {rng.choice(WORDS)} and the {rng.choice(WORDS)} saw {rng.choice(NUMBERS)} "
+        f"{rng.choice(COLOURS)} birds.",
+        f"I have {rng.randint(2, 30)} {rng.choice(COLOURS)} things in my {rng.choice(WORDS)}.",
+    ))
+    question = rng.choice((
+        "Repeat this sentence: {}", "Say this sentence again: {}", "Copy this sentence: {}",
+        "Repeat: {}", "Write this again: {}", "Say: {}", "Repeat after me: {}",
+    )).format(sentence)
+    return ask("repeat", sentence, question, sentence)
+
+
 def pick(rng: Random) -> Item:
     """Ask for one word of a list by its place."""
-    words = rng.sample(WORDS, rng.randint(3, 8))
+    words = rng.sample(rng.choice((WORDS, ALL_WORDS)), rng.randint(3, 8))
     at = rng.randrange(min(len(words), 5))
     place = ORDINALS[at]
     if rng.random() < 0.25:
@@ -97,10 +138,13 @@ def how_many(rng: Random) -> Item:
 
 
 def count(rng: Random) -> Item:
-    """Ask for counting up or down between two numbers up to 30."""
+    """Ask for counting up or down, mostly between two numbers up to 30."""
     low, high = sorted(rng.sample(range(31), 2))
+    if rng.random() < 0.15:
+        low = rng.randint(20, 95)
+        high = min(100, low + rng.randint(2, 20))
     if rng.random() < 0.3:
-        low = 1
+        low, high = 1, high if rng.random() < 0.9 else rng.choice((40, 50, 100))
     high = max(high, low + 1)
     span = [str(n) for n in range(low, high + 1)]
     if rng.random() < 0.3:
@@ -145,9 +189,46 @@ def add(rng: Random) -> Item:
     one, two = rng.randint(0, top), rng.randint(0, top)
     question = rng.choice((
         "What is {} + {}?", "What is {} plus {}?", "Add {} and {}.", "{} + {} =", "{}+{}",
-        "How much is {} and {}?",
+        "How much is {} and {}?", "what is {}+{}", "{} plus {}",
     )).format(one, two)
     return ask("add", f"{one} {two}", question, f"{one} + {two} = {one + two}.")
+
+
+def subtract(rng: Random) -> Item:
+    """Ask for the difference of two numbers up to 30."""
+    two, one = sorted((rng.randint(0, 30), rng.randint(0, 30)))
+    question = rng.choice((
+        "What is {} - {}?", "What is {} minus {}?", "{} - {} =", "{}-{}",
+        "How much is {} minus {}?",
+    )).format(one, two)
+    return ask("subtract", f"{one} {two}", question, f"{one} - {two} = {one - two}.")
+
+
+def multiply(rng: Random) -> Item:
+    """Ask for a product from the table up to ten."""
+    one, two = rng.randint(0, 10), rng.randint(0, 10)
+    question = rng.choice((
+        "What is {} times {}?", "What is {} x {}?", "{} x {} =", "How much is {} times {}?",
+    )).format(one, two)
+    return ask("multiply", question, question, f"{one} x {two} = {one * two}.")
+
+
+def word_sum(rng: Random) -> Item:
+    """Ask for a sum or a difference that is told as a little story."""
+    name, other = rng.sample(NAMES, 2)
+    thing = rng.choice([f for f in FRUIT if not f.endswith("y")])
+    one, two = rng.randint(2, 20), rng.randint(1, 10)
+    if rng.random() < 0.5:
+        question = (f"{name} has {one} {thing}s. {other} gives {name} {two} more {thing}s. How "
+                    f"many {thing}s does {name} have now?")
+        total = one + two
+    else:
+        one += two
+        question = (f"{name} has {one} {thing}s. {name} gives {two} {thing}s to {other}. How many "
+                    f"{thing}s does {name} have now?")
+        total = one - two
+    noun = thing if total == 1 else f"{thing}s"
+    return ask("word_sum", question, question, f"{name} has {total} {noun} now.")
 
 
 def compare(rng: Random) -> Item:
@@ -270,8 +351,25 @@ def memory(rng: Random) -> Item:
     return Item("memory", key, tuple(turns))
 
 
+def plain(rng: Random) -> Item:
+    """Count or recite as plain text, with no chat around it."""
+    item = rng.choice((count, count_things, recite))(rng)
+    text = item.turns[1][1]
+    if rng.random() < 0.5:
+        quick, lazy = rng.sample(ADJECTIVES, 2)
+        first, second = rng.sample(KIND_OF["animal"], 2)
+        text = (f"The {quick} {rng.choice(COLOURS)} {first} jumps over the {lazy} {second}. The "
+                f"{second} looks up and laughs. \"You are {quick},\" says the {second}. \"And you "
+                f"are {lazy},\" says the {first}.")
+        if rng.random() < 0.3:
+            text = text.replace(quick, "quick")
+    return Item("fact_text", text, (("text", text),))
+
+
 MAKERS = (
-    (repeat, 4), (reverse, 4), (pick, 2), (neighbour, 2), (how_many, 2), (count, 3),
-    (count_things, 1), (next_number, 1), (add, 4), (compare, 1), (sort_numbers, 3), (odd_one, 2),
-    (in_list, 1), (recite, 2), (after, 1), (many_times, 1), (memory, 3),
+    (repeat, 4), (repeat_sentence, 4), (reverse, 4), (pick, 2), (neighbour, 3), (how_many, 2),
+    (count, 3), (count_things, 1), (next_number, 1), (add, 3), (subtract, 4), (multiply, 1),
+    (word_sum, 1), (compare, 1), (sort_numbers, 3), (odd_one, 2), (in_list, 2), (recite, 2),
+    (after, 1), (many_times, 1), (memory, 3),
+    (plain, 1),
 )

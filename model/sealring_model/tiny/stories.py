@@ -1,10 +1,11 @@
-"""Stories, from a few sentences to about a thousand tokens, with people who stay themselves.
+"""Short stories: a hero, one event from a dozen, and an end.
 
-A long story is a journey. What the hero carries grows from place to place and is told again at the
-end, so a reader sees whether the model still attends to what it wrote hundreds of tokens before.
+The hero that the prompt names keeps name, kind and pronoun; what the prompt leaves open follows
+habits of the hero (see ``world.likely``), so that two prompts give two stories.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 
 from sealring_model.tiny.world import (
@@ -14,23 +15,27 @@ from sealring_model.tiny.world import (
     DAYS,
     FEELINGS,
     FOODS,
+    HE_PETS,
     HER,
     HIM,
     NUMBERS,
-    ORDINALS,
-    PETS,
     PLACES,
+    SHE_PETS,
     THINGS,
     Item,
     an,
     ask,
     cap,
-    listing,
+    chain,
+    likely,
+    made_up,
 )
 
 PEOPLE = ("girl", "boy", "king", "queen", "dragon", "robot", "giant", "wizard", "bird", "princess")
 KINDS = [a.name for a in ANIMALS] + list(PEOPLE)
-SHE_PETS = frozenset(PETS[1::2])
+WOMEN, MEN = ("girl", "queen", "princess"), ("boy", "king", "wizard")
+SHE_NAMES, HE_NAMES = HER + SHE_PETS, HIM + HE_PETS
+ANY_NAMES = SHE_PETS + HE_PETS + SHE_NAMES + HE_NAMES
 OPENINGS = (
     "Once upon a time there was {} named {}.", "Once upon a time, there was {} named {}.",
     "Once there was {} named {}.", "Long ago there lived {} named {}.",
@@ -40,38 +45,13 @@ ENDINGS = (
     "And that was the end of a long day.", "And they were friends from that day on.",
     "And if they are not asleep, they are still laughing.", "The end.",
     "And all of them were happy.", "Then the moon came up, and all was quiet.",
-)
-# A trouble that somebody has, and what the hero does about it.
-TROUBLES = (
-    ("could not open the door", "pushed the door until it opened"),
-    ("was stuck in the mud", "pulled and pulled until {it} was free"),
-    ("had lost the way home", "showed {it} the way home"),
-    ("was very hungry", "gave {it} some {food}"),
-    ("was cold and wet", "made a small fire for {it}"),
-    ("was afraid of the dark", "sat with {it} until the sun came up"),
-    ("could not sleep", "sang a quiet song for {it}"),
-    ("had a stone in the foot", "took the stone out"),
-    ("was sad and alone", "told {it} a funny story"),
-    ("had broken the bridge", "mended the bridge with {it}"),
-    ("could not reach the fruit", "climbed up and threw the fruit down"),
-    ("had too much to carry", "carried half of the bags"),
-    ("wanted to learn to count", "counted to ten with {it}"),
-    ("could not find the well", "found the well behind a tree"),
-)
-WEATHER = (
-    "The sun was warm.", "It was raining a little.", "The wind was cold.", "The sky was clear.",
-    "There were grey clouds in the sky.", "Snow was falling.", "The birds were singing.",
-    "The stars were bright.",
-)
-TRAVEL = (
-    "{he} walked to the {place}", "{he} came to the {place}", "{he} went on to the {place}",
-    "{he} ran all the way to the {place}", "{he} followed the road to the {place}",
+    "That night {} slept very well.", "And {} never forgot that day.",
 )
 
 
-@dataclass
+@dataclass(frozen=True)
 class Hero:
-    """Who a story is about, and what this hero carries."""
+    """Who a story is about."""
 
     name: str
     kind: str
@@ -79,37 +59,61 @@ class Hero:
     him: str
     his: str
     trait: str
-    bag: list[str] = field(default_factory=list)
+
+    def pick(self, rng: Random, options: list[str], about: str) -> str:
+        """Draw what the prompt leaves open, by the habits of this hero's kind."""
+        return likely(rng, options, f"{about} {self.kind}")
+
+    def friends(self, rng: Random, count: int, about: str) -> list[str]:
+        """Draw animals that are of another kind than the hero."""
+        others = [a.name for a in ANIMALS if a.name != self.kind]
+        return chain(rng, others, count, f"{about} {self.kind}")
 
 
-def _hero(rng: Random, kind: str = "", name: str = "") -> Hero:
-    kind = kind or rng.choice(KINDS)
-    if not name:
-        name = rng.choice({"girl": HER, "queen": HER, "princess": HER, "boy": HIM, "king": HIM,
-                           "wizard": HIM}.get(kind, PETS + PETS + HER + HIM))
-    she = name in HER or name in SHE_PETS
+def make_hero(rng: Random) -> Hero:
+    """Draw a hero whose name fits the kind; a few kinds and names are new ones."""
+    kind = rng.choice(KINDS)
+    names = SHE_NAMES if kind in WOMEN else HE_NAMES if kind in MEN else ANY_NAMES
+    name = likely(rng, names, kind) if rng.random() < 0.5 else rng.choice(names)
+    she = name in SHE_NAMES
+    if rng.random() < 0.06:
+        name, she = made_up(rng).capitalize(), kind in WOMEN
+    if rng.random() < 0.04:
+        kind = made_up(rng)
     he, him, his = ("she", "her", "her") if she else ("he", "him", "his")
-    return Hero(name, kind, he, him, his, rng.choice(ADJECTIVES))
+    trait = likely(rng, ADJECTIVES, kind)
+    return Hero(name, kind, he, him, his, rng.choice(COLOURS) if rng.random() < 0.1 else trait)
 
 
-def _asked(rng: Random, hero: Hero, wordings: tuple[str, ...]) -> str:
+def asked(rng: Random, hero: Hero, wordings: tuple[str, ...]) -> str:
+    """Fill one of the wordings of a request."""
     return rng.choice(wordings).format(
-        kind=an(hero.kind), name=hero.name, the=f"the {hero.kind}"
+        kind=an(hero.kind), name=hero.name, the=f"the {hero.kind}",
+        whole=an(f"{hero.trait} {hero.kind}"),
     )
 
 
-def _home(rng: Random, hero: Hero) -> str:
-    return next((a.home for a in ANIMALS if a.name == hero.kind), f"near the {rng.choice(PLACES)}")
+def home(rng: Random, hero: Hero) -> str:
+    """Say where the hero lives."""
+    known = next((a.home for a in ANIMALS if a.name == hero.kind), None)
+    return known or f"near the {hero.pick(rng, PLACES, 'home')}"
 
 
-def _opening(rng: Random, hero: Hero) -> str:
-    return rng.choice(OPENINGS).format(an(f"{hero.trait} {hero.kind}"), hero.name)
+def opening(rng: Random, hero: Hero) -> str:
+    """Introduce the hero."""
+    lead = rng.choice(OPENINGS).format(an(f"{hero.trait} {hero.kind}"), hero.name)
+    return f"{lead} {hero.name} lived {home(rng, hero)}."
+
+
+def ending(rng: Random, hero: Hero) -> str:
+    """End a story."""
+    return likely(rng, ENDINGS, hero.kind).format(hero.name)
 
 
 def _lost(rng: Random, hero: Hero) -> str:
-    colour, thing, place = rng.choice(COLOURS), rng.choice(THINGS), rng.choice(PLACES)
-    friend = rng.choice([a for a in ANIMALS if a.name != hero.kind]).name
-    found = rng.choice(PLACES)
+    colour, thing = hero.pick(rng, COLOURS, "lost"), hero.pick(rng, THINGS, "lost")
+    place, found = chain(rng, PLACES, 2, f"lost {hero.kind}")
+    (friend,) = hero.friends(rng, 1, "lost")
     return (
         f"{hero.name} had {an(colour)} {thing}. One day {hero.he} lost the {thing} in the {place}. "
         f"{hero.name} was very sad. Then {an(friend)} came and asked, \"What is wrong?\" \"I have "
@@ -120,8 +124,9 @@ def _lost(rng: Random, hero: Hero) -> str:
 
 
 def _share(rng: Random, hero: Hero) -> str:
-    food, friend = rng.choice(FOODS), rng.choice([a for a in ANIMALS if a.name != hero.kind]).name
-    place, amount = rng.choice(PLACES), rng.randint(2, 12)
+    food, place = hero.pick(rng, FOODS, "share"), hero.pick(rng, PLACES, "share")
+    (friend,) = hero.friends(rng, 1, "share")
+    amount = rng.randint(2, 12)
     return (
         f"One morning {hero.name} went to the {place} with some {food}. There {hero.he} met "
         f"{an(friend)} who was hungry. \"May I have some {food}?\" asked the {friend}. "
@@ -132,20 +137,21 @@ def _share(rng: Random, hero: Hero) -> str:
 
 
 def _brave(rng: Random, hero: Hero) -> str:
-    place, thing = rng.choice(PLACES), rng.choice(THINGS)
-    friend = rng.choice([a for a in ANIMALS if a.name != hero.kind])
+    place, thing = hero.pick(rng, PLACES, "brave"), hero.pick(rng, THINGS, "brave")
+    (friend,) = hero.friends(rng, 1, "brave")
+    can = next(a.can for a in ANIMALS if a.name == friend).split(" and ")[0]
     return (
         f"{hero.name} was afraid of the old {place}. \"Something lives there,\" said the others. "
         f"One night there was a strange sound in the {place}. {hero.name} took a lamp and went in. "
-        f"Something moved in the dark. But it was only {an(friend.name)} with {an(thing)}! \"I am "
-        f"alone here,\" said the {friend.name}. \"I {friend.can.split(' and ')[0]} all night.\" "
-        f"{hero.name} laughed, and {hero.he} was not afraid any more."
+        f"Something moved in the dark. But it was only {an(friend)} with {an(thing)}! \"I am "
+        f"alone here,\" said the {friend}. \"I can {can}, but nobody sees it.\" {hero.name} "
+        f"laughed and sat down with the {friend}, and {hero.he} was not afraid any more."
     )
 
 
 def _race(rng: Random, hero: Hero) -> str:
-    friend = rng.choice([a for a in ANIMALS if a.name != hero.kind]).name
-    start, end = rng.sample(PLACES, 2)
+    (friend,) = hero.friends(rng, 1, "race")
+    start, end = chain(rng, PLACES, 2, f"race {hero.kind}")
     return (
         f"One day {an(friend)} said to {hero.name}, \"I can run to the {end} faster than you.\" "
         f"They started at the {start}. The {friend} ran fast, but soon it was tired and sat down "
@@ -156,127 +162,142 @@ def _race(rng: Random, hero: Hero) -> str:
 
 
 def _make(rng: Random, hero: Hero) -> str:
-    thing, who = rng.choice(THINGS), rng.choice(["mother", "father", "sister", "brother", "friend"])
-    colour = rng.choice(COLOURS)
-    days = rng.sample(range(7), 3)
-    days.sort()
-    one, two, three = (DAYS[d] for d in days)
+    thing, colour = hero.pick(rng, THINGS, "make"), hero.pick(rng, COLOURS, "make")
+    who = hero.pick(rng, ["mother", "father", "sister", "brother", "friend"], "make")
+    first = rng.randrange(5)
     return (
-        f"{hero.name} wanted to make {an(thing)} for {hero.his} {who}. On {one} {hero.he} looked "
-        f"for wood. On {two} {hero.he} made the {thing}. On {three} {hero.he} painted it {colour}. "
-        f"\"This {colour} {thing} is for you,\" said {hero.name}. The {who} was so glad that "
-        f"{hero.name} began to dance."
+        f"{hero.name} wanted to make {an(thing)} for {hero.his} {who}. On {DAYS[first]} {hero.he} "
+        f"looked for wood. On {DAYS[first + 1]} {hero.he} made the {thing}. On {DAYS[first + 2]} "
+        f"{hero.he} painted it {colour}. \"This {colour} {thing} is for you,\" said {hero.name}. "
+        f"The {who} was so glad that {hero.name} began to dance."
     )
 
 
-SHORT = (_lost, _share, _brave, _race, _make)
+def _seed(rng: Random, hero: Hero) -> str:
+    place, food = hero.pick(rng, PLACES, "seed"), hero.pick(rng, FOODS[-10:], "seed")
+    (friend,) = hero.friends(rng, 1, "seed")
+    return (
+        f"In spring {hero.name} found a seed near the {place}. {cap(hero.he)} put it in the ground "
+        f"and gave it water every day. In summer there was a small plant. \"What will it be?\" "
+        f"asked {an(friend)}. \"Wait and see,\" said {hero.name}. In autumn there was {an(food)} "
+        f"on the plant. {hero.name} and the {friend} ate the {food} together. In winter they kept "
+        f"one seed for the next spring."
+    )
 
 
-def _short_text(rng: Random, hero: Hero) -> str:
-    feeling = rng.choice(FEELINGS)
-    intro = f"{_opening(rng, hero)} {hero.name} lived {_home(rng, hero)}."
+def _moon(rng: Random, hero: Hero) -> str:
+    one, two, three = hero.friends(rng, 3, "moon")
+    first, second, last = chain(rng, PLACES, 3, f"moon {hero.kind}")
+    return (
+        f"\"Where does the moon go in the day?\" asked {hero.name}. \"It sleeps behind the "
+        f"{first},\" said the {one}. \"No, it hides in the {second},\" said the {two}. \"It goes "
+        f"to the {last} to drink,\" said the {three}. So {hero.name} looked behind the {first}, in "
+        f"the {second} and near the {last}, but there was no moon. At night it came back over the "
+        f"trees. \"Now I know,\" said {hero.name}. \"The moon goes where nobody looks.\""
+    )
+
+
+def _storm(rng: Random, hero: Hero) -> str:
+    place, thing = hero.pick(rng, PLACES, "storm"), hero.pick(rng, THINGS, "storm")
+    (friend,) = hero.friends(rng, 1, "storm")
+    return (
+        f"One night a storm came. The wind was loud, and the rain fell on the {place}. {hero.name} "
+        f"heard a small voice: \"Help me!\" It was {an(friend)} under a tree. {hero.name} took the "
+        f"{friend} home and made some soup. They sat by the fire and told stories until the storm "
+        f"was over. In the morning the {friend} gave {hero.name} {an(thing)}. \"Thank you for the "
+        f"soup,\" it said, \"and for the open door.\""
+    )
+
+
+def _song(rng: Random, hero: Hero) -> str:
+    place = hero.pick(rng, PLACES, "song")
+    one, two = hero.friends(rng, 2, "song")
+    feeling = hero.pick(rng, ["sad", "tired", "angry", "afraid"], "song")
+    return (
+        f"{hero.name} made a song. {cap(hero.he)} sang it to {an(one)} who was {feeling}, and the "
+        f"{one} was happy again. The {one} sang it to {an(two)}, and the {two} sang it at the "
+        f"{place}. Soon all the birds knew the song. One day {hero.name} was {feeling} too. Then "
+        f"{hero.he} heard {hero.his} own song from the {place}, and {hero.he} smiled."
+    )
+
+
+def _letter(rng: Random, hero: Hero) -> str:
+    place, colour = hero.pick(rng, PLACES, "letter"), hero.pick(rng, COLOURS, "letter")
+    (friend,) = hero.friends(rng, 1, "letter")
+    day = DAYS[rng.randrange(7)]
+    return (
+        f"On {day} {hero.name} found {an(colour)} letter at the door. \"Come to the {place} at "
+        f"night,\" it said. Who had written it? {hero.name} put on a hat and went to the {place}. "
+        f"It was dark and quiet there. Then a hundred small lights came on, and {an(friend)} "
+        f"called, \"Surprise!\" It was a feast for {hero.name}, with cake and songs. "
+        f"{cap(hero.he)} kept the {colour} letter for ever."
+    )
+
+
+def _trade(rng: Random, hero: Hero) -> str:
+    first, second, third = chain(rng, THINGS, 3, f"trade {hero.kind}")
+    one, two = hero.friends(rng, 2, "trade")
+    return (
+        f"{hero.name} had {an(first)} but wanted {an(third)}. {cap(hero.he)} asked the {one}. \"I "
+        f"have only {an(second)},\" said the {one}. So {hero.name} gave the {first} to the {one} "
+        f"and took the {second}. Then {hero.he} asked the {two}. \"I have {an(third)}, and I need "
+        f"{an(second)},\" said the {two}. So {hero.name} gave the {second} to the {two} and took "
+        f"the {third}. Now the {one} had the {first}, the {two} had the {second}, and {hero.name} "
+        f"had the {third}."
+    )
+
+
+EVENTS: tuple[Callable[[Random, Hero], str], ...] = (
+    _lost, _share, _brave, _race, _make, _seed, _moon, _storm, _song, _letter, _trade,
+)
+
+
+def short_text(rng: Random, hero: Hero) -> str:
+    """Tell a short story."""
+    intro = opening(rng, hero)
     if rng.random() < 0.3:
-        intro += f" {cap(hero.he)} was often {feeling}."
-    return f"{intro} {rng.choice(SHORT)(rng, hero)} {rng.choice(ENDINGS)}"
-
-
-def _episode(rng: Random, hero: Hero, number: int, stop: tuple[str, str, str]) -> str:
-    """Tell one day of a journey: a place, a trouble, its end and a gift."""
-    place, who, thing = stop
-    colour, (trouble, deed) = rng.choice(COLOURS), rng.choice(TROUBLES)
-    when = f"On the {ORDINALS[number]} day" if number < len(ORDINALS) else "The next day"
-    gift = f"{colour} {thing}"
-    way = rng.choice(TRAVEL).format(he=hero.he, place=place)
-    lines = [f"{when} {way}.", rng.choice(WEATHER), f"There {hero.he} met {an(who)} who {trouble}."]
-    if rng.random() < 0.6:
-        lines.append(f"\"Can you help me?\" asked the {who}. \"Yes, I will help you,\" said "
-                     f"{hero.name}.")
-    lines.append(f"{hero.name} {deed.format(it='it', food=rng.choice(FOODS))}.")
-    lines.append(f"The {who} was glad and gave {hero.him} {an(gift)}.")
-    hero.bag.append(gift)
-    lines.append(f"Now {hero.name} had {listing([an(g) for g in hero.bag])} in the bag."
-                 if len(hero.bag) <= 5 or rng.random() < 0.3
-                 else f"{hero.name} put the {gift} in the bag.")
-    return " ".join(lines)
-
-
-def _journey(rng: Random, hero: Hero, days: int) -> str:
-    """Tell a journey of some days; each day is a paragraph."""
-    colour, goal = rng.choice(COLOURS), rng.choice(THINGS)
-    things = rng.sample([t for t in THINGS if t not in {goal, "bag"}], days)
-    places = rng.sample(PLACES, days + 1)
-    helpers = rng.sample([a.name for a in ANIMALS if a.name != hero.kind], days)
-    home = _home(rng, hero)
-    parts = [
-        f"{_opening(rng, hero)} {hero.name} lived {home}. One night somebody took the {colour} "
-        f"{goal} of {hero.name}. \"I will go and find my {colour} {goal},\" said {hero.name}. "
-        f"{cap(hero.he)} took a bag and set out."
-    ]
-    met = zip(places, helpers, things, strict=False)
-    parts += [_episode(rng, hero, n, stop) for n, stop in enumerate(met)]
-    parts.append(
-        f"At last {hero.name} came to the {places[-1]}. There lay the {colour} {goal}, under a "
-        f"tree! {hero.name} opened the bag and took out {listing([f'the {g}' for g in hero.bag])}. "
-        f"{cap(hero.he)} thought of {listing([f'the {h}' for h in helpers])}. \"I have found my "
-        f"{colour} {goal}, and I have found {NUMBERS[days]} friends,\" said {hero.name}."
-    )
-    parts.append(f"Then {hero.name} went home. {rng.choice(ENDINGS)}")
-    return "\n\n".join(parts)
+        intro += f" {cap(hero.he)} was often {hero.pick(rng, FEELINGS, 'often')}."
+    return f"{intro} {likely(rng, EVENTS, hero.name)(rng, hero)} {ending(rng, hero)}"
 
 
 def story(rng: Random) -> Item:
     """Ask for a short story about somebody."""
-    hero = _hero(rng)
-    question = _asked(rng, hero, (
+    hero = make_hero(rng)
+    question = asked(rng, hero, (
         "Tell me a story about {kind} named {name}.", "Tell me a story about {name} {the}.",
         "Tell me a short story about {kind} named {name}.", "Write a story about {kind} named "
         "{name}.", "Tell me a story about {kind}.", "Write a short story about {kind}.",
         "Tell me a story.", "Tell a story.", "Can you tell me a story?", "Please write a story.",
+        "Tell me a story about {kind} called {name}.", "Write me a story about {the} {name}.",
+        "Tell me a story about {whole}.", "Tell me a story about {whole} named {name}.",
+        "Write a story about {whole} called {name}.",
     ))
-    return ask("story", f"{hero.name} {hero.kind}", question, _short_text(rng, hero))
-
-
-def long_story(rng: Random) -> Item:
-    """Ask for a long story about somebody."""
-    hero = _hero(rng)
-    question = _asked(rng, hero, (
-        "Tell me a long story about {kind} named {name}.", "Tell me a long story about {name} "
-        "{the}.", "Write a long story about {kind} named {name}.", "Tell me a long story about "
-        "{kind}.", "Tell me a long story.", "Write a long story.", "Tell me a very long story.",
-    ))
-    return ask("long_story", f"{hero.name} {hero.kind}", question,
-               _journey(rng, hero, rng.choice((4, 5, 6, 7, 8, 9, 10))))
+    return ask("story", f"{hero.name} {hero.kind}", question, short_text(rng, hero))
 
 
 def story_text(rng: Random) -> Item:
     """Write a short story as plain text."""
-    hero = _hero(rng)
-    return Item("story_text", f"{hero.name} {hero.kind}", (("text", _short_text(rng, hero)),))
-
-
-def long_story_text(rng: Random) -> Item:
-    """Write a long story as plain text."""
-    hero = _hero(rng)
-    text = _journey(rng, hero, rng.randint(2, 10))
-    return Item("story_text", f"{hero.name} {hero.kind}", (("text", text),))
+    hero = make_hero(rng)
+    return Item("story_text", f"{hero.name} {hero.kind}", (("text", short_text(rng, hero)),))
 
 
 def story_chat(rng: Random) -> Item:
     """Ask for a story, and then a question about it."""
-    hero = _hero(rng)
-    first = story(rng) if rng.random() < 0.5 else ask(
-        "story", "", f"Tell me a story about {an(hero.kind)} named {hero.name}.",
-        _short_text(rng, hero))
-    named = first.turns[1][1].split(" named ")[1].split(".")[0]
-    kind = first.turns[1][1].split(" named ")[0].split()[-1]
-    question, answer = rng.choice((
-        ("What was the name of the hero?", f"The name of the hero was {named}."),
-        (f"Who was {named}?", f"{named} was {an(kind)}."),
-        ("Thank you!", "You are welcome!"),
-        ("Who was in the story?", f"The story was about {an(kind)} named {named}."),
+    hero = make_hero(rng)
+    question = asked(rng, hero, (
+        "Tell me a story.", "Tell me a story about {kind}.", "Tell me a story about {kind} named "
+        "{name}.",
     ))
-    return Item("story", f"{named} {kind} {question}", (
-        *first.turns, ("user", question), ("assistant", answer)))
+    then, answer = rng.choice((
+        ("What was the name of the hero?", f"The name of the hero was {hero.name}."),
+        (f"Who was {hero.name}?", f"{hero.name} was {an(hero.kind)}."),
+        ("Thank you!", "You are welcome!"),
+        ("Who was in the story?", f"The story was about {an(hero.kind)} named {hero.name}."),
+    ))
+    return Item("story", f"{hero.name} {hero.kind} {then}", (
+        ("user", question), ("assistant", short_text(rng, hero)),
+        ("user", then), ("assistant", answer),
+    ))
 
 
-MAKERS = ((story, 4), (long_story, 3), (story_text, 2), (long_story_text, 1), (story_chat, 1))
+MAKERS = ((story, 5), (story_text, 2), (story_chat, 1))

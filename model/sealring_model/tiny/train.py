@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn  # noqa: PLR0402 - the type checker sees only this form
 import mlx.optimizers as optim
+from mlx.nn.losses import cross_entropy
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
 from sealring_model.tiny import path, rows
@@ -24,12 +24,12 @@ from sealring_model.tiny.llama import END_ID, Llama, config
 Tree = Any
 
 
-def loss_of(model: Llama, tokens: mx.array, learnt: mx.array) -> Any:
-    """Return the mean loss over the learnt tokens of some rows."""
+def loss_of(model: Llama, tokens: mx.array, weights: mx.array) -> Any:
+    """Return the weighted mean loss over some rows."""
     logits = model(tokens[:, :-1]).astype(mx.float32)
-    losses = nn.losses.cross_entropy(logits, tokens[:, 1:])
-    weight = learnt[:, 1:].astype(mx.float32)
-    return (losses * weight).sum() / weight.sum()
+    losses = cross_entropy(logits, tokens[:, 1:])
+    weights = weights[:, 1:]
+    return (losses * weights).sum() / weights.sum()
 
 
 def to_bfloat16(params: Tree) -> Tree:
@@ -38,8 +38,8 @@ def to_bfloat16(params: Tree) -> Tree:
 
 
 def batch(tokens: rows.Tokens) -> tuple[mx.array, mx.array]:
-    """Hand rows to MLX, with the mask of what is learnt."""
-    return mx.array(tokens.astype("int32")), mx.array(rows.learnt(tokens))
+    """Hand rows to MLX, with the weight of each token."""
+    return mx.array(tokens.astype("int32")), mx.array(rows.weights(tokens))
 
 
 def optimizer(steps: int, peak: float, embedding_peak: float) -> optim.Optimizer:
@@ -85,19 +85,19 @@ class Training:
         """Return one compiled step, which updates the state in place."""
         state: list[Tree] = [{"params": self.params}, self.rule.state]
 
-        def loss(params: Tree, tokens: mx.array, learnt: mx.array) -> mx.array:
+        def loss(params: Tree, tokens: mx.array, weights: mx.array) -> mx.array:
             self.model.update(to_bfloat16(params))
-            return loss_of(self.model, tokens, learnt)
+            return loss_of(self.model, tokens, weights)
 
-        def step(tokens: mx.array, learnt: mx.array) -> mx.array:
-            value, grads = mx.value_and_grad(loss)(state[0]["params"], tokens, learnt)
+        def step(tokens: mx.array, weights: mx.array) -> mx.array:
+            value, grads = mx.value_and_grad(loss)(state[0]["params"], tokens, weights)
             state[0]["params"] = self.rule.apply_gradients(grads, state[0]["params"])
             return value
 
         fast = mx.compile(step, inputs=state, outputs=state)
 
-        def run(tokens: mx.array, learnt: mx.array) -> mx.array:
-            value = fast(tokens, learnt)
+        def run(tokens: mx.array, weights: mx.array) -> mx.array:
+            value = fast(tokens, weights)
             self.params = state[0]["params"]
             return value
 

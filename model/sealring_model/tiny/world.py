@@ -4,9 +4,15 @@ Everything the corpus says is made from these tables, so the model meets each wo
 to use it well, and the same fact is never told in two ways.
 """
 
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
+# How often a free choice follows its cue.
+HABIT = 0.6
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,9 @@ def _words(text: str) -> list[str]:
 HER = _words("Mia Ana Lily Zoe Nora Ruby Ivy Rosa Emma Sara Lucy Maya Ella Alice Grace Kim")
 HIM = _words("Tom Ben Sam Max Leo Finn Omar Hugo Jack Noah Paul Adam Oscar Theo Peter Bob")
 NAMES = [*HER, *HIM]
-PETS = _words("Pip Bo Tiki Momo Luna Rex Dot Olly Fern Nib Toto Wren Bean Coco Pepper Biscuit")
+SHE_PETS = _words("Tiki Momo Luna Dot Fern Wren Coco Pepper")
+HE_PETS = _words("Pip Bo Rex Olly Nib Toto Bean Biscuit")
+PETS = [*SHE_PETS, *HE_PETS]
 
 ANIMALS = [
     Animal("dog", "dogs", "in a house", "meat", 4, "fur", "bark and run", "small"),
@@ -208,6 +216,14 @@ WORDS = sorted(
     | set(COLOURS) | set(PLACES) | set(THINGS) | set(FOODS) | set(ROOMS) | set(HOLDERS)
     | {"sun", "moon", "star", "tree", "rain", "snow", "wind", "door", "bed", "road", "song"}
 )
+# Words of every sort, for copying whatever the user may write.
+ALL_WORDS = sorted({
+    *WORDS, *NAMES, *PETS, *ADJECTIVES, *FEELINGS, *DAYS, *MONTHS, *NUMBERS, *ORDINALS,
+    *(word for pair in OPPOSITES for word in pair), *CAPITALS, *CAPITALS.values(), *SEASONS,
+    *(j.name for j in JOBS), *(a.plural for a in ANIMALS), *map(str, range(31)),
+    *(w for a in ANIMALS for w in f"{a.home} {a.can} {a.food}".split()),
+    *(w for u in USES.values() for w in u.split()),
+})
 KIND_OF = {
     "animal": [a.name for a in ANIMALS],
     "colour": COLOURS,
@@ -235,7 +251,40 @@ def listing(words: list[str]) -> str:
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
 
 
+def likely(rng: Random, options: Sequence[T], cue: str) -> T:
+    """Draw one of the options, more often than not the one that belongs to a cue.
+
+    Where every choice were equally likely, a greedy reader of the corpus would name the same thing
+    each time. With habits, different prompts lead to different stories.
+    """
+    if rng.random() < HABIT:
+        return options[zlib.crc32(cue.encode()) % len(options)]
+    return rng.choice(options)
+
+
+def follow(rng: Random, options: Sequence[T], last: T) -> T:
+    """Draw what comes after something: more often than not its neighbour on a long way round."""
+    if rng.random() > HABIT:
+        return rng.choice(options)
+    step = next(s for s in (7, 5, 11) if len(options) % s)
+    return options[(options.index(last) + step) % len(options)]
+
+
+def chain(rng: Random, options: Sequence[T], count: int, cue: str) -> list[T]:
+    """Draw different options, each of them likely to be the one that follows its forerunner."""
+    drawn = [likely(rng, options, cue)]
+    while len(drawn) < count:
+        after = follow(rng, options, drawn[-1])
+        drawn.append(rng.choice([o for o in options if o not in drawn]) if after in drawn
+                     else after)
+    return drawn
+
+
 def made_up(rng: Random) -> str:
     """Invent a word that is in no list, so that copying is learnt and not a choice from a list."""
-    syllable = ("".join((rng.choice("bcdfghjklmnprstvwz"), rng.choice("aeiou"))) for _ in "123")
-    return "".join(syllable)[: rng.randint(3, 6)]
+    parts = []
+    for _ in range(rng.randint(1, 4)):
+        parts.append(rng.choice("bcdfghjklmnpqrstvwxyz") if rng.random() < 0.85 else "")
+        parts.append(rng.choice(("a", "e", "i", "o", "u", "a", "e", "o", "ea", "oo", "y")))
+        parts.append(rng.choice("nrstlmdkpc") if rng.random() < 0.4 else "")
+    return "".join(parts)[: rng.randint(3, 9)]
