@@ -179,14 +179,14 @@ def main() -> None:
     """Read the options and train."""
     parser = argparse.ArgumentParser(
         description=__doc__,
-        epilog="Example: python -m sealring_model.tiny.train --steps 8000 --workers 12 "
+        epilog="Example: python -m sealring_model.tiny.train --workers 14 "
         "--checkpoint run. Train the tokenizer first (sealring_model.tiny.vocabulary) if the "
         "corpus has new words, and measure afterwards (sealring_model.tiny.evaluate).",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--out", type=Path, default=path(), help="folder for the weights (default: the package's)")
-    add("--steps", type=int, default=8000, help="length of the whole schedule, in steps")
+    add("--steps", type=int, default=8600, help="length of the whole schedule, in steps")
     add("--minutes", type=float, default=math.inf, help="stop early after so many minutes")
     add("--rows", type=int, default=32, choices=(8, 16, 32, 64), help="rows in a step")
     add("--context", type=int, default=2048, help="tokens in a row")
