@@ -58,12 +58,12 @@ def fuzz(target: str, seconds: int) -> Outcome:
     )
     done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
     output = done.stdout + done.stderr
+    crash = ""
+    if done.returncode:
+        told = (done.stdout[-3000:] + done.stderr[-1000:]).decode("utf-8", "replace")
+        crash = f"{told}\nexit code {done.returncode}"
     return Outcome(
-        target,
-        _last(_EXECUTED, output),
-        _last(_RATE, output),
-        _last(_COVERED, output),
-        output[-4000:].decode("utf-8", "replace") if done.returncode else "",
+        target, _last(_EXECUTED, output), _last(_RATE, output), _last(_COVERED, output), crash
     )
 
 

@@ -78,6 +78,18 @@ def _faults(suite: int, name: str) -> Iterator[Vector]:
         ("early", "SE-04", "the next key too early", _wrong(suite, updates=1)),
     ]:
         yield _fault(f"{name}-{fault}", ids, about, suite, frames[:2], bad, plain[:2])
+    bad, after = flipped(frames[2], 8), frames[2]
+    output = {"plaintexts": [text.hex() for text in plain[:2]]}
+    yield refused(
+        f"seal/{name}-dead",
+        "sealed",
+        "CV-04 SE-02",
+        "a bit flipped, and then the frame as it was: nothing opens any more",
+        _input(suite, [*frames[:2], bad, after]),
+        FORGED,
+        released=b"".join(plain[:2]),
+        output=output,
+    )
     plain, frames = _run(suite, 64)
     for fault, about, bad in [
         ("late", "the first key for the 65th frame", _at_64(suite, updates=0, seq=64)),

@@ -57,6 +57,7 @@ def _bad_signatures() -> Iterator[tuple[str, str, str, Json]]:
         ("r-beyond", "r beyond the order", scalars(2**256 - 1, s)),
         ("short", "63 bytes", good[:-1]),
         ("long", "65 bytes", good + b"\0"),
+        ("padded", "65 bytes, s with a zero before it", good[:32] + b"\0" + good[32:]),
         ("empty", "no bytes", b""),
         ("der", "DER", encode_dss_signature(r, s)),
         ("flipped", "one bit flipped", flipped(good, 7)),
