@@ -199,6 +199,7 @@ def _keepalive() -> Iterator[Vector]:
     deliveries = _sealed(talk, [flat(Pong(1, Progress()))])
     yield _refused("pong", "LK-03", about, talk, deliveries, MALFORMED)
     asked = flat(Ping(1, Progress()))
+    yield _never_answered()
     about = "PONG with another echo"
     wrong = [(0.6, b""), (0.7, talk.to_answerer(0, flat(Pong(2, Progress()))))]
     yield _refused("pong-echo", "LK-03", about, talk, wrong, MALFORMED, answers=[asked])
@@ -230,6 +231,26 @@ def _keepalive() -> Iterator[Vector]:
     ]:
         ids = "HS-30 HS-28"
         yield refused(f"session/{name}", kind, ids, about, given, TIMEOUT, output=said(sent))
+
+
+def _never_answered() -> Vector:
+    """Eight times a PING is due and sent, and something else comes; the ninth is too much."""
+    talk, good = met(), flat(BOOTSTRAP)
+    deliveries: list[Delivery] = []
+    for number in range(8):
+        now = 0.6 + 0.7 * number
+        deliveries += [(now, b""), (now + 0.1, talk.to_answerer(number, good))]
+    asked = [flat(Ping(echo, Progress())) for echo in range(1, 9)]
+    return _refused(
+        "unanswered",
+        "LK-05",
+        "8 PINGs without a PONG, while other things come",
+        talk,
+        [*deliveries, (6.3, b"")],
+        TIMEOUT,
+        messages=[good] * 8,
+        answers=asked,
+    )
 
 
 def _broken() -> Iterator[Vector]:

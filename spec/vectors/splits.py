@@ -46,6 +46,7 @@ def vectors() -> Iterator[Vector]:
         ("too-big", "the weights do not fit", [100] * 6, 0, [300, 300]),
         ("reserve", "they fit only without what is kept for caches", [100] * 6, 0, [330, 330]),
         ("ends-too-big", "the ends do not fit beside them", [100] * 4, 700, [600, 600]),
+        ("no-room", "a rank has no room for one layer", [100] * 2, 0, [1000, 50]),
         ("few-layers", "fewer layers than ranks", [1] * 2, 0, [100] * 3),
         ("many-ranks", "17 ranks", [1] * 20, 0, [100] * 17),
         ("no-ranks", "no rank", [1], 0, []),
