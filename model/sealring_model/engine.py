@@ -98,8 +98,13 @@ class Engine:
         return self._channel.receive()
 
     def _patience(self) -> float:
-        """Seconds that cost nothing: the step under way takes longer."""
-        return min(_PATIENCE, self._pace / 2) if self._launched[0].arrays else 0.0
+        """Seconds that cost nothing: the step under way takes longer.
+
+        In a pipeline nothing waits to be launched: there a group's next step needs this answer.
+        """
+        if self._place is None or self._place.world > 1 or not self._launched[0].arrays:
+            return 0.0
+        return min(_PATIENCE, self._pace / 2)
 
     def _take(self, message: LocalMessage) -> None:
         self._channel.check()
