@@ -1,9 +1,11 @@
 """The sealed channels, and the inner seal."""
 
+import gc
 import itertools
 
 import attrs
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sealring_protocol.codec.frame import FrameDecoder, FrameKind
@@ -178,6 +180,24 @@ def test_a_frame_at_and_beyond_the_limit():
         with pytest.raises(LocalProtocolError, match="do not fit"):
             sealing.seal(parts)
     assert opening.open(frame(sealing.seal([b"the next"]))) == b"the next"
+
+
+def holds_a_key(channel):
+    return any(isinstance(each, AESGCM | bytes) for each in gc.get_referents(channel))
+
+
+def test_a_dead_channel_holds_no_key():
+    _, opening = channels()
+    assert holds_a_key(opening)
+    with pytest.raises(AuthenticationFailed):
+        opening.open(frame(bytes(40)))
+    assert not holds_a_key(opening)
+    opener = InnerOpener(Suite.AES256GCM, SECRET, CLUSTER)
+    with pytest.raises(PolicyMismatch):
+        opener.open(CONTEXT, Tensor(DType.F32, SHAPE, DATA))
+    assert [each for each in gc.get_referents(opener) if isinstance(each, AESGCM | bytes)] == [
+        CLUSTER
+    ]
 
 
 # ----------------------------------------------------------------- the inner seal
