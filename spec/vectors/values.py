@@ -49,6 +49,8 @@ COUNTERS: Final = (
     "cache",
 )
 
+_DTYPES: Final = {int(dtype): dtype for dtype in DType}
+
 
 def to_fields(message: Message | LocalMessage) -> dict[str, Json]:
     """*message* field by field, its name under ``message``."""
@@ -106,7 +108,7 @@ def _read_ready(f: dict[str, Json]) -> Ready:
         f["first"],
         f["last"],
         f["layers"],
-        DType(f["dtype"]),
+        _DTYPES[f["dtype"]],
         f["hidden"],
         f["trimmable"],
         int(f["room"]),
@@ -183,7 +185,7 @@ def tensor_fields(tensor: Tensor) -> dict[str, Json]:
 def read_tensor(f: dict[str, Json]) -> Tensor:
     """What `tensor_fields` told."""
     data = bytes.fromhex(f["data"])
-    return Tensor(DType(f["dtype"]), tuple(f["shape"]), data, f["sealed"], int(f["counter"]))
+    return Tensor(_DTYPES[f["dtype"]], tuple(f["shape"]), data, f["sealed"], int(f["counter"]))
 
 
 def _read_tail(f: dict[str, Json]) -> dict[str, Any]:
@@ -248,7 +250,7 @@ def _info(m: EngineInfo) -> dict[str, Json]:
 def _read_info(f: dict[str, Json]) -> EngineInfo:
     return EngineInfo(
         bytes.fromhex(f["model"]),
-        DType(f["dtype"]),
+        _DTYPES[f["dtype"]],
         f["hidden"],
         f["vocabulary"],
         f["context"],
