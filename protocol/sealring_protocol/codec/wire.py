@@ -99,13 +99,6 @@ class Reader:
             raise LimitExceeded(f"a list declares {size} entries; the limit is {limit}")
         return size
 
-    def boolean(self) -> bool:
-        """One byte that is 0 or 1."""
-        value = self.u8()
-        if value > 1:
-            raise RemoteProtocolError(f"a boolean is {value}; only 0 and 1 are")
-        return value == 1
-
     def end(self) -> None:
         """Nothing may be left."""
         if self._at != self._end:

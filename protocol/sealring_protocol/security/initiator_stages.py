@@ -193,17 +193,18 @@ class WaitAccept:
         if accept.serial != max(self.peer.serial, own.roster.serial):
             raise RemoteProtocolError(f"ACCEPT names roster {accept.serial}, which neither holds")
         if self.peer.serial > own.roster.serial:
-            return WaitStore(self._established(self._brought(accept.roster)))
+            return WaitStore(self._established(self._brought(accept)))
         if accept.roster:
             raise RemoteProtocolError("ACCEPT brings a roster that is not newer")
         return self._established(own)
 
-    def _brought(self, roster: bytes) -> SignedRoster:
+    def _brought(self, accept: Accept) -> SignedRoster:
         config = self.dial.config
         current = config.roster.roster
         ends = (config.node_id, self.peer.id)
-        signed = newer(config.coordinator, current, roster, self.dial.wall_ms, *ends)
-        if signed.roster.digest != self.peer.digest:
+        signed = newer(config.coordinator, current, accept.roster, self.dial.wall_ms, *ends)
+        brought = signed.roster.serial, signed.roster.digest
+        if brought != (accept.serial, self.peer.digest):
             raise RemoteProtocolError("ACCEPT brings another roster than RESP announced")
         return signed
 
