@@ -14,12 +14,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-import attrs
-
 from sealring_protocol.codec.messages import Message, Progress
 from sealring_protocol.connections import Adopted, Connection, Down, Incoming, News, Up
 from sealring_protocol.control.contacts import Contact, Contacts, Key, Verdict
 from sealring_protocol.control.effects import Level, Note
+from sealring_protocol.custody import Arrival, Custody
 from sealring_protocol.errors import (
     CloseCode,
     LimitExceeded,
@@ -49,8 +48,8 @@ from sealring_protocol.security.handshake import (
     HandshakeConfig,
     SignatureRequested,
 )
-from sealring_protocol.security.roles import Purpose
-from sealring_protocol.security.roster import Member, SignedRoster
+from sealring_protocol.security.roles import Purpose, may_open
+from sealring_protocol.security.roster import Member, Roster, SignedRoster
 from sealring_protocol.strangers import Strangers
 
 _SAY: Final = Level.WARNING
@@ -63,7 +62,7 @@ class Switchboard:
     """All links of the node with *config*. Times are the caller's monotonic seconds."""
 
     def __init__(self, config: HandshakeConfig, now: float) -> None:
-        self.config = config
+        self._custody = Custody(config)
         self.accept_steps = False
         """Whether step links may come in: there must be an engine to hand their keys to."""
         self.closed = False
@@ -73,7 +72,6 @@ class Switchboard:
         self._admission = Admission(now)
         self._connections: dict[int, Connection] = {}
         self._held: dict[Key, int] = {}
-        self._storing: tuple[int, SignedRoster] | None = None
         self._strangers = Strangers()
         self._numbers = 0
         self._news: deque[News] = deque()
@@ -81,6 +79,11 @@ class Switchboard:
         self._progress = Progress()
 
     # -------------------------------------------------------------- looking
+
+    @property
+    def config(self) -> HandshakeConfig:
+        """What this node brings to a handshake now, with the roster in force."""
+        return self._custody.config
 
     @property
     def rank(self) -> int:
@@ -245,20 +248,17 @@ class Switchboard:
 
     def roster_stored(self, number: int, now: float) -> None:
         """The answer to `StoreRoster`: the roster is in force from here on."""
-        if self._storing is None or self._storing[0] != number:
-            return
-        roster, self._storing = self._storing[1], None
-        self._adopt(roster, now)  # also when its connection is gone: the file has it
-        self._with(number, now, lambda link: link.roster_stored(now))
+        before = self.config.roster.roster
+        if self._custody.stored(number):
+            self._adopted(before, now)
+            self._with(number, now, lambda link: link.roster_stored(now))
 
     def roster_not_stored(self, number: int, now: float) -> None:
         """The other answer to `StoreRoster`: it could not be stored, so it is not taken."""
-        if self._storing is not None and self._storing[0] == number:
-            self._storing = None
-            connection = self._connections.get(number)
-            if connection is not None:
-                reason = "the newer roster that it brought could not be stored"
-                self._down(connection, LocalProtocolError(reason), now)
+        connection = self._connections.get(number)
+        if self._custody.not_stored(number) and connection is not None:
+            reason = "the newer roster that it brought could not be stored"
+            self._down(connection, LocalProtocolError(reason), now)
 
     def handle_timeout(self, now: float) -> None:
         """Time has passed."""
@@ -333,19 +333,13 @@ class Switchboard:
 
     def _roster_came(self, connection: Connection, roster: SignedRoster, now: float) -> None:
         """A peer brought a roster that was newer when its handshake began."""
-        current = self.config.roster.roster
-        if roster.roster.digest == current.digest:
-            if connection.link is not None:
-                connection.link.roster_stored(now)
-        elif roster.roster.serial <= current.serial or self._storing is not None:
-            # Stored rosters never go back, and one is stored at a time. The peer dials again.
-            self._down(connection, LocalProtocolError(_OTHER_ROSTER), now, Level.DEBUG)
-        else:
-            self._storing = (connection.number, roster)
-            self.events.append(StoreRoster(connection.number, roster.encode()))
-
-    def _is_in_force(self, roster: SignedRoster) -> bool:
-        return roster.roster.digest == self.config.roster.roster.digest
+        match self._custody.came(connection.number, roster):
+            case Arrival.TO_STORE:
+                self.events.append(StoreRoster(connection.number, roster.encode()))
+            case Arrival.STALE:
+                self._down(connection, LocalProtocolError(_OTHER_ROSTER), now, Level.DEBUG)
+            case Arrival.KNOWN:
+                self._with(connection.number, now, lambda link: link.roster_stored(now))
 
     def _judge(self, connection: Connection, proved: PeerProved, now: float) -> None:
         """An incoming peer has proved who it is: take it, or say why not."""
@@ -353,7 +347,7 @@ class Switchboard:
         connection.key = key
         if connection.source:
             self._admission.proved(connection.source)
-        if not self._is_in_force(proved.roster):
+        if not self._custody.is_in_force(proved.roster):
             self._refuse(connection, CloseCode.NOT_READY, _OTHER_ROSTER, now)
             return
         refusal = self._refusal(self._rank(key), proved.purpose)
@@ -382,20 +376,17 @@ class Switchboard:
         self._down(connection, LocalProtocolError(reason), now, Level.DEBUG if quiet else _SAY)
 
     def _refusal(self, peer: int, purpose: Purpose) -> tuple[CloseCode, str] | None:
-        world = len(self.config.roster.roster.members)
-        if purpose is Purpose.CONTROL:
-            return None
-        if purpose is not Purpose.STEP or (peer + 1) % world != self.rank:
-            text = f"rank {peer} has no {purpose.name} link to rank {self.rank}"
+        if not may_open(purpose, peer, self.rank, len(self.config.roster.roster.members)):
+            text = f"rank {peer} opens no {purpose.name} link to rank {self.rank}"
             return CloseCode.ROLE_VIOLATION, text
-        if not self.accept_steps:
+        if purpose is Purpose.STEP and not self.accept_steps:
             return CloseCode.NOT_READY, "the engine is not up yet"
         return None
 
     def _established(self, connection: Connection, event: LinkUp, now: float) -> None:
         key = connection.key
         assert key is not None  # noqa: S101  a dial has it, a peer that was proved too
-        if not self._is_in_force(event.roster):
+        if not self._custody.is_in_force(event.roster):
             self._down(connection, LocalProtocolError(_OTHER_ROSTER), now, Level.DEBUG)
             return
         rank = self._rank(key)
@@ -487,12 +478,9 @@ class Switchboard:
             address = member.addresses[turn % len(member.addresses)]
             self.events.append(Dial(self._numbers, address, member.name))
 
-    def _adopt(self, roster: SignedRoster, now: float) -> None:
-        """From here on *roster* is the one; links with those it no longer holds end."""
-        before = self.config.roster.roster
-        if roster.roster.serial <= before.serial:
-            return
-        self.config = attrs.evolve(self.config, roster=roster)
+    def _adopted(self, before: Roster, now: float) -> None:
+        """The roster in force is another than *before*; links with those put out end."""
+        roster = self.config.roster
         for member in before.members:
             if member.id not in roster.roster:
                 for purpose in Purpose:

@@ -25,6 +25,7 @@ from sealring_protocol.security.roles import (
     Role,
     allowed,
     check_role,
+    may_open,
     role,
 )
 
@@ -102,3 +103,17 @@ def test_steps_have_one_sender_for_each_receiver():
 
 def test_nobody_sends_accept():
     assert not any(Accept in kinds for kinds in ALLOWED.values())
+
+
+@pytest.mark.parametrize(
+    ("purpose", "pairs"),
+    [
+        (Purpose.CONTROL, {(a, b) for a in range(3) for b in range(3)}),
+        (Purpose.STEP, {(0, 1), (1, 2), (2, 0)}),
+        (Purpose.TUNNEL, set()),
+        (Purpose.WEIGHTS, set()),
+    ],
+)
+def test_who_opens_which_links(purpose, pairs):
+    opened = {(a, b) for a in range(3) for b in range(3) if may_open(purpose, a, b, 3)}
+    assert opened == pairs

@@ -88,6 +88,14 @@ def _step_role(sender: int, receiver: int, world: int) -> Role:
     return Role.PEER
 
 
+def may_open(purpose: Purpose, dialer: int, dialed: int, world: int) -> bool:
+    """Whether rank *dialer* opens links of *purpose* to rank *dialed*: control links anybody to
+    anybody, step links each rank to the next alone, others nobody yet."""
+    if purpose is Purpose.CONTROL:
+        return True
+    return purpose is Purpose.STEP and (dialer + 1) % world == dialed
+
+
 def allowed(purpose: Purpose, sender: int, receiver: int, world: int) -> frozenset[type[Any]]:
     """The classes of message that rank *sender* may send to rank *receiver*."""
     return ALLOWED[purpose, role(purpose, sender, receiver, world)]
