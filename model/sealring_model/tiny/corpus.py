@@ -13,7 +13,12 @@ from sealring_model.tiny import chats, facts, journeys, passages, skills, storie
 from sealring_model.tiny.world import Item
 
 END, USER, ASSISTANT, SYSTEM, SEPARATOR, PAD = SPECIALS = (
-    "<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|sep|>", "<|pad|>",
+    "<|end|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|system|>",
+    "<|sep|>",
+    "<|pad|>",
 )
 MARKS = {"user": USER, "assistant": ASSISTANT, "system": SYSTEM}
 # One in this many keys is kept out of training.
@@ -21,8 +26,12 @@ HOLD_OUT = 25
 
 # The share of documents from each part; stories are long, so a few make much text.
 SHARES = (
-    (skills.MAKERS, 36), (passages.MAKERS, 36), (facts.MAKERS, 11), (chats.MAKERS, 10),
-    (stories.MAKERS, 4.5), (journeys.MAKERS, 2.5),
+    (skills.MAKERS, 36),
+    (passages.MAKERS, 36),
+    (facts.MAKERS, 11),
+    (chats.MAKERS, 10),
+    (stories.MAKERS, 4.5),
+    (journeys.MAKERS, 2.5),
 )
 Maker = Callable[[Random], Item]
 

@@ -22,17 +22,48 @@ from sealring_model.tiny.rows import VALIDATION_SEED, tokenizer
 from sealring_model.tiny.world import Item
 
 # Skills whose reply is settled by the question; the others may be answered in many ways.
-EXACT = frozenset({
-    "add", "after", "compare", "count", "facts", "greeting", "how_many", "in_list", "memory",
-    "multiply", "neighbour", "next_number", "odd_one", "passage", "pick", "recite", "repeat",
-    "reverse", "sort", "subtract", "times", "unknown", "word_sum",
-})
+EXACT = frozenset(
+    {
+        "add",
+        "after",
+        "compare",
+        "count",
+        "facts",
+        "greeting",
+        "how_many",
+        "in_list",
+        "memory",
+        "multiply",
+        "neighbour",
+        "next_number",
+        "odd_one",
+        "passage",
+        "pick",
+        "recite",
+        "repeat",
+        "reverse",
+        "sort",
+        "subtract",
+        "times",
+        "unknown",
+        "word_sum",
+    }
+)
 SAMPLES = (
-    "Hello!", "Who are you?", "What is sealring?", "Repeat these words: apple, river, dog, lamp.",
-    "Reverse these words: one, two, three, four.", "Count from 7 to 22.", "What is 8 + 9?",
+    "Hello!",
+    "Who are you?",
+    "What is sealring?",
+    "Repeat these words: apple, river, dog, lamp.",
+    "Reverse these words: one, two, three, four.",
+    "Count from 7 to 22.",
+    "What is 8 + 9?",
     "Mia has a red kite. Tom has a blue drum. Tom is at the harbour. What colour is the kite of "
-    "Mia?", "Sort these numbers: 21, 4, 17, 9.", "Say the days of the week.",
-    "Why is the sky blue?", "Tell me a story about a dragon named Bo.", DEFAULT_PROMPT,
+    "Mia?",
+    "Sort these numbers: 21, 4, 17, 9.",
+    "Say the days of the week.",
+    "Why is the sky blue?",
+    "Tell me a story about a dragon named Bo.",
+    DEFAULT_PROMPT,
 )
 
 
@@ -95,7 +126,9 @@ def kept(story: str) -> bool:
     bag = re.search(r"took out (.*?)\.", story)
     friends = re.search(r"thought of (.*?)\.", story)
     return bool(
-        gifts and bag and friends
+        gifts
+        and bag
+        and friends
         and re.findall(r"the ([a-z]+ [a-z]+)", bag[1].replace(" and", ",")) == gifts
         and re.findall(r"the ([a-z]+)", friends[1]) == helpers
     )
@@ -110,9 +143,11 @@ def remembered(model: Any, encoder: Any, count: int) -> None:
         prompt = item.turns[0][1]
         if held_out(item) and "the journey of" in prompt:
             stories.append(reply(model, encoder, prompt))
-    print(f"{'long story':12} {100 * sum(map(kept, stories)) / len(stories):5.1f} % of "
-          f"{len(stories)} remember all gifts and helpers; their mean length is "
-          f"{sum(len(encoder.encode(s)) for s in stories) / len(stories):.0f} tokens")
+    print(
+        f"{'long story':12} {100 * sum(map(kept, stories)) / len(stories):5.1f} % of "
+        f"{len(stories)} remember all gifts and helpers; their mean length is "
+        f"{sum(len(encoder.encode(s)) for s in stories) / len(stories):.0f} tokens"
+    )
 
 
 def main() -> None:

@@ -66,14 +66,18 @@ def _job_pairs(one: Job) -> list[Pair]:
 def _other_pairs() -> list[list[Pair]]:
     """List what is asked about colours, uses, opposites, capitals and seasons."""
     groups: list[list[Pair]] = [
-        [(f"What colour is {thing}?", f"{cap(thing)} is {colour}."),
-         (f"What is the colour of {thing}?", f"{cap(thing)} is {colour}.")]
+        [
+            (f"What colour is {thing}?", f"{cap(thing)} is {colour}."),
+            (f"What is the colour of {thing}?", f"{cap(thing)} is {colour}."),
+        ]
         for thing, colour in COLOUR_OF.items()
     ]
     groups += [
-        [(f"What is {thing} for?", f"{cap(thing)} is used to {use}."),
-         (f"What do you do with {thing}?", f"You use {thing} to {use}."),
-         (f"Why do people need {thing}?", f"People need {thing} to {use}.")]
+        [
+            (f"What is {thing} for?", f"{cap(thing)} is used to {use}."),
+            (f"What do you do with {thing}?", f"You use {thing} to {use}."),
+            (f"Why do people need {thing}?", f"People need {thing} to {use}."),
+        ]
         for thing, use in USES.items()
     ]
     groups += [
@@ -81,8 +85,10 @@ def _other_pairs() -> list[list[Pair]]:
         for p in OPPOSITES
     ]
     groups += [
-        [(f"What is the capital of {land}?", f"The capital of {land} is {city}."),
-         (f"Where is {city}?", f"{city} is in {land}.")]
+        [
+            (f"What is the capital of {land}?", f"The capital of {land} is {city}."),
+            (f"Where is {city}?", f"{city} is in {land}."),
+        ]
         for land, city in CAPITALS.items()
     ]
     groups += [[(f"What happens in {s}?", f"In {s} {text}.")] for s, text in SEASONS.items()]
@@ -90,9 +96,7 @@ def _other_pairs() -> list[list[Pair]]:
 
 
 # For each thing that is known: the questions about it and their answers.
-KNOWN = (
-    [_animal_pairs(a) for a in ANIMALS] + [_job_pairs(j) for j in JOBS] + _other_pairs()
-)
+KNOWN = [_animal_pairs(a) for a in ANIMALS] + [_job_pairs(j) for j in JOBS] + _other_pairs()
 
 
 def _pairs(rng: Random) -> Pair:
@@ -122,13 +126,23 @@ def about(rng: Random) -> Item:
     if rng.random() < 0.7:
         animal = rng.choice(ANIMALS)
         names = (animal.plural, an(animal.name), f"the {animal.name}")
-        return ask("talk", f"about {animal.name}", rng.choice(wordings).format(rng.choice(names)),
-                   describe(animal))
+        return ask(
+            "talk",
+            f"about {animal.name}",
+            rng.choice(wordings).format(rng.choice(names)),
+            describe(animal),
+        )
     job = rng.choice(JOBS)
-    answer = (f"{cap(an(job.name))} {job.does}. {cap(an(job.name))} works {job.where} and uses "
-              f"{job.tool}.")
-    return ask("talk", f"about {job.name}", rng.choice(wordings).format(
-        rng.choice((an(job.name), f"the {job.name}"))), answer)
+    answer = (
+        f"{cap(an(job.name))} {job.does}. {cap(an(job.name))} works {job.where} and uses "
+        f"{job.tool}."
+    )
+    return ask(
+        "talk",
+        f"about {job.name}",
+        rng.choice(wordings).format(rng.choice((an(job.name), f"the {job.name}"))),
+        answer,
+    )
 
 
 def name_some(rng: Random) -> Item:
@@ -137,11 +151,19 @@ def name_some(rng: Random) -> Item:
     many = {"colour": "colours", "fruit": "fruits"}.get(kind, f"{kind}s")
     number = rng.randint(2, 6)
     chosen = chain(rng, KIND_OF[kind], number, f"name {kind}")
-    question = rng.choice(("Name {} {}.", "Tell me {} {}.", "Can you name {} {}?", "Give me {} {}."
-                           )).format(rng.choice((str(number), NUMBERS[number])), many)
+    question = rng.choice(
+        ("Name {} {}.", "Tell me {} {}.", "Can you name {} {}?", "Give me {} {}.")
+    ).format(rng.choice((str(number), NUMBERS[number])), many)
     if number == 5 and rng.random() < 0.7:
-        question = rng.choice(("Give me a list of {}.", "Name some {}.", "List some {}.",
-                               "Make a list of {}.", "Which {} do you know?")).format(many)
+        question = rng.choice(
+            (
+                "Give me a list of {}.",
+                "Name some {}.",
+                "List some {}.",
+                "Make a list of {}.",
+                "Which {} do you know?",
+            )
+        ).format(many)
     return ask("talk", f"{kind} {chosen}", question, f"{cap(listing(chosen))}.")
 
 
@@ -151,12 +173,14 @@ def bigger(rng: Random) -> Item:
     small = an(rng.choice([a for a in ANIMALS if a.size == "small"]).name)
     one, two = (big, small) if rng.random() < 0.5 else (small, big)
     more, less = rng.choice((("bigger", "smaller"), ("heavier", "lighter")))
-    question, answer = rng.choice((
-        (f"Which is {more}, {one} or {two}?", f"{cap(big)} is {more} than {small}."),
-        (f"Which is {less}, {one} or {two}?", f"{cap(small)} is {less} than {big}."),
-        (f"Is {big} {more} than {small}?", f"Yes, {big} is {more} than {small}."),
-        (f"Is {small} {more} than {big}?", f"No, {big} is {more} than {small}."),
-    ))
+    question, answer = rng.choice(
+        (
+            (f"Which is {more}, {one} or {two}?", f"{cap(big)} is {more} than {small}."),
+            (f"Which is {less}, {one} or {two}?", f"{cap(small)} is {less} than {big}."),
+            (f"Is {big} {more} than {small}?", f"Yes, {big} is {more} than {small}."),
+            (f"Is {small} {more} than {big}?", f"No, {big} is {more} than {small}."),
+        )
+    )
     return ask("facts", question, question, answer)
 
 

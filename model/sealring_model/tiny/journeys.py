@@ -55,23 +55,48 @@ TROUBLES = (
     ("wanted to hear a new song", "made a song for it"),
 )
 WEATHER = (
-    "The sun was warm.", "It was raining a little.", "The wind was cold.", "The sky was clear.",
-    "There were grey clouds in the sky.", "Snow was falling.", "The birds were singing.",
-    "The stars were bright.", "The air was soft and still.",
+    "The sun was warm.",
+    "It was raining a little.",
+    "The wind was cold.",
+    "The sky was clear.",
+    "There were grey clouds in the sky.",
+    "Snow was falling.",
+    "The birds were singing.",
+    "The stars were bright.",
+    "The air was soft and still.",
 )
 TRAVEL = (
-    "{} walked to the {}", "{} came to the {}", "{} went on to the {}", "{} ran all the way to the "
-    "{}", "{} followed the road to the {}",
+    "{} walked to the {}",
+    "{} came to the {}",
+    "{} went on to the {}",
+    "{} ran all the way to the {}",
+    "{} followed the road to the {}",
 )
 DEEDS = (
-    "cleaned the windows", "painted a picture", "helped the baker", "learned a new song",
-    "counted the birds", "looked for shells", "wrote a long letter", "mended a chair",
-    "made some soup", "read an old book", "played with a ball", "slept under a tree",
-    "carried water", "danced in the rain", "drew a map",
+    "cleaned the windows",
+    "painted a picture",
+    "helped the baker",
+    "learned a new song",
+    "counted the birds",
+    "looked for shells",
+    "wrote a long letter",
+    "mended a chair",
+    "made some soup",
+    "read an old book",
+    "played with a ball",
+    "slept under a tree",
+    "carried water",
+    "danced in the rain",
+    "drew a map",
 )
 WANDER = (
-    "flew away to the {}", "went to sleep in the {}", "ran to the {}", "hid behind the {}",
-    "followed the wind to the {}", "got lost near the {}", "went to see the {}",
+    "flew away to the {}",
+    "went to sleep in the {}",
+    "ran to the {}",
+    "hid behind the {}",
+    "followed the wind to the {}",
+    "got lost near the {}",
+    "went to see the {}",
 )
 
 
@@ -86,8 +111,8 @@ def _journey(rng: Random, hero: Hero) -> list[str]:
     troubles = chain(rng, TROUBLES, days, kind)
     weather, travel, shade = likely(rng, WEATHER, kind), likely(rng, TRAVEL, kind), colour
     parts = [
-        f"{opening(rng, hero)} One night somebody took the {colour} {goal} of {hero.name}. \"I "
-        f"will go and find my {colour} {goal},\" said {hero.name}. {cap(hero.he)} took a bag and "
+        f'{opening(rng, hero)} One night somebody took the {colour} {goal} of {hero.name}. "I '
+        f'will go and find my {colour} {goal}," said {hero.name}. {cap(hero.he)} took a bag and '
         f"set out."
     ]
     bag: list[str] = []
@@ -98,10 +123,16 @@ def _journey(rng: Random, hero: Hero) -> list[str]:
         travel = follow(rng, TRAVEL, travel)
         shade = follow(rng, COLOURS, shade)
         bag.append(f"{shade} {thing}")
-        talk = (f"\"Can you help me?\" asked the {who}. \"Yes, I will,\" said {hero.name}. "
-                if n % 2 == 0 else "")
-        carried = (f"Now {hero.name} had {listing([an(g) for g in bag])} in the bag." if n < 5
-                   else f"{hero.name} put the {bag[-1]} in the bag.")
+        talk = (
+            f'"Can you help me?" asked the {who}. "Yes, I will," said {hero.name}. '
+            if n % 2 == 0
+            else ""
+        )
+        carried = (
+            f"Now {hero.name} had {listing([an(g) for g in bag])} in the bag."
+            if n < 5
+            else f"{hero.name} put the {bag[-1]} in the bag."
+        )
         parts.append(
             f"On the {ORDINALS[n]} day {travel.format(hero.he, place)}. {weather} There {hero.he} "
             f"met {an(who)} who {trouble}. {talk}{hero.name} {deed}. The {who} was glad and gave "
@@ -110,8 +141,8 @@ def _journey(rng: Random, hero: Hero) -> list[str]:
     parts.append(
         f"At last {hero.name} came to the {places[-1]}. There lay the {colour} {goal}, under a "
         f"tree! {hero.name} opened the bag and took out {listing([f'the {g}' for g in bag])}. "
-        f"{cap(hero.he)} thought of {listing([f'the {h}' for h in helpers])}. \"I have found my "
-        f"{colour} {goal}, and I have found {NUMBERS[days]} friends,\" said {hero.name}."
+        f'{cap(hero.he)} thought of {listing([f"the {h}" for h in helpers])}. "I have found my '
+        f'{colour} {goal}, and I have found {NUMBERS[days]} friends," said {hero.name}.'
     )
     return [*parts, f"Then {hero.name} went home. {ending(rng, hero)}"]
 
@@ -135,7 +166,7 @@ def _pull(rng: Random, hero: Hero) -> list[str]:
             f"{food}. But it did not come out."
         )
     parts.append(
-        f"Then a very small mouse said, \"May I help?\" They all laughed, but the mouse pulled "
+        f'Then a very small mouse said, "May I help?" They all laughed, but the mouse pulled '
         f"too. And out came the {food}! They ate it together: {hero.name}, "
         f"{listing([f'the {h}' for h in helpers])}, and also the small mouse. {ending(rng, hero)}"
     )
@@ -160,7 +191,7 @@ def _week(rng: Random, hero: Hero) -> list[str]:
         )
     parts.append(
         f"At the end of the week {hero.name} thought of {listing([f'the {p}' for p in places])}. "
-        f"{cap(hero.he)} had met {listing([f'the {f}' for f in friends])}. \"It was a good week,\" "
+        f'{cap(hero.he)} had met {listing([f"the {f}" for f in friends])}. "It was a good week," '
         f"said {hero.name}. {ending(rng, hero)}"
     )
     return parts
@@ -180,15 +211,18 @@ def _countdown(rng: Random, hero: Hero) -> list[str]:
     for n in range(high, 0, -1):
         left = f"{NUMBERS[n]} {animal.name if n == 1 else animal.plural}"
         wander = follow(rng, WANDER, wander)
-        now = (f"Then there {'was' if n == 2 else 'were'} {NUMBERS[n - 1]}." if n > 1
-               else "Then there were none.")
+        now = (
+            f"Then there {'was' if n == 2 else 'were'} {NUMBERS[n - 1]}."
+            if n > 1
+            else "Then there were none."
+        )
         one = "It" if n == 1 else "One of them"
         parts.append(
             f"{cap(left)} sat on the {where}. {one} {wander.format(places[high - n])}. {now}"
         )
     parts.append(
-        f"\"They have all gone,\" said {hero.name}, \"to "
-        f"{listing([f'the {p}' for p in places])}.\" {ending(rng, hero)}"
+        f'"They have all gone," said {hero.name}, "to '
+        f'{listing([f"the {p}" for p in places])}." {ending(rng, hero)}'
     )
     return parts
 
@@ -209,21 +243,32 @@ def long_story(rng: Random) -> Item:
     """Ask for a long story about somebody, now and then for one of a certain form."""
     hero = make_hero(rng)
     form = rng.choice(FORMS) if rng.random() < 0.4 else _journey
-    question = asked(rng, hero, (
-        "Tell me a long story about {kind} named {name}.", "Tell me a long story about {name} "
-        "{the}.", "Write a long story about {kind} named {name}.", "Tell me a long story about "
-        "{kind}.", "Tell me a long story.", "Write a long story.", "Tell me a very long story.",
-        "Tell me a very long story about {kind} named {name}.", "Tell me a long story about "
-        "{whole}.", "Tell me a long story about {whole} named {name}.",
-    ))
+    question = asked(
+        rng,
+        hero,
+        (
+            "Tell me a long story about {kind} named {name}.",
+            "Tell me a long story about {name} {the}.",
+            "Write a long story about {kind} named {name}.",
+            "Tell me a long story about {kind}.",
+            "Tell me a long story.",
+            "Write a long story.",
+            "Tell me a very long story.",
+            "Tell me a very long story about {kind} named {name}.",
+            "Tell me a long story about {whole}.",
+            "Tell me a long story about {whole} named {name}.",
+        ),
+    )
     if rng.random() < 0.4:
-        form, wording = rng.choice((
-            (_journey, "Tell me about the journey of {name} {the}."),
-            (_pull, "Tell me how {name} {the} pulled something out of the ground."),
-            (_week, "Tell me about the week of {name} {the}."),
-            (_countdown, "Tell me a counting story about {name} {the}."),
-            (_chapters, "Write a book with chapters about {name} {the}."),
-        ))
+        form, wording = rng.choice(
+            (
+                (_journey, "Tell me about the journey of {name} {the}."),
+                (_pull, "Tell me how {name} {the} pulled something out of the ground."),
+                (_week, "Tell me about the week of {name} {the}."),
+                (_countdown, "Tell me a counting story about {name} {the}."),
+                (_chapters, "Write a book with chapters about {name} {the}."),
+            )
+        )
         question = asked(rng, hero, (wording,))
     return ask("long_story", f"{hero.name} {hero.kind}", question, "\n\n".join(form(rng, hero)))
 

@@ -67,8 +67,11 @@ class Attention(Module):
             )
 
         mixed = mx.fast.scaled_dot_product_attention(
-            turned(self.q_proj(x)), turned(self.k_proj(x)), heads(self.v_proj(x)),
-            scale=HEAD_DIM**-0.5, mask="causal",
+            turned(self.q_proj(x)),
+            turned(self.k_proj(x)),
+            heads(self.v_proj(x)),
+            scale=HEAD_DIM**-0.5,
+            mask="causal",
         )
         return self.o_proj(mixed.transpose(0, 2, 1, 3).reshape(rows, length, -1))
 

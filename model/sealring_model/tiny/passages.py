@@ -54,23 +54,45 @@ def _people(rng: Random) -> tuple[Told, Asked]:
         age, count = rng.randint(5, 30), rng.randint(2, 12)
         animal = rng.choice(ANIMALS).plural
         choices = [
-            (f"{name} has {an(colour)} {thing}.",
-             [(f"What colour is the {thing} of {name}?", f"The {thing} of {name} is {colour}."),
-              (f"Who has the {thing}?", f"{name} has the {thing}."),
-              (f"What does {name} have?", f"{name} has {an(colour)} {thing}.")]),
-            (f"{name} likes to eat {an(food)}.",
-             [(f"What does {name} like to eat?", f"{name} likes to eat {an(food)}."),
-              (f"Who likes to eat {an(food)}?", f"{name} likes to eat {an(food)}.")]),
-            (f"{name} is {an(job.name)}.",
-             [(f"What is the job of {name}?", f"{name} is {an(job.name)}."),
-              (f"Who is the {job.name}?", f"The {job.name} is {name}.")]),
-            (f"{name} is at the {place}.",
-             [(f"Where is {name}?", f"{name} is at the {place}.")]),
-            (f"{name} has {NUMBERS[count]} {animal}.",
-             [(f"How many {animal} does {name} have?",
-               f"{name} has {NUMBERS[count]} {animal}.")]),
-            (f"{name} is {age} years old.",
-             [(f"How old is {name}?", f"{name} is {age} years old.")]),
+            (
+                f"{name} has {an(colour)} {thing}.",
+                [
+                    (
+                        f"What colour is the {thing} of {name}?",
+                        f"The {thing} of {name} is {colour}.",
+                    ),
+                    (f"Who has the {thing}?", f"{name} has the {thing}."),
+                    (f"What does {name} have?", f"{name} has {an(colour)} {thing}."),
+                ],
+            ),
+            (
+                f"{name} likes to eat {an(food)}.",
+                [
+                    (f"What does {name} like to eat?", f"{name} likes to eat {an(food)}."),
+                    (f"Who likes to eat {an(food)}?", f"{name} likes to eat {an(food)}."),
+                ],
+            ),
+            (
+                f"{name} is {an(job.name)}.",
+                [
+                    (f"What is the job of {name}?", f"{name} is {an(job.name)}."),
+                    (f"Who is the {job.name}?", f"The {job.name} is {name}."),
+                ],
+            ),
+            (f"{name} is at the {place}.", [(f"Where is {name}?", f"{name} is at the {place}.")]),
+            (
+                f"{name} has {NUMBERS[count]} {animal}.",
+                [
+                    (
+                        f"How many {animal} does {name} have?",
+                        f"{name} has {NUMBERS[count]} {animal}.",
+                    )
+                ],
+            ),
+            (
+                f"{name} is {age} years old.",
+                [(f"How old is {name}?", f"{name} is {age} years old.")],
+            ),
         ]
         for text, questions in rng.sample(choices, rng.randint(1, 3)):
             told.append(text)
@@ -97,13 +119,19 @@ def _moves(rng: Random) -> tuple[Told, Asked]:
         name = rng.choice(names)
         if rng.random() < 0.5:
             where[name] = rng.choice([r for r in ROOMS if r != where[name]])
-            told.append(rng.choice(("{} goes to the {}.", "Then {} goes to the {}.")).format(
-                name, where[name]))
+            told.append(
+                rng.choice(("{} goes to the {}.", "Then {} goes to the {}.")).format(
+                    name, where[name]
+                )
+            )
         else:
             thing = rng.choice(things)
             lies[thing] = rng.choice([h for h in HOLDERS if h != lies[thing]])
-            told.append(rng.choice(("{} puts the {} in the {}.", "Then {} puts the {} in the {}.")
-                                   ).format(name, thing, lies[thing]))
+            told.append(
+                rng.choice(("{} puts the {} in the {}.", "Then {} puts the {} in the {}.")).format(
+                    name, thing, lies[thing]
+                )
+            )
     asked = [(f"Where is the {t}?", f"The {t} is in the {h}.") for t, h in lies.items()]
     asked += [(f"Where is {n}?", f"{n} is in the {r}.") for n, r in where.items()]
     return told, asked
@@ -144,19 +172,35 @@ def _scene(rng: Random) -> tuple[Told, Asked]:
     animals = rng.sample([a.name for a in ANIMALS], 6)
     for who, seen in zip(animals[:3], animals[3:], strict=True):
         thing, place, colour = rng.choice(THINGS), rng.choice(PLACES), rng.choice(COLOURS)
-        told_one, asked_one = rng.choice((
-            (f"The {who} sat on the {thing}.",
-             [(f"Where did the {who} sit?", f"The {who} sat on the {thing}."),
-              (f"What did the {who} do?", f"The {who} sat on the {thing}.")]),
-            (f"The {who} saw {an(seen)} near the {place}.",
-             [(f"What did the {who} see?", f"The {who} saw {an(seen)}."),
-              (f"Where did the {who} see the {seen}?",
-               f"The {who} saw the {seen} near the {place}.")]),
-            (f"The {colour} {who} went to the {place}.",
-             [(f"Where did the {who} go?", f"The {who} went to the {place}."),
-              (f"What colour is the {who}?", f"The {who} is {colour}."),
-              (f"Who went to the {place}?", f"The {who} went to the {place}.")]),
-        ))
+        told_one, asked_one = rng.choice(
+            (
+                (
+                    f"The {who} sat on the {thing}.",
+                    [
+                        (f"Where did the {who} sit?", f"The {who} sat on the {thing}."),
+                        (f"What did the {who} do?", f"The {who} sat on the {thing}."),
+                    ],
+                ),
+                (
+                    f"The {who} saw {an(seen)} near the {place}.",
+                    [
+                        (f"What did the {who} see?", f"The {who} saw {an(seen)}."),
+                        (
+                            f"Where did the {who} see the {seen}?",
+                            f"The {who} saw the {seen} near the {place}.",
+                        ),
+                    ],
+                ),
+                (
+                    f"The {colour} {who} went to the {place}.",
+                    [
+                        (f"Where did the {who} go?", f"The {who} went to the {place}."),
+                        (f"What colour is the {who}?", f"The {who} is {colour}."),
+                        (f"Who went to the {place}?", f"The {who} went to the {place}."),
+                    ],
+                ),
+            )
+        )
         told.append(told_one)
         asked += asked_one
         if rng.random() < 0.35:
@@ -188,11 +232,16 @@ def passage(rng: Random) -> Item:
     told, asked = rng.choice((_people, _people, _moves, _moves, _tale, _shop, _scene))(rng)
     text = " ".join(told)
     question, answer = rng.choice(asked)
-    shape = rng.choice((
-        "{text} {question}", "{text}\n{question}", "{text}\n\nQuestion: {question}",
-        "Read this: {text}\n{question}", "{question}\n{text}", "Passage: {text} Question: "
-        "{question}",
-    ))
+    shape = rng.choice(
+        (
+            "{text} {question}",
+            "{text}\n{question}",
+            "{text}\n\nQuestion: {question}",
+            "Read this: {text}\n{question}",
+            "{question}\n{text}",
+            "Passage: {text} Question: {question}",
+        )
+    )
     return ask("passage", text + question, shape.format(text=text, question=question), answer)
 
 

@@ -27,12 +27,20 @@ from sealring_model.tiny.world import (
 
 SMALL_WORDS = ("the", "a", "of", "over", "with", "to", "and", "under", "my", "in", "is", "not")
 REPEATS = (
-    "Repeat these words: {}.", "Repeat after me: {}", "Say these words: {}.", "Copy this list: {}.",
-    "Please repeat: {}.", "Repeat: {}", "Say: {}",
+    "Repeat these words: {}.",
+    "Repeat after me: {}",
+    "Say these words: {}.",
+    "Copy this list: {}.",
+    "Please repeat: {}.",
+    "Repeat: {}",
+    "Say: {}",
 )
 REVERSALS = (
-    "Reverse these words: {}.", "Say these words backwards: {}.", "Reverse: {}",
-    "Reverse this list: {}.", "Turn this list around: {}.",
+    "Reverse these words: {}.",
+    "Say these words backwards: {}.",
+    "Reverse: {}",
+    "Reverse this list: {}.",
+    "Turn this list around: {}.",
 )
 
 
@@ -80,20 +88,29 @@ def _spelled(rng: Random, word: str) -> str:
 def repeat_sentence(rng: Random) -> Item:
     """Ask for a sentence, or a row of words like one, to be said again."""
     words = [_spelled(rng, w.lower()) for w in rng.sample(ALL_WORDS, rng.randint(2, 9))]
-    sentence = rng.choice((
-        f"{cap(' '.join(words))}.",
-        f"{rng.choice(('The', 'A', 'My', 'One'))} {' '.join(words)}.",
-        f"{cap(' '.join(words))}.",
-        f"{rng.choice(NAMES)} put the {rng.choice(COLOURS)} {rng.choice(WORDS)} near the "
-        f"{rng.choice(WORDS)}.",
-        f"The {rng.choice(WORDS)} and the {rng.choice(WORDS)} saw {rng.choice(NUMBERS)} "
-        f"{rng.choice(COLOURS)} birds.",
-        f"I have {rng.randint(2, 30)} {rng.choice(COLOURS)} things in my {rng.choice(WORDS)}.",
-    ))
-    question = rng.choice((
-        "Repeat this sentence: {}", "Say this sentence again: {}", "Copy this sentence: {}",
-        "Repeat: {}", "Write this again: {}", "Say: {}", "Repeat after me: {}",
-    )).format(sentence)
+    sentence = rng.choice(
+        (
+            f"{cap(' '.join(words))}.",
+            f"{rng.choice(('The', 'A', 'My', 'One'))} {' '.join(words)}.",
+            f"{cap(' '.join(words))}.",
+            f"{rng.choice(NAMES)} put the {rng.choice(COLOURS)} {rng.choice(WORDS)} near the "
+            f"{rng.choice(WORDS)}.",
+            f"The {rng.choice(WORDS)} and the {rng.choice(WORDS)} saw {rng.choice(NUMBERS)} "
+            f"{rng.choice(COLOURS)} birds.",
+            f"I have {rng.randint(2, 30)} {rng.choice(COLOURS)} things in my {rng.choice(WORDS)}.",
+        )
+    )
+    question = rng.choice(
+        (
+            "Repeat this sentence: {}",
+            "Say this sentence again: {}",
+            "Copy this sentence: {}",
+            "Repeat: {}",
+            "Write this again: {}",
+            "Say: {}",
+            "Repeat after me: {}",
+        )
+    ).format(sentence)
     return ask("repeat", sentence, question, sentence)
 
 
@@ -105,11 +122,13 @@ def pick(rng: Random) -> Item:
     if rng.random() < 0.25:
         at, place = len(words) - 1, "last"
     text = _written(rng, words)
-    question, key = rng.choice((
-        (f"What is the {place} word of this list: {text}?", "pick"),
-        (f"Here is a list: {text}. What is the {place} word?", "pick"),
-        (f"Say the {place} word: {text}.", "pick"),
-    ))
+    question, key = rng.choice(
+        (
+            (f"What is the {place} word of this list: {text}?", "pick"),
+            (f"Here is a list: {text}. What is the {place} word?", "pick"),
+            (f"Say the {place} word: {text}.", "pick"),
+        )
+    )
     return ask("pick", f"{key} {place} {text}", question, f"The {place} word is {words[at]}.")
 
 
@@ -129,12 +148,20 @@ def how_many(rng: Random) -> Item:
     """Ask how many words a list has."""
     words = rng.sample(WORDS, rng.randint(1, 10))
     text = _written(rng, words)
-    question = rng.choice((
-        "How many words are in this list: {}?", "Count these words: {}.", "How many words: {}?",
-    )).format(text)
+    question = rng.choice(
+        (
+            "How many words are in this list: {}?",
+            "Count these words: {}.",
+            "How many words: {}?",
+        )
+    ).format(text)
     noun = "word" if len(words) == 1 else "words"
-    return ask("how_many", text, question, f"There {'is' if len(words) == 1 else 'are'} "
-               f"{len(words)} {noun}.")
+    return ask(
+        "how_many",
+        text,
+        question,
+        f"There {'is' if len(words) == 1 else 'are'} {len(words)} {noun}.",
+    )
 
 
 def count(rng: Random) -> Item:
@@ -148,24 +175,33 @@ def count(rng: Random) -> Item:
     high = max(high, low + 1)
     span = [str(n) for n in range(low, high + 1)]
     if rng.random() < 0.3:
-        question = rng.choice((
-            "Count down from {1} to {0}.", "Count from {1} to {0}.", "Count backwards from {1} "
-            "to {0}.",
-        ))
-        return ask("count", f"{high} {low}", question.format(low, high),
-                   ", ".join(reversed(span)) + ".")
-    wordings = ["Count from {0} to {1}.", "Say the numbers from {0} to {1}.", "Write the numbers "
-                "{0} to {1}."]
+        question = rng.choice(
+            (
+                "Count down from {1} to {0}.",
+                "Count from {1} to {0}.",
+                "Count backwards from {1} to {0}.",
+            )
+        )
+        return ask(
+            "count", f"{high} {low}", question.format(low, high), ", ".join(reversed(span)) + "."
+        )
+    wordings = [
+        "Count from {0} to {1}.",
+        "Say the numbers from {0} to {1}.",
+        "Write the numbers {0} to {1}.",
+    ]
     if low == 1:
         wordings += ["Count to {1}.", "Can you count to {1}?", "Please count to {1}."]
-    return ask("count", f"{low} {high}", rng.choice(wordings).format(low, high),
-               ", ".join(span) + ".")
+    return ask(
+        "count", f"{low} {high}", rng.choice(wordings).format(low, high), ", ".join(span) + "."
+    )
 
 
 def count_things(rng: Random) -> Item:
     """Ask for counting things in words: one cat, two cats, three cats."""
-    word = rng.choice([w for w in KIND_OF["animal"] if w not in {"sheep", "deer", "fish", "fox",
-                                                                 "mouse", "wolf"}])
+    word = rng.choice(
+        [w for w in KIND_OF["animal"] if w not in {"sheep", "deer", "fish", "fox", "mouse", "wolf"}]
+    )
     high = rng.randint(2, 12)
     said = [f"{NUMBERS[n]} {word}{'' if n == 1 else 's'}" for n in range(1, high + 1)]
     return ask("count", f"{word} {high}", f"Count {high} {word}s.", cap(", ".join(said)) + ".")
@@ -176,40 +212,66 @@ def next_number(rng: Random) -> Item:
     number = rng.randint(1, 99)
     if rng.random() < 0.5:
         question = rng.choice(("What number comes after {}?", "Which number is next after {}?"))
-        return ask("next_number", f"after {number} {question}", question.format(number),
-                   f"{number + 1} comes after {number}.")
+        return ask(
+            "next_number",
+            f"after {number} {question}",
+            question.format(number),
+            f"{number + 1} comes after {number}.",
+        )
     question = rng.choice(("What number comes before {}?", "Which number is just before {}?"))
-    return ask("next_number", f"before {number} {question}", question.format(number),
-               f"{number - 1} comes before {number}.")
+    return ask(
+        "next_number",
+        f"before {number} {question}",
+        question.format(number),
+        f"{number - 1} comes before {number}.",
+    )
 
 
 def add(rng: Random) -> Item:
     """Ask for the sum of two numbers up to 30."""
     top = rng.choice((10, 20, 30))
     one, two = rng.randint(0, top), rng.randint(0, top)
-    question = rng.choice((
-        "What is {} + {}?", "What is {} plus {}?", "Add {} and {}.", "{} + {} =", "{}+{}",
-        "How much is {} and {}?", "what is {}+{}", "{} plus {}",
-    )).format(one, two)
+    question = rng.choice(
+        (
+            "What is {} + {}?",
+            "What is {} plus {}?",
+            "Add {} and {}.",
+            "{} + {} =",
+            "{}+{}",
+            "How much is {} and {}?",
+            "what is {}+{}",
+            "{} plus {}",
+        )
+    ).format(one, two)
     return ask("add", f"{one} {two}", question, f"{one} + {two} = {one + two}.")
 
 
 def subtract(rng: Random) -> Item:
     """Ask for the difference of two numbers up to 30."""
     two, one = sorted((rng.randint(0, 30), rng.randint(0, 30)))
-    question = rng.choice((
-        "What is {} - {}?", "What is {} minus {}?", "{} - {} =", "{}-{}",
-        "How much is {} minus {}?",
-    )).format(one, two)
+    question = rng.choice(
+        (
+            "What is {} - {}?",
+            "What is {} minus {}?",
+            "{} - {} =",
+            "{}-{}",
+            "How much is {} minus {}?",
+        )
+    ).format(one, two)
     return ask("subtract", f"{one} {two}", question, f"{one} - {two} = {one - two}.")
 
 
 def multiply(rng: Random) -> Item:
     """Ask for a product from the table up to ten."""
     one, two = rng.randint(0, 10), rng.randint(0, 10)
-    question = rng.choice((
-        "What is {} times {}?", "What is {} x {}?", "{} x {} =", "How much is {} times {}?",
-    )).format(one, two)
+    question = rng.choice(
+        (
+            "What is {} times {}?",
+            "What is {} x {}?",
+            "{} x {} =",
+            "How much is {} times {}?",
+        )
+    ).format(one, two)
     return ask("multiply", question, question, f"{one} x {two} = {one * two}.")
 
 
@@ -219,13 +281,17 @@ def word_sum(rng: Random) -> Item:
     thing = rng.choice([f for f in FRUIT if not f.endswith("y")])
     one, two = rng.randint(2, 20), rng.randint(1, 10)
     if rng.random() < 0.5:
-        question = (f"{name} has {one} {thing}s. {other} gives {name} {two} more {thing}s. How "
-                    f"many {thing}s does {name} have now?")
+        question = (
+            f"{name} has {one} {thing}s. {other} gives {name} {two} more {thing}s. How "
+            f"many {thing}s does {name} have now?"
+        )
         total = one + two
     else:
         one += two
-        question = (f"{name} has {one} {thing}s. {name} gives {two} {thing}s to {other}. How many "
-                    f"{thing}s does {name} have now?")
+        question = (
+            f"{name} has {one} {thing}s. {name} gives {two} {thing}s to {other}. How many "
+            f"{thing}s does {name} have now?"
+        )
         total = one - two
     noun = thing if total == 1 else f"{thing}s"
     return ask("word_sum", question, question, f"{name} has {total} {noun} now.")
@@ -247,8 +313,9 @@ def sort_numbers(rng: Random) -> Item:
     """Ask for a few numbers in order."""
     numbers = rng.sample(range(31), rng.randint(3, 6))
     text = ", ".join(map(str, numbers))
-    question = rng.choice(("Sort these numbers: {}.", "Put these numbers in order: {}.",
-                           "Sort: {}")).format(text)
+    question = rng.choice(
+        ("Sort these numbers: {}.", "Put these numbers in order: {}.", "Sort: {}")
+    ).format(text)
     return ask("sort", text, question, ", ".join(map(str, sorted(numbers))) + ".")
 
 
@@ -256,15 +323,24 @@ def odd_one(rng: Random) -> Item:
     """Ask which word of a few is of a named kind."""
     kind, other = rng.sample(sorted(KIND_OF), 2)
     right = rng.choice(KIND_OF[kind])
-    wrong = [w for w in rng.sample(KIND_OF[other], 3) if w not in KIND_OF[kind]][:rng.randint(1, 3)]
+    wrong = [w for w in rng.sample(KIND_OF[other], 3) if w not in KIND_OF[kind]][
+        : rng.randint(1, 3)
+    ]
     words = [*wrong, right]
     rng.shuffle(words)
     text = ", ".join(words)
-    question = rng.choice((
-        f"Which of these is a {kind}: {text}?", f"Find the {kind}: {text}.",
-    )).replace(" a animal", " an animal")
-    return ask("odd_one", f"{kind} {text}", question, f"{cap(right)} is a {kind}.".replace(
-        "a animal", "an animal"))
+    question = rng.choice(
+        (
+            f"Which of these is a {kind}: {text}?",
+            f"Find the {kind}: {text}.",
+        )
+    ).replace(" a animal", " an animal")
+    return ask(
+        "odd_one",
+        f"{kind} {text}",
+        question,
+        f"{cap(right)} is a {kind}.".replace("a animal", "an animal"),
+    )
 
 
 def in_list(rng: Random) -> Item:
@@ -279,10 +355,17 @@ def in_list(rng: Random) -> Item:
 
 def recite(rng: Random) -> Item:
     """Ask for the days, the months or the alphabet, whole or from a given start."""
-    name, names = rng.choice((("days of the week", DAYS), ("months of the year", MONTHS),
-                              ("alphabet", LETTERS), ("letters of the alphabet", LETTERS)))
-    asked = rng.choice(("Say the {}.", "What are the {}?", "List the {}.", "Tell me the {}.",
-                        "Name the {}."))
+    name, names = rng.choice(
+        (
+            ("days of the week", DAYS),
+            ("months of the year", MONTHS),
+            ("alphabet", LETTERS),
+            ("letters of the alphabet", LETTERS),
+        )
+    )
+    asked = rng.choice(
+        ("Say the {}.", "What are the {}?", "List the {}.", "Tell me the {}.", "Name the {}.")
+    )
     if name == "alphabet":
         asked = rng.choice(("Say the {}.", "What is the {}?", "Tell me the {}."))
     if rng.random() < 0.5:
@@ -292,8 +375,9 @@ def recite(rng: Random) -> Item:
     question = f"Go from {names[start]} to {names[end]}."
     if names is LETTERS:
         question = rng.choice((question, f"Say the letters from {names[start]} to {names[end]}."))
-    return ask("recite", f"{names[start]} {names[end]}", question,
-               ", ".join(names[start : end + 1]) + ".")
+    return ask(
+        "recite", f"{names[start]} {names[end]}", question, ", ".join(names[start : end + 1]) + "."
+    )
 
 
 def after(rng: Random) -> Item:
@@ -304,8 +388,9 @@ def after(rng: Random) -> Item:
         at = rng.randrange(1, len(names) - 1)
     step, word = rng.choice(((1, "after"), (-1, "before")))
     other = names[(at + step) % len(names)]
-    question = rng.choice(("What {0} comes {1} {2}?", "Which {0} is {1} {2}?",
-                           "Which {0} comes {1} {2}?")).format(kind, word, names[at])
+    question = rng.choice(
+        ("What {0} comes {1} {2}?", "Which {0} is {1} {2}?", "Which {0} comes {1} {2}?")
+    ).format(kind, word, names[at])
     return ask("after", question, question, f"{other} comes {word} {names[at]}.")
 
 
@@ -314,8 +399,9 @@ def many_times(rng: Random) -> Item:
     word = made_up(rng) if rng.random() < 0.2 else rng.choice(WORDS)
     times = rng.randint(2, 6)
     number = rng.choice((str(times), NUMBERS[times]))
-    return ask("times", f"{word} {times}", f"Say {word} {number} times.",
-               ", ".join([word] * times) + ".")
+    return ask(
+        "times", f"{word} {times}", f"Say {word} {number} times.", ", ".join([word] * times) + "."
+    )
 
 
 def memory(rng: Random) -> Item:
@@ -325,14 +411,30 @@ def memory(rng: Random) -> Item:
     pet = rng.choice(KIND_OF["animal"])
     place = rng.choice(KIND_OF["place"])
     facts = [
-        (f"My name is {name}.", f"Nice to meet you, {name}!", "What is my name?",
-         f"Your name is {name}."),
-        (f"My favourite colour is {colour}.", f"{cap(colour)} is a fine colour.",
-         "What is my favourite colour?", f"Your favourite colour is {colour}."),
-        (f"My favourite animal is the {pet}.", f"The {pet} is a fine animal.",
-         "What is my favourite animal?", f"Your favourite animal is the {pet}."),
-        (f"I live near the {place}.", f"It must be nice near the {place}.",
-         "Where do I live?", f"You live near the {place}."),
+        (
+            f"My name is {name}.",
+            f"Nice to meet you, {name}!",
+            "What is my name?",
+            f"Your name is {name}.",
+        ),
+        (
+            f"My favourite colour is {colour}.",
+            f"{cap(colour)} is a fine colour.",
+            "What is my favourite colour?",
+            f"Your favourite colour is {colour}.",
+        ),
+        (
+            f"My favourite animal is the {pet}.",
+            f"The {pet} is a fine animal.",
+            "What is my favourite animal?",
+            f"Your favourite animal is the {pet}.",
+        ),
+        (
+            f"I live near the {place}.",
+            f"It must be nice near the {place}.",
+            "Where do I live?",
+            f"You live near the {place}.",
+        ),
     ]
     told = rng.sample(facts, rng.randint(1, 3))
     turns: list[tuple[str, str]] = []
@@ -358,18 +460,37 @@ def plain(rng: Random) -> Item:
     if rng.random() < 0.5:
         quick, lazy = rng.sample(ADJECTIVES, 2)
         first, second = rng.sample(KIND_OF["animal"], 2)
-        text = (f"The {quick} {rng.choice(COLOURS)} {first} jumps over the {lazy} {second}. The "
-                f"{second} looks up and laughs. \"You are {quick},\" says the {second}. \"And you "
-                f"are {lazy},\" says the {first}.")
+        text = (
+            f"The {quick} {rng.choice(COLOURS)} {first} jumps over the {lazy} {second}. The "
+            f'{second} looks up and laughs. "You are {quick}," says the {second}. "And you '
+            f'are {lazy}," says the {first}.'
+        )
         if rng.random() < 0.3:
             text = text.replace(quick, "quick")
     return Item("fact_text", text, (("text", text),))
 
 
 MAKERS = (
-    (repeat, 4), (repeat_sentence, 4), (reverse, 4), (pick, 2), (neighbour, 3), (how_many, 2),
-    (count, 3), (count_things, 1), (next_number, 1), (add, 3), (subtract, 4), (multiply, 1),
-    (word_sum, 1), (compare, 1), (sort_numbers, 3), (odd_one, 2), (in_list, 2), (recite, 2),
-    (after, 1), (many_times, 1), (memory, 3),
+    (repeat, 4),
+    (repeat_sentence, 4),
+    (reverse, 4),
+    (pick, 2),
+    (neighbour, 3),
+    (how_many, 2),
+    (count, 3),
+    (count_things, 1),
+    (next_number, 1),
+    (add, 3),
+    (subtract, 4),
+    (multiply, 1),
+    (word_sum, 1),
+    (compare, 1),
+    (sort_numbers, 3),
+    (odd_one, 2),
+    (in_list, 2),
+    (recite, 2),
+    (after, 1),
+    (many_times, 1),
+    (memory, 3),
     (plain, 1),
 )

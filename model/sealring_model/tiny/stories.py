@@ -37,15 +37,21 @@ WOMEN, MEN = ("girl", "queen", "princess"), ("boy", "king", "wizard")
 SHE_NAMES, HE_NAMES = HER + SHE_PETS, HIM + HE_PETS
 ANY_NAMES = SHE_PETS + HE_PETS + SHE_NAMES + HE_NAMES
 OPENINGS = (
-    "Once upon a time there was {} named {}.", "Once upon a time, there was {} named {}.",
-    "Once there was {} named {}.", "Long ago there lived {} named {}.",
+    "Once upon a time there was {} named {}.",
+    "Once upon a time, there was {} named {}.",
+    "Once there was {} named {}.",
+    "Long ago there lived {} named {}.",
     "There was once {} named {}.",
 )
 ENDINGS = (
-    "And that was the end of a long day.", "And they were friends from that day on.",
-    "And if they are not asleep, they are still laughing.", "The end.",
-    "And all of them were happy.", "Then the moon came up, and all was quiet.",
-    "That night {} slept very well.", "And {} never forgot that day.",
+    "And that was the end of a long day.",
+    "And they were friends from that day on.",
+    "And if they are not asleep, they are still laughing.",
+    "The end.",
+    "And all of them were happy.",
+    "Then the moon came up, and all was quiet.",
+    "That night {} slept very well.",
+    "And {} never forgot that day.",
 )
 
 
@@ -88,7 +94,9 @@ def make_hero(rng: Random) -> Hero:
 def asked(rng: Random, hero: Hero, wordings: tuple[str, ...]) -> str:
     """Fill one of the wordings of a request."""
     return rng.choice(wordings).format(
-        kind=an(hero.kind), name=hero.name, the=f"the {hero.kind}",
+        kind=an(hero.kind),
+        name=hero.name,
+        the=f"the {hero.kind}",
         whole=an(f"{hero.trait} {hero.kind}"),
     )
 
@@ -116,8 +124,8 @@ def _lost(rng: Random, hero: Hero) -> str:
     (friend,) = hero.friends(rng, 1, "lost")
     return (
         f"{hero.name} had {an(colour)} {thing}. One day {hero.he} lost the {thing} in the {place}. "
-        f"{hero.name} was very sad. Then {an(friend)} came and asked, \"What is wrong?\" \"I have "
-        f"lost my {colour} {thing},\" said {hero.name}. The {friend} and {hero.name} looked in the "
+        f'{hero.name} was very sad. Then {an(friend)} came and asked, "What is wrong?" "I have '
+        f'lost my {colour} {thing}," said {hero.name}. The {friend} and {hero.name} looked in the '
         f"{place} and near the {found}. At last the {friend} saw something {colour}. It was the "
         f"{thing}! {hero.name} was happy and thanked the {friend}."
     )
@@ -129,9 +137,9 @@ def _share(rng: Random, hero: Hero) -> str:
     amount = rng.randint(2, 12)
     return (
         f"One morning {hero.name} went to the {place} with some {food}. There {hero.he} met "
-        f"{an(friend)} who was hungry. \"May I have some {food}?\" asked the {friend}. "
+        f'{an(friend)} who was hungry. "May I have some {food}?" asked the {friend}. '
         f"{hero.name} had only a little, but {hero.he} gave half of the {food} to the {friend}. "
-        f"They ate and counted {NUMBERS[amount]} birds in the sky. \"You are kind,\" said the "
+        f'They ate and counted {NUMBERS[amount]} birds in the sky. "You are kind," said the '
         f"{friend}. From that day {hero.name} and the {friend} met at the {place} every day."
     )
 
@@ -141,10 +149,10 @@ def _brave(rng: Random, hero: Hero) -> str:
     (friend,) = hero.friends(rng, 1, "brave")
     can = next(a.can for a in ANIMALS if a.name == friend).split(" and ")[0]
     return (
-        f"{hero.name} was afraid of the old {place}. \"Something lives there,\" said the others. "
+        f'{hero.name} was afraid of the old {place}. "Something lives there," said the others. '
         f"One night there was a strange sound in the {place}. {hero.name} took a lamp and went in. "
-        f"Something moved in the dark. But it was only {an(friend)} with {an(thing)}! \"I am "
-        f"alone here,\" said the {friend}. \"I can {can}, but nobody sees it.\" {hero.name} "
+        f'Something moved in the dark. But it was only {an(friend)} with {an(thing)}! "I am '
+        f'alone here," said the {friend}. "I can {can}, but nobody sees it." {hero.name} '
         f"laughed and sat down with the {friend}, and {hero.he} was not afraid any more."
     )
 
@@ -153,11 +161,11 @@ def _race(rng: Random, hero: Hero) -> str:
     (friend,) = hero.friends(rng, 1, "race")
     start, end = chain(rng, PLACES, 2, f"race {hero.kind}")
     return (
-        f"One day {an(friend)} said to {hero.name}, \"I can run to the {end} faster than you.\" "
+        f'One day {an(friend)} said to {hero.name}, "I can run to the {end} faster than you." '
         f"They started at the {start}. The {friend} ran fast, but soon it was tired and sat down "
         f"under a tree. {hero.name} did not stop. {cap(hero.he)} went on and on, step by step. "
-        f"When the {friend} came to the {end}, {hero.name} was there already. \"Slow and steady is "
-        f"good too,\" said {hero.name}."
+        f'When the {friend} came to the {end}, {hero.name} was there already. "Slow and steady is '
+        f'good too," said {hero.name}.'
     )
 
 
@@ -168,7 +176,7 @@ def _make(rng: Random, hero: Hero) -> str:
     return (
         f"{hero.name} wanted to make {an(thing)} for {hero.his} {who}. On {DAYS[first]} {hero.he} "
         f"looked for wood. On {DAYS[first + 1]} {hero.he} made the {thing}. On {DAYS[first + 2]} "
-        f"{hero.he} painted it {colour}. \"This {colour} {thing} is for you,\" said {hero.name}. "
+        f'{hero.he} painted it {colour}. "This {colour} {thing} is for you," said {hero.name}. '
         f"The {who} was so glad that {hero.name} began to dance."
     )
 
@@ -178,8 +186,8 @@ def _seed(rng: Random, hero: Hero) -> str:
     (friend,) = hero.friends(rng, 1, "seed")
     return (
         f"In spring {hero.name} found a seed near the {place}. {cap(hero.he)} put it in the ground "
-        f"and gave it water every day. In summer there was a small plant. \"What will it be?\" "
-        f"asked {an(friend)}. \"Wait and see,\" said {hero.name}. In autumn there was {an(food)} "
+        f'and gave it water every day. In summer there was a small plant. "What will it be?" '
+        f'asked {an(friend)}. "Wait and see," said {hero.name}. In autumn there was {an(food)} '
         f"on the plant. {hero.name} and the {friend} ate the {food} together. In winter they kept "
         f"one seed for the next spring."
     )
@@ -189,11 +197,11 @@ def _moon(rng: Random, hero: Hero) -> str:
     one, two, three = hero.friends(rng, 3, "moon")
     first, second, last = chain(rng, PLACES, 3, f"moon {hero.kind}")
     return (
-        f"\"Where does the moon go in the day?\" asked {hero.name}. \"It sleeps behind the "
-        f"{first},\" said the {one}. \"No, it hides in the {second},\" said the {two}. \"It goes "
-        f"to the {last} to drink,\" said the {three}. So {hero.name} looked behind the {first}, in "
+        f'"Where does the moon go in the day?" asked {hero.name}. "It sleeps behind the '
+        f'{first}," said the {one}. "No, it hides in the {second}," said the {two}. "It goes '
+        f'to the {last} to drink," said the {three}. So {hero.name} looked behind the {first}, in '
         f"the {second} and near the {last}, but there was no moon. At night it came back over the "
-        f"trees. \"Now I know,\" said {hero.name}. \"The moon goes where nobody looks.\""
+        f'trees. "Now I know," said {hero.name}. "The moon goes where nobody looks."'
     )
 
 
@@ -202,10 +210,10 @@ def _storm(rng: Random, hero: Hero) -> str:
     (friend,) = hero.friends(rng, 1, "storm")
     return (
         f"One night a storm came. The wind was loud, and the rain fell on the {place}. {hero.name} "
-        f"heard a small voice: \"Help me!\" It was {an(friend)} under a tree. {hero.name} took the "
+        f'heard a small voice: "Help me!" It was {an(friend)} under a tree. {hero.name} took the '
         f"{friend} home and made some soup. They sat by the fire and told stories until the storm "
-        f"was over. In the morning the {friend} gave {hero.name} {an(thing)}. \"Thank you for the "
-        f"soup,\" it said, \"and for the open door.\""
+        f'was over. In the morning the {friend} gave {hero.name} {an(thing)}. "Thank you for the '
+        f'soup," it said, "and for the open door."'
     )
 
 
@@ -226,10 +234,10 @@ def _letter(rng: Random, hero: Hero) -> str:
     (friend,) = hero.friends(rng, 1, "letter")
     day = DAYS[rng.randrange(7)]
     return (
-        f"On {day} {hero.name} found {an(colour)} letter at the door. \"Come to the {place} at "
-        f"night,\" it said. Who had written it? {hero.name} put on a hat and went to the {place}. "
+        f'On {day} {hero.name} found {an(colour)} letter at the door. "Come to the {place} at '
+        f'night," it said. Who had written it? {hero.name} put on a hat and went to the {place}. '
         f"It was dark and quiet there. Then a hundred small lights came on, and {an(friend)} "
-        f"called, \"Surprise!\" It was a feast for {hero.name}, with cake and songs. "
+        f'called, "Surprise!" It was a feast for {hero.name}, with cake and songs. '
         f"{cap(hero.he)} kept the {colour} letter for ever."
     )
 
@@ -238,17 +246,27 @@ def _trade(rng: Random, hero: Hero) -> str:
     first, second, third = chain(rng, THINGS, 3, f"trade {hero.kind}")
     one, two = hero.friends(rng, 2, "trade")
     return (
-        f"{hero.name} had {an(first)} but wanted {an(third)}. {cap(hero.he)} asked the {one}. \"I "
-        f"have only {an(second)},\" said the {one}. So {hero.name} gave the {first} to the {one} "
-        f"and took the {second}. Then {hero.he} asked the {two}. \"I have {an(third)}, and I need "
-        f"{an(second)},\" said the {two}. So {hero.name} gave the {second} to the {two} and took "
+        f'{hero.name} had {an(first)} but wanted {an(third)}. {cap(hero.he)} asked the {one}. "I '
+        f'have only {an(second)}," said the {one}. So {hero.name} gave the {first} to the {one} '
+        f'and took the {second}. Then {hero.he} asked the {two}. "I have {an(third)}, and I need '
+        f'{an(second)}," said the {two}. So {hero.name} gave the {second} to the {two} and took '
         f"the {third}. Now the {one} had the {first}, the {two} had the {second}, and {hero.name} "
         f"had the {third}."
     )
 
 
 EVENTS: tuple[Callable[[Random, Hero], str], ...] = (
-    _lost, _share, _brave, _race, _make, _seed, _moon, _storm, _song, _letter, _trade,
+    _lost,
+    _share,
+    _brave,
+    _race,
+    _make,
+    _seed,
+    _moon,
+    _storm,
+    _song,
+    _letter,
+    _trade,
 )
 
 
@@ -263,15 +281,27 @@ def short_text(rng: Random, hero: Hero) -> str:
 def story(rng: Random) -> Item:
     """Ask for a short story about somebody."""
     hero = make_hero(rng)
-    question = asked(rng, hero, (
-        "Tell me a story about {kind} named {name}.", "Tell me a story about {name} {the}.",
-        "Tell me a short story about {kind} named {name}.", "Write a story about {kind} named "
-        "{name}.", "Tell me a story about {kind}.", "Write a short story about {kind}.",
-        "Tell me a story.", "Tell a story.", "Can you tell me a story?", "Please write a story.",
-        "Tell me a story about {kind} called {name}.", "Write me a story about {the} {name}.",
-        "Tell me a story about {whole}.", "Tell me a story about {whole} named {name}.",
-        "Write a story about {whole} called {name}.",
-    ))
+    question = asked(
+        rng,
+        hero,
+        (
+            "Tell me a story about {kind} named {name}.",
+            "Tell me a story about {name} {the}.",
+            "Tell me a short story about {kind} named {name}.",
+            "Write a story about {kind} named {name}.",
+            "Tell me a story about {kind}.",
+            "Write a short story about {kind}.",
+            "Tell me a story.",
+            "Tell a story.",
+            "Can you tell me a story?",
+            "Please write a story.",
+            "Tell me a story about {kind} called {name}.",
+            "Write me a story about {the} {name}.",
+            "Tell me a story about {whole}.",
+            "Tell me a story about {whole} named {name}.",
+            "Write a story about {whole} called {name}.",
+        ),
+    )
     return ask("story", f"{hero.name} {hero.kind}", question, short_text(rng, hero))
 
 
@@ -284,20 +314,33 @@ def story_text(rng: Random) -> Item:
 def story_chat(rng: Random) -> Item:
     """Ask for a story, and then a question about it."""
     hero = make_hero(rng)
-    question = asked(rng, hero, (
-        "Tell me a story.", "Tell me a story about {kind}.", "Tell me a story about {kind} named "
-        "{name}.",
-    ))
-    then, answer = rng.choice((
-        ("What was the name of the hero?", f"The name of the hero was {hero.name}."),
-        (f"Who was {hero.name}?", f"{hero.name} was {an(hero.kind)}."),
-        ("Thank you!", "You are welcome!"),
-        ("Who was in the story?", f"The story was about {an(hero.kind)} named {hero.name}."),
-    ))
-    return Item("story", f"{hero.name} {hero.kind} {then}", (
-        ("user", question), ("assistant", short_text(rng, hero)),
-        ("user", then), ("assistant", answer),
-    ))
+    question = asked(
+        rng,
+        hero,
+        (
+            "Tell me a story.",
+            "Tell me a story about {kind}.",
+            "Tell me a story about {kind} named {name}.",
+        ),
+    )
+    then, answer = rng.choice(
+        (
+            ("What was the name of the hero?", f"The name of the hero was {hero.name}."),
+            (f"Who was {hero.name}?", f"{hero.name} was {an(hero.kind)}."),
+            ("Thank you!", "You are welcome!"),
+            ("Who was in the story?", f"The story was about {an(hero.kind)} named {hero.name}."),
+        )
+    )
+    return Item(
+        "story",
+        f"{hero.name} {hero.kind} {then}",
+        (
+            ("user", question),
+            ("assistant", short_text(rng, hero)),
+            ("user", then),
+            ("assistant", answer),
+        ),
+    )
 
 
 MAKERS = ((story, 5), (story_text, 2), (story_chat, 1))

@@ -51,9 +51,7 @@ def optimizer(steps: int, peak: float, embedding_peak: float) -> optim.Optimizer
         return optim.join_schedules([rise, optim.cosine_decay(top, steps - warm)], [warm])
 
     muon = optim.Muon(learning_rate=schedule(peak), momentum=0.95, weight_decay=0.0)
-    adam = optim.AdamW(
-        learning_rate=schedule(embedding_peak), betas=[0.9, 0.98], weight_decay=0.0
-    )
+    adam = optim.AdamW(learning_rate=schedule(embedding_peak), betas=[0.9, 0.98], weight_decay=0.0)
     return optim.MultiOptimizer(
         [muon, adam], [lambda name, weight: weight.ndim == 2 and "embed" not in name]
     )
@@ -150,8 +148,11 @@ def train(options: argparse.Namespace) -> None:
     chunk_steps = rows.CHUNK // options.rows
     recent: list[mx.array] = []
     data = rows.stream(
-        options.seed, run.step // chunk_steps, math.ceil(options.steps / chunk_steps),
-        options.context + 1, options.workers,
+        options.seed,
+        run.step // chunk_steps,
+        math.ceil(options.steps / chunk_steps),
+        options.context + 1,
+        options.workers,
     )
     for chunk in data:
         for at in range(0, rows.CHUNK, options.rows):
@@ -160,15 +161,19 @@ def train(options: argparse.Namespace) -> None:
             run.step += 1
             if run.step % 100 == 0:
                 mean = sum(r.item() for r in recent) / len(recent)
-                print(f"step {run.step} loss {mean:.4f} {time.monotonic() - start:.0f} s",
-                      flush=True)
+                print(
+                    f"step {run.step} loss {mean:.4f} {time.monotonic() - start:.0f} s", flush=True
+                )
                 recent = []
         if run.step >= options.steps or time.monotonic() - start > options.minutes * 60:
             break
     model = run.rounded()
-    print(f"step {run.step} validation loss {validate(model, options.context + 1):.4f}, "
-          f"{run.step * options.rows * options.context} tokens, "
-          f"{time.monotonic() - start:.0f} s", flush=True)
+    print(
+        f"step {run.step} validation loss {validate(model, options.context + 1):.4f}, "
+        f"{run.step * options.rows * options.context} tokens, "
+        f"{time.monotonic() - start:.0f} s",
+        flush=True,
+    )
     if options.checkpoint:
         run.save(options.checkpoint)
     options.out.mkdir(parents=True, exist_ok=True)

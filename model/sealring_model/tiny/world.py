@@ -95,14 +95,16 @@ ANIMALS = [
     Animal("snake", "snakes", "in the desert", "mice", 0, "scales", "move without legs", "small"),
     Animal("camel", "camels", "in the desert", "leaves", 4, "hair", "carry heavy bags", "big"),
     Animal("lion", "lions", "in the grassland", "meat", 4, "fur", "roar", "big"),
-    Animal("elephant", "elephants", "in the grassland", "leaves", 4, "thick skin",
-           "lift trees", "big"),
+    Animal(
+        "elephant", "elephants", "in the grassland", "leaves", 4, "thick skin", "lift trees", "big"
+    ),
     Animal("monkey", "monkeys", "in the jungle", "fruit", 4, "fur", "climb trees", "small"),
     Animal("tiger", "tigers", "in the jungle", "meat", 4, "fur", "swim and hunt", "big"),
     Animal("penguin", "penguins", "on the ice", "fish", 2, "feathers", "swim fast", "small"),
     Animal("bee", "bees", "in a hive", "nectar", 6, "fine hair", "make honey", "small"),
-    Animal("ant", "ants", "under the ground", "crumbs", 6, "a hard shell",
-           "carry big leaves", "small"),
+    Animal(
+        "ant", "ants", "under the ground", "crumbs", 6, "a hard shell", "carry big leaves", "small"
+    ),
     Animal("spider", "spiders", "in a web", "flies", 8, "fine hair", "make a web", "small"),
 ]
 
@@ -164,34 +166,97 @@ SEASONS = {
     "winter": "the snow falls and the lake is ice",
 }
 OPPOSITES = [
-    ("big", "small"), ("hot", "cold"), ("old", "young"), ("up", "down"), ("day", "night"),
-    ("fast", "slow"), ("happy", "sad"), ("open", "closed"), ("full", "empty"), ("wet", "dry"),
-    ("hard", "soft"), ("light", "dark"), ("high", "low"), ("early", "late"), ("near", "far"),
-    ("loud", "quiet"), ("long", "short"), ("first", "last"), ("left", "right"), ("in", "out"),
-    ("good", "bad"), ("strong", "weak"), ("rich", "poor"), ("clean", "dirty"), ("yes", "no"),
+    ("big", "small"),
+    ("hot", "cold"),
+    ("old", "young"),
+    ("up", "down"),
+    ("day", "night"),
+    ("fast", "slow"),
+    ("happy", "sad"),
+    ("open", "closed"),
+    ("full", "empty"),
+    ("wet", "dry"),
+    ("hard", "soft"),
+    ("light", "dark"),
+    ("high", "low"),
+    ("early", "late"),
+    ("near", "far"),
+    ("loud", "quiet"),
+    ("long", "short"),
+    ("first", "last"),
+    ("left", "right"),
+    ("in", "out"),
+    ("good", "bad"),
+    ("strong", "weak"),
+    ("rich", "poor"),
+    ("clean", "dirty"),
+    ("yes", "no"),
 ]
 COLOUR_OF = {
-    "grass": "green", "the sky": "blue", "snow": "white", "the sun": "yellow", "coal": "black",
-    "blood": "red", "milk": "white", "a lemon": "yellow", "a carrot": "orange", "a cherry": "red",
-    "a leaf": "green", "the sea": "blue", "chocolate": "brown", "a banana": "yellow",
-    "the night": "black", "a frog": "green", "an elephant": "grey", "a crow": "black",
-    "a fox": "red", "a pig": "pink", "a plum": "purple", "a cloud": "white",
+    "grass": "green",
+    "the sky": "blue",
+    "snow": "white",
+    "the sun": "yellow",
+    "coal": "black",
+    "blood": "red",
+    "milk": "white",
+    "a lemon": "yellow",
+    "a carrot": "orange",
+    "a cherry": "red",
+    "a leaf": "green",
+    "the sea": "blue",
+    "chocolate": "brown",
+    "a banana": "yellow",
+    "the night": "black",
+    "a frog": "green",
+    "an elephant": "grey",
+    "a crow": "black",
+    "a fox": "red",
+    "a pig": "pink",
+    "a plum": "purple",
+    "a cloud": "white",
 }
 CAPITALS = {
-    "France": "Paris", "Italy": "Rome", "Spain": "Madrid", "England": "London",
-    "Germany": "Berlin", "Japan": "Tokyo", "Greece": "Athens", "Egypt": "Cairo",
-    "Norway": "Oslo", "Portugal": "Lisbon", "Austria": "Vienna", "Peru": "Lima",
+    "France": "Paris",
+    "Italy": "Rome",
+    "Spain": "Madrid",
+    "England": "London",
+    "Germany": "Berlin",
+    "Japan": "Tokyo",
+    "Greece": "Athens",
+    "Egypt": "Cairo",
+    "Norway": "Oslo",
+    "Portugal": "Lisbon",
+    "Austria": "Vienna",
+    "Peru": "Lima",
 }
 # What a thing is used for, as a verb phrase that follows "to".
 USES = {
-    "a key": "open a door", "a cup": "drink tea", "a lamp": "make light", "a book": "read stories",
-    "a spoon": "eat soup", "a clock": "tell the time", "a boat": "cross the water",
-    "a map": "find the way", "a bell": "make a sound", "a bag": "carry things",
-    "a chair": "sit down", "a hat": "keep the head warm", "a rope": "tie things",
-    "a brush": "paint", "a coin": "buy bread", "a candle": "make light",
-    "a blanket": "keep warm", "a drum": "make music", "a flute": "make music",
-    "a mirror": "see your face", "a hammer": "hit nails", "a needle": "sew clothes",
-    "a basket": "carry fruit", "a bed": "sleep", "a bridge": "cross the river",
+    "a key": "open a door",
+    "a cup": "drink tea",
+    "a lamp": "make light",
+    "a book": "read stories",
+    "a spoon": "eat soup",
+    "a clock": "tell the time",
+    "a boat": "cross the water",
+    "a map": "find the way",
+    "a bell": "make a sound",
+    "a bag": "carry things",
+    "a chair": "sit down",
+    "a hat": "keep the head warm",
+    "a rope": "tie things",
+    "a brush": "paint",
+    "a coin": "buy bread",
+    "a candle": "make light",
+    "a blanket": "keep warm",
+    "a drum": "make music",
+    "a flute": "make music",
+    "a mirror": "see your face",
+    "a hammer": "hit nails",
+    "a needle": "sew clothes",
+    "a basket": "carry fruit",
+    "a bed": "sleep",
+    "a bridge": "cross the river",
 }
 WHY = {
     "Why is the sky blue?": "The air spreads the blue part of the sunlight more than the other "
@@ -213,17 +278,37 @@ WHY = {
 # Every word that list tasks draw from: short, common, and met elsewhere in the corpus.
 WORDS = sorted(
     {a.name for a in ANIMALS}
-    | set(COLOURS) | set(PLACES) | set(THINGS) | set(FOODS) | set(ROOMS) | set(HOLDERS)
+    | set(COLOURS)
+    | set(PLACES)
+    | set(THINGS)
+    | set(FOODS)
+    | set(ROOMS)
+    | set(HOLDERS)
     | {"sun", "moon", "star", "tree", "rain", "snow", "wind", "door", "bed", "road", "song"}
 )
 # Words of every sort, for copying whatever the user may write.
-ALL_WORDS = sorted({
-    *WORDS, *NAMES, *PETS, *ADJECTIVES, *FEELINGS, *DAYS, *MONTHS, *NUMBERS, *ORDINALS,
-    *(word for pair in OPPOSITES for word in pair), *CAPITALS, *CAPITALS.values(), *SEASONS,
-    *(j.name for j in JOBS), *(a.plural for a in ANIMALS), *map(str, range(31)),
-    *(w for a in ANIMALS for w in f"{a.home} {a.can} {a.food}".split()),
-    *(w for u in USES.values() for w in u.split()),
-})
+ALL_WORDS = sorted(
+    {
+        *WORDS,
+        *NAMES,
+        *PETS,
+        *ADJECTIVES,
+        *FEELINGS,
+        *DAYS,
+        *MONTHS,
+        *NUMBERS,
+        *ORDINALS,
+        *(word for pair in OPPOSITES for word in pair),
+        *CAPITALS,
+        *CAPITALS.values(),
+        *SEASONS,
+        *(j.name for j in JOBS),
+        *(a.plural for a in ANIMALS),
+        *map(str, range(31)),
+        *(w for a in ANIMALS for w in f"{a.home} {a.can} {a.food}".split()),
+        *(w for u in USES.values() for w in u.split()),
+    }
+)
 KIND_OF = {
     "animal": [a.name for a in ANIMALS],
     "colour": COLOURS,
@@ -275,8 +360,9 @@ def chain(rng: Random, options: Sequence[T], count: int, cue: str) -> list[T]:
     drawn = [likely(rng, options, cue)]
     while len(drawn) < count:
         after = follow(rng, options, drawn[-1])
-        drawn.append(rng.choice([o for o in options if o not in drawn]) if after in drawn
-                     else after)
+        drawn.append(
+            rng.choice([o for o in options if o not in drawn]) if after in drawn else after
+        )
     return drawn
 
 
