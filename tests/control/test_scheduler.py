@@ -242,16 +242,36 @@ def test_a_preempted_row_is_read_in_again_with_its_tokens_so_far():
     assert answer(made, back, 42) == [TokenOut(uid, 42, 5)]
 
 
-def test_a_row_preempted_with_a_token_on_the_way_takes_it_once():
+def test_a_row_preempted_with_a_token_on_the_way_gets_it_once():
     made = scheduler(window=2)
     uid = made.submit(Request((1,), 9))
     first, second = plan(made), plan(made)
     answer(made, first, 40)
     made.preempt(uid)
     third = plan(made)
-    assert third.evict == (uid,)
-    assert answer(made, second, 41) == [TokenOut(uid, 41, 2)]
+    assert (third.evict, third.work, third.ids) == ((uid,), Prefill(uid, 0, 1), (1,))
+    assert answer(made, second, 41) == []
     answer(made, third)
+    back = plan(made)
+    assert back.ids == (40,)
+    assert answer(made, back, 41) == [TokenOut(uid, 41, 2)]
+    drain(made)
+    assert made.live == 0
+
+
+def test_a_row_that_is_back_before_its_old_token_waits_and_draws_it_again():
+    made = scheduler()
+    uid = made.submit(Request((1,), 3))
+    first = plan(made)
+    made.preempt(uid)
+    again = plan(made)  # one token to take, nothing to read: ready at once, but it may not join yet
+    assert (again.evict, [row.uid for row in again.open], again.work) == ((uid,), [uid], NO_WORK)
+    assert plan(made) is None
+    assert answer(made, first, 40) == []
+    answer(made, again)
+    back = plan(made)
+    assert ([join.uid for join in back.join], back.ids) == ([uid], (1,))
+    assert answer(made, back, 40) == [TokenOut(uid, 40, 1)]
     drain(made)
     assert made.live == 0
 

@@ -53,6 +53,7 @@ _SUSPICIOUS: Final = {FailureKind.ENGINE_ERROR, FailureKind.ENGINE_LOST, Failure
 _STALLS: Final = {FailureKind.DEADLINE: 8}
 """What a lost step counts, if not one: a deadline has cost minutes."""
 
+_REOPENED: Final = (RowState.PREFILL, RowState.READY)
 _MIN_CHUNK: Final = 16
 
 
@@ -280,17 +281,18 @@ class Scheduler:
         for group in range(self.config.groups):
             flying = sum(f.work == Decode(group) for f in self._flights.values())
             stay = [uid for uid in self._ledger.rows(group) if uid not in self._leaving]
-            join = any(row.group == group for row in self._in_state(RowState.READY))
-            if flying < self.config.window and (stay or join):
+            if flying < self.config.window and (stay or self._joiners(group)):
                 ready.append(group)
         return min(ready, key=lambda group: self._decoded[group], default=None)
 
     def _join_rows(self, group: int) -> list[LiveRow]:
         stay = sum(uid not in self._leaving for uid in self._ledger.rows(group))
-        room = self.config.rows - stay
-        # A row that comes back while a decode of its former life is in flight waits for it.
-        ready = [r for r in self._in_state(RowState.READY) if r.group == group and not r.flying]
-        return ready[:room]
+        return self._joiners(group)[: self.config.rows - stay]
+
+    def _joiners(self, group: int) -> list[LiveRow]:
+        """Rows that may join now. One that came back while a decode of its former life is in
+        flight waits for that."""
+        return [r for r in self._in_state(RowState.READY) if r.group == group and not r.flying]
 
     def _next_chunk(self) -> LiveRow | None:
         """The row to read on: the shortest first, and every other time the oldest.
@@ -386,7 +388,9 @@ class Scheduler:
             row = self._rows.get(uid)
             if row is not None:
                 row.flying -= 1
-                if position == len(row.tokens):
+                # A row that is being read in again has been given its tokens; what its former life
+                # still gives is drawn again, the same.
+                if position == len(row.tokens) and row.state.state not in _REOPENED:
                     outcomes += self._token(row, token)
         return outcomes
 
