@@ -70,6 +70,12 @@ def test_a_row_that_leaves_and_comes_back_in_one_step_is_a_joiner():
     assert rows.length(2) == 0
 
 
+def test_a_row_that_comes_back_into_another_group_has_left_the_first():
+    rows = ledger(OPENED, JOINED)
+    change = rows.apply(step(evict=(2,), open=(Open(2),), join=(Join(2, 5),)))
+    assert change.regroup == {0: Regroup(3, (0, 2), ()), 5: Regroup(0, (), (2,))}
+
+
 def test_snapshots_are_saved_reused_and_dropped():
     rows = ledger(OPENED, step(work=Prefill(1, 0, 8)))
     change = rows.apply(step(save=(Save(1, 90),), drop=(1,), open=(Open(4, 90, 5),)))

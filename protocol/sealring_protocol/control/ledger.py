@@ -146,7 +146,7 @@ class Ledger:
             self._groups.setdefault(join.group, []).append(join.uid)
             joined.setdefault(join.group, []).append(join.uid)
         regroup = {
-            group: self._regroup(before.get(group, []), joined.get(group, []))
+            group: self._regroup(before.get(group, []), set(step.evict), joined.get(group, []))
             for group in sorted(touched | joined.keys())
         }
         for group in [group for group, left in self._groups.items() if not left]:
@@ -201,10 +201,11 @@ class Ledger:
             number in self._private or number in self._snaps or number in self._lengths
         )
 
-    def _regroup(self, before: list[int], joined: list[int]) -> Regroup:
-        # A row that left and came back in one step counts as a joiner: its cache is a new one.
-        stay = [i for i, uid in enumerate(before) if uid in self._lengths and uid not in joined]
-        return Regroup(len(before), tuple(stay), tuple(joined))
+    @staticmethod
+    def _regroup(before: list[int], evicted: set[int], joined: list[int]) -> Regroup:
+        # A row that left and came back in one step is a joiner somewhere: its cache is a new one.
+        stay = tuple(i for i, uid in enumerate(before) if uid not in evicted)
+        return Regroup(len(before), stay, tuple(joined))
 
     def digest(self, n: int) -> bytes:
         """16 bytes that two ledgers share exactly when they hold the same after step *n*."""
