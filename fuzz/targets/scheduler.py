@@ -28,11 +28,18 @@ CONFIGS: Final = (
     SchedulerConfig(groups=1, rows=1, chunk=1, window=2),
     SchedulerConfig(groups=3, rows=2, chunk=5, window=2, retries=1),
 )
+FOUND: Final = (
+    "0100030000000000000000000000020003036a02",  # a decode of a group that only waits for rows
+    "00000100000100000102034603",  # a token of a former life, given to the new one
+)
+"""Inputs that once failed."""
+
 _REST: Final = 4000
 
 
 def seeds() -> Iterator[bytes]:
-    """Walks that reach every command."""
+    """What once failed, and walks that reach every command."""
+    yield from map(bytes.fromhex, FOUND)
     for config in range(len(CONFIGS)):
         yield bytes([config, 0, 4, 9, 0, 3, 2]) + bytes([3, 3, 4]) * 30
         yield bytes([config, *(0, 3, 5), *(0, 9, 0), 3, 3, 4, 1, 0, 3, 4, 4, 5, 3, 3, 6, 3, 2, 1])

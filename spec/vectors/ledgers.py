@@ -92,6 +92,16 @@ COURSES: Final[dict[str, tuple[str, Course]]] = {
             ),
         ),
     ),
+    "moves": (
+        "a row leaves one group and comes back into another, in one step",
+        (
+            *TWO_ROWS,
+            (
+                step(evict=(1,), open=(Open(1),), join=(Join(1, 4),)),
+                state({}, {0: ((2, 1),), 4: ((1, 0),)}),
+            ),
+        ),
+    ),
     "groups": (
         "two groups, told in the order of their numbers",
         (
