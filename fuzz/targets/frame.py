@@ -1,6 +1,6 @@
 """The frame decoder: whole against split, with limits that change on the way.
 
-Input: which limits, how to cut, then the stream.
+Input: which limits, how to cut, which limits at the end (a frame may be under way), the stream.
 """
 
 from __future__ import annotations
@@ -31,23 +31,25 @@ Found = tuple[list[tuple[int, bytes]], str]
 def seeds() -> Iterator[bytes]:
     """Every stream of the vectors, under the first two limits."""
     for stream in field("frames", "input", "stream"):
-        yield b"\0\0" + stream
-        yield b"\1\3" + stream
+        for last in range(len(LIMITS)):
+            yield bytes([0, 0, last]) + stream
+            yield bytes([1, 3, last]) + stream[:-1]
 
 
 def check(data: bytes) -> None:
     """Whole and split give the same frames and the same end, within the limits."""
     source = Source(data)
-    limits, step = source.pick(LIMITS), source.below(40)
+    limits, size, last = source.pick(LIMITS), 1 + source.below(40), source.pick(LIMITS)[0]
     stream = source.rest()
-    whole = decode(limits, [stream])
-    size = step + 1
-    split = decode(limits, [stream[at : at + size] for at in range(0, len(stream), size)])
+    whole = decode(limits, [stream], last)
+    split = decode(limits, [stream[at : at + size] for at in range(0, len(stream), size)], last)
     assert whole == split
 
 
-def decode(limits: tuple[Mapping[int, int], ...], pieces: list[bytes]) -> Found:
-    """The frames of *pieces*, and how it ended."""
+def decode(
+    limits: tuple[Mapping[int, int], ...], pieces: list[bytes], last: Mapping[int, int]
+) -> Found:
+    """The frames of *pieces*, and how it ended, under the limits *last* at last."""
     decoder = FrameDecoder(limits[0])
     frames: list[tuple[int, bytes]] = []
     try:
@@ -61,6 +63,9 @@ def decode(limits: tuple[Mapping[int, int], ...], pieces: list[bytes]) -> Found:
                 decoder.set_limits(limits[min(len(frames), len(limits) - 1)])
             longest = max(limits[min(len(frames), len(limits) - 1)].values(), default=0)
             assert decoder.buffered < FRAME_HEADER + longest or decoder.buffered < FRAME_HEADER
+        decoder.set_limits(last)
+        assert decoder.next_frame() is None
+        assert decoder.awaited <= max(last.values(), default=0)
     except RemoteProtocolError as error:
         stays_dead(decoder, error)
         return frames, type(error).__name__

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from sealring_protocol.errors import RemoteProtocolError, wire_code
-from sealring_protocol.security.attestation import Evidence, sign_evidence
+from sealring_protocol.security.attestation import Evidence, sign_evidence, verify_evidence
 from sealring_protocol.security.identity import SIGNATURE
 from sealring_protocol.security.roster import Roster, SignedRoster, newer, sign_roster
 
@@ -59,9 +59,15 @@ def _evidence(data: bytes) -> None:
     except RemoteProtocolError:
         return
     assert evidence.encode() == data
-    if evidence.statement.attester == ATTESTER.public:
-        again = sign_evidence(evidence.statement, ATTESTER.signer)
-        assert Evidence.decode(again.encode()) == again
+    statement = evidence.statement
+    if statement.attester != ATTESTER.public:
+        return
+    again = sign_evidence(statement, ATTESTER.signer)
+    assert Evidence.decode(again.encode()) == again
+    subject, attesters = ADA.public, (ATTESTER.public,)
+    error = raised(lambda: verify_evidence(again, subject, statement.digest, attesters, NOW))
+    fits = statement.subject == subject and statement.issued_ms <= NOW < statement.expires_ms
+    assert (error is None) == fits
 
 
 def _replaces(roster: Roster) -> None:

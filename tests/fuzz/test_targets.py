@@ -43,6 +43,7 @@ def test_targets_are_these() -> None:
         "responder",
         "link",
         "middle",
+        "inner_seal",
         "ledger",
         "scheduler",
     }
