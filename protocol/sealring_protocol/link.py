@@ -106,6 +106,7 @@ class Link:
         self._unsent = 0
         self._error: SealringError | None = None
         self._up = False
+        self._over = False  # the handshake is CLOSED or DEAD, kept here for it is asked so often
         self._secrets: hs.Secrets | None = None
         self._sealer: SealingChannel | None = None
         self._opener: OpeningChannel | None = None
@@ -150,10 +151,6 @@ class Link:
         return cls(config, handshake, partial(admission.take_signature, source), now, wall_ms)
 
     # ---------------------------------------------------------------- in, out
-
-    @property
-    def _over(self) -> bool:
-        return self._handshake.over
 
     @property
     def established(self) -> bool:
@@ -249,6 +246,7 @@ class Link:
             return
         self._say_close(code, reason)
         self._handshake.close()
+        self._over = True
         self._may_send = _NONE
 
     def fail(self, error: RemoteProtocolError) -> None:
@@ -289,6 +287,7 @@ class Link:
         """Do not take it, and say why. The link is over: send what it has to send, and hang up."""
         self._check_alive()
         self._responder().refuse()
+        self._over = True
         self._say_close(code, reason)
 
     def _responder(self) -> hs.Responder:
@@ -359,6 +358,7 @@ class Link:
                 self.keepalive.pong(message, self._now)
             case Close(code, reason):
                 self._handshake.close()
+                self._over = True
                 self._may_send = _NONE
                 return LinkClosed(code, reason)
         return None
@@ -372,6 +372,7 @@ class Link:
             message = decode(self._opener.open(frame))
             if isinstance(message, Close):
                 self._handshake.close()
+                self._over = True
                 self._events.append(LinkClosed(message.code, message.reason))
             elif isinstance(message, Accept) and isinstance(self._handshake, hs.Initiator):
                 self._handshake.receive_accept(message)
@@ -406,6 +407,7 @@ class Link:
                 self._opener = OpeningChannel(secrets.suite, secrets.receive_traffic)
             case hs.PeerRefused(error):
                 self._say_close(wire_code(error), str(error))
+                self._over = True
                 self._error = error
                 self._events.clear()
                 self._secrets = self._sealer = self._opener = None
@@ -470,5 +472,6 @@ class Link:
             self._say_close(wire_code(error), str(error))
         self._sealer = self._opener = None
         self._may_send = self._may_receive = _NONE
-        if not self._over:
+        self._over = True
+        if not self._handshake.over:
             self._handshake.fail(error)

@@ -55,6 +55,9 @@ def fatal(method: Callable[Concatenate[H, P], R]) -> Callable[Concatenate[H, P],
     return guarded
 
 
+_ENDS = (Closed, Dead)
+
+
 class Handshake(Generic[S, E]):
     """One end of one handshake. See `security.handshake` for how to drive it."""
 
@@ -78,7 +81,7 @@ class Handshake(Generic[S, E]):
     @property
     def over(self) -> bool:
         """The link has ended, well or badly."""
-        return isinstance(self._stage, Closed | Dead)
+        return isinstance(self._stage, _ENDS)
 
     @property
     def frame_limits(self) -> Mapping[int, int]:
