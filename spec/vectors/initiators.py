@@ -234,6 +234,12 @@ def _bad_accept() -> Iterator[Vector]:
     wrong = talk.accept(roster=signed(other_6))
     about = "ACCEPT brings another roster than RESP announced"
     yield _told("accept-other", "HS-25", about, talk, wrong, MALFORMED)
+    later = talk_to(theirs=HOME_6)
+    later.resp(serial=7)
+    later.fin()
+    wrong = later.accept(serial=7)
+    about = "RESP and ACCEPT name a serial that the roster does not have"
+    yield _told("accept-later", "HS-25", about, later, wrong, MALFORMED)
     wrong = talk.accept(roster=flipped(HOME_6, -1))
     about = "ACCEPT brings a roster whose signature is wrong"
     yield _told("accept-forged", "HS-25 RO-08", about, talk, wrong, FORGED)
