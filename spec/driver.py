@@ -139,6 +139,7 @@ class End:
                 self._up = event
             case LinkClosed(code):
                 self.closed = code
+                self._asked.clear()
             case message:
                 self.messages.append(b"".join(encode(message)))
 

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import attrs
+from sealring_protocol.codec.messages import Close
 from sealring_protocol.errors import CloseCode
 
 from spec.vectors.ends import answerer, link_of, said
 from spec.vectors.initiators import EXPIRED_5, OTHER_5, SMALL_ORDER, high_s, met, talk_to
 from spec.vectors.initiators import GIVEN as _GIVEN
+from spec.vectors.messages import BOOTSTRAP, flat
 from spec.vectors.model import FORGED, LIMIT, MALFORMED, Vector, refused, valid
 from spec.vectors.plain import frame, header, hmac
 from spec.vectors.talk import Talk, flipped
@@ -256,6 +258,16 @@ def _told_why() -> Iterator[Vector]:
         output = said((talk.resp_frame,), int(why))
         yield refused(f"responder/{name}", "responder", ids, about, given, why, output=output)
     talk = met()
+    early = talk.to_answerer(0, flat(BOOTSTRAP))
+    given = answerer(talk, talk.init_frame, talk.fin_frame + early)
+    output = said((talk.resp_frame,), int(MALFORMED))
+    name, about = "responder/early-data", "a message before ACCEPT"
+    yield refused(name, "responder", "HS-29", about, given, MALFORMED, output=output)
+    close = talk.to_answerer(0, flat(Close(0, "")))
+    given = answerer(talk, talk.init_frame, talk.fin_frame + close)
+    name, about = "responder/early-close", "CLOSE before ACCEPT"
+    output = said((talk.resp_frame,), closed=0)
+    yield valid(name, "responder", "HS-29 LK-02", about, given, output)
     accept = talk.accept()
     given = answerer(talk, talk.init_frame, talk.fin_frame, talk.fin_frame)
     output = said((talk.resp_frame, accept), int(MALFORMED), link=link_of(talk, dialing=False))
