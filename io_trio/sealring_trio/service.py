@@ -184,13 +184,17 @@ def _tell_where(runtime: Runtime, config: Config) -> None:
 
 async def _until_stopped(lifeline: int | None) -> None:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_wait_for_signal, nursery.cancel_scope)
+        # Before the node says that it is up: whoever hears that may end it at once.
+        await nursery.start(_wait_for_signal, nursery.cancel_scope)
         if lifeline is not None:
             nursery.start_soon(_hold, lifeline, nursery.cancel_scope)
 
 
-async def _wait_for_signal(scope: trio.CancelScope) -> None:
+async def _wait_for_signal(
+    scope: trio.CancelScope, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
         async for _ in signals:
             scope.cancel()
             return
