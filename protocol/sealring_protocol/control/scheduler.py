@@ -91,11 +91,6 @@ class Scheduler:
         return len(self._flights)
 
     @property
-    def oldest_sent(self) -> float | None:
-        """When the oldest step in flight was planned."""
-        return next(iter(self._flights.values())).sent if self._flights else None
-
-    @property
     def ledger(self) -> Ledger:
         """The head's ledger of this epoch."""
         return self._ledger
