@@ -1,44 +1,97 @@
 """Text to token ids and back, for the process that faces clients.
 
 The tokenizer is the model's own, through transformers; the streaming detokenizers are mlx-lm's,
-which give out text in whole characters and in time linear in the tokens. mlx-lm's package imports
-MLX as soon as it is touched, and a node's daemon does without, so its one module of tokenizer
-helpers is loaded from its file alone.
+which give out text in whole characters and in time linear in the tokens. So are the parsers of
+tool calls: each model writes its calls in a format of its own, between two marks, and mlx-lm tells
+from the chat template which one it is.
 
-Importing this module costs nothing; making the first `Tokenizer` imports transformers (1.3 s).
+mlx-lm's package imports MLX as soon as it is touched, and a node's daemon does without. Its modules
+that need none are therefore loaded as those of a package with the same folder and no ``__init__``.
+
+Importing this module costs nothing; making the first `Tokenizer` imports transformers (1.3 s). A
+`Tokenizer` may be used from several threads.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
+
+import attrs
 
 from sealring_model.errors import LoadError
 from sealring_model.weights import read_json
 
 _SPM: Final = ["Replace", "ByteFallback", "Fuse"]
+_SPM_SPACE: Final = "\u2581".encode()
+_TOO_LONG: Final = "sequence-length-is-longer-than-the-specified-maximum"
+_TAIL: Final = 16
+"""Tokens at the end of a prompt among which a mark that opens the reasoning is looked for."""
 
 
 @functools.cache
-def _helpers() -> ModuleType:
-    """mlx-lm's ``tokenizer_utils``, without the package around it."""
+def _upstream() -> str:
+    """The name of a package that is mlx-lm's, without what its ``__init__`` imports."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    package = importlib.util.find_spec("mlx_lm")
-    if package is None or not package.submodule_search_locations:
+    found = importlib.util.find_spec("mlx_lm")
+    if found is None or not found.submodule_search_locations:
         raise LoadError("mlx-lm is not installed")
-    file = Path(package.submodule_search_locations[0]) / "tokenizer_utils.py"
-    spec = importlib.util.spec_from_file_location("sealring_model._tokenizer_utils", file)
-    if spec is None or spec.loader is None:
-        raise LoadError("this mlx-lm has no tokenizer_utils")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    package = ModuleType("sealring_model._mlx_lm")
+    package.__path__ = list(found.submodule_search_locations)
+    sys.modules[package.__name__] = package
+    return package.__name__
+
+
+def _module(name: str) -> ModuleType:
+    """mlx-lm's module *name*, which must be one that needs no MLX."""
+    return importlib.import_module(f"{_upstream()}.{name}")
+
+
+@attrs.frozen
+class ToolFormat:
+    """How a model writes a tool call: the marks around it, and how what stands between is read.
+
+    An empty *end* means that a call goes on to the end of the answer.
+    """
+
+    start: str
+    end: str
+    _read: Callable[[str, Any], Any] = attrs.field(repr=False)
+
+    def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
+        """The calls in *text*, of functions among *tools*. Raises `ValueError` if it has none."""
+        try:
+            read = self._read(text, list(tools))
+            return [_tool_call(call) for call in (read if isinstance(read, list) else [read])]
+        except (ArithmeticError, AttributeError, LookupError, SyntaxError, TypeError) as error:
+            # The parsers take for granted that a model keeps to its format.
+            raise ValueError(f"no tool call: {error}") from None
+
+
+@attrs.frozen
+class ToolCall:
+    """A call of function *name*; *arguments* is a JSON text, *id* empty if the model gave none."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+def _tool_call(call: Mapping[str, Any]) -> ToolCall:
+    name, arguments = call["name"], call["arguments"]
+    if not isinstance(name, str):
+        raise TypeError("a function's name is a text")
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return ToolCall(name, arguments, str(call.get("id") or ""))
 
 
 class Detokenizer:
@@ -65,46 +118,111 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
-        helpers = _helpers()
+        helpers = _module("tokenizer_utils")
         try:
             inner = helpers.AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
+            # A prompt beyond the context is for the scheduler to refuse, and no news for the log.
+            inner.deprecation_warnings[_TOO_LONG] = True
+            template = _own_template(inner)
+            self.tools: Final = _tool_format(helpers, inner)
+            """How the model writes tool calls; None if it has no way to."""
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise LoadError(f"the tokenizer of {folder} cannot be loaded: {error}") from None
-        self._inner: Final[Any] = helpers.TokenizerWrapper(inner, _streaming_class(helpers, folder))
+        self._inner: Final[Any] = helpers.TokenizerWrapper(
+            inner, _streaming_class(helpers, folder), chat_template=template
+        )
         self.eos: Final = _eos_ids(folder) | frozenset(self._inner.eos_token_ids)
         self.has_chat: Final = bool(self._inner.has_chat_template)
+        self.vocabulary: Final = len(self._inner)
+        self.think: Final = (self._inner.think_start or "", self._inner.think_end or "")
+        """The marks around the model's reasoning; empty if it has none."""
+        # The first call settles the tokenizer's padding and truncation. Later ones change nothing,
+        # so that threads do not meet there.
+        self.encode("")
 
     def encode(self, text: str) -> list[int]:
         """The ids of *text*, with the special tokens that the model expects around it."""
         return [int(token) for token in self._inner.encode(text)]
 
+    def encode_part(self, text: str) -> list[int]:
+        """The ids of *text* in the middle of a row: no special tokens are put around it."""
+        return [int(token) for token in self._inner.encode(text, add_special_tokens=False)]
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of *ids*."""
         return str(self._inner.decode(list(ids)))
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def token_bytes(self, token: int) -> bytes:
+        """What *token* adds to an answer; it may be a part of a character."""
+        stream = self._inner.detokenizer
+        table = getattr(stream, "tokenmap", None)
+        if table is None or token >= len(table):
+            return self.decode([token]).encode()
+        piece = table[token]
+        if isinstance(piece, bytes):
+            return piece.replace(_SPM_SPACE, b" ")
+        known = _byte_of()
+        return b"".join(
+            bytes((known[char],)) if char in known else char.encode() for char in piece or ""
+        )
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        **settings: Any,
+    ) -> list[int]:
         """The ids of a conversation up to where the model's answer begins.
 
-        *messages* have ``role`` and ``content``. A model without a chat template gets their
-        contents as lines. Raises `ValueError` when the template does not take them.
+        *messages* have ``role`` and ``content``; *tools* and *settings* are for the chat template.
+        A model without one gets the contents as lines. Raises `ValueError` when the template does
+        not take them.
         """
         if not self.has_chat:
-            return self.encode("\n".join(message["content"] for message in messages))
+            return self.encode("\n".join(message["content"] or "" for message in messages))
         from jinja2.exceptions import TemplateError  # noqa: PLC0415 - transformers brings it
 
         try:
             ids = self._inner.apply_chat_template(
-                [dict(message) for message in messages], add_generation_prompt=True
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] or None,
+                add_generation_prompt=True,
+                **settings,
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from None
         return [int(token) for token in ids]
+
+    def opens_thinking(self, prompt: Sequence[int]) -> bool:
+        """Whether the answer to *prompt* begins within the model's reasoning."""
+        start = self.think[0]
+        return bool(start) and self.decode(prompt[-_TAIL:]).rstrip().endswith(start)
 
     def stream(self) -> Detokenizer:
         """A detokenizer for one answer."""
         return Detokenizer(self._inner.detokenizer)
+
+
+def _own_template(inner: Any) -> Any:
+    """mlx-lm's own chat template, for the models that name one."""
+    name = inner.init_kwargs.get("chat_template_type")
+    return _module(f"chat_templates.{name}").apply_chat_template if name else None
+
+
+def _tool_format(helpers: ModuleType, inner: Any) -> ToolFormat | None:
+    name = inner.init_kwargs.get("tool_parser_type") or helpers._infer_tool_parser(inner)
+    if name is None:
+        return None
+    parser = _module(f"tool_parsers.{name}")
+    return ToolFormat(parser.tool_call_start, parser.tool_call_end, parser.parse_tool_call)
+
+
+@functools.cache
+def _byte_of() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for."""
+    return dict(_module("tokenizer_utils")._byte_decoder())
 
 
 def _eos_ids(folder: Path) -> frozenset[int]:
