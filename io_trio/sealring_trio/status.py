@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
+from sealring_protocol.codec.messages import Decode
 from sealring_protocol.control.follower import Follower
 from sealring_protocol.control.head import Head
 from sealring_protocol.control.plan import Strategy
@@ -104,13 +105,13 @@ def _memory(pid: int | None) -> int:
 def hop_quantiles(runtime: Runtime) -> dict[str, Any] | None:
     """Median and p99 of a hop in decode steps, microseconds; None before the first.
 
-    A step's time round the ring as the head sees it, less what the other ranks computed, shared
-    among its hops.
+    A step's time as the head sees it, less what the ranks computed, waited and sealed, shared among
+    its hops.
     """
     hops = sorted(
-        (timing.total_us - timing.compute_us) / timing.hops
+        timing.away_us / max(1, runtime.node.world)
         for timing in runtime.timings
-        if not timing.tokens
+        if isinstance(timing.work, Decode)
     )
     if not hops:
         return None

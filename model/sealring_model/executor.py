@@ -37,6 +37,7 @@ from sealring_protocol.codec.messages import (
     NoWork,
     Prefill,
     Row,
+    Spent,
     Step,
     StepDone,
 )
@@ -92,7 +93,6 @@ class _Away:
     uids: tuple[int, ...]
     rows: tuple[Row, ...]
     positions: tuple[int, ...]
-    spent: int = 0
 
 
 class Executor:
@@ -175,7 +175,7 @@ class Executor:
 
     def _failed(self, message: Step | StepDone, failure: Failure) -> Step | StepDone:
         if isinstance(message, StepDone) or self._last:
-            return StepDone(message.epoch, message.n, message.compute_us, failed=failure)
+            return StepDone(message.epoch, message.n, spent=message.spent, failed=failure)
         return attrs.evolve(message, ids=(), tensors=(), failed=failure)
 
     # --------------------------------------------------------------- the steps
@@ -242,7 +242,7 @@ class Executor:
 
     def _idle(self, step: Step, took: int) -> Step | StepDone:
         if self._last:
-            return StepDone(step.epoch, step.n, step.compute_us + took)
+            return StepDone(step.epoch, step.n, spent=(*step.spent, Spent(took)))
         return self._onward(step, took, ())
 
     def _decode(self, step: Step, group: int, started: int) -> Launched:
@@ -332,14 +332,10 @@ class Executor:
         return Launched(step, started, (block, *others), answer)
 
     def _onward(self, step: Step, took: int, tensors: tuple[Tensor, ...]) -> Step | StepDone:
+        spent = (*step.spent, Spent(took))
         if self._last:
-            return StepDone(step.epoch, step.n, step.compute_us + took, tensors=tensors)
-        if not self._first:
-            return attrs.evolve(step, tensors=tensors, compute_us=step.compute_us + took)
-        # The head's own part is told in its own answer, not down the chain.
-        if step.n in self._away:
-            self._away[step.n] = attrs.evolve(self._away[step.n], spent=took)
-        return attrs.evolve(step, ids=(), tensors=tensors)
+            return StepDone(step.epoch, step.n, tensors=tensors, spent=spent)
+        return attrs.evolve(step, ids=(), tensors=tensors, spent=spent)
 
     def _sampling(
         self, message: Step | StepDone, away: _Away, logits: mx.array, started: int
@@ -349,7 +345,7 @@ class Executor:
         self._tokens.sampled(away.group, away.uids, tokens)
 
         def answer(took: int) -> StepDone:
-            spent = message.compute_us + away.spent + took
-            return StepDone(message.epoch, message.n, spent, ids_of(tokens))
+            spent = (*message.spent, Spent(took))
+            return StepDone(message.epoch, message.n, ids_of(tokens), spent=spent)
 
         return Launched(message, started, (tokens,), answer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from sealring_protocol.control.effects import Note, RestartEngine, StepTiming, ToEngine
-from sealring_protocol.control.requests import RequestDone, TokenOut
+from sealring_protocol.control.requests import RequestDone, RowOpened, TokenOut
 
 
 @attrs.frozen
@@ -61,6 +61,7 @@ NodeEvent = (
     | RestartEngine
     | TokenOut
     | RequestDone
+    | RowOpened
     | StepTiming
     | Note
 )

@@ -53,6 +53,15 @@ MAX_ROWS: Final = 4096
 MAX_IDS: Final = 1 << 20
 """Token ids in one STEP or STEP_DONE. Memory: 4 MiB."""
 
+MAX_BIAS: Final = 1024
+"""Token ids with a bias, of one row."""
+
+MAX_LOGPROBS: Final = 20
+"""Alternatives whose log probabilities are told, for one token."""
+
+MAX_SPENT: Final = MAX_WORLD + 1
+"""Entries of a step's times: one for each rank, and the head's closing pass."""
+
 MAX_TENSORS: Final = 4
 """Tensors in one STEP or STEP_DONE; together they fit one frame."""
 

@@ -28,6 +28,7 @@ from sealring_protocol.codec.messages import (
     Progress,
     Ready,
     Save,
+    Spent,
     Step,
     StepDone,
 )
@@ -61,9 +62,9 @@ FULL: Final = Step(
     work=Prefill(7, 2**32 - 1, 1),
     ids=(9, 8, 7),
     tensors=(PLAIN, SEALED, Tensor(DType.F16, (), bytes(2)), Tensor(DType.U32, (0, 4), b"")),
-    compute_us=2**32 - 1,
+    spent=(Spent(1, 2, 3), Spent(4, 5, 2**32 - 1)),
 )
-DONE: Final = StepDone(EPOCH, 6, 1500, tensors=(SEALED,))
+DONE: Final = StepDone(EPOCH, 6, tensors=(SEALED,), spent=(Spent(1500, 20, 3),))
 TENSOR: Final = attrs.evolve(STEP, work=Decode(0), tensors=(PLAIN,))
 
 GOOD: Final[dict[str, tuple[str, Message]]] = {
@@ -94,7 +95,7 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
     "step-decode": ("a decode with a plain tensor", TENSOR),
     "step-decode-sealed": (
         "a decode with a sealed tensor",
-        attrs.evolve(STEP, n=2**64 - 1, work=Decode(7), tensors=(SEALED,), compute_us=5),
+        attrs.evolve(STEP, n=2**64 - 1, work=Decode(7), tensors=(SEALED,), spent=(Spent(5),)),
     ),
     "step-prefill": (
         "a prefill that opens its row",
@@ -104,7 +105,7 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
     "step-failed": ("a step that failed", attrs.evolve(STEP, work=Decode(0), failed=FAILURE)),
     "done": ("STEP_DONE with hidden states", DONE),
     "done-empty": ("STEP_DONE of a prefill", StepDone(EPOCH, 7)),
-    "done-ids": ("STEP_DONE with ids", StepDone(EPOCH, 8, 1, ids=(5, 6, 7))),
+    "done-ids": ("STEP_DONE with ids", StepDone(EPOCH, 8, ids=(5, 6, 7), spent=(Spent(1),))),
     "done-failed": ("STEP_DONE that failed", StepDone(EPOCH, 9, failed=FAILURE)),
     "done-loading-failed": (
         "a rank that cannot load",
@@ -165,7 +166,7 @@ def _common() -> Iterator[Case]:
     yield "empty", "MS-01", "no bytes at all", b""
     for code in (0x00, 0x01, 0x03, 0x0C, 0x0D, 0x7F, 0xFF):
         yield f"code-{code:02x}", "MS-01", f"code 0x{code:02x}", bytes([code]) + bytes(64)
-    for code in (0x81, 0x82, 0x83, 0x84):
+    for code in (0x81, 0x82, 0x83, 0x84, 0x85):
         about = f"local message 0x{code:02x} in a sealed frame"
         yield f"local-{code:02x}", "LM-01 MS-01", about, bytes([code]) + bytes(80)
     yield "trailing", "CV-01", "a byte left over after PONG", flat(GOOD["pong"][1]) + b"\0"
@@ -226,21 +227,21 @@ def _steps() -> Iterator[Case]:
     ]:
         yield f"step-{name}", "MS-06 CV-01", about, data
     failed = flat(attrs.evolve(STEP, failed=Failure(1, FailureKind.LOAD, "abc")))
-    yield "step-failed-2", "CV-05", "failed is 2", put(failed, 77, b"\2")
-    yield "step-failure-0", "MS-07 CV-01", "failure kind 0", put(failed, 80, b"\0")
-    yield "step-failure-9", "MS-07 CV-01", "failure kind 9", put(failed, 80, b"\x09")
+    yield "step-failed-2", "CV-05", "failed is 2", put(failed, 74, b"\2")
+    yield "step-failure-0", "MS-07 CV-01", "failure kind 0", put(failed, 77, b"\0")
+    yield "step-failure-9", "MS-07 CV-01", "failure kind 9", put(failed, 77, b"\x09")
     yield "step-failure-text", "MS-02", "a failure with ESC", put(failed, -1, b"\x1b")
-    yield "step-failure-missing", "CV-01", "failed without a failure", put(idle, 77, b"\1")
-    yield "step-ids-cut", "CV-01", "one id fewer than it says", put(idle, 75, b"\1")
+    yield "step-failure-missing", "CV-01", "failed without a failure", put(idle, 74, b"\1")
+    yield "step-ids-cut", "CV-01", "one id fewer than it says", put(idle, 72, b"\1")
     yield "step-list-cut", "CV-01", "4,096 evicts declared, none there", put(idle, 43, u16(4096))
-    yield "step-tensor-missing", "CV-01", "a tensor declared, none there", put(idle, 76, b"\1")
+    yield "step-tensor-missing", "CV-01", "a tensor declared, none there", put(idle, 73, b"\1")
     done = flat(StepDone(EPOCH, 1))
-    yield "done-failed-2", "CV-05", "failed is 2", put(done, 34, b"\2")
-    yield "done-ids-cut", "CV-02 CV-01", "1,048,576 ids, none there", put(done, 29, u32(1 << 20))
+    yield "done-failed-2", "CV-05", "failed is 2", put(done, 31, b"\2")
+    yield "done-ids-cut", "CV-02 CV-01", "1,048,576 ids, none there", put(done, 26, u32(1 << 20))
 
 
 def _tensors() -> Iterator[Case]:
-    head, data = 78, flat(TENSOR)
+    head, data = 75, flat(TENSOR)
     for name, about, at, field in [
         ("dtype-0", "dtype 0", head, b"\0"),
         ("dtype-5", "dtype 5", head, b"\5"),
@@ -283,21 +284,21 @@ def _beyond_limits() -> Iterator[Case]:
         "1,048,577 ids declared",
         put(idle, 72, u32((1 << 20) + 1)),
     )
-    yield "step-tensors-5", "MS-05 CV-02", "5 tensors", put(flat(TENSOR), 76, b"\5")
+    yield "step-tensors-5", "MS-05 CV-02", "5 tensors", put(flat(TENSOR), 73, b"\5")
     failed = flat(attrs.evolve(STEP, failed=Failure(1, FailureKind.LOAD, "a" * 256)))
-    longer = put(failed, 81, u16(257)) + b"a"
+    longer = put(failed, 78, u16(257)) + b"a"
     yield "step-failure-long", "MS-02 CV-02", "a failure of 257 bytes", longer
     done = flat(StepDone(EPOCH, 1))
     yield (
         "done-ids-many",
         "MS-05 CV-02",
         "1,048,577 ids declared",
-        put(done, 29, u32((1 << 20) + 1)),
+        put(done, 26, u32((1 << 20) + 1)),
     )
-    yield "done-tensors-5", "MS-05 CV-02", "5 tensors", put(flat(DONE), 33, b"\5")
+    yield "done-tensors-5", "MS-05 CV-02", "5 tensors", put(flat(DONE), 30, b"\5")
     tensor = flat(TENSOR)
-    yield "tensor-dimensions", "TN-02 CV-02", "5 dimensions", put(tensor, 80, b"\5")
-    big = put(put(tensor, 78 + 12, u32(1 << 12)), 78 + 16, u32(1 << 12))
+    yield "tensor-dimensions", "TN-02 CV-02", "5 dimensions", put(tensor, 77, b"\5")
+    big = put(put(tensor, 75 + 12, u32(1 << 12)), 75 + 16, u32(1 << 12))
     yield "tensor-bytes", "TN-02 CV-02", "96 MiB of elements declared", big
-    huge = put(tensor, 78 + 12, b"\xff" * 12)
+    huge = put(tensor, 75 + 12, b"\xff" * 12)
     yield "tensor-huge", "TN-02 CV-02", "a product beyond 64 bits", huge

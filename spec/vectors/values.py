@@ -21,6 +21,7 @@ from sealring_protocol.codec.messages import (
     Join,
     Loaded,
     LocalMessage,
+    Logprobs,
     Message,
     NoWork,
     Open,
@@ -31,6 +32,7 @@ from sealring_protocol.codec.messages import (
     Ready,
     Row,
     Save,
+    Spent,
     Step,
     StepDone,
     Work,
@@ -163,6 +165,7 @@ def _read_work(f: dict[str, Json]) -> Work:
 
 def _tail(m: Step | StepDone) -> dict[str, Json]:
     return {
+        "spent": [{"compute": s.compute_us, "wait": s.wait_us, "seal": s.seal_us} for s in m.spent],
         "ids": list(m.ids),
         "tensors": [tensor_fields(tensor) for tensor in m.tensors],
         "failed": None
@@ -192,7 +195,8 @@ def _read_tail(f: dict[str, Json]) -> dict[str, Any]:
     told = f["failed"]
     failed = Failure(told["rank"], FailureKind(told["kind"]), told["message"]) if told else None
     tensors = tuple(read_tensor(tensor) for tensor in f["tensors"])
-    return {"ids": tuple(f["ids"]), "tensors": tensors, "failed": failed}
+    spent = tuple(Spent(s["compute"], s["wait"], s["seal"]) for s in f["spent"])
+    return {"spent": spent, "ids": tuple(f["ids"]), "tensors": tensors, "failed": failed}
 
 
 def _step(m: Step) -> dict[str, Json]:
@@ -208,7 +212,6 @@ def _step(m: Step) -> dict[str, Json]:
         ],
         "join": [{"uid": u64(join.uid), "group": join.group} for join in m.join],
         **_work(m.work),
-        "compute_us": m.compute_us,
         **_tail(m),
     }
 
@@ -224,13 +227,12 @@ def _read_step(f: dict[str, Json]) -> Step:
         open=tuple(Open(int(row["uid"]), int(row["handle"]), row["keep"]) for row in f["open"]),
         join=tuple(Join(int(join["uid"]), join["group"]) for join in f["join"]),
         work=_read_work(f),
-        compute_us=f["compute_us"],
         **_read_tail(f),
     )
 
 
 def _done(m: StepDone) -> dict[str, Json]:
-    return {**_epoch(m.epoch), "n": u64(m.n), "compute_us": m.compute_us, **_tail(m)}
+    return {**_epoch(m.epoch), "n": u64(m.n), **_tail(m)}
 
 
 def _info(m: EngineInfo) -> dict[str, Json]:
@@ -279,13 +281,53 @@ def _row(m: Row) -> dict[str, Json]:
         "top_p": m.top_p,
         "top_k": m.top_k,
         "min_p": m.min_p,
+        "repetition": m.repetition,
+        "presence": m.presence,
+        "frequency": m.frequency,
+        "logprobs": m.logprobs,
+        "bias": [list(pair) for pair in m.bias],
+        "generated": m.generated,
+        "history": list(m.history),
     }
+
+
+def _logprobs(m: Logprobs) -> dict[str, Json]:
+    return {
+        "n": u64(m.n),
+        "uid": u64(m.uid),
+        "chosen": m.chosen,
+        "alternatives": [list(pair) for pair in zip(m.ids, m.values, strict=True)],
+    }
+
+
+def _read_logprobs(f: dict[str, Json]) -> Logprobs:
+    ids = tuple(token for token, _ in f["alternatives"])
+    values = tuple(value for _, value in f["alternatives"])
+    return Logprobs(int(f["n"]), int(f["uid"]), f["chosen"], ids, values)
 
 
 def read_row(f: dict[str, Json]) -> Row:
     """A ROW from its fields."""
-    rest = (f["choice"], f["temperature"], f["top_p"], f["top_k"], f["min_p"])
-    return Row(int(f["uid"]), int(f["seed"]), *rest)
+    rest = {name: f[name] for name in _ROW if name in f}
+    lists = {
+        "bias": tuple((token, value) for token, value in f.get("bias", ())),
+        "history": tuple(f.get("history", ())),
+    }
+    return Row(int(f["uid"]), int(f["seed"]), **rest, **lists)
+
+
+_ROW: Final = (
+    "choice",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition",
+    "presence",
+    "frequency",
+    "logprobs",
+    "generated",
+)
 
 
 _TO: Final[dict[type[Any], Callable[[Any], dict[str, Json]]]] = {
@@ -300,6 +342,7 @@ _TO: Final[dict[type[Any], Callable[[Any], dict[str, Json]]]] = {
     EngineInfo: _info,
     HopKey: _hop,
     Row: _row,
+    Logprobs: _logprobs,
     Loaded: lambda m: {"read": u64(m.read), "held": u64(m.held), "load_us": u64(m.load_us)},
 }
 
@@ -313,11 +356,12 @@ _FROM: Final[dict[str, Callable[[dict[str, Json]], Message | LocalMessage]]] = {
     "READY": _read_ready,
     "BOOTSTRAP": _read_bootstrap,
     "STEP": _read_step,
-    "STEP_DONE": lambda f: StepDone(_read_epoch(f), int(f["n"]), f["compute_us"], **_read_tail(f)),
+    "STEP_DONE": lambda f: StepDone(_read_epoch(f), int(f["n"]), **_read_tail(f)),
     "ENGINE_INFO": _read_info,
     "HOP_KEY": lambda f: HopKey(
         f["outgoing"], f["suite"], bytes.fromhex(f["cluster"]), bytes.fromhex(f["secret"])
     ),
     "ROW": read_row,
+    "LOGPROBS": _read_logprobs,
     "LOADED": lambda f: Loaded(int(f["read"]), int(f["held"]), int(f["load_us"])),
 }

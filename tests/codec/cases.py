@@ -18,6 +18,7 @@ from sealring_protocol.codec.messages import (
     Join,
     Loaded,
     LocalMessage,
+    Logprobs,
     Message,
     Open,
     Ping,
@@ -27,6 +28,7 @@ from sealring_protocol.codec.messages import (
     Ready,
     Row,
     Save,
+    Spent,
     Step,
     StepDone,
 )
@@ -69,7 +71,7 @@ MESSAGES: dict[str, Message] = {
     "step-idle": Step(EPOCH, 1, DIGEST),
     "step-decode": Step(EPOCH, 2, DIGEST, work=Decode(1), tensors=(BF16,)),
     "step-decode-sealed": Step(
-        EPOCH, 2**64 - 1, DIGEST, work=Decode(0xFFFE), tensors=(SEALED,), compute_us=5
+        EPOCH, 2**64 - 1, DIGEST, work=Decode(0xFFFE), tensors=(SEALED,), spent=(Spent(5),)
     ),
     "step-prefill": Step(
         EPOCH, 3, DIGEST, open=(Open(5),), work=Prefill(5, 0, 3), ids=(1, 2, 2**32 - 1)
@@ -86,12 +88,12 @@ MESSAGES: dict[str, Message] = {
         work=Prefill(7, 2**32 - 1, 1),
         ids=(9, 8, 7),
         tensors=(BF16, SEALED, Tensor(DType.F16, (), bytes(2)), Tensor(DType.U32, (0, 4), b"")),
-        compute_us=2**32 - 1,
+        spent=(Spent(1, 2, 3), Spent(4, 5, 2**32 - 1)),
     ),
     "step-failed": Step(EPOCH, 5, DIGEST, work=Decode(0), failed=FAILURE),
-    "done": StepDone(EPOCH, 6, 1500, tensors=(SEALED,)),
+    "done": StepDone(EPOCH, 6, tensors=(SEALED,), spent=(Spent(1500),)),
     "done-empty": StepDone(EPOCH, 7),
-    "done-ids": StepDone(EPOCH, 8, 1, ids=(5, 6, 7)),
+    "done-ids": StepDone(EPOCH, 8, ids=(5, 6, 7), spent=(Spent(1), Spent(2))),
     "done-failed": StepDone(EPOCH, 9, failed=FAILURE),
 }
 
@@ -103,5 +105,17 @@ LOCAL: dict[str, LocalMessage] = {
     "hop-key-in": HopKey(False, 2, b"c" * 32, b"s" * 32),
     "row": Row(5),
     "row-full": Row(6, 2**64 - 1, 3, 0.7, 0.95, 40, 0.05),
+    "row-penalised": Row(
+        7,
+        repetition=1.25,
+        presence=-0.5,
+        frequency=2.0,
+        logprobs=20,
+        bias=((3, -100.0), (2**32 - 1, 0.5)),
+        history=(9, 8, 7),
+        generated=2,
+    ),
+    "logprobs": Logprobs(4, 7, -0.25),
+    "logprobs-full": Logprobs(2**64 - 1, 7, -0.25, (5, 6), (-0.25, -3.5)),
     "loaded": Loaded(1, 2, 3),
 }

@@ -175,7 +175,7 @@ def test_lists_at_their_limit_travel():
 
 def test_declared_ids_beyond_the_limit_are_refused_before_they_are_read():
     data = bytearray(flat(StepDone(EPOCH, 1)))
-    data[29:33] = (limits.MAX_IDS + 1).to_bytes(4, "big")
+    data[26:30] = (limits.MAX_IDS + 1).to_bytes(4, "big")
     with pytest.raises(LimitExceeded, match="token ids"):
         decode(bytes(data))
 

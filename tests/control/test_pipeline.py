@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from sealring_protocol.codec.messages import Epoch, Failure, FailureKind, Step, StepDone
+from sealring_protocol.codec.messages import Epoch, Failure, FailureKind, Spent, Step, StepDone
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_protocol.control.pipeline import (
     Answered,
@@ -17,6 +17,7 @@ from sealring_protocol.errors import RemoteProtocolError
 
 EPOCH = Epoch(1, 1)
 HIDDEN = (Tensor(DType.F16, (1,), b"hh"),)
+TIMES = (Spent(7), Spent(8, 1), Spent(9, 0, 2))
 FAULT = Failure(2, FailureKind.ENGINE_ERROR, "boom")
 
 
@@ -97,14 +98,14 @@ def head(world=3):
 def round_trip(machine, n):
     assert machine.begin(step(n)) == [ToEngine(step(n))]
     assert machine.output(step(n, tensors=HIDDEN)) == [ToNext(step(n, tensors=HIDDEN))]
-    back = done(n, tensors=HIDDEN, compute_us=7)
+    back = done(n, tensors=HIDDEN, spent=TIMES)
     assert machine.done(back) == [ToEngine(back)]
-    return machine.output(done(n, ids=(5,)))
+    return machine.output(done(n, ids=(5,), spent=TIMES))
 
 
 def test_a_step_goes_round_the_ring():
     machine = head()
-    assert round_trip(machine, 1) == [Answered(1, (5,), 7, None)]
+    assert round_trip(machine, 1) == [Answered(1, (5,), TIMES, None)]
     assert machine.outstanding == machine.working == 0
 
 
@@ -112,15 +113,15 @@ def test_a_prefill_comes_back_without_a_second_pass():
     machine = head()
     machine.begin(step(1))
     machine.output(step(1, tensors=HIDDEN))
-    assert machine.done(done(1, compute_us=3)) == [Answered(1, (), 3, None)]
+    assert machine.done(done(1, spent=TIMES)) == [Answered(1, (), TIMES, None)]
 
 
 def test_alone_the_engine_answers():
     machine = head(1)
     machine.begin(step(1))
     machine.begin(step(2))
-    assert machine.output(done(1, ids=(4,))) == [Answered(1, (4,), 0, None)]
-    assert machine.output(done(2, ids=(4,))) == [Answered(2, (4,), 0, None)]
+    assert machine.output(done(1, ids=(4,))) == [Answered(1, (4,), (), None)]
+    assert machine.output(done(2, ids=(4,))) == [Answered(2, (4,), (), None)]
 
 
 def test_an_answer_that_is_not_due_is_the_peers_fault():
@@ -152,7 +153,7 @@ def test_a_failure_answers_every_step_once_the_one_at_fault_first(where):
             at, actions = 1, machine.output(done(1, failed=FAULT))
         case _:
             at, actions = 1, machine.lost(FAULT)
-    assert actions[0] == Answered(at, (), 0, FAULT)
+    assert actions[0] == Answered(at, (), (), FAULT)
     assert sorted(action.n for action in actions) == [1, 2, 3]
     assert all(action.failed is not None for action in actions)
     assert machine.begin(step(4)) == []

@@ -265,18 +265,17 @@ def test_a_new_key_replaces_the_old_one(models):
 # ------------------------------------------------------------- what is reported
 
 
-def test_compute_time_adds_up_along_the_chain(models):
+def test_each_pass_tells_its_time_along_the_chain(models):
     ring = Ring(models["llama"], (0, 1, 3, 5))
     ring.decode(join=[ring.admit(PROMPT)])
     head, middle, last = ring.executors
     step = head.finish(head.launch(ring.author.write(work=Decode(0))))
-    assert step.compute_us == 0
     step = middle.finish(middle.launch(step))
-    assert step.compute_us > 0
     done = last.finish(last.launch(step))
-    assert done.compute_us > step.compute_us
     final = head.finish(head.close(done))
-    assert final.compute_us > done.compute_us
+    assert [len(message.spent) for message in (step, done, final)] == [2, 3, 4]
+    assert final.spent[:3] == done.spent
+    assert all(spent.compute_us > 0 for spent in final.spent)
     assert all(executor.compute_us > 0 for executor in ring.executors)
 
 

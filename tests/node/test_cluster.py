@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from sealring_protocol.codec.messages import Decode, Spent
 from sealring_protocol.control.requests import FinishReason, Request
 from sealring_protocol.control.rows import SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError
@@ -200,12 +201,12 @@ def test_step_timings_tell_the_hop_from_the_work():
     cluster.run_until(lambda: cluster.ready)
     cluster.submit(Request((1, 2, 3), 8))
     cluster.run_until(lambda: cluster.all_done)
-    decodes = [timing for timing in cluster.timings if not timing.tokens]
+    decodes = [timing for timing in cluster.timings if isinstance(timing.work, Decode)]
     assert len(decodes) >= 8
     for timing in decodes:
-        assert timing.hops == 3
-        assert timing.compute_us == 6
-        assert timing.total_us > timing.compute_us
+        assert timing.spent == (Spent(3), Spent(3), Spent(3))
+        assert timing.closing == Spent(2)
+        assert timing.away_us == timing.total_us - 11 > 0
 
 
 def test_only_the_head_takes_requests():

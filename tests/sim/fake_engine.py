@@ -28,6 +28,7 @@ from sealring_protocol.codec.messages import (
     Progress,
     Ready,
     Row,
+    Spent,
     Step,
     StepDone,
 )
@@ -269,16 +270,17 @@ class FakeEngine:
             return StepDone(step.epoch, step.n, ids=self._sample(step.n, out) if decode else ())
         if rank < world - 1:
             tensors = self._seal(step, out) if out else ()
-            return attrs.evolve(step, ids=(), tensors=tensors, compute_us=3 * rank)
+            return attrs.evolve(step, ids=(), tensors=tensors, spent=(*step.spent, Spent(3)))
         tensors = self._seal(step, out) if decode else ()
-        return StepDone(step.epoch, step.n, 3 * rank, tensors=tensors)
+        return StepDone(step.epoch, step.n, tensors=tensors, spent=(*step.spent, Spent(3)))
 
     def _close(self, done: StepDone) -> LocalMessage:
         try:
             out = self._open(done)
         except SealringError as error:
             return self._fail(done, FailureKind.INTEGRITY, str(error))
-        return StepDone(done.epoch, done.n, ids=self._sample(done.n, out))
+        ids = self._sample(done.n, out)
+        return StepDone(done.epoch, done.n, ids, spent=(*done.spent, Spent(2)))
 
     def _sample(self, n: int, out: list[int]) -> tuple[int, ...]:
         uids = self.pending.pop(n)

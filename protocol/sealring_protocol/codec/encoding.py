@@ -19,6 +19,7 @@ from sealring_protocol.codec.messages import (
     HopKey,
     Loaded,
     LocalMessage,
+    Logprobs,
     Message,
     MessageCode,
     Ping,
@@ -36,6 +37,7 @@ from sealring_protocol.codec.readers import (
     decode_hop,
     decode_info,
     decode_loaded,
+    decode_logprobs,
     decode_ping,
     decode_pong,
     decode_ready,
@@ -51,6 +53,7 @@ from sealring_protocol.codec.writers import (
     encode_hop,
     encode_info,
     encode_loaded,
+    encode_logprobs,
     encode_progress,
     encode_ready,
     encode_row,
@@ -73,6 +76,7 @@ _ENCODERS: Final[dict[type[Any], Callable[[Any], list[Buffer]]]] = {
     HopKey: encode_hop,
     Row: encode_row,
     Loaded: encode_loaded,
+    Logprobs: encode_logprobs,
 }
 
 DECODERS: Final[dict[int, Callable[[Reader], Message]]] = {
@@ -97,6 +101,7 @@ LOCAL_DECODERS: Final[dict[int, Callable[[Reader], LocalMessage]]] = {
     MessageCode.HOP_KEY: decode_hop,
     MessageCode.ROW: decode_row,
     MessageCode.LOADED: decode_loaded,
+    MessageCode.LOGPROBS: decode_logprobs,
 }
 
 

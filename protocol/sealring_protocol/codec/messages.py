@@ -8,6 +8,7 @@ the messages that only a node and its own engine process exchange, in local fram
 from __future__ import annotations
 
 import enum
+import math
 from itertools import pairwise
 from typing import ClassVar, Final
 
@@ -15,7 +16,7 @@ import attrs
 
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_protocol.errors import LocalProtocolError
-from sealring_protocol.limits import NO_GROUP
+from sealring_protocol.limits import MAX_LOGPROBS, NO_GROUP
 
 
 def _rule(holds: bool, text: str) -> None:
@@ -43,6 +44,7 @@ class MessageCode(enum.IntEnum):
     HOP_KEY = 0x82
     ROW = 0x83
     LOADED = 0x84
+    LOGPROBS = 0x85
 
 
 @attrs.frozen(order=True)
@@ -54,6 +56,9 @@ class Epoch:
 
 
 NO_EPOCH: Final = Epoch(0, 0)
+
+NO_LOGPROBS: Final = 255
+"""`Row.logprobs` of a row that wants none, not even the chosen token's."""
 
 
 class FailureKind(enum.IntEnum):
@@ -274,13 +279,23 @@ class Join:
 
 
 @attrs.frozen
+class Spent:
+    """Where a rank's time with one step went, microseconds: its work on the device, waiting for
+    its turn there, and sealing and opening hidden states."""
+
+    compute_us: int = 0
+    wait_us: int = 0
+    seal_us: int = 0
+
+
+@attrs.frozen
 class Step:
     """Everything that one step depends on; applied in the order of the fields.
 
     *digest* is the ledger's after the step. *ids* holds one token per join, in order, and then
     the tokens of a prefill; they go to engines that hold the embedding, and never down a chain.
-    *drop* takes row uids and snapshot handles, which share one number space. *compute_us* sums
-    what the ranks after the head have spent on it; each engine adds its own part.
+    *drop* takes row uids and snapshot handles, which share one number space. *spent* has an entry
+    of every rank that has done with it, in order.
     """
 
     CODE: ClassVar = MessageCode.STEP
@@ -296,23 +311,24 @@ class Step:
     ids: tuple[int, ...] = ()
     tensors: tuple[Tensor, ...] = ()
     failed: Failure | None = None
-    compute_us: int = 0
+    spent: tuple[Spent, ...] = ()
 
 
 @attrs.frozen
 class StepDone:
     """The one answer to a step: tensors and tokens, or the failure.
 
-    *compute_us* sums what the ranks that worked on it spent, the head's own part left out.
+    *spent* has an entry of every rank that worked on it, in order; where the head's engine has
+    drawn tokens of what came back, that closing pass is the last.
     """
 
     CODE: ClassVar = MessageCode.STEP_DONE
     epoch: Epoch
     n: int
-    compute_us: int = 0
     ids: tuple[int, ...] = ()
     tensors: tuple[Tensor, ...] = ()
     failed: Failure | None = None
+    spent: tuple[Spent, ...] = ()
 
 
 # ------------------------------------------------------- between node and engine
@@ -356,7 +372,13 @@ class HopKey:
 class Row:
     """How rank 0 samples row *uid*; sent before the step that opens it.
 
-    *temperature* 0 is greedy. *top_p* 1, *top_k* 0 and *min_p* 0 leave the distribution whole.
+    *temperature* 0 is greedy. *top_p* 1, *top_k* 0 and *min_p* 0 leave the distribution whole, and
+    so do a *repetition* penalty of 1 and *presence* and *frequency* penalties of 0. *bias* has
+    pairs of a token id and what is added to its logit. *logprobs* is how many alternatives to
+    tell with the chosen token's log probability; `NO_LOGPROBS` tells none of it.
+
+    *history* is the row so far, its last *generated* tokens the model's own; only a row that is
+    `penalised` has need of it.
     """
 
     CODE: ClassVar = MessageCode.ROW
@@ -367,11 +389,47 @@ class Row:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    logprobs: int = NO_LOGPROBS
+    bias: tuple[tuple[int, float], ...] = ()
+    history: tuple[int, ...] = ()
+    generated: int = 0
 
     def __attrs_post_init__(self) -> None:
         _rule(0 <= self.temperature < float("inf"), "a temperature is 0 or more, and finite")
         _rule(0 < self.top_p <= 1, "top_p is above 0 and at most 1")
         _rule(0 <= self.min_p <= 1, "min_p is from 0 to 1")
+        _rule(0 < self.repetition < float("inf"), "a repetition penalty is above 0, and finite")
+        finite = all(map(math.isfinite, (self.presence, self.frequency)))
+        _rule(finite, "presence and frequency penalties are finite")
+        wanted = self.logprobs == NO_LOGPROBS or 0 <= self.logprobs <= MAX_LOGPROBS
+        _rule(wanted, f"logprobs are of at most {MAX_LOGPROBS} alternatives")
+        _rule(all(math.isfinite(value) for _, value in self.bias), "a bias is finite")
+        _rule(self.generated <= len(self.history), "more tokens generated than there are")
+
+    @property
+    def penalised(self) -> bool:
+        """Which tokens it has had matters to what it draws."""
+        return self.repetition != 1 or self.presence != 0 or self.frequency != 0
+
+
+@attrs.frozen
+class Logprobs:
+    """Log probabilities, from the logits as they were, of the token that step *n* gave row *uid*:
+    the *chosen* one's, and the likeliest *ids*' *values*. It comes before the step's answer."""
+
+    CODE: ClassVar = MessageCode.LOGPROBS
+    n: int
+    uid: int
+    chosen: float
+    ids: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        _rule(len(self.ids) == len(self.values), "a log probability for each id")
+        _rule(len(self.ids) <= MAX_LOGPROBS, f"at most {MAX_LOGPROBS} alternatives")
 
 
 @attrs.frozen
@@ -385,6 +443,5 @@ class Loaded:
 
 
 Message = Accept | Ping | Pong | Close | Ready | Bootstrap | Step | StepDone
-LocalMessage = (
-    Ping | Pong | Ready | Bootstrap | Step | StepDone | EngineInfo | HopKey | Row | Loaded
-)
+EngineMessage = EngineInfo | HopKey | Row | Loaded | Logprobs
+LocalMessage = Ping | Pong | Ready | Bootstrap | Step | StepDone | EngineMessage

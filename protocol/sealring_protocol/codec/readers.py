@@ -6,6 +6,7 @@ import struct
 from typing import Final
 
 from sealring_protocol.codec.layouts import (
+    BIAS,
     BOOTSTRAP,
     CLOSE,
     DECODE,
@@ -16,12 +17,15 @@ from sealring_protocol.codec.layouts import (
     INFO,
     JOIN,
     LOADED,
+    LOGPROB,
+    LOGPROBS,
     OPEN,
     PREFILL,
     PROGRESS,
     READY,
     ROW,
     SAVE,
+    SPENT,
     STEP,
     WINDOW,
 )
@@ -40,6 +44,7 @@ from sealring_protocol.codec.messages import (
     HopKey,
     Join,
     Loaded,
+    Logprobs,
     Open,
     Ping,
     Pong,
@@ -48,6 +53,7 @@ from sealring_protocol.codec.messages import (
     Ready,
     Row,
     Save,
+    Spent,
     Step,
     StepDone,
     Work,
@@ -57,11 +63,14 @@ from sealring_protocol.codec.wire import Reader, is_plain
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
 from sealring_protocol.limits import (
     MAX_ADDRESS,
+    MAX_BIAS,
     MAX_IDS,
     MAX_LAYERS,
+    MAX_LOGPROBS,
     MAX_REASON,
     MAX_ROSTER,
     MAX_ROWS,
+    MAX_SPENT,
     MAX_TENSORS,
     MAX_WINDOWS,
     MAX_WORLD,
@@ -74,6 +83,12 @@ def _ids(reader: Reader, count: int) -> tuple[int, ...]:
         raise LimitExceeded(f"{count} token ids; the limit is {MAX_IDS}")
     # The declared length is checked against what is there before the layout is built.
     return struct.unpack(f">{count}I", reader.view(4 * count))
+
+
+def _spent(reader: Reader, count: int) -> tuple[Spent, ...]:
+    if count > MAX_SPENT:
+        raise LimitExceeded(f"{count} entries of times; the limit is {MAX_SPENT}")
+    return tuple(Spent(*reader.unpack(SPENT)) for _ in range(count))
 
 
 def _tensors(reader: Reader, count: int) -> tuple[Tensor, ...]:
@@ -197,7 +212,7 @@ def decode_step(reader: Reader) -> Step:
         target,
         position,
         count,
-        compute_us,
+        spent,
         idents,
         tensors,
         failed,
@@ -214,10 +229,10 @@ def decode_step(reader: Reader) -> Step:
         tuple(Open(*reader.unpack(OPEN)) for _ in range(opens)) if opens else (),
         tuple(Join(*reader.unpack(JOIN)) for _ in range(joins)) if joins else (),
         _work(kind, target, position, count),
-        _ids(reader, idents) if idents else (),
-        _tensors(reader, tensors) if tensors else (),
-        _read_failure(reader, failed),
-        compute_us,
+        spent=_spent(reader, spent) if spent else (),
+        ids=_ids(reader, idents) if idents else (),
+        tensors=_tensors(reader, tensors) if tensors else (),
+        failed=_read_failure(reader, failed),
     )
 
 
@@ -233,14 +248,14 @@ def _work(kind: int, target: int, position: int, count: int) -> Work:
 
 def decode_done(reader: Reader) -> StepDone:
     """Read DONE."""
-    _, instance, counter, n, compute_us, idents, tensors, failed = reader.unpack(DONE)
+    _, instance, counter, n, spent, idents, tensors, failed = reader.unpack(DONE)
     return StepDone(
         Epoch(instance, counter),
         n,
-        compute_us,
-        _ids(reader, idents) if idents else (),
-        _tensors(reader, tensors) if tensors else (),
-        _read_failure(reader, failed),
+        spent=_spent(reader, spent) if spent else (),
+        ids=_ids(reader, idents) if idents else (),
+        tensors=_tensors(reader, tensors) if tensors else (),
+        failed=_read_failure(reader, failed),
     )
 
 
@@ -266,8 +281,21 @@ def decode_hop(reader: Reader) -> HopKey:
 
 def decode_row(reader: Reader) -> Row:
     """Read ROW."""
-    _, *fields = reader.unpack(ROW)
-    return Row(*fields)
+    _, *fields, biased, generated, length = reader.unpack(ROW)
+    if biased > MAX_BIAS:
+        raise LimitExceeded(f"{biased} biases; the limit is {MAX_BIAS}")
+    bias = tuple((token, value) for token, value in (reader.unpack(BIAS) for _ in range(biased)))
+    return Row(*[*fields, bias, _ids(reader, length), generated])
+
+
+def decode_logprobs(reader: Reader) -> Logprobs:
+    """Read LOGPROBS."""
+    _, n, uid, chosen, count = reader.unpack(LOGPROBS)
+    if count > MAX_LOGPROBS:
+        raise LimitExceeded(f"{count} log probabilities; the limit is {MAX_LOGPROBS}")
+    pairs = [reader.unpack(LOGPROB) for _ in range(count)]
+    ids, values = (tuple(part) for part in zip(*pairs, strict=True)) if pairs else ((), ())
+    return Logprobs(n, uid, chosen, ids, values)
 
 
 def decode_loaded(reader: Reader) -> Loaded:

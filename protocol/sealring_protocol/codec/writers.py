@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 from sealring_protocol.codec.layouts import (
+    BIAS,
     BOOTSTRAP,
     CLOSE,
     DECODE,
@@ -16,12 +17,15 @@ from sealring_protocol.codec.layouts import (
     INFO,
     JOIN,
     LOADED,
+    LOGPROB,
+    LOGPROBS,
     OPEN,
     PREFILL,
     PROGRESS,
     READY,
     ROW,
     SAVE,
+    SPENT,
     STEP,
     WINDOW,
 )
@@ -34,12 +38,14 @@ from sealring_protocol.codec.messages import (
     Failure,
     HopKey,
     Loaded,
+    Logprobs,
     NoWork,
     Ping,
     Pong,
     Prefill,
     Ready,
     Row,
+    Spent,
     Step,
     StepDone,
 )
@@ -48,11 +54,13 @@ from sealring_protocol.codec.wire import U16, U64, Buffer, clip, pack, text, vec
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import (
     MAX_ADDRESS,
+    MAX_BIAS,
     MAX_IDS,
     MAX_LAYERS,
     MAX_REASON,
     MAX_ROSTER,
     MAX_ROWS,
+    MAX_SPENT,
     MAX_TENSORS,
     MAX_WINDOWS,
     MAX_WORLD,
@@ -71,12 +79,17 @@ def _failure(failed: Failure) -> bytes:
 
 
 def _tail(
-    ids: tuple[int, ...], tensors: tuple[Tensor, ...], failed: Failure | None
+    spent: tuple[Spent, ...],
+    ids: tuple[int, ...],
+    tensors: tuple[Tensor, ...],
+    failed: Failure | None,
 ) -> list[Buffer]:
     parts: list[Buffer] = []
+    if spent:
+        _at_most(len(spent), MAX_SPENT, "entries of times")
+        parts += [pack(SPENT, s.compute_us, s.wait_us, s.seal_us) for s in spent]
     if ids:
-        _at_most(len(ids), MAX_IDS, "token ids")
-        parts.append(pack(struct.Struct(f">{len(ids)}I"), *ids))
+        parts.append(_ids(ids))
     if tensors:
         _at_most(len(tensors), MAX_TENSORS, "tensors")
         for tensor in tensors:
@@ -84,6 +97,11 @@ def _tail(
     if failed is not None:
         parts.append(_failure(failed))
     return parts
+
+
+def _ids(ids: tuple[int, ...]) -> bytes:
+    _at_most(len(ids), MAX_IDS, "token ids")
+    return pack(struct.Struct(f">{len(ids)}I"), *ids)
 
 
 def encode_progress(message: Ping | Pong) -> list[Buffer]:
@@ -198,7 +216,7 @@ def encode_step(message: Step) -> list[Buffer]:
         target,
         position,
         count,
-        message.compute_us,
+        len(message.spent),
         len(message.ids),
         len(message.tensors),
         message.failed is not None,
@@ -207,7 +225,7 @@ def encode_step(message: Step) -> list[Buffer]:
     # Most steps of a running ring change no row.
     if message.save or message.evict or message.drop or message.open or message.join:
         parts += _composition(message)
-    return parts + _tail(message.ids, message.tensors, message.failed)
+    return parts + _tail(message.spent, message.ids, message.tensors, message.failed)
 
 
 def _composition(message: Step) -> list[Buffer]:
@@ -229,12 +247,12 @@ def encode_done(message: StepDone) -> list[Buffer]:
         message.epoch.instance,
         message.epoch.counter,
         message.n,
-        message.compute_us,
+        len(message.spent),
         len(message.ids),
         len(message.tensors),
         message.failed is not None,
     )
-    return [head, *_tail(message.ids, message.tensors, message.failed)]
+    return [head, *_tail(message.spent, message.ids, message.tensors, message.failed)]
 
 
 def encode_info(message: EngineInfo) -> list[Buffer]:
@@ -264,8 +282,34 @@ def encode_hop(message: HopKey) -> list[Buffer]:
 
 def encode_row(m: Row) -> list[Buffer]:
     """The parts of ROW."""
-    fields = (m.uid, m.seed, m.choice, m.temperature, m.top_p, m.top_k, m.min_p)
-    return [pack(ROW, m.CODE, *fields)]
+    _at_most(len(m.bias), MAX_BIAS, "biases")
+    head = pack(
+        ROW,
+        m.CODE,
+        m.uid,
+        m.seed,
+        m.choice,
+        m.temperature,
+        m.top_p,
+        m.top_k,
+        m.min_p,
+        m.repetition,
+        m.presence,
+        m.frequency,
+        m.logprobs,
+        len(m.bias),
+        m.generated,
+        len(m.history),
+    )
+    bias = b"".join(pack(BIAS, token, value) for token, value in m.bias)
+    return [head + bias + (_ids(m.history) if m.history else b"")]
+
+
+def encode_logprobs(m: Logprobs) -> list[Buffer]:
+    """The parts of LOGPROBS."""
+    head = pack(LOGPROBS, m.CODE, m.n, m.uid, m.chosen, len(m.ids))
+    pairs = zip(m.ids, m.values, strict=True)
+    return [head + b"".join(pack(LOGPROB, token, value) for token, value in pairs)]
 
 
 def encode_loaded(message: Loaded) -> list[Buffer]:

@@ -7,8 +7,8 @@ import enum
 
 import attrs
 
-from sealring_protocol.codec.messages import LocalMessage, Message
-from sealring_protocol.control.requests import RequestDone, TokenOut
+from sealring_protocol.codec.messages import LocalMessage, Message, Spent, Work
+from sealring_protocol.control.requests import RequestDone, RowOpened, TokenOut
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.security.roles import Purpose
 
@@ -73,15 +73,33 @@ class Note:
 
 @attrs.frozen
 class StepTiming:
-    """Step *n* went round the ring of *hops* hops: *total_us* in all, of which *compute_us* was
-    the other ranks' work; *rows* rows, *tokens* tokens of prefill (0 for a decode)."""
+    """Step *n*, which did *work* for the rows *uids*, took *total_us* from the head's order to its
+    engine to the answer; *spent* says where, by rank, as far as ranks came to it. In a ring of
+    several ranks *closing* is the head's second pass: norm, output head, sampling."""
 
     n: int
-    hops: int
+    work: Work
+    uids: tuple[int, ...]
     total_us: int
-    compute_us: int
-    rows: int
-    tokens: int
+    spent: tuple[Spent, ...]
+    closing: Spent = attrs.field(factory=Spent)
+
+    @property
+    def away_us(self) -> int:
+        """Microseconds in which no rank worked on it, had it wait, or sealed: the way."""
+        parts = (*self.spent, self.closing)
+        return max(0, self.total_us - sum(p.compute_us + p.wait_us + p.seal_us for p in parts))
 
 
-Effect = Send | Want | Shut | ToEngine | RestartEngine | Note | TokenOut | RequestDone | StepTiming
+Effect = (
+    Send
+    | Want
+    | Shut
+    | ToEngine
+    | RestartEngine
+    | Note
+    | TokenOut
+    | RequestDone
+    | RowOpened
+    | StepTiming
+)

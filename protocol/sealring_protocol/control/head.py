@@ -17,11 +17,12 @@ from sealring_protocol.codec.messages import (
     Failure,
     FailureKind,
     LocalMessage,
+    Logprobs,
     Message,
-    Prefill,
     Ready,
     Step,
     StepDone,
+    Work,
 )
 from sealring_protocol.control import pipeline
 from sealring_protocol.control.effects import (
@@ -92,7 +93,8 @@ class Head:
         self._presentations = TokenBucket(PRESENTATIONS_PER_SECOND, 0.0)
         self._next_up = self._world == 1  # the step link to rank 1
         self._bootstrap_ends: float | None = None
-        self._flights: dict[int, tuple[float, int, int]] = {}  # step: sent, rows, prefilled
+        self._flights: dict[int, tuple[float, Work, tuple[int, ...]]] = {}  # when sent, what, whose
+        self._logprobs: dict[tuple[int, int], Logprobs] = {}  # of (step, uid), for its answer
 
     # ------------------------------------------------------------- requests
 
@@ -128,6 +130,9 @@ class Head:
                 self._watch.answered(now)
                 self._engine_ready = message
                 return self._self_ready(now)
+            case Logprobs():
+                self._logprobs[message.n, message.uid] = message
+                return []
             case Step() | StepDone():
                 self._watch.answered(now)
                 if message.epoch != self.membership.epoch:
@@ -250,14 +255,7 @@ class Head:
         if message.failed is not None and not 0 < message.failed.rank < self._world:
             raise RemoteProtocolError("a failure of a rank that is not on the chain")
         self._rounds.answered(now)
-        effects = self._timing(message, now)
-        effects += self._act(self._pipeline.done(message), now)
-        return effects
-
-    def _timing(self, message: StepDone, now: float) -> list[Effect]:
-        sent, rows, tokens = self._flights.pop(message.n, (now, 0, 0))
-        total = int((now - sent) * 1e6)
-        return [StepTiming(message.n, self._world, total, message.compute_us, rows, tokens)]
+        return self._act(self._pipeline.done(message), now)
 
     # --------------------------------------------------------------- epochs
 
@@ -362,6 +360,7 @@ class Head:
         self._bootstrap_ends = None
         self._pipeline = None
         self._flights.clear()
+        self._logprobs.clear()
         self._rounds.clear()
         if self.scheduler is not None:
             self.scheduler.abandon()
@@ -376,9 +375,9 @@ class Head:
             if planned is None:
                 break
             effects += [ToEngine(row) for row in planned.rows]
-            work = planned.step.work
-            tokens = work.count if isinstance(work, Prefill) else 0
-            self._flights[planned.step.n] = (now, len(self.scheduler.uids(planned.step.n)), tokens)
+            n, work = planned.step.n, planned.step.work
+            self._flights[n] = (now, work, self.scheduler.uids(n))
+            effects += planned.opened
             effects += self._act(self._pipeline.begin(planned.step), now)
         return effects
 
@@ -390,8 +389,6 @@ class Head:
                     self._watch.owe(now)
                     effects.append(ToEngine(message))
                 case pipeline.ToNext(message):
-                    _, rows, tokens = self._flights[message.n]
-                    self._flights[message.n] = (now, rows, tokens)
                     self._rounds.owe(now)
                     effects.append(Send(1, Purpose.STEP, message))
                 case pipeline.Answered(failed=None):
@@ -402,9 +399,22 @@ class Head:
 
     def _answered(self, action: pipeline.Answered, now: float) -> list[Effect]:
         assert self.scheduler is not None  # noqa: S101  a step was planned
-        self._flights.pop(action.n, None)
         self._recovery.progressed()
-        return [*self.scheduler.answered(action.n, action.ids, now), *self._pump(now)]
+        effects = self._timing(action, now)
+        effects += self.scheduler.answered(action.n, action.ids, now, self._told_of(action.n))
+        return effects + self._pump(now)
+
+    def _timing(self, action: pipeline.Answered, now: float) -> list[Effect]:
+        sent, work, uids = self._flights.pop(action.n)
+        total = int((now - sent) * 1e6)
+        spent, closing = action.spent[: self._world], action.spent[self._world :]
+        return [StepTiming(action.n, work, uids, total, spent, *closing[:1])]
+
+    def _told_of(self, n: int) -> dict[int, Logprobs]:
+        """The log probabilities that came with the answer to step *n*, by row."""
+        if not self._logprobs:
+            return {}
+        return {uid: self._logprobs.pop((n, uid)) for m, uid in list(self._logprobs) if m == n}
 
     def _step_failed(self, actions: list[pipeline.Action], now: float) -> list[Effect]:
         effects = self._settle(actions)

@@ -17,7 +17,7 @@ from typing import Final
 
 import attrs
 
-from sealring_protocol.codec.messages import Epoch, Failure, FailureKind, Step, StepDone
+from sealring_protocol.codec.messages import Epoch, Failure, FailureKind, Spent, Step, StepDone
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.table import Machine, Table
 
@@ -38,11 +38,12 @@ class ToNext:
 
 @attrs.frozen
 class Answered:
-    """Step *n* is over: with *ids*, or with *failed*. *compute_us* is what later ranks spent."""
+    """Step *n* is over: with *ids*, or with *failed*. *spent* is the time of each pass, the head's
+    first, then the other ranks', then, where tokens were drawn, the head's last."""
 
     n: int
     ids: tuple[int, ...]
-    compute_us: int
+    spent: tuple[Spent, ...]
     failed: Failure | None
 
 
@@ -150,7 +151,7 @@ class HeadPipeline:
         self._state = Machine(PIPELINE_TABLE, PipelineState.RUNNING)
         self._engine: deque[int] = deque()  # first pass: embedding and own layers
         self._chain: deque[int] = deque()  # on their way round the ring
-        self._closing: deque[tuple[int, int]] = deque()  # second pass: head and sampler; compute
+        self._closing: deque[int] = deque()  # second pass: norm, output head and sampler
 
     @property
     def working(self) -> int:
@@ -180,10 +181,9 @@ class HeadPipeline:
             return [ToNext(message)]
         if isinstance(message, StepDone):
             if self._alone and self._takes(self._engine, message.n):
-                return [Answered(message.n, message.ids, 0, None)]
-            if self._closing and self._closing[0][0] == message.n:
-                _, spent = self._closing.popleft()
-                return [Answered(message.n, message.ids, spent, None)]
+                return [Answered(message.n, message.ids, message.spent, None)]
+            if self._takes(self._closing, message.n):
+                return [Answered(message.n, message.ids, message.spent, None)]
         out_of_order = Failure(0, FailureKind.ENGINE_ERROR, "the engine answered out of order")
         return self.failure(message.n, out_of_order)
 
@@ -199,24 +199,24 @@ class HeadPipeline:
         if message.failed is not None:
             return self.failure(message.n, message.failed)
         if not message.tensors:
-            return [Answered(message.n, (), message.compute_us, None)]
-        self._closing.append((message.n, message.compute_us))
+            return [Answered(message.n, (), message.spent, None)]
+        self._closing.append(message.n)
         return [ToEngine(message)]
 
     def failure(self, n: int, failed: Failure) -> list[Action]:
         """Step *n* failed, and with it every later one: each is answered here and now."""
         self._state.fire(PipelineEvent.FAILURE)
-        rest = {n for n, _ in self._closing} | set(self._chain) | set(self._engine)
+        rest = {*self._closing, *self._chain, *self._engine}
         self._closing.clear()
         self._chain.clear()
         self._engine.clear()
         later = Failure(failed.rank, FailureKind.LINK_LOST, f"after step {n}: {failed.message}")
-        first: list[Action] = [Answered(n, (), 0, failed)]
-        return first + [Answered(other, (), 0, later) for other in sorted(rest - {n})]
+        first: list[Action] = [Answered(n, (), (), failed)]
+        return first + [Answered(other, (), (), later) for other in sorted(rest - {n})]
 
     def lost(self, failed: Failure) -> list[Action]:
         """A rank or its link is gone: every step under way is answered with *failed*."""
-        oldest = [n for n, _ in self._closing] + list(self._chain) + list(self._engine)
+        oldest = [*self._closing, *self._chain, *self._engine]
         if not oldest:
             self._state.fire(PipelineEvent.FAILURE)
             return []

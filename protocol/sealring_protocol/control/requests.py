@@ -7,7 +7,8 @@ from typing import Final
 
 import attrs
 
-from sealring_protocol.codec.messages import Row
+from sealring_protocol.codec.messages import Logprobs, Row
+from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.table import Machine, Table
 
 
@@ -15,13 +16,45 @@ from sealring_protocol.table import Machine, Table
 class Request:
     """Continue *prompt* (token ids) by at most *max_tokens*, or by what the context allows if 0.
 
-    A token in *eos* ends the row and is not given out. *sampling* is a `Row` without its uid.
+    A token in *eos* ends the row and is not given out. *sampling* is a `Row` without its uid and
+    history. Whoever asks is the *owner*: owners take turns in the queue.
     """
 
     prompt: tuple[int, ...]
     max_tokens: int = 0
     eos: frozenset[int] = frozenset()
     sampling: Row = attrs.field(factory=lambda: Row(0))
+    owner: str = ""
+
+
+class ContextOverflow(LocalProtocolError):
+    """A prompt of *prompt* tokens and *asked* more are beyond the model's *context*."""
+
+    def __init__(self, prompt: int, asked: int, context: int) -> None:
+        super().__init__(
+            f"the prompt has {prompt} tokens and {asked} more are asked for; the model's context "
+            f"holds {context}. Shorten the prompt or lower max_tokens"
+        )
+        self.prompt, self.asked, self.context = prompt, asked, context
+
+
+class RoomOverflow(LocalProtocolError):
+    """*tokens* tokens are beyond the *room* for caches of the ring's tightest rank, even alone."""
+
+    def __init__(self, tokens: int, room: int) -> None:
+        super().__init__(
+            f"the request needs the caches of {tokens} tokens, and the tightest rank has room for "
+            f"{room}. Shorten the prompt, lower max_tokens, or give the ranks more memory"
+        )
+        self.tokens, self.room = tokens, room
+
+
+class QueueFull(LocalProtocolError):
+    """*waiting* requests wait already; that is all the queue takes."""
+
+    def __init__(self, waiting: int) -> None:
+        super().__init__(f"{waiting} requests wait already, as many as may; try again later")
+        self.waiting = waiting
 
 
 class FinishReason(enum.Enum):
@@ -40,6 +73,7 @@ class TokenOut:
     uid: int
     token: int
     position: int
+    logprobs: Logprobs | None = None
 
 
 @attrs.frozen
@@ -49,6 +83,15 @@ class RequestDone:
     uid: int
     reason: FinishReason
     message: str = ""
+
+
+@attrs.frozen
+class RowOpened:
+    """Row *uid* is being read in; the first *cached* of its *tokens* were there already."""
+
+    uid: int
+    tokens: int
+    cached: int
 
 
 Outcome = TokenOut | RequestDone

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from sealring_protocol.codec.messages import Row, Step, Work
-from sealring_protocol.control.requests import Request, RowEvent, RowState, row_machine
+from sealring_protocol.control.requests import Request, RowEvent, RowOpened, RowState, row_machine
 from sealring_protocol.table import Machine
 
 
@@ -43,6 +43,15 @@ class LiveRow:
     suspect: bool = False
 
     @property
+    def sampling(self) -> Row:
+        """How the engine samples it, from where it is now."""
+        asked = self.request.sampling
+        if not asked.penalised:
+            return attrs.evolve(asked, uid=self.uid)
+        history = tuple(self.tokens)
+        return attrs.evolve(asked, uid=self.uid, history=history, generated=self.emitted)
+
+    @property
     def emitted(self) -> int:
         """Tokens that it was given."""
         return len(self.tokens) - len(self.request.prompt)
@@ -65,7 +74,8 @@ class Flight:
 
 @attrs.frozen
 class Planned:
-    """The next *step*, and the sampling of the *rows* that it opens."""
+    """The next *step*, how the *rows* that it opens are sampled, and what of them is *opened*."""
 
     step: Step
     rows: tuple[Row, ...]
+    opened: tuple[RowOpened, ...]

@@ -19,7 +19,7 @@ crashes engines spends only its own retry budget.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import attrs
@@ -31,6 +31,7 @@ from sealring_protocol.codec.messages import (
     Failure,
     FailureKind,
     Join,
+    Logprobs,
     Open,
     Prefill,
     Step,
@@ -38,11 +39,13 @@ from sealring_protocol.codec.messages import (
 )
 from sealring_protocol.control.ledger import DIGEST_SIZE, Ledger
 from sealring_protocol.control.requests import (
+    ContextOverflow,
     FinishReason,
     Outcome,
     Request,
     RequestDone,
     RowEvent,
+    RowOpened,
     RowState,
     TokenOut,
 )
@@ -55,6 +58,7 @@ _STALLS: Final = {FailureKind.DEADLINE: 8}
 
 _REOPENED: Final = (RowState.PREFILL, RowState.READY)
 _MIN_CHUNK: Final = 16
+_NO_LOGPROBS: Final[Mapping[int, Logprobs]] = {}
 
 
 class Scheduler:
@@ -102,11 +106,7 @@ class Scheduler:
             raise LocalProtocolError("the prompt has no tokens; give at least one")
         room = self._context - length
         if room < max(1, request.max_tokens):
-            raise LocalProtocolError(
-                f"the prompt has {length} tokens and {max(1, request.max_tokens)} more are asked "
-                f"for; the model's context holds {self._context}. Shorten the prompt or lower "
-                "max_tokens"
-            )
+            raise ContextOverflow(length, max(1, request.max_tokens), self._context)
         uid = self._next_uid
         self._next_uid += 1
         self._rows[uid] = LiveRow(uid, request, request.max_tokens or room, list(request.prompt))
@@ -332,8 +332,9 @@ class Scheduler:
         self._dropping.clear()
         self._ledger.apply(step)
         self._flights[self._n] = self._flight(work, now)
-        rows = tuple(attrs.evolve(row.request.sampling, uid=row.uid) for row in opened)
-        return Planned(attrs.evolve(step, digest=self._ledger.digest(self._n)), rows)
+        rows = tuple(row.sampling for row in opened)
+        told = tuple(RowOpened(row.uid, len(row.tokens), 0) for row in opened)
+        return Planned(attrs.evolve(step, digest=self._ledger.digest(self._n)), rows, told)
 
     def _flight(self, work: Work, now: float) -> Flight:
         match work:
@@ -364,8 +365,14 @@ class Scheduler:
         flight = self._flights.get(n)
         return len(flight.uids) if flight and isinstance(flight.work, Decode) else 0
 
-    def answered(self, n: int, ids: tuple[int, ...], now: float) -> list[Outcome]:
-        """Step *n* is done and gave *ids*, one for each of its rows.
+    def answered(
+        self,
+        n: int,
+        ids: tuple[int, ...],
+        now: float,
+        logprobs: Mapping[int, Logprobs] = _NO_LOGPROBS,
+    ) -> list[Outcome]:
+        """Step *n* is done and gave *ids*, one for each of its rows, and *logprobs* of some.
 
         Raises `RemoteProtocolError` for a step that waits for no answer, or a wrong number.
         """
@@ -386,16 +393,16 @@ class Scheduler:
                 # A row that is being read in again has been given its tokens; what its former life
                 # still gives is drawn again, the same.
                 if position == len(row.tokens) and row.state.state not in _REOPENED:
-                    outcomes += self._token(row, token)
+                    outcomes += self._token(row, token, logprobs.get(uid))
         return outcomes
 
-    def _token(self, row: LiveRow, token: int) -> list[Outcome]:
+    def _token(self, row: LiveRow, token: int, logprobs: Logprobs | None) -> list[Outcome]:
         position = len(row.tokens)
         row.tokens.append(token)
         row.stalls = row.tries = 0
         if token in row.request.eos:
             return self._end(row.uid, FinishReason.STOP)
-        outcomes: list[Outcome] = [TokenOut(row.uid, token, position)]
+        outcomes: list[Outcome] = [TokenOut(row.uid, token, position, logprobs)]
         if row.emitted >= row.limit:
             return outcomes + self._end(row.uid, FinishReason.LENGTH)
         if row.suspect:
