@@ -1,0 +1,336 @@
+/**
+ * One end of a link (sections 4, 7, 10 and 11.1), without socket or clock: bytes and the time go in, frames and
+ * messages come out.
+ *
+ * `receive` takes bytes as they come and `tick` does what is due at a time. What the end has to do by itself (sign,
+ * encapsulate, store a roster, admit its peer) waits for `work`, so that whoever drives a link says when. All times
+ * are seconds since the connection. A failure is final: it is kept in `failure`, told to a verified peer in one
+ * CLOSE, and nothing is acted on after it.
+ */
+
+import { CLOSE, Failure, must } from "./failure.js";
+import { FrameReader, HANDSHAKE, SEALED } from "./frame.js";
+import {
+  AEAD_TAG,
+  HANDSHAKE_TIMEOUT,
+  INIT_TIMEOUT,
+  MAX_FIN_BODY,
+  MAX_REASON,
+  MAX_ROSTER,
+  MAX_SEALED_BODY,
+  MAX_UNANSWERED_PINGS,
+  MIN_FRAME_RATE,
+  PINGS_PER_SECOND,
+  PING_INTERVAL,
+  PING_TIMEOUT,
+} from "./limits.js";
+import { decodeMessage, encodeMessage } from "./messages.js";
+import { maySend } from "./roles.js";
+import { Opener, Sealer } from "./seal.js";
+
+const NOTHING = Object.freeze({});
+const ANY_MESSAGE = Object.freeze({ [SEALED]: MAX_SEALED_BODY });
+const LONGEST_ACCEPT = Object.freeze({ [SEALED]: 45 + MAX_ROSTER + AEAD_TAG });
+const LONGEST_CLOSE = Object.freeze({ [SEALED]: 5 + MAX_REASON + AEAD_TAG });
+
+/**
+ * What each state takes (section 4).
+ *
+ * @type {Readonly<Record<"initiator" | "responder", Readonly<Record<string, import("./frame.js").Takes>>>>}
+ */
+const TAKES = Object.freeze({
+  initiator: {
+    WAIT_RESP: { [HANDSHAKE]: 1_314 },
+    WAIT_SIGNATURE: NOTHING,
+    WAIT_ACCEPT: LONGEST_ACCEPT,
+    WAIT_STORE: ANY_MESSAGE,
+    ESTABLISHED: ANY_MESSAGE,
+  },
+  responder: {
+    WAIT_INIT: { [HANDSHAKE]: 1_261 },
+    WAIT_ENCAPSULATION: NOTHING,
+    WAIT_SIGNATURE: NOTHING,
+    WAIT_FIN: { [HANDSHAKE]: MAX_FIN_BODY },
+    WAIT_STORE: LONGEST_CLOSE,
+    WAIT_ADMIT: LONGEST_CLOSE,
+    ESTABLISHED: ANY_MESSAGE,
+  },
+});
+
+/** The states in which an end waits for itself. */
+const OWN_WORK = new Set(["WAIT_ENCAPSULATION", "WAIT_SIGNATURE", "WAIT_STORE", "WAIT_ADMIT"]);
+
+const NO_LOAD = Object.freeze({
+  steps_received: 0n,
+  steps_answered: 0n,
+  compute_us: 0n,
+  seal_us: 0n,
+  rows: 0n,
+  memory: 0n,
+  cache: 0n,
+});
+
+/**
+ * A link that is up.
+ *
+ * @typedef {object} Session
+ * @property {import("./suites.js").Suite} suite
+ * @property {Buffer} peer node id
+ * @property {bigint} instance of the peer
+ * @property {number} purpose
+ * @property {Buffer} transcript t4
+ * @property {{traffic: Buffer, activation: Buffer}} outward secrets of the direction to the peer
+ * @property {{traffic: Buffer, activation: Buffer}} inward secrets of the direction from the peer
+ */
+
+export class Link {
+  /** Whole frames to transmit, in order. @type {Buffer[]} */
+  outgoing = [];
+  /** What the peer said, PING, PONG and CLOSE left out. @type {{plaintext: Buffer, message: any}[]} */
+  messages = [];
+  /** @type {Session | null} */
+  session = null;
+  /** @type {Failure | null} */
+  failure = null;
+  /** The code of the CLOSE that was sent. @type {number | null} */
+  told = null;
+  /** The code of the CLOSE that came. @type {number | null} */
+  closed = null;
+
+  #state = "START";
+  #takes;
+  #handshake;
+  #reader = new FrameReader();
+  #now = 0;
+  /** @type {Sealer | null} */
+  #sealer = null;
+  /** @type {Opener | null} */
+  #opener = null;
+  /** @type {import("./roster.js").Roster | null} */
+  #roster = null;
+  /** @type {readonly string[]} */
+  #peerMaySend = [];
+  #heardAt = 0;
+  #lastFrameAt = 0;
+  #pinged = false;
+  /** @type {bigint[]} */
+  #unanswered = [];
+  #echo = 1n;
+  #pingTokens = PINGS_PER_SECOND;
+  #pingTokensAt = 0;
+
+  /**
+   * @param {"initiator" | "responder"} end
+   * @param {import("./handshake.js").Node} node
+   * @param {bigint} startMs the wall clock at the connection, in milliseconds
+   * @param {(link: Link) => import("./handshake.js").Side} handshake
+   */
+  constructor(end, node, startMs, handshake) {
+    this.node = node;
+    this.#takes = TAKES[end];
+    this.startMs = startMs;
+    this.#handshake = handshake(this);
+    this.#guard(() => this.#advance());
+  }
+
+  get isUp() {
+    return this.#state === "ESTABLISHED";
+  }
+
+  /** Whether nothing is acted on any more. */
+  get isOver() {
+    return this.#state === "CLOSED" || this.#state === "DEAD";
+  }
+
+  /**
+   * @param {Uint8Array} bytes
+   * @param {number} now
+   */
+  receive(bytes, now) {
+    this.#now = now;
+    if (this.isOver || bytes.length === 0) return;
+    this.#reader.push(bytes);
+    this.#guard(() => this.#read());
+    if (now <= this.#lastFrameAt + PING_TIMEOUT + this.#reader.declared / MIN_FRAME_RATE) this.#hear();
+  }
+
+  /** Do what the end itself has to do. */
+  work() {
+    this.#guard(() => {
+      while (OWN_WORK.has(this.#state)) this.#advance();
+    });
+  }
+
+  /**
+   * Do what is due.
+   *
+   * @param {number} now
+   */
+  tick(now) {
+    this.#now = now;
+    if (!this.isOver) this.#guard(() => (this.isUp ? this.#keepAlive() : this.#hurry()));
+  }
+
+  /** The stream has ended: without CLOSE before it that is a loss [LK-01], and nobody is there to be told. */
+  end() {
+    if (this.isOver) return;
+    this.failure = new Failure("PROTOCOL_ERROR", "the stream ended without CLOSE");
+    this.#state = "DEAD";
+  }
+
+  /** @param {import("./messages.js").Message} message */
+  send(message) {
+    if (!this.#sealer || this.isOver) throw new TypeError("the link is not up");
+    this.transmit(this.#sealer.seal(encodeMessage(message)));
+  }
+
+  /**
+   * End the link.
+   *
+   * @param {import("./failure.js").FailureClass | "SHUTDOWN"} why
+   */
+  close(why = "SHUTDOWN", reason = "") {
+    this.send({ message: "CLOSE", why: CLOSE[why], reason });
+    this.told = CLOSE[why];
+    this.#state = "CLOSED";
+  }
+
+  // What the handshake asks of its link.
+
+  /** @param {Buffer} frame */
+  transmit(frame) {
+    this.outgoing.push(frame);
+  }
+
+  /**
+   * The peer is verified: from here on frames are sealed.
+   *
+   * @param {import("./suites.js").Suite} suite
+   * @param {Buffer} outward traffic secret
+   * @param {Buffer} inward traffic secret
+   */
+  key(suite, outward, inward) {
+    this.#sealer = new Sealer(suite, outward);
+    this.#opener = new Opener(suite, inward);
+  }
+
+  /**
+   * @param {import("./frame.js").Frame} frame
+   * @returns {any} the message in it
+   */
+  open(frame) {
+    return decodeMessage(this.#unseal(frame));
+  }
+
+  /** @param {number} why */
+  closedWith(why) {
+    this.closed = why;
+    this.#state = "CLOSED";
+  }
+
+  /**
+   * The one message that an initiator may send before ACCEPT [HS-29].
+   *
+   * @param {import("./frame.js").Frame} frame
+   */
+  takeClose(frame) {
+    const message = this.open(frame);
+    must(message.message === "CLOSE", "a message before ACCEPT");
+    this.closedWith(message.why);
+  }
+
+  /**
+   * @param {Session} session
+   * @param {import("./roster.js").Roster} roster that both ends hold now
+   */
+  establish(session, roster) {
+    const ranks = [roster.rank(session.peer), roster.rank(this.node.identity.id)];
+    this.#peerMaySend = maySend(session.purpose, ranks[0], ranks[1], roster.members.length);
+    this.#roster = roster;
+    this.session = session;
+    this.#state = "ESTABLISHED";
+  }
+
+  /** @param {import("./frame.js").Frame} frame */
+  take(frame) {
+    const plaintext = this.#unseal(frame);
+    const message = decodeMessage(plaintext);
+    must(this.#peerMaySend.includes(message.message), `${message.message} from this peer`, "ROLE_VIOLATION");
+    if (message.message === "CLOSE") this.closedWith(message.why);
+    else if (message.message === "PING") this.#pong(message.echo);
+    else if (message.message === "PONG") must(this.#unanswered.shift() === message.echo, "a PONG to no PING");
+    else this.messages.push({ plaintext, message });
+  }
+
+  /**
+   * @param {import("./frame.js").Frame} frame
+   * @returns {Buffer}
+   */
+  #unseal(frame) {
+    if (!this.#opener) throw new TypeError("there are no keys yet");
+    return this.#opener.open(frame);
+  }
+
+  #read() {
+    while (!this.isOver) {
+      const takes = this.#takes[this.#state];
+      must(takes !== NOTHING || this.#reader.waiting === 0, "bytes before an answer", "LIMIT_EXCEEDED");
+      const frame = this.#reader.next(takes);
+      if (!frame) return;
+      this.#lastFrameAt = this.#now;
+      if (this.isUp) this.take(frame);
+      else this.#advance(frame);
+    }
+  }
+
+  /** @param {import("./frame.js").Frame} [frame] */
+  #advance(frame) {
+    const { value, done } = this.#handshake.next(/** @type {any} */ (frame));
+    if (!done) this.#state = value;
+  }
+
+  #hear() {
+    this.#heardAt = this.#now;
+    this.#pinged = false;
+  }
+
+  #hurry() {
+    const patience = this.#state === "WAIT_INIT" ? INIT_TIMEOUT : HANDSHAKE_TIMEOUT;
+    must(this.#now < patience, "the handshake takes too long", "TIMEOUT");
+  }
+
+  #keepAlive() {
+    const wallMs = this.startMs + BigInt(Math.floor(this.#now * 1000));
+    must(!this.#roster?.hasExpired(wallMs), "the roster has expired", "ROSTER_EXPIRED");
+    const silence = this.#now - this.#heardAt;
+    must(silence < PING_TIMEOUT, "the peer is silent", "TIMEOUT");
+    if (silence < PING_INTERVAL || this.#pinged) return;
+    must(this.#unanswered.length < MAX_UNANSWERED_PINGS, "too many PINGs without a PONG", "TIMEOUT");
+    this.#pinged = true;
+    this.#unanswered.push(this.#echo);
+    this.send({ message: "PING", echo: this.#echo, ...NO_LOAD });
+    this.#echo += 1n;
+  }
+
+  /** @param {bigint} echo of the PING */
+  #pong(echo) {
+    const gained = (this.#now - this.#pingTokensAt) * PINGS_PER_SECOND;
+    this.#pingTokens = Math.min(PINGS_PER_SECOND, this.#pingTokens + gained);
+    this.#pingTokensAt = this.#now;
+    must(this.#pingTokens >= 1, "too many PINGs", "LIMIT_EXCEEDED");
+    this.#pingTokens -= 1;
+    this.send({ message: "PONG", echo, ...NO_LOAD });
+  }
+
+  /** @param {() => void} act whose failure ends the link */
+  #guard(act) {
+    try {
+      act();
+    } catch (error) {
+      if (!(error instanceof Failure)) throw error;
+      this.failure = error;
+      if (this.#sealer) this.close(error.name, error.message);
+      this.#state = "DEAD";
+    }
+  }
+}

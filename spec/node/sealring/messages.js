@@ -1,0 +1,219 @@
+/**
+ * The messages of sections 8 and 9 and of appendix A, as the specification's tables lay them out.
+ *
+ * A message is an object with the specification's field names; `message` is its own name. `NETWORK` and `LOCAL` say
+ * which codes travel in a sealed frame, and which between a node and its engine.
+ */
+
+import { must } from "./failure.js";
+import {
+  MAX_ADDRESS,
+  MAX_BIAS,
+  MAX_IDS,
+  MAX_LAYERS,
+  MAX_LOGPROBS,
+  MAX_REASON,
+  MAX_ROSTER,
+  MAX_ROWS,
+  MAX_SPENT,
+  MAX_TENSORS,
+  MAX_WINDOWS,
+  MAX_WORLD,
+  NO_GROUP,
+} from "./limits.js";
+import { dtype, tensor } from "./tensor.js";
+import * as wire from "./wire.js";
+import { bool, bytes, f64, inline, list, optional, pair, plainText, struct, u16, u32, u64, u8, where } from "./wire.js";
+
+/** @typedef {{message: string} & Record<string, any>} Message */
+
+const epoch = { instance: u64, counter: u64 };
+const upTo = (/** @type {number} */ limit) => where(u16, (n) => n <= limit, `more than ${limit}`, "LIMIT_EXCEEDED");
+const oneOf = (/** @type {number} */ first, /** @type {number} */ last) =>
+  where(u8, (code) => first <= code && code <= last, "an unknown code");
+const group = where(u16, (number) => number !== NO_GROUP, "no group has this number");
+
+const load = struct({
+  echo: u64,
+  steps_received: u64,
+  steps_answered: u64,
+  compute_us: u64,
+  seal_us: u64,
+  rows: u64,
+  memory: u64,
+  cache: u64,
+});
+
+const accept = struct({ transcript: bytes(32), serial: u64, roster: wire.blob(MAX_ROSTER) });
+
+const close = struct({ why: u16, reason: plainText(MAX_REASON) });
+
+const ready = struct(
+  {
+    ...epoch,
+    model: bytes(32),
+    first: u16,
+    last: u16,
+    layers: upTo(MAX_LAYERS),
+    dtype,
+    hidden: u32,
+    trimmable: bool,
+    room: u64,
+    fixed: u64,
+    per_token: u64,
+    windows: list(u16, MAX_WINDOWS, struct({ tokens: u32, bytes: u64 })),
+  },
+  ({ first, last, layers }) => must(first <= last && last <= layers, "layers that are not there"),
+);
+
+const bootstrap = struct(
+  {
+    ...epoch,
+    backend: oneOf(1, 4),
+    rank: u16,
+    inner_seal: bool,
+    deadline_ms: u32,
+    model: bytes(32),
+    bounds: list(u16, MAX_WORLD + 1, upTo(MAX_LAYERS)),
+    hosts: list(u16, MAX_WORLD, struct({ host: inline(wire.text(MAX_ADDRESS)), port: u16 })),
+  },
+  ({ bounds, rank }) => {
+    must(bounds.length >= 2 && bounds[0] === 0, "bounds that do not begin");
+    must(
+      bounds.every((/** @type {number} */ bound, /** @type {number} */ i) => i === 0 || bounds[i - 1] < bound),
+      "bounds that do not rise",
+    );
+    must(rank < bounds.length - 1, "a rank beyond the last");
+  },
+);
+
+const failure = struct({ rank: u16, kind: oneOf(1, 8), message: plainText(MAX_REASON) });
+
+export const WORK = Object.freeze({ NONE: 0, PREFILL: 1, DECODE: 2 });
+
+/** @param {{work: number, target: bigint, position: number, count: number}} step */
+function checkWork({ work, target, position, count }) {
+  if (work === WORK.PREFILL) must(count > 0, "a prefill of no tokens");
+  else must(position === 0 && count === 0, "a position or a count without a prefill");
+  if (work === WORK.DECODE) must(target < NO_GROUP, "a decode of no group");
+  if (work === WORK.NONE) must(target === 0n, "a target without work");
+}
+
+const results = {
+  spent: list(u8, MAX_SPENT, struct({ compute: u32, wait: u32, seal: u32 })),
+  ids: list(u32, MAX_IDS, u32),
+  tensors: list(u8, MAX_TENSORS, tensor),
+  failed: optional(failure),
+};
+
+const step = struct(
+  {
+    ...epoch,
+    n: u64,
+    digest: bytes(16),
+    save: list(u16, MAX_ROWS, struct({ uid: u64, handle: u64 })),
+    evict: list(u16, MAX_ROWS, u64),
+    drop: list(u16, MAX_ROWS, u64),
+    open: list(u16, MAX_ROWS, struct({ uid: u64, handle: u64, keep: u32 })),
+    join: list(u16, MAX_ROWS, struct({ uid: u64, group })),
+    work: oneOf(WORK.NONE, WORK.DECODE),
+    target: u64,
+    position: u32,
+    count: u32,
+    ...results,
+  },
+  checkWork,
+);
+
+const stepDone = struct({ ...epoch, n: u64, ...results });
+
+const engineInfo = struct({
+  model: bytes(32),
+  dtype,
+  hidden: u32,
+  vocabulary: u32,
+  context: u32,
+  trimmable: bool,
+  room: u64,
+  ends: u64,
+  layers: list(u16, MAX_LAYERS, u64),
+});
+
+const hopKey = struct({ outgoing: bool, suite: u8, cluster: bytes(32), secret: bytes(32) });
+
+const finite = where(f64, Number.isFinite, "not finite");
+const share = where(f64, (p) => 0 <= p && p <= 1, "no share");
+const NO_LOGPROBS = 255;
+
+const row = struct(
+  {
+    uid: u64,
+    seed: u64,
+    choice: u16,
+    temperature: where(finite, (t) => t >= 0, "a temperature below 0"),
+    top_p: where(share, (p) => p > 0, "nothing left to draw from"),
+    top_k: u32,
+    min_p: share,
+    repetition: where(finite, (penalty) => penalty > 0, "a penalty of 0 or below"),
+    presence: finite,
+    frequency: finite,
+    logprobs: where(u8, (n) => n <= MAX_LOGPROBS || n === NO_LOGPROBS, "too many alternatives"),
+    bias: list(u16, MAX_BIAS, pair(u32, finite)),
+    generated: u32,
+    history: list(u32, MAX_IDS, u32),
+  },
+  ({ generated, history }) => must(generated <= history.length, "more generated than there is"),
+);
+
+const logprobs = struct({ n: u64, uid: u64, chosen: f64, alternatives: list(u8, MAX_LOGPROBS, pair(u32, f64)) });
+
+const loaded = struct({ read: u64, held: u64, load_us: u64 });
+
+/** @typedef {Readonly<Record<number, [name: string, codec: wire.Codec<any>]>>} Table by code */
+
+/** @type {Table} */
+const BOTH = {
+  0x05: ["PING", load],
+  0x06: ["PONG", load],
+  0x08: ["READY", ready],
+  0x09: ["BOOTSTRAP", bootstrap],
+  0x0a: ["STEP", step],
+  0x0b: ["STEP_DONE", stepDone],
+};
+
+/** @type {Table} */
+export const NETWORK = Object.freeze({ ...BOTH, 0x04: ["ACCEPT", accept], 0x07: ["CLOSE", close] });
+
+/** @type {Table} */
+export const LOCAL = Object.freeze({
+  ...BOTH,
+  0x81: ["ENGINE_INFO", engineInfo],
+  0x82: ["HOP_KEY", hopKey],
+  0x83: ["ROW", row],
+  0x84: ["LOADED", loaded],
+  0x85: ["LOGPROBS", logprobs],
+});
+
+/**
+ * @param {Uint8Array} plaintext
+ * @param {Table} table
+ * @returns {Message}
+ */
+export function decodeMessage(plaintext, table = NETWORK) {
+  must(plaintext.length > 0, "no message at all");
+  const entry = table[plaintext[0]];
+  must(entry, `code ${plaintext[0]} is no message here`);
+  const [message, codec] = entry;
+  return { message, ...wire.decode(codec, plaintext.subarray(1)) };
+}
+
+/**
+ * @param {Message} message
+ * @param {Table} table
+ */
+export function encodeMessage(message, table = NETWORK) {
+  for (const [code, [name, codec]] of Object.entries(table)) {
+    if (name === message.message) return Buffer.concat([u8.write(Number(code)), codec.write(message)]);
+  }
+  throw new TypeError(`no message ${message.message}`);
+}

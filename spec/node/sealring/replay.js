@@ -1,0 +1,20 @@
+/** The admission tags that a node has taken [HS-04]: the newest, up to a limit. */
+
+import { REPLAY_CACHE } from "./limits.js";
+
+export class ReplayCache {
+  /** A set, since it remembers the order in which its values came. */
+  #tags = new Set();
+
+  /**
+   * @param {Buffer} tag
+   * @returns {boolean} whether it is new
+   */
+  add(tag) {
+    const name = tag.toString("hex");
+    if (this.#tags.has(name)) return false;
+    this.#tags.add(name);
+    if (this.#tags.size > REPLAY_CACHE) this.#tags.delete(this.#tags.values().next().value);
+    return true;
+  }
+}

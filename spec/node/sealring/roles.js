@@ -1,0 +1,40 @@
+/** Who may send what (section 10): a valid key is no licence. */
+
+export const PURPOSE = Object.freeze({ CONTROL: 1, STEP: 2, TUNNEL: 3, WEIGHTS: 4 });
+
+const ANYONE = ["PING", "PONG", "CLOSE"];
+
+/** @type {Readonly<Record<string, readonly string[]>>} */
+const MAY_SEND = Object.freeze({
+  HEAD_TO_RANK: [...ANYONE, "BOOTSTRAP", "STEP"],
+  RANK_TO_HEAD: [...ANYONE, "READY", "STEP_DONE"],
+  TO_NEXT: [...ANYONE, "STEP"],
+  LAST_TO_HEAD: [...ANYONE, "STEP_DONE"],
+  PEER: ANYONE,
+});
+
+/**
+ * What the sender is to the receiver.
+ *
+ * @param {number} purpose
+ * @param {number} sender rank
+ * @param {number} receiver rank
+ * @param {number} world the number of ranks
+ */
+function role(purpose, sender, receiver, world) {
+  if (purpose === PURPOSE.CONTROL && sender === 0 && receiver > 0) return "HEAD_TO_RANK";
+  if (purpose === PURPOSE.CONTROL && receiver === 0 && sender > 0) return "RANK_TO_HEAD";
+  if (purpose === PURPOSE.STEP && receiver === sender + 1) return "TO_NEXT";
+  if (purpose === PURPOSE.STEP && sender === world - 1 && sender > 0 && receiver === 0) return "LAST_TO_HEAD";
+  return "PEER";
+}
+
+/**
+ * The names of the messages that the sender may send.
+ *
+ * @param {number} purpose
+ * @param {number} sender rank
+ * @param {number} receiver rank
+ * @param {number} world the number of ranks
+ */
+export const maySend = (purpose, sender, receiver, world) => MAY_SEND[role(purpose, sender, receiver, world)];
