@@ -8,7 +8,7 @@ of the ranks) is in the signed roster and cannot be said here.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import attrs
 import pydantic
@@ -19,10 +19,18 @@ from sealring_trio.units import parse_address, parse_size
 SuiteName = Literal["aes-256-gcm", "chacha20-poly1305"]
 StrategyName = Literal["auto", "pp", "single"]
 
+NO_API: Final = "off"
+DEFAULT_API: Final = "127.0.0.1:7480"
+DEFAULT_TIMEOUT: Final = 600.0
+
 
 def _check_address(value: str) -> str:
     parse_address(value)
     return value
+
+
+def _check_api(value: str) -> str:
+    return value if value == NO_API else _check_address(value)
 
 
 def _check_memory(value: str) -> str:
@@ -52,6 +60,14 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
     memory: Annotated[str, pydantic.AfterValidator(_check_memory)] | None = pydantic.Field(
         default=None, description="memory for weights and caches, like 24G"
     )
+    api: Annotated[str, pydantic.AfterValidator(_check_api)] = pydantic.Field(
+        default=DEFAULT_API,
+        description="address of the head's HTTP API, or 'off'",
+        examples=[f'"{DEFAULT_API}"'],
+    )
+    timeout: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)] = pydantic.Field(
+        default=DEFAULT_TIMEOUT, description="seconds that a request of the API may take"
+    )
     strategy: StrategyName = pydantic.Field(default="auto", description="how the ranks work")
     suites: list[SuiteName] = pydantic.Field(
         default=["aes-256-gcm", "chacha20-poly1305"],
@@ -65,9 +81,9 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
 
 @attrs.frozen
 class Config:
-    """What `sealring up` runs: absolute paths, sizes in bytes.
+    """What `sealring up` runs: absolute paths, sizes in bytes, times in seconds.
 
-    *layers* is empty and *memory* 0 where the machine decides.
+    *layers* is empty and *memory* 0 where the machine decides; *api* is None where there is none.
     """
 
     path: Path
@@ -78,6 +94,8 @@ class Config:
     model: str
     layers: tuple[int, ...]
     memory: int
+    api: tuple[str, int] | None
+    timeout: float
     strategy: StrategyName
     suites: tuple[SuiteName, ...]
     state: Path
@@ -102,6 +120,8 @@ def load_config(path: Path) -> Config:
         model=_file_or_value(base, file.model),
         layers=tuple(file.layers),
         memory=parse_size(file.memory) if file.memory else 0,
+        api=None if file.api == NO_API else parse_address(file.api),
+        timeout=file.timeout,
         strategy=file.strategy,
         suites=tuple(file.suites),
         state=base / state,

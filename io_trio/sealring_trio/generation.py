@@ -1,136 +1,185 @@
-"""Text in and text out of a ring, on the head: the tokenizer's side of a request.
+"""One path from the ids of a prompt to the text of its answer, for everybody who asks the head.
 
-The node knows token ids alone. Here a prompt gets the model's chat template and becomes ids, and
-ids become text again as they come, a piece whenever the bytes so far are whole characters.
+The node knows token ids alone. A `Job` says what to continue and how; `Generator.answering` gives
+it to the ring and `Answer.next` the text as it comes: whole characters, no part of a stop string,
+and with each piece the tokens that it came from. However the block is left, by its end, an error or
+because the client went away, the row ends with it on every rank.
+
+Making ids of a text takes about a microsecond for each character, in which no hop moves: long texts
+are therefore done by a thread.
 """
 
 from __future__ import annotations
 
-import secrets
+import contextlib
 import time
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
 
-import pydantic
+import attrs
+import trio
+from sealring_model.errors import LoadError
 from sealring_model.tokens import Detokenizer, Tokenizer
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.head import Head
 from sealring_protocol.control.membership import MembershipState
-from sealring_protocol.control.requests import FinishReason, Request, TokenOut
-from sealring_protocol.errors import LocalProtocolError
+from sealring_protocol.control.requests import FinishReason, Request, RequestDone, TokenOut
 
-from sealring_trio.control import Reply
-from sealring_trio.errors import OperationError, UserError
+from sealring_trio.errors import OperationError
+from sealring_trio.marks import StopText
 from sealring_trio.runtime import Runtime, Stream
-from sealring_trio.single import pace
+from sealring_trio.trace import Trace, Tracer
 
-Share = Annotated[float, pydantic.Field(ge=0, le=1)]
-U32: Final = (1 << 32) - 1
-U64: Final = (1 << 64) - 1
+T = TypeVar("T")
 
+INLINE_TEXT: Final = 1024
+"""Characters that are made ids of on the spot; a thread takes more than one costs here."""
 
-def _check_prompt(value: str) -> str:
-    value.encode()  # lone surrogates, which JSON can carry, are no text (a ValueError)
-    return value
-
-
-class GenerateRequest(pydantic.BaseModel, extra="forbid", frozen=True):
-    """What a client of the control socket asks for; see `sealring generate --help`."""
-
-    do: str
-    prompt: Annotated[str, pydantic.AfterValidator(_check_prompt)]
-    raw: bool = False
-    max_tokens: Annotated[int, pydantic.Field(ge=1, le=U32)] = 256
-    temperature: Annotated[float, pydantic.Field(ge=0)] = 0.0
-    top_p: Share = 1.0
-    top_k: Annotated[int, pydantic.Field(ge=0, le=U32)] = 0
-    min_p: Share = 0.0
-    seed: Annotated[int, pydantic.Field(ge=0, le=U64)] | None = None
+TOKENISERS: Final = 2
+"""Long texts that are made ids of at once; others wait. It bounds what hops compete with."""
 
 
-def read_request(fields: dict[str, Any]) -> GenerateRequest:
-    """*fields* as a request. Raises `UserError` that names the field."""
-    try:
-        return GenerateRequest.model_validate(fields)
-    except pydantic.ValidationError as error:
-        fault = error.errors()[0]
-        name = ".".join(map(str, fault["loc"]))
-        raise UserError(f"{name}: {fault['msg']}", "See: sealring generate --help") from None
+@attrs.frozen
+class Job:
+    """Continue *prompt* by at most *max_tokens* (0: as the context allows), drawn as *sampling*
+    says, up to the first of the *stop* strings. Whoever asks is the *owner*."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: Row
+    stop: tuple[str, ...] = ()
+    owner: str = ""
 
 
-async def generate(
-    runtime: Runtime, tokenizer: Tokenizer, asked: GenerateRequest, reply: Reply
-) -> None:
-    """Have the ring answer *asked*, and give the pieces to *reply* as they come.
+@attrs.frozen
+class Piece:
+    """*text* that comes next, and the *tokens* since the last piece. Either may be empty."""
 
-    Raises `UserError` for a request that can never be done, `OperationError` when it failed.
-    """
-    prompt = _encode(tokenizer, asked)
-    seed = asked.seed if asked.seed is not None else secrets.randbits(64)
-    sampling = Row(
-        uid=0,
-        seed=seed,
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        top_k=asked.top_k,
-        min_p=asked.min_p,
-    )
-    request = Request(tuple(prompt), asked.max_tokens, tokenizer.eos, sampling)
-    if waiting := _missing(runtime):
-        await reply({"event": "waiting", "text": f"waiting for {waiting}"})
-    try:
-        uid, stream = runtime.submit(request)
-    except LocalProtocolError as error:
-        raise UserError(
-            f"the request cannot be done: {error}", "Change it and ask again."
-        ) from None
-    try:
-        summary = await _pass_on(stream, tokenizer.stream(), reply)
-    finally:
-        runtime.cancel(uid)
-    await reply({"event": "done", "prompt_tokens": len(prompt), "seed": seed, **summary})
+    text: str
+    tokens: tuple[TokenOut, ...]
 
 
-def _encode(tokenizer: Tokenizer, asked: GenerateRequest) -> list[int]:
-    if asked.raw:
-        return tokenizer.encode(asked.prompt)
-    try:
-        return tokenizer.chat([{"role": "user", "content": asked.prompt}])
-    except ValueError as error:
-        raise UserError(str(error), "Try --raw, which leaves the template out.") from None
+class Answer:
+    """What comes of one job; made by `Generator.answering`."""
+
+    def __init__(
+        self,
+        uid: int,
+        stream: Stream,
+        finish: Callable[[], None],
+        words: Detokenizer,
+        stop: StopText,
+        notes: tuple[Tracer, Trace],
+    ) -> None:
+        self.uid = uid
+        self._stream = stream
+        self._finish = finish
+        self._words = words
+        self._stop = stop
+        self._tracer, self._trace = notes
+        self._last: float | None = None
+        self._done: RequestDone | None = None
+
+    async def next(self) -> Piece | RequestDone:
+        """The next piece, or how the answer ended; waits until there is one."""
+        if self._done is not None:
+            return self._done
+        events = await self._stream.take()
+        text, tokens = "", []
+        for event in events:
+            if isinstance(event, RequestDone):
+                self._done = event
+                text += self._stop.add(self._detokenise(None)) + self._stop.rest()
+                break
+            tokens.append(event)
+            text += self._stop.add(self._detokenise(event.token))
+            if self._stop.reached:
+                self.finish()
+                break
+        return Piece(text, tuple(tokens))
+
+    def finish(self) -> None:
+        """The answer is complete as it is, whatever the model would have added."""
+        self._done = RequestDone(self.uid, FinishReason.STOP)
+        self._finish()
+
+    def _detokenise(self, token: int | None) -> str:
+        """The text that *token* completes, or what is left at the end."""
+        if token is not None:
+            now = trio.current_time()
+            self._tracer.token(self._trace, self._last, now)
+            self._last = now
+        began = time.perf_counter()
+        text = self._words.finish() if token is None else self._words.add(token)
+        self._trace.detokenise += time.perf_counter() - began
+        return text
 
 
-def _missing(runtime: Runtime) -> str:
-    """Whom the ring still waits for, in words; empty when it is complete."""
-    brain = runtime.node.brain
-    if not isinstance(brain, Head) or brain.membership.state is MembershipState.SERVING:
-        return ""
-    members = runtime.node.roster.roster.members
-    names = [f"rank {rank} ({members[rank].name})" for rank in brain.membership.missing]
-    return ", ".join(names) or "the ring"
+class Generator:
+    """Has the ring continue prompts: the node, the model's tokenizer, and the requests' traces."""
 
+    def __init__(self, runtime: Runtime, model: Path) -> None:
+        self.runtime = runtime
+        self.model = model
+        self.tracer = Tracer()
+        self._loading = trio.Lock()
+        self._threads = trio.CapacityLimiter(TOKENISERS)
+        self._tokenizer: Tokenizer | None = None
+        runtime.watchers.append(self.tracer.watch)
 
-async def _pass_on(stream: Stream, words: Detokenizer, reply: Reply) -> dict[str, Any]:
-    """Give out the text of *stream* as it comes; the summary of it."""
-    tokens: list[int] = []
-    times: list[float] = []
-    unsaid = 0
-    while isinstance(event := await stream.get(), TokenOut):
-        times.append(time.perf_counter())
-        tokens.append(event.token)
-        unsaid += 1
-        if text := words.add(event.token):
-            await reply({"event": "text", "text": text, "count": unsaid})
-            unsaid = 0
-    if text := words.finish():
-        await reply({"event": "text", "text": text, "count": unsaid})
-    if event.reason not in (FinishReason.STOP, FinishReason.LENGTH):
-        raise OperationError(
-            f"the ring gave up on this request: {event.message or event.reason.value}",
-            "The head's log says more. Ask again once 'sealring status' shows the ring ready.",
-        )
-    return {
-        "reason": event.reason.value,
-        "tokens": len(tokens),
-        "token_ids": tokens,
-        "tokens_per_s": round(pace(times), 2),
-    }
+    async def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, loaded once, in a thread. Raises `OperationError`."""
+        async with self._loading:
+            if self._tokenizer is None:
+                try:
+                    self._tokenizer = await trio.to_thread.run_sync(partial(Tokenizer, self.model))
+                except LoadError as error:
+                    raise OperationError(str(error), "Fetch the model again.") from None
+            return self._tokenizer
+
+    async def warm_up(self) -> None:
+        """Have the tokenizer ready before the first request; a fault is told to who asks."""
+        with contextlib.suppress(OperationError):
+            await self.tokenizer()
+
+    async def tokenised(self, size: int, work: Callable[[], T]) -> T:
+        """What *work* makes of a text of *size* characters, without keeping hops waiting."""
+        if size <= INLINE_TEXT:
+            return work()
+        return await trio.to_thread.run_sync(work, limiter=self._threads, abandon_on_cancel=True)
+
+    @contextlib.contextmanager
+    def answering(self, tokenizer: Tokenizer, job: Job, trace: Trace) -> Iterator[Answer]:
+        """The answer to *job*, whose row ends with the block at the latest.
+
+        Raises `LocalProtocolError` when it can never be done, or not now.
+        """
+        if trace.submitted is None:
+            trace.submitted = trio.current_time()
+        trace.choices += 1
+        request = Request(job.prompt, job.max_tokens, tokenizer.eos, job.sampling, job.owner)
+        runtime, tracer = self.runtime, self.tracer
+        uid, stream = runtime.submit(request, lambda uid: tracer.follow(uid, trace))
+        try:
+            yield Answer(
+                uid,
+                stream,
+                lambda: runtime.finish(uid),
+                tokenizer.stream(),
+                StopText(job.stop),
+                (tracer, trace),
+            )
+        finally:
+            tracer.leave(uid)
+            runtime.forget(uid)
+
+    def missing(self) -> str:
+        """Whom the ring still waits for, in words; empty when it serves."""
+        brain = self.runtime.node.brain
+        if not isinstance(brain, Head) or brain.membership.state is MembershipState.SERVING:
+            return ""
+        members = self.runtime.node.roster.roster.members
+        names = [f"rank {rank} ({members[rank].name})" for rank in brain.membership.missing]
+        return ", ".join(names) or "the ring"

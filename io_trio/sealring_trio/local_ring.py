@@ -24,6 +24,7 @@ import attrs
 from sealring_protocol.limits import MAX_WORLD
 from sealring_protocol.security.roster import sign_roster
 
+from sealring_trio.config import NO_API
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.key_files import create_key, public_path
 from sealring_trio.local_socket import ask
@@ -64,8 +65,12 @@ class LocalNode:
 
 
 @contextlib.contextmanager
-def local_ring(ranks: int, model: Path, layers: Sequence[int] = ()) -> Iterator[list[LocalNode]]:
-    """*ranks* nodes of a throwaway cluster with *model*, in rank order; all end with the block.
+def local_ring(
+    ranks: int, model: Path, layers: Sequence[int] = (), api: str = NO_API
+) -> Iterator[list[LocalNode]]:
+    """*ranks* nodes of a throwaway cluster with *model*, in rank order; all end with the block, the
+    head first, so that what it still answers has the ring to do it. *api* is the address of its
+    HTTP API.
 
     Raises `UserError` for a number of ranks that cannot be, `OperationError` when a node does
     not start.
@@ -75,14 +80,16 @@ def local_ring(ranks: int, model: Path, layers: Sequence[int] = ()) -> Iterator[
     with contextlib.ExitStack() as stack:
         # Short, for the sockets' sake.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
-        configs = write_cluster(folder, ranks, model, layers)
-        nodes = [stack.enter_context(running_node(config)) for config in configs]
+        configs = write_cluster(folder, ranks, model, layers, api)
+        nodes = [stack.enter_context(running_node(config)) for config in reversed(configs)][::-1]
         for node in nodes:
             wait_until_up(node)
         yield nodes
 
 
-def write_cluster(folder: Path, ranks: int, model: Path, layers: Sequence[int] = ()) -> list[Path]:
+def write_cluster(
+    folder: Path, ranks: int, model: Path, layers: Sequence[int] = (), api: str = NO_API
+) -> list[Path]:
     """Keys, a signed roster and a config for each rank, in *folder*; the configs."""
     coordinator = create_key(folder / "coordinator.key")
     names = [f"rank{rank}" for rank in range(ranks)]
@@ -106,6 +113,7 @@ def write_cluster(folder: Path, ranks: int, model: Path, layers: Sequence[int] =
             f'coordinator = "{public_path(folder / "coordinator.key").name}"',
             f'listen = "127.0.0.1:{port}"',
             f'model = "{model}"',
+            f'api = "{api}"',
             *([f"layers = {list(layers)}"] if layers else []),
         ]
         configs.append(folder / f"{name}.toml")

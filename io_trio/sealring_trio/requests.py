@@ -2,44 +2,74 @@
 
 from __future__ import annotations
 
-import contextlib
+import secrets
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final
 
+import pydantic
 import trio
-from sealring_model.errors import LoadError
 from sealring_model.tokens import Tokenizer
+from sealring_protocol.codec.messages import Row
+from sealring_protocol.control.requests import FinishReason, RequestDone
+from sealring_protocol.errors import LocalProtocolError
 
-from sealring_trio.config import Config
 from sealring_trio.control import Reply
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.generation import generate, read_request
-from sealring_trio.runtime import Runtime
+from sealring_trio.generation import Answer, Generator, Job
 from sealring_trio.status import describe_node
+from sealring_trio.trace import Trace
+
+Share = Annotated[float, pydantic.Field(ge=0, le=1)]
+U32: Final = (1 << 32) - 1
+U64: Final = (1 << 64) - 1
+
+
+def _check_prompt(value: str) -> str:
+    value.encode()  # lone surrogates, which JSON can carry, are no text (a ValueError)
+    return value
+
+
+class GenerateRequest(pydantic.BaseModel, extra="forbid", frozen=True):
+    """What a client of the control socket asks for; see `sealring generate --help`."""
+
+    do: str
+    prompt: Annotated[str, pydantic.AfterValidator(_check_prompt)]
+    raw: bool = False
+    max_tokens: Annotated[int, pydantic.Field(ge=1, le=U32)] = 256
+    temperature: Annotated[float, pydantic.Field(ge=0)] = 0.0
+    top_p: Share = 1.0
+    top_k: Annotated[int, pydantic.Field(ge=0, le=U32)] = 0
+    min_p: Share = 0.0
+    seed: Annotated[int, pydantic.Field(ge=0, le=U64)] | None = None
+
+
+def read_request(fields: dict[str, Any]) -> GenerateRequest:
+    """*fields* as a request. Raises `UserError` that names the field."""
+    try:
+        return GenerateRequest.model_validate(fields)
+    except pydantic.ValidationError as error:
+        fault = error.errors()[0]
+        name = ".".join(map(str, fault["loc"]))
+        raise UserError(f"{name}: {fault['msg']}", "See: sealring generate --help") from None
 
 
 class Requests:
-    """Answers the clients of one node. The tokenizer is loaded once, in a thread."""
+    """Answers the clients of one node's control socket."""
 
-    def __init__(self, runtime: Runtime, config: Config, model: Path) -> None:
-        self._runtime = runtime
-        self._config = config
-        self._model = model
-        self._loading = trio.Lock()
-        self._tokenizer: Tokenizer | None = None
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+        self._runtime = generator.runtime
 
     async def answer(self, request: dict[str, Any], reply: Reply) -> None:
         """Answer *request* by calls of *reply*. Raises `UserError` or `OperationError`."""
         match request.get("do"):
             case "status":
-                await reply({"event": "status", **describe_node(self._runtime, self._model)})
+                status = describe_node(self._runtime, self._generator.model)
+                await reply({"event": "status", **status})
             case "generate":
                 asked = read_request(request)
                 self._check_head()
-                tokenizer = await self.tokenizer()
-                await self._runtime.informed.wait()
-                await generate(self._runtime, tokenizer, asked, reply)
+                await self._generate(asked, reply)
             case other:
                 raise UserError(f"the node does not know '{other}'", "It knows: generate, status.")
 
@@ -52,18 +82,83 @@ class Requests:
                 f"Ask on the machine of the head, {head}.",
             )
 
-    async def warm_up(self) -> None:
-        """Have the tokenizer ready before the first request; a fault is told to who asks."""
-        if not self._runtime.node.rank:
-            with contextlib.suppress(OperationError):
-                await self.tokenizer()
+    async def _generate(self, asked: GenerateRequest, reply: Reply) -> None:
+        tracer = self._generator.tracer
+        trace = Trace(f"gen-{secrets.token_hex(12)}", "generate", "")
+        tracer.begin(trace)
+        outcome = "cancelled"
+        try:
+            summary = await self._answered(asked, trace, reply)
+            outcome = summary["reason"]
+        except UserError as error:
+            outcome = "refused" if not isinstance(error, OperationError) else "failed"
+            raise
+        finally:
+            tracer.end(trace, outcome)
+        await reply({"event": "done", **summary})
 
-    async def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer, loaded when it is first asked for. Raises `OperationError`."""
-        async with self._loading:
-            if self._tokenizer is None:
-                try:
-                    self._tokenizer = await trio.to_thread.run_sync(partial(Tokenizer, self._model))
-                except LoadError as error:
-                    raise OperationError(str(error), "Fetch the model again.") from None
-            return self._tokenizer
+    async def _answered(self, asked: GenerateRequest, trace: Trace, reply: Reply) -> dict[str, Any]:
+        """Have the ring answer *asked*, and give the pieces to *reply* as they come; a summary."""
+        generator = self._generator
+        tokenizer = await generator.tokenizer()
+        await self._runtime.informed.wait()
+        began = trio.current_time()
+        encode = partial(_encode, tokenizer, asked)
+        prompt = tuple(await generator.tokenised(len(asked.prompt), encode))
+        trace.tokenise = trio.current_time() - began
+        trace.prompt_tokens = len(prompt)
+        if waiting := generator.missing():
+            await reply({"event": "waiting", "text": f"waiting for {waiting}"})
+        seed = asked.seed if asked.seed is not None else secrets.randbits(64)
+        sampling = Row(
+            uid=0,
+            seed=seed,
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=asked.top_k,
+            min_p=asked.min_p,
+        )
+        try:
+            with generator.answering(tokenizer, Job(prompt, asked.max_tokens, sampling), trace) as (
+                answer
+            ):
+                done, tokens = await _pass_on(answer, reply)
+        except LocalProtocolError as error:
+            raise UserError(
+                f"the request cannot be done: {error}", "Change it and ask again."
+            ) from None
+        if done.reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            raise OperationError(
+                f"the ring gave up on this request: {done.message or done.reason.value}",
+                "The head's log says more. Ask again once 'sealring status' shows the ring ready.",
+            )
+        return {
+            "prompt_tokens": len(prompt),
+            "seed": seed,
+            "reason": done.reason.value,
+            "tokens": len(tokens),
+            "token_ids": tokens,
+            "tokens_per_s": round(trace.tokens_per_s, 2),
+        }
+
+
+def _encode(tokenizer: Tokenizer, asked: GenerateRequest) -> list[int]:
+    if asked.raw:
+        return tokenizer.encode(asked.prompt)
+    try:
+        return tokenizer.chat([{"role": "user", "content": asked.prompt}])
+    except ValueError as error:
+        raise UserError(str(error), "Try --raw, which leaves the template out.") from None
+
+
+async def _pass_on(answer: Answer, reply: Reply) -> tuple[RequestDone, list[int]]:
+    """Give out the text of *answer* as it comes; how it ended, and its tokens."""
+    tokens: list[int] = []
+    unsaid = 0
+    while not isinstance(piece := await answer.next(), RequestDone):
+        tokens += [event.token for event in piece.tokens]
+        unsaid += len(piece.tokens)
+        if piece.text:
+            await reply({"event": "text", "text": piece.text, "count": unsaid})
+            unsaid = 0
+    return piece, tokens

@@ -25,7 +25,7 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from sealring_protocol.codec.messages import EngineInfo, Loaded, LocalMessage
 from sealring_protocol.control.effects import Level, Note, RestartEngine, StepTiming, ToEngine
-from sealring_protocol.control.requests import Request, RequestDone, TokenOut
+from sealring_protocol.control.requests import Request, RequestDone, RowOpened, TokenOut
 from sealring_protocol.events import (
     Dial,
     EncapsulationWanted,
@@ -83,12 +83,14 @@ class Stream:
         self._events.append(event)
         self._wake.set()
 
-    async def get(self) -> TokenOut | RequestDone:
-        """The next event, in order."""
+    async def take(self) -> list[TokenOut | RequestDone]:
+        """The events since the last call, in order; waits for one if there are none."""
         while not self._events:
             self._wake = trio.Event()
             await self._wake.wait()
-        return self._events.popleft()
+        events = list(self._events)
+        self._events.clear()
+        return events
 
 
 def wall_ms() -> int:
@@ -114,6 +116,10 @@ class Runtime:
         self.engine = Engine(engine, self)
         self.timings: deque[StepTiming] = deque(maxlen=TIMINGS_KEPT)
         self.weights_read = 0  # bytes, since the present engine began
+        self.bytes_sent = 0  # over the links, since the node began
+        self.bytes_received = 0
+        self.engine_heard = -math.inf  # when the engine last said something
+        self.watchers: list[Callable[[StepTiming | RowOpened], None]] = []  # told of all of them
         self.informed = trio.Event()  # the engine has said once what its model is
         self._quiet = trio.Event()
         self._stopping = False
@@ -169,21 +175,33 @@ class Runtime:
 
     # -------------------------------------------------------------- requests
 
-    def submit(self, request: Request) -> tuple[int, Stream]:
-        """Give *request* to the head; its uid, and what comes of it.
+    def submit(self, request: Request, known: Callable[[int], None]) -> tuple[int, Stream]:
+        """Give *request* to the head; its uid, and what comes of it. *known* is told the uid before
+        anything does.
 
         Raises `LocalProtocolError` when it can never be done.
         """
         uid = self.node.submit(request, trio.current_time())
         stream = self._streams[uid] = Stream()
+        known(uid)
         self._settle()
         return uid, stream
 
-    def cancel(self, uid: int) -> None:
-        """Whoever asked for *uid* is gone."""
-        self._streams.pop(uid, None)
-        self.node.cancel(uid, trio.current_time())
+    def finish(self, uid: int) -> None:
+        """The text of *uid* has reached its end before its tokens have."""
+        self.node.finish(uid, trio.current_time())
         self._settle()
+
+    def cancel(self, uid: int) -> None:
+        """End *uid* wherever it is; whoever still reads its stream is told."""
+        if self.node.rank == 0:  # a roster may have made another the head, which ended all
+            self.node.cancel(uid, trio.current_time())
+            self._settle()
+
+    def forget(self, uid: int) -> None:
+        """Nobody reads the stream of *uid* any more; it ends if it has not."""
+        self._streams.pop(uid, None)
+        self.cancel(uid)
 
     # ----------------------------------------------------------------- links
 
@@ -222,6 +240,7 @@ class Runtime:
 
     def received(self, link: int, data: bytes) -> None:
         """A pump read *data*."""
+        self.bytes_received += len(data)
         self.node.receive_data(link, data, trio.current_time())
         self._settle()
 
@@ -234,13 +253,16 @@ class Runtime:
 
     def data_to_send(self, link: int) -> bytes | bytearray:
         """What the node has for *link*."""
-        return self.node.data_to_send(link)
+        data = self.node.data_to_send(link)
+        self.bytes_sent += len(data)
+        return data
 
     # ---------------------------------------------------------------- engine
 
     def engine_message(self, message: LocalMessage) -> None:
         """The engine said *message*."""
-        self.node.engine_message(message, trio.current_time())
+        self.engine_heard = trio.current_time()
+        self.node.engine_message(message, self.engine_heard)
         if isinstance(message, EngineInfo):
             self.informed.set()
         elif isinstance(message, Loaded):
@@ -250,6 +272,7 @@ class Runtime:
     def engine_lost(self, reason: str) -> None:
         """The engine process is gone."""
         self.weights_read = 0
+        self.engine_heard = -math.inf
         self.node.engine_lost(reason, trio.current_time())
         self._settle()
 
@@ -274,8 +297,8 @@ class Runtime:
             case TokenOut(uid) | RequestDone(uid):
                 if stream := self._streams.get(uid):
                     stream.put(event)
-            case StepTiming():
-                self.timings.append(event)
+            case StepTiming() | RowOpened():
+                self._watched(event)
             case Note(level, text):
                 # While it stops, its own closing of links is no news.
                 log.log(logging.DEBUG if self._stopping else _LEVELS[level], "%s", text)
@@ -292,6 +315,12 @@ class Runtime:
                 self._spawn(self._sign, link, payload)
             case StoreRoster(link, data):
                 self._spawn(self._store_roster, link, data)
+
+    def _watched(self, event: StepTiming | RowOpened) -> None:
+        if isinstance(event, StepTiming):
+            self.timings.append(event)
+        for watcher in self.watchers:
+            watcher(event)
 
     def _spawn(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
         if self._nursery is None:

@@ -28,6 +28,7 @@ from sealring_trio.config import Config
 from sealring_trio.control import serve_control
 from sealring_trio.engine import EngineCommand
 from sealring_trio.errors import UserError
+from sealring_trio.generation import Generator
 from sealring_trio.key_files import read_key, read_public_key
 from sealring_trio.models import describe_model, find_model
 from sealring_trio.requests import Requests
@@ -153,11 +154,13 @@ async def serve(prepared: Prepared, lifeline: int | None) -> None:
         runtime = build_runtime(prepared)
     except LocalProtocolError as error:
         raise UserError(f"cannot run this node: {error}", "Check the config.") from None
-    requests = Requests(runtime, config, prepared.model)
+    generator = Generator(runtime, prepared.model)
+    requests = Requests(generator)
     async with trio.open_nursery() as nursery:
         await nursery.start(serve_control, config.control_socket, requests.answer)
         await nursery.start(runtime.run)
-        nursery.start_soon(requests.warm_up)
+        if not runtime.node.rank:
+            nursery.start_soon(generator.warm_up)
         _tell_where(runtime, config)
         await _until_stopped(lifeline)
         log.info("stopping: closing the links")

@@ -36,6 +36,7 @@ COMMANDS: Final = {
     "roster": ("roster:app", "Say who belongs to the cluster, and sign it."),
     "up": ("up:up", "Run one node of a ring."),
     "generate": ("generate:generate", "Ask a running ring, and stream the answer."),
+    "apikey": ("apikey:app", "Say who may use the head's HTTP API."),
     "status": ("status:status", "Show what a running node knows."),
     "plan": ("plan:plan", "Work out which machine would hold what, and whether it fits."),
     "digest": ("digest:digest", "Hash a model's files, so that every rank can prove it has them."),

@@ -1,0 +1,150 @@
+"""Every error of the API, in OpenAI's shape and with the status that its clients act on.
+
+A client of OpenAI's retries what is 408, 409, 429 or 500 and above, and gives everything else to
+its caller. So a request that can never be done is 400, one that can be done later 429 or 503 with
+`Retry-After`, and one that somebody cancelled is 499, which nobody retries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pydantic
+from sealring_protocol.control.requests import (
+    ContextOverflow,
+    FinishReason,
+    QueueFull,
+    RequestDone,
+    RoomOverflow,
+)
+from sealring_protocol.errors import LocalProtocolError
+from starlette.responses import JSONResponse
+
+INVALID: Final = "invalid_request_error"
+RETRY_SECONDS: Final = 1
+"""What `Retry-After` says where nothing better is known."""
+
+
+class ApiError(Exception):
+    """An answer that is no answer: *status*, and what stands in the body."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str,
+        *,
+        kind: str = INVALID,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.kind = kind
+        self.param = param
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's error object."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> JSONResponse:
+        """It as an HTTP response."""
+        return JSONResponse(self.body(), self.status, self.headers)
+
+
+def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
+    """A request that cannot be right."""
+    return ApiError(400, message, code, param=param)
+
+
+def unsupported(param: str, message: str) -> ApiError:
+    """A request that another server may honour, but this one does not."""
+    return ApiError(400, message, "unsupported_parameter", param=param)
+
+
+def unavailable(message: str, code: str, retry: int = RETRY_SECONDS) -> ApiError:
+    """Not now."""
+    headers = {"Retry-After": str(retry)}
+    return ApiError(503, message, code, kind="service_unavailable", headers=headers)
+
+
+_FORMS: Final[Mapping[str, str]] = {
+    "content": "a message's content is a text or a list of text parts; other parts, such as "
+    "images, are not supported",
+    "prompt": "a prompt is a text, a list of texts, a list of token ids, or a list of such lists",
+    "stop": "stop is a text or a list of texts, none of them empty or very long",
+    "tool_choice": "tool_choice is 'none', 'auto', 'required' or a function of the tools",
+}
+"""What fields look like that have several forms, of which validation blames the wrong one."""
+
+
+def from_validation(error: pydantic.ValidationError) -> ApiError:
+    """The first fault that validation found."""
+    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    if fault["type"] == "json_invalid":
+        return invalid(f"The body is not valid JSON: {fault['msg']}", code="invalid_json")
+    place = fault["loc"]
+    for depth, part in enumerate(place):
+        if part in _FORMS and fault["type"] != "missing":
+            param = _name(place[: depth + 1])
+            return invalid(f"{param}: {_FORMS[str(part)]}.", param)
+    param = _name(place)
+    code = "missing_required_parameter" if fault["type"] == "missing" else "invalid_value"
+    return invalid(f"{param}: {fault['msg']}" if param else fault["msg"], param or None, code)
+
+
+def _name(place: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in place if part != "[key]")
+
+
+def from_refusal(error: LocalProtocolError, retry: int) -> ApiError:
+    """Why the scheduler did not take a request; *retry* is a guess at when it might, in seconds."""
+    match error:
+        case ContextOverflow():
+            message = (
+                f"This model's maximum context length is {error.context} tokens. However, you "
+                f"requested {error.prompt + error.asked} tokens ({error.prompt} in the prompt, "
+                f"{error.asked} in the completion). Please reduce the length of either."
+            )
+            return invalid(message, "messages", "context_length_exceeded")
+        case RoomOverflow():
+            return invalid(str(error), "messages", "context_length_exceeded")
+        case QueueFull():
+            headers = {"Retry-After": str(retry)}
+            message = f"The ring is busy: {error}."
+            return ApiError(
+                429, message, "rate_limit_exceeded", kind="rate_limit_error", headers=headers
+            )
+        case _:
+            return invalid(f"The request cannot be done: {error}.")
+
+
+def from_end(done: RequestDone) -> ApiError | None:
+    """The error that an answer ended with; None if it is complete."""
+    match done.reason:
+        case FinishReason.STOP | FinishReason.LENGTH:
+            return None
+        case FinishReason.CANCELLED:
+            return ApiError(
+                499, "The request was cancelled.", "request_cancelled", kind="cancelled"
+            )
+        case _:
+            message = f"The ring gave up on this request: {done.message or done.reason.value}."
+            return ApiError(500, message, "generation_failed", kind="server_error")
+
+
+def timed_out(seconds: float) -> ApiError:
+    """The request took longer than it may."""
+    message = f"The ring did not finish within {seconds:g} seconds."
+    return ApiError(504, message, "timeout", kind="timeout_error")

@@ -1,0 +1,135 @@
+"""API keys: made here, shown once, and kept as hashes in the head's state folder.
+
+A key is 256 random bits, so a plain SHA-256 of it is as hard to turn back as the key is to guess;
+slow hashes are for what people think up. A key that is presented is hashed and compared with every
+stored hash, each in constant time. The file is read again when it has changed: a revoked key is
+refused from the next request on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import Annotated, Final
+
+import attrs
+import pydantic
+
+from sealring_trio.errors import UserError
+from sealring_trio.files import replace_file
+
+KEY_PREFIX: Final = "sk-sealring-"
+KEY_BYTES: Final = 32
+KEY_FILE: Final = "api_keys.json"
+
+Name = Annotated[str, pydantic.StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
+
+
+class KeyRecord(pydantic.BaseModel, extra="forbid", frozen=True):
+    """One key: whose it is, when it was made, and the hash (hex) of it."""
+
+    name: Name
+    created_ms: int
+    sha256: Annotated[str, pydantic.StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class KeyFile(pydantic.BaseModel, extra="forbid", frozen=True):
+    """The file."""
+
+    keys: list[KeyRecord] = []
+
+
+def read_keys(path: Path) -> KeyFile:
+    """The keys in *path*; none if there is no such file. Raises `UserError`."""
+    try:
+        return KeyFile.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return KeyFile()
+    except (OSError, pydantic.ValidationError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not as it was written"
+        raise UserError(
+            f"cannot read the API keys in {path}: {reason}",
+            "Move the file away, and make new keys with 'sealring apikey new'.",
+        ) from None
+
+
+def new_key(path: Path, name: str) -> str:
+    """Make a key called *name* and add its hash to *path*; the key. Raises `UserError`."""
+    file = read_keys(path)
+    if any(record.name == name for record in file.keys):
+        raise UserError(
+            f"there is a key called '{name}' already",
+            "Choose another name, or revoke that one first: sealring apikey revoke",
+        )
+    key = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
+    try:
+        record = KeyRecord(
+            name=name, created_ms=time.time_ns() // 1_000_000, sha256=_hash(key).hex()
+        )
+    except pydantic.ValidationError:
+        raise UserError(
+            f"'{name}' cannot be a key's name",
+            "Use up to 64 letters, digits, dots, hyphens, underscores and @, with no space.",
+        ) from None
+    _write(path, [*file.keys, record])
+    return key
+
+
+def revoke_key(path: Path, name: str) -> None:
+    """Remove the key called *name* from *path*. Raises `UserError`."""
+    records = read_keys(path).keys
+    left = [record for record in records if record.name != name]
+    if len(left) == len(records):
+        known = ", ".join(record.name for record in records) or "none"
+        raise UserError(f"there is no key called '{name}'", f"The keys are: {known}.")
+    _write(path, left)
+
+
+def _write(path: Path, records: list[KeyRecord]) -> None:
+    text = KeyFile(keys=records).model_dump_json(indent=2)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(path, text.encode() + b"\n", 0o600)
+    except OSError as error:
+        raise UserError(
+            f"cannot write the API keys to {path}: {error.strerror}",
+            "Choose another folder with the key 'state' of the config.",
+        ) from None
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+@attrs.define
+class ApiKeys:
+    """The keys in *path*, as they are now."""
+
+    path: Path
+    _hashes: list[tuple[str, bytes]] = attrs.field(factory=list)
+    _seen: tuple[int, int, int] | None = None
+
+    def owner(self, presented: str) -> str | None:
+        """The name of the key that was *presented*, or None if it is none. Raises `UserError`."""
+        self._refresh()
+        digest = _hash(presented)
+        found: str | None = None
+        for name, known in self._hashes:
+            if hmac.compare_digest(known, digest):
+                found = name
+        return found
+
+    def _refresh(self) -> None:
+        try:
+            status = os.stat(self.path)
+            seen = (status.st_mtime_ns, status.st_ino, status.st_size)
+        except FileNotFoundError:
+            seen = (0, 0, 0)
+        if seen != self._seen:
+            records = read_keys(self.path).keys
+            self._hashes = [(record.name, bytes.fromhex(record.sha256)) for record in records]
+            self._seen = seen

@@ -1,0 +1,106 @@
+"""A conversation as the model's chat template takes it, and as the ids of a prompt.
+
+A template gets plain values: each content one text, a tool call's arguments as an object rather
+than the text that the API carries, and only the fields that a message has. A developer is the
+system to models here. A tool that must be called is asked for in the only way that binds a model
+without a grammar: its answer is begun for it, with the mark that opens a call in its own format.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import attrs
+from sealring_model.tokens import Tokenizer
+
+from sealring_trio.api.errors import invalid, unsupported
+from sealring_trio.api.schema import ChatRequest, Message, NamedTool
+
+
+@attrs.frozen
+class Conversation:
+    """A prompt's ids, and where its answer begins: within the reasoning, or within a tool call.
+
+    *tools* are those that the answer may call, as the template got them.
+    """
+
+    ids: tuple[int, ...]
+    tools: tuple[dict[str, Any], ...]
+    reasoning: bool
+    calling: bool
+
+
+def converse(tokenizer: Tokenizer, asked: ChatRequest) -> Conversation:
+    """The prompt of *asked*. Raises `ApiError` for what the model's template does not take."""
+    tools = _tools(asked)
+    forced = bool(tools) and asked.tool_choice not in (None, "auto")
+    if tools and tokenizer.tools is None:
+        raise unsupported("tools", "This model's chat template has no tools.")
+    settings = dict(asked.chat_template_kwargs or {})
+    if asked.reasoning_effort is not None:
+        settings.setdefault("reasoning_effort", asked.reasoning_effort)
+    if tokenizer.think[0] and (forced or asked.reasoning_effort == "none"):
+        settings.setdefault("enable_thinking", False)
+    reserved = {"conversation", "messages", "tools", "tokenize", "return_tensors", "return_dict"}
+    if wrong := sorted(reserved & settings.keys()):
+        raise invalid(f"chat_template_kwargs may not set '{wrong[0]}'.", "chat_template_kwargs")
+    messages = [_plain(message) for message in asked.messages]
+    try:
+        ids = tokenizer.chat(messages, tools, **settings)
+    except ValueError as error:
+        raise invalid(f"{error}.", "messages") from None
+    reasoning = tokenizer.opens_thinking(ids)
+    if forced and tokenizer.tools is not None:
+        opening = (tokenizer.think[1] if reasoning else "") + tokenizer.tools.start
+        ids += tokenizer.encode_part(opening)
+        reasoning = False
+    return Conversation(tuple(ids), tuple(tools), reasoning, forced)
+
+
+def _tools(asked: ChatRequest) -> list[dict[str, Any]]:
+    """The tools that the model is told of."""
+    if asked.tool_choice == "none":
+        return []
+    named = asked.tool_choice.function.name if isinstance(asked.tool_choice, NamedTool) else None
+    return [
+        tool.model_dump(exclude_none=True)
+        for tool in asked.tools or ()
+        if named is None or tool.function.name == named
+    ]
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    role = "system" if message.role == "developer" else message.role
+    plain: dict[str, Any] = {"role": role, "content": message.text}
+    for name in ("name", "reasoning_content", "tool_call_id"):
+        if (value := getattr(message, name)) is not None:
+            plain[name] = value
+    if message.tool_calls:
+        plain["tool_calls"] = [
+            {
+                "id": call.id or "",
+                "type": "function",
+                "function": {
+                    "name": call.function.name,
+                    "arguments": _arguments(call.function.arguments),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    return plain
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        raise invalid(
+            "The arguments of a tool call are no JSON.", "messages.tool_calls.function.arguments"
+        ) from None
+
+
+def size(asked: ChatRequest) -> int:
+    """About how many characters the prompt will have."""
+    told = sum(len(str(tool.function.parameters)) for tool in asked.tools or ())
+    return told + sum(len(message.text) for message in asked.messages)

@@ -1,0 +1,134 @@
+"""What the text of an answer is: reasoning, content, or tool calls, told apart as it comes.
+
+A model puts its reasoning between two marks, and each tool call between two others. They are taken
+out of the text wherever the pieces cut them (`marks`). Reasoning and content go on at once; a tool
+call is given whole, when its closing mark is there, since only then can it be read. What stands
+between a call's marks and is none goes to the client as the content that it is.
+
+Blank space after a mark belongs to the format, not to the content, and is left out.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+from sealring_model.tokens import ToolCall, ToolFormat
+
+from sealring_trio.marks import find, unsure
+
+
+@attrs.frozen
+class Reasoning:
+    """Text that the model thinks with."""
+
+    text: str
+
+
+@attrs.frozen
+class Content:
+    """Text for the reader."""
+
+    text: str
+
+
+Part = Reasoning | Content | ToolCall
+
+
+class _Place(enum.Enum):
+    CONTENT = "content"
+    REASONING = "reasoning"
+    CALL = "call"
+
+
+class AnswerText:
+    """The parts of one answer's text.
+
+    *think* are the marks of the reasoning, empty for none. *tools* is how calls are written, and
+    *functions* which there are, for a request that may call some. The answer begins within the
+    *reasoning*, or within a call (*calling*), if the prompt ended there.
+    """
+
+    def __init__(
+        self,
+        think: tuple[str, str] = ("", ""),
+        tools: ToolFormat | None = None,
+        functions: Sequence[Mapping[str, Any]] = (),
+        *,
+        reasoning: bool = False,
+        calling: bool = False,
+    ) -> None:
+        self._think = think
+        self._tools = tools
+        self._functions: Final = functions
+        self._place = _Place.CONTENT
+        if reasoning or calling:
+            self._place = _Place.REASONING if reasoning else _Place.CALL
+        self._held = ""
+        self._trim = reasoning
+
+    def add(self, text: str) -> list[Part]:
+        """The parts that *text* completes."""
+        self._held += text
+        parts: list[Part] = []
+        while (found := find(self._held, self._marks())) is not None:
+            self._held = found.after
+            parts += self._close(found.before, found.mark)
+        if self._place is not _Place.CALL:
+            keep = unsure(self._held, self._marks())
+            cut = len(self._held) - keep
+            parts += self._plain(self._held[:cut])
+            self._held = self._held[cut:]
+        return parts
+
+    def end(self) -> list[Part]:
+        """What was held back, when no text follows."""
+        held, self._held = self._held, ""
+        if self._place is _Place.CALL:
+            return self._call(held, closed=False)
+        return self._plain(held)
+
+    def _marks(self) -> tuple[str, ...]:
+        """What ends the present part, or begins another within it."""
+        match self._place:
+            case _Place.REASONING:
+                return (self._think[1],)
+            case _Place.CALL:
+                return (self._tools.end,) if self._tools is not None and self._tools.end else ()
+            case _:
+                call = self._tools.start if self._tools is not None else ""
+                return tuple(mark for mark in (self._think[0], call) if mark)
+
+    def _close(self, before: str, mark: str) -> list[Part]:
+        """The part that ends at *mark*."""
+        if self._place is _Place.CALL:
+            parts = self._call(before, closed=True)
+            self._place = _Place.CONTENT
+        else:
+            parts = self._plain(before)
+            opens_call = self._tools is not None and mark == self._tools.start
+            if self._place is _Place.REASONING:
+                self._place = _Place.CONTENT
+            else:
+                self._place = _Place.CALL if opens_call else _Place.REASONING
+        self._trim = True
+        return parts
+
+    def _plain(self, text: str) -> list[Part]:
+        if self._trim:
+            text = text.lstrip()
+            self._trim = not text
+        if not text:
+            return []
+        return [Reasoning(text) if self._place is _Place.REASONING else Content(text)]
+
+    def _call(self, text: str, *, closed: bool) -> list[Part]:
+        if self._tools is None:
+            raise RuntimeError("a call without a format")
+        try:
+            return list(self._tools.parse(text, self._functions))
+        except ValueError:
+            end = self._tools.end if closed else ""
+            return [Content(self._tools.start + text + end)]

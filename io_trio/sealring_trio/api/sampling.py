@@ -1,0 +1,78 @@
+"""How the rows of a request are drawn: from OpenAI's fields to the ring's `Row`."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import attrs
+from sealring_protocol.codec.messages import NO_LOGPROBS, Row
+
+from sealring_trio.api.errors import invalid
+from sealring_trio.api.schema import ChatRequest, CompletionRequest, Sampled
+from sealring_trio.generation import Job
+
+_U64 = (1 << 64) - 1
+
+COMPLETION_TOKENS = 16
+"""Tokens of a text completion that says nothing of it, as OpenAI has it."""
+
+
+def jobs(
+    asked: ChatRequest | CompletionRequest,
+    prompts: list[tuple[int, ...]],
+    vocabulary: int,
+    owner: str,
+) -> Iterator[Job]:
+    """A job for each choice of each prompt, in the order of their indices. Raises `ApiError`."""
+    row = _row(asked, vocabulary)
+    limit = _limit(asked)
+    for prompt in prompts:
+        for choice in range(asked.n or 1):
+            sampling = attrs.evolve(row, choice=choice)
+            yield Job(prompt, limit, sampling, asked.stops, owner)
+
+
+def _limit(asked: ChatRequest | CompletionRequest) -> int:
+    """The most tokens; 0 for what the context allows."""
+    if isinstance(asked, ChatRequest):
+        return asked.max_completion_tokens or asked.max_tokens or 0
+    return asked.max_tokens or COMPLETION_TOKENS
+
+
+def _row(asked: ChatRequest | CompletionRequest, vocabulary: int) -> Row:
+    return Row(
+        uid=0,
+        seed=secrets.randbits(64) if asked.seed is None else asked.seed & _U64,
+        temperature=_or(asked.temperature, 1.0),
+        top_p=_or(asked.top_p, 1.0),
+        top_k=max(0, asked.top_k or 0),
+        min_p=_or(asked.min_p, 0.0),
+        repetition=_or(asked.repetition_penalty, 1.0),
+        presence=_or(asked.presence_penalty, 0.0),
+        frequency=_or(asked.frequency_penalty, 0.0),
+        logprobs=_logprobs(asked),
+        bias=_bias(asked, vocabulary),
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _logprobs(asked: ChatRequest | CompletionRequest) -> int:
+    if isinstance(asked, ChatRequest):
+        return (asked.top_logprobs or 0) if asked.logprobs else NO_LOGPROBS
+    return NO_LOGPROBS if asked.logprobs is None else asked.logprobs
+
+
+def _bias(asked: Sampled, vocabulary: int) -> tuple[tuple[int, float], ...]:
+    pairs = sorted((int(token), value) for token, value in (asked.logit_bias or {}).items())
+    for token, _ in pairs:
+        if token >= vocabulary:
+            raise invalid(
+                f"logit_bias names token {token}; the vocabulary has {vocabulary}.", "logit_bias"
+            )
+    if len({token for token, _ in pairs}) < len(pairs):
+        raise invalid("logit_bias names a token twice.", "logit_bias")
+    return tuple(pairs)

@@ -1,0 +1,272 @@
+"""What a client may say in the body of a request, checked before anything else happens.
+
+Unknown fields are ignored, as OpenAI's own servers grow new ones all the time. Fields that are
+known and change what an answer is, but cannot be honoured here, are refused by name
+(`refuse_unsupported`): an answer that silently ignores them would be a wrong one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import pydantic
+from sealring_protocol.limits import MAX_BIAS, MAX_LOGPROBS
+
+from sealring_trio.api.errors import ApiError, from_validation, invalid, unsupported
+
+U32: Final = (1 << 32) - 1
+
+MAX_CHOICES: Final = 128
+"""Choices of one request, over all its prompts."""
+
+MAX_MESSAGES: Final = 4096
+MAX_PARTS: Final = 1024
+MAX_TOOLS: Final = 512
+MAX_PROMPT_IDS: Final = 1 << 20
+"""Entries of a conversation, of a message, of the tools, and of a prompt given as ids."""
+
+MAX_STOPS: Final = 16
+MAX_STOP: Final = 1024
+"""Stop strings, and the characters of one: text is held back until it cannot become one."""
+
+Number = pydantic.Field
+Size = pydantic.Field
+FIRST: Final = pydantic.FailFast()
+"""One fault is told; a list of a million faults is not gone through for the rest."""
+
+Penalty = Annotated[float, Number(ge=-2, le=2)]
+Count = Annotated[int, Number(ge=1, le=U32)]
+Stop = Annotated[str, pydantic.StringConstraints(min_length=1, max_length=MAX_STOP)]
+Token = Annotated[int, Number(ge=0, le=U32)]
+Ids = Annotated[list[Token], FIRST, Size(min_length=1, max_length=MAX_PROMPT_IDS)]
+Bias = dict[
+    Annotated[str, pydantic.StringConstraints(pattern=r"^[0-9]{1,10}$")],
+    Annotated[float, Number(ge=-100, le=100)],
+]
+
+
+class Model(pydantic.BaseModel):
+    """A part of a body: exact types, no infinities, unknown fields left aside."""
+
+    model_config = pydantic.ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class StreamOptions(Model):
+    """What a stream has besides the text."""
+
+    include_usage: bool | None = None
+
+
+class Sampled(Model):
+    """What chat and text completions have in common."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Number(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Number(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Number(ge=-1, le=U32)] | None = None
+    min_p: Annotated[float, Number(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Number(gt=0, le=10)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[Bias, FIRST, Size(max_length=MAX_BIAS)] | None = None
+    n: Annotated[int, Number(ge=1, le=MAX_CHOICES)] | None = None
+    seed: Annotated[int, Number(ge=-(1 << 63), lt=1 << 64)] | None = None
+    stop: Stop | Annotated[list[Stop], FIRST, Size(max_length=MAX_STOPS)] | None = None
+    user: str | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the counts."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class Function(Model):
+    """A function that the model may call."""
+
+    name: Annotated[str, pydantic.StringConstraints(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Model):
+    """A tool; functions are the only kind."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Model):
+    """The function that has to be called."""
+
+    name: str
+
+
+class NamedTool(Model):
+    """The tool that has to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class TextPart(Model):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(Model):
+    """A call that the model made; *arguments* is a JSON text."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class CalledTool(Model):
+    """A tool call of an earlier answer."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(Model):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], FIRST, Size(max_length=MAX_PARTS)] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: Annotated[list[CalledTool], FIRST, Size(max_length=MAX_PARTS)] | None = None
+    tool_call_id: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Its content in one piece."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class ResponseFormat(Model):
+    """What form the answer has."""
+
+    type: str
+
+
+class ChatRequest(Sampled):
+    """The body of ``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[Message], FIRST, Size(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Number(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: Annotated[list[Tool], FIRST, Size(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    # Known, and refused.
+    functions: Any = None
+    function_call: Any = None
+    audio: Any = None
+    web_search_options: Any = None
+
+
+class CompletionRequest(Sampled):
+    """The body of ``POST /v1/completions``."""
+
+    prompt: (
+        str
+        | Ids
+        | Annotated[list[str], FIRST, Size(min_length=1, max_length=MAX_CHOICES)]
+        | Annotated[list[Ids], FIRST, Size(min_length=1, max_length=MAX_CHOICES)]
+    )
+    logprobs: Annotated[int, Number(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt by itself, as text or as ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [[token for token in self.prompt if isinstance(token, int)]]
+        return [part for part in self.prompt if not isinstance(part, int)]
+
+
+M = TypeVar("M", ChatRequest, CompletionRequest)
+
+_REFUSED: Final[Mapping[str, str]] = {
+    "functions": "'functions' is the old form of 'tools'; use that.",
+    "function_call": "'function_call' is the old form of 'tool_choice'; use that.",
+    "audio": "This server gives text alone.",
+    "web_search_options": "This server does not search the web.",
+}
+
+
+def read(model: type[M], body: bytes) -> M:
+    """*body* as a *model*. Raises `ApiError` for the first fault in it."""
+    try:
+        asked = model.model_validate_json(body)
+    except pydantic.ValidationError as error:
+        raise from_validation(error) from None
+    fault = _chat_fault(asked) if isinstance(asked, ChatRequest) else _completion_fault(asked)
+    if fault is not None:
+        raise fault
+    return asked
+
+
+def _chat_fault(asked: ChatRequest) -> ApiError | None:
+    """What this server does not do, or what contradicts itself."""
+    for name, message in _REFUSED.items():
+        if getattr(asked, name) is not None:
+            return unsupported(name, message)
+    if asked.modalities not in (None, [], ["text"]):
+        return unsupported("modalities", "This server gives text alone.")
+    if asked.response_format is not None and asked.response_format.type != "text":
+        return unsupported(
+            "response_format",
+            f"response_format '{asked.response_format.type}' is not supported: answers are not "
+            "held to a schema here. Use 'text', and ask for the form in the prompt.",
+        )
+    if asked.top_logprobs is not None and not asked.logprobs:
+        return invalid("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
+    return _tool_fault(asked)
+
+
+def _tool_fault(asked: ChatRequest) -> ApiError | None:
+    names = {tool.function.name for tool in asked.tools or ()}
+    if isinstance(asked.tool_choice, NamedTool) and asked.tool_choice.function.name not in names:
+        name = asked.tool_choice.function.name
+        return invalid(f"tool_choice names '{name}', which is not among the tools.", "tool_choice")
+    if asked.tool_choice == "required" and not names:
+        return invalid("tool_choice is 'required', and there are no tools.", "tool_choice")
+    return None
+
+
+def _completion_fault(asked: CompletionRequest) -> ApiError | None:
+    if asked.suffix:
+        return unsupported("suffix", "This server continues text; it does not fill gaps.")
+    if asked.best_of is not None and asked.best_of != (asked.n or 1):
+        return unsupported("best_of", "'best_of' other than 'n' is not supported.")
+    if asked.echo and asked.logprobs is not None:
+        return unsupported("echo", "'echo' with 'logprobs' is not supported.")
+    if len(asked.prompts) * (asked.n or 1) > MAX_CHOICES:
+        return invalid(f"A request has at most {MAX_CHOICES} choices over all its prompts.", "n")
+    return None

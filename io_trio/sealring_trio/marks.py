@@ -1,0 +1,69 @@
+"""Finding marks in text that comes in pieces: stop strings, and the marks around tool calls.
+
+A mark may be cut anywhere by the pieces it comes in. So what could still become one is held back
+until the next piece decides: no part of a mark is ever given out, and nothing else waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+
+@attrs.frozen
+class Found:
+    """*mark* was found; *before* comes before it, and *after* has not been looked at."""
+
+    before: str
+    mark: str
+    after: str
+
+
+def find(text: str, marks: Sequence[str]) -> Found | None:
+    """The first of *marks* in *text*; of two at the same place, the longer one."""
+    best: tuple[int, int, str] | None = None
+    for mark in marks:
+        at = text.find(mark)
+        if at >= 0 and (best is None or (at, -len(mark)) < best[:2]):
+            best = (at, -len(mark), mark)
+    if best is None:
+        return None
+    at, _, mark = best
+    return Found(text[:at], mark, text[at + len(mark) :])
+
+
+def unsure(text: str, marks: Sequence[str]) -> int:
+    """How many characters at the end of *text* may be the beginning of one of *marks*."""
+    longest = max(map(len, marks), default=0)
+    for size in range(min(len(text), longest - 1), 0, -1):
+        end = text[-size:]
+        if any(mark.startswith(end) for mark in marks):
+            return size
+    return 0
+
+
+class StopText:
+    """The text of one answer up to the first of its stop strings, which is not part of it."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.reached = False
+
+    def add(self, text: str) -> str:
+        """What may be given out after *text*; nothing more once `reached`."""
+        if not self._stops or self.reached:
+            return "" if self.reached else text
+        text = self._held + text
+        if found := find(text, self._stops):
+            self.reached, self._held = True, ""
+            return found.before
+        keep = unsure(text, self._stops)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def rest(self) -> str:
+        """What was held back, when no text follows."""
+        held, self._held = self._held, ""
+        return held
