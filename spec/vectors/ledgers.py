@@ -124,6 +124,13 @@ COURSES: Final[dict[str, tuple[str, Course]]] = {
         "save comes before drop: the cache is kept",
         (*READ_ONE, (step(save=(Save(1, 90),), drop=(1,)), state({}, {}, {90: 5}))),
     ),
+    "save-joined": (
+        "a row in a group is saved before it leaves",
+        (
+            *TWO_ROWS,
+            (step(save=(Save(1, 90),), evict=(1,)), state({}, {0: ((2, 1),)}, {90: 7})),
+        ),
+    ),
     "drop-first": (
         "drop comes before open: the uid is free",
         (*READ_ONE, (step(drop=(1,), open=(Open(1),)), state({1: 0}))),
@@ -145,7 +152,6 @@ COURSES: Final[dict[str, tuple[str, Course]]] = {
 
 FAULTS: Final[dict[str, tuple[str, Course, dict[str, Any]]]] = {
     "save-unknown": ("saves a row that is not there", READ_ONE, step(save=(Save(2, 90),))),
-    "save-joined": ("saves a row that is in a group", TWO_ROWS, step(save=(Save(1, 90),))),
     "save-zero": ("saves as handle 0", READ_ONE, step(save=(Save(1, 0),))),
     "save-taken": ("saves as a handle in use", SAVED, step(save=(Save(1, 90),))),
     "save-as-uid": ("saves as a uid in use", READ_ONE, step(save=(Save(1, 1),))),

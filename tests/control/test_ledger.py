@@ -17,7 +17,7 @@ from sealring_protocol.codec.messages import (
     Save,
     Step,
 )
-from sealring_protocol.control.ledger import Change, Ledger, Regroup
+from sealring_protocol.control.ledger import Change, Ledger, Regroup, Saved
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.limits import MAX_TOKENS
 
@@ -79,12 +79,20 @@ def test_a_row_that_comes_back_into_another_group_has_left_the_first():
 def test_snapshots_are_saved_reused_and_dropped():
     rows = ledger(OPENED, step(work=Prefill(1, 0, 8)))
     change = rows.apply(step(save=(Save(1, 90),), drop=(1,), open=(Open(4, 90, 5),)))
-    assert change.saved == (Save(1, 90),)
+    assert change.saved == (Saved(1, 90, 8),)
     assert rows.snaps == {90: 8}
     assert rows.private == {2: 0, 3: 0, 4: 5}
     change = rows.apply(step(drop=(90,)))
     assert change.dropped_snaps == (90,)
     assert rows.snaps == {}
+
+
+def test_a_row_in_a_group_is_saved_before_it_leaves():
+    rows = ledger(OPENED, JOINED, step(work=Decode(0)))
+    change = rows.apply(step(save=(Save(3, 90),), evict=(3,)))
+    assert change.saved == (Saved(3, 90, 1, group=0, index=2),)
+    assert change.regroup == {0: Regroup(3, (0, 1), ())}
+    assert rows.snaps == {90: 1}
 
 
 def test_a_step_that_changes_nothing_says_so():

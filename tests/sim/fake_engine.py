@@ -2,7 +2,8 @@
 
 Each layer keeps one 32-bit number per row, its "cache", and mixes it with the token's hidden
 number, so that a wrong order, a missed or doubled step or a wrong cache changes every later
-token. `reference` is the same model in one piece.
+token. A row's history has these numbers after each of its tokens, so that it can be cut.
+`reference` is the same model in one piece.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from sealring_protocol.codec.messages import (
     Loaded,
     LocalMessage,
     NoWork,
+    Open,
     Ping,
     Pong,
     Prefill,
@@ -77,10 +79,15 @@ def reference(prompt: Iterable[int], count: int, layers: int) -> list[int]:
     return out
 
 
-def info(layers: int = 6, context: int = 4096, model: bytes = b"m" * 32) -> EngineInfo:
+def info(
+    layers: int = 6, context: int = 4096, model: bytes = b"m" * 32, trimmable: bool = True
+) -> EngineInfo:
     return EngineInfo(
-        model, DType.U32, 1, VOCABULARY, context, True, 1 << 30, 1000, (1000,) * layers
+        model, DType.U32, 1, VOCABULARY, context, trimmable, 1 << 30, 1000, (1000,) * layers
     )
+
+
+History = list[tuple[int, ...]]
 
 
 class PoisonError(Exception):
@@ -95,9 +102,9 @@ class FakeEngine:
     poison: int | None = None  # a token whose forward raises
     order: Bootstrap | None = None
     ledger: Ledger = attrs.field(factory=Ledger)
-    private: dict[int, list[int]] = attrs.field(factory=dict)
-    groups: dict[int, list[list[int]]] = attrs.field(factory=dict)
-    snaps: dict[int, list[int]] = attrs.field(factory=dict)
+    private: dict[int, History] = attrs.field(factory=dict)
+    groups: dict[int, list[History]] = attrs.field(factory=dict)
+    snaps: dict[int, History] = attrs.field(factory=dict)
     last: dict[int, int] = attrs.field(factory=dict)
     pending: dict[int, tuple[int, ...]] = attrs.field(factory=dict)
     sealer: InnerSealer | None = None
@@ -105,6 +112,7 @@ class FakeEngine:
     forwards: int = 0
     dead: bool = False
     hung: bool = False
+    room: int = 1 << 30  # bytes for caches
     spoil: int = 0  # tensors to flip a byte of
     doubles: int = 0  # answers to give every token of twice
 
@@ -157,8 +165,8 @@ class FakeEngine:
                 len(model.layers),
                 model.dtype,
                 model.hidden,
-                True,
-                1 << 20,
+                model.trimmable,
+                self.room,
                 cost,
             ),
         ]
@@ -196,17 +204,25 @@ class FakeEngine:
             return self._fail(step, FailureKind.INTEGRITY, str(error))
         return self._output(step, out)
 
+    def _opened(self, row: Open) -> History:
+        if not row.handle:
+            return [(0,) * len(self._layers)]
+        held = self.snaps[row.handle]
+        assert self.model.trimmable or len(held) == row.keep + 1
+        return held[: row.keep + 1]
+
     def _compose(self, step: Step, change: Change) -> list[int]:
         for save in change.saved:
-            self.snaps[save.handle] = list(self.private[save.uid])
+            alone = save.group is None
+            held = self.private[save.uid] if alone else self.groups[save.group][save.index]
+            assert len(held) == save.length + 1
+            self.snaps[save.handle] = list(held)
         for uid in change.dropped_rows:
             del self.private[uid]
         for handle in change.dropped_snaps:
             del self.snaps[handle]
         for row in change.opened:
-            self.private[row.uid] = (
-                list(self.snaps[row.handle]) if row.handle else [0] * len(self._layers)
-            )
+            self.private[row.uid] = self._opened(row)
         ids = list(step.ids)
         assert self.order is not None
         for group, regroup in change.regroup.items():
@@ -253,10 +269,13 @@ class FakeEngine:
             case NoWork():
                 return []
         out = []
-        for caches, entering in zip(rows, hidden, strict=True):
+        for history, entering in zip(rows, hidden, strict=True):
             value = entering
-            for index, layer in enumerate(self._layers):
-                caches[index], value = mix(caches[index], value, layer)
+            caches = []
+            for cache, layer in zip(history[-1], self._layers, strict=True):
+                after, value = mix(cache, value, layer)
+                caches.append(after)
+            history.append(tuple(caches))
             out.append(value)
         return out
 

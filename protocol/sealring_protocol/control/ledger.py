@@ -38,10 +38,22 @@ class Regroup:
 
 
 @attrs.frozen
+class Saved:
+    """*length* tokens of row *uid*'s cache are kept as snapshot *handle*. The cache is the row's
+    private one, or the row is the one at *index* of *group*."""
+
+    uid: int
+    handle: int
+    length: int
+    group: int | None = None
+    index: int = 0
+
+
+@attrs.frozen
 class Change:
     """What one step does to the caches, before its work. *dropped_rows* are private caches."""
 
-    saved: tuple[Save, ...] = ()
+    saved: tuple[Saved, ...] = ()
     dropped_rows: tuple[int, ...] = ()
     dropped_snaps: tuple[int, ...] = ()
     opened: tuple[Open, ...] = ()
@@ -131,7 +143,7 @@ class Ledger:
         return length + count
 
     def _compose(self, step: Step) -> Change:
-        self._save(step)
+        saved = tuple(self._save(step.n, save) for save in step.save)
         before = {group: list(rows) for group, rows in self._groups.items()}
         touched: set[int] = set()
         for uid in step.evict:
@@ -151,16 +163,19 @@ class Ledger:
         }
         for group in [group for group, left in self._groups.items() if not left]:
             del self._groups[group]
-        return Change(step.save, rows, snaps, step.open, regroup)
+        return Change(saved, rows, snaps, step.open, regroup)
 
-    def _save(self, step: Step) -> None:
-        for save in step.save:
-            if save.uid not in self._private or not self._unused(save.handle):
-                raise RemoteProtocolError(
-                    f"step {step.n} saves row {save.uid} as {save.handle}: "
-                    "the row has no private cache or the handle is taken"
-                )
-            self._snaps[save.handle] = self._private[save.uid]
+    def _save(self, n: int, save: Save) -> Saved:
+        if not (self.holds(save.uid) and self._unused(save.handle)):
+            raise RemoteProtocolError(
+                f"step {n} saves row {save.uid} as {save.handle}: "
+                "the row has no cache or the handle is taken"
+            )
+        length = self._snaps[save.handle] = self.length(save.uid)
+        if save.uid in self._private:
+            return Saved(save.uid, save.handle, length)
+        group, rows = next(item for item in self._groups.items() if save.uid in item[1])
+        return Saved(save.uid, save.handle, length, group, rows.index(save.uid))
 
     def _evict(self, n: int, uid: int) -> int:
         for group, rows in self._groups.items():
