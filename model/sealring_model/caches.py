@@ -8,6 +8,12 @@ a batched cache down to nothing fails, and holding it would hold its memory.
 `CacheStore.apply` carries out a ledger's `Change` and nothing of its own: order and membership
 are the ledger's, the head's alone to decide.
 
+A snapshot of a private row, and a row opened from a snapshot, share its arrays: MLX writes to an
+array in place only when nobody else holds it, and copies it otherwise, so the first of the two
+to go on pays for the copy, and one that never goes on costs nothing. A snapshot of a row in a
+group is copied out of the rectangle at once, into memory of its own, for to share would be to
+hold the whole rectangle.
+
 Caches are kept per slot of the stage's layout; `row` and `group` give the slots, and the stage
 spreads them over the model's layers.
 """
@@ -15,7 +21,7 @@ spreads them over the model's layers.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -36,6 +42,7 @@ class CacheStore:
         self._private: dict[int, list[Any]] = {}
         self._snaps: dict[int, list[Any]] = {}
         self._groups: dict[int, list[Any]] = {}
+        self._order: dict[int, list[int]] = {}  # the rows of each group, as they stand in it
 
     def row(self, uid: int) -> list[Any]:
         """The private caches of row *uid*."""
@@ -47,14 +54,14 @@ class CacheStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that all caches occupy."""
+        """Bytes that all caches occupy; what two share is counted for both."""
         stores = (self._private, self._snaps, self._groups)
         return sum(c.nbytes for store in stores for slots in store.values() for c in slots)
 
     def apply(self, change: Change) -> None:
         """Save, drop, open and regroup, in that order, as *change* says."""
         for save in change.saved:
-            self._snaps[save.handle] = copy.deepcopy(self.row(save.uid))
+            self._snaps[save.handle] = self._saved(save.uid)
         for uid in change.dropped_rows:
             del self._private[uid]
         for handle in change.dropped_snaps:
@@ -64,16 +71,35 @@ class CacheStore:
         for group, regroup in change.regroup.items():
             self._regroup(group, regroup)
 
+    def settle(self, uid: int) -> None:
+        """Part of row *uid*'s prompt has been read: keep no more of it than will be looked at."""
+        for cache in _flat(self.row(uid)):
+            _settle(cache)
+
+    def _saved(self, uid: int) -> list[Any]:
+        for group, uids in self._order.items():
+            if uid in uids:
+                at = uids.index(uid)
+                fresh = self._stage.new_caches()
+                slots = [
+                    new if cache.empty() else _taken_out(cache, at)
+                    for cache, new in zip(self._groups[group], fresh, strict=True)
+                ]
+                start(*arrays(slots))
+                return slots
+        return copy.deepcopy(self.row(uid))
+
     def _opened(self, row: Open) -> list[Any]:
         if not row.handle:
             return self._stage.new_caches()
         slots = copy.deepcopy(_held(self._snaps, row.handle, "snapshot"))
         excess = self._ledger.snaps[row.handle] - row.keep
         if excess:
-            if not all(c.is_trimmable() for c in slots):
+            read = [cache for cache in slots if not cache.empty()]
+            if not all(cache.is_trimmable() for cache in read):
                 raise LedgerError(f"snapshot {row.handle} cannot be cut to {row.keep} tokens")
-            for cache in slots:
-                cache.trim(excess)
+            for cache in read:
+                _cut(cache, excess)
         return slots
 
     def _regroup(self, group: int, regroup: Regroup) -> None:
@@ -83,6 +109,8 @@ class CacheStore:
         elif len(regroup.kept) < regroup.before:
             for cache in slots:
                 cache.filter(list(regroup.kept))
+        order = self._order.pop(group, [])
+        order = [*(order[at] for at in regroup.kept), *regroup.joined]
         joiners = [self._private.pop(uid) for uid in regroup.joined]
         if joiners:
             merged = [type(rows[0]).merge(list(rows)) for rows in zip(*joiners, strict=True)]
@@ -91,6 +119,7 @@ class CacheStore:
             # Now, so that the private caches go, and nothing unread piles up from change to change.
             start(*arrays(slots))
             self._groups[group] = slots
+            self._order[group] = order
 
 
 def _extended(slots: list[Any], merged: list[Any]) -> list[Any]:
@@ -99,6 +128,58 @@ def _extended(slots: list[Any], merged: list[Any]) -> list[Any]:
     for cache, joiners in zip(slots, merged, strict=True):
         cache.extend(joiners)
     return slots
+
+
+def _taken_out(cache: Any, at: int) -> Any:
+    """The row at *at* of a batched *cache*, as a private one with memory of its own."""
+    if hasattr(cache, "caches"):
+        return type(cache)(*(_taken_out(part, at) for part in cache.caches))
+    row = cache.extract(at)
+    if hasattr(cache, "keys"):
+        row.keys = _own(row.keys, cache.keys)
+        row.values = _own(row.values, cache.values)
+    else:
+        row.cache = [_copied(state) for state in row.cache]
+    return row
+
+
+def _own(row: mx.array, batch: mx.array) -> mx.array:
+    """*row*, keys or values ``(1, heads, tokens, size)`` cut from *batch*, with its own memory.
+
+    A cut that is contiguous where it stands has not been copied yet.
+    """
+    _, heads, tokens, _ = row.shape
+    return _copied(row) if heads == 1 or tokens == batch.shape[2] else row
+
+
+def _copied(row: mx.array) -> mx.array:
+    return mx.take(row, mx.array([0]), axis=0)
+
+
+def _cut(cache: Any, excess: int) -> None:
+    """Take the last *excess* tokens off *cache*, and have what it writes next hold no room for
+    them."""
+    for part in _flat([cache]):
+        part.trim(excess)
+        if not hasattr(part, "max_size"):
+            part.keys = part.keys[..., : part.offset, :]
+            part.values = part.values[..., : part.offset, :]
+
+
+def _settle(cache: Any) -> None:
+    """Cut what a chunk has left in a rotating cache beside its window.
+
+    mlx-lm does it when the next token is written; but a row may wait for that.
+    """
+    window = getattr(cache, "max_size", None)
+    if window is None or cache.keys is None or cache.keys.shape[2] <= window:
+        return
+    excess = cache.keys.shape[2] - window
+    cache.keys, cache.values = (
+        mx.concatenate([a[..., : cache.keep, :], a[..., cache.keep + excess :, :]], axis=2)
+        for a in (cache.keys, cache.values)
+    )
+    cache._idx = window
 
 
 def _held(store: dict[int, list[Any]], number: int, what: str) -> list[Any]:
@@ -124,17 +205,18 @@ def _leaves(tree: Any) -> list[mx.array]:
 def is_trimmable(slots: Sequence[Any]) -> bool:
     """Whether a snapshot of any length can be cut to any shorter one."""
     # A rotating cache says that it can until it is full, and then it cannot.
-    return all(cache.is_trimmable() and not hasattr(cache, "max_size") for cache in slots)
+    return all(c.is_trimmable() and not hasattr(c, "max_size") for c in _flat(slots))
 
 
 def cost_of(slots: Sequence[Any]) -> CacheCost:
     """What a row costs in *slots*, from caches that two tokens have been read into.
 
-    Caches grow in steps, so one step is charged as fixed, and so is a window within one step.
+    Caches grow in steps, and one that has just grown has a step to spare: so a step is charged as
+    fixed, and a window as what is beyond that.
     """
     fixed = per_token = 0
     windows: dict[int, int] = {}
-    for cache in slots:
+    for cache in _flat(slots):
         if not hasattr(cache, "keys"):
             fixed += cache.nbytes
             continue
@@ -144,5 +226,15 @@ def cost_of(slots: Sequence[Any]) -> CacheCost:
         if window is None:
             per_token += pair
         elif window > cache.step:
-            windows[window] = windows.get(window, 0) + pair
+            beyond = window - cache.step
+            windows[beyond] = windows.get(beyond, 0) + pair
     return CacheCost(fixed, per_token, tuple(sorted(windows.items())))
+
+
+def _flat(slots: Iterable[Any]) -> Iterator[Any]:
+    """Each cache of *slots*, those that are lists of caches taken apart."""
+    for cache in slots:
+        if hasattr(cache, "caches"):
+            yield from _flat(cache.caches)
+        else:
+            yield cache

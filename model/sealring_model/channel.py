@@ -17,6 +17,7 @@ import os
 import queue
 import socket
 import threading
+import time
 from typing import Final
 
 from sealring_protocol.codec.encoding import decode_local, encode
@@ -40,7 +41,10 @@ class ChannelBroken(ChannelClosed):
 
 
 class Channel:
-    """Messages from and to the node. Raises `ChannelClosed` once it has ended."""
+    """Messages from and to the node. Raises `ChannelClosed` once it has ended.
+
+    *arrived* is when the message received last came, in nanoseconds of `time.perf_counter_ns`.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(True)
@@ -49,7 +53,8 @@ class Channel:
         self._sock = sock
         # Not SimpleQueue: on Python 3.11 its `get` can wait for ever when the thread loses the
         # processor just as the timeout runs out (seen here, on a busy machine).
-        self._inbox: queue.Queue[LocalMessage | ChannelClosed] = queue.Queue()
+        self._inbox: queue.Queue[tuple[LocalMessage | ChannelClosed, int]] = queue.Queue()
+        self.arrived = 0
         self._end: ChannelClosed | None = None
         self._finished = threading.Event()
         self._reader = threading.Thread(target=self._read, name="channel", daemon=True)
@@ -69,14 +74,20 @@ class Channel:
 
     def receive(self) -> LocalMessage:
         """The next message; waits for it."""
-        return _checked(self._inbox.get())
+        return self._taken(self._inbox.get())
 
     def receive_within(self, seconds: float) -> LocalMessage | None:
         """The next message, or None if none came in *seconds*."""
         try:
-            return _checked(self._inbox.get(timeout=seconds))
+            return self._taken(self._inbox.get(timeout=seconds))
         except queue.Empty:
             return None
+
+    def _taken(self, item: tuple[LocalMessage | ChannelClosed, int]) -> LocalMessage:
+        message, self.arrived = item
+        if isinstance(message, ChannelClosed):
+            raise message
+        return message
 
     def send(self, message: LocalMessage) -> None:
         """Write *message* as one frame; waits until the socket has it."""
@@ -107,19 +118,14 @@ class Channel:
         except SealringError as error:
             end = ChannelBroken(f"the channel to the node broke: {error}")
         self._end = end
-        self._inbox.put(end)
+        self._inbox.put((end, time.perf_counter_ns()))
         if not self._finished.wait(_LAST_WAIT):
             os._exit(70)
 
     def _pump(self) -> None:
         decoder = FrameDecoder({FrameKind.LOCAL: MAX_SEALED_BODY})
         while data := self._sock.recv(_READ):
+            arrived = time.perf_counter_ns()
             decoder.receive_data(data)
             while (frame := decoder.next_frame()) is not None:
-                self._inbox.put(decode_local(frame.body))
-
-
-def _checked(item: LocalMessage | ChannelClosed) -> LocalMessage:
-    if isinstance(item, ChannelClosed):
-        raise item
-    return item
+                self._inbox.put((decode_local(frame.body), arrived))

@@ -102,7 +102,7 @@ class Engine:
 
         In a pipeline nothing waits to be launched: there a group's next step needs this answer.
         """
-        if self._place is None or self._place.world > 1 or not self._launched[0].arrays:
+        if self._place is None or self._place.world > 1 or not self._launched[0].work.arrays:
             return 0.0
         return min(_PATIENCE, self._pace / 2)
 
@@ -135,11 +135,11 @@ class Engine:
     def _step(self, step: Step) -> None:
         self._received += 1
         if self._executor is not None and self._of_this_epoch(step):
-            self._push(self._executor.launch(step))
+            self._push(self._executor.launch(step, self._channel.arrived))
 
     def _close(self, done: StepDone) -> None:
         if self._executor is not None and self._of_this_epoch(done):
-            self._push(self._executor.close(done))
+            self._push(self._executor.close(done, self._channel.arrived))
 
     def _of_this_epoch(self, message: Step | StepDone) -> bool:
         """Steps of an epoch that has gone are nobody's any more."""
@@ -154,9 +154,13 @@ class Engine:
         if self._executor is None:
             return
         before = self._executor.compute_us
-        message = self._executor.finish(self._launched.popleft())
+        launched = self._launched.popleft()
+        message = self._executor.finish(launched)
         self._pace = (self._executor.compute_us - before) / 1e6
         self._answered += 1
+        if not message.failed:
+            for told in launched.work.told():
+                self._channel.send(told)
         self._channel.send(message)
 
     def _progress(self) -> Progress:
@@ -165,7 +169,7 @@ class Engine:
             steps_received=self._received,
             steps_answered=self._answered,
             compute_us=self._compute_us + (executor.compute_us if executor else 0),
-            seal_us=self._sealed.seal_us,
+            seal_us=self._sealed.spent_ns // 1000,
             rows=executor.live_rows if executor else 0,
             memory=mx.get_active_memory(),
             cache=executor.cache_bytes if executor else 0,

@@ -34,9 +34,9 @@ from sealring_protocol.codec.messages import (
     Decode,
     Failure,
     FailureKind,
+    Logprobs,
     NoWork,
     Prefill,
-    Row,
     Spent,
     Step,
     StepDone,
@@ -50,10 +50,10 @@ from sealring_protocol.security.seal import PREFILL_GROUP, InnerContext
 
 from sealring_model.assemble import LoadedStage
 from sealring_model.caches import CacheStore, arrays
+from sealring_model.drawing import Drawing, Draws
 from sealring_model.errors import IntegrityError, LedgerError, ModelError, RoomError
 from sealring_model.hops import Hops
-from sealring_model.rows import LastTokens, RowBook
-from sealring_model.sampling import sample
+from sealring_model.rows import RowBook
 from sealring_model.tensors import data_of, from_data, ids_of, outgoing, start
 
 FORWARD_ERRORS: Final = (
@@ -74,25 +74,30 @@ _FRAME_SLACK: Final = 256 * 1024
 """Bytes of a frame kept for everything but the hidden states."""
 
 
+Clock = Callable[[], Spent]
+"""Tells where this rank's time with a message went, once there is nothing left to do on it."""
+
+
+@attrs.frozen
+class Work:
+    """What the device works on: *arrays* to wait for, then *answer* makes what to send, and *told*
+    what goes before it."""
+
+    arrays: tuple[mx.array, ...]
+    answer: Callable[[Clock], Step | StepDone]
+    told: Callable[[], tuple[Logprobs, ...]] = tuple
+
+
 @attrs.frozen
 class Launched:
-    """A message that the device works on: *arrays* to wait for, then *answer* makes what to send
-    of the microseconds that it took."""
+    """*message*, that came at *arrived*, on the device. Times are nanoseconds of
+    `time.perf_counter_ns`; *opening* of them, before *begun*, went into opening hidden states."""
 
     message: Step | StepDone
-    started: int
-    arrays: tuple[mx.array, ...]
-    answer: Callable[[int], Step | StepDone]
-
-
-@attrs.frozen
-class _Away:
-    """A decode whose hidden states are on their way round the ring."""
-
-    group: int
-    uids: tuple[int, ...]
-    rows: tuple[Row, ...]
-    positions: tuple[int, ...]
+    work: Work
+    arrived: int
+    begun: int
+    opening: int
 
 
 class Executor:
@@ -108,12 +113,12 @@ class Executor:
         self._first: Final = place.rank == 0
         self._last: Final = place.rank == place.world - 1
         self._book: Final = book
+        self._draws: Final = Draws(book, loaded.vocabulary)
         self._hops: Final = hops
         self._limit: Final = limit
         self._ledger: Final = Ledger()
         self._caches: Final = CacheStore(loaded.stage, self._ledger)
-        self._tokens: Final = LastTokens()
-        self._away: Final[dict[int, _Away]] = {}
+        self._away: Final[dict[int, Drawing]] = {}
         self._due = 1
         self._finished = 0
         self._failure: Failure | None = None
@@ -132,36 +137,47 @@ class Executor:
 
     # ------------------------------------------------------------ launch, finish
 
-    def launch(self, step: Step) -> Launched:
-        """Apply *step* and set the device to work on it."""
-        return self._guarded(step, self._launch)
+    def launch(self, step: Step, arrived: int = 0) -> Launched:
+        """Apply *step*, that came at *arrived* or just now, and set the device to work on it."""
+        return self._guarded(step, self._launch, arrived)
 
-    def close(self, done: StepDone) -> Launched:
+    def close(self, done: StepDone, arrived: int = 0) -> Launched:
         """Rank 0 of several: norm, head and sampling over what came back from the last rank."""
-        return self._guarded(done, self._close)
+        return self._guarded(done, self._close, arrived)
 
     def finish(self, launched: Launched) -> Step | StepDone:
         """Wait for *launched* and give its answer."""
         try:
-            mx.eval(*launched.arrays)
-            now = time.perf_counter_ns()
-            took = (now - max(launched.started, self._finished)) // 1000
-            self._finished = now
-            self.compute_us += took
-            return launched.answer(took)
+            mx.eval(*launched.work.arrays)
+            return launched.work.answer(self._stopped(launched))
         except (SealringError, *FORWARD_ERRORS) as error:
             self._failure = self._failure or self._told(error)
             return self._failed(launched.message, self._failure)
 
-    def _guarded(self, message: M, work: Callable[[M, int], Launched]) -> Launched:
-        started = time.perf_counter_ns()
+    def _stopped(self, launched: Launched) -> Clock:
+        """The clock of *launched*, whose arrays are there; sealing them is still to come."""
+        now, sealed = time.perf_counter_ns(), self._hops.spent_ns - launched.opening
+        begun = max(launched.begun, self._finished)
+        self._finished = now
+        compute = (now - begun) // 1000
+        self.compute_us += compute
+        wait = max(0, begun - launched.arrived - launched.opening) // 1000
+        return lambda: Spent(compute, wait, (self._hops.spent_ns - sealed) // 1000)
+
+    def _guarded(self, message: M, do: Callable[[M], Work], arrived: int) -> Launched:
+        started, sealed = time.perf_counter_ns(), self._hops.spent_ns
+        work = self._done(message, do)
+        opening = self._hops.spent_ns - sealed
+        return Launched(message, work, arrived or started, started + opening, opening)
+
+    def _done(self, message: M, do: Callable[[M], Work]) -> Work:
         if self._failure is None:
             try:
-                return work(message, started)
+                return do(message)
             except (SealringError, *FORWARD_ERRORS) as error:
                 self._failure = self._told(error)
         failure = self._failure
-        return Launched(message, started, (), lambda _: self._failed(message, failure))
+        return Work((), lambda _: self._failed(message, failure))
 
     def _told(self, error: Exception) -> Failure:
         kind, text = FailureKind.ENGINE_ERROR, f"{type(error).__name__}: {error}"
@@ -180,7 +196,7 @@ class Executor:
 
     # --------------------------------------------------------------- the steps
 
-    def _launch(self, step: Step, started: int) -> Launched:
+    def _launch(self, step: Step) -> Work:
         self._check_ids(step)
         change = self._apply(step)
         self._check_room(step, change)
@@ -188,11 +204,11 @@ class Executor:
         self._remember(step, change)
         match step.work:
             case Decode(group):
-                return self._decode(step, group, started)
+                return self._decode(step, group)
             case Prefill(uid, _, count):
-                return self._prefill(step, uid, count, started)
+                return self._prefill(step, uid, count)
             case NoWork():
-                return Launched(step, started, (), lambda took: self._idle(step, took))
+                return Work((), lambda clock: self._onward(step, clock, ()))
 
     def _check_ids(self, step: Step) -> None:
         count = step.work.count if isinstance(step.work, Prefill) else 0
@@ -219,6 +235,9 @@ class Executor:
             rows = self._ledger.rows(group)
             if rows:
                 needed += len(rows) * cost.of(max(self._ledger.length(uid) for uid in rows))
+        for save in change.saved:
+            needed += cost.of(self._ledger.snaps.get(save.handle, 0))
+        needed += sum(cost.of(row.keep) for row in change.opened if row.handle)
         if isinstance(step.work, Prefill):
             needed += cost.of(step.work.position + step.work.count) - cost.of(step.work.position)
         if needed and mx.get_active_memory() + needed > self._limit:
@@ -228,42 +247,37 @@ class Executor:
             )
 
     def _remember(self, step: Step, change: Change) -> None:
-        for uid in (*step.evict, *change.dropped_rows):
+        gone = (*step.evict, *change.dropped_rows)
+        self._draws.forget(gone)
+        for uid in {*gone} - {row.uid for row in step.open}:
             self._book.forget(uid)
-            self._tokens.forget(uid)
         for group in change.regroup:
             if not self._ledger.rows(group):
-                self._tokens.forget_group(group)
+                self._draws.forget_group(group)
         if self._first:
             for join, token in zip(step.join, step.ids, strict=False):
-                self._tokens.give(join.uid, token)
+                self._draws.give(join.uid, token)
         if self._ledger.empty:
             mx.clear_cache()
 
-    def _idle(self, step: Step, took: int) -> Step | StepDone:
-        if self._last:
-            return StepDone(step.epoch, step.n, spent=(*step.spent, Spent(took)))
-        return self._onward(step, took, ())
-
-    def _decode(self, step: Step, group: int, started: int) -> Launched:
+    def _decode(self, step: Step, group: int) -> Work:
         uids = self._ledger.rows(group)
         if self._first:
-            inputs = self._tokens.take(group, uids)[:, None]
+            inputs = self._draws.inputs(group, uids)[:, None]
         else:
             context = self._context(step.n, group, self._place.rank, uids)
             inputs = self._received(step, context, (len(uids), 1, self._loaded.hidden))
         outputs = self._stage.run(inputs, self._caches.group(group))
         if self._first:
             positions = tuple(self._ledger.length(uid) for uid in uids)
-            # Rows may leave before the hidden states are back, so all they need goes with them.
-            away = _Away(group, uids, self._book.get(uids), positions)
+            drawing = self._draws.begin(group, uids, positions)
             if self._last:
-                return self._sampling(step, away, self._stage.logits(outputs), started)
-            self._away[step.n] = away
+                return self._draw(step, drawing, self._stage.logits(outputs))
+            self._away[step.n] = drawing
         context = self._context(step.n, group, self._place.rank + 1, uids)
-        return self._sending(step, context, outputs, (), started)
+        return self._sending(step, context, outputs, ())
 
-    def _prefill(self, step: Step, uid: int, count: int, started: int) -> Launched:
+    def _prefill(self, step: Step, uid: int, count: int) -> Work:
         if self._first:
             inputs = mx.array(step.ids[len(step.join) :], mx.uint32)[None]
         else:
@@ -271,23 +285,24 @@ class Executor:
             inputs = self._received(step, context, (1, count, self._loaded.hidden))
         slots = self._caches.row(uid)
         outputs = self._stage.run(inputs, slots)
+        self._caches.settle(uid)
         # A small array that waits for the caches: to hold them themselves would have the next
         # chunk copy them.
         written = mx.depends([mx.array(0)], arrays(slots))
         if self._last:
             start(written)
-            return Launched(step, started, tuple(written), lambda took: self._idle(step, took))
+            return Work(tuple(written), lambda clock: self._onward(step, clock, ()))
         context = self._context(step.n, PREFILL_GROUP, self._place.rank + 1, (uid,))
-        return self._sending(step, context, outputs, tuple(written), started)
+        return self._sending(step, context, outputs, tuple(written))
 
-    def _close(self, done: StepDone, started: int) -> Launched:
-        away = self._away.pop(done.n, None)
-        if away is None:
+    def _close(self, done: StepDone) -> Work:
+        drawing = self._away.pop(done.n, None)
+        if drawing is None:
             raise LedgerError(f"hidden states of step {done.n} came back, and none are away")
-        context = self._context(done.n, away.group, self._place.world, away.uids)
-        shape = (len(away.uids), 1, self._loaded.hidden)
+        context = self._context(done.n, drawing.group, self._place.world, drawing.uids)
+        shape = (len(drawing.uids), 1, self._loaded.hidden)
         logits = self._stage.logits(self._received(done, context, shape))
-        return self._sampling(done, away, logits, started)
+        return self._draw(done, drawing, logits)
 
     # --------------------------------------------------------- in, out, sampled
 
@@ -309,13 +324,8 @@ class Executor:
         return from_data(tensor.dtype, shape, self._hops.open(context, tensor))
 
     def _sending(
-        self,
-        step: Step,
-        context: InnerContext,
-        hidden: mx.array,
-        others: tuple[mx.array, ...],
-        started: int,
-    ) -> Launched:
+        self, step: Step, context: InnerContext, hidden: mx.array, others: tuple[mx.array, ...]
+    ) -> Work:
         if hidden.nbytes > MAX_SEALED_BODY - _FRAME_SLACK:
             raise ModelError(
                 f"{hidden.shape[1]} tokens make {hidden.nbytes} bytes of hidden state, more than "
@@ -324,28 +334,24 @@ class Executor:
         block = outgoing(hidden)
         start(block, *others)
 
-        def answer(took: int) -> Step | StepDone:
+        def answer(clock: Clock) -> Step | StepDone:
             shape = tuple(block.shape)
             tensor = self._hops.seal(context, self._loaded.dtype, shape, data_of(block))
-            return self._onward(step, took, (tensor,))
+            return self._onward(step, clock, (tensor,))
 
-        return Launched(step, started, (block, *others), answer)
+        return Work((block, *others), answer)
 
-    def _onward(self, step: Step, took: int, tensors: tuple[Tensor, ...]) -> Step | StepDone:
-        spent = (*step.spent, Spent(took))
+    def _onward(self, step: Step, clock: Clock, tensors: tuple[Tensor, ...]) -> Step | StepDone:
+        spent = (*step.spent, clock())
         if self._last:
             return StepDone(step.epoch, step.n, tensors=tensors, spent=spent)
         return attrs.evolve(step, ids=(), tensors=tensors, spent=spent)
 
-    def _sampling(
-        self, message: Step | StepDone, away: _Away, logits: mx.array, started: int
-    ) -> Launched:
-        tokens = sample(logits, away.rows, away.positions)
-        start(tokens)
-        self._tokens.sampled(away.group, away.uids, tokens)
+    def _draw(self, message: Step | StepDone, drawing: Drawing, logits: mx.array) -> Work:
+        drawn = self._draws.end(drawing, logits)
 
-        def answer(took: int) -> StepDone:
-            spent = (*message.spent, Spent(took))
-            return StepDone(message.epoch, message.n, ids_of(tokens), spent=spent)
+        def answer(clock: Clock) -> StepDone:
+            ids = ids_of(drawn.tokens)
+            return StepDone(message.epoch, message.n, ids, spent=(*message.spent, clock()))
 
-        return Launched(message, started, (tokens,), answer)
+        return Work(drawn.arrays, answer, lambda: drawn.told(message.n))

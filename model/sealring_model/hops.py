@@ -24,6 +24,10 @@ from sealring_model.errors import IntegrityError
 class Hops(Protocol):
     """How tensors go out to the next rank and come in from the one before."""
 
+    @property
+    def spent_ns(self) -> int:
+        """Nanoseconds spent on sealing and opening so far."""
+
     def seal(
         self, context: InnerContext, dtype: DType, shape: tuple[int, ...], data: Buffer
     ) -> Tensor:
@@ -35,6 +39,8 @@ class Hops(Protocol):
 
 class PlainHops:
     """Tensors as they are."""
+
+    spent_ns = 0
 
     def seal(
         self, context: InnerContext, dtype: DType, shape: tuple[int, ...], data: Buffer
@@ -50,7 +56,7 @@ class PlainHops:
 
 
 class SealedHops:
-    """Tensors under the keys of the two hops. *seal_us* counts the time spent on it."""
+    """Tensors under the keys of the two hops."""
 
     def __init__(self) -> None:
         self._sealer: InnerSealer | None = None
@@ -58,9 +64,9 @@ class SealedHops:
         self._spent_ns = 0
 
     @property
-    def seal_us(self) -> int:
-        """Microseconds spent on sealing and opening so far."""
-        return self._spent_ns // 1000
+    def spent_ns(self) -> int:
+        """Nanoseconds spent on sealing and opening so far."""
+        return self._spent_ns
 
     def take(self, key: HopKey) -> None:
         """Use *key* for its direction from now on."""

@@ -1,0 +1,176 @@
+"""What is done to a row's logits before it is sampled: its bias, then its penalties.
+
+The rules are those of vLLM (`vllm/v1/sample`), so that a request means the same here as there:
+
+- bias: added to the logits of the tokens that it names;
+- repetition (CTRL: Keskar et al., https://arxiv.org/abs/1909.05858): the logit of every token
+  that the row has, prompt or output, is divided by it when positive and multiplied when negative;
+- frequency and presence (OpenAI's): off the logit of every token of the output alone, the one
+  times how often it is there, the other once.
+
+What a row has is counted on the device. The counts begin with the history that its `Row` brings,
+and each draw adds its tokens from the array that they are in, which nobody has read: so the next
+decode may be launched on them, as it is on the tokens themselves.
+
+Counts are a rectangle, one line for each penalised row of a group: 5 bytes for each token of the
+vocabulary. An `Adjustment` is a value. A decode takes its group's when it is launched and gives
+back the next one when its tokens are drawn; so rows that leave in between, or come back under
+their old number, disturb nothing. When a group's rows change, the rectangle is made anew: lines
+of the rows that stay, histories of those that are new. A group in which no row asks for any of
+this has none, and costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+import mlx.core as mx
+from sealring_protocol.codec.messages import Row
+
+from sealring_model.errors import LedgerError
+
+
+@attrs.frozen(eq=False)
+class _Bias:
+    """What is added to the logit of token ``ids[i]`` of the row at ``rows[i]``."""
+
+    rows: mx.array
+    ids: mx.array
+    values: mx.array
+
+    def apply(self, logits: mx.array) -> mx.array:
+        return logits.at[self.rows, self.ids].add(self.values)
+
+
+@attrs.frozen(eq=False)
+class _Counts:
+    """The tokens of the penalised rows: those at *places* among all. *prompt* says which tokens a
+    row was given, *output* how often it has drawn each; both ``(penalised, vocabulary)``."""
+
+    rows: tuple[Row, ...]
+    places: mx.array
+    prompt: mx.array
+    output: mx.array
+
+    def apply(self, logits: mx.array) -> mx.array:
+        drawn = self.output > 0
+        repetition = self._column([row.repetition for row in self.rows])
+        rest = logits[self.places]
+        scaled = mx.where(rest > 0, rest / repetition, rest * repetition)
+        rest = mx.where(self.prompt | drawn, scaled, rest)
+        rest = rest - self._column([row.frequency for row in self.rows]) * self.output
+        rest = rest - self._column([row.presence for row in self.rows]) * drawn
+        adjusted = mx.array(logits)
+        adjusted[self.places] = rest
+        return adjusted
+
+    @staticmethod
+    def _column(values: list[float]) -> mx.array:
+        return mx.array(values, mx.float32)[:, None]
+
+    def after(self, tokens: mx.array) -> _Counts:
+        lines = mx.arange(len(self.rows))
+        output = self.output.at[lines, tokens[self.places]].add(1)
+        return attrs.evolve(self, output=output)
+
+    def line(self, row: Row) -> tuple[mx.array, mx.array] | None:
+        """What *row* has, if it is one of these."""
+        for at, known in enumerate(self.rows):
+            if known is row:
+                return self.prompt[at : at + 1], self.output[at : at + 1]
+        return None
+
+
+@attrs.frozen(eq=False)
+class Adjustment:
+    """What is done to the logits of *rows*, of which some ask for it."""
+
+    rows: tuple[Row, ...]
+    bias: _Bias | None
+    counts: _Counts | None
+
+    def apply(self, logits: mx.array) -> mx.array:
+        """*logits* ``(rows, vocabulary)`` adjusted, in f32."""
+        logits = logits.astype(mx.float32)
+        if self.bias is not None:
+            logits = self.bias.apply(logits)
+        if self.counts is not None:
+            logits = self.counts.apply(logits)
+        return logits
+
+    def after(self, tokens: mx.array) -> Adjustment:
+        """The same once *tokens* have been drawn, one for each row."""
+        if self.counts is None:
+            return self
+        return attrs.evolve(self, counts=self.counts.after(tokens))
+
+    @property
+    def arrays(self) -> tuple[mx.array, ...]:
+        """What changes from draw to draw, to be evaluated."""
+        return () if self.counts is None else (self.counts.output,)
+
+
+class Adjustments:
+    """The adjustment of every group that has one."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self._vocabulary: Final = vocabulary
+        self._groups: Final[dict[int, Adjustment]] = {}
+
+    def take(self, group: int, rows: tuple[Row, ...]) -> Adjustment | None:
+        """What to do to the logits of *group*'s next draw, whose rows are *rows*.
+
+        Raises `LedgerError` for a token that the vocabulary does not have.
+        """
+        before = self._groups.get(group)
+        if before is not None and _same(before.rows, rows):
+            return before
+        if not any(row.bias or row.penalised for row in rows):
+            self._groups.pop(group, None)
+            return None
+        counts = None if before is None else before.counts
+        return Adjustment(rows, self._bias(rows), self._counts(rows, counts))
+
+    def put(self, group: int, adjustment: Adjustment) -> None:
+        """*group*'s next draw follows the one that gave *adjustment*."""
+        self._groups[group] = adjustment
+
+    def forget_group(self, group: int) -> None:
+        """*group* has no rows left."""
+        self._groups.pop(group, None)
+
+    def _bias(self, rows: Sequence[Row]) -> _Bias | None:
+        entries = [(at, *entry) for at, row in enumerate(rows) for entry in row.bias]
+        if not entries:
+            return None
+        places, ids, values = zip(*entries, strict=True)
+        return _Bias(mx.array(places), self._known(ids), mx.array(values, mx.float32))
+
+    def _counts(self, rows: Sequence[Row], before: _Counts | None) -> _Counts | None:
+        places = [at for at, row in enumerate(rows) if row.penalised]
+        if not places:
+            return None
+        chosen = tuple(rows[at] for at in places)
+        lines = [(before and before.line(row)) or self._fresh(row) for row in chosen]
+        prompt, output = (mx.concatenate(list(part)) for part in zip(*lines, strict=True))
+        return _Counts(chosen, mx.array(places), prompt, output)
+
+    def _fresh(self, row: Row) -> tuple[mx.array, mx.array]:
+        given = len(row.history) - row.generated
+        prompt, output = (
+            mx.zeros((1, self._vocabulary), mx.int32).at[0, self._known(ids)].add(1)
+            for ids in (row.history[:given], row.history[given:])
+        )
+        return prompt > 0, output
+
+    def _known(self, ids: tuple[int, ...]) -> mx.array:
+        if ids and max(ids) >= self._vocabulary:
+            raise LedgerError(f"token id {max(ids)} is beyond the vocabulary")
+        return mx.array(ids, mx.uint32)
+
+
+def _same(before: tuple[Row, ...], rows: tuple[Row, ...]) -> bool:
+    """Whether these are the very rows: one that came back is another, with another history."""
+    return len(before) == len(rows) and all(a is b for a, b in zip(before, rows, strict=True))

@@ -1,0 +1,66 @@
+"""Log probabilities of the tokens that rows were given, for the rows that ask for them.
+
+They come from the logits as the model gave them, before bias, penalties, temperature and cuts,
+and in f32. A row that wants alternatives gets the likeliest tokens, falling. All are found on the
+device with the token itself, of the same number whatever the rows ask for, so that no row's
+depend on its company; a decode whose rows want none does nothing of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import mlx.core as mx
+from sealring_protocol.codec.messages import NO_LOGPROBS, Logprobs, Row
+from sealring_protocol.limits import MAX_LOGPROBS
+
+
+@attrs.frozen(eq=False)
+class LogprobArrays:
+    """Those of one draw, on the device: of *rows*, the *chosen* tokens' ``(rows,)``, and the
+    likeliest ids and their values, ``(rows, alternatives)``."""
+
+    rows: tuple[Row, ...]
+    chosen: mx.array
+    ids: mx.array
+    values: mx.array
+
+    @property
+    def arrays(self) -> tuple[mx.array, ...]:
+        """All of it, to be evaluated."""
+        return (self.chosen, self.ids, self.values)
+
+    def messages(self, n: int) -> tuple[Logprobs, ...]:
+        """What is told of step *n*; waits for it."""
+        chosen: Any = self.chosen.tolist()
+        ids: Any = self.ids.tolist()
+        values: Any = self.values.tolist()
+        return tuple(
+            Logprobs(n, row.uid, chosen[i], *(tuple(a[i][: row.logprobs]) for a in (ids, values)))
+            for i, row in enumerate(self.rows)
+        )
+
+
+def logprobs_of(logits: mx.array, rows: Sequence[Row], tokens: mx.array) -> LogprobArrays | None:
+    """What to tell of *tokens*, drawn of *logits* ``(rows, vocabulary)`` for *rows*."""
+    places = [at for at, row in enumerate(rows) if row.logprobs != NO_LOGPROBS]
+    if not places:
+        return None
+    chosen = tuple(rows[at] for at in places)
+    where = mx.array(places)
+    exact = logits[where].astype(mx.float32)
+    exact = exact - mx.logsumexp(exact, axis=-1, keepdims=True)
+    own = mx.take_along_axis(exact, tokens[where][:, None], axis=-1)[:, 0]
+    return LogprobArrays(chosen, own, *_likeliest(exact, any(row.logprobs for row in chosen)))
+
+
+def _likeliest(exact: mx.array, wanted: bool) -> tuple[mx.array, mx.array]:
+    count = min(MAX_LOGPROBS, exact.shape[-1]) if wanted else 0
+    if not count:
+        return mx.zeros((len(exact), 0), mx.uint32), exact[:, :0]
+    ids = mx.argpartition(-exact, count - 1, axis=-1)[:, :count]
+    values = mx.take_along_axis(exact, ids, axis=-1)
+    falling = mx.argsort(-values, axis=-1)
+    return mx.take_along_axis(ids, falling, axis=-1), mx.take_along_axis(values, falling, axis=-1)
