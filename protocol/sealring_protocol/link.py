@@ -116,6 +116,11 @@ class Link:
         self._wall_offset = wall_ms / 1000 - now
         self._expires = float("inf")
 
+    @property
+    def key_updates(self) -> int:
+        """Keys that both directions have gone through since the link came up."""
+        return sum(c.updates for c in (self._sealer, self._opener) if c is not None)
+
     @classmethod
     def dial(
         cls,

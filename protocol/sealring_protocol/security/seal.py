@@ -59,13 +59,15 @@ bytearray(2 * MAX_SEALED_BODY - (1 << 16))
 class _Keys:
     """The key in use, and how to get to the next one."""
 
-    __slots__ = ("_aead", "_iv", "_next", "_suite")
+    __slots__ = ("_aead", "_iv", "_next", "_suite", "updates")
 
     def __init__(self, suite: Suite, secret: bytes) -> None:
         self._suite = suite
+        self.updates = -1  # keys that came after the first
         self._take(secret)
 
     def _take(self, secret: bytes) -> None:
+        self.updates += 1
         key, self._iv, self._next = traffic_keys(secret)
         self._aead = self._suite.aead(key)
 
