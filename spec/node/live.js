@@ -6,8 +6,9 @@
  * computes. In place of layers each rank's part is to double every element, which binary32 does exactly, so that the
  * head can tell whether what it sent went through both inner seals and came back right.
  *
- * CONFIG.json: `scalar`, `roster`, `coordinator` in hex; `steps`; for rank 0 the `port` of rank 1 on the loopback.
- * Standard output is a line of JSON each for the port that is listened on, and for what was done.
+ * CONFIG.json: `scalar`, `roster`, `coordinator` in hex; `suites` in order of preference; `steps`; for rank 0 the `port`
+ * of rank 1 on the loopback. Standard output is a line of JSON each for the port that is listened on, and
+ * for what was done.
  */
 
 import { randomBytes, randomFillSync } from "node:crypto";
@@ -45,11 +46,14 @@ const node = {
   roster,
   coordinator,
   instance: randomBytes(8).readBigUInt64BE(),
-  suites: [1, 2],
+  suites: config.suites,
   seen: new ReplayCache(),
   store: () => {},
   /** @type {import("./sealring/handshake.js").Node["admit"]} */
-  admit: (peer, own, purpose) => (purpose === PURPOSE.STEP && peer + 1 === own ? null : "ROLE_VIOLATION"),
+  admit: (peer, own, purpose) => {
+    const isBefore = (peer + 1) % roster.members.length === own;
+    return purpose === PURPOSE.STEP && isBefore ? null : "ROLE_VIOLATION";
+  },
 };
 
 const say = (/** @type {object} */ told) => console.log(JSON.stringify(told));
@@ -180,8 +184,8 @@ async function awaitHead() {
 try {
   const connection = await (rank === 0 ? dialLast() : awaitHead());
   const did = await (rank === 0 ? lead(connection) : serve(connection));
-  const { peer, suite, transcript } = await connection.up();
-  say({ rank, peer: peer.toString("hex"), suite: suite.code, transcript: transcript.toString("hex"), ...did });
+  const { peer, suite } = await connection.up();
+  say({ rank, peer: peer.toString("hex"), suite: suite.code, ...did });
 } catch (error) {
   if (!(error instanceof Failure)) throw error;
   console.error(`${error.name}: ${error.message}`);

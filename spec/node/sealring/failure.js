@@ -44,6 +44,7 @@ export class Failure extends Error {
  * @param {unknown} holds
  * @param {string} reason what is wrong if it does not hold
  * @param {FailureClass} failureClass
+ * @returns {asserts holds}
  */
 export function must(holds, reason, failureClass = "PROTOCOL_ERROR") {
   if (!holds) throw new Failure(failureClass, reason);

@@ -76,32 +76,33 @@ export class Ledger {
     return this.private.has(number) || this.snapshots.has(number) || this.#groupOf(number) !== undefined;
   }
 
-  /** @param {bigint} uid */
+  /**
+   * The rows of the group that a row is in.
+   *
+   * @param {bigint} uid
+   */
   #groupOf(uid) {
-    for (const [group, rows] of this.groups) if (rows.has(uid)) return group;
-    return undefined;
+    return [...this.groups.values()].find((rows) => rows.has(uid));
   }
 
   /** @param {bigint} uid */
   #privateLength(uid) {
     const length = this.private.get(uid);
     must(length !== undefined, "no private cache");
-    return /** @type {number} */ (length);
+    return length;
   }
 
   /** @param {any} step */
   #apply(step) {
     for (const { uid, handle } of step.save) {
-      const length = this.#privateLength(uid);
+      const length = this.private.get(uid) ?? this.#groupOf(uid)?.get(uid);
+      must(length !== undefined, "saves a row without a cache");
       must(handle !== 0n && !this.#inUse(handle), "a handle that cannot be given");
       this.snapshots.set(handle, length);
     }
     for (const uid of step.evict) {
-      const group = this.#groupOf(uid);
-      must(group !== undefined, "evicts a row that is in no group");
-      const rows = /** @type {Map<bigint, number>} */ (this.groups.get(/** @type {number} */ (group)));
-      rows.delete(uid);
-      if (rows.size === 0) this.groups.delete(/** @type {number} */ (group));
+      must(this.#groupOf(uid)?.delete(uid), "evicts a row that is in no group");
+      for (const [group, rows] of this.groups) if (rows.size === 0) this.groups.delete(group);
     }
     for (const number of step.drop) {
       must(this.private.delete(number) || this.snapshots.delete(number), "drops what is not there");
@@ -110,7 +111,7 @@ export class Ledger {
       must(uid !== 0n && !this.#inUse(uid), "a uid that cannot be given");
       const kept = handle === 0n ? 0 : this.snapshots.get(handle);
       must(kept !== undefined, "opens from no snapshot");
-      must(handle === 0n ? keep === 0 : 0 < keep && keep <= Number(kept), "keeps what is not there");
+      must(handle === 0n ? keep === 0 : 0 < keep && keep <= kept, "keeps what is not there");
       this.private.set(uid, keep);
     }
     for (const { uid, group } of step.join) {
@@ -134,9 +135,9 @@ export class Ledger {
   #decode(group) {
     const rows = this.groups.get(group);
     must(rows, "decodes a group without rows");
-    for (const [uid, length] of /** @type {Map<bigint, number>} */ (rows)) {
+    for (const [uid, length] of rows) {
       must(length < MAX_TOKENS, "a row that is too long");
-      rows?.set(uid, length + 1);
+      rows.set(uid, length + 1);
     }
   }
 }

@@ -60,6 +60,9 @@ const TAKES = Object.freeze({
 /** The states in which an end waits for itself. */
 const OWN_WORK = new Set(["WAIT_ENCAPSULATION", "WAIT_SIGNATURE", "WAIT_STORE", "WAIT_ADMIT"]);
 
+/** Seconds that a PING waits for any byte at all. */
+const PING_PATIENCE = PING_TIMEOUT - PING_INTERVAL;
+
 const NO_LOAD = Object.freeze({
   steps_received: 0n,
   steps_answered: 0n,
@@ -112,7 +115,8 @@ export class Link {
   #peerMaySend = [];
   #heardAt = 0;
   #lastFrameAt = 0;
-  #pinged = false;
+  /** When the last PING was sent, if not a byte has come since. @type {number | null} */
+  #pingedAt = null;
   /** @type {bigint[]} */
   #unanswered = [];
   #echo = 1n;
@@ -291,7 +295,7 @@ export class Link {
 
   #hear() {
     this.#heardAt = this.#now;
-    this.#pinged = false;
+    this.#pingedAt = null;
   }
 
   #hurry() {
@@ -302,11 +306,16 @@ export class Link {
   #keepAlive() {
     const wallMs = this.startMs + BigInt(Math.floor(this.#now * 1000));
     must(!this.#roster?.hasExpired(wallMs), "the roster has expired", "ROSTER_EXPIRED");
-    const silence = this.#now - this.#heardAt;
-    must(silence < PING_TIMEOUT, "the peer is silent", "TIMEOUT");
-    if (silence < PING_INTERVAL || this.#pinged) return;
+    if (this.#pingedAt !== null) {
+      must(this.#now < this.#pingedAt + PING_PATIENCE, "the peer is silent", "TIMEOUT");
+    } else if (this.#now >= this.#heardAt + PING_INTERVAL) {
+      this.#ping();
+    }
+  }
+
+  #ping() {
     must(this.#unanswered.length < MAX_UNANSWERED_PINGS, "too many PINGs without a PONG", "TIMEOUT");
-    this.#pinged = true;
+    this.#pingedAt = this.#now;
     this.#unanswered.push(this.#echo);
     this.send({ message: "PING", echo: this.#echo, ...NO_LOAD });
     this.#echo += 1n;

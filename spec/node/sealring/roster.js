@@ -12,7 +12,7 @@ import { bytes, decode, inline, list, plainText, struct, u16, u64, u8, where } f
 const SIGNATURE = 64;
 const SOFTWARE = 1;
 
-const name = where(inline(plainText(MAX_NAME)), (text) => text.trim() !== "", "a blank name");
+const name = where(inline(plainText(MAX_NAME)), (text) => /[^ ]/.test(text), "a blank name");
 const address = where(inline(plainText(MAX_ADDRESS)), (text) => text !== "", "an empty address");
 const differ = (/** @type {string[]} */ values) => new Set(values).size === values.length;
 

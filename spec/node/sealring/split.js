@@ -52,13 +52,13 @@ export function splitLayers(layers, ends, rooms) {
   const usable = rooms.map((room, rank) => (room * 9n) / 10n - (rank === 0 ? ends : 0n));
   fits(usable.every((room) => room > 0n) && sum(layers) <= sum(usable), "the weights do not fit");
   const counts = apportion(layers.length, usable);
-  for (;;) {
+  for (let moves = layers.length * rooms.length; ; moves--) {
     const bounds = boundsOf(counts);
     const spare = usable.map((room, rank) => room - sum(layers.slice(bounds[rank], bounds[rank + 1])));
     const loosest = argMax(spare);
     const tightest = argMax(spare.map((room) => -room));
     if (spare[tightest] >= 0n) return bounds;
-    fits(spare[loosest] > 0n && counts[tightest] > 1, "the layers of a rank do not fit");
+    fits(moves > 0 && spare[loosest] > 0n && counts[tightest] > 1, "the layers of a rank do not fit");
     counts[tightest] -= 1;
     counts[loosest] += 1;
   }
