@@ -94,6 +94,7 @@ def vectors() -> Iterator[Vector]:
         ("extremes", "the largest numbers", _extreme()),
         ("sixty-four", "64 members", attrs.evolve(TERMS, members=_crowd(64))),
         ("names", "names and addresses beyond ASCII", _named("Küche 机", ("küche.example:1",))),
+        ("wide", "a wide space is no space (U+0020)", _named("\u3000", ())),
         ("edge", "a name of 64 bytes, 8 addresses of 255", _named("n" * 64, _addresses())),
     ]:
         given = _input(signed(terms))

@@ -206,6 +206,11 @@ def _keepalive() -> Iterator[Vector]:
     about = "not a byte for 0.5 s, nor for 1 s after PING"
     silence: list[Delivery] = [(0.6, b""), (1.7, b"")]
     yield _refused("silence", "LK-05", about, talk, silence, TIMEOUT, answers=[asked])
+    about = "a PING that is sent late has its second"
+    given = answerer(talk, *_up(talk), (1.0, b""), (1.9, b""))
+    sent = (talk.resp_frame, talk.accept(), talk.to_dialer(1, asked))
+    output = said(sent, link=link_of(talk, dialing=False))
+    yield valid("session/late-ping", "responder", "LK-05", about, given, output)
     for name, kind, about, given, sent in [
         (
             "no-init",
