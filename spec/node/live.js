@@ -35,6 +35,10 @@ const BOUNDS = [0, 6, 12];
 const GROUP = 3;
 const UIDS = [7n, 8n];
 
+if (process.argv.length !== 3) {
+  console.error("usage: node live.js CONFIG.json");
+  process.exit(2);
+}
 const config = JSON.parse(readFileSync(process.argv[2], "utf8"));
 const coordinator = Buffer.from(config.coordinator, "hex");
 const roster = readRoster(Buffer.from(config.roster, "hex"), coordinator);
@@ -187,7 +191,7 @@ try {
   const { peer, suite } = await connection.up();
   say({ rank, peer: peer.toString("hex"), suite: suite.code, ...did });
 } catch (error) {
-  if (!(error instanceof Failure)) throw error;
+  if (!(error instanceof Failure || error.syscall)) throw error;
   console.error(`${error.name}: ${error.message}`);
   process.exitCode = 1;
 }

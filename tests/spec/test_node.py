@@ -12,6 +12,8 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,9 @@ NODE = shutil.which("node")
 
 pytestmark = [
     pytest.mark.skipif(NODE is None, reason="node is not installed"),
-    pytest.mark.skipif(not PACKAGES.exists(), reason=f"run npm install in {FOLDER.name}"),
+    pytest.mark.skipif(
+        not PACKAGES.exists(), reason="its packages are missing: run npm install in spec/node"
+    ),
 ]
 
 COMMANDS = {
@@ -62,9 +66,15 @@ def test_its_checker_knows_its_families() -> None:
     assert "there are evidence, frames" in done.stderr
 
 
-def start(language: str, config: Path) -> subprocess.Popen[str]:
+@contextmanager
+def started(language: str, config: Path) -> Iterator[subprocess.Popen[str]]:
     command = [*COMMANDS[language], str(config)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def said_first(process: subprocess.Popen[str]) -> Any:
@@ -93,12 +103,13 @@ def test_a_pipeline_of_two_languages(tmp_path: Path, head: str, last: str, suite
         path.write_text(json.dumps({**both, "scalar": f"{scalars[rank]:064x}", **told}))
         return path
 
-    with start(last, config(1, suites=[suite])) as serving:
+    with started(last, config(1, suites=[suite])) as serving:
         port = said_first(serving)["port"]
-        with start(head, config(0, suites=[1, 2], port=port)) as leading:
+        with started(head, config(0, suites=[1, 2], port=port)) as leading:
             led, errors = leading.communicate(timeout=30)
-        served, more_errors = serving.communicate(timeout=30)
-    assert [leading.returncode, serving.returncode] == [0, 0], errors + more_errors
+            assert leading.returncode == 0, errors
+        served, errors = serving.communicate(timeout=30)
+        assert serving.returncode == 0, errors
     told = {"suite": suite, "steps": STEPS}
     decodes = STEPS - 2  # two rows are read in first, each by a step that has no answer
     assert json.loads(led) == {"rank": 0, "peer": members[1].id.hex(), "answered": decodes, **told}
