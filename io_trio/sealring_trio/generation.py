@@ -12,6 +12,7 @@ are therefore done by a thread.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,11 +27,14 @@ from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.head import Head
 from sealring_protocol.control.membership import MembershipState
 from sealring_protocol.control.requests import FinishReason, Request, RequestDone, TokenOut
+from sealring_protocol.errors import LocalProtocolError
 
 from sealring_trio.errors import OperationError
 from sealring_trio.marks import StopText
 from sealring_trio.runtime import Runtime, Stream
 from sealring_trio.trace import Trace, Tracer
+
+log = logging.getLogger("sealring")
 
 T = TypeVar("T")
 
@@ -59,6 +63,16 @@ class Piece:
 
     text: str
     tokens: tuple[TokenOut, ...]
+
+
+DRAIN_SECONDS: Final = 30.0
+"""Time that requests under way may take to finish when the head is told to stop."""
+
+_DRAIN_LOOK: Final = 0.05  # seconds between looks at what is still under way
+
+
+class Withdrawn(LocalProtocolError):
+    """Somebody has cancelled the request before it had a row."""
 
 
 class Answer:
@@ -124,6 +138,7 @@ class Generator:
         self.runtime = runtime
         self.model = model
         self.tracer = Tracer()
+        self.draining = False  # what is new is refused
         self._loading = trio.Lock()
         self._threads = trio.CapacityLimiter(TOKENISERS)
         self._tokenizer: Tokenizer | None = None
@@ -156,6 +171,8 @@ class Generator:
 
         Raises `LocalProtocolError` when it can never be done, or not now.
         """
+        if trace.withdrawn:
+            raise Withdrawn("the request was cancelled")
         if trace.submitted is None:
             trace.submitted = trio.current_time()
         trace.choices += 1
@@ -174,6 +191,24 @@ class Generator:
         finally:
             tracer.leave(uid)
             runtime.forget(uid)
+
+    def withdraw(self, trace: Trace) -> None:
+        """End the request of *trace*, wherever it is; whoever waits for it is told."""
+        trace.withdrawn = True
+        for uid in self.tracer.rows(trace):
+            self.runtime.cancel(uid)
+
+    async def drain(self) -> None:
+        """Let what runs finish, if the ring can, for `DRAIN_SECONDS`; the rest is withdrawn."""
+        self.draining = True
+        live = self.tracer.live
+        if live:
+            log.info("finishing %d requests; new ones are refused", len(live))
+        with trio.move_on_after(DRAIN_SECONDS):
+            while live and not self.missing():  # noqa: ASYNC110 - the ring tells nobody
+                await trio.sleep(_DRAIN_LOOK)
+        for trace in list(live):
+            self.withdraw(trace)
 
     def missing(self) -> str:
         """Whom the ring still waits for, in words; empty when it serves."""

@@ -10,6 +10,7 @@ from sealring_model.loading import ModelInfo, describe, find
 from sealring_trio.errors import UserError
 
 TINY = "tiny"
+_HUB = "models--"  # how the hub's cache names a model's folder
 
 
 def find_model(model: str) -> Path:
@@ -29,6 +30,17 @@ def find_model(model: str) -> Path:
             f"cannot find the model: {error}",
             f"Give a folder with config.json and safetensors, a hub id, or '{TINY}'.",
         ) from None
+
+
+def model_name(folder: Path) -> str:
+    """What to call the model in *folder*: its hub id, ``tiny``, or the folder's own name."""
+    from sealring_model.tiny import path  # noqa: PLC0415 - as above
+
+    if folder == path():
+        return TINY
+    if folder.parent.name == "snapshots" and folder.parents[1].name.startswith(_HUB):
+        return folder.parents[1].name.removeprefix(_HUB).replace("--", "/")
+    return folder.name
 
 
 def describe_model(folder: Path) -> ModelInfo:

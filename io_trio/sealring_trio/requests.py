@@ -69,6 +69,8 @@ class Requests:
             case "generate":
                 asked = read_request(request)
                 self._check_head()
+                if self._generator.draining:
+                    raise OperationError("this node is shutting down", "Start it again, and ask.")
                 await self._generate(asked, reply)
             case other:
                 raise UserError(f"the node does not know '{other}'", "It knows: generate, status.")

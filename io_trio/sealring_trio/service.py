@@ -12,6 +12,7 @@ import logging
 import secrets
 import signal
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,7 @@ from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.identity import Signer, node_id
 from sealring_protocol.security.roster import SignedRoster
 
+from sealring_trio.api.server import ApiServer, check_keys
 from sealring_trio.config import Config
 from sealring_trio.control import serve_control
 from sealring_trio.engine import EngineCommand
@@ -85,6 +87,8 @@ def prepare(config: Config) -> Prepared:
             f"{config.path}: strategy = 'single' runs on one rank, and the roster has {world}",
             "Use 'auto' or 'pp', or a roster with one member.",
         )
+    if roster.roster.rank(own) == 0:
+        check_keys(config)
     for note in info.notes:
         log.info("%s (see: sealring digest --help)", note)
     return Prepared(config, signer, coordinator, roster, model)
@@ -159,14 +163,20 @@ async def serve(prepared: Prepared, lifeline: int | None) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(serve_control, config.control_socket, requests.answer)
         await nursery.start(runtime.run)
+        server = None
         if not runtime.node.rank:
             nursery.start_soon(generator.warm_up)
+            if config.api is not None:
+                server = ApiServer.of(generator, config)
+                await nursery.start(server.run)
         _tell_where(runtime, config)
-        await _until_stopped(lifeline)
+        await _until_stopped(lifeline, generator, server)
         log.info("stopping: closing the links")
         runtime.stop()
         await runtime.links_closed()
         nursery.cancel_scope.cancel()
+        if server is not None:
+            server.abort()
 
 
 def _tell_where(runtime: Runtime, config: Config) -> None:
@@ -185,22 +195,26 @@ def _tell_where(runtime: Runtime, config: Config) -> None:
         log.info("waiting for the head, %s, at %s", head.name, " or ".join(head.addresses))
 
 
-async def _until_stopped(lifeline: int | None) -> None:
-    async with trio.open_nursery() as nursery:
-        # Before the node says that it is up: whoever hears that may end it at once.
-        await nursery.start(_wait_for_signal, nursery.cancel_scope)
-        if lifeline is not None:
-            nursery.start_soon(_hold, lifeline, nursery.cancel_scope)
-
-
-async def _wait_for_signal(
-    scope: trio.CancelScope, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+async def _until_stopped(
+    lifeline: int | None, generator: Generator, server: ApiServer | None
 ) -> None:
+    """Wait for a signal, and let what runs finish; a second signal, or *lifeline*, ends that."""
+    # Before the node says that it is up: whoever hears that may end it at once.
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        task_status.started()
-        async for _ in signals:
-            scope.cancel()
-            return
+        async with trio.open_nursery() as nursery:
+            if lifeline is not None:
+                nursery.start_soon(_hold, lifeline, nursery.cancel_scope)
+            await anext(signals)
+            nursery.start_soon(_cancel_at_signal, signals, nursery.cancel_scope)
+            await generator.drain()
+            if server is not None:
+                await server.close()
+            nursery.cancel_scope.cancel()
+
+
+async def _cancel_at_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    await anext(signals)
+    scope.cancel()
 
 
 async def _hold(lifeline: int, scope: trio.CancelScope) -> None:

@@ -103,17 +103,18 @@ def _memory(pid: int | None) -> int:
 
 
 def hop_quantiles(runtime: Runtime) -> dict[str, Any] | None:
-    """Median and p99 of a hop in decode steps, microseconds; None before the first.
+    """Median and p99 of a hop in decode steps, microseconds; None before the first, and for a
+    single rank, which has no hops.
 
     A step's time as the head sees it, less what the ranks computed, waited and sealed, shared among
     its hops.
     """
     hops = sorted(
-        timing.away_us / max(1, runtime.node.world)
+        timing.away_us / runtime.node.world
         for timing in runtime.timings
         if isinstance(timing.work, Decode)
     )
-    if not hops:
+    if not hops or runtime.node.world == 1:
         return None
     return {
         "p50": round(hops[len(hops) // 2], 1),

@@ -1,19 +1,20 @@
 """Where the time of a request went.
 
-A trace follows one request from the first byte of its body to its last token. The times that only
-the head can see (parsing, the queue, reading the prompt in, the first token) are taken where they
-happen; what the ranks did comes with every step's timing, and is added to each request that had a
-row in that step. A step is shared by the rows of its group, and each of them waits for all of it:
-so each is charged the whole, and the traces of a batch add up to more than the clock.
+A trace follows one request from its header to its last token. The times that only the head can see
+(parsing, the queue, reading the prompt in, the first token) are taken where they happen; what the
+ranks did comes with every step's timing, and is added to each request that had a row in that step.
+A step is shared by the rows of its group, and each of them waits for all of it: so each is charged
+the whole, and the traces of a batch add up to more than the clock.
 
-    total = parse + tokenise + queue + steps + turn
+    total = body + parse + tokenise + queue + steps + turn
     steps = compute of every rank + sample + wait + seal + hop
 
 *wait* is the time that a step lay before a busy device, *hop* what was neither work, nor waiting,
 nor sealing: sockets, event loops and frames. *turn* is the rest of the clock: the time between one
 step of the request and its next, in which others had theirs. *prefill* and *first token* are spans
-of the same clock and no further parts of it: from the queue to the first token, and from the first
-byte to the first token. Reading token by token, *detokenise* happens within *turn*.
+of the same clock and no further parts of it: from the queue to the first token, and from the header
+to the first token. Text is made of a token while the next one is under way, so *detokenise* is no
+part of it either.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterator, ValuesView
 from typing import Any, Final, Protocol
 
 import attrs
@@ -49,6 +50,7 @@ class Trace:
     owner: str
     began: float = attrs.field(factory=trio.current_time)
     began_ms: int = attrs.field(factory=lambda: time.time_ns() // 1_000_000)
+    body: float = 0.0
     parse: float = 0.0
     tokenise: float = 0.0
     detokenise: float = 0.0
@@ -61,6 +63,7 @@ class Trace:
     choices: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    withdrawn: bool = False
     tokens: int = 0
     steps: int = 0
     steps_us: int = 0
@@ -101,8 +104,10 @@ class Trace:
         total = (now - self.began) * _S
         queue = _span(self.submitted, self.opened if self.opened is not None else now)
         parse, tokenise = self.parse * _S, self.tokenise * _S
-        known = parse + tokenise + (queue or 0.0) + self.steps_us * _US
+        body = self.body * _S
+        known = body + parse + tokenise + (queue or 0.0) + self.steps_us * _US
         return {
+            "body": _round(body),
             "parse": _round(parse),
             "tokenise": _round(tokenise),
             "queue": _round(queue),
@@ -194,14 +199,14 @@ class Tracer:
         self._of_row: dict[int, Trace] = {}
 
     @property
-    def live(self) -> Iterable[Trace]:
-        """The requests that are not over."""
+    def live(self) -> ValuesView[Trace]:
+        """The requests that are not over, as they come and go."""
         return self._live.values()
 
     @property
-    def past(self) -> Iterable[Trace]:
-        """The latest that are over, the oldest first."""
-        return self._past.values()
+    def latest(self) -> Iterator[Trace]:
+        """Those that are over, the latest first."""
+        return reversed(self._past.values())
 
     def find(self, name: str) -> Trace | None:
         """The trace of the request with the id *name*, if it is known."""
@@ -270,17 +275,16 @@ def describe_step(timing: StepTiming) -> str:
     """*timing* as one line for the log."""
     match timing.work:
         case Decode(group):
-            work = f"decode of group {group}"
+            work = f"decode of group {group}, rows {', '.join(map(str, timing.uids))}"
         case Prefill(uid, position, count):
-            work = f"prefill of row {uid}, {position} to {position + count}"
+            work = f"prefill of row {uid} from {position}, {count} tokens"
         case _:
             work = "no work"
-    rows = f"{len(timing.uids)} rows" if len(timing.uids) != 1 else f"row {timing.uids[0]}"
     ranks = [f"rank {rank} {_told(spent)}" for rank, spent in enumerate(timing.spent)]
     if timing.closing != Spent():
         ranks.append(f"sample {_told(timing.closing)}")
     return (
-        f"step {timing.n}: {work}, {rows}: {timing.total_us * _US:.2f} ms: "
+        f"step {timing.n}: {work}: {timing.total_us * _US:.2f} ms: "
         f"{', '.join(ranks)}, hop {timing.away_us * _US:.2f}"
     )
 

@@ -21,6 +21,8 @@ from sealring_protocol.control.requests import (
 from sealring_protocol.errors import LocalProtocolError
 from starlette.responses import JSONResponse
 
+from sealring_trio.generation import Withdrawn
+
 INVALID: Final = "invalid_request_error"
 RETRY_SECONDS: Final = 1
 """What `Retry-After` says where nothing better is known."""
@@ -126,6 +128,8 @@ def from_refusal(error: LocalProtocolError, retry: int) -> ApiError:
             return ApiError(
                 429, message, "rate_limit_exceeded", kind="rate_limit_error", headers=headers
             )
+        case Withdrawn():
+            return _cancelled()
         case _:
             return invalid(f"The request cannot be done: {error}.")
 
@@ -136,12 +140,14 @@ def from_end(done: RequestDone) -> ApiError | None:
         case FinishReason.STOP | FinishReason.LENGTH:
             return None
         case FinishReason.CANCELLED:
-            return ApiError(
-                499, "The request was cancelled.", "request_cancelled", kind="cancelled"
-            )
+            return _cancelled()
         case _:
             message = f"The ring gave up on this request: {done.message or done.reason.value}."
             return ApiError(500, message, "generation_failed", kind="server_error")
+
+
+def _cancelled() -> ApiError:
+    return ApiError(499, "The request was cancelled.", "request_cancelled", kind="cancelled")
 
 
 def timed_out(seconds: float) -> ApiError:

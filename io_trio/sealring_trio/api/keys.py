@@ -101,6 +101,11 @@ def _write(path: Path, records: list[KeyRecord]) -> None:
         ) from None
 
 
+def fingerprint(key: str) -> str:
+    """Tells keys apart in logs, and nothing more of them."""
+    return _hash(key).hex()[:8]
+
+
 def _hash(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 

@@ -8,6 +8,7 @@ known and change what an answer is, but cannot be honoured here, are refused by 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import pydantic
@@ -31,15 +32,14 @@ MAX_STOP: Final = 1024
 """Stop strings, and the characters of one: text is held back until it cannot become one."""
 
 Number = pydantic.Field
-Size = pydantic.Field
-FIRST: Final = pydantic.FailFast()
-"""One fault is told; a list of a million faults is not gone through for the rest."""
+Several = partial(pydantic.Field, fail_fast=True)
+"""A list. One fault is told; a list of a million faults is not gone through for the rest."""
 
 Penalty = Annotated[float, Number(ge=-2, le=2)]
 Count = Annotated[int, Number(ge=1, le=U32)]
 Stop = Annotated[str, pydantic.StringConstraints(min_length=1, max_length=MAX_STOP)]
 Token = Annotated[int, Number(ge=0, le=U32)]
-Ids = Annotated[list[Token], FIRST, Size(min_length=1, max_length=MAX_PROMPT_IDS)]
+Ids = Annotated[list[Token], Several(min_length=1, max_length=MAX_PROMPT_IDS)]
 Bias = dict[
     Annotated[str, pydantic.StringConstraints(pattern=r"^[0-9]{1,10}$")],
     Annotated[float, Number(ge=-100, le=100)],
@@ -72,10 +72,10 @@ class Sampled(Model):
     repetition_penalty: Annotated[float, Number(gt=0, le=10)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: Annotated[Bias, FIRST, Size(max_length=MAX_BIAS)] | None = None
+    logit_bias: Annotated[Bias, Number(max_length=MAX_BIAS)] | None = None
     n: Annotated[int, Number(ge=1, le=MAX_CHOICES)] | None = None
     seed: Annotated[int, Number(ge=-(1 << 63), lt=1 << 64)] | None = None
-    stop: Stop | Annotated[list[Stop], FIRST, Size(max_length=MAX_STOPS)] | None = None
+    stop: Stop | Annotated[list[Stop], Several(max_length=MAX_STOPS)] | None = None
     user: str | None = None
 
     @property
@@ -145,10 +145,10 @@ class Message(Model):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], FIRST, Size(max_length=MAX_PARTS)] | None = None
+    content: str | Annotated[list[TextPart], Several(max_length=MAX_PARTS)] | None = None
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: Annotated[list[CalledTool], FIRST, Size(max_length=MAX_PARTS)] | None = None
+    tool_calls: Annotated[list[CalledTool], Several(max_length=MAX_PARTS)] | None = None
     tool_call_id: str | None = None
 
     @property
@@ -168,11 +168,11 @@ class ResponseFormat(Model):
 class ChatRequest(Sampled):
     """The body of ``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[Message], FIRST, Size(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Message], Several(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Number(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: Annotated[list[Tool], FIRST, Size(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Several(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
@@ -192,8 +192,8 @@ class CompletionRequest(Sampled):
     prompt: (
         str
         | Ids
-        | Annotated[list[str], FIRST, Size(min_length=1, max_length=MAX_CHOICES)]
-        | Annotated[list[Ids], FIRST, Size(min_length=1, max_length=MAX_CHOICES)]
+        | Annotated[list[str], Several(min_length=1, max_length=MAX_CHOICES)]
+        | Annotated[list[Ids], Several(min_length=1, max_length=MAX_CHOICES)]
     )
     logprobs: Annotated[int, Number(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None

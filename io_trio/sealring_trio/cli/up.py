@@ -18,6 +18,7 @@ def up(
     config: Path,
     *,
     log: Literal["debug", "info", "warning", "error"] = "info",
+    trace: bool = False,
     lifeline: Annotated[int | None, cyclopts.Parameter(show=False)] = None,
 ) -> None:
     """Run one node of a ring, until Ctrl-C.
@@ -33,7 +34,8 @@ def up(
         model = "models/llama-8b"         # a folder, a hub id, or "tiny"
 
     and, if you like: layers = [20, 12], memory = "24G", strategy = "pp",
-    suites = ["chacha20-poly1305"], state = "desk.state".
+    suites = ["chacha20-poly1305"], state = "desk.state", and for the head
+    api = "127.0.0.1:7480" (or "off") and timeout = 600.
 
         sealring up desk.toml
 
@@ -41,12 +43,17 @@ def up(
 
         sealring generate --config desk.toml --prompt "Hello."
 
+    or any client of OpenAI's, with the base URL http://127.0.0.1:7480/v1.
+
     Parameters
     ----------
     config
         The node's config file.
     log
-        How much to say on standard error.
+        How much to say on standard error. At 'info' the head says in one line
+        where the time of each request went.
+    trace
+        Say so of every step too.
     lifeline
         A socket's descriptor, for supervisors: 'up' is written there when the
         node is up, and the node stops when it goes dead.
@@ -54,6 +61,7 @@ def up(
     logging.basicConfig(
         level=log.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(message)s"
     )
+    logging.getLogger("sealring.steps").setLevel(logging.INFO if trace else logging.WARNING)
     # These take half a second to import, which a mistake in the config need not wait for.
     settings = load_config(config)
     import trio  # noqa: PLC0415

@@ -1,0 +1,107 @@
+"""Which path is answered by what.
+
+The dashboard is mounted by whoever builds the app (*pages*): its files at ``/`` and
+``/dashboard``, which need no key.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from sealring_trio.api import cluster
+from sealring_trio.api.errors import INVALID, ApiError
+from sealring_trio.api.gate import Gate
+from sealring_trio.api.generate import Generate
+from sealring_trio.api.head import ApiHead
+from sealring_trio.api.health import health
+from sealring_trio.api.kinds import ChatKind, CompletionKind
+from sealring_trio.api.metrics import metrics
+
+log = logging.getLogger("sealring.api")
+
+
+def build_app(head: ApiHead, pages: Sequence[BaseRoute] = ()) -> Starlette:
+    """The ASGI app of *head*."""
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", Generate(head, ChatKind()), methods=["POST"]),
+            Route("/v1/completions", Generate(head, CompletionKind()), methods=["POST"]),
+            Route("/v1/models", models),
+            Route("/v1/models/{id:path}", model),
+            Route("/v1/cluster", cluster.cluster),
+            Route("/v1/requests", cluster.requests),
+            Route("/v1/requests/{id}", cluster.cancel, methods=["DELETE"]),
+            Route("/v1/requests/{id}/trace", cluster.trace),
+            Route("/health", health),
+            Route("/metrics", metrics),
+            *pages,
+        ],
+        middleware=[Middleware(Gate, head=head)],
+        exception_handlers={
+            ApiError: _api_error,
+            HTTPException: _http_error,
+            Exception: _bug,
+        },
+    )
+    app.state.head = head
+    return app
+
+
+def _card(head: ApiHead) -> dict[str, object]:
+    info = head.generator.runtime.node.engine_info
+    return {
+        "id": head.model,
+        "object": "model",
+        "created": head.began,
+        "owned_by": "sealring",
+        "context_length": info.context if info else None,
+    }
+
+
+async def models(request: Request) -> JSONResponse:
+    """``GET /v1/models``."""
+    return JSONResponse({"object": "list", "data": [_card(request.app.state.head)]})
+
+
+async def model(request: Request) -> JSONResponse:
+    """``GET /v1/models/{id}``."""
+    head: ApiHead = request.app.state.head
+    name = request.path_params["id"]
+    if name != head.model:
+        message = f"The model '{name}' does not exist here; there is '{head.model}'."
+        raise ApiError(404, message, "model_not_found", param="model")
+    return JSONResponse(_card(head))
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)  # noqa: S101  the app calls it for nothing else
+    return error.response()
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What the router itself refuses."""
+    assert isinstance(error, HTTPException)  # noqa: S101  the app calls it for nothing else
+    path = request.url.path
+    if error.status_code == 405:
+        message = f"{path} does not take {request.method}."
+        code = "method_not_allowed"
+    else:
+        message, code = f"There is nothing at {path}.", "not_found"
+    return ApiError(
+        error.status_code, message, code, kind=INVALID, headers=error.headers or {}
+    ).response()
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    """A fault of this server; the log has the traceback."""
+    return ApiError(
+        500, "The server failed; its log says how.", "internal_error", kind="server_error"
+    ).response()

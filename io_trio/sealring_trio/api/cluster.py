@@ -1,0 +1,147 @@
+"""What the ring is and does: ``/v1/cluster``, the running requests, and their traces.
+
+Names, layers, sizes and times, and never a prompt or an answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sealring_protocol.control.head import Head
+from sealring_protocol.security.roles import Purpose
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from sealring_trio.api.errors import ApiError
+from sealring_trio.api.head import ApiHead
+from sealring_trio.api.health import faults
+from sealring_trio.api.history import count_rows
+from sealring_trio.status import hop_quantiles
+from sealring_trio.suites import SUITE_NAMES
+from sealring_trio.trace import Trace
+
+
+def describe(head: ApiHead) -> dict[str, Any]:
+    """The ring as it is now. Sizes are bytes, times are microseconds or as the name says."""
+    runtime = head.generator.runtime
+    node = runtime.node
+    roster = node.roster.roster
+    links = node.links()
+    brain = node.brain
+    membership = brain.membership if isinstance(brain, Head) else None
+    latest = head.history.samples[-1] if head.history.samples else None
+    told = faults(head)
+    return {
+        "cluster": roster.name,
+        "serial": roster.serial,
+        "expires_ms": roster.expires_ms,
+        "trust": roster.trust.name.lower(),
+        "inner_seal": roster.inner_seal,
+        "suite": next((SUITE_NAMES[link.suite] for _, _, link in links if link.suite), "none"),
+        "model": head.model,
+        "model_digest": node.engine_info.model.hex() if node.engine_info else "",
+        "context": node.engine_info.context if node.engine_info else 0,
+        "state": membership.state.value if membership else "gathering",
+        "epoch": membership.epoch.counter if membership else 0,
+        "strategy": brain.plan.strategy.value if isinstance(brain, Head) and brain.plan else "",
+        "reason": brain.plan.reason if isinstance(brain, Head) and brain.plan else "",
+        "healthy": not told,
+        "faults": told,
+        "draining": head.generator.draining,
+        "hop_us": hop_quantiles(runtime),
+        "rows": count_rows(head.generator.tracer),
+        "tokens_per_s": latest.tokens if latest else 0,
+        "prompt_tokens_per_s": latest.prompt_tokens if latest else 0,
+        "link_bytes": {"sent": runtime.bytes_sent, "received": runtime.bytes_received},
+        "key_updates": head.key_updates(),
+        "ranks": _ranks(head),
+        "requests": [trace.describe() for trace in head.generator.tracer.live],
+    }
+
+
+def _ranks(head: ApiHead) -> list[dict[str, Any]]:
+    node = head.generator.runtime.node
+    brain = node.brain
+    progress = head.progress()
+    links = {(rank, purpose): link for rank, purpose, link in node.links()}
+    present = brain.membership.present if isinstance(brain, Head) else {}
+    ready = brain.membership.ready if isinstance(brain, Head) else {}
+    bounds = brain.plan.split.bounds if isinstance(brain, Head) and brain.plan else ()
+    world = node.world
+    told = []
+    for rank, member in enumerate(node.roster.roster.members):
+        control = links.get((rank, Purpose.CONTROL))
+        done = progress.get(rank)
+        told.append(
+            {
+                "rank": rank,
+                "name": member.name,
+                "addresses": list(member.addresses),
+                "trust": member.trust.name.lower(),
+                "present": rank in present,
+                "ready": rank in ready,
+                "layers": [bounds[rank], bounds[rank + 1]] if len(bounds) > rank + 1 else [],
+                "room": ready[rank].room if rank in ready else 0,
+                "memory": done.memory if done else 0,
+                "cache": done.cache if done else 0,
+                "rows": done.rows if done else 0,
+                "compute_us": done.compute_us if done else 0,
+                "seal_us": done.seal_us if done else 0,
+                "links": {
+                    "control": control is not None,
+                    # The head sees its own step links; those between others show in the state.
+                    "step": (rank, Purpose.STEP) in links if rank in (1, world - 1) else None,
+                },
+                "rtt_us": _us(control.keepalive.rtt) if control is not None else None,
+            }
+        )
+    return told
+
+
+def _us(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e6, 1)
+
+
+async def cluster(request: Request) -> JSONResponse:
+    """``GET /v1/cluster``; with ``?history=1``, the last minutes second by second too."""
+    head: ApiHead = request.app.state.head
+    body = describe(head)
+    if request.query_params.get("history", "") not in ("", "0"):
+        body["history"] = head.history.columns()
+    return JSONResponse(body)
+
+
+async def requests(request: Request) -> JSONResponse:
+    """``GET /v1/requests``: those under way, then the latest that are over."""
+    tracer = request.app.state.head.generator.tracer
+    return JSONResponse(
+        {
+            "object": "list",
+            "data": [trace.describe() for trace in (*tracer.live, *tracer.latest)],
+        }
+    )
+
+
+async def trace(request: Request) -> JSONResponse:
+    """``GET /v1/requests/{id}/trace``: where its time went."""
+    return JSONResponse(_find(request).describe())
+
+
+async def cancel(request: Request) -> Response:
+    """``DELETE /v1/requests/{id}``: end a request that is under way."""
+    found = _find(request)
+    if found.ended is not None:
+        raise ApiError(
+            409, f"The request '{found.id}' is over already: {found.outcome}.", "request_over"
+        )
+    request.app.state.head.generator.withdraw(found)
+    return JSONResponse({"id": found.id, "object": "request", "cancelled": True})
+
+
+def _find(request: Request) -> Trace:
+    head: ApiHead = request.app.state.head
+    name = request.path_params["id"]
+    found = head.generator.tracer.find(name)
+    if found is None:
+        raise ApiError(404, f"There is no request '{name}', or no longer.", "request_not_found")
+    return found

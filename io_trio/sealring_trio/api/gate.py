@@ -1,0 +1,163 @@
+"""What every request passes before anything reads it: an id, who it comes from, and how many.
+
+A browser on the head's machine can be made, by any page it shows, to send requests to loopback. So
+while the API listens on loopback without keys, a request must name loopback as its host, which a
+rebound name does not; and one that names an origin, as browsers do for every page's request, must
+come from this very server. There are no CORS headers: other origins get no answer to read.
+
+Beyond loopback each request needs a key, but for `PUBLIC` paths, which tell no secrets.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import secrets
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
+import attrs
+import trio
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sealring_trio.api.errors import INVALID, ApiError, unavailable
+from sealring_trio.api.head import ApiHead
+from sealring_trio.api.keys import fingerprint
+from sealring_trio.errors import UserError
+
+log = logging.getLogger("sealring.api")
+
+MAX_IN_FLIGHT: Final = 1024
+"""Requests that are being answered at once, of all kinds."""
+
+PUBLIC: Final = ("/health", "/")
+PUBLIC_BELOW: Final = "/dashboard/"
+"""Paths that need no key, and the folder of the dashboard's files."""
+
+PREFIXES: Final[Mapping[str, str]] = {
+    "/v1/chat/completions": "chatcmpl-",
+    "/v1/completions": "cmpl-",
+}
+"""How the ids of answers begin; those of other requests begin with ``req-``."""
+
+_HEADERS: Final = {
+    "x-content-type-options": "nosniff",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+@attrs.frozen
+class Visitor:
+    """One request: its *id*, whose it is, and when it came (trio's clock)."""
+
+    id: str
+    owner: str
+    arrived: float
+
+
+def is_loopback(host: str) -> bool:
+    """Whether *host* is this machine and can be reached from no other."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_public(path: str) -> bool:
+    """Whether *path* needs no key."""
+    return path in PUBLIC or path.startswith(PUBLIC_BELOW)
+
+
+class Gate:
+    """ASGI middleware in front of *app*."""
+
+    def __init__(self, app: ASGIApp, head: ApiHead) -> None:
+        self._app = app
+        self._head = head
+        self._in_flight = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or answer it here."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"]
+        name = PREFIXES.get(path, "req-") + secrets.token_hex(12)
+        status = 499  # of a client that has gone before its answer began
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = name
+                for header, value in _HEADERS.items():
+                    headers[header] = value
+            await send(message)
+
+        self._in_flight += 1
+        try:
+            owner = self._admit(scope, path)
+            scope.setdefault("state", {})["visitor"] = Visitor(name, owner, trio.current_time())
+            await self._app(scope, receive, answer)
+        except ApiError as error:
+            await error.response()(scope, receive, answer)
+        finally:
+            self._in_flight -= 1
+            self._head.metrics.answered(path, status)
+            log.debug("%s: %s %s: %d", name, scope["method"], path, status)
+
+    def _admit(self, scope: Scope, path: str) -> str:
+        """Whose request it is. Raises `ApiError` if it may not pass."""
+        headers = Headers(scope=scope)
+        if self._in_flight > MAX_IN_FLIGHT:
+            raise unavailable("Too many requests are being answered at once.", "overloaded")
+        self._check_origin(headers)
+        presented = _presented(headers)
+        owner = self._owner(presented)
+        if self._head.keys_needed and owner is None and not is_public(path):
+            what = "This API needs a key" if not presented else "The API key is not known"
+            raise ApiError(
+                401,
+                f"{what}: send 'Authorization: Bearer KEY' with one of 'sealring apikey new'.",
+                "invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        if self._head.generator.draining and scope["method"] == "POST":
+            raise unavailable("The head is shutting down.", "shutting_down", retry=5)
+        # Where no key is needed, clients that present one still take turns by it.
+        return owner or (f"key-{fingerprint(presented)}" if presented else "")
+
+    def _owner(self, presented: str) -> str | None:
+        if not presented:
+            return None
+        try:
+            return self._head.keys.owner(presented)
+        except UserError as error:
+            log.warning("%s", error)
+            raise unavailable("The API keys cannot be read.", "keys_unreadable") from None
+
+    def _check_origin(self, headers: Headers) -> None:
+        host = headers.get("host", "")
+        if not self._head.keys_needed and not self._is_own(host):
+            message = f"The host '{host}' is not this server; use its address on loopback."
+            raise ApiError(403, message, "wrong_host", kind=INVALID, param="host")
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != host:
+            message = f"Pages of the origin '{origin}' may not use this server."
+            raise ApiError(403, message, "wrong_origin", kind=INVALID, param="origin")
+
+    def _is_own(self, host: str) -> bool:
+        try:
+            return is_loopback(urlsplit(f"//{host}").hostname or "")
+        except ValueError:
+            return False
+
+
+def _presented(headers: Headers) -> str:
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""

@@ -1,0 +1,231 @@
+"""The endpoints that generate: from the body of a request to its answers, whole or streamed.
+
+What is special about chat and text completions is in `kinds`; the rest is the same for both: read
+and check, make ids, open a row for each choice, and give out what comes, while the client is there
+and the time lasts. What goes wrong before the first byte of the answer has a status of its own;
+after that it is the last event of the stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Any, Generic
+
+import trio
+from sealring_model.tokens import Tokenizer
+from sealring_protocol.control.requests import RequestDone
+from sealring_protocol.errors import LocalProtocolError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from sealring_trio.api.errors import (
+    ApiError,
+    from_end,
+    from_refusal,
+    invalid,
+    timed_out,
+    unavailable,
+)
+from sealring_trio.api.gate import Visitor
+from sealring_trio.api.head import ApiHead
+from sealring_trio.api.kinds import A, Kind, Prepared
+from sealring_trio.api.replies import DONE, Choice, Envelope, event, usage
+from sealring_trio.api.sampling import jobs
+from sealring_trio.api.streaming import ClientGone, EventStream, attended
+from sealring_trio.errors import OperationError
+from sealring_trio.generation import Answer
+from sealring_trio.trace import Trace
+
+Pair = tuple[Answer, Choice]
+Emit = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+class Generate(Generic[A]):
+    """The ASGI endpoint of one kind of request."""
+
+    def __init__(self, head: ApiHead, kind: Kind[A]) -> None:
+        self._head = head
+        self._kind: Kind[A] = kind
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        visitor: Visitor = scope["state"]["visitor"]
+        trace = Trace(visitor.id, self._kind.name, visitor.owner, began=visitor.arrived)
+        tracer = self._head.generator.tracer
+        tracer.begin(trace)
+        outcome = "cancelled"
+        try:
+            outcome = await self._answer(scope, receive, send, trace)
+        except ApiError as error:
+            outcome = error.code
+            raise
+        except (ClientDisconnect, ClientGone):
+            outcome = "client_gone"
+        finally:
+            tracer.end(trace, outcome)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, trace: Trace) -> str:
+        """Give the answer out; in a word, how it ended."""
+        head = self._head
+        body = await head.bodies.read(Request(scope, receive))
+        trace.body = trio.current_time() - trace.began
+        began = time.perf_counter()
+        asked = self._kind.read(body)
+        trace.parse = time.perf_counter() - began
+        if asked.model != head.model:
+            message = f"The model '{asked.model}' does not exist here; there is '{head.model}'."
+            raise ApiError(404, message, "model_not_found", param="model")
+        head.check_serving()
+        if not asked.stream:
+            response = await attended(receive, partial(self._within_time, asked, trace, None))
+            await response(scope, receive, send)
+            return trace.outcome
+        stream = EventStream(send)
+        try:
+            await attended(receive, partial(self._within_time, asked, trace, stream))
+        except ApiError as error:
+            if not stream.opened:
+                raise
+            await stream.write(event(error.body()))
+            trace.outcome = error.code
+        await stream.close()
+        return trace.outcome
+
+    async def _within_time(self, asked: A, trace: Trace, stream: EventStream | None) -> Response:
+        with trio.move_on_after(self._head.config.timeout) as limit:
+            return await self._generate(asked, trace, stream)
+        assert limit.cancelled_caught  # noqa: S101  the block above returns or raises
+        raise timed_out(self._head.config.timeout)
+
+    async def _generate(self, asked: A, trace: Trace, stream: EventStream | None) -> Response:
+        """Have the ring answer *asked*, into *stream* if there is one, or in one piece."""
+        tokenizer, prepared = await self._prepare(asked, trace)
+        envelope = Envelope(
+            id=trace.id,
+            kind=self._kind.whole,
+            chunk_kind=self._kind.chunk,
+            created=trace.began_ms // 1000,
+            model=self._head.model,
+            fingerprint=self._head.fingerprint,
+            usage_in_chunks=asked.wants_usage,
+        )
+        with contextlib.ExitStack() as stack:
+            answers = self._open(asked, tokenizer, prepared, trace, stack)
+            pairs = list(zip(answers, prepared.choices, strict=True))
+            if stream is not None:
+                await _stream(pairs, envelope, stream)
+            else:
+                for answer, choice in pairs:
+                    await _follow(answer, choice, _nowhere)
+        counts = usage(trace.prompt_tokens, trace.cached_tokens, trace.tokens)
+        whole = [choice.whole() for choice in prepared.choices]
+        trace.outcome = ",".join(sorted({choice["finish_reason"] for choice in whole}))
+        if stream is not None:
+            last = envelope.chunk([], counts) if asked.wants_usage else b""
+            await stream.write(last + DONE)
+            return Response()
+        return JSONResponse(envelope.whole(whole, counts), headers=_timing(trace))
+
+    async def _prepare(self, asked: A, trace: Trace) -> tuple[Tokenizer, Prepared]:
+        """The tokenizer, and the prompts and choices. Raises `ApiError`."""
+        generator = self._head.generator
+        try:
+            tokenizer = await generator.tokenizer()
+        except OperationError as error:
+            raise unavailable(
+                f"The model's tokenizer is missing: {error.what}.", "no_tokenizer"
+            ) from None
+        began = trio.current_time()
+        work = partial(self._kind.prepare, asked, tokenizer)
+        prepared = await generator.tokenised(self._kind.size(asked), work)
+        trace.tokenise = trio.current_time() - began
+        trace.prompt_tokens = sum(map(len, prepared.prompts))
+        return tokenizer, prepared
+
+    def _open(
+        self,
+        asked: A,
+        tokenizer: Tokenizer,
+        prepared: Prepared,
+        trace: Trace,
+        stack: contextlib.ExitStack,
+    ) -> list[Answer]:
+        """A row for each choice, all of which end with *stack*. Raises `ApiError`."""
+        head = self._head
+        info = head.generator.runtime.node.engine_info
+        vocabulary = info.vocabulary if info is not None else tokenizer.vocabulary
+        for prompt in prepared.prompts:
+            _check_prompt(prompt, vocabulary)
+        try:
+            return [
+                stack.enter_context(head.generator.answering(tokenizer, job, trace))
+                for job in jobs(asked, prepared.prompts, vocabulary, trace.owner)
+            ]
+        except LocalProtocolError as error:
+            raise from_refusal(error, head.retry_after()) from None
+
+
+def _check_prompt(prompt: tuple[int, ...], vocabulary: int) -> None:
+    if not prompt:
+        raise invalid("The prompt has no tokens; give at least one.", "prompt", "empty_prompt")
+    if max(prompt) >= vocabulary:
+        raise invalid(
+            f"The prompt has token {max(prompt)}; the vocabulary has {vocabulary}.", "prompt"
+        )
+
+
+async def _nowhere(chunk: dict[str, Any]) -> None:
+    """Where the chunks of an answer in one piece go."""
+
+
+async def _follow(answer: Answer, choice: Choice, emit: Emit) -> None:
+    """Fill *choice* with *answer*, and *emit* each chunk of it. Raises `ApiError`."""
+    while not isinstance(piece := await answer.next(), RequestDone):
+        if (chunk := choice.take(piece)) is not None:
+            await emit(chunk)
+        if choice.complete:
+            answer.finish()
+    if (error := from_end(piece)) is not None:
+        raise error
+    await emit(choice.finish(piece))
+
+
+async def _stream(pairs: Iterable[Pair], envelope: Envelope, stream: EventStream) -> None:
+    """All choices at once, each chunk as it comes. Raises `ApiError`."""
+    errors: list[ApiError] = []
+
+    async def emit(chunk: dict[str, Any]) -> None:
+        await stream.write(envelope.chunk([chunk]))
+
+    async def run(answer: Answer, choice: Choice, scope: trio.CancelScope) -> None:
+        try:
+            await _follow(answer, choice, emit)
+        except ApiError as error:
+            errors.append(error)
+            scope.cancel()
+
+    await stream.open()
+    pairs = list(pairs)
+    openings = [opening for _, choice in pairs if (opening := choice.opening()) is not None]
+    if openings:
+        await stream.write(b"".join(envelope.chunk([opening]) for opening in openings))
+    async with trio.open_nursery() as beside:
+        beside.start_soon(stream.keep_alive)
+        async with trio.open_nursery() as choices:
+            for answer, choice in pairs:
+                choices.start_soon(run, answer, choice, beside.cancel_scope)
+        beside.cancel_scope.cancel()
+    if errors:
+        raise errors[0]
+
+
+def _timing(trace: Trace) -> dict[str, str]:
+    """The trace so far as a ``Server-Timing`` header: milliseconds by phase."""
+    phases = trace.phases()
+    ranks = {f"rank{rank}": spent for rank, spent in enumerate(phases.pop("compute"))}
+    parts = [f"{name};dur={spent}" for name, spent in (phases | ranks).items() if spent is not None]
+    return {"Server-Timing": ", ".join(parts)}

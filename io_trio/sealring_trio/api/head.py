@@ -1,0 +1,90 @@
+"""What the API's parts share on one head: the generator, the model's name, keys, and its state."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from itertools import islice
+from weakref import WeakKeyDictionary
+
+import attrs
+from sealring_protocol.codec.messages import Progress
+from sealring_protocol.link import Link
+from sealring_protocol.security.roles import Purpose
+
+from sealring_trio.api.bodies import Bodies
+from sealring_trio.api.errors import unavailable
+from sealring_trio.api.history import History
+from sealring_trio.api.keys import ApiKeys
+from sealring_trio.api.metrics import Metrics
+from sealring_trio.config import Config
+from sealring_trio.generation import Generator
+
+_RECENT = 32
+_LONGEST_RETRY = 30
+
+
+@attrs.define
+class ApiHead:
+    """One head's API. *model* is the name that clients use."""
+
+    generator: Generator
+    config: Config
+    model: str
+    keys: ApiKeys
+    keys_needed: bool
+    metrics: Metrics = attrs.field(factory=Metrics)
+    bodies: Bodies = attrs.field(factory=Bodies)
+    began: int = attrs.field(factory=lambda: int(time.time()))
+    history: History = attrs.field(
+        default=attrs.Factory(lambda self: History(self.hops), takes_self=True)
+    )
+    _key_updates: int = 0
+    _seen_updates: WeakKeyDictionary[Link, int] = attrs.field(factory=WeakKeyDictionary)
+
+    def __attrs_post_init__(self) -> None:
+        self.generator.tracer.observers += [self.metrics, self.history]
+        self.metrics.watch(self)
+
+    @property
+    def hops(self) -> int:
+        """Hops of a step round the ring, from each rank to the next and back; one is none."""
+        return self.generator.runtime.node.world
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the very model: answers of equal seeds can be compared where it is equal."""
+        info = self.generator.runtime.node.engine_info
+        return f"fp_{info.model.hex()[:12]}" if info else "fp_unknown"
+
+    def check_serving(self) -> None:
+        """Raises `ApiError` when no request can be answered now."""
+        node = self.generator.runtime.node
+        if node.rank:
+            head = node.roster.roster.members[0].name
+            raise unavailable(f"This node is rank {node.rank}; ask the head, {head}.", "not_head")
+        if waiting := self.generator.missing():
+            raise unavailable(f"The ring is not up: waiting for {waiting}.", "ring_not_ready")
+
+    def retry_after(self) -> int:
+        """Seconds after which a request may find room: about what requests have taken lately."""
+        past = islice(self.generator.tracer.latest, _RECENT)
+        totals = [trace.ended - trace.began for trace in past if trace.ended is not None]
+        usual = statistics.median(totals) if totals else 1.0
+        return max(1, min(_LONGEST_RETRY, round(usual)))
+
+    def key_updates(self) -> int:
+        """Keys that the head's links have gone through. A link that broke counts as last seen."""
+        for _, _, link in self.generator.runtime.node.links():
+            self._key_updates += link.key_updates - self._seen_updates.get(link, 0)
+            self._seen_updates[link] = link.key_updates
+        return self._key_updates
+
+    def progress(self) -> dict[int, Progress]:
+        """What each rank last said of its engine."""
+        node = self.generator.runtime.node
+        told = {0: node.progress}
+        for rank, purpose, link in node.links():
+            if purpose is Purpose.CONTROL:
+                told[rank] = link.keepalive.peer_progress
+        return told

@@ -1,0 +1,57 @@
+"""Whether the head can answer requests now, and if not, why.
+
+A rank's daemon answers PING whatever its engine does, and a link on which nothing came for
+`PING_TIMEOUT` is dead; so a ring that serves has heard of every rank within that. The head's own
+engine is asked once a second; it answers between its steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import trio
+from sealring_protocol.limits import PING_TIMEOUT
+from sealring_protocol.security.roles import Purpose
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from sealring_trio.api.errors import ApiError
+from sealring_trio.api.head import ApiHead
+
+ENGINE_SECONDS: Final = 15.0
+"""The head's own engine must have said something within this; a chunk of prefill may come first."""
+
+
+def faults(head: ApiHead) -> list[str]:
+    """What keeps the ring from answering; nothing if all is well."""
+    if head.generator.draining:
+        return ["the head is shutting down"]
+    try:
+        head.check_serving()
+    except ApiError as error:
+        return [error.message]
+    runtime = head.generator.runtime
+    told = []
+    silence = trio.current_time() - runtime.engine_heard
+    if silence > ENGINE_SECONDS:
+        told.append(f"rank 0: its engine has said nothing for {silence:.0f} s")
+    up = {rank for rank, purpose, _ in runtime.node.links() if purpose is Purpose.CONTROL}
+    for rank, member in enumerate(runtime.node.roster.roster.members):
+        if rank and rank not in up:
+            told.append(f"rank {rank} ({member.name}): no answer within {PING_TIMEOUT:g} s")
+    return told
+
+
+def describe(head: ApiHead) -> tuple[int, dict[str, Any]]:
+    """The status, and the body, of ``GET /health``."""
+    told = faults(head)
+    node = head.generator.runtime.node
+    body = {"status": "ok" if not told else "unavailable", "ranks": node.world, "faults": told}
+    return (503 if told else 200), body
+
+
+async def health(request: Request) -> JSONResponse:
+    """``GET /health``."""
+    status, body = describe(request.app.state.head)
+    headers = {"Retry-After": "1"} if status != 200 else None
+    return JSONResponse(body, status, headers)

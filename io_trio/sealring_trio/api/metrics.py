@@ -1,0 +1,218 @@
+"""``GET /metrics``: counters, histograms and gauges for Prometheus.
+
+Counters and histograms are fed by the traces as things happen. Gauges, and counters that the node
+keeps itself, are read when Prometheus asks (`_RingCollector`). Names follow Prometheus' rules: base
+units, and ``_total`` on what only rises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+from sealring_protocol.codec.messages import Decode, Prefill
+from sealring_protocol.control.effects import StepTiming
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sealring_trio.api.history import count_rows
+from sealring_trio.trace import Trace
+
+if TYPE_CHECKING:
+    from sealring_trio.api.head import ApiHead
+
+_US: Final = 1e-6
+
+_SHORT: Final = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
+_TOKEN: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+_LONG: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
+
+_PATHS: Final = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/models",
+    "/v1/cluster",
+    "/v1/requests",
+    "/health",
+    "/metrics",
+)
+
+
+class Metrics:
+    """What is counted; an `Observer` of the traces."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        registry = self.registry = CollectorRegistry()
+        self._http = Counter(
+            "sealring_http_requests",
+            "HTTP requests answered.",
+            ["path", "status"],
+            registry=registry,
+        )
+        self._requests = Counter(
+            "sealring_requests",
+            "Requests that generate, by how they ended.",
+            ["outcome"],
+            registry=registry,
+        )
+        self._tokens = Counter(
+            "sealring_tokens",
+            "Tokens generated, read in, and known from before.",
+            ["kind"],
+            registry=registry,
+        )
+        self._parse = _histogram(registry, "parse_seconds", "Checking of a request's body.", _SHORT)
+        self._queue = _histogram(registry, "queue_seconds", "Waiting for a place.", _LONG)
+        self._first = _histogram(
+            registry, "time_to_first_token_seconds", "From a request's header on.", _LONG
+        )
+        self._next = _histogram(
+            registry, "inter_token_latency_seconds", "Between tokens of a choice.", _TOKEN
+        )
+        self._total = _histogram(registry, "request_seconds", "Whole requests.", _LONG)
+        self._hop = _histogram(
+            registry,
+            "hop_latency_seconds",
+            "Mean of the hops of a decode step: neither work, nor waiting, nor sealing.",
+            _SHORT,
+        )
+        self._steps = Counter(
+            "sealring_steps", "Steps round the ring.", ["work"], registry=registry
+        )
+        self._step_seconds = Counter(
+            "sealring_step_seconds", "Time of steps round the ring.", ["work"], registry=registry
+        )
+        self._spent = Counter(
+            "sealring_rank_seconds",
+            "What each rank did with steps: compute, wait (for its device), seal.",
+            ["rank", "phase"],
+            registry=registry,
+        )
+        self._sample = Counter(
+            "sealring_sample_seconds",
+            "The head's closing pass of steps: norm, output head, sampling.",
+            registry=registry,
+        )
+
+    def watch(self, head: ApiHead) -> None:
+        """Read *head*'s gauges too."""
+        self.registry.register(_RingCollector(head))
+
+    def answered(self, path: str, status: int) -> None:
+        """A request to *path* got *status*."""
+        known = next((p for p in _PATHS if path == p or path.startswith(f"{p}/")), "other")
+        self._http.labels(known, str(status)).inc()
+
+    def step(self, timing: StepTiming) -> None:
+        """A step went round."""
+        match timing.work:
+            case Decode():
+                work = "decode"
+                if len(timing.spent) > 1:  # a single rank has no hops
+                    self._hop.observe(timing.away_us * _US / len(timing.spent))
+            case Prefill():
+                work = "prefill"
+            case _:
+                work = "none"
+        self._steps.labels(work).inc()
+        self._step_seconds.labels(work).inc(timing.total_us * _US)
+        for rank, spent in enumerate(timing.spent):
+            self._spent.labels(str(rank), "compute").inc(spent.compute_us * _US)
+            self._spent.labels(str(rank), "wait").inc(spent.wait_us * _US)
+            self._spent.labels(str(rank), "seal").inc(spent.seal_us * _US)
+        self._sample.inc(timing.closing.compute_us * _US)
+
+    def first_token(self, seconds: float) -> None:
+        """A request had its first token."""
+        self._first.observe(seconds)
+        self._tokens.labels("generated").inc()
+
+    def next_token(self, seconds: float) -> None:
+        """A choice had its next token."""
+        self._next.observe(seconds)
+        self._tokens.labels("generated").inc()
+
+    def over(self, trace: Trace) -> None:
+        """A request is over."""
+        self._requests.labels(trace.outcome).inc()
+        self._parse.observe(trace.parse)
+        if trace.opened is not None and trace.submitted is not None:
+            self._queue.observe(trace.opened - trace.submitted)
+        if trace.ended is not None:
+            self._total.observe(trace.ended - trace.began)
+        self._tokens.labels("prompt").inc(trace.prompt_tokens)
+        self._tokens.labels("cached").inc(trace.cached_tokens)
+
+
+def _histogram(
+    registry: CollectorRegistry, name: str, about: str, buckets: tuple[float, ...]
+) -> Histogram:
+    return Histogram(f"sealring_{name}", about, buckets=buckets, registry=registry)
+
+
+class _RingCollector(Collector):
+    """What the node knows at the moment."""
+
+    def __init__(self, head: ApiHead) -> None:
+        self._head = head
+
+    def collect(self) -> Iterable[Metric]:
+        """The families, with their values now."""
+        yield from self._rows()
+        yield from self._links()
+        yield from self._ranks()
+
+    def _rows(self) -> Iterable[Metric]:
+        rows = GaugeMetricFamily("sealring_rows", "Choices under way, by state.", labels=["state"])
+        for state, count in count_rows(self._head.generator.tracer).items():
+            rows.add_metric([state], count)
+        yield rows
+        serving = not self._head.generator.missing()
+        yield GaugeMetricFamily("sealring_up", "Whether the ring serves.", value=float(serving))
+
+    def _links(self) -> Iterable[Metric]:
+        runtime = self._head.generator.runtime
+        moved = CounterMetricFamily(
+            "sealring_link_bytes", "Bytes over the head's links.", labels=["direction"]
+        )
+        moved.add_metric(["sent"], runtime.bytes_sent)
+        moved.add_metric(["received"], runtime.bytes_received)
+        yield moved
+        updates = CounterMetricFamily(
+            "sealring_key_updates", "Keys that the head's links have gone through."
+        )
+        updates.add_metric([], self._head.key_updates())
+        yield updates
+        rtt = GaugeMetricFamily(
+            "sealring_link_rtt_seconds", "A PING, there and back.", labels=["rank", "purpose"]
+        )
+        for rank, purpose, link in runtime.node.links():
+            if link.keepalive.rtt is not None:
+                rtt.add_metric([str(rank), purpose.name.lower()], link.keepalive.rtt)
+        yield rtt
+
+    def _ranks(self) -> Iterable[Metric]:
+        memory = GaugeMetricFamily(
+            "sealring_rank_memory_bytes", "Memory of each rank's engine.", labels=["rank", "of"]
+        )
+        for rank, progress in self._head.progress().items():
+            memory.add_metric([str(rank), "all"], progress.memory)
+            memory.add_metric([str(rank), "caches"], progress.cache)
+        yield memory
+
+
+async def metrics(request: Request) -> Response:
+    """``GET /metrics``."""
+    head: ApiHead = request.app.state.head
+    return Response(generate_latest(head.metrics.registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,91 @@
+"""Answers on their way out: a client that is watched, and events in a stream.
+
+A client that goes away ends its request at once: `attended` runs the work beside a task that does
+nothing but listen for that. In a stream a comment is sent whenever nothing else was for a while,
+since a long prompt can take minutes to read, and middlemen cut connections on which nothing moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import trio
+from starlette.types import Receive, Send
+
+from sealring_trio.api.errors import ApiError
+from sealring_trio.api.replies import KEEPALIVE
+
+T = TypeVar("T")
+
+KEEPALIVE_SECONDS: Final = 10.0
+"""Silence in a stream after which a comment is sent."""
+
+_HEADERS: Final = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # tells nginx to pass each event on
+]
+
+
+class ClientGone(Exception):
+    """The client has left before its answer was complete."""
+
+
+async def attended(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
+    """What *work* gives, which is cancelled when the client goes away.
+
+    Raises what `ApiError` *work* raises, or `ClientGone`.
+    """
+    given: list[T] = []
+    failed: ApiError | None = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_cancel_when_gone, receive, nursery.cancel_scope)
+        try:
+            given.append(await work())
+        except ApiError as error:
+            failed = error  # out of here by itself, not in a group
+        nursery.cancel_scope.cancel()
+    if failed is not None:
+        raise failed
+    if not given:
+        raise ClientGone
+    return given[0]
+
+
+async def _cancel_when_gone(receive: Receive, scope: trio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
+
+
+class EventStream:
+    """A response of server-sent events; several tasks may write."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._writing = trio.Lock()
+        self._last = trio.current_time()
+        self.opened = False
+
+    async def open(self) -> None:
+        """Say that all is well so far: from here on an error is an event."""
+        self.opened = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+
+    async def write(self, events: bytes) -> None:
+        """Send *events*; waits while the client does not read."""
+        async with self._writing:
+            await self._send({"type": "http.response.body", "body": events, "more_body": True})
+            self._last = trio.current_time()
+
+    async def close(self) -> None:
+        """No more events."""
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def keep_alive(self, seconds: float = KEEPALIVE_SECONDS) -> None:
+        """Break every silence of *seconds*, until cancelled."""
+        while True:
+            await trio.sleep_until(self._last + seconds)
+            if trio.current_time() >= self._last + seconds:
+                await self.write(KEEPALIVE)
