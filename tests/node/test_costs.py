@@ -16,7 +16,7 @@ PING = 8 + 1 + 8 * 8 + 16
 
 def frames_and_forwards(rows: int, world: int = 3) -> tuple[dict[str, Counter[int]], list[int]]:
     """Sizes of what each rank sent to the next, and forwards, while *rows* rows decode."""
-    cluster = Cluster(world, 1, scheduler=SchedulerConfig(rows=8))
+    cluster = Cluster(world, 1, scheduler=SchedulerConfig(groups=1, rows=8))
     cluster.run_until(lambda: cluster.ready)
     cluster.run_for(1.0)
     sent: dict[str, Counter[int]] = {f"host{i}": Counter() for i in range(world)}

@@ -164,10 +164,16 @@ class Head:
         if self.scheduler is None:
             asked = self._config.scheduler
             largest = (MAX_SEALED_BODY - _STEP_ROOM) // (info.hidden * info.dtype.width)
+            alone = self._world == 1
             config = attrs.evolve(
-                asked, window=2 if self._world == 1 else 1, chunk=max(1, min(asked.chunk, largest))
+                asked,
+                groups=asked.groups or (1 if alone else 2 * self._world),
+                window=2 if alone else 1,
+                chunk=max(1, min(asked.chunk, largest)),
             )
             self.scheduler = Scheduler(config, info.context, self._config.first_uid)
+            if not asked.groups:
+                self.scheduler.tune(self._world)
         present = self.membership.present
         others = [rank for rank, ready in present.items() if ready.model != info.model]
         for rank in others:
@@ -325,7 +331,8 @@ class Head:
         epoch = self.membership.epoch
         self._pipeline = pipeline.HeadPipeline(epoch, self._world)
         if self.scheduler is not None:
-            self.scheduler.begin(epoch)
+            ready_ranks = [self.membership.ready[rank] for rank in range(self._world)]
+            self.scheduler.begin(epoch, ready_ranks)
         return [Note(Level.INFO, f"the ring is ready: epoch {epoch.counter}"), *self._pump(now)]
 
     def _refused(self, rank: int, failed: Failure, now: float) -> list[Effect]:
@@ -372,6 +379,7 @@ class Head:
         effects: list[Effect] = []
         while self._pipeline is not None and self.scheduler is not None:
             planned = self.scheduler.plan(now)
+            effects += self.scheduler.ended()
             if planned is None:
                 break
             effects += [ToEngine(row) for row in planned.rows]

@@ -11,21 +11,28 @@ from sealring_protocol.table import Machine
 
 @attrs.frozen
 class SchedulerConfig:
-    """*groups* of at most *rows* rows; prefill *chunk* in tokens, at most *chunks* in flight and
-    *chunk_seconds* each; *window* decode steps in flight per group. A request ends after more than
-    *retries* forwards that failed on it, or *stalls* lost steps without a token between them."""
+    """*groups* of at most *rows* rows (0 groups: the head chooses); *queue* rows may wait.
 
-    groups: int = 1
+    Prefill *chunk* in tokens, at most *chunks* in flight and *chunk_seconds* each; *window* decode
+    steps in flight per group. *prefixes* snapshots at most, in *prefix_share* of the ranks' room.
+    A request ends after more than *retries* forwards that failed on it, or *stalls* lost steps
+    without a token between them.
+    """
+
+    groups: int = 0
     rows: int = 8
+    queue: int = 256
     chunk: int = 512
     chunks: int = 2
     chunk_seconds: float = 0.5
     window: int = 1
+    prefixes: int = 0
+    prefix_share: float = 0.25
     retries: int = 2
     stalls: int = 32
 
 
-@attrs.define
+@attrs.define(eq=False)
 class LiveRow:
     """A request that is not over: its tokens so far and where they are."""
 
@@ -35,12 +42,16 @@ class LiveRow:
     tokens: list[int]
     state: Machine[RowState, RowEvent] = attrs.field(factory=row_machine)
     position: int = 0  # tokens that steps so far have put, or will put, into its cache
+    handle: int = 0  # the snapshot that it is opened from
+    kept: int = 0  # tokens of that snapshot
     flying: int = 0  # decode steps in flight
     group: int = 0
     failures: int = 0
     stalls: int = 0
     tries: int = 0  # lost steps since its last token
     suspect: bool = False
+    leader: LiveRow | None = None  # another one that reads the same prompt for both
+    followers: int = 0
 
     @property
     def sampling(self) -> Row:
@@ -60,6 +71,14 @@ class LiveRow:
     def unread(self) -> int:
         """Tokens to prefill: all but the last, which the first decode takes."""
         return len(self.tokens) - 1 - self.position
+
+    @property
+    def led(self) -> bool:
+        """Another row is still reading, or about to read, what this one needs."""
+        return self.leader is not None and self.leader.state.state in _BEFORE_READY
+
+
+_BEFORE_READY = (RowState.QUEUED, RowState.PREFILL, RowState.PREEMPTED)
 
 
 @attrs.frozen

@@ -1,16 +1,18 @@
 """The scheduler: which step comes next, and what its answer means. It runs on the head alone.
 
-Rows come in as requests and wait; a few at a time are read in (prefilled) chunk by chunk into
-private caches, join a group, and then get one token per DECODE step of their group. Everything
-that changes the set of rows is one of two moves: open and prefill, or leave (evict, drop). So
-cancelling, preempting and recovering from a lost epoch share one path: leave, then, if the row
-is to go on, prefill its prompt and its tokens so far again.
+Rows come in as requests and wait (`waiting`); a few at a time, as far as the ranks have room for
+their caches (`room`), are read in (prefilled) chunk by chunk into private caches, join a group,
+and then get one token per DECODE step of their group. Everything that changes the set of rows is
+one of two moves: open and prefill, or leave (evict, drop). So cancelling, preempting for want of
+room and recovering from a lost epoch share one path: leave, then, if the row is to go on, prefill
+its prompt and its tokens so far again. A row that ends leaves a snapshot behind (`prefixes`), and
+one that begins as a snapshot does is opened from it.
 
 Steps travel first in, first out, so a step may name rows whose earlier steps are still under
 way: an evict takes effect behind the decode in flight, whose surplus token is then dropped
 because its row is gone or its position is taken. In a pipeline a group has one decode in flight
-(*window* 1), for its next one needs the token; with one rank the token stays on the device and
-two may be in flight (*window* 2).
+(*window* 1), for its next one needs the token; what keeps the stages busy is several groups in
+flight. With one rank the token stays on the device and two may be in flight (*window* 2).
 
 When a forward fails, the rows of that very step are suspects. After the new epoch each is run
 alone until it has got past the point; then it makes room for the next. So a request that
@@ -19,7 +21,7 @@ crashes engines spends only its own retry budget.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -34,30 +36,33 @@ from sealring_protocol.codec.messages import (
     Logprobs,
     Open,
     Prefill,
+    Ready,
+    Save,
     Step,
     Work,
 )
 from sealring_protocol.control.ledger import DIGEST_SIZE, Ledger
 from sealring_protocol.control.requests import (
-    ContextOverflow,
     FinishReason,
     Outcome,
     Request,
-    RequestDone,
     RowEvent,
     RowOpened,
     RowState,
     TokenOut,
 )
+from sealring_protocol.control.residents import READING, Residents
 from sealring_protocol.control.rows import Flight, LiveRow, Planned, SchedulerConfig
-from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
+from sealring_protocol.errors import RemoteProtocolError
 
 _SUSPICIOUS: Final = {FailureKind.ENGINE_ERROR, FailureKind.ENGINE_LOST, FailureKind.MEMORY}
 _STALLS: Final = {FailureKind.DEADLINE: 8}
 """What a lost step counts, if not one: a deadline has cost minutes."""
 
-_REOPENED: Final = (RowState.PREFILL, RowState.READY)
 _MIN_CHUNK: Final = 16
+_OVERTAKES: Final = 2
+"""Chunks of shorter prompts that may go before one of the oldest."""
+
 _NO_LOGPROBS: Final[Mapping[int, Logprobs]] = {}
 
 
@@ -67,19 +72,14 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, context: int, first_uid: int = 1) -> None:
         """*context* is the longest row in tokens; uids rise from *first_uid*."""
         self.config = config
-        self._context = context
-        self._rows: dict[int, LiveRow] = {}
-        self._next_uid = first_uid
+        self._residents = Residents(config, context, first_uid)
         self._epoch: Epoch | None = None
         self._n = 0
-        self._ledger = Ledger()
         self._flights: dict[int, Flight] = {}
-        self._leaving: list[int] = []  # rows to evict from their groups
-        self._dropping: list[int] = []  # private caches to drop
         self._chunk = config.chunk
         self._read_last = False
-        self._chunks_sent = 0
-        self._decoded = [0] * config.groups  # the step at which each group decoded last
+        self._overtaken = 0
+        self._decoded = [0] * max(1, config.groups)  # the step at which each group decoded last
         self._answered_at = 0.0
 
     # -------------------------------------------------------------- requests
@@ -87,7 +87,12 @@ class Scheduler:
     @property
     def live(self) -> int:
         """Requests that are not over."""
-        return len(self._rows)
+        return len(self._residents.rows)
+
+    @property
+    def waiting(self) -> int:
+        """Requests of these that were never begun."""
+        return len(self._residents.waiting)
 
     @property
     def in_flight(self) -> int:
@@ -95,77 +100,56 @@ class Scheduler:
         return len(self._flights)
 
     @property
+    def snapshots(self) -> int:
+        """Prefixes that the ranks hold."""
+        return len(self._residents.prefixes)
+
+    @property
     def ledger(self) -> Ledger:
         """The head's ledger of this epoch."""
-        return self._ledger
+        return self._residents.ledger
 
     def submit(self, request: Request) -> int:
-        """Queue *request*; returns its uid. Raises `LocalProtocolError` if it can never fit."""
-        length = len(request.prompt)
-        if not length:
-            raise LocalProtocolError("the prompt has no tokens; give at least one")
-        room = self._context - length
-        if room < max(1, request.max_tokens):
-            raise ContextOverflow(length, max(1, request.max_tokens), self._context)
-        uid = self._next_uid
-        self._next_uid += 1
-        self._rows[uid] = LiveRow(uid, request, request.max_tokens or room, list(request.prompt))
-        return uid
+        """Queue *request*; returns its uid.
+
+        Raises `ContextOverflow` or `RoomOverflow` if it can never fit, `QueueFull` if it cannot
+        now, and another `LocalProtocolError` for an empty prompt.
+        """
+        return self._residents.submit(request)
 
     def cancel(self, uid: int) -> list[Outcome]:
         """End *uid* wherever it is; its caches go with the next step. Unknown uids are over."""
-        return self._end(uid, FinishReason.CANCELLED)
+        return self._residents.end(uid, FinishReason.CANCELLED)
 
     def finish(self, uid: int) -> list[Outcome]:
         """End *uid* as complete: its text reached a stop string."""
-        return self._end(uid, FinishReason.STOP)
-
-    def _end(self, uid: int, reason: FinishReason, message: str = "") -> list[Outcome]:
-        row = self._rows.pop(uid, None)
-        if row is None:
-            return []
-        self._leave(row)
-        row.state.fire(RowEvent.END)
-        return [RequestDone(uid, reason, message)]
-
-    def _leave(self, row: LiveRow) -> None:
-        """Have *row*'s caches freed on every rank by the next step."""
-        if row.state.state is RowState.DECODE and row.uid not in self._leaving:
-            if row.uid in self._ledger.rows(row.group):
-                self._leaving.append(row.uid)
-        elif row.state.state in (RowState.PREFILL, RowState.READY) and not self._is_new(row):
-            self._dropping.append(row.uid)
+        return self._residents.end(uid, FinishReason.STOP)
 
     def preempt(self, uid: int) -> None:
         """Take *uid* out of its caches; it is prefilled again when there is room."""
-        row = self._rows[uid]
-        self._leave(row)
-        self._requeue(row)
+        self._residents.preempt(uid)
 
-    def _requeue(self, row: LiveRow) -> None:
-        row.state.fire(RowEvent.PREEMPT)
-        row.position = 0
+    def tune(self, groups: int) -> None:
+        """Spread new rows over *groups* groups, as many as are configured at most."""
+        self._residents.groups = max(1, min(groups, len(self._decoded)))
 
     # ---------------------------------------------------------------- epochs
 
-    def begin(self, epoch: Epoch) -> None:
-        """Start *epoch* with an empty ledger; rows under way are read in again."""
+    def begin(self, epoch: Epoch, ranks: Sequence[Ready] = ()) -> None:
+        """Start *epoch* with an empty ledger; rows under way are read in again. *ranks* tell how
+        much room there is."""
         self.abandon()
         self._epoch = epoch
         self._n = 0
-        self._decoded = [0] * self.config.groups
+        self._decoded = [0] * len(self._decoded)
+        self._residents.begin(ranks)
 
     def abandon(self) -> None:
         """The epoch is over: nothing is in flight, every row waits to be read in again."""
         if self._epoch is not None:
             self._epoch = None
-            self._ledger = Ledger()
             self._flights.clear()
-            self._leaving.clear()
-            self._dropping.clear()
-            for row in self._rows.values():
-                self._requeue(row)
-                row.flying = 0
+            self._residents.abandon()
 
     def failed(self, n: int, failure: Failure) -> list[Outcome]:
         """Step *n* failed, and its epoch with it. Its rows are suspects if a forward was at fault;
@@ -174,7 +158,7 @@ class Scheduler:
         self.abandon()
         outcomes: list[Outcome] = []
         uids = flight.uids if flight is not None else ()
-        for row in [self._rows[uid] for uid in uids if uid in self._rows]:
+        for row in [self._residents.rows[uid] for uid in uids if uid in self._residents.rows]:
             row.tries += 1
             row.stalls += _STALLS.get(failure.kind, 1)
             if failure.kind in _SUSPICIOUS:
@@ -185,7 +169,7 @@ class Scheduler:
                     f"given up after {row.tries} tries; the last, on rank {failure.rank}: "
                     f"{failure.message}"
                 )
-                outcomes += self._end(row.uid, FinishReason.FAILED, message)
+                outcomes += self._residents.end(row.uid, FinishReason.FAILED, message)
         return outcomes
 
     # ----------------------------------------------------------------- steps
@@ -194,162 +178,115 @@ class Scheduler:
         """The next step, or None while there is nothing to do or no credit to do it."""
         if self._epoch is None:
             return None
-        self._retire()
-        opened = self._open_rows()
+        self._residents.retire()
+        self._residents.make_room()
+        saves = self._residents.saves()
+        self._residents.open_rows()
+        opened = [row for row in self._residents.live.values() if self._residents.is_new(row)]
         group = self._next_group()
         row = self._next_chunk()
         if row is not None and (group is None or not self._read_last):
             self._read_last = True
-            return self._emit(opened, (), self._prefill(row), now)
+            return self._emit(saves, opened, (), self._prefill(row), now)
         self._read_last = False
         if group is not None:
-            return self._emit(opened, self._join_rows(group), Decode(group), now)
-        if self._leaving or self._dropping:
-            return self._emit(opened, (), NO_WORK, now)
+            return self._emit(saves, opened, self._join_rows(group), Decode(group), now)
+        if saves or self._residents.leaving or self._residents.dropping:
+            return self._emit(saves, opened, (), NO_WORK, now)
         return None
 
-    def _retire(self) -> None:
-        """Rows whose last token is in flight leave before their group's next decode."""
-        for row in self._rows.values():
-            if (
-                row.flying
-                and row.emitted + row.flying >= row.limit
-                and row.uid in self._ledger.rows(row.group)
-                and row.uid not in self._leaving
-            ):
-                self._leaving.append(row.uid)
+    def ended(self) -> list[Outcome]:
+        """Requests that planning has ended: there is no room for them."""
+        ended, self._residents.ended = self._residents.ended, []
+        return ended
 
-    def _in_state(self, *states: RowState) -> list[LiveRow]:
-        return [row for row in self._rows.values() if row.state.state in states]
-
-    def _open_rows(self) -> list[LiveRow]:
-        """Rows that begin to be read in now: suspects first and alone, then the interrupted,
-        then the queue."""
-        live = self._in_state(RowState.PREFILL, RowState.READY, RowState.DECODE)
-        waiting = self._in_state(RowState.PREEMPTED) + self._in_state(RowState.QUEUED)
-        suspects = [row for row in waiting if row.suspect]
-        if any(row.suspect for row in live):
-            return []
-        if suspects:
-            chosen = [] if live else suspects[:1]
-        else:
-            reading = sum(row.state.state is RowState.PREFILL for row in live)
-            room = self.config.groups * self.config.rows - len(live)
-            chosen = waiting[: max(0, min(room, self.config.chunks * 2 - reading))]
-        for row in chosen:
-            row.state.fire(RowEvent.OPEN)
-            if row.unread == 0:
-                self._make_ready(row)
-        return [
-            row for row in self._in_state(RowState.PREFILL, RowState.READY) if self._is_new(row)
-        ]
-
-    def _is_new(self, row: LiveRow) -> bool:
-        """No rank has it, or the next step frees its former life before it opens this one."""
-        gone = row.uid in self._leaving or row.uid in self._dropping
-        return gone or not self._ledger.holds(row.uid)
-
-    def _make_ready(self, row: LiveRow) -> None:
-        row.state.fire(RowEvent.READ)
-        row.group = self._bucket(row)
-
-    def _bucket(self, row: LiveRow) -> int:
-        """The group whose longest row is nearest in length, among those with room.
-
-        A batched cache is a rectangle: every row costs as much as the longest.
-        """
-
-        def misfit(group: int) -> tuple[bool, int, int]:
-            others = [
-                len(other.tokens)
-                for other in self._in_state(RowState.READY, RowState.DECODE)
-                if other.group == group and other is not row
-            ]
-            gap = abs(max(others) - len(row.tokens)) if others else 0
-            return len(others) >= self.config.rows, gap, group
-
-        return min(range(self.config.groups), key=misfit)
+    # ------------------------------------------------------------ who works next
 
     def _next_group(self) -> int | None:
         """The group that has waited longest, of those that have rows and credit."""
         ready = []
-        for group in range(self.config.groups):
+        for group in range(len(self._decoded)):
             flying = sum(f.work == Decode(group) for f in self._flights.values())
-            stay = [uid for uid in self._ledger.rows(group) if uid not in self._leaving]
-            if flying < self.config.window and (stay or self._joiners(group)):
+            rows = self._residents.staying(group) or self._residents.joiners(group)
+            if flying < self.config.window and rows:
                 ready.append(group)
         return min(ready, key=lambda group: self._decoded[group], default=None)
 
     def _join_rows(self, group: int) -> list[LiveRow]:
-        stay = sum(uid not in self._leaving for uid in self._ledger.rows(group))
-        return self._joiners(group)[: self.config.rows - stay]
-
-    def _joiners(self, group: int) -> list[LiveRow]:
-        """Rows that may join now. One that came back while a decode of its former life is in
-        flight waits for that."""
-        return [r for r in self._in_state(RowState.READY) if r.group == group and not r.flying]
+        room = self.config.rows - self._residents.staying(group)
+        return self._residents.joiners(group)[:room]
 
     def _next_chunk(self) -> LiveRow | None:
-        """The row to read on: the shortest first, and every other time the oldest.
+        """The row to read on: the one with least to read; but the oldest has its turns too.
 
         While rows decode, one chunk may be in flight, so that their tokens wait for one at most.
         """
         flying = sum(isinstance(f.work, Prefill) for f in self._flights.values())
-        if flying >= (1 if self._ledger.groups else self.config.chunks):
+        if flying >= (1 if self._residents.ledger.groups else self.config.chunks):
             return None
-        rows = self._in_state(RowState.PREFILL)
+        rows = self._residents.in_state(RowState.PREFILL)
         if not rows:
             return None
-        return rows[0] if self._chunks_sent % 2 else min(rows, key=lambda row: row.unread)
+        shortest = min(rows, key=lambda row: row.unread)
+        return rows[0] if self._overtaken >= _OVERTAKES else shortest
 
     def _prefill(self, row: LiveRow) -> Prefill:
+        oldest = self._residents.in_state(RowState.PREFILL)[0]
+        self._overtaken = 0 if row is oldest else self._overtaken + 1
         return Prefill(row.uid, row.position, min(row.unread, self._chunk))
 
     def _emit(
-        self, opened: list[LiveRow], joining: Iterable[LiveRow], work: Work, now: float
+        self,
+        saves: list[Save],
+        opened: list[LiveRow],
+        joining: Iterable[LiveRow],
+        work: Work,
+        now: float,
     ) -> Planned:
         joining = tuple(joining)
         ids = [row.tokens[-1] for row in joining]
         for row in joining:
             row.state.fire(RowEvent.JOIN)
         if isinstance(work, Prefill):
-            self._chunks_sent += 1
-            ids += self._rows[work.uid].tokens[work.position : work.position + work.count]
+            ids += self._residents.rows[work.uid].tokens[work.position : work.position + work.count]
         assert self._epoch is not None  # noqa: S101  plan() checked it
         self._n += 1
         step = Step(
             self._epoch,
             self._n,
             bytes(DIGEST_SIZE),
-            evict=tuple(self._leaving),
-            drop=tuple(self._dropping),
-            open=tuple(Open(row.uid) for row in opened),
+            save=tuple(saves),
+            evict=tuple(self._residents.leaving),
+            drop=tuple(self._residents.dropping),
+            open=tuple(Open(row.uid, row.handle, row.kept) for row in opened),
             join=tuple(Join(row.uid, row.group) for row in joining),
             work=work,
             ids=tuple(ids),
         )
-        self._leaving.clear()
-        self._dropping.clear()
-        self._ledger.apply(step)
+        self._residents.leaving.clear()
+        self._residents.dropping.clear()
+        self._residents.ledger.apply(step)
         self._flights[self._n] = self._flight(work, now)
         rows = tuple(row.sampling for row in opened)
-        told = tuple(RowOpened(row.uid, len(row.tokens), 0) for row in opened)
-        return Planned(attrs.evolve(step, digest=self._ledger.digest(self._n)), rows, told)
+        told = tuple(RowOpened(row.uid, len(row.tokens), row.kept) for row in opened)
+        return Planned(
+            attrs.evolve(step, digest=self._residents.ledger.digest(self._n)), rows, told
+        )
 
     def _flight(self, work: Work, now: float) -> Flight:
         match work:
             case Decode(group):
-                uids = self._ledger.rows(group)
+                uids = self.ledger.rows(group)
                 self._decoded[group] = self._n
                 for uid in uids:
-                    self._rows[uid].position += 1
-                    self._rows[uid].flying += 1
-                return Flight(work, uids, tuple(self._ledger.length(u) for u in uids), now)
+                    self._residents.rows[uid].position += 1
+                    self._residents.rows[uid].flying += 1
+                return Flight(work, uids, tuple(map(self.ledger.length, uids)), now)
             case Prefill(uid, _, count):
-                row = self._rows[uid]
+                row = self._residents.rows[uid]
                 row.position += count
                 if row.unread == 0:
-                    self._make_ready(row)
+                    self._residents.read(row)
                 return Flight(work, (uid,), (), now)
             case _:
                 return Flight(work, (), (), now)
@@ -387,12 +324,12 @@ class Scheduler:
         self._answered_at = now
         outcomes: list[Outcome] = []
         for uid, position, token in zip(flight.uids, flight.positions, ids, strict=False):
-            row = self._rows.get(uid)
+            row = self._residents.rows.get(uid)
             if row is not None:
                 row.flying -= 1
                 # A row that is being read in again has been given its tokens; what its former life
                 # still gives is drawn again, the same.
-                if position == len(row.tokens) and row.state.state not in _REOPENED:
+                if position == len(row.tokens) and row.state.state not in READING:
                     outcomes += self._token(row, token, logprobs.get(uid))
         return outcomes
 
@@ -401,14 +338,14 @@ class Scheduler:
         row.tokens.append(token)
         row.stalls = row.tries = 0
         if token in row.request.eos:
-            return self._end(row.uid, FinishReason.STOP)
+            return self._residents.end(row.uid, FinishReason.STOP)
         outcomes: list[Outcome] = [TokenOut(row.uid, token, position, logprobs)]
         if row.emitted >= row.limit:
-            return outcomes + self._end(row.uid, FinishReason.LENGTH)
+            return outcomes + self._residents.end(row.uid, FinishReason.LENGTH)
         if row.suspect:
             row.suspect = False
-            if any(other.suspect for other in self._rows.values()):
-                self.preempt(row.uid)
+            if any(other.suspect for other in self._residents.rows.values()):
+                self._residents.preempt(row.uid)
         return outcomes
 
     def _pace(self, count: int, seconds: float) -> None:
