@@ -69,6 +69,18 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
         default=DEFAULT_TIMEOUT, description="seconds that a request of the API may take"
     )
     strategy: StrategyName = pydantic.Field(default="auto", description="how the ranks work")
+    groups: int = pydantic.Field(
+        default=0, ge=0, le=64, description="batches in flight; as many as pay if 0 (head)"
+    )
+    rows: int = pydantic.Field(
+        default=8, ge=1, le=256, description="requests in one batch at most (head)"
+    )
+    queue: int = pydantic.Field(
+        default=256, ge=1, description="requests that may wait before one is refused (head)"
+    )
+    prefixes: int = pydantic.Field(
+        default=16, ge=0, le=1024, description="conversations kept to be continued (head)"
+    )
     suites: list[SuiteName] = pydantic.Field(
         default=["aes-256-gcm", "chacha20-poly1305"],
         min_length=1,
@@ -83,7 +95,7 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
 class Config:
     """What `sealring up` runs: absolute paths, sizes in bytes, times in seconds.
 
-    *layers* is empty and *memory* 0 where the machine decides; *api* is None where there is none.
+    *layers* is empty, *memory* and *groups* are 0 where the machine decides; *api* is None where there is none.
     """
 
     path: Path
@@ -97,6 +109,10 @@ class Config:
     api: tuple[str, int] | None
     timeout: float
     strategy: StrategyName
+    groups: int
+    rows: int
+    queue: int
+    prefixes: int
     suites: tuple[SuiteName, ...]
     state: Path
 
@@ -123,6 +139,10 @@ def load_config(path: Path) -> Config:
         api=None if file.api == NO_API else parse_address(file.api),
         timeout=file.timeout,
         strategy=file.strategy,
+        groups=file.groups,
+        rows=file.rows,
+        queue=file.queue,
+        prefixes=file.prefixes,
         suites=tuple(file.suites),
         state=base / state,
     )

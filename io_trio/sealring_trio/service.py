@@ -19,6 +19,7 @@ from typing import Final
 import attrs
 import trio
 from sealring_protocol.control.plan import Strategy
+from sealring_protocol.control.rows import SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import MAX_WORLD
 from sealring_protocol.node import Node, NodeConfig
@@ -126,6 +127,12 @@ def build_runtime(prepared: Prepared) -> Runtime:
             suites=tuple(SUITES[name] for name in config.suites),
             strategy=Strategy(config.strategy),
             layers=config.layers,
+            scheduler=SchedulerConfig(
+                groups=config.groups,
+                rows=config.rows,
+                queue=config.queue,
+                prefixes=config.prefixes,
+            ),
         ),
         trio.current_time(),
     )
