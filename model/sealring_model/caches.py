@@ -26,7 +26,7 @@ from typing import Any
 
 import mlx.core as mx
 from sealring_protocol.codec.messages import CacheCost, Open
-from sealring_protocol.control.ledger import Change, Ledger, Regroup
+from sealring_protocol.control.ledger import Change, Ledger, Regroup, Saved
 
 from sealring_model.errors import LedgerError
 from sealring_model.stage import Stage
@@ -42,7 +42,6 @@ class CacheStore:
         self._private: dict[int, list[Any]] = {}
         self._snaps: dict[int, list[Any]] = {}
         self._groups: dict[int, list[Any]] = {}
-        self._order: dict[int, list[int]] = {}  # the rows of each group, as they stand in it
 
     def row(self, uid: int) -> list[Any]:
         """The private caches of row *uid*."""
@@ -61,7 +60,7 @@ class CacheStore:
     def apply(self, change: Change) -> None:
         """Save, drop, open and regroup, in that order, as *change* says."""
         for save in change.saved:
-            self._snaps[save.handle] = self._saved(save.uid)
+            self._snaps[save.handle] = self._saved(save)
         for uid in change.dropped_rows:
             del self._private[uid]
         for handle in change.dropped_snaps:
@@ -76,18 +75,15 @@ class CacheStore:
         for cache in _flat(self.row(uid)):
             _settle(cache)
 
-    def _saved(self, uid: int) -> list[Any]:
-        for group, uids in self._order.items():
-            if uid in uids:
-                at = uids.index(uid)
-                fresh = self._stage.new_caches()
-                slots = [
-                    new if cache.empty() else _taken_out(cache, at)
-                    for cache, new in zip(self._groups[group], fresh, strict=True)
-                ]
-                start(*arrays(slots))
-                return slots
-        return copy.deepcopy(self.row(uid))
+    def _saved(self, save: Saved) -> list[Any]:
+        if save.group is None:
+            return copy.deepcopy(self.row(save.uid))
+        slots = [
+            fresh if cache.empty() else _taken_out(cache, save.index)
+            for cache, fresh in zip(self.group(save.group), self._stage.new_caches(), strict=True)
+        ]
+        start(*arrays(slots))
+        return slots
 
     def _opened(self, row: Open) -> list[Any]:
         if not row.handle:
@@ -109,8 +105,6 @@ class CacheStore:
         elif len(regroup.kept) < regroup.before:
             for cache in slots:
                 cache.filter(list(regroup.kept))
-        order = self._order.pop(group, [])
-        order = [*(order[at] for at in regroup.kept), *regroup.joined]
         joiners = [self._private.pop(uid) for uid in regroup.joined]
         if joiners:
             merged = [type(rows[0]).merge(list(rows)) for rows in zip(*joiners, strict=True)]
@@ -119,7 +113,6 @@ class CacheStore:
             # Now, so that the private caches go, and nothing unread piles up from change to change.
             start(*arrays(slots))
             self._groups[group] = slots
-            self._order[group] = order
 
 
 def _extended(slots: list[Any], merged: list[Any]) -> list[Any]:
@@ -131,29 +124,14 @@ def _extended(slots: list[Any], merged: list[Any]) -> list[Any]:
 
 
 def _taken_out(cache: Any, at: int) -> Any:
-    """The row at *at* of a batched *cache*, as a private one with memory of its own."""
+    """The row at *at* of a batched *cache*, as a private one."""
     if hasattr(cache, "caches"):
         return type(cache)(*(_taken_out(part, at) for part in cache.caches))
     row = cache.extract(at)
-    if hasattr(cache, "keys"):
-        row.keys = _own(row.keys, cache.keys)
-        row.values = _own(row.values, cache.values)
-    else:
-        row.cache = [_copied(state) for state in row.cache]
+    if not hasattr(cache, "keys"):
+        # Of keys and values the row is a copy; of a state it would be a view of the batch's.
+        row.cache = [mx.contiguous(state) for state in row.cache]
     return row
-
-
-def _own(row: mx.array, batch: mx.array) -> mx.array:
-    """*row*, keys or values ``(1, heads, tokens, size)`` cut from *batch*, with its own memory.
-
-    A cut that is contiguous where it stands has not been copied yet.
-    """
-    _, heads, tokens, _ = row.shape
-    return _copied(row) if heads == 1 or tokens == batch.shape[2] else row
-
-
-def _copied(row: mx.array) -> mx.array:
-    return mx.take(row, mx.array([0]), axis=0)
 
 
 def _cut(cache: Any, excess: int) -> None:

@@ -235,8 +235,7 @@ class Executor:
             rows = self._ledger.rows(group)
             if rows:
                 needed += len(rows) * cost.of(max(self._ledger.length(uid) for uid in rows))
-        for save in change.saved:
-            needed += cost.of(self._ledger.snaps.get(save.handle, 0))
+        needed += sum(cost.of(save.length) for save in change.saved)
         needed += sum(cost.of(row.keep) for row in change.opened if row.handle)
         if isinstance(step.work, Prefill):
             needed += cost.of(step.work.position + step.work.count) - cost.of(step.work.position)

@@ -132,14 +132,36 @@ class Ring:
 
     # -------------------------------------------------------------- rows
 
-    def admit(self, prompt: list[int], *, chunk: int = 1 << 20, group: int = 0, **sampling) -> int:
-        """Read a prompt and leave the row ready to join; its uid."""
+    def announce(self, uid: int, tokens: Sequence[int], generated: int = 0, **sampling) -> None:
+        """Say how a row is sampled that has *tokens*, the last *generated* of them its own."""
+        row = Row(uid, **sampling)
+        if row.penalised:
+            row = attrs.evolve(row, history=tuple(tokens), generated=generated)
+        self.book.add(travelled(row))
+
+    def admit(
+        self, prompt: list[int], *, chunk: int = 1 << 20, generated: int = 0, **sampling
+    ) -> int:
+        """Read a prompt, that ends with *generated* tokens of the row's own, and leave the row
+        ready to join; its uid."""
         uid = next(self.uids)
-        self.book.add(Row(uid, **sampling))
+        self.announce(uid, prompt, generated, **sampling)
         self.step(open=(Open(uid),))
         self.read(uid, prompt[:-1], 0, chunk)
         self.last[uid] = prompt[-1]
         self.text[uid] = []
+        return uid
+
+    def open_from(
+        self, handle: int, keep: int, tokens: list[int], generated: int = 0, **sampling
+    ) -> int:
+        """Begin a row of *tokens* with *keep* of a snapshot, read the rest, and leave it ready to
+        join; its uid."""
+        uid = next(self.uids)
+        self.announce(uid, tokens, generated, **sampling)
+        self.step(open=(Open(uid, handle, keep),))
+        self.read(uid, tokens[keep:-1], keep)
+        self.last[uid], self.text[uid] = tokens[-1], []
         return uid
 
     def read(self, uid: int, tokens: list[int], position: int, chunk: int = 1 << 20) -> None:
@@ -163,9 +185,10 @@ class Ring:
     def evict(self, *uids: int) -> None:
         self.step(evict=uids, work=NO_WORK)
 
-    def save(self, uid: int) -> int:
+    def save(self, uid: int, *, evict: Sequence[int] = ()) -> int:
+        """Keep row *uid* as a snapshot, and evict rows in the same step; its handle."""
         handle = next(self.uids)
-        self.step(save=(Save(uid, handle),))
+        self.step(save=(Save(uid, handle),), evict=tuple(evict))
         return handle
 
     def generate(self, prompt: list[int], count: int, *, chunk: int = 1 << 20, **sampling):

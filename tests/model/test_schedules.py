@@ -9,7 +9,6 @@ import random
 import pytest
 from model_families import FAMILIES, reference_tokens
 from model_rings import Ring
-from sealring_protocol.codec.messages import Open, Row
 
 LENGTH = 24
 SAMPLING = {"seed": 11, "temperature": 0.8, "top_k": 40}
@@ -97,11 +96,9 @@ class Schedule:
         if len(tokens) < 2:
             return
         handle = self.ring.save(uid)
-        again = next(self.ring.uids)
-        self.ring.book.add(Row(again, **(SAMPLING if self.sampled[uid] else {})))
-        self.ring.step(open=(Open(again, handle, len(tokens) - 1),))
+        options = SAMPLING if self.sampled[uid] else {}
+        again = self.ring.open_from(handle, len(tokens) - 1, tokens, **options)
         self.ring.step(drop=(handle,))
-        self.ring.last[again], self.ring.text[again] = tokens[-1], []
         self.prompts[again], self.sampled[again] = self.prompts[uid], self.sampled[uid]
         self.said[again] = list(self.said[uid])
         self.waiting.append(again)
