@@ -8,7 +8,7 @@ from pathlib import Path
 
 import attrs
 from sealring_model.assemble import LoadedStage, load_stage
-from sealring_model.executor import Executor
+from sealring_model.executor import Executor, Launched
 from sealring_model.hops import PlainHops, SealedHops
 from sealring_model.loading import ModelInfo, describe
 from sealring_model.rows import RowBook
@@ -21,6 +21,7 @@ from sealring_protocol.codec.messages import (
     Epoch,
     HopKey,
     Join,
+    Logprobs,
     Open,
     Prefill,
     Row,
@@ -110,6 +111,7 @@ class Ring:
         self.uids = iter(range(1, 1 << 30))
         self.last: dict[int, int] = {}
         self.text: dict[int, list[int]] = {}
+        self.told: dict[int, list[Logprobs]] = {}
 
     # ------------------------------------------------------------- one step
 
@@ -120,14 +122,17 @@ class Ring:
     def send(self, step: Step) -> StepDone:
         message = step
         for executor in self.executors:
-            message = travelled(executor.finish(executor.launch(travelled(message))))
-            if message.failed:
-                raise StepFailed(message.failed)
+            message = self._finished(executor, executor.launch(travelled(message)))
         if len(self.executors) > 1 and message.tensors:
-            head = self.executors[0]
-            message = travelled(head.finish(head.close(message)))
-            if message.failed:
-                raise StepFailed(message.failed)
+            message = self._finished(self.executors[0], self.executors[0].close(message))
+        return message
+
+    def _finished(self, executor: Executor, launched: Launched):
+        message = travelled(executor.finish(launched))
+        if message.failed:
+            raise StepFailed(message.failed)
+        for told in map(travelled, launched.work.told()):
+            self.told.setdefault(told.uid, []).append(told)
         return message
 
     # -------------------------------------------------------------- rows

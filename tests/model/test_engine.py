@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import time
 
 import attrs
 import pytest
@@ -21,6 +22,7 @@ from sealring_protocol.codec.messages import (
     HopKey,
     Join,
     Loaded,
+    Logprobs,
     Open,
     Ping,
     Prefill,
@@ -229,6 +231,41 @@ def test_a_window_of_two_steps(child, place, references):
     assert child.progress().cache == 0
 
 
+def test_log_probabilities_come_before_the_answer_of_their_step(child, place):
+    author = begin(child, place)
+    child.send(Row(1, logprobs=3))
+    child.send(Row(2))
+    child.send(author.write(open=(Open(1), Open(2))))
+    child.send(author.write(join=(Join(1, 0), Join(2, 0)), ids=(3, 4), work=Decode(0)))
+    child.send(author.write(work=Decode(0)))
+    answers = [child.receive() for _ in range(5)]
+    kinds = [(type(message), message.n) for message in answers]
+    assert kinds == [(StepDone, 1), *[(kind, n) for n in (2, 3) for kind in (Logprobs, StepDone)]]
+    for told, done in (answers[1:3], answers[3:5]):
+        assert told.uid == 1
+        # The row is greedy: its token is the likeliest.
+        assert (told.ids[0], told.values[0]) == (done.ids[0], told.chosen)
+        assert len(told.ids) == 3
+
+
+def test_a_step_tells_what_it_waited_for(child, place):
+    """Sent together, the second step waits while the first is computed."""
+    author = begin(child, place)
+    child.send(Row(1))
+    child.send(author.write(open=(Open(1),)))
+    child.receive()
+    chunk = tuple(PROMPT) * 5
+    steps = [author.write(work=Prefill(1, at, len(chunk)), ids=chunk) for at in (0, len(chunk))]
+    began = time.perf_counter()
+    for step in steps:
+        child.send(step)
+    first, second = (child.receive().spent[0] for _ in range(2))
+    took = 1e6 * (time.perf_counter() - began)
+    assert second.wait_us > first.compute_us / 2 > 0
+    assert second.wait_us + second.compute_us < took
+    assert first.seal_us == second.seal_us == 0
+
+
 def test_a_flood_of_steps_is_answered_in_order(child, place):
     author = begin(child, place)
     child.send(Row(1))
@@ -293,7 +330,7 @@ def test_a_limited_child_ends_with_its_channel_even_in_the_middle_of_steps(model
         assert (1 << 30) - (32 << 20) < ready.room <= (1 << 30) - child.loaded.held
         author = Author()
         child.send(author.write(open=(Open(1),)))
-        ids = tuple([7] * 2000)
+        ids = tuple([7] * 300)
         for at in range(8):
             work = Prefill(1, at * len(ids), len(ids))
             child.send(author.write(work=work, ids=ids))
