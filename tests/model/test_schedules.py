@@ -1,7 +1,8 @@
 """Random schedules: whatever happens around a row, its text is the one it has alone.
 
 Rows are admitted, joined to one of two groups, evicted and re-admitted with what they have said so
-far, cancelled, saved and opened again, in any order that the ledger allows.
+far, cancelled, saved (waiting or in their group) and opened again, in any order that the ledger
+allows; some are greedy, some sample, some are penalised.
 """
 
 import random
@@ -11,7 +12,11 @@ from model_families import FAMILIES, reference_tokens
 from model_rings import Ring
 
 LENGTH = 24
-SAMPLING = {"seed": 11, "temperature": 0.8, "top_k": 40}
+SAMPLING = (
+    {},
+    {"seed": 11, "temperature": 0.8, "top_k": 40},
+    {"seed": 12, "temperature": 0.4, "repetition": 1.4, "frequency": 0.3, "bias": ((7, 2.0),)},
+)
 
 
 def prompt_of(rng: random.Random) -> tuple[int, ...]:
@@ -26,7 +31,7 @@ class Schedule:
         self.rng = rng
         self.expected = expected
         self.prompts: dict[int, tuple[int, ...]] = {}
-        self.sampled: dict[int, bool] = {}
+        self.sampling: dict[int, int] = {}
         self.said: dict[int, list[int]] = {}
         self.waiting: list[int] = []
         self.groups: dict[int, list[int]] = {0: [], 1: []}
@@ -42,13 +47,15 @@ class Schedule:
 
     def admit(self) -> None:
         if len(self.waiting) + sum(map(len, self.groups.values())) < 7:
-            self._admit(prompt_of(self.rng), [], self.rng.random() < 0.4)
+            self._admit(prompt_of(self.rng), [], self.rng.choice((0, 0, 1, 2)))
 
-    def _admit(self, prompt: tuple[int, ...], said: list[int], sampled: bool) -> None:
+    def _admit(self, prompt: tuple[int, ...], said: list[int], way: int) -> None:
         chunk = self.rng.choice((1, 7, 100))
-        options = SAMPLING if sampled else {}
-        uid = self.ring.admit([*prompt, *said], chunk=chunk, **options)
-        self.prompts[uid], self.sampled[uid], self.said[uid] = prompt, sampled, list(said)
+        uid = self.ring.admit([*prompt, *said], chunk=chunk, generated=len(said), **SAMPLING[way])
+        self._waits(uid, prompt, said, way)
+
+    def _waits(self, uid: int, prompt: tuple[int, ...], said: list[int], way: int) -> None:
+        self.prompts[uid], self.sampling[uid], self.said[uid] = prompt, way, list(said)
         self.waiting.append(uid)
 
     def decode(self, group: int | None = None) -> None:
@@ -66,14 +73,14 @@ class Schedule:
         for uid, token in zip(rows, ids, strict=True):
             self.said[uid].append(token)
             text = self.said[uid]
-            whole = self.expected(self.prompts[uid], self.sampled[uid])
+            whole = self.expected(self.prompts[uid], self.sampling[uid])
             assert text == whole[: len(text)], (uid, self.prompts[uid])
 
     def preempt(self) -> None:
         """Evict a row and read it in again, with what it has said."""
         uid = self._leave()
         if uid is not None and len(self.said[uid]) < LENGTH:
-            self._admit(self.prompts[uid], self.said[uid], self.sampled[uid])
+            self._admit(self.prompts[uid], self.said[uid], self.sampling[uid])
 
     def cancel(self) -> None:
         self._leave()
@@ -88,20 +95,19 @@ class Schedule:
         return uid
 
     def reuse(self) -> None:
-        """Save a waiting row's caches and begin another row from them."""
-        if not self.waiting:
+        """Save a row's caches and begin another row from them."""
+        rows = [*self.waiting, *self.groups[0], *self.groups[1]]
+        if not rows:
             return
-        uid = self.rng.choice(self.waiting)
-        tokens = [*self.prompts[uid], *self.said[uid]]
+        uid = self.rng.choice(rows)
+        prompt, said, way = self.prompts[uid], self.said[uid], self.sampling[uid]
+        tokens = [*prompt, *said]
         if len(tokens) < 2:
             return
         handle = self.ring.save(uid)
-        options = SAMPLING if self.sampled[uid] else {}
-        again = self.ring.open_from(handle, len(tokens) - 1, tokens, **options)
+        again = self.ring.open_from(handle, len(tokens) - 1, tokens, len(said), **SAMPLING[way])
         self.ring.step(drop=(handle,))
-        self.prompts[again], self.sampled[again] = self.prompts[uid], self.sampled[uid]
-        self.said[again] = list(self.said[uid])
-        self.waiting.append(again)
+        self._waits(again, prompt, said, way)
 
 
 @pytest.fixture(scope="module")
@@ -110,12 +116,12 @@ def alone(models, references):
     known: dict[tuple, list[int]] = {}
     rings = {family: Ring(folder) for family, folder in models.items()}
 
-    def text(family: str, prompt: tuple[int, ...], sampled: bool) -> list[int]:
-        key = (family, prompt, sampled)
+    def text(family: str, prompt: tuple[int, ...], way: int) -> list[int]:
+        key = (family, prompt, way)
         if key not in known:
             known[key] = (
-                rings[family].generate(list(prompt), LENGTH + 8, **SAMPLING)
-                if sampled
+                rings[family].generate(list(prompt), LENGTH + 8, **SAMPLING[way])
+                if way
                 else reference_tokens(references[family], list(prompt), LENGTH + 8)
             )
         return known[key]
@@ -128,4 +134,4 @@ def alone(models, references):
 def test_any_schedule_gives_every_row_its_own_text(models, alone, family, seed):
     ring = Ring(models[family], (0, 2, FAMILIES[family]["num_hidden_layers"]))
     rng = random.Random(f"{family} {seed}")
-    Schedule(ring, rng, lambda prompt, sampled: alone(family, prompt, sampled)).run(70)
+    Schedule(ring, rng, lambda prompt, way: alone(family, prompt, way)).run(70)
