@@ -9,6 +9,7 @@ outlives whoever started it, however that ends. Only processes started here are 
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 import signal
 import socket
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,11 +67,15 @@ class LocalNode:
 
 @contextlib.contextmanager
 def local_ring(
-    ranks: int, model: Path, layers: Sequence[int] = (), api: str = NO_API
+    ranks: int,
+    model: Path,
+    layers: Sequence[int] = (),
+    api: str = NO_API,
+    options: Mapping[str, str | float] = {},
 ) -> Iterator[list[LocalNode]]:
     """*ranks* nodes of a throwaway cluster with *model*, in rank order; all end with the block, the
     head first, so that what it still answers has the ring to do it. *api* is the address of its
-    HTTP API.
+    HTTP API; *options* are other keys of the nodes' configs.
 
     Raises `UserError` for a number of ranks that cannot be, `OperationError` when a node does
     not start.
@@ -80,7 +85,7 @@ def local_ring(
     with contextlib.ExitStack() as stack:
         # Short, for the sockets' sake.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
-        configs = write_cluster(folder, ranks, model, layers, api)
+        configs = write_cluster(folder, ranks, model, layers, api, options)
         nodes = [stack.enter_context(running_node(config)) for config in reversed(configs)][::-1]
         for node in nodes:
             wait_until_up(node)
@@ -88,7 +93,12 @@ def local_ring(
 
 
 def write_cluster(
-    folder: Path, ranks: int, model: Path, layers: Sequence[int] = (), api: str = NO_API
+    folder: Path,
+    ranks: int,
+    model: Path,
+    layers: Sequence[int] = (),
+    api: str = NO_API,
+    options: Mapping[str, str | float] = {},
 ) -> list[Path]:
     """Keys, a signed roster and a config for each rank, in *folder*; the configs."""
     coordinator = create_key(folder / "coordinator.key")
@@ -115,6 +125,7 @@ def write_cluster(
             f'model = "{model}"',
             f'api = "{api}"',
             *([f"layers = {list(layers)}"] if layers else []),
+            *(f"{key} = {json.dumps(value)}" for key, value in options.items()),
         ]
         configs.append(folder / f"{name}.toml")
         configs[-1].write_text("\n".join(lines) + "\n")

@@ -19,6 +19,7 @@ from typing import Any
 
 import attrs
 
+from sealring_trio.bench.measure import pace
 from sealring_trio.errors import OperationError
 
 
@@ -105,11 +106,6 @@ def _collect(responses: Iterator[Any]) -> dict[str, Any]:
             tokens.append(int(response.token))
             times.append(time.perf_counter())
     return {"tokens": tokens, "text": text, "tokens_per_s": pace(times)}
-
-
-def pace(times: list[float]) -> float:
-    """Tokens a second after the first, from the *times* (s) at which they came."""
-    return (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else 0.0
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import attrs
@@ -26,11 +26,18 @@ class Result:
     ours: float
     yardstick: float
     yardstick_name: str
+    floor: float | None = None
+    """What the ratio should at least be, where that is stated."""
 
     @property
     def ratio(self) -> float:
         """Ours over the yardstick."""
         return self.ours / self.yardstick
+
+    @property
+    def holds(self) -> bool:
+        """Whether the ratio reaches its floor."""
+        return self.floor is None or self.ratio >= self.floor
 
 
 def alternate(ours: Callable[[], object], yardstick: Callable[[], object]) -> tuple[float, float]:
@@ -56,3 +63,19 @@ def _time(call: Callable[[], object], count: int) -> float:
     for _ in range(count):
         call()
     return time.perf_counter() - start
+
+
+def joint_pace(times: Sequence[Sequence[float]]) -> float:
+    """Tokens a second of all rows together, from the *times* (s) of each row's tokens.
+
+    Only the time in which all of them run counts: from when the last has begun until the first has
+    ended. Within it each row's own pace is taken, so that it does not matter how the edges fall.
+    """
+    begin = max(row[0] for row in times)
+    end = min(row[-1] for row in times)
+    return sum(pace([at for at in row if begin <= at <= end]) for row in times)
+
+
+def pace(times: Sequence[float]) -> float:
+    """Tokens a second after the first, from the *times* (s) at which they came."""
+    return (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else 0.0

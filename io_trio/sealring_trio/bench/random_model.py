@@ -1,93 +1,162 @@
-"""A random model to measure with: 25 million parameters, f32, and nothing to download.
+"""Random models to measure with, of a stated size and dtype: nothing to download.
 
-It has the shapes of a small Llama and the tiny model's tokenizer. Weights are random signs and
-mantissas under one exponent, which big integers make in a moment: their values do not matter, as
-long as they are neither zeros nor infinities.
+They are of the Qwen2 family, since it is one that mlx-lm's own pipeline splits too, and have the
+tiny model's tokenizer, filled up to their vocabulary with words that no text contains. Weights are
+random signs and mantissas under one exponent, which big integers make in a moment: their values do
+not matter, as long as they are neither zeros nor infinities.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import random
 import shutil
 import struct
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+import attrs
 from sealring_model import tiny
 
-LAYERS: Final = 8
-HIDDEN: Final = 512
-FEED_FORWARD: Final = 1376
-HEADS: Final = 8
+DType = Literal["f32", "bf16"]
+SizeName = Literal["25m", "450m"]
+
+
+@attrs.frozen
+class Size:
+    """The shapes of one model."""
+
+    layers: int
+    hidden: int
+    feed_forward: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+
+
+SIZES: Final[Mapping[SizeName, Size]] = {
+    "25m": Size(7, 512, 1408, 8, 4, 8192),
+    "450m": Size(26, 1024, 4096, 16, 8, 32_000),
+}
 CONTEXT: Final = 4096
+POOL: Final = 1_000_003
+"""Random values to cut weights from; a prime, so that no row of a matrix falls on another."""
 
-# The bytes of a little-endian float: 16 mantissa bits, the exponent's last bit and 7 mantissa
-# bits, the sign and the exponent's other bits. Exponent 121 makes values of 1/64 to 1/32.
-_RANDOM_BITS: Final = bytes([0xFF, 0xFF, 0x7F, 0x80])
-_EXPONENT: Final = bytes([0x00, 0x00, 0x80, 0x3C])
-_ONE: Final = struct.pack("<f", 1.0)
+_STEP: Final = 70_001  # between the beginnings of two tensors
 
 
-def write_random_model(folder: Path) -> Path:
+@attrs.frozen
+class _Format:
+    """How a dtype is written. Of each value, *noise* says which bits are random; *exponent* makes
+    it one of 1/64 to 1/32. Both are little-endian, as the file is."""
+
+    code: str
+    torch: str
+    noise: bytes
+    exponent: bytes
+    one: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.one)
+
+
+_FORMATS: Final[Mapping[DType, _Format]] = {
+    "f32": _Format(
+        "F32", "float32", b"\xff\xff\x7f\x80", b"\x00\x00\x80\x3c", struct.pack("<f", 1.0)
+    ),
+    "bf16": _Format("BF16", "bfloat16", b"\x7f\x80", b"\x80\x3c", b"\x80\x3f"),
+}
+
+
+def write_random_model(folder: Path, size: SizeName = "25m", dtype: DType = "f32") -> Path:
     """Write the model to *folder*; the same one each time."""
+    shape, form = SIZES[size], _FORMATS[dtype]
     source = tiny.path()
-    config: dict[str, Any] = json.loads((source / "config.json").read_text())
-    config |= {
-        "hidden_size": HIDDEN,
-        "intermediate_size": FEED_FORWARD,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": HEADS,
-        "head_dim": HIDDEN // HEADS,
+    for name in ("generation_config.json", "tokenizer_config.json"):
+        shutil.copyfile(source / name, folder / name)
+    _write_tokenizer(source / "tokenizer.json", folder / "tokenizer.json", shape.vocabulary)
+    config = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.feed_forward,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
         "max_position_embeddings": CONTEXT,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "tie_word_embeddings": True,
+        "eos_token_id": 0,
+        "torch_dtype": form.torch,
     }
-    for file in source.iterdir():
-        if file.suffix in (".json", ".jinja") and file.name != "sealring.json":
-            shutil.copyfile(file, folder / file.name)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    _write_weights(folder / "model.safetensors", _shapes(config["vocab_size"]))
+    _write_weights(folder, dict(_shapes(shape)), form)
     return folder
 
 
-def _shapes(vocabulary: int) -> dict[str, tuple[int, ...]]:
-    square, up, down = (HIDDEN, HIDDEN), (FEED_FORWARD, HIDDEN), (HIDDEN, FEED_FORWARD)
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, HIDDEN)}
-    for layer in range(LAYERS):
+def _write_tokenizer(source: Path, target: Path, vocabulary: int) -> None:
+    tokenizer: dict[str, Any] = json.loads(source.read_text("utf-8"))
+    pieces = tokenizer["model"]["vocab"]
+    pieces += [[f"#{number}", -1000.0] for number in range(len(pieces), vocabulary)]
+    target.write_text(json.dumps(tokenizer, ensure_ascii=False), "utf-8")
+
+
+def _shapes(size: Size) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, inner = size.hidden, size.feed_forward
+    narrow = hidden // size.heads * size.kv_heads
+    yield "model.embed_tokens.weight", (size.vocabulary, hidden)
+    for layer in range(size.layers):
         prefix = f"model.layers.{layer}"
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            shapes[f"{prefix}.self_attn.{name}.weight"] = square
-        shapes[f"{prefix}.mlp.gate_proj.weight"] = up
-        shapes[f"{prefix}.mlp.up_proj.weight"] = up
-        shapes[f"{prefix}.mlp.down_proj.weight"] = down
-        shapes[f"{prefix}.input_layernorm.weight"] = (HIDDEN,)
-        shapes[f"{prefix}.post_attention_layernorm.weight"] = (HIDDEN,)
-    return shapes | {"model.norm.weight": (HIDDEN,)}
+        for name, width in (("q", hidden), ("k", narrow), ("v", narrow)):
+            yield f"{prefix}.self_attn.{name}_proj.weight", (width, hidden)
+            yield f"{prefix}.self_attn.{name}_proj.bias", (width,)
+        yield f"{prefix}.self_attn.o_proj.weight", (hidden, hidden)
+        yield f"{prefix}.mlp.gate_proj.weight", (inner, hidden)
+        yield f"{prefix}.mlp.up_proj.weight", (inner, hidden)
+        yield f"{prefix}.mlp.down_proj.weight", (hidden, inner)
+        yield f"{prefix}.input_layernorm.weight", (hidden,)
+        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
+    yield "model.norm.weight", (hidden,)
 
 
-def _write_weights(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+def _write_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]], form: _Format) -> None:
     header: dict[str, Any] = {}
     offset = 0
     for name, shape in shapes.items():
-        size = 4 * shape[0] * (shape[1] if len(shape) > 1 else 1)
-        header[name] = {
-            "dtype": "F32",
-            "shape": list(shape),
-            "data_offsets": [offset, offset + size],
-        }
-        offset += size
+        end = offset + form.size * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        header[name] = {"dtype": form.code, "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
     text = json.dumps(header).encode()
-    source = random.Random(7)  # noqa: S311 - weights, not secrets
-    with path.open("wb") as file:
+    pool = _make_pool(form)
+    file_name = "model.safetensors"
+    with (folder / file_name).open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for entry in header.values():
+        for index, (name, entry) in enumerate(header.items()):
             first, last = entry["data_offsets"]
-            count = (last - first) // 4
-            file.write(_values(source, count) if len(entry["shape"]) > 1 else _ONE * count)
+            if name.endswith("norm.weight"):
+                file.write(form.one * ((last - first) // form.size))
+            else:
+                file.writelines(_cut(pool, index * _STEP % POOL * form.size, last - first))
+    # mlx-lm's pipeline looks up there which file has which layer.
+    places = {"metadata": {"total_size": offset}, "weight_map": dict.fromkeys(shapes, file_name)}
+    (folder / f"{file_name}.index.json").write_text(json.dumps(places))
 
 
-def _values(source: random.Random, count: int) -> bytes:
-    noise = int.from_bytes(source.randbytes(4 * count), "little")
-    mask = int.from_bytes(_RANDOM_BITS * count, "little")
-    exponent = int.from_bytes(_EXPONENT * count, "little")
-    return (noise & mask | exponent).to_bytes(4 * count, "little")
+def _make_pool(form: _Format) -> bytes:
+    size = POOL * form.size
+    noise = int.from_bytes(hashlib.shake_128(b"random model").digest(size), "little")
+    mask = int.from_bytes(form.noise * POOL, "little")
+    exponent = int.from_bytes(form.exponent * POOL, "little")
+    return (noise & mask | exponent).to_bytes(size, "little")
+
+
+def _cut(pool: bytes, start: int, size: int) -> Iterator[bytes]:
+    """*size* bytes from the *pool*, which is read round and round from *start* on."""
+    while size:
+        yield (part := pool[start : start + size])
+        size -= len(part)
+        start = 0

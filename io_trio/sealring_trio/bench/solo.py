@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 from typing import Final
 
-from sealring_trio.bench.measure import Result
+from sealring_trio.bench.measure import Result, pace
 from sealring_trio.bench.random_model import write_random_model
 from sealring_trio.local_ring import LocalNode, local_ring
-from sealring_trio.single import pace, single_process
+from sealring_trio.single import single_process
 
 TURNS: Final = 7
 TOKENS: Final = 128

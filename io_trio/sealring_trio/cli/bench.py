@@ -1,11 +1,17 @@
-"""`sealring bench codec | handshake | hop | solo`."""
+"""`sealring bench codec | handshake | hop | solo | batch | serve | soak`."""
 
 from __future__ import annotations
+
+from typing import Annotated, Literal
 
 import cyclopts
 
 from sealring_trio.bench.measure import Result
 from sealring_trio.cli.output import print_json, print_table
+from sealring_trio.models import find_model
+
+Count = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
+Counts = tuple[Count, ...]
 
 HELP = """\
 Measure the protocol beside its yardsticks.
@@ -80,6 +86,73 @@ def solo(*, json: bool = False) -> None:
     _print(measure(), json)
 
 
+@app.command
+def batch(
+    *,
+    size: Literal["25m", "450m"] = "25m",
+    dtype: Literal["f32", "bf16"] = "f32",
+    model: str | None = None,
+    rows: Counts = (1, 4, 8),
+    groups: Counts = (2,),
+    ranks: Counts = (2,),
+    layers: Counts = (),
+    tokens: Count = 32,
+    prompt: Count = 32,
+    turns: Count = 3,
+    check: bool = False,
+    json: bool = False,
+) -> int:
+    """Rows x groups x ranks, beside mlx-lm's batches and its own pipeline.
+
+    Every combination of --rows, --groups and --ranks on a real ring of node
+    processes, beside one process of mlx-lm with as many rows (and for one
+    row its stream_generate too), and mlx-lm's own pipeline of as many ranks.
+    Tokens a second over all rows. Several processes compute in turns: leave
+    the machine alone meanwhile.
+
+        sealring bench batch
+        sealring bench batch --size 450m --dtype bf16 --rows 1 --rows 8
+
+    Parameters
+    ----------
+    size
+        Parameters of the random model.
+    dtype
+        Its values.
+    model
+        Another model's folder or hub id, in place of a random one. mlx-lm's
+        pipeline must know its family.
+    rows
+        Rows at once; repeat the option for several numbers.
+    groups
+        Groups that the rows are spread over, likewise.
+    ranks
+        Ranks of the ring, likewise.
+    layers
+        Layers of each rank, one option for each; by memory if left out.
+    tokens
+        Tokens of each row.
+    prompt
+        Tokens of each prompt, about.
+    turns
+        Turns that each side has.
+    check
+        Exit with 1 if a ratio is below its floor.
+    json
+        Print a JSON list.
+    """
+    from sealring_trio.bench.batch import Plan, measure, measure_random  # noqa: PLC0415
+
+    plan = Plan(rows, groups, ranks, turns, tokens, prompt, layers)
+    if model is None:
+        results = measure_random(plan, size, dtype)
+    else:
+        folder = find_model(model)
+        results = measure(plan, folder, folder.name)
+    _print(results, json)
+    return 1 if check and not all(result.holds for result in results) else 0
+
+
 def _print(results: list[Result], json: bool) -> None:
     if json:
         print_json(
@@ -91,14 +164,16 @@ def _print(results: list[Result], json: bool) -> None:
                     "yardstick": result.yardstick,
                     "yardstick_name": result.yardstick_name,
                     "ratio": result.ratio,
+                    **({} if result.floor is None else {"floor": result.floor}),
                 }
                 for result in results
             ]
         )
         return
+    floors = any(result.floor is not None for result in results)
     print_table(
         "Medians of alternating turns",
-        ["what", "yardstick", "unit", "ours", "its", "ratio"],
+        ["what", "yardstick", "unit", "ours", "its", "ratio", *(["floor"] if floors else [])],
         [
             (
                 result.name,
@@ -107,11 +182,18 @@ def _print(results: list[Result], json: bool) -> None:
                 _number(result.ours),
                 _number(result.yardstick),
                 f"{result.ratio:.2f}",
+                *([_floor(result)] if floors else []),
             )
             for result in results
         ],
         numbers_from=3,
     )
+
+
+def _floor(result: Result) -> str:
+    if result.floor is None:
+        return ""
+    return f"{result.floor:.2f}{'' if result.holds else ' MISSED'}"
 
 
 def _number(value: float) -> str:

@@ -1,0 +1,188 @@
+"""Rows x groups x ranks on real rings, beside mlx-lm's batches in one process and its own pipeline.
+
+All sides have the same model, the same prompts and as many tokens to give, and take turns in one
+run, so that a slow spell of the machine strikes all of them. Ours are driven as any client drives
+them, through the control socket of a ring of real node processes, and counted where the text comes
+out; mlx-lm's tokens are counted in its own loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import attrs
+from sealring_model.tokens import Tokenizer
+
+from sealring_trio.bench.measure import Result, joint_pace
+from sealring_trio.bench.random_model import DType, SizeName, write_random_model
+from sealring_trio.bench.yardstick import one_process, own_pipeline
+from sealring_trio.errors import OperationError
+from sealring_trio.local_ring import LocalNode, local_ring
+
+STREAM: Final = "mlx-lm stream_generate"
+BATCH: Final = "mlx-lm BatchGenerator"
+PIPELINE: Final = "mlx-lm pipeline"
+RING: Final = "ring"
+ONE_ROW: Final = "1 row on this ring"
+
+FLOORS: Final[Mapping[tuple[str, str, str], float]] = {
+    ("450m bf16", "2 ranks, 2 groups, 8 rows", PIPELINE): 1.4,
+    ("450m bf16", "2 ranks, 2 groups, 8 rows", BATCH): 1.3,
+    ("450m bf16", "2 ranks, 2 groups, 1 row", STREAM): 0.82,
+    ("450m bf16", "2 ranks, 2 groups, 4 rows", ONE_ROW): 2.5,
+    ("25m bf16", "2 ranks, 2 groups, 8 rows", PIPELINE): 1.25,
+    ("25m bf16", "2 ranks, 2 groups, 8 rows", BATCH): 1.1,
+    ("25m f32", "2 ranks, 2 groups, 8 rows", PIPELINE): 1.25,
+    ("25m f32", "2 ranks, 2 groups, 8 rows", BATCH): 1.1,
+}
+"""The least ratios that are aimed at: of a model and a case, beside a yardstick."""
+
+_TEXT: Final = "Once upon a time there was a ring, and each of its ranks knew but its own layers. "
+
+
+@attrs.frozen
+class Case:
+    """So many rows, spread over so many groups, on so many ranks."""
+
+    ranks: int
+    groups: int
+    rows: int
+
+    def __str__(self) -> str:
+        counts = ((self.ranks, "rank"), (self.groups, "group"), (self.rows, "row"))
+        return ", ".join(f"{count} {noun}{'s' if count != 1 else ''}" for count, noun in counts)
+
+
+Side: TypeAlias = tuple[str, Case]
+"""One who takes turns: `RING` or the name of a yardstick, and what it is given. mlx-lm in one
+process has one rank, and none of mlx-lm's has groups."""
+
+
+@attrs.frozen
+class Plan:
+    """What to measure: every combination of *rows*, *groups* and *ranks*, in so many *turns*, with
+    *tokens* for each row after about *prompt* tokens. *layers* is the split among the ranks, by
+    memory where it is empty."""
+
+    rows: tuple[int, ...] = (1, 4, 8)
+    groups: tuple[int, ...] = (2,)
+    ranks: tuple[int, ...] = (2,)
+    turns: int = 3
+    tokens: int = 32
+    prompt: int = 32
+    layers: tuple[int, ...] = ()
+
+
+def measure_random(plan: Plan, size: SizeName, dtype: DType) -> list[Result]:
+    """`measure` with a random model. Raises `OperationError`."""
+    with tempfile.TemporaryDirectory(prefix="sealring-") as folder:
+        model = write_random_model(Path(folder), size, dtype)
+        return measure(plan, model, f"{size} {dtype}")
+
+
+def measure(plan: Plan, model: Path, name: str) -> list[Result]:
+    """Tokens a second over all rows, greedy, medians of alternating turns: each case beside each
+    of its yardsticks. *model* is told as *name*. Raises `OperationError`."""
+    with contextlib.ExitStack() as stack:
+        sides = _sides(plan, model, stack)
+        paces: dict[Side, list[float]] = {side: [] for side in sides}
+        for turn in range(plan.turns + 1):
+            for side, run in sides.items():
+                pace = run()
+                if turn:  # the first one warms up
+                    paces[side].append(pace)
+    found = {side: statistics.median(each) for side, each in paces.items()}
+    return [
+        Result(
+            f"{name}, {case}",
+            "tokens/s",
+            found[RING, case],
+            found[side],
+            yardstick,
+            FLOORS.get((name, str(case), yardstick)),
+        )
+        for case in _cases(plan)
+        for yardstick, side in _yardsticks(case)
+        if side in found
+    ]
+
+
+def _cases(plan: Plan) -> list[Case]:
+    return list(itertools.starmap(Case, itertools.product(plan.ranks, plan.groups, plan.rows)))
+
+
+def _yardsticks(case: Case) -> Iterator[tuple[str, Side]]:
+    """What *case* is set beside, by name."""
+    if case.rows == 1:
+        yield STREAM, (STREAM, Case(1, 1, 1))
+    yield BATCH, (BATCH, Case(1, 1, case.rows))
+    if case.ranks > 1:
+        yield PIPELINE, (PIPELINE, Case(case.ranks, 1, case.rows))
+    if case.rows > 1:
+        yield ONE_ROW, (RING, Case(case.ranks, case.groups, 1))
+
+
+def _sides(plan: Plan, model: Path, stack: contextlib.ExitStack) -> dict[Side, Callable[[], float]]:
+    """Everybody who takes a turn, and how; the processes end with *stack*."""
+    texts = _prompts(max(plan.rows), plan.prompt)
+    tokenizer = Tokenizer(model)
+    ids = [tokenizer.encode(text) for text in texts]
+    one = stack.enter_context(one_process(model))
+    pipelines = {
+        ranks: stack.enter_context(own_pipeline(model, ranks)) for ranks in plan.ranks if ranks > 1
+    }
+    sides: dict[Side, Callable[[], float]] = {}
+    for ranks, groups in itertools.product(plan.ranks, plan.groups):
+        layers = plan.layers if len(plan.layers) == ranks else ()
+        options = {"groups": groups} if groups > 1 else {}
+        nodes = stack.enter_context(local_ring(ranks, model, layers, options=options))
+        for rows in plan.rows:
+            case = Case(ranks, groups, rows)
+            for yardstick, side in _yardsticks(case):
+                if side[0] == RING:
+                    continue
+                children = pipelines[ranks] if yardstick == PIPELINE else one
+                stream = yardstick == STREAM
+                sides[side] = partial(children.pace, ids[:rows], plan.tokens, stream=stream)
+            sides[RING, case] = partial(_ring_pace, nodes[0], texts[:rows], plan.tokens)
+    return sides
+
+
+def _prompts(count: int, tokens: int) -> list[str]:
+    """Texts of about *tokens* tokens, which are words; no two begin alike."""
+    words = _TEXT.split()
+    return [
+        " ".join(itertools.islice(itertools.cycle([f"Row {row}:", *words]), max(1, tokens)))
+        for row in range(count)
+    ]
+
+
+def _ring_pace(head: LocalNode, texts: list[str], tokens: int) -> float:
+    """Tokens a second over all rows of a ring that continues each of the *texts*."""
+    with ThreadPoolExecutor(len(texts)) as threads:
+        times = list(threads.map(partial(_row_times, head, tokens), texts))
+    return joint_pace(times)
+
+
+def _row_times(head: LocalNode, tokens: int, text: str) -> list[float]:
+    """When the tokens of one row came. Raises `OperationError` when they are not all there."""
+    request = {"do": "generate", "prompt": text, "raw": True, "max_tokens": tokens}
+    times: list[float] = []
+    for event in head.ask(request):
+        if event["event"] == "text":
+            times += [time.perf_counter()] * event["count"]
+    if len(times) < tokens:
+        raise OperationError(
+            f"the model ended a row after {len(times)} of {tokens} tokens",
+            "Rows of different lengths cannot be compared. Give another model, or fewer tokens.",
+        )
+    return times

@@ -1,0 +1,180 @@
+"""mlx-lm by itself, to be measured beside a ring: one process of it, or its own pipeline.
+
+Run as ``python -m sealring_trio.bench.yardstick --model PATH``, always as a child, for it imports
+MLX. It says ``{"ready": true}``, then reads one JSON request a line and answers each with one line.
+With ``--pipeline`` it is a rank of mlx-lm's own pipeline, over MLX's ring backend; every rank is
+given every request, and all compute the same tokens. The ranks are started directly, as MLX's own
+launcher takes a core for itself.
+
+Nothing of sealring's stages, caches, sampling or scheduling is in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from sealring_trio.bench.measure import joint_pace
+from sealring_trio.errors import OperationError
+from sealring_trio.local_ring import free_ports
+
+DEADLINE: Final = 600.0
+"""Seconds that a child may take to load, or to answer. A rank of MLX's ring whose peer is gone
+would wait for ever."""
+
+
+class Yardstick:
+    """Running children; see `one_process` and `own_pipeline`."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        self._processes = processes
+        self._answers()
+
+    def pace(self, prompts: Sequence[Sequence[int]], tokens: int, *, stream: bool = False) -> float:
+        """Tokens a second over all rows, each of which continues one of the *prompts* (ids) by
+        *tokens*: with `BatchGenerator`, or one row with `stream_generate`.
+
+        Raises `OperationError` when a child fails.
+        """
+        request = {"prompts": prompts, "tokens": tokens, "stream": stream}
+        line = json.dumps(request).encode() + b"\n"
+        for process in self._processes:
+            with contextlib.suppress(BrokenPipeError):  # its answer will be missing
+                _pipe(process.stdin).write(line)
+                _pipe(process.stdin).flush()
+        return joint_pace(self._answers()[0]["times"])
+
+    def _answers(self) -> list[dict[str, Any]]:
+        return [_read(process) for process in self._processes]
+
+
+def _pipe(stream: Any) -> Any:
+    if stream is None:
+        raise ValueError("the child was started without pipes")
+    return stream
+
+
+def _read(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    stdout = _pipe(process.stdout)
+    ready, _, _ = select.select([stdout], [], [], DEADLINE)
+    line = stdout.readline() if ready else b""
+    if not line:
+        how = "ended early" if ready else f"said nothing for {DEADLINE:.0f} s"
+        raise OperationError(
+            f"an mlx-lm process for comparison {how}",
+            "Its messages are above.",
+        )
+    answer: dict[str, Any] = json.loads(line)
+    if "error" in answer:
+        raise OperationError(
+            f"mlx-lm cannot be compared with: {answer['error']}",
+            "Its own pipeline knows few families: try another model, or --ranks 1.",
+        )
+    return answer
+
+
+@contextlib.contextmanager
+def one_process(model: Path) -> Iterator[Yardstick]:
+    """A child that has *model* loaded, ended with the block. Raises `OperationError`."""
+    with _children(model, [{}], ()) as processes:
+        yield Yardstick(processes)
+
+
+@contextlib.contextmanager
+def own_pipeline(model: Path, ranks: int) -> Iterator[Yardstick]:
+    """mlx-lm's own pipeline of *ranks* processes, ended with the block. Raises `OperationError`."""
+    with tempfile.TemporaryDirectory(prefix="sealring-") as folder:
+        hosts = Path(folder) / "hosts.json"
+        hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(ranks)]))
+        places = [{"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)} for rank in range(ranks)]
+        with _children(model, places, ("--pipeline",)) as processes:
+            yield Yardstick(processes)
+
+
+@contextlib.contextmanager
+def _children(
+    model: Path, environments: Sequence[Mapping[str, str]], options: Sequence[str]
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    command = (sys.executable, "-m", "sealring_trio.child", __name__, "--model", str(model))
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for environment in environments:
+            process = subprocess.Popen(
+                [*command, *options],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, **environment},
+            )
+            stack.callback(_end, process)
+            processes.append(process)
+        yield processes
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()
+
+
+# ---------------------------------------------------------------------- the child
+
+
+def serve(model: str, *, pipeline: bool) -> None:
+    """The child: load *model*, then answer requests until standard input ends."""
+    import mlx.core as mx  # noqa: PLC0415 - MLX, in this process only
+    from sealring_model.upstream import mlx_lm  # noqa: PLC0415
+
+    utils = mlx_lm("utils")
+    try:
+        if pipeline:
+            group = mx.distributed.init(strict=True, backend="ring")
+            network, tokenizer = utils.sharded_load(model, group, None)
+        else:
+            network, tokenizer = utils.load(model)
+    except (ValueError, RuntimeError, OSError) as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        return
+    generate = mlx_lm("generate")
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        prompts, tokens = request["prompts"], request["tokens"]
+        if request["stream"]:
+            times = _streamed(generate, network, tokenizer, prompts[0], tokens)
+        else:
+            times = _batched(generate, network, prompts, tokens)
+        print(json.dumps({"times": times}), flush=True)
+
+
+def _streamed(
+    generate: Any, network: Any, tokenizer: Any, prompt: list[int], tokens: int
+) -> list[list[float]]:
+    responses = generate.stream_generate(network, tokenizer, prompt, max_tokens=tokens)
+    return [[time.perf_counter() for _ in responses]]
+
+
+def _batched(
+    generate: Any, network: Any, prompts: list[list[int]], tokens: int
+) -> list[list[float]]:
+    """When each row's tokens came."""
+    batch = generate.BatchGenerator(network, completion_batch_size=len(prompts))
+    uids = batch.insert(prompts, [tokens] * len(prompts))
+    times: dict[int, list[float]] = {uid: [] for uid in uids}
+    while responses := batch.next_generated():
+        now = time.perf_counter()
+        for response in responses:
+            times[response.uid].append(now)
+    batch.close()
+    return list(times.values())
+
+
+if __name__ == "__main__":
+    serve(sys.argv[sys.argv.index("--model") + 1], pipeline="--pipeline" in sys.argv)

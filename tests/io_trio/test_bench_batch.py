@@ -1,0 +1,55 @@
+"""Batches on a ring beside mlx-lm's: a small model, the real processes of every side."""
+
+from __future__ import annotations
+
+import pytest
+from sealring_trio.bench import random_model
+from sealring_trio.bench.batch import FLOORS, ONE_ROW
+from sealring_trio.bench.measure import joint_pace
+from sealring_trio.bench.random_model import Size
+
+from tests.io_trio.helpers import sealring
+
+
+def test_every_side_of_the_batch_bench(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Size(layers=2, hidden=32, feed_forward=64, heads=2, kv_heads=1, vocabulary=1500)
+    monkeypatch.setitem(random_model.SIZES, "25m", small)
+    monkeypatch.setitem(FLOORS, ("25m bf16", "2 ranks, 1 group, 2 rows", ONE_ROW), 1e9)
+    options = ("--rows", "1", "--rows", "2", "--groups", "1", "--tokens", "6", "--turns", "1")
+    done = sealring("bench", "batch", "--dtype", "bf16", *options, "--check", "--json")
+    assert [
+        (line["name"].removeprefix("25m bf16, 2 ranks, 1 group, "), line["yardstick_name"])
+        for line in done.json()
+    ] == [
+        ("1 row", "mlx-lm stream_generate"),
+        ("1 row", "mlx-lm BatchGenerator"),
+        ("1 row", "mlx-lm pipeline"),
+        ("2 rows", "mlx-lm BatchGenerator"),
+        ("2 rows", "mlx-lm pipeline"),
+        ("2 rows", "1 row on this ring"),
+    ]
+    assert all(line["ours"] > 0 and line["yardstick"] > 0 for line in done.json())
+    assert done.json()[-1]["floor"] == 1e9
+    assert done.code == 1  # which no ratio reaches
+
+
+def test_a_model_that_mlx_lm_cannot_split() -> None:
+    done = sealring("bench", "batch", "--model", "tiny", "--rows", "1", "--turns", "1")
+    assert done.code == 1
+    assert "mlx-lm cannot be compared with: The model does not support pipelining" in done.err
+    assert "or --ranks 1" in done.err
+
+
+@pytest.mark.parametrize(
+    ("times", "pace"),
+    [
+        ([[0.0, 1.0, 2.0]], 1.0),
+        ([[0.0, 1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0]], 2.0),
+        ([[0.0, 1.0, 2.0, 3.0], [0.5, 1.5, 2.5, 9.5]], 2.0),  # alone at the end: does not count
+        ([[0.0, 1.0], [2.0, 3.0]], 0.0),  # never together
+    ],
+)
+def test_the_pace_of_rows_is_taken_while_all_of_them_run(
+    times: list[list[float]], pace: float
+) -> None:
+    assert joint_pace(times) == pytest.approx(pace)
