@@ -1,7 +1,8 @@
 """The scheduler under any order of requests, answers, failures and epochs.
 
-Input: one byte for each command and its choices. At the end every step is answered, and then
-nothing may be left: each request has ended once, and no rank holds a row.
+Input: one byte for each command and its choices. No rank may ever hold more than it has room for.
+At the end every step is answered, and then nothing may be left: each request has ended once, and
+no rank holds a row.
 """
 
 from __future__ import annotations
@@ -10,39 +11,58 @@ from collections.abc import Iterator
 from typing import Final
 
 from sealring_protocol.codec.encoding import decode, encode
-from sealring_protocol.codec.messages import Decode, Epoch, Failure, FailureKind, Prefill, Row
+from sealring_protocol.codec.messages import (
+    CacheCost,
+    Decode,
+    Epoch,
+    Failure,
+    FailureKind,
+    Prefill,
+    Ready,
+    Row,
+)
+from sealring_protocol.codec.tensor import DType
 from sealring_protocol.control.ledger import Ledger
-from sealring_protocol.control.requests import Outcome, Request, RequestDone, TokenOut
+from sealring_protocol.control.requests import Outcome, QueueFull, Request, RequestDone, TokenOut
 from sealring_protocol.control.rows import Planned, SchedulerConfig
 from sealring_protocol.control.scheduler import Scheduler
 from sealring_protocol.errors import LocalProtocolError
 
 from fuzz.source import Source
 
-CONTEXT: Final = 24
+CONTEXT: Final = 96
 MOST: Final = 12
 EOS: Final = 7
+EPOCH: Final = Epoch(1, 1)
 CONFIGS: Final = (
     SchedulerConfig(),
     SchedulerConfig(groups=2, rows=2, chunk=3, chunks=3),
     SchedulerConfig(groups=1, rows=1, chunk=1, window=2),
     SchedulerConfig(groups=3, rows=2, chunk=5, window=2, retries=1),
+    SchedulerConfig(groups=2, rows=2, chunk=30, prefixes=3, prefix_share=0.5, queue=4),
+    SchedulerConfig(groups=1, rows=4, chunk=40, window=2, prefixes=2, prefix_share=1.0),
 )
+ROOMS: Final = (1 << 30, 260, 700)
+"""Tokens that a rank has room for."""
 FOUND: Final = (
     "0100030000000000000000000000020003036a02",  # a decode of a group that only waits for rows
     "00000100000100000102034603",  # a token of a former life, given to the new one
+    "000100004606004a0103002800004601040400010704080303001d0000280604010405000c0204040402030405003e"
+    "0203040003030303004604004604003e050024020402030407040304030303040203030040250300460500460503"
+    "03040803030400040804080407002801002e020407004604030303003103",  # opened and preempted for ever
 )
 """Inputs that once failed."""
 
-_REST: Final = 4000
+_REST: Final = 8000
 
 
 def seeds() -> Iterator[bytes]:
     """What once failed, and walks that reach every command."""
     yield from map(bytes.fromhex, FOUND)
     for config in range(len(CONFIGS)):
-        yield bytes([config, 0, 4, 9, 0, 3, 2]) + bytes([3, 3, 4]) * 30
-        yield bytes([config, *(0, 3, 5), *(0, 9, 0), 3, 3, 4, 1, 0, 3, 4, 4, 5, 3, 3, 6, 3, 2, 1])
+        yield bytes([config, 0, 0, 0, 4, 9, 0, 3, 2]) + bytes([3, 3, 4]) * 30
+        walk = [*(0, 3, 5), *(0, 9, 0), 3, 3, 4, 1, 0, 3, 4, 4, 5, 3, 3, 6, 3, 2, 1]
+        yield bytes([config, 1, 0, *walk])
         yield bytes(range(9)) * 9
     yield bytes(range(256))
 
@@ -50,9 +70,12 @@ def seeds() -> Iterator[bytes]:
 class Ring:
     """A scheduler, and the ledger of a rank that gets its steps."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, room: int, *, cuttable: bool) -> None:
         self.scheduler = Scheduler(config, CONTEXT)
+        self.config = config
         self.window = config.window
+        cost = CacheCost(0, 1)
+        self.ready = Ready(EPOCH, bytes(32), 0, 1, 1, DType.F32, 1, cuttable, room, cost)
         self.now = 0.0
         self.counter = 0
         self.flying: list[Planned] = []
@@ -63,8 +86,9 @@ class Ring:
     def raise_epoch(self) -> None:
         """A new epoch: nothing is in flight, nothing is held."""
         self.counter += 1
-        self.scheduler.begin(Epoch(1, self.counter))
+        self.scheduler.begin(Epoch(1, self.counter), (self.ready,))
         self.ledger = Ledger()
+        self.kept: dict[int, int] = {}
         self.flying.clear()
         self.n = 0
 
@@ -75,6 +99,9 @@ class Ring:
         request = Request(tuple(range(length)), tokens, frozenset({EOS}), Row(0))
         try:
             uid = self.scheduler.submit(request)
+        except QueueFull:
+            assert self.scheduler.waiting == self.config.queue
+            return
         except LocalProtocolError:
             assert length == 0 or length + max(1, tokens) > CONTEXT
             return
@@ -89,6 +116,7 @@ class Ring:
     def plan(self) -> bool:
         """The next step, if any: it travels, and a rank's ledger takes it."""
         planned = self.scheduler.plan(self.now)
+        self.take(self.scheduler.ended())
         if planned is None:
             return False
         step = planned.step
@@ -97,6 +125,9 @@ class Ring:
         assert decode(b"".join(encode(step))) == step
         self.ledger.apply(step)
         assert self.ledger.digest(step.n) == step.digest
+        assert self.held() <= self.ready.room
+        for row in step.open:
+            assert not row.handle or self.ready.trimmable or self.kept[row.handle] == row.keep
         assert {row.uid for row in planned.rows} == {row.uid for row in step.open}
         count = step.work.count if isinstance(step.work, Prefill) else 0
         assert len(step.ids) == len(step.join) + count
@@ -105,6 +136,13 @@ class Ring:
             assert same < self.window
         self.flying.append(planned)
         return True
+
+    def held(self) -> int:
+        """Tokens that the rank has caches for: each group is a rectangle."""
+        ledger = self.ledger
+        self.kept.update(ledger.snaps)
+        rectangles = (len(uids) * max(map(ledger.length, uids)) for uids in ledger.groups.values())
+        return sum(rectangles) + sum(ledger.private.values()) + sum(ledger.snaps.values())
 
     def answer(self, token: int) -> bool:
         """The oldest step in flight is done."""
@@ -144,19 +182,22 @@ class Ring:
         assert not self.flying
         assert self.ended == set(self.expected)
         assert self.scheduler.live == self.scheduler.in_flight == 0
-        assert self.ledger.empty
-        assert self.scheduler.ledger.empty
+        for ledger in (self.ledger, self.scheduler.ledger):
+            assert not ledger.private
+            assert not ledger.groups
+            assert len(ledger.snaps) == self.scheduler.snapshots <= self.config.prefixes
 
 
 def check(data: bytes) -> None:
     """Commands, then the rest."""
     source = Source(data)
-    ring = Ring(source.pick(CONFIGS))
+    config, room = source.pick(CONFIGS), source.pick(ROOMS)
+    ring = Ring(config, room, cuttable=source.below(2) == 0)
     while not source.empty:
         ring.now += 0.01
         match source.below(9):
             case 0:
-                ring.submit(source.below(20), source.below(8))
+                ring.submit(source.below(80), source.below(8))
             case 1:
                 ring.take(ring.scheduler.cancel(source.below(12)))
             case 2:

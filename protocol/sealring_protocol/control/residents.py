@@ -280,13 +280,16 @@ class Residents:
         shapes: dict[int, Shape] = {}
         for row in self.live.values():
             count, longest = shapes.get(row.group, (0, 0))
-            shapes[row.group] = count + 1, max(longest, len(row.tokens) + row.flying + 1)
+            shapes[row.group] = count + 1, max(longest, self._need(row, 1))
         if entering is not None:
             count, longest = shapes.get(entering.group, (0, 0))
-            left = entering.limit - entering.emitted
-            own = min(len(entering.tokens) + min(left, _RESERVE), self._longest)
-            shapes[entering.group] = count + 1, max(longest, own)
+            shapes[entering.group] = count + 1, max(longest, self._need(entering, _RESERVE))
         return list(shapes.values())
+
+    def _need(self, row: LiveRow, growth: int) -> int:
+        """Tokens that *row* has when it has grown by *growth*, or as far as it may."""
+        left = min(row.limit - row.emitted, self._longest - len(row.tokens))
+        return len(row.tokens) + row.flying + max(1, min(left, growth))
 
     def _shortage(self, entering: LiveRow | None = None) -> int:
         return self._room.shortage(self._shapes(entering), self.prefixes.lengths)

@@ -1,0 +1,305 @@
+"""Who gets a place: owners in turn, as far as there is room, from the longest prefix kept."""
+
+from __future__ import annotations
+
+import pytest
+from sealring_protocol.codec.messages import (
+    CacheCost,
+    Decode,
+    Epoch,
+    Open,
+    Prefill,
+    Ready,
+    Row,
+)
+from sealring_protocol.codec.tensor import DType
+from sealring_protocol.control.requests import (
+    ContextOverflow,
+    FinishReason,
+    QueueFull,
+    Request,
+    RequestDone,
+    RoomOverflow,
+    TokenOut,
+)
+from sealring_protocol.control.rows import SchedulerConfig
+from sealring_protocol.control.scheduler import Scheduler
+
+EPOCH = Epoch(1, 1)
+LONG = tuple(range(100, 140))
+
+
+def rank(room=1 << 30, *, trimmable=True):
+    """A rank with room for that many tokens."""
+    cost = CacheCost(0, 1)
+    return Ready(EPOCH, bytes(32), 0, 1, 1, DType.F32, 1, trimmable, room, cost)
+
+
+class Ring:
+    """A scheduler whose steps are answered in order; every row's token is 7."""
+
+    def __init__(self, *ranks, context=1000, **config):
+        self.scheduler = Scheduler(SchedulerConfig(**config), context)
+        self.scheduler.begin(EPOCH, ranks)
+        self.outcomes = []
+        self.opened = {}
+
+    def submit(self, prompt, count=2, owner="", **fields):
+        return self.scheduler.submit(Request(tuple(prompt), count, owner=owner, **fields))
+
+    def step(self, *tokens):
+        planned = self.scheduler.plan(0.0)
+        self.outcomes += self.scheduler.ended()
+        if planned is None:
+            return None
+        step = planned.step
+        self.opened |= {row.uid: row.cached for row in planned.opened}
+        rows = self.scheduler.uids(step.n) if isinstance(step.work, Decode) else ()
+        given = tokens or (7,) * len(rows)
+        self.outcomes += self.scheduler.answered(step.n, given, 0.0)
+        return step
+
+    def run(self):
+        steps = []
+        while (step := self.step()) is not None:
+            steps.append(step)
+            assert len(steps) < 5000
+        return steps
+
+    def tokens(self, uid):
+        return [o.token for o in self.outcomes if isinstance(o, TokenOut) and o.uid == uid]
+
+    def done(self, uid):
+        return [o for o in self.outcomes if isinstance(o, RequestDone) and o.uid == uid]
+
+
+# ------------------------------------------------------------------ the queue
+
+
+def test_owners_take_turns_whoever_came_first():
+    ring = Ring(rows=1)
+    greedy = [ring.submit((1, 2), owner="greedy") for _ in range(4)]
+    late = ring.submit((1, 2), owner="late")
+    order = [open_.uid for step in ring.run() for open_ in step.open]
+    assert order == [greedy[0], late, *greedy[1:]]
+
+
+def test_a_full_queue_says_how_many_wait_and_a_place_that_gets_free_is_taken():
+    ring = Ring(rows=1, queue=2)
+    ring.submit((1,), 50)
+    ring.step()
+    ring.submit((1,))
+    waiting = ring.submit((1,))
+    with pytest.raises(QueueFull, match="2 requests wait already") as refused:
+        ring.submit((1,))
+    assert refused.value.waiting == 2
+    ring.scheduler.cancel(waiting)
+    ring.submit((1,))
+
+
+# --------------------------------------------------------------------- groups
+
+
+def test_rows_are_spread_evenly_over_the_groups_that_pay():
+    ring = Ring(groups=4, rows=8)
+    ring.scheduler.tune(2)
+    for length in range(1, 9):
+        ring.submit(range(length), 50)
+    while ring.scheduler.ledger.private or ring.scheduler.waiting:
+        ring.step()
+    assert {group: len(rows) for group, rows in ring.scheduler.ledger.groups.items()} == {
+        0: 4,
+        1: 4,
+    }
+
+
+def test_a_long_row_is_kept_from_short_ones_as_long_as_that_is_cheaper():
+    ring = Ring(groups=2, rows=8, context=10_000, chunk=4096)
+    long = ring.submit(range(8000), 50)
+    short = [ring.submit(range(20), 50) for _ in range(4)]
+    while ring.scheduler.ledger.private or len(ring.scheduler.ledger.groups) < 2:
+        ring.step()
+    groups = ring.scheduler.ledger.groups
+    assert (long,) in groups.values()
+    assert sorted(short) in [sorted(rows) for rows in groups.values()]
+
+
+# ----------------------------------------------------------------------- room
+
+
+def test_what_can_never_fit_is_refused_with_the_numbers():
+    ring = Ring(rank(), rank(800), context=1000)
+    with pytest.raises(ContextOverflow) as beyond:
+        ring.submit(range(990), 20)
+    assert (beyond.value.prompt, beyond.value.asked, beyond.value.context) == (990, 20, 1000)
+    with pytest.raises(RoomOverflow, match="600 tokens, and the tightest rank has room for 384"):
+        ring.submit(range(500), 100)
+
+
+def test_a_row_waits_until_there_is_room_on_the_tightest_rank():
+    ring = Ring(rank(), rank(1100), rows=8)
+    first, second, third = (ring.submit(range(150), 10) for _ in range(3))
+    steps = ring.run()
+    opened = [open_.uid for step in steps for open_ in step.open]
+    assert opened == [first, second, third]
+    alive = 0
+    for step in steps:
+        alive += len(step.open) - len(step.evict)
+        assert alive <= 2
+    assert [ring.done(uid)[0].reason for uid in opened] == [FinishReason.LENGTH] * 3
+
+
+def test_without_max_tokens_rows_are_taken_in_and_preempted_when_room_runs_out():
+    ring = Ring(rank(1600), rows=8, context=2000)
+    older, younger = ring.submit(range(40), 0), ring.submit(range(40), 0)
+    steps = ring.run()
+    preempted = [step for step in steps if younger in step.evict]
+    assert len(preempted) == 2  # for want of room, and at its end
+    assert ring.done(older) == [RequestDone(older, FinishReason.LENGTH)]
+    assert ring.done(younger) == [RequestDone(younger, FinishReason.LENGTH)]
+    longest = ring.scheduler._residents._longest
+    assert len(ring.tokens(older)) == len(ring.tokens(younger)) == longest - 40
+    assert not ring.scheduler.ledger.groups
+
+
+def test_one_that_fits_no_more_in_a_new_epoch_ends_and_says_why():
+    ring = Ring(rank(), rows=8)
+    uid, small = ring.submit(range(500), 100), ring.submit(range(10), 5)
+    ring.step()
+    ring.scheduler.begin(Epoch(1, 2), (rank(600),))
+    ring.run()
+    (done,) = ring.done(uid)
+    assert done.reason is FinishReason.FAILED
+    assert "room for" in done.message
+    assert len(ring.tokens(small)) == 5
+
+
+# ------------------------------------------------------------------- prefixes
+
+
+def test_a_second_turn_is_read_in_from_what_the_first_left():
+    ring = Ring(rank(), prefixes=4)
+    first = ring.submit(LONG, 5)
+    ring.run()
+    turn = (*LONG, *ring.tokens(first), 1, 2, 3)
+    second = ring.submit(turn, 2)
+    steps = ring.run()
+    # The last of its tokens was given out and never read.
+    kept = len(LONG) + 4
+    assert ring.opened[second] == kept
+    assert steps[0].open == (Open(second, steps[0].open[0].handle, kept),)
+    assert steps[0].work == Prefill(second, kept, len(turn) - 1 - kept)
+
+
+@pytest.mark.parametrize(("trimmable", "cached"), [(True, 30), (False, 0)])
+def test_a_prompt_that_leaves_the_other_midway_needs_caches_that_can_be_cut(trimmable, cached):
+    ring = Ring(rank(), rank(trimmable=trimmable), prefixes=4)
+    ring.submit(LONG, 5)
+    ring.run()
+    other = ring.submit((*LONG[:30], 1, 2, 3, 4))
+    ring.run()
+    assert ring.opened[other] == cached
+
+
+def test_where_caches_cannot_be_cut_a_prompt_is_kept_as_it_was_read():
+    ring = Ring(rank(trimmable=False), prefixes=4)
+    ring.submit(LONG, 5)
+    ring.run()
+    again = ring.submit((*LONG, 1, 2))
+    ring.run()
+    assert ring.opened[again] == len(LONG) - 1
+
+
+def test_equal_prompts_are_read_once():
+    ring = Ring(rank(), prefixes=4)
+    uids = [ring.submit(LONG, 3, sampling=Row(0, choice=i)) for i in range(4)]
+    steps = ring.run()
+    read = sum(step.work.count for step in steps if isinstance(step.work, Prefill))
+    assert read == len(LONG) - 1
+    assert [ring.opened[uid] for uid in uids] == [0] + [len(LONG) - 1] * 3
+    assert all(len(ring.tokens(uid)) == 3 for uid in uids)
+
+
+def test_when_the_one_that_reads_for_others_is_cancelled_another_does():
+    ring = Ring(rank(), prefixes=4, chunk=8)
+    uids = [ring.submit(LONG, 3) for _ in range(3)]
+    ring.step()
+    ring.scheduler.cancel(uids[0])
+    ring.run()
+    assert all(len(ring.tokens(uid)) == 3 for uid in uids[1:])
+
+
+def test_the_least_recently_used_goes_first_and_no_more_are_kept_than_told():
+    ring = Ring(rank(), prefixes=2)
+    prompts = [tuple(range(base, base + 40)) for base in (0, 100, 200)]
+    ring.submit(prompts[0])
+    ring.run()
+    ring.submit(prompts[1])
+    ring.run()
+    ring.submit((*prompts[0], 5))  # used again
+    ring.run()
+    ring.submit(prompts[2])
+    ring.run()
+    assert ring.scheduler.snapshots == len(ring.scheduler.ledger.snaps) == 2
+    uids = [ring.submit((*prompt, 6)) for prompt in prompts]
+    ring.run()
+    cached = [ring.opened[uid] > 0 for uid in uids]
+    assert cached == [True, False, True]
+
+
+def test_snapshots_give_way_to_rows():
+    ring = Ring(rank(800), prefixes=4, prefix_share=1.0)
+    ring.submit(LONG, 5)
+    ring.run()
+    assert ring.scheduler.snapshots == 1
+    ring.submit(range(300), 60)
+    steps = ring.run()
+    assert any(step.drop for step in steps)
+
+
+def test_a_row_in_flight_is_never_opened_from_a_snapshot_that_goes():
+    """Dropped by the very step that makes room, a snapshot is found no more."""
+    ring = Ring(rank(700), prefixes=4, prefix_share=1.0, rows=2)
+    ring.submit(LONG, 5)
+    ring.run()
+    ring.submit(range(200), 60)
+    follower = ring.submit((*LONG, 1), 3)
+    ring.run()
+    assert len(ring.tokens(follower)) == 3
+
+
+def test_a_cancelled_row_leaves_no_snapshot():
+    ring = Ring(rank(), prefixes=4)
+    uid = ring.submit(LONG, 50)
+    for _ in range(4):
+        ring.step()
+    ring.scheduler.cancel(uid)
+    ring.run()
+    assert ring.scheduler.ledger.empty
+
+
+# ---------------------------------------------------------------------- chunks
+
+
+def test_a_short_prompt_waits_for_what_is_in_flight_and_no_longer():
+    ring = Ring(rank(), chunk=100, rows=4, context=5000)
+    long = ring.submit(range(4000), 5)
+    for _ in range(3):
+        ring.step()
+    short = ring.submit(range(30), 5)
+    works = [ring.step().work for _ in range(2)]
+    assert works == [Prefill(short, 0, 29), Decode(0)]
+    reading = [ring.step().work for _ in range(6)]
+    assert sum(isinstance(work, Prefill) and work.uid == long for work in reading) == 3
+
+
+def test_the_oldest_prompt_is_never_overtaken_for_ever():
+    ring = Ring(rank(), chunk=10, rows=8, chunks=8, context=5000)
+    long = ring.submit(range(400), 1)
+    read = []
+    for _ in range(60):
+        ring.submit(range(11), 1)
+        step = ring.step()
+        if isinstance(step.work, Prefill):
+            read.append(step.work.uid)
+    assert read.count(long) >= len(read) // 3
