@@ -95,7 +95,8 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
 class Config:
     """What `sealring up` runs: absolute paths, sizes in bytes, times in seconds.
 
-    *layers* is empty, *memory* and *groups* are 0 where the machine decides; *api* is None where there is none.
+    *layers* is empty, *memory* and *groups* are 0 where the machine decides; *api* is None where
+    there is none.
     """
 
     path: Path

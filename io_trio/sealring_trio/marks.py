@@ -21,16 +21,15 @@ class Found:
 
 
 def find(text: str, marks: Sequence[str]) -> Found | None:
-    """The first of *marks* in *text*; of two at the same place, the longer one."""
-    best: tuple[int, int, str] | None = None
-    for mark in marks:
-        at = text.find(mark)
-        if at >= 0 and (best is None or (at, -len(mark)) < best[:2]):
-            best = (at, -len(mark), mark)
-    if best is None:
+    """The first of *marks* to be complete in *text*; of two with one end, the longer one.
+
+    So it does not matter in which pieces the text came.
+    """
+    ends = [(at + len(mark), at, mark) for mark in marks if (at := text.find(mark)) >= 0]
+    if not ends:
         return None
-    at, _, mark = best
-    return Found(text[:at], mark, text[at + len(mark) :])
+    end, at, mark = min(ends)
+    return Found(text[:at], mark, text[end:])
 
 
 def unsure(text: str, marks: Sequence[str]) -> int:

@@ -169,13 +169,13 @@ async def serve(prepared: Prepared, lifeline: int | None) -> None:
     requests = Requests(generator)
     async with trio.open_nursery() as nursery:
         await nursery.start(serve_control, config.control_socket, requests.answer)
-        await nursery.start(runtime.run)
         server = None
+        if config.api is not None and not runtime.node.rank:
+            server = ApiServer.of(generator, config)
+            await nursery.start(server.run)
+        await nursery.start(runtime.run)
         if not runtime.node.rank:
             nursery.start_soon(generator.warm_up)
-            if config.api is not None:
-                server = ApiServer.of(generator, config)
-                await nursery.start(server.run)
         _tell_where(runtime, config)
         await _until_stopped(lifeline, generator, server)
         log.info("stopping: closing the links")

@@ -9,12 +9,13 @@ the whole, and the traces of a batch add up to more than the clock.
     total = body + parse + tokenise + queue + steps + turn
     steps = compute of every rank + sample + wait + seal + hop
 
-*wait* is the time that a step lay before a busy device, *hop* what was neither work, nor waiting,
-nor sealing: sockets, event loops and frames. *turn* is the rest of the clock: the time between one
-step of the request and its next, in which others had theirs. *prefill* and *first token* are spans
-of the same clock and no further parts of it: from the queue to the first token, and from the header
-to the first token. Text is made of a token while the next one is under way, so *detokenise* is no
-part of it either.
+Where steps of one request overlap (chunks of its prompt, choices in several groups), the time
+counts once, for the step that came back first. *wait* is the time that a step lay before a busy
+device, *hop* what was neither work, nor waiting, nor sealing: sockets, event loops and frames.
+*turn* is the rest of the clock: the time between one step of the request and its next, in which
+others had theirs. *prefill* and *first token* are spans of the same clock and no further parts of
+it: from the queue to the first token, and from the header to the first token. Text is made of a
+token while the next one is under way, so *detokenise* is no part of it either.
 """
 
 from __future__ import annotations
@@ -66,26 +67,33 @@ class Trace:
     withdrawn: bool = False
     tokens: int = 0
     steps: int = 0
-    steps_us: int = 0
-    compute_us: list[int] = attrs.field(factory=list)
-    sample_us: int = 0
-    wait_us: int = 0
-    seal_us: int = 0
-    hop_us: int = 0
+    steps_us: float = 0.0
+    compute_us: list[float] = attrs.field(factory=list)
+    sample_us: float = 0.0
+    wait_us: float = 0.0
+    seal_us: float = 0.0
+    hop_us: float = 0.0
+    _covered: float = 0.0  # when the latest step ended
 
-    def step(self, timing: StepTiming) -> None:
-        """A step with a row of this request went round."""
+    def step(self, timing: StepTiming, now: float) -> None:
+        """A step with a row of this request has come back."""
         self.steps += 1
-        self.steps_us += timing.total_us
-        self.hop_us += timing.away_us
-        self.sample_us += timing.closing.compute_us
-        missing = len(timing.spent) - len(self.compute_us)
-        self.compute_us += [0] * missing
+        began = now - timing.total_us * 1e-6
+        fresh = max(0.0, now - max(began, self._covered)) * 1e6
+        self._covered = now
+        self.steps_us += fresh
+        # The rest of the step's time has been counted: what it waited then, it waited for that.
+        waited = sum(spent.wait_us for spent in (*timing.spent, timing.closing))
+        wait = max(0.0, waited - (timing.total_us - fresh))
+        busy = timing.total_us - waited
+        share = min(1.0, (fresh - wait) / busy) if busy > 0 else 0.0
+        self.wait_us += wait
+        self.hop_us += share * timing.away_us
+        self.sample_us += share * timing.closing.compute_us
+        self.compute_us += [0.0] * (len(timing.spent) - len(self.compute_us))
         for rank, spent in enumerate(timing.spent):
-            self.compute_us[rank] += spent.compute_us
-        for spent in (*timing.spent, timing.closing):
-            self.wait_us += spent.wait_us
-            self.seal_us += spent.seal_us
+            self.compute_us[rank] += share * spent.compute_us
+        self.seal_us += share * sum(s.seal_us for s in (*timing.spent, timing.closing))
 
     @property
     def state(self) -> str:
@@ -239,9 +247,10 @@ class Tracer:
 
     def _step(self, timing: StepTiming) -> None:
         """Charge a step to each request that had a row in it."""
+        now = trio.current_time()
         charged = {id(t): t for uid in timing.uids if (t := self._of_row.get(uid)) is not None}
         for trace in charged.values():
-            trace.step(timing)
+            trace.step(timing, now)
         for observer in self.observers:
             observer.step(timing)
         if step_log.isEnabledFor(logging.INFO):

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 import trio
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message
 
 from sealring_trio.api.errors import INVALID, ApiError, unavailable
 
@@ -40,36 +41,47 @@ class Bodies:
         _check_form(request)
         declared = request.headers.get("content-length", "0")
         if declared.isdecimal() and int(declared) > MAX_BODY:
-            await self._discard(request)
+            await _discard(request)
             raise _too_large()
         body = bytearray()
         try:
             with trio.fail_after(BODY_SECONDS):
-                async for part in request.stream():
+                while True:
+                    message = await _receive(request)
+                    part = message.get("body", b"")
                     self._reading += len(part)
                     body += part
                     if self._reading > MAX_BODIES:
                         raise unavailable("Too many requests are being read at once.", "overloaded")
                     if len(body) > MAX_BODY:
                         break
-                else:
-                    return bytes(body)
+                    if not message.get("more_body", False):
+                        return bytes(body)
         except trio.TooSlowError:
-            message = f"The body did not arrive within {BODY_SECONDS:g} seconds."
-            raise ApiError(408, message, "request_timeout") from None
+            late = f"The body did not arrive within {BODY_SECONDS:g} seconds."
+            raise ApiError(408, late, "request_timeout") from None
         finally:
             self._reading -= len(body)
-        await self._discard(request)
+        if message.get("more_body", False):
+            await _discard(request)
         raise _too_large()
 
-    async def _discard(self, request: Request) -> None:
-        size = 0
-        with trio.move_on_after(DISCARD_SECONDS):
-            while size < MAX_DISCARD:
-                message = await request.receive()
-                size += len(message.get("body", b""))
-                if not message.get("more_body", False):
-                    return
+
+async def _receive(request: Request) -> Message:
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    return message
+
+
+async def _discard(request: Request) -> None:
+    size = 0
+    with trio.move_on_after(DISCARD_SECONDS):
+        while size < MAX_DISCARD:
+            message = await _receive(request)
+            size += len(message.get("body", b""))
+            if not message.get("more_body", False):
+                return
 
 
 def _check_form(request: Request) -> None:

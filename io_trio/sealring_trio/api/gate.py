@@ -32,6 +32,9 @@ log = logging.getLogger("sealring.api")
 MAX_IN_FLIGHT: Final = 1024
 """Requests that are being answered at once, of all kinds."""
 
+MAX_HEADER: Final = 16 << 10
+"""Bytes of a request's header."""
+
 PUBLIC: Final = ("/health", "/")
 PUBLIC_BELOW: Final = "/dashboard/"
 """Paths that need no key, and the folder of the dashboard's files."""
@@ -114,6 +117,9 @@ class Gate:
     def _admit(self, scope: Scope, path: str) -> str:
         """Whose request it is. Raises `ApiError` if it may not pass."""
         headers = Headers(scope=scope)
+        if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEADER:
+            message = f"The header is larger than {MAX_HEADER >> 10} KiB."
+            raise ApiError(431, message, "header_too_large")
         if self._in_flight > MAX_IN_FLIGHT:
             raise unavailable("Too many requests are being answered at once.", "overloaded")
         self._check_origin(headers)

@@ -96,10 +96,32 @@ class Generate(Generic[A]):
         return trace.outcome
 
     async def _within_time(self, asked: A, trace: Trace, stream: EventStream | None) -> Response:
-        with trio.move_on_after(self._head.config.timeout) as limit:
-            return await self._generate(asked, trace, stream)
-        assert limit.cancelled_caught  # noqa: S101  the block above returns or raises
-        raise timed_out(self._head.config.timeout)
+        """`_generate`, for as long as a request may take. Raises `ApiError`."""
+        head = self._head
+        given: list[Response | ApiError] = []
+        expired = False
+
+        async def expire(scope: trio.CancelScope) -> None:
+            nonlocal expired
+            await trio.sleep(head.config.timeout)
+            expired = True
+            # Also where the work cannot be cancelled yet: its client may be taking nothing.
+            head.generator.withdraw(trace)
+            scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(expire, nursery.cancel_scope)
+            try:
+                given.append(await self._generate(asked, trace, stream))
+            except ApiError as error:
+                given.append(error)
+            nursery.cancel_scope.cancel()
+        if expired:
+            raise timed_out(head.config.timeout)
+        (result,) = given
+        if isinstance(result, ApiError):
+            raise result
+        return result
 
     async def _generate(self, asked: A, trace: Trace, stream: EventStream | None) -> Response:
         """Have the ring answer *asked*, into *stream* if there is one, or in one piece."""

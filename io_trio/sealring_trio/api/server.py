@@ -23,7 +23,7 @@ from hypercorn.trio import serve as serve_asgi
 from starlette.routing import BaseRoute
 
 from sealring_trio.api.app import build_app
-from sealring_trio.api.gate import is_loopback
+from sealring_trio.api.gate import MAX_HEADER, is_loopback
 from sealring_trio.api.head import ApiHead
 from sealring_trio.api.keys import KEY_FILE, ApiKeys, read_keys
 from sealring_trio.config import Config
@@ -40,9 +40,6 @@ BACKLOG: Final = 1024
 
 HEADER_SECONDS: Final = 20.0
 """Time for a request's header, from the connection or from the last answer on it."""
-
-MAX_HEADER: Final = 16 << 10
-"""Bytes of a request's header."""
 
 STUCK_SECONDS: Final = 60.0
 """Time after which a client that takes no bytes is given up."""

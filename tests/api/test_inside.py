@@ -1,0 +1,131 @@
+"""What cannot be waited for on a real ring: silences, slow bodies, and how time is shared out."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+from sealring_protocol.codec.messages import Decode, Spent
+from sealring_protocol.control.effects import StepTiming
+from sealring_trio.api import bodies
+from sealring_trio.api.bodies import BODY_SECONDS, Bodies
+from sealring_trio.api.errors import ApiError
+from sealring_trio.api.streaming import KEEPALIVE_SECONDS, ClientGone, EventStream, attended
+from sealring_trio.trace import Trace
+from starlette.requests import ClientDisconnect, Request
+from trio.testing import MockClock
+
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+
+
+def request(receive: Receive) -> Request:
+    headers = [(b"content-type", b"application/json")]
+    return Request({"type": "http", "headers": headers, "method": "POST"}, receive)
+
+
+async def never() -> dict[str, Any]:
+    await trio.sleep_forever()
+    raise AssertionError
+
+
+async def test_a_silent_stream_is_kept_alive(autojump_clock: MockClock) -> None:
+    sent: list[tuple[float, bytes]] = []
+    began = trio.current_time()
+
+    async def send(message: Any) -> None:
+        sent.append((trio.current_time() - began, message.get("body", b"")))
+
+    stream = EventStream(send)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.keep_alive)
+        await trio.sleep(0.7 * KEEPALIVE_SECONDS)
+        await stream.write(b"data: 1\n\n")
+        await trio.sleep(2.5 * KEEPALIVE_SECONDS)
+        nursery.cancel_scope.cancel()
+    assert [(round(at / KEEPALIVE_SECONDS, 3), body) for at, body in sent] == [
+        (0.7, b"data: 1\n\n"),
+        (1.7, b": keepalive\n\n"),
+        (2.7, b": keepalive\n\n"),
+    ]
+
+
+async def test_work_ends_with_its_client() -> None:
+    ended = trio.Event()
+
+    async def work() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.set()
+
+    async def gone() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    with pytest.raises(ClientGone):
+        await attended(gone, work)
+    assert ended.is_set()
+
+
+async def test_a_body_that_does_not_arrive(autojump_clock: MockClock) -> None:
+    began = trio.current_time()
+    with pytest.raises(ApiError) as caught:
+        await Bodies().read(request(never))
+    assert caught.value.status == 408
+    assert trio.current_time() - began == pytest.approx(BODY_SECONDS)
+
+
+async def test_a_client_that_leaves_while_it_sends() -> None:
+    async def gone() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    with pytest.raises(ClientDisconnect):
+        await Bodies().read(request(gone))
+
+
+async def test_all_bodies_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "MAX_BODIES", 100)
+    shared = Bodies()
+    first = iter([{"type": "http.request", "body": b" " * 60, "more_body": True}])
+
+    async def some() -> dict[str, Any]:
+        return next(first, None) or await never()
+
+    async def more() -> dict[str, Any]:
+        return {"type": "http.request", "body": b" " * 60, "more_body": True}
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(shared.read, request(some))
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(ApiError) as caught:
+            await shared.read(request(more))
+        assert (caught.value.status, caught.value.code) == (503, "overloaded")
+        nursery.cancel_scope.cancel()
+
+
+def timing(total: int, *spent: Spent, closing: Spent | None = None) -> StepTiming:
+    return StepTiming(1, Decode(0), (7,), total, spent, closing or Spent())
+
+
+async def test_steps_one_after_the_other_are_counted_whole() -> None:
+    trace = Trace("x", "chat", "")
+    now = trio.current_time()
+    ranks = (Spent(3000, 100, 10), Spent(4000, 200, 20))
+    for end in (0.02, 0.04):
+        trace.step(timing(10_000, *ranks, closing=Spent(500, 0, 5)), now + end)
+    phases = trace.phases()
+    assert phases["compute"] == [6.0, 8.0]
+    assert (phases["sample"], phases["wait"], phases["seal"]) == (1.0, 0.6, 0.07)
+    assert phases["hop"] == pytest.approx(2 * (10 - 7.5 - 0.3 - 0.035))
+
+
+async def test_time_in_which_steps_overlap_counts_once() -> None:
+    trace = Trace("x", "chat", "")
+    now = trio.current_time()
+    trace.step(timing(10_000, Spent(10_000)), now + 0.010)
+    # Half of it lay behind the first: 4 ms of that waiting for the device.
+    trace.step(timing(10_000, Spent(5_000, 4_000)), now + 0.015)
+    phases = trace.phases()
+    assert phases["wait"] == pytest.approx(0)
+    assert phases["compute"][0] + phases["hop"] == pytest.approx(15)

@@ -1,0 +1,115 @@
+"""Stop strings, reasoning and tool calls in text that comes in any pieces."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sealring_model.tokens import ToolCall, ToolFormat
+from sealring_trio.api.parsing import AnswerText, Content, Part, Reasoning
+from sealring_trio.marks import StopText
+
+LETTERS = st.text("ab<", max_size=24)
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    """*text* in pieces."""
+    ends = sorted({place % (len(text) + 1) for place in places} | {len(text)})
+    return [text[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+
+
+PLACES = st.lists(st.integers(0, 40), max_size=8)
+STOPS = st.lists(st.text("ab<", min_size=1, max_size=4), max_size=3)
+
+
+@given(LETTERS, STOPS, PLACES)
+def test_text_up_to_the_first_stop(text: str, stops: list[str], places: list[int]) -> None:
+    words = StopText(stops)
+    given = [words.add(piece) for piece in cut(text, places)]
+    end = next((n for n in range(len(text) + 1) if text[:n].endswith(tuple(stops))), None)
+    longest = max((len(s) for s in stops if end and text[:end].endswith(s)), default=0)
+    assert "".join(given) + words.rest() == (text if end is None else text[: end - longest])
+    assert words.reached == (end is not None)
+    if end is None:
+        shown = ""
+        for piece in given:
+            shown += piece
+            assert not any(shown.endswith(stop) for stop in stops)
+
+
+@given(LETTERS, PLACES)
+def test_nothing_waits_where_nothing_is_looked_for(text: str, places: list[int]) -> None:
+    words = StopText(())
+    pieces = cut(text, places)
+    assert [words.add(piece) for piece in pieces] == pieces
+
+
+def read_json(text: str, tools: object) -> object:
+    return json.loads(text)
+
+
+TOOLS = ToolFormat("<call>", "</call>", read_json)
+OPEN = ToolFormat("[CALLS]", "", read_json)
+THINK = ("<think>", "</think>")
+F = ToolCall("f", '{"x": 1}')
+CALL = '<call>{"name": "f", "arguments": {"x": 1}}</call>'
+
+ANSWERS: dict[str, tuple[str, ToolFormat | None, dict[str, bool], list[Part]]] = {
+    "plain": ("Hello.", TOOLS, {}, [Content("Hello.")]),
+    "a call": (CALL, TOOLS, {}, [F]),
+    "text and two calls": (f"Wait. {CALL}\n{CALL}", TOOLS, {}, [Content("Wait. "), F, F]),
+    "text after a call": (f"{CALL}\n\nDone.", TOOLS, {}, [F, Content("Done.")]),
+    "no call": ("<call>oops</call>", TOOLS, {}, [Content("<call>oops</call>")]),
+    "half a call": ('<call>{"name": "f"', TOOLS, {}, [Content('<call>{"name": "f"')]),
+    "a call that is not closed": (CALL[: -len("</call>")], TOOLS, {}, [F]),
+    "a call begun by the prompt": (CALL[len("<call>") :], TOOLS, {"calling": True}, [F]),
+    "to the end": ('[CALLS]{"name": "f", "arguments": {"x": 1}}', OPEN, {}, [F]),
+    "several at once": (f"[CALLS][{CALL[6:-7]}, {CALL[6:-7]}]", OPEN, {}, [F, F]),
+    "calls where none may be": (CALL, None, {}, [Content(CALL)]),
+    "a name that is none": (
+        '<call>{"name": 1, "arguments": {}}</call>',
+        TOOLS,
+        {},
+        [Content('<call>{"name": 1, "arguments": {}}</call>')],
+    ),
+    "reasoning": (
+        "<think>\nHm.</think>\n\nYes.",
+        TOOLS,
+        {},
+        [Reasoning("Hm."), Content("Yes.")],
+    ),
+    "reasoning begun by the prompt": (
+        f"\nHm.</think>{CALL}",
+        TOOLS,
+        {"reasoning": True},
+        [Reasoning("Hm."), F],
+    ),
+    "reasoning without end": ("<think>Hm", None, {}, [Reasoning("Hm")]),
+    "marks that are none": ("a < b <thin>", TOOLS, {}, [Content("a < b <thin>")]),
+}
+
+
+def joined(parts: list[Part]) -> list[Part]:
+    """*parts*, with neighbours of one kind as one."""
+    whole: list[Part] = []
+    for part in parts:
+        match whole, part:
+            case [*_, Content(before)], Content(text):
+                whole[-1] = Content(before + text)
+            case [*_, Reasoning(before)], Reasoning(text):
+                whole[-1] = Reasoning(before + text)
+            case _:
+                whole.append(part)
+    return whole
+
+
+@pytest.mark.parametrize(("text", "tools", "begins", "parts"), ANSWERS.values(), ids=ANSWERS)
+@pytest.mark.parametrize("size", [1, 2, 5, 1000])
+def test_parts_of_an_answer(
+    text: str, tools: ToolFormat | None, begins: dict[str, bool], parts: list[Part], size: int
+) -> None:
+    answer = AnswerText(THINK, tools, (), **begins)
+    told = [p for at in range(0, len(text), size) for p in answer.add(text[at : at + size])]
+    assert joined(told + answer.end()) == parts
