@@ -29,7 +29,8 @@ def commands(text: str) -> list[list[str]]:
 def test_two_nodes_as_the_readme_says() -> None:
     text = README.read_text(encoding="utf-8")
     section = text.split("## Two machines of your own")[1].split("\n## ")[0]
-    ports = dict(zip(("7470", "7471"), map(str, free_ports(2)), strict=True))
+    written_ports = ("7470", "7471", "7480")
+    ports = dict(zip(written_ports, map(str, free_ports(3)), strict=True))
     for written, free in ports.items():
         section = section.replace(written, free)
     (config,) = blocks(section, "toml")
