@@ -16,6 +16,7 @@ from random import Random
 from typing import Any
 
 import attrs
+from sealring_protocol.codec.messages import LocalMessage, Step, StepDone
 from sealring_protocol.control.effects import Note, RestartEngine, StepTiming, ToEngine
 from sealring_protocol.control.requests import Request, RequestDone, TokenOut
 from sealring_protocol.control.rows import SchedulerConfig
@@ -73,6 +74,8 @@ class Host:
     engine: FakeEngine | None
     wires: dict[int, Wire] = attrs.field(factory=dict)
     inbox: deque[Any] = attrs.field(factory=deque)  # to the engine
+    free: float = 0.0  # when the engine has done all it was given
+    busy: list[tuple[float, float]] = attrs.field(factory=list)  # it worked on steps then
     frozen: bool = False
     alive: bool = True
     stored: list[bytes] = attrs.field(factory=list)
@@ -90,12 +93,18 @@ class Cluster:
         models: list[bytes] | None = None,
         delay: float = 0.002,
         at_once: bool = False,
+        rooms: list[int] | None = None,
+        pace: Callable[[LocalMessage], float] | None = None,
     ) -> None:
+        """*rooms* are the bytes for caches on each rank; *pace* the seconds that an engine works
+        on a message, one after the other (left out: some, and nothing waits for another)."""
         self.random = Random(seed)
         self.now = 0.0
         self.delay = delay
         self.at_once = at_once
         self.rosters = rosters or [make_roster(world)] * world
+        self.rooms = rooms or [1 << 30] * world
+        self.pace = pace
         self.models = models or [b"m" * 32] * world
         self.scheduler = scheduler or SchedulerConfig()
         self.hosts: dict[str, Host] = {}
@@ -136,7 +145,7 @@ class Cluster:
         if not host.alive or host.engine is not None:
             return
         index = int(host.name.removeprefix("host"))
-        host.engine = FakeEngine(info(model=self.models[index]))
+        host.engine = FakeEngine(info(model=self.models[index]), room=self.rooms[index])
         host.inbox.clear()
         for message in host.engine.start():
             host.node.engine_message(message, self.now)
@@ -275,8 +284,7 @@ class Cluster:
                 if host.engine is not None:
                     host.inbox.append(message)
                     engine = host.engine
-                    pause = self.random.random() * 0.003
-                    self.after(pause, lambda: self._compute(host, engine))
+                    self.after(self._work(host, message), lambda: self._compute(host, engine))
             case RestartEngine():
                 self.kill_engine(host)
             case TokenOut(uid, token):
@@ -288,6 +296,16 @@ class Cluster:
                 self.timings.append(event)
             case Note(_, text):
                 self.notes.append((self.now, host.name, text))
+
+    def _work(self, host: Host, message: LocalMessage) -> float:
+        """Seconds until the engine has done *message*."""
+        if self.pace is None:
+            return self.random.random() * 0.003
+        start = max(self.now, host.free)
+        host.free = start + self.pace(message)
+        if isinstance(message, Step | StepDone):
+            host.busy.append((start, host.free))
+        return host.free - self.now
 
     def _signed(self, host: Host, link: int, signature: bytes) -> None:
         if host.alive:

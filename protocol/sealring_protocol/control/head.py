@@ -13,6 +13,7 @@ import attrs
 
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
+    Decode,
     EngineInfo,
     Failure,
     FailureKind,
@@ -37,6 +38,7 @@ from sealring_protocol.control.effects import (
     Want,
 )
 from sealring_protocol.control.membership import Membership, MembershipState, hello
+from sealring_protocol.control.pace import Pace
 from sealring_protocol.control.plan import Plan, Strategy, bootstraps, make_plan
 from sealring_protocol.control.recovery import LONGEST_PAUSE, Recovery
 from sealring_protocol.control.requests import Request
@@ -94,6 +96,8 @@ class Head:
         self._next_up = self._world == 1  # the step link to rank 1
         self._bootstrap_ends: float | None = None
         self._flights: dict[int, tuple[float, Work, tuple[int, ...]]] = {}  # when sent, what, whose
+        chosen = config.scheduler.groups or self._world == 1
+        self._pace = None if chosen else Pace(self._world)
         self._logprobs: dict[tuple[int, int], Logprobs] = {}  # of (step, uid), for its answer
 
     # ------------------------------------------------------------- requests
@@ -172,8 +176,7 @@ class Head:
                 chunk=max(1, min(asked.chunk, largest)),
             )
             self.scheduler = Scheduler(config, info.context, self._config.first_uid)
-            if not asked.groups:
-                self.scheduler.tune(self._world)
+            self.scheduler.tune(asked.groups or self._world)
         present = self.membership.present
         others = [rank for rank, ready in present.items() if ready.model != info.model]
         for rank in others:
@@ -416,7 +419,12 @@ class Head:
         sent, work, uids = self._flights.pop(action.n)
         total = int((now - sent) * 1e6)
         spent, closing = action.spent[: self._world], action.spent[self._world :]
-        return [StepTiming(action.n, work, uids, total, spent, *closing[:1])]
+        timing = StepTiming(action.n, work, uids, total, spent, *closing[:1])
+        if self._pace is not None and isinstance(work, Decode) and self.scheduler is not None:
+            groups = self._pace.groups(timing)
+            if groups is not None:
+                self.scheduler.tune(groups)
+        return [timing]
 
     def _told_of(self, n: int) -> dict[int, Logprobs]:
         """The log probabilities that came with the answer to step *n*, by row."""

@@ -222,7 +222,10 @@ class Scheduler:
         While rows decode, one chunk may be in flight, so that their tokens wait for one at most.
         """
         flying = sum(isinstance(f.work, Prefill) for f in self._flights.values())
-        if flying >= (1 if self._residents.ledger.groups else self.config.chunks):
+        decoding = self.ledger.groups or any(
+            isinstance(f.work, Decode) for f in self._flights.values()
+        )
+        if flying >= (1 if decoding else self.config.chunks):
             return None
         rows = self._residents.in_state(RowState.PREFILL)
         if not rows:
