@@ -91,7 +91,7 @@ def test_thousands_of_clients_that_go_away_leave_nothing_and_change_nobodys_toke
     scheduler = SchedulerConfig(
         groups=world, rows=4, chunk=16, prefixes=6, queue=10_000, prefix_share=0.5
     )
-    cluster = Cluster(world, 3, scheduler=scheduler, rooms=[20_000] * world)
+    cluster = Cluster(world, 3, scheduler=scheduler, rooms=dict.fromkeys(range(world), 20_000))
     cluster.run_until(lambda: cluster.ready)
     stems = [tuple(random.randrange(900) for _ in range(40)) for _ in range(4)]
     asked, gone, live = {}, set(), []
@@ -142,7 +142,7 @@ def test_a_chat_of_many_turns_is_read_once_on_every_rank():
 def test_the_tightest_rank_decides_who_comes_in():
     """A row of 24 tokens takes 16 bytes a token on a rank with two layers; a group is copied."""
     scheduler = SchedulerConfig(groups=1, rows=8)
-    cluster = Cluster(3, 1, scheduler=scheduler, rooms=[1 << 20, 16 * 64 * 4, 1 << 20])
+    cluster = Cluster(3, 1, scheduler=scheduler, rooms={1: 16 * 64 * 4})
     cluster.run_until(lambda: cluster.ready)
     uids = [cluster.submit(Request((row + 1,) * 20, 4)) for row in range(6)]
     most = 0

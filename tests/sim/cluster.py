@@ -93,7 +93,7 @@ class Cluster:
         models: list[bytes] | None = None,
         delay: float = 0.002,
         at_once: bool = False,
-        rooms: list[int] | None = None,
+        rooms: dict[int, int] | None = None,
         pace: Callable[[LocalMessage], float] | None = None,
     ) -> None:
         """*rooms* are the bytes for caches on each rank; *pace* the seconds that an engine works
@@ -103,7 +103,7 @@ class Cluster:
         self.delay = delay
         self.at_once = at_once
         self.rosters = rosters or [make_roster(world)] * world
-        self.rooms = rooms or [1 << 30] * world
+        self.rooms = rooms or {}
         self.pace = pace
         self.models = models or [b"m" * 32] * world
         self.scheduler = scheduler or SchedulerConfig()
@@ -145,7 +145,9 @@ class Cluster:
         if not host.alive or host.engine is not None:
             return
         index = int(host.name.removeprefix("host"))
-        host.engine = FakeEngine(info(model=self.models[index]), room=self.rooms[index])
+        host.engine = FakeEngine(
+            info(model=self.models[index]), room=self.rooms.get(index, 1 << 30)
+        )
         host.inbox.clear()
         for message in host.engine.start():
             host.node.engine_message(message, self.now)
