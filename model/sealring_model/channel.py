@@ -1,8 +1,8 @@
 """The engine's end of the socketpair to its node: frames of kind LOCAL, each one message.
 
 A thread of its own reads, so that steps and tensors are in memory by the time the compute thread
-wants them, and the node never waits for room in the socket. Writing is done by the compute
-thread, gathered from the message's parts, so that a hidden state is not copied on its way out.
+wants them, and the node never waits for room in the socket. Any thread writes, gathered from the
+message's parts, so that a hidden state is not copied on its way out.
 
 When the node's end closes, by intent or because its process died, the reader says so in order,
 behind what it has read, and at once to who asks with `check`. Should the compute thread not come
@@ -51,11 +51,10 @@ class Channel:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, 4 * 1024 * 1024)
         self._sock = sock
-        # Not SimpleQueue: on Python 3.11 its `get` can wait for ever when the thread loses the
-        # processor just as the timeout runs out (seen here, on a busy machine).
         self._inbox: queue.Queue[tuple[LocalMessage | ChannelClosed, int]] = queue.Queue()
         self.arrived = 0
         self._end: ChannelClosed | None = None
+        self._sending = threading.Lock()
         self._finished = threading.Event()
         self._reader = threading.Thread(target=self._read, name="channel", daemon=True)
 
@@ -67,6 +66,11 @@ class Channel:
         """The compute thread is done: nothing needs to be forced."""
         self._finished.set()
 
+    def end(self, reason: ChannelClosed) -> None:
+        """There is no more to do: who receives is told *reason*."""
+        self._end = reason
+        self._inbox.put((reason, time.perf_counter_ns()))
+
     def check(self) -> None:
         """Raise `ChannelClosed` if the stream has ended, even if messages are left."""
         if self._end is not None:
@@ -74,17 +78,7 @@ class Channel:
 
     def receive(self) -> LocalMessage:
         """The next message; waits for it."""
-        return self._taken(self._inbox.get())
-
-    def receive_within(self, seconds: float) -> LocalMessage | None:
-        """The next message, or None if none came in *seconds*."""
-        try:
-            return self._taken(self._inbox.get(timeout=seconds))
-        except queue.Empty:
-            return None
-
-    def _taken(self, item: tuple[LocalMessage | ChannelClosed, int]) -> LocalMessage:
-        message, self.arrived = item
+        message, self.arrived = self._inbox.get()
         if isinstance(message, ChannelClosed):
             raise message
         return message
@@ -94,7 +88,8 @@ class Channel:
         parts = encode(message)
         size = sum(len(part) for part in parts)
         try:
-            self._write([frame_header(FrameKind.LOCAL, size), *parts])
+            with self._sending:
+                self._write([frame_header(FrameKind.LOCAL, size), *parts])
         except OSError as error:
             raise ChannelClosed(f"the node is gone: {error.strerror}") from None
 
@@ -117,8 +112,7 @@ class Channel:
             end = ChannelClosed(f"the node is gone: {error.strerror}")
         except SealringError as error:
             end = ChannelBroken(f"the channel to the node broke: {error}")
-        self._end = end
-        self._inbox.put((end, time.perf_counter_ns()))
+        self.end(end)
         if not self._finished.wait(_LAST_WAIT):
             os._exit(70)
 

@@ -18,7 +18,7 @@ from sealring_model.adjusting import Adjustment, Adjustments
 from sealring_model.logprobs import LogprobArrays, logprobs_of
 from sealring_model.rows import LastTokens, RowBook
 from sealring_model.sampling import sample
-from sealring_model.tensors import start
+from sealring_model.tensors import outgoing, start
 
 
 @attrs.frozen(eq=False)
@@ -35,7 +35,8 @@ class Drawing:
 
 @attrs.frozen(eq=False)
 class Drawn:
-    """*tokens*, one for each row, uint32, and what is told of them, all on the device."""
+    """*tokens*, one for each row, uint32, and what is told of them, all on the device. They are for
+    the answer alone: the next decode reads an array of its own."""
 
     tokens: mx.array
     logprobs: LogprobArrays | None
@@ -86,7 +87,7 @@ class Draws:
         adjustment = drawing.adjustment
         adjusted = logits if adjustment is None else adjustment.apply(logits)
         tokens = sample(adjusted, drawing.rows, drawing.positions)
-        drawn = Drawn(tokens, logprobs_of(logits, drawing.rows, tokens))
+        drawn = Drawn(outgoing(tokens), logprobs_of(logits, drawing.rows, tokens))
         start(*drawn.arrays)
         self._last.sampled(drawing.group, drawing.uids, tokens)
         if adjustment is not None:

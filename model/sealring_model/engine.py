@@ -6,12 +6,10 @@ It says what the model is (ENGINE_INFO) before it loads anything, takes its plac
 each BOOTSTRAP, and then answers every step once, in order. MLX can hang, abort or take a second
 to import; in a process of its own none of that touches a link.
 
-One thread computes (MLX's streams belong to threads), the main one; the channel's thread reads.
-The loop never leaves the device idle while there is something to do: when a step is on the device
-and another one is waiting, the next is launched before the first one's result is read. A node
-that keeps two steps unanswered sends the next one as soon as an answer is out; so with one step
-left on the device the loop waits for a message first, for less time than that step needs, before
-it waits for the device, when nothing can be launched.
+One thread computes (MLX's streams belong to threads), the main one; the channel's thread reads,
+and that of `answers` waits for the device, seals and sends. So a step is launched as soon as it
+is there, while the one before is on the device, and an answer goes out as soon as it is ready,
+whatever is being launched.
 
 Whatever fails in a step or in loading is answered as a `Failure`. The process ends with its
 channel; SIGINT is the node's business.
@@ -21,11 +19,13 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import signal
 import socket
 import sys
-from collections import deque
-from typing import Final
+import threading
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 import mlx.core as mx
 from sealring_protocol.codec.messages import (
@@ -48,6 +48,7 @@ from sealring_protocol.codec.messages import (
 from sealring_protocol.codec.wire import clip
 from sealring_protocol.limits import MAX_REASON
 
+from sealring_model.answers import Answers
 from sealring_model.assemble import LoadedStage, load_stage
 from sealring_model.channel import Channel, ChannelBroken, ChannelClosed
 from sealring_model.errors import LoadError
@@ -57,11 +58,7 @@ from sealring_model.loading import ModelInfo, describe, find, memory_room
 from sealring_model.rows import RowBook
 from sealring_model.upstream import mlx_lm
 
-_ON_DEVICE: Final = 2
-"""Steps launched and not yet finished, at most."""
-
-_PATIENCE: Final = 0.002
-"""Seconds to wait for the next step while the device is busy, at most."""
+M = TypeVar("M", Step, StepDone)
 
 
 class Engine:
@@ -73,38 +70,22 @@ class Engine:
         self._room: Final = room
         self._sealed: Final = SealedHops()
         self._book: Final = RowBook()
-        self._launched: Final[deque[Launched]] = deque()
+        self._answers: Final = Answers(channel)
         self._loaded: LoadedStage | None = None
         self._executor: Executor | None = None
         self._place: Bootstrap | None = None
-        self._pace = 0.0
         self._received = 0
-        self._answered = 0
         self._compute_us = 0
 
     def run(self) -> None:
         """Serve until the channel closes."""
         self._channel.send(self._info.engine_info(self._room))
         mlx_lm("utils")
-        while True:
-            self._take(self._next())
-
-    def _next(self) -> LocalMessage:
-        while self._launched:
-            message = self._channel.receive_within(self._patience())
-            if message is not None:
-                return message
-            self._answer()
-        return self._channel.receive()
-
-    def _patience(self) -> float:
-        """Seconds that cost nothing: the step under way takes longer.
-
-        In a pipeline nothing waits to be launched: there a group's next step needs this answer.
-        """
-        if self._place is None or self._place.world > 1 or not self._launched[0].work.arrays:
-            return 0.0
-        return min(_PATIENCE, self._pace / 2)
+        try:
+            while True:
+                self._take(self._channel.receive())
+        finally:
+            self._answers.finish()
 
     def _take(self, message: LocalMessage) -> None:
         self._channel.check()
@@ -125,6 +106,8 @@ class Engine:
                 raise ChannelBroken(f"a node does not send {type(message).__name__}")
 
     def _key(self, key: HopKey) -> None:
+        # What was launched before the key came goes out under the one before.
+        self._answers.drain()
         try:
             self._sealed.take(key)
         except ValueError:
@@ -135,41 +118,28 @@ class Engine:
     def _step(self, step: Step) -> None:
         self._received += 1
         if self._executor is not None and self._of_this_epoch(step):
-            self._push(self._executor.launch(step, self._channel.arrived))
+            self._launch(self._executor, self._executor.launch, step)
 
     def _close(self, done: StepDone) -> None:
         if self._executor is not None and self._of_this_epoch(done):
-            self._push(self._executor.close(done, self._channel.arrived))
+            self._launch(self._executor, self._executor.close, done)
+
+    def _launch(self, executor: Executor, launch: Callable[[M, int], Launched], message: M) -> None:
+        arrived = self._channel.arrived
+        self._answers.make_room()
+        self._answers.put(executor, launch(message, arrived))
 
     def _of_this_epoch(self, message: Step | StepDone) -> bool:
         """Steps of an epoch that has gone are nobody's any more."""
         return self._place is not None and message.epoch == self._place.epoch
 
-    def _push(self, launched: Launched) -> None:
-        self._launched.append(launched)
-        while len(self._launched) >= _ON_DEVICE:
-            self._answer()
-
-    def _answer(self) -> None:
-        if self._executor is None:
-            return
-        before = self._executor.compute_us
-        launched = self._launched.popleft()
-        message = self._executor.finish(launched)
-        self._pace = (self._executor.compute_us - before) / 1e6
-        self._answered += 1
-        if not message.failed:
-            for told in launched.work.told():
-                self._channel.send(told)
-        self._channel.send(message)
-
     def _progress(self) -> Progress:
         executor = self._executor
         return Progress(
             steps_received=self._received,
-            steps_answered=self._answered,
+            steps_answered=self._answers.count,
             compute_us=self._compute_us + (executor.compute_us if executor else 0),
-            seal_us=self._sealed.spent_ns // 1000,
+            seal_us=(self._sealed.sealing_ns + self._sealed.opening_ns) // 1000,
             rows=executor.live_rows if executor else 0,
             memory=mx.get_active_memory(),
             cache=executor.cache_bytes if executor else 0,
@@ -178,8 +148,7 @@ class Engine:
     # ---------------------------------------------------------------- bootstrap
 
     def _bootstrap(self, place: Bootstrap) -> None:
-        while self._launched:
-            self._answer()
+        self._answers.drain()
         if self._executor is not None:
             self._compute_us += self._executor.compute_us
         self._executor = None
@@ -265,6 +234,14 @@ def serve(sock: socket.socket, model: str, memory_limit: int) -> int:
     return 0
 
 
+def end_with_thread(failed: threading.ExceptHookArgs) -> None:
+    """A thread ended that should not have: so does the process, for half an engine would hang."""
+    if failed.exc_value is not None:
+        sys.excepthook(failed.exc_type, failed.exc_value, failed.exc_traceback)
+    sys.stderr.flush()
+    os._exit(70)
+
+
 def main() -> int:
     """The command of the child process."""
     parser = argparse.ArgumentParser(prog="sealring_model.engine")
@@ -273,6 +250,7 @@ def main() -> int:
     parser.add_argument("--memory-limit", type=int, default=0)
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.excepthook = end_with_thread
     return serve(socket.socket(fileno=options.fd), options.model, options.memory_limit)
 
 

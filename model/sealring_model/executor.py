@@ -2,10 +2,9 @@
 
 A step is *launched* and later *finished*. Launching applies it to the ledger and the caches,
 builds the graph and hands it to the device; finishing waits for the result and makes the answer.
-With nothing but launches between, the device works while the next graph is built; a single rank
-decodes from the token that is still on the device, so the next step can be launched before the
-last one's token has been read. Whoever drives an executor (see `engine`) finishes in the order
-of launching.
+So the device works while the next graph is built; a single rank decodes from the token that is
+still on the device, and the next step can be launched before the last one's token has been read.
+One thread launches, and another may finish, in the order of launching (see `answers`).
 
 What a rank makes of a step depends on its place alone:
 
@@ -156,18 +155,18 @@ class Executor:
 
     def _stopped(self, launched: Launched) -> Clock:
         """The clock of *launched*, whose arrays are there; sealing them is still to come."""
-        now, sealed = time.perf_counter_ns(), self._hops.spent_ns - launched.opening
+        now, sealing = time.perf_counter_ns(), self._hops.sealing_ns - launched.opening
         begun = max(launched.begun, self._finished)
         self._finished = now
         compute = (now - begun) // 1000
         self.compute_us += compute
         wait = max(0, begun - launched.arrived - launched.opening) // 1000
-        return lambda: Spent(compute, wait, (self._hops.spent_ns - sealed) // 1000)
+        return lambda: Spent(compute, wait, (self._hops.sealing_ns - sealing) // 1000)
 
     def _guarded(self, message: M, do: Callable[[M], Work], arrived: int) -> Launched:
-        started, sealed = time.perf_counter_ns(), self._hops.spent_ns
+        started, opened = time.perf_counter_ns(), self._hops.opening_ns
         work = self._done(message, do)
-        opening = self._hops.spent_ns - sealed
+        opening = self._hops.opening_ns - opened
         return Launched(message, work, arrived or started, started + opening, opening)
 
     def _done(self, message: M, do: Callable[[M], Work]) -> Work:

@@ -22,11 +22,14 @@ from sealring_model.errors import IntegrityError
 
 
 class Hops(Protocol):
-    """How tensors go out to the next rank and come in from the one before."""
+    """How tensors go out to the next rank and come in from the one before.
 
-    @property
-    def spent_ns(self) -> int:
-        """Nanoseconds spent on sealing and opening so far."""
+    One thread may seal and another open; *sealing_ns* and *opening_ns* are the nanoseconds that
+    each has spent on it so far.
+    """
+
+    sealing_ns: int
+    opening_ns: int
 
     def seal(
         self, context: InnerContext, dtype: DType, shape: tuple[int, ...], data: Buffer
@@ -40,7 +43,7 @@ class Hops(Protocol):
 class PlainHops:
     """Tensors as they are."""
 
-    spent_ns = 0
+    sealing_ns = opening_ns = 0
 
     def seal(
         self, context: InnerContext, dtype: DType, shape: tuple[int, ...], data: Buffer
@@ -61,12 +64,8 @@ class SealedHops:
     def __init__(self) -> None:
         self._sealer: InnerSealer | None = None
         self._opener: InnerOpener | None = None
-        self._spent_ns = 0
-
-    @property
-    def spent_ns(self) -> int:
-        """Nanoseconds spent on sealing and opening so far."""
-        return self._spent_ns
+        self.sealing_ns = 0
+        self.opening_ns = 0
 
     def take(self, key: HopKey) -> None:
         """Use *key* for its direction from now on."""
@@ -84,7 +83,7 @@ class SealedHops:
             raise IntegrityError("there is no key to seal hidden states with")
         start = time.perf_counter_ns()
         tensor = self._sealer.seal(context, dtype, shape, data)
-        self._spent_ns += time.perf_counter_ns() - start
+        self.sealing_ns += time.perf_counter_ns() - start
         return tensor
 
     def open(self, context: InnerContext, tensor: Tensor) -> Buffer:
@@ -96,5 +95,5 @@ class SealedHops:
             data = self._opener.open(context, tensor)
         except RemoteProtocolError as error:
             raise IntegrityError(f"hidden states did not open: {error}") from None
-        self._spent_ns += time.perf_counter_ns() - start
+        self.opening_ns += time.perf_counter_ns() - start
         return data

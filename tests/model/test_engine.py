@@ -3,6 +3,8 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import attrs
@@ -352,6 +354,21 @@ def test_a_model_that_is_not_there(tmp_path):
         assert (done.epoch, done.n) == (NO_EPOCH, 0)
         assert done.failed.kind is FailureKind.LOAD
         assert child.wait() == (2, f"sealring engine: {done.failed.message}\n")
+
+
+HALF = """
+import threading
+from sealring_model import engine
+threading.excepthook = engine.end_with_thread
+threading.Thread(target=lambda: [].pop()).start()
+threading.Event().wait()
+"""
+
+
+def test_a_thread_that_fails_takes_the_process_with_it():
+    run = subprocess.run([sys.executable, "-c", HALF], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 70
+    assert run.stderr.endswith("IndexError: pop from empty list\n")
 
 
 def test_what_is_no_frame_ends_the_child_without_a_traceback(models, place):
