@@ -72,10 +72,11 @@ def local_ring(
     layers: Sequence[int] = (),
     api: str = NO_API,
     options: Mapping[str, str | float] = {},
+    flags: Sequence[str] = (),
 ) -> Iterator[list[LocalNode]]:
     """*ranks* nodes of a throwaway cluster with *model*, in rank order; all end with the block, the
     head first, so that what it still answers has the ring to do it. *api* is the address of its
-    HTTP API; *options* are other keys of the nodes' configs.
+    HTTP API; *options* are other keys of the nodes' configs, *flags* more of `sealring up`'s.
 
     Raises `UserError` for a number of ranks that cannot be, `OperationError` when a node does
     not start.
@@ -86,7 +87,9 @@ def local_ring(
         # Short, for the sockets' sake.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
         configs = write_cluster(folder, ranks, model, layers, api, options)
-        nodes = [stack.enter_context(running_node(config)) for config in reversed(configs)][::-1]
+        nodes = [stack.enter_context(running_node(config, flags)) for config in reversed(configs)][
+            ::-1
+        ]
         for node in nodes:
             wait_until_up(node)
         yield nodes
@@ -142,12 +145,12 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def running_node(config: Path) -> Iterator[LocalNode]:
+def running_node(config: Path, flags: Sequence[str] = ()) -> Iterator[LocalNode]:
     """A `sealring up` for *config*, ended with the block. It may not be up yet."""
     ours, theirs = socket.socketpair()
     log = config.with_suffix(".log")
     with ours, theirs, log.open("ab") as sink:
-        command = (sys.executable, "-m", "sealring_trio", "up", str(config))
+        command = (sys.executable, "-m", "sealring_trio", "up", str(config), *flags)
         process = subprocess.Popen(
             [*command, "--lifeline", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,

@@ -29,6 +29,7 @@ from sealring_protocol.security.roster import SignedRoster
 from sealring_trio.api.server import ApiServer, check_keys
 from sealring_trio.config import Config
 from sealring_trio.control import serve_control
+from sealring_trio.dashboard.pages import routes as dashboard_routes
 from sealring_trio.engine import EngineCommand
 from sealring_trio.errors import UserError
 from sealring_trio.generation import Generator
@@ -171,7 +172,7 @@ async def serve(prepared: Prepared, lifeline: int | None) -> None:
         await nursery.start(serve_control, config.control_socket, requests.answer)
         server = None
         if config.api is not None and not runtime.node.rank:
-            server = ApiServer.of(generator, config)
+            server = ApiServer.of(generator, config, dashboard_routes())
             await nursery.start(server.run)
         await nursery.start(runtime.run)
         if not runtime.node.rank:

@@ -143,7 +143,7 @@ def _sides(plan: Plan, model: Path, stack: contextlib.ExitStack) -> dict[Side, C
     sides: dict[Side, Callable[[], float]] = {}
     for ranks, groups in itertools.product(plan.ranks, plan.groups):
         layers = plan.layers if len(plan.layers) == ranks else ()
-        options = {"groups": groups} if groups > 1 else {}
+        options = {"groups": groups, "rows": max(plan.rows)}
         nodes = stack.enter_context(local_ring(ranks, model, layers, options=options))
         for rows in plan.rows:
             case = Case(ranks, groups, rows)

@@ -35,6 +35,8 @@ COMMANDS: Final = {
     "keygen": ("keygen:keygen", "Make a key pair for a node, or for the coordinator."),
     "roster": ("roster:app", "Say who belongs to the cluster, and sign it."),
     "up": ("up:up", "Run one node of a ring."),
+    "serve": ("serve:serve", "Serve a model on this machine: a ring, an API and a dashboard."),
+    "chat": ("chat:chat", "Talk to a model that is served, in the terminal."),
     "generate": ("generate:generate", "Ask a running ring, and stream the answer."),
     "apikey": ("apikey:app", "Say who may use the head's HTTP API."),
     "status": ("status:status", "Show what a running node knows."),

@@ -1,0 +1,92 @@
+"""``GET /v1/cluster/events``: the ring, told anew every second for as long as somebody listens.
+
+A server-sent event has the ring as ``/v1/cluster`` tells it, the seconds that have been sampled
+since the last one, and the requests that have ended since, the latest first. The first event has
+the last minutes, and the latest few requests. What was told is not repeated, so a listener who
+keeps up pays for a second at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from itertools import islice
+from typing import Any, Final
+
+import attrs
+import trio
+from starlette.types import Receive, Scope, Send
+
+from sealring_trio.api import cluster
+from sealring_trio.api.errors import unavailable
+from sealring_trio.api.head import ApiHead
+from sealring_trio.api.replies import event
+from sealring_trio.api.streaming import ClientGone, EventStream, attended
+
+PERIOD: Final = 1.0
+"""Seconds between two events."""
+
+MAX_LISTENERS: Final = 32
+"""Streams at once; each costs the head's event loop about a millisecond a second."""
+
+PAST: Final = 12
+"""Requests that are over in one event at most."""
+
+
+class Events:
+    """The ASGI endpoint."""
+
+    def __init__(self) -> None:
+        self._listeners = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Tell one listener."""
+        if self._listeners >= MAX_LISTENERS:
+            raise unavailable(f"{MAX_LISTENERS} dashboards are being fed already.", "overloaded")
+        head: ApiHead = scope["app"].state.head
+        self._listeners += 1
+        try:
+            await attended(receive, partial(_tell, head, EventStream(send)))
+        except ClientGone:
+            pass
+        finally:
+            self._listeners -= 1
+
+
+async def _tell(head: ApiHead, stream: EventStream) -> None:
+    """Feed *stream* until the head ends."""
+    news = News(head)
+    await stream.open()
+    while not head.generator.draining:
+        await stream.write(event(news.take()))
+        await trio.sleep(PERIOD)
+    await stream.write(event(news.take()))
+    await stream.close()
+
+
+@attrs.define
+class News:
+    """What one listener has not heard yet."""
+
+    _head: ApiHead
+    _sampled_ms: int = 0
+    _ended: float = -math.inf
+
+    def take(self) -> dict[str, Any]:
+        """The ring now, and what is new."""
+        history, tracer = self._head.history, self._head.generator.tracer
+        samples = history.columns(self._sampled_ms)
+        over = [
+            trace
+            for trace in islice(tracer.latest, PAST)
+            if trace.ended is not None and trace.ended > self._ended
+        ]
+        if history.samples:
+            self._sampled_ms = history.samples[-1].at_ms
+        if over and over[0].ended is not None:
+            self._ended = over[0].ended
+        return {
+            "cluster": cluster.describe(self._head),
+            "samples": samples,
+            "over": [trace.describe() for trace in over],
+        }

@@ -1,0 +1,139 @@
+// The page: listens to the head, and hands what it hears to its parts.
+
+import { ApiError, call, events, hasKey, setKey } from "./api.js";
+import { Chat } from "./chat.js";
+import { byId, say } from "./dom.js";
+import { few, time } from "./format.js";
+import { Plots } from "./plot.js";
+import { Requests } from "./requests.js";
+import { Ring } from "./ring.js";
+
+const LONGEST_PAUSE = 8000;
+const SILENCE = 6000; // an event comes every second; a head that says nothing for this long hangs
+
+const ring = new Ring(byId("ring"), byId("ring-summary"), byId("ranks"));
+const plots = new Plots(byId("plots"));
+const requests = new Requests(announce);
+const chat = new Chat(askForKey);
+
+let told = ""; // the state that was last announced
+
+/** Tell a screen reader, once. */
+function announce(text) {
+  say(byId("spoken"), text);
+}
+
+function notice(text) {
+  const place = byId("notice");
+  say(place, text);
+  place.hidden = !text;
+}
+
+function setState(state, text) {
+  byId("state").dataset.state = state;
+  say(byId("state-text"), text);
+  if (told && told !== text) announce(`The ring is ${text}.`);
+  told = text;
+}
+
+/** Show one event. */
+function show({ cluster, samples, over }) {
+  say(byId("cluster"), cluster.cluster);
+  say(byId("model"), cluster.model);
+  say(byId("trust"), cluster.trust);
+  say(byId("suite"), cluster.suite === "none" ? "no hops yet" : sealed(cluster));
+  document.title = `${cluster.model} · sealring`;
+  if (cluster.draining) setState("waiting", "shutting down");
+  else if (cluster.healthy) setState("good", "serving");
+  else setState("bad", "not serving");
+  notice(cluster.faults.join(" "));
+
+  const { queued, prefill, decode } = cluster.rows;
+  say(byId("now-tokens"), few(cluster.tokens_per_s));
+  say(byId("now-prompt"), few(cluster.prompt_tokens_per_s));
+  say(byId("now-queued"), queued);
+  say(byId("now-prefill"), prefill);
+  say(byId("now-decode"), decode);
+  say(byId("now-hop"), cluster.hop_us ? time(cluster.hop_us.p50 / 1000) : "–");
+  ring.show(cluster);
+  plots.add(samples);
+  requests.show(cluster.requests, over);
+  chat.serve(cluster.model, cluster.healthy);
+}
+
+function sealed(cluster) {
+  return `${cluster.suite}${cluster.inner_seal ? ", twice" : ""}`;
+}
+
+/** Listen until the stream ends; throws when it cannot. */
+async function listen() {
+  const stop = new AbortController();
+  let timer = 0;
+  const watch = () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => stop.abort(), SILENCE);
+  };
+  try {
+    watch();
+    const response = await call("/v1/cluster/events", { signal: stop.signal });
+    plots.clear(); // the first event has all of the last minutes again
+    for await (const event of events(response)) {
+      watch();
+      show(event);
+    }
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+async function keepListening() {
+  let pause = 500;
+  for (;;) {
+    const began = Date.now();
+    let why = "The head has closed the connection";
+    try {
+      await listen();
+    } catch (error) {
+      if (error instanceof ApiError && error.status === 401) {
+        await askForKey();
+        continue;
+      }
+      why = error instanceof ApiError ? error.message : "The head does not answer";
+    }
+    pause = Date.now() - began > LONGEST_PAUSE ? 500 : Math.min(2 * pause, LONGEST_PAUSE);
+    setState("bad", "out of reach");
+    chat.serve("", false);
+    notice(`${why.replace(/\.$/, "")}. Trying again.`);
+    await new Promise((resolve) => setTimeout(resolve, pause));
+  }
+}
+
+let asking = null;
+
+/** Ask for a key; settles when there is one to try. */
+function askForKey() {
+  asking ??= new Promise((resolve) => {
+    const dialog = byId("key-dialog");
+    byId("key-wrong").hidden = !hasKey();
+    byId("key").value = "";
+    setState("waiting", "waiting for a key");
+    byId("key-form").addEventListener(
+      "submit",
+      (event) => {
+        event.preventDefault();
+        setKey(byId("key").value.trim());
+        dialog.close();
+        asking = null;
+        resolve();
+      },
+      { once: true },
+    );
+    dialog.showModal();
+  });
+  return asking;
+}
+
+// Without a key there is nothing to see behind the dialog, so Escape does not close it.
+byId("key-dialog").addEventListener("cancel", (event) => event.preventDefault());
+say(byId("api-url"), `${location.origin}/v1`);
+keepListening();
