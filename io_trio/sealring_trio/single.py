@@ -25,11 +25,16 @@ from sealring_trio.errors import OperationError
 
 @attrs.frozen
 class SingleAnswer:
-    """What one process gave: *tokens* without the end mark, *text*, and its pace."""
+    """What one process gave: *tokens* without the end mark, *text*, and the *times* (s) of each."""
 
     tokens: tuple[int, ...]
     text: str
-    tokens_per_s: float
+    times: tuple[float, ...]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Its pace."""
+        return pace(self.times)
 
 
 class Single:
@@ -48,7 +53,7 @@ class Single:
         stdin.write(json.dumps(request) + "\n")
         stdin.flush()
         answer = self._read()
-        return SingleAnswer(tuple(answer["tokens"]), answer["text"], answer["tokens_per_s"])
+        return SingleAnswer(tuple(answer["tokens"]), answer["text"], tuple(answer["times"]))
 
     def _read(self) -> dict[str, Any]:
         stdout = self._process.stdout
@@ -105,7 +110,7 @@ def _collect(responses: Iterator[Any]) -> dict[str, Any]:
         if response.finish_reason != "stop":
             tokens.append(int(response.token))
             times.append(time.perf_counter())
-    return {"tokens": tokens, "text": text, "tokens_per_s": pace(times)}
+    return {"tokens": tokens, "text": text, "times": times}
 
 
 if __name__ == "__main__":

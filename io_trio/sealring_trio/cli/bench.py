@@ -1,4 +1,4 @@
-"""`sealring bench codec | handshake | hop | solo | batch | serve | soak`."""
+"""`sealring bench codec | handshake | hop | solo | length | batch | serve | soak`."""
 
 from __future__ import annotations
 
@@ -82,6 +82,23 @@ def solo(*, json: bool = False) -> None:
         Print a JSON list.
     """
     from sealring_trio.bench.solo import measure  # noqa: PLC0415
+
+    _print(measure(), json)
+
+
+@app.command
+def length(*, json: bool = False) -> None:
+    """Time per token late in a long answer beside early in it, 25M, f32.
+
+    A ring of two ranks, and one process of mlx-lm in turns with it: attention
+    reads a longer cache in both, and a ring adds nothing to that.
+
+    Parameters
+    ----------
+    json
+        Print a JSON list.
+    """
+    from sealring_trio.bench.length import measure  # noqa: PLC0415
 
     _print(measure(), json)
 
