@@ -11,6 +11,7 @@ import ssl
 import struct
 import sys
 import tempfile
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -289,6 +290,42 @@ def test_an_engine_killed_in_the_middle_of_an_answer(ring: Ring) -> None:
             psutil.Process(ring.nodes[1].status()["engine_pid"]).kill()
         tokens = event.get("token_ids", tokens)
     assert tokens == whole["token_ids"]
+
+
+def test_a_stopped_rank_stops_the_tokens_and_they_go_on_with_it(ring: Ring) -> None:
+    head, rank = ring.nodes
+    whole = ask(head, max_tokens=200)
+    events: list[dict[str, object]] = []
+    begun = threading.Event()
+
+    def listen() -> None:
+        for event in head.ask({"do": "generate", "prompt": PROMPT, "max_tokens": 200}):
+            events.append(event)
+            if event["event"] == "text":
+                begun.set()
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    assert begun.wait(20)
+    with stopped(rank):
+        status_with(head, "missing", [1])
+        said = len(events)
+        for _ in range(50):
+            head.status()
+        assert len(events) == said
+        assert all(event["event"] != "done" for event in events)
+    listener.join(30)
+    assert events[-1]["token_ids"] == whole["token_ids"]
+
+
+@contextlib.contextmanager
+def stopped(node: LocalNode) -> Iterator[None]:
+    """The daemon of *node* does nothing within the block, and everything goes on after it."""
+    node.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        node.process.send_signal(signal.SIGCONT)
 
 
 def sign_again(folder: Path) -> None:
