@@ -83,17 +83,18 @@ class Trace:
         self._covered = now
         self.steps_us += fresh
         # The rest of the step's time has been counted: what it waited then, it waited for that.
-        waited = sum(spent.wait_us for spent in (*timing.spent, timing.closing))
-        wait = max(0.0, waited - (timing.total_us - fresh))
-        busy = timing.total_us - waited
-        share = min(1.0, (fresh - wait) / busy) if busy > 0 else 0.0
+        parts = (*timing.spent, timing.closing)
+        waited = sum(spent.wait_us for spent in parts)
+        wait = min(fresh, max(0.0, waited - (timing.total_us - fresh)))
+        busy = timing.away_us + sum(spent.compute_us + spent.seal_us for spent in parts)
+        share = (fresh - wait) / busy if busy else 0.0
         self.wait_us += wait
         self.hop_us += share * timing.away_us
         self.sample_us += share * timing.closing.compute_us
         self.compute_us += [0.0] * (len(timing.spent) - len(self.compute_us))
         for rank, spent in enumerate(timing.spent):
             self.compute_us[rank] += share * spent.compute_us
-        self.seal_us += share * sum(s.seal_us for s in (*timing.spent, timing.closing))
+        self.seal_us += share * sum(spent.seal_us for spent in parts)
 
     @property
     def state(self) -> str:

@@ -70,10 +70,14 @@ class ToolFormat:
         """The calls in *text*, of functions among *tools*. Raises `ValueError` if it has none."""
         try:
             read = self._read(text, list(tools))
-            return [_tool_call(call) for call in (read if isinstance(read, list) else [read])]
+            calls = [_tool_call(call) for call in (read if isinstance(read, list) else [read])]
         except (ArithmeticError, AttributeError, LookupError, SyntaxError, TypeError) as error:
             # The parsers take for granted that a model keeps to its format.
             raise ValueError(f"no tool call: {error}") from None
+        known = {tool["function"]["name"] for tool in tools}
+        if not calls or not all(call.name in known for call in calls):
+            raise ValueError("no call of a tool that there is")
+        return calls
 
 
 @attrs.frozen
@@ -191,7 +195,7 @@ class Tokenizer:
                 add_generation_prompt=True,
                 **settings,
             )
-        except (TemplateError, TypeError, KeyError, AttributeError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from None
         return [int(token) for token in ids]
 

@@ -45,6 +45,7 @@ class Served:
     """A ring's head, seen from its API."""
 
     head: LocalNode
+    others: list[LocalNode]
     url: str
     model: str
     http: httpx2.Client
@@ -84,7 +85,7 @@ def connected(head: LocalNode, url: str, key: str, model: str) -> Iterator[Serve
             base_url=f"{url}/v1", api_key=key or "unused", max_retries=0, timeout=PATIENCE
         ) as openai,
     ):
-        yield Served(head, url, model, http, openai)
+        yield Served(head, [], url, model, http, openai)
 
 
 @pytest.fixture(scope="package")
@@ -97,9 +98,8 @@ def ring() -> Iterator[Served]:
         head = stack.enter_context(running_node(configs[0]))
         wait_until_up(head)
         served = stack.enter_context(connected(head, f"http://{address}", "", "tiny"))
-        served.until("/health", lambda told: "waiting for rank 1 (rank1)" in str(told))
         served.alone = [served.http.get("/health"), served.post(served.chat("Hello."))]
-        stack.enter_context(running_node(configs[1]))
+        served.others = [stack.enter_context(running_node(configs[1]))]
         served.until("/health", lambda told: told["status"] == "ok")
         yield served
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -262,8 +263,24 @@ def test_the_cluster(ring: Served) -> None:
     assert {len(column) for column in history.values()} == {len(history["tokens"])}
 
 
+def test_a_rank_that_hangs_makes_the_ring_unhealthy(ring: Served) -> None:
+    (rank,) = ring.others
+    rank.process.send_signal(signal.SIGSTOP)
+    try:
+        ring.until("/health", lambda told: "waiting for rank 1 (rank1)" in str(told["faults"]))
+        refused = ring.post(ring.chat("Hello."))
+        assert code(refused) == (503, "ring_not_ready")
+        assert refused.headers["retry-after"]
+    finally:
+        rank.process.send_signal(signal.SIGCONT)
+    ring.until("/health", lambda told: told["status"] == "ok")
+    answer = ring.post(ring.chat("Hello.", max_tokens=1))
+    assert answer.status_code == 200
+
+
 def test_metrics(ring: Served) -> None:
     ring.post(ring.chat("Hello.", max_tokens=4))
+    ring.until("/v1/cluster", lambda told: told["ranks"][1]["rtt_us"])
     answer = ring.http.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
     values = {

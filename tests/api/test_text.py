@@ -53,6 +53,7 @@ def read_json(text: str, tools: object) -> object:
 TOOLS = ToolFormat("<call>", "</call>", read_json)
 OPEN = ToolFormat("[CALLS]", "", read_json)
 THINK = ("<think>", "</think>")
+FUNCTIONS = [{"function": {"name": "f"}}]
 F = ToolCall("f", '{"x": 1}')
 CALL = '<call>{"name": "f", "arguments": {"x": 1}}</call>'
 
@@ -68,6 +69,12 @@ ANSWERS: dict[str, tuple[str, ToolFormat | None, dict[str, bool], list[Part]]] =
     "to the end": ('[CALLS]{"name": "f", "arguments": {"x": 1}}', OPEN, {}, [F]),
     "several at once": (f"[CALLS][{CALL[6:-7]}, {CALL[6:-7]}]", OPEN, {}, [F, F]),
     "calls where none may be": (CALL, None, {}, [Content(CALL)]),
+    "a tool that is not there": (
+        '<call>{"name": "g", "arguments": {}}</call>',
+        TOOLS,
+        {},
+        [Content('<call>{"name": "g", "arguments": {}}</call>')],
+    ),
     "a name that is none": (
         '<call>{"name": 1, "arguments": {}}</call>',
         TOOLS,
@@ -110,6 +117,6 @@ def joined(parts: list[Part]) -> list[Part]:
 def test_parts_of_an_answer(
     text: str, tools: ToolFormat | None, begins: dict[str, bool], parts: list[Part], size: int
 ) -> None:
-    answer = AnswerText(THINK, tools, (), **begins)
+    answer = AnswerText(THINK, tools, FUNCTIONS, **begins)
     told = [p for at in range(0, len(text), size) for p in answer.add(text[at : at + size])]
     assert joined(told + answer.end()) == parts

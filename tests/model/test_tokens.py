@@ -112,13 +112,100 @@ def test_a_folder_without_a_tokenizer(tmp_path):
         Tokenizer(tmp_path)
 
 
-def test_no_mlx_is_imported(folder):
+def with_settings(folder, copy, **settings):
+    """A copy of the tokenizer in *folder* with other settings."""
+    copy.mkdir()
+    for file in folder.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | settings
+    (copy / "tokenizer_config.json").write_text(json.dumps(config))
+    return copy
+
+
+FORMATS = {
+    "json_tools": '{"name": "f", "arguments": {"x": [1, "ü"]}}',
+    "qwen3_coder": '<function=f><parameter=x>[1, "ü"]</parameter></function>',
+    "mistral": 'f[ARGS]{"x": [1, "ü"]}',
+    "pythonic": '[f(x=[1, "ü"])]',
+    "minimax_m2": '<invoke name="f"><parameter name="x">[1, "ü"]</parameter></invoke>',
+    "longcat": '{"name": "f", "arguments": {"x": [1, "ü"]}}',
+    "laguna": 'f\n<arg_key>x</arg_key>\n<arg_value>[1, "ü"]</arg_value>',
+    "kimi_k2": "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
+    '{"x": [1, "ü"]}<|tool_call_end|>',
+}
+TOOL = {"function": {"name": "f", "parameters": {"properties": {"x": {"type": "array"}}}}}
+
+
+@pytest.mark.parametrize(("name", "text"), FORMATS.items(), ids=FORMATS)
+def test_tool_calls_in_the_model_s_own_format(folder, tmp_path, name, text):
+    tools = Tokenizer(with_settings(folder, tmp_path / "t", tool_parser_type=name)).tools
+    (call,) = tools.parse(text, [TOOL])
+    assert call.name == "f"
+    assert json.loads(call.arguments) == {"x": [1, "ü"]}
+    assert "ü" in call.arguments
+    assert tools.start
+    for wrong in ("", "x", "{", "[]", "[1]", "<function="):
+        with pytest.raises(ValueError, match=r"\w"):
+            tools.parse(wrong, [TOOL])
+    with pytest.raises(ValueError, match="a tool that there is"):
+        tools.parse(text, [{"function": {"name": "g", "parameters": {}}}])
+
+
+def test_the_format_of_tool_calls_shows_in_the_template(folder, tmp_path, tokenizer):
+    assert tokenizer.tools is None
+    template = TEMPLATE + "{# <tool_call> tool_call.name #}"
+    other = Tokenizer(with_settings(folder, tmp_path / "t", chat_template=template))
+    assert (other.tools.start, other.tools.end) == ("<tool_call>", "</tool_call>")
+
+
+def test_a_parser_that_is_not_there(folder, tmp_path):
+    with pytest.raises(LoadError, match="cannot be loaded"):
+        Tokenizer(with_settings(folder, tmp_path / "t", tool_parser_type="none_such"))
+
+
+def test_tools_and_settings_reach_the_template(folder, tmp_path):
+    template = "{{ tools[0].function.name if tools else 'none' }} {{ mood }}"
+    other = Tokenizer(with_settings(folder, tmp_path / "t", chat_template=template))
+    talk = [{"role": "user", "content": "x"}]
+    assert other.decode(other.chat(talk, [TOOL], mood="fox")) == "f fox"
+    assert other.decode(other.chat(talk, mood="fox")) == "none fox"
+    with pytest.raises(ValueError, match="refuses these messages"):
+        other.chat([])
+
+
+def test_tokens_are_bytes_that_add_up(tokenizer):
+    ids = tokenizer.encode(TEXT)
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode() == TEXT
+    assert tokenizer.token_bytes(tokenizer.encode("<end>")[0]) == b"<end>"
+    assert tokenizer.token_bytes(tokenizer.vocabulary + 5) == b""
+
+
+def test_reasoning_that_the_prompt_begins(folder, tmp_path, tokenizer):
+    assert tokenizer.think == ("", "")
+    assert not tokenizer.opens_thinking(tokenizer.encode("<think>"))
+    copy = with_settings(
+        folder,
+        tmp_path / "t",
+        added_tokens_decoder={
+            "400": {"content": "<think>", "special": False},
+            "401": {"content": "</think>", "special": False},
+        },
+    )
+    thinker = Tokenizer(copy)
+    assert thinker.think == ("<think>", "</think>")
+    assert thinker.opens_thinking(thinker.encode("the fox<think>\n"))
+    assert not thinker.opens_thinking(thinker.encode("<think></think>\n"))
+
+
+def test_no_mlx_is_imported(folder, tmp_path):
+    copy = with_settings(folder, tmp_path / "t", tool_parser_type="laguna")
     code = (
         "import sys; from pathlib import Path; from sealring_model.tokens import Tokenizer; "
         "t = Tokenizer(Path(sys.argv[1])); t.chat([{'role': 'user', 'content': 'x'}]); "
+        "assert t.tools; "
         "assert not {m.split('.')[0] for m in sys.modules} & {'mlx', 'mlx_lm'}"
     )
     run = subprocess.run(
-        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, str(copy)], capture_output=True, text=True, check=True
     )
     assert run.stderr == ""

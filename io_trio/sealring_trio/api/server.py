@@ -97,6 +97,11 @@ class ApiServer:
                 nursery.start_soon(self._sample)
                 task_status.started()
                 log.info("the API is at http://%s/v1", format_address(*address))
+                if self.head.keys_needed:
+                    log.warning(
+                        "it is plain HTTP: keys and texts can be read on the way. Put a proxy that "
+                        "speaks TLS before it, or reach it through a tunnel"
+                    )
                 await serve_asgi(
                     cast(Any, app), settings, shutdown_trigger=self._closing.wait, mode="asgi"
                 )
