@@ -16,7 +16,9 @@ import tempfile
 import time
 from pathlib import Path
 
+import attrs
 import mlx.core as mx
+from bench_speed import cpu_of
 from model_child import Child
 from model_families import config_of, random_weights, reference_model, write_model
 from model_rings import Author, hop_keys, place_of
@@ -38,6 +40,17 @@ def bench_model(folder: Path, size: int, dtype: mx.Dtype) -> Path:
     config["torch_dtype"] = str(dtype).removeprefix("mlx.core.")
     weights = {name: value.astype(dtype) for name, value in random_weights(config).items()}
     return write_model(folder, config, weights)
+
+
+@attrs.frozen
+class Figures:
+    """Tokens per second; milliseconds of processor time per token; then of each rank, its device's
+    busy share, and milliseconds that a step waited for it."""
+
+    rate: float
+    cpu: float
+    busy: tuple[float, ...] = ()
+    waited: tuple[float, ...] = ()
 
 
 def prompt_of(row: int, length: int) -> list[int]:
@@ -63,44 +76,48 @@ class Pipeline:
         self.uids = iter(range(1, 1 << 30))
         self.groups, self.rows, self.sampling = groups, rows, sampling
 
-    def run(self, tokens: int, prompt: int) -> tuple[float, list[float], list[float]]:
-        """Tokens per second; each rank's busy share; milliseconds that a step waited at each."""
-        live = []
-        for row in range(self.groups * self.rows):
-            uid = next(self.uids)
-            self.children[0].send(Row(uid, **self.sampling))
-            ids = prompt_of(row, prompt)
-            self.whole(open=(Open(uid),))
-            self.whole(work=Prefill(uid, 0, prompt - 1), ids=tuple(ids[:-1]))
-            live.append((uid, ids[-1]))
-        groups = [live[g :: self.groups] for g in range(self.groups)]
-        for g, rows in enumerate(groups):
+    def run(self, tokens: int, prompt: int) -> Figures:
+        """Decode *tokens* for every row."""
+        live = [self.admit(row, prompt) for row in range(self.groups * self.rows)]
+        for g in range(self.groups):
+            rows = live[g :: self.groups]
             joins = tuple(Join(uid, g) for uid, _ in rows)
             self.whole(join=joins, ids=tuple(last for _, last in rows), work=Decode(g))
         left = dict.fromkeys(range(self.groups), tokens)
-        busy = [0] * len(self.children)
-        wait = [0] * len(self.children)
-        of = {}
-        began = time.perf_counter()
-        window = 2 if len(self.children) == 1 else 1
-        for _ in range(window):
+        ranks = len(self.children)
+        busy, wait = [0] * ranks, [0] * ranks
+        of: dict[int, int] = {}
+        began, cpu = time.perf_counter(), self.cpu()
+        for _ in range(2 if ranks == 1 else 1):
             for g in left:
                 self.start(g, left, of)
         while of:
             done = self.answer()
-            passes = [*range(len(self.children)), 0]
-            for rank, spent in zip(passes, done.spent, strict=False):
+            for rank, spent in zip([*range(ranks), 0], done.spent, strict=False):
                 busy[rank] += spent.compute_us
                 wait[rank] += spent.wait_us
             self.start(of.pop(done.n), left, of)
-        took = time.perf_counter() - began
+        took, cpu = time.perf_counter() - began, self.cpu() - cpu
         self.whole(evict=tuple(uid for uid, _ in live))
         steps = self.groups * tokens
-        return (
+        return Figures(
             steps * self.rows / took,
-            [us / 1e6 / took for us in busy],
-            [us / 1e3 / steps for us in wait],
+            1000 * cpu / steps / self.rows,
+            tuple(us / 1e6 / took for us in busy),
+            tuple(us / 1e3 / steps for us in wait),
         )
+
+    def admit(self, row: int, prompt: int) -> tuple[int, int]:
+        """Read a prompt; the row's uid and last token."""
+        uid, ids = next(self.uids), prompt_of(row, prompt)
+        self.children[0].send(Row(uid, **self.sampling))
+        self.whole(open=(Open(uid),))
+        self.whole(work=Prefill(uid, 0, prompt - 1), ids=tuple(ids[:-1]))
+        return uid, ids[-1]
+
+    def cpu(self) -> float:
+        """Seconds of processor time of all engines."""
+        return sum(cpu_of(child.process.pid) for child in self.children)
 
     def start(self, group: int, left: dict[int, int], of: dict[int, int]) -> None:
         if left[group]:
@@ -129,17 +146,18 @@ class Pipeline:
                     return message
 
 
-def by_mlx_lm(model, rows: int, tokens: int, prompt: int) -> float:
-    """Tokens per second of mlx-lm's own batches, after every row's first token."""
+def by_mlx_lm(model, rows: int, tokens: int, prompt: int) -> Figures:
+    """mlx-lm's own batches, after every row's first token."""
     generator = mlx_lm("generate").BatchGenerator(model, completion_batch_size=rows)
     generator.insert([prompt_of(row, prompt) for row in range(rows)], [tokens + 2] * rows)
     got = 0
     while got < rows:
         got += len(generator.next_generated())
-    began, got = time.perf_counter(), 0
+    began, cpu, got = time.perf_counter(), time.process_time(), 0
     while responses := generator.next_generated():
         got += len(responses)
-    return got / (time.perf_counter() - began)
+    cpu = 1000 * (time.process_time() - cpu) / got
+    return Figures(got / (time.perf_counter() - began), cpu)
 
 
 def main() -> None:
@@ -150,7 +168,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=25, choices=SIZES)
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=60)
+    parser.add_argument("--tokens", type=int, default=40)
     parser.add_argument("--prompt", type=int, default=64)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
@@ -158,17 +176,21 @@ def main() -> None:
         folder = bench_model(Path(root) / "m", options.size, dtype)
         model = reference_model(folder)
         ring = Pipeline(folder, options.ranks, options.groups, options.rows)
+        rows = options.groups * options.rows
+        ring.run(3, options.prompt)
+        by_mlx_lm(model, rows, 3, options.prompt)
         ours, theirs = [], []
-        for _ in range(options.rounds + 1):
+        for _ in range(options.rounds):
             ours.append(ring.run(options.tokens, options.prompt))
-            rows = options.groups * options.rows
             theirs.append(by_mlx_lm(model, rows, options.tokens, options.prompt))
-        rate = statistics.median(rate for rate, _, _ in ours[1:])
-        base = statistics.median(theirs[1:])
-        print(f"{rate:6.1f} tokens/s; BatchGenerator {base:6.1f}; ratio {rate / base:5.3f}")
+        for name, figures in (("ring", ours), ("BatchGenerator", theirs)):
+            rate, cpu = (statistics.median(getattr(f, x) for f in figures) for x in ("rate", "cpu"))
+            print(f"{name:14} {rate:6.1f} tokens/s, {cpu:6.2f} ms of processor time per token")
+        ratio = statistics.median(a.rate / b.rate for a, b in zip(ours, theirs, strict=True))
+        print(f"ratio {ratio:.3f}")
         for rank in range(options.ranks):
-            busy = statistics.median(each[1][rank] for each in ours[1:])
-            wait = statistics.median(each[2][rank] for each in ours[1:])
+            busy = statistics.median(each.busy[rank] for each in ours)
+            wait = statistics.median(each.waited[rank] for each in ours)
             print(f"rank {rank}: device busy {busy:5.1%}, a step waits {wait:5.2f} ms")
         for child in ring.children:
             child.__exit__()
