@@ -11,6 +11,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -47,7 +48,7 @@ def _result(name: str, pairs: Sequence[tuple[float, float]]) -> Result:
 
 def _early_and_late(times: Sequence[float]) -> tuple[float, float]:
     """Median milliseconds between tokens in both stretches, from the *times* (s) of all."""
-    gaps = [1e3 * (b - a) for a, b in zip(times, times[1:], strict=False)]
+    gaps = [1e3 * (b - a) for a, b in pairwise(times)]
     return statistics.median(gaps[EARLY]), statistics.median(gaps[LATE])
 
 

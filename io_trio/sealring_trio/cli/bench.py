@@ -1,4 +1,4 @@
-"""`sealring bench codec | handshake | hop | solo | length | batch | serve | soak`."""
+"""`sealring bench codec | handshake | hop | solo | length | overtake | batch | serve | soak`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Annotated, Literal
 import cyclopts
 
 from sealring_trio.bench.measure import Result
-from sealring_trio.cli.output import print_json, print_table
-from sealring_trio.models import find_model
+from sealring_trio.bench.shown import describe_report, show_report
+from sealring_trio.cli.output import print_json, print_table, teller
+from sealring_trio.models import TINY, find_model
 
 Count = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
 Counts = tuple[Count, ...]
+FromZero = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0))]
+Limit = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0))]
 
 HELP = """\
 Measure the protocol beside its yardsticks.
@@ -104,6 +107,22 @@ def length(*, json: bool = False) -> None:
 
 
 @app.command
+def overtake(*, json: bool = False) -> None:
+    """Time to the first token of a short prompt behind one of 4,000 tokens.
+
+    Beside what it may take: its own time alone and two chunks of the other.
+
+    Parameters
+    ----------
+    json
+        Print a JSON list.
+    """
+    from sealring_trio.bench.overtake import measure  # noqa: PLC0415
+
+    _print(measure(), json)
+
+
+@app.command
 def batch(
     *,
     size: Literal["25m", "450m"] = "25m",
@@ -168,6 +187,153 @@ def batch(
         results = measure(plan, folder, folder.name)
     _print(results, json)
     return 1 if check and not all(result.holds for result in results) else 0
+
+
+@app.command
+def serve(
+    *,
+    url: tuple[str, ...] = (),
+    api_key: tuple[str, ...] = (),
+    start: bool = False,
+    ranks: Count = 2,
+    model: str = TINY,
+    scenario: Literal["streaming", "whole", "two-models", "burst", "users", "large", "all"]
+    | None = None,
+    requests: Count = 30,
+    concurrency: Count = 5,
+    users: Count = 1,
+    chars: Count = 200,
+    whole: bool = False,
+    max_tokens: Count = 64,
+    check: bool = False,
+    max_errors: FromZero = 0,
+    max_parse_ms: Limit = 1.0,
+    max_queue_ms: Limit | None = None,
+    max_first_token_ms: Limit | None = None,
+    max_total_ms: Limit | None = None,
+    json: bool = False,
+) -> int:
+    """Put a load on the HTTP API, and tell where the time went.
+
+    Sends requests from several users at once, to a head that runs or to one
+    that it starts (--start), and sets out by phase what the head's traces say
+    of them. Exit code 1 if a limit is broken.
+
+        sealring bench serve --start
+        sealring bench serve --start --scenario all --check
+        sealring bench serve --url http://desk:7480 --requests 200 --users 8
+
+    Scenarios, as requests and how many at once: streaming, 30 and 5; whole,
+    20 and 5, in one piece; two-models, 50 and 10 over two rings; burst, 60
+    and 20; users, 40 and 15 from 10 users; large, 100 and 100 with 10 KB each.
+
+    Parameters
+    ----------
+    url
+        The head's address; http://127.0.0.1:7480 if left out. Give two, and a
+        scenario for two rings is spread over them.
+    api_key
+        A key, where one is needed; repeat it for several users.
+    start
+        Start a ring for it, or two.
+    ranks
+        Ranks of the ring that is started.
+    model
+        Its model; the one that ships with sealring if left out.
+    scenario
+        A load with a name, in place of the following options; 'all' for each
+        of them in turn.
+    requests
+        Requests altogether.
+    concurrency
+        Requests at once.
+    users
+        Users that they come from.
+    chars
+        Characters of each prompt.
+    whole
+        Have answers in one piece, not streamed.
+    max_tokens
+        The most tokens of an answer.
+    check
+        Make each request again by itself, and compare. For models in f32.
+    max_errors
+        Requests that may fail.
+    max_parse_ms
+        Limit for the mean of checking a request's body.
+    max_queue_ms
+        Limit for the 95th percentile of waiting for a place.
+    max_first_token_ms
+        Limit for the 95th percentile of the time to the first token.
+    max_total_ms
+        Limit for the 95th percentile of whole requests.
+    json
+        Print a JSON list, with an object for each load.
+    """
+    from sealring_trio import client  # noqa: PLC0415
+    from sealring_trio.bench import serve as bench  # noqa: PLC0415
+    from sealring_trio.bench.load import SCENARIOS, Load  # noqa: PLC0415
+
+    own = Load("load", requests, concurrency, users, chars, stream=not whole, max_tokens=max_tokens)
+    loads = list(SCENARIOS.values()) if scenario == "all" else [SCENARIOS.get(str(scenario), own)]
+    limits = bench.Limits(max_errors, max_parse_ms, max_queue_ms, max_first_token_ms, max_total_ms)
+    if start:
+        rings = max(each.rings for each in loads)
+        targets = bench.started(rings, ranks, find_model(model), tell)
+    else:
+        urls = [client.base_url(each) for each in url or (client.DEFAULT_URL,)]
+        key = client.api_key(None)
+        targets = bench.running(urls, api_key or ((key,) if key else ()))
+    reports = []
+    with targets as found:
+        for report in bench.measure(loads, found, limits, check=check, tell=tell):
+            reports.append(report)
+            if not json:
+                show_report(report)
+    if json:
+        print_json([describe_report(report) for report in reports])
+    return 0 if all(report.passed for report in reports) else 1
+
+
+@app.command
+def soak(
+    *,
+    minutes: Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gt=0))] = 30,
+    ranks: Count = 2,
+    model: str = TINY,
+    json: bool = False,
+) -> int:
+    """Keep a ring busy for a long time, and see that nothing grows.
+
+    Starts a ring and has clients ask, leave in the middle, cancel and err.
+    Prints the memory of every process as time goes by. Exit code 1 if memory
+    grew, an answer changed, or a row, file, thread or task is left at the
+    end.
+
+        sealring bench soak
+        sealring bench soak --minutes 2 --ranks 3
+
+    Parameters
+    ----------
+    minutes
+        How long.
+    ranks
+        Ranks of the ring.
+    model
+        Its model, in f32; the one that ships with sealring if left out.
+    json
+        Print one JSON object at the end.
+    """
+    from sealring_trio.bench.shown import SoakTable, show_soak  # noqa: PLC0415
+    from sealring_trio.bench.soak import describe, measure  # noqa: PLC0415
+
+    table = SoakTable(quiet=json)
+    done = measure(minutes, ranks, find_model(model), teller(), table.show)
+    if json:
+        print_json(describe(done))
+    else:
+        show_soak(done)
+    return 0 if done.passed else 1
 
 
 def _print(results: list[Result], json: bool) -> None:
