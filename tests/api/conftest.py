@@ -116,7 +116,7 @@ def team() -> Iterator[Served]:
         (config,) = write_cluster(folder, 1, model, api=f"0.0.0.0:{port}")
         config.write_text(f"{config.read_text()}timeout = {TIMEOUT}\nqueue = 4\n")
         key = new_key(folder / f"{config.stem}.state" / KEY_FILE, "alice")
-        head = stack.enter_context(running_node(config))
+        head = stack.enter_context(running_node(config, ["--trace"]))
         wait_until_up(head)
         url = f"http://127.0.0.1:{port}"
         served = stack.enter_context(connected(head, url, key, "scripted"))

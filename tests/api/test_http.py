@@ -246,6 +246,16 @@ def test_a_trace_says_where_the_time_went(ring: Served) -> None:
         assert word in line
 
 
+def test_every_step_is_told_when_asked_for(team: Served) -> None:
+    answer = team.post(team.chat("fruit"))
+    told = team.trace(answer.json()["id"])
+    lines = [line for line in team.head.log.read_text().splitlines() if " step " in line]
+    assert len(lines) >= told["steps"] >= 4
+    form = r"step \d+: (decode of group \d+, rows [\d, ]+|prefill of row .*|no work): [\d.]+ ms: "
+    for line in lines:
+        assert re.search(form + r"rank 0 [\d.]+ \(wait [\d.]+, seal [\d.]+\)", line), line
+
+
 def test_the_cluster(ring: Served) -> None:
     told = ring.http.get("/v1/cluster?history=1").json()
     assert (told["state"], told["strategy"], told["healthy"]) == ("serving", "pp", True)

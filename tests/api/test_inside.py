@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 from sealring_protocol.codec.messages import Decode, Spent
 from sealring_protocol.control.effects import StepTiming
 from sealring_trio.api import bodies
 from sealring_trio.api.bodies import BODY_SECONDS, Bodies
 from sealring_trio.api.errors import ApiError
+from sealring_trio.api.schema import ChatRequest, CompletionRequest, read
 from sealring_trio.api.streaming import KEEPALIVE_SECONDS, ClientGone, EventStream, attended
 from sealring_trio.trace import Trace
 from starlette.requests import ClientDisconnect, Request
@@ -102,6 +106,45 @@ async def test_all_bodies_together_are_bounded(monkeypatch: pytest.MonkeyPatch) 
             await shared.read(request(more))
         assert (caught.value.status, caught.value.code) == (503, "overloaded")
         nursery.cancel_scope.cancel()
+
+
+WORDS = st.sampled_from(["", "x", "é", "user", "text", "function", "required", "12"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 1 << 65) | st.floats(-3, 3) | WORDS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["role", "content", "type", "text", "name"]), inner)
+    ),
+    max_leaves=6,
+)
+MESSAGES = [{"role": "user", "content": "x"}]
+
+
+@given(
+    st.dictionaries(st.sampled_from(sorted(ChatRequest.model_fields)), VALUES, max_size=4),
+    st.dictionaries(st.sampled_from(sorted(CompletionRequest.model_fields)), VALUES, max_size=4),
+    st.binary(max_size=20),
+)
+def test_a_body_is_read_or_refused(chat: dict[str, Any], text: dict[str, Any], junk: bytes) -> None:
+    bodies = (
+        (ChatRequest, json.dumps({"model": "m", "messages": MESSAGES} | chat).encode()),
+        (CompletionRequest, json.dumps({"model": "m", "prompt": "x"} | text).encode()),
+        (ChatRequest, junk),
+    )
+    for kind, body in bodies:
+        given = read_or_refusal(kind, body)
+        if isinstance(given, ApiError):
+            assert given.status == 400
+            assert len(given.response().body) < 1000
+        else:
+            assert isinstance(given, kind)
+
+
+def read_or_refusal(kind: Any, body: bytes) -> Any:
+    try:
+        return read(kind, body)
+    except ApiError as error:
+        return error
 
 
 def timing(total: int, *spent: Spent, closing: Spent | None = None) -> StepTiming:

@@ -81,6 +81,8 @@ def unavailable(message: str, code: str, retry: int = RETRY_SECONDS) -> ApiError
     return ApiError(503, message, code, kind="service_unavailable", headers=headers)
 
 
+_LONGEST_PART: Final = 64  # of a place in a body: a client may have put anything there
+
 _FORMS: Final[Mapping[str, str]] = {
     "content": "a message's content is a text or a list of text parts; other parts, such as "
     "images, are not supported",
@@ -107,7 +109,7 @@ def from_validation(error: pydantic.ValidationError) -> ApiError:
 
 
 def _name(place: tuple[int | str, ...]) -> str:
-    return ".".join(str(part) for part in place if part != "[key]")
+    return ".".join(str(part)[:_LONGEST_PART] for part in place if part != "[key]")
 
 
 def from_refusal(error: LocalProtocolError, retry: int) -> ApiError:

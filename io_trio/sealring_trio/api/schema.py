@@ -38,6 +38,7 @@ Several = partial(pydantic.Field, fail_fast=True)
 Penalty = Annotated[float, Number(ge=-2, le=2)]
 Count = Annotated[int, Number(ge=1, le=U32)]
 Stop = Annotated[str, pydantic.StringConstraints(min_length=1, max_length=MAX_STOP)]
+Name = Annotated[str, pydantic.StringConstraints(min_length=1, max_length=256)]
 Token = Annotated[int, Number(ge=0, le=U32)]
 Ids = Annotated[list[Token], Several(min_length=1, max_length=MAX_PROMPT_IDS)]
 Bias = dict[
@@ -61,7 +62,7 @@ class StreamOptions(Model):
 class Sampled(Model):
     """What chat and text completions have in common."""
 
-    model: str
+    model: Name
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
@@ -94,7 +95,7 @@ class Sampled(Model):
 class Function(Model):
     """A function that the model may call."""
 
-    name: Annotated[str, pydantic.StringConstraints(min_length=1, max_length=256)]
+    name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
@@ -109,7 +110,7 @@ class Tool(Model):
 class NamedFunction(Model):
     """The function that has to be called."""
 
-    name: str
+    name: Name
 
 
 class NamedTool(Model):
@@ -162,7 +163,7 @@ class Message(Model):
 class ResponseFormat(Model):
     """What form the answer has."""
 
-    type: str
+    type: Name
 
 
 class ChatRequest(Sampled):
