@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import sys
@@ -139,6 +140,9 @@ class Tokenizer:
         )
         self.eos: Final = _eos_ids(folder) | frozenset(self._inner.eos_token_ids)
         self.has_chat: Final = bool(self._inner.has_chat_template)
+        own = inspect.signature(inner.apply_chat_template).parameters.keys()
+        self.reserved: Final = frozenset(own) - {"thinking", "enable_thinking"}
+        """Settings of a chat template that are the tokenizer's own, such as the template itself."""
         self.vocabulary: Final = len(self._inner)
         self.think: Final = (self._inner.think_start or "", self._inner.think_end or "")
         """The marks around the model's reasoning; empty if it has none."""

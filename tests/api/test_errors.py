@@ -69,7 +69,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str | None]] = {
     "tools required": (CHAT, {"tool_choice": "required"}, "invalid_value", "tool_choice"),
     "a template's own": (
         CHAT,
-        {"chat_template_kwargs": {"messages": []}},
+        {"chat_template_kwargs": {"chat_template": "{% for x in range(1000000000) %}{% endfor %}"}},
         "invalid_value",
         "chat_template_kwargs",
     ),

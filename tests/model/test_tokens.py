@@ -171,6 +171,8 @@ def test_tools_and_settings_reach_the_template(folder, tmp_path):
     assert other.decode(other.chat(talk, mood="fox")) == "none fox"
     with pytest.raises(ValueError, match="refuses these messages"):
         other.chat([])
+    assert {"chat_template", "tokenize", "max_length"} <= other.reserved
+    assert not {"mood", "enable_thinking"} & other.reserved
 
 
 def test_tokens_are_bytes_that_add_up(tokenizer):

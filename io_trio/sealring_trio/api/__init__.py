@@ -7,13 +7,15 @@
 | `gate` | what every request passes first: who it comes from, keys, limits, its id |
 | `bodies` | reads a request's body within its limits |
 | `schema`, `messages` | what a body may say; a conversation as the chat template takes it |
-| `desk` | from a valid request to its answers: the model, the ring, the jobs, the trace |
+| `sampling` | how its rows are drawn |
+| `generate`, `kinds` | from a request to its answers; what is special about chat and text |
 | `chat`, `completions` | what one choice of an answer looks like |
 | `parsing` | reasoning and tool calls in a model's text |
 | `replies`, `streaming` | whole answers, and answers as server-sent events |
 | `keys` | API keys, hashed at rest |
 | `errors` | every error in OpenAI's shape |
-| `health`, `cluster`, `metrics` | what the ring tells of itself |
+| `head` | what all of them share |
+| `health`, `cluster`, `history`, `metrics` | what the ring tells of itself |
 
 All of it runs in the event loop that moves the ring's hops, so nothing here computes for long.
 """

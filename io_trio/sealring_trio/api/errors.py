@@ -112,8 +112,9 @@ def _name(place: tuple[int | str, ...]) -> str:
     return ".".join(str(part)[:_LONGEST_PART] for part in place if part != "[key]")
 
 
-def from_refusal(error: LocalProtocolError, retry: int) -> ApiError:
-    """Why the scheduler did not take a request; *retry* is a guess at when it might, in seconds."""
+def from_refusal(error: LocalProtocolError, param: str, retry: int) -> ApiError:
+    """Why the scheduler did not take a request, whose prompt came in the field *param*; *retry* is
+    a guess at when it might, in seconds."""
     match error:
         case ContextOverflow():
             message = (
@@ -121,9 +122,9 @@ def from_refusal(error: LocalProtocolError, retry: int) -> ApiError:
                 f"requested {error.prompt + error.asked} tokens ({error.prompt} in the prompt, "
                 f"{error.asked} in the completion). Please reduce the length of either."
             )
-            return invalid(message, "messages", "context_length_exceeded")
+            return invalid(message, param, "context_length_exceeded")
         case RoomOverflow():
-            return invalid(str(error), "messages", "context_length_exceeded")
+            return invalid(f"{error}.", param, "context_length_exceeded")
         case QueueFull():
             headers = {"Retry-After": str(retry)}
             message = f"The ring is busy: {error}."

@@ -188,7 +188,7 @@ class Generate(Generic[A]):
                 for job in jobs(asked, prepared.prompts, vocabulary, trace.owner)
             ]
         except LocalProtocolError as error:
-            raise from_refusal(error, head.retry_after()) from None
+            raise from_refusal(error, self._kind.prompt, head.retry_after()) from None
 
 
 def _check_prompt(prompt: tuple[int, ...], vocabulary: int) -> None:

@@ -27,10 +27,11 @@ class Prepared:
 
 
 class Kind(Protocol[A]):
-    """One kind of request: *prefix* begins its ids, *whole* and *chunk* are its answers' types."""
+    """One kind of request: *prompt* is the field of its prompt, *whole* and *chunk* are the types
+    of its answers."""
 
     name: str
-    prefix: str
+    prompt: str
     whole: str
     chunk: str
 
@@ -51,7 +52,7 @@ class ChatKind:
     """Chat completions."""
 
     name = "chat"
-    prefix = "chatcmpl-"
+    prompt = "messages"
     whole = "chat.completion"
     chunk = "chat.completion.chunk"
 
@@ -88,7 +89,7 @@ class CompletionKind:
     """Text completions."""
 
     name = "completion"
-    prefix = "cmpl-"
+    prompt = "prompt"
     whole = "text_completion"
     chunk = "text_completion"
 

@@ -42,8 +42,7 @@ def converse(tokenizer: Tokenizer, asked: ChatRequest) -> Conversation:
         settings.setdefault("reasoning_effort", asked.reasoning_effort)
     if tokenizer.think[0] and (forced or asked.reasoning_effort == "none"):
         settings.setdefault("enable_thinking", False)
-    reserved = {"conversation", "messages", "tools", "tokenize", "return_tensors", "return_dict"}
-    if wrong := sorted(reserved & settings.keys()):
+    if wrong := sorted(tokenizer.reserved & settings.keys()):
         raise invalid(f"chat_template_kwargs may not set '{wrong[0]}'.", "chat_template_kwargs")
     messages = [_plain(message) for message in asked.messages]
     try:
