@@ -251,6 +251,8 @@ def main() -> int:
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.excepthook = end_with_thread
+    # The thread that answers waits for the interpreter while another one builds a graph.
+    sys.setswitchinterval(0.0005)
     return serve(socket.socket(fileno=options.fd), options.model, options.memory_limit)
 
 
