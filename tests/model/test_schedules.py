@@ -50,7 +50,7 @@ class Schedule:
             self._admit(prompt_of(self.rng), [], self.rng.choice((0, 0, 1, 2)))
 
     def _admit(self, prompt: tuple[int, ...], said: list[int], way: int) -> None:
-        chunk = self.rng.choice((1, 7, 100))
+        chunk = self.rng.choice((1 if len(prompt) < 6 else 5, 7, 100))
         uid = self.ring.admit([*prompt, *said], chunk=chunk, generated=len(said), **SAMPLING[way])
         self._waits(uid, prompt, said, way)
 
@@ -112,7 +112,7 @@ class Schedule:
 
 @pytest.fixture(scope="module")
 def alone(models):
-    """The text of a prompt alone, from a ring of one (whose greedy text is mlx-lm's: test_stage)."""
+    """The text of a prompt alone, from a ring of one: test_stage compares that with mlx-lm's."""
     known: dict[tuple, list[int]] = {}
     rings = {family: Ring(folder) for family, folder in models.items()}
 
