@@ -11,7 +11,7 @@ import pytest
 from model_families import FAMILIES
 from model_rings import Ring
 
-LENGTH = 24
+LENGTH = 16
 SAMPLING = (
     {},
     {"seed": 11, "temperature": 0.8, "top_k": 40},
@@ -119,7 +119,7 @@ def alone(models):
     def text(family: str, prompt: tuple[int, ...], way: int) -> list[int]:
         key = (family, prompt, way)
         if key not in known:
-            known[key] = rings[family].generate(list(prompt), LENGTH + 8, **SAMPLING[way])
+            known[key] = rings[family].generate(list(prompt), LENGTH + 4, **SAMPLING[way])
         return known[key]
 
     return text
