@@ -42,6 +42,32 @@ _US: Final = 1e-3  # microseconds in milliseconds
 _S: Final = 1e3  # seconds in milliseconds
 
 
+class StepParts:
+    """A step's time in parts, microseconds: worked out once for all requests with a row in it."""
+
+    __slots__ = (
+        "away_us",
+        "busy_us",
+        "compute_us",
+        "sample_us",
+        "seal_us",
+        "total_us",
+        "wait_us",
+    )
+
+    def __init__(self, timing: StepTiming) -> None:
+        closing = timing.closing
+        self.total_us = timing.total_us
+        self.away_us = timing.away_us
+        self.compute_us = [spent.compute_us for spent in timing.spent]
+        self.sample_us = closing.compute_us
+        self.wait_us, self.seal_us = closing.wait_us, closing.seal_us
+        for spent in timing.spent:
+            self.wait_us += spent.wait_us
+            self.seal_us += spent.seal_us
+        self.busy_us = self.away_us + sum(self.compute_us) + self.sample_us + self.seal_us
+
+
 @attrs.define
 class Trace:
     """The times of one request: seconds of trio's clock, but microseconds where a step tells."""
@@ -75,26 +101,24 @@ class Trace:
     hop_us: float = 0.0
     _covered: float = 0.0  # when the latest step ended
 
-    def step(self, timing: StepTiming, now: float) -> None:
+    def step(self, step: StepParts, now: float) -> None:
         """A step with a row of this request has come back."""
         self.steps += 1
-        began = now - timing.total_us * 1e-6
+        began = now - step.total_us * 1e-6
         fresh = max(0.0, now - max(began, self._covered)) * 1e6
         self._covered = now
         self.steps_us += fresh
         # The rest of the step's time has been counted: what it waited then, it waited for that.
-        parts = (*timing.spent, timing.closing)
-        waited = sum(spent.wait_us for spent in parts)
-        wait = min(fresh, max(0.0, waited - (timing.total_us - fresh)))
-        busy = timing.away_us + sum(spent.compute_us + spent.seal_us for spent in parts)
-        share = (fresh - wait) / busy if busy else 0.0
+        wait = min(fresh, max(0.0, step.wait_us - (step.total_us - fresh)))
+        share = (fresh - wait) / step.busy_us if step.busy_us else 0.0
         self.wait_us += wait
-        self.hop_us += share * timing.away_us
-        self.sample_us += share * timing.closing.compute_us
-        self.compute_us += [0.0] * (len(timing.spent) - len(self.compute_us))
-        for rank, spent in enumerate(timing.spent):
-            self.compute_us[rank] += share * spent.compute_us
-        self.seal_us += share * sum(spent.seal_us for spent in parts)
+        self.hop_us += share * step.away_us
+        self.sample_us += share * step.sample_us
+        self.seal_us += share * step.seal_us
+        if len(self.compute_us) < len(step.compute_us):
+            self.compute_us += [0.0] * (len(step.compute_us) - len(self.compute_us))
+        for rank, spent in enumerate(step.compute_us):
+            self.compute_us[rank] += share * spent
 
     @property
     def state(self) -> str:
@@ -250,8 +274,10 @@ class Tracer:
         """Charge a step to each request that had a row in it."""
         now = trio.current_time()
         charged = {id(t): t for uid in timing.uids if (t := self._of_row.get(uid)) is not None}
-        for trace in charged.values():
-            trace.step(timing, now)
+        if charged:
+            parts = StepParts(timing)
+            for trace in charged.values():
+                trace.step(parts, now)
         for observer in self.observers:
             observer.step(timing)
         if step_log.isEnabledFor(logging.INFO):

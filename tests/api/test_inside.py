@@ -17,7 +17,7 @@ from sealring_trio.api.bodies import BODY_SECONDS, Bodies
 from sealring_trio.api.errors import ApiError
 from sealring_trio.api.schema import ChatRequest, CompletionRequest, read
 from sealring_trio.api.streaming import KEEPALIVE_SECONDS, ClientGone, EventStream, attended
-from sealring_trio.trace import Trace
+from sealring_trio.trace import StepParts, Trace
 from starlette.requests import ClientDisconnect, Request
 from trio.testing import MockClock
 
@@ -147,8 +147,8 @@ def read_or_refusal(kind: Any, body: bytes) -> Any:
         return error
 
 
-def timing(total: int, *spent: Spent, closing: Spent | None = None) -> StepTiming:
-    return StepTiming(1, Decode(0), (7,), total, spent, closing or Spent())
+def parts(total: int, *spent: Spent, closing: Spent | None = None) -> StepParts:
+    return StepParts(StepTiming(1, Decode(0), (7,), total, spent, closing or Spent()))
 
 
 async def test_steps_one_after_the_other_are_counted_whole() -> None:
@@ -156,7 +156,7 @@ async def test_steps_one_after_the_other_are_counted_whole() -> None:
     now = trio.current_time()
     ranks = (Spent(3000, 100, 10), Spent(4000, 200, 20))
     for end in (0.02, 0.04):
-        trace.step(timing(10_000, *ranks, closing=Spent(500, 0, 5)), now + end)
+        trace.step(parts(10_000, *ranks, closing=Spent(500, 0, 5)), now + end)
     phases = trace.phases()
     assert phases["compute"] == [6.0, 8.0]
     assert (phases["sample"], phases["wait"], phases["seal"]) == (1.0, 0.6, 0.07)
@@ -166,9 +166,9 @@ async def test_steps_one_after_the_other_are_counted_whole() -> None:
 async def test_time_in_which_steps_overlap_counts_once() -> None:
     trace = Trace("x", "chat", "")
     now = trio.current_time()
-    trace.step(timing(10_000, Spent(10_000)), now + 0.010)
+    trace.step(parts(10_000, Spent(10_000)), now + 0.010)
     # Half of it lay behind the first: 4 ms of that waiting for the device.
-    trace.step(timing(10_000, Spent(5_000, 4_000)), now + 0.015)
+    trace.step(parts(10_000, Spent(5_000, 4_000)), now + 0.015)
     phases = trace.phases()
     assert phases["wait"] == pytest.approx(0)
     assert phases["compute"][0] + phases["hop"] == pytest.approx(15)

@@ -66,9 +66,9 @@ class Metrics:
             ["outcome"],
             registry=registry,
         )
-        self._tokens = Counter(
-            "sealring_tokens",
-            "Tokens generated, read in, and known from before.",
+        self._prompts = Counter(
+            "sealring_prompt_tokens",
+            "Tokens of prompts: read in, and known from before.",
             ["kind"],
             registry=registry,
         )
@@ -87,23 +87,11 @@ class Metrics:
             "Mean of the hops of a decode step: neither work, nor waiting, nor sealing.",
             _SHORT,
         )
-        self._steps = Counter(
-            "sealring_steps", "Steps round the ring.", ["work"], registry=registry
-        )
-        self._step_seconds = Counter(
-            "sealring_step_seconds", "Time of steps round the ring.", ["work"], registry=registry
-        )
-        self._spent = Counter(
-            "sealring_rank_seconds",
-            "What each rank did with steps: compute, wait (for its device), seal.",
-            ["rank", "phase"],
-            registry=registry,
-        )
-        self._sample = Counter(
-            "sealring_sample_seconds",
-            "The head's closing pass of steps: norm, output head, sampling.",
-            registry=registry,
-        )
+        # What rises with every step or token is counted in plain numbers, and told when asked.
+        self.steps = {"decode": [0, 0], "prefill": [0, 0], "none": [0, 0]}  # how many, us
+        self.ranks: list[dict[str, int]] = []  # us by phase
+        self.sample_us = 0
+        self.generated = 0
 
     def watch(self, head: ApiHead) -> None:
         """Read *head*'s gauges too."""
@@ -125,23 +113,26 @@ class Metrics:
                 work = "prefill"
             case _:
                 work = "none"
-        self._steps.labels(work).inc()
-        self._step_seconds.labels(work).inc(timing.total_us * _US)
-        for rank, spent in enumerate(timing.spent):
-            self._spent.labels(str(rank), "compute").inc(spent.compute_us * _US)
-            self._spent.labels(str(rank), "wait").inc(spent.wait_us * _US)
-            self._spent.labels(str(rank), "seal").inc(spent.seal_us * _US)
-        self._sample.inc(timing.closing.compute_us * _US)
+        counts = self.steps[work]
+        counts[0] += 1
+        counts[1] += timing.total_us
+        while len(self.ranks) < len(timing.spent):
+            self.ranks.append({"compute": 0, "wait": 0, "seal": 0})
+        for spent, rank in zip(timing.spent, self.ranks, strict=False):
+            rank["compute"] += spent.compute_us
+            rank["wait"] += spent.wait_us
+            rank["seal"] += spent.seal_us
+        self.sample_us += timing.closing.compute_us
 
     def first_token(self, seconds: float) -> None:
         """A request had its first token."""
         self._first.observe(seconds)
-        self._tokens.labels("generated").inc()
+        self.generated += 1
 
     def next_token(self, seconds: float) -> None:
         """A choice had its next token."""
         self._next.observe(seconds)
-        self._tokens.labels("generated").inc()
+        self.generated += 1
 
     def over(self, trace: Trace) -> None:
         """A request is over."""
@@ -151,8 +142,8 @@ class Metrics:
             self._queue.observe(trace.opened - trace.submitted)
         if trace.ended is not None:
             self._total.observe(trace.ended - trace.began)
-        self._tokens.labels("prompt").inc(trace.prompt_tokens)
-        self._tokens.labels("cached").inc(trace.cached_tokens)
+        self._prompts.labels("read").inc(max(0, trace.prompt_tokens - trace.cached_tokens))
+        self._prompts.labels("cached").inc(trace.cached_tokens)
 
 
 def _histogram(
@@ -170,6 +161,7 @@ class _RingCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """The families, with their values now."""
         yield from self._rows()
+        yield from self._steps()
         yield from self._links()
         yield from self._ranks()
 
@@ -180,6 +172,29 @@ class _RingCollector(Collector):
         yield rows
         serving = not self._head.generator.missing()
         yield GaugeMetricFamily("sealring_up", "Whether the ring serves.", value=float(serving))
+
+    def _steps(self) -> Iterable[Metric]:
+        counted = self._head.metrics
+        tokens = CounterMetricFamily("sealring_tokens", "Tokens generated.")
+        tokens.add_metric([], counted.generated)
+        steps = CounterMetricFamily("sealring_steps", "Steps round the ring.", labels=["work"])
+        seconds = CounterMetricFamily("sealring_step_seconds", "Time of steps.", labels=["work"])
+        for work, (count, total_us) in counted.steps.items():
+            steps.add_metric([work], count)
+            seconds.add_metric([work], total_us * _US)
+        ranks = CounterMetricFamily(
+            "sealring_rank_seconds",
+            "What each rank did with steps: compute, wait (for its device), seal.",
+            labels=["rank", "phase"],
+        )
+        for number, rank in enumerate(counted.ranks):
+            for phase, spent in rank.items():
+                ranks.add_metric([str(number), phase], spent * _US)
+        sample = CounterMetricFamily(
+            "sealring_sample_seconds", "The head's closing pass: norm, output head, sampling."
+        )
+        sample.add_metric([], counted.sample_us * _US)
+        yield from (tokens, steps, seconds, ranks, sample)
 
     def _links(self) -> Iterable[Metric]:
         runtime = self._head.generator.runtime
