@@ -1,0 +1,207 @@
+"""Every way in which an intruder can drive a few runs of the handshake, and what must hold in all.
+
+The intruder is the network: it sees every message, and a run gets what the intruder can make and
+nothing else. A state is the runs as they stand; what the intruder knows follows from them. The
+search visits every state that can be reached, and in each holds what the ends believe against what
+is so. It looks at an end at the moment at which that end comes to believe something, since an
+agreement must be with what has been, and at secrets where the intruder can learn no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import attrs
+
+from spec.formal.roles import Run, World, key_of
+from spec.formal.terms import Knowledge, Term, kem_key, secret, share
+
+INTRUDER: Final = tuple(secret(f"{kind} of intruder") for kind in "xkr")
+
+PROPERTIES: Final = {
+    "agreement": "an end that takes its peer for verified has one, which saw the same transcript, "
+    "offer, suite and rosters, and believes in the same two names",
+    "injectivity": "no two runs agree with one and the same run of the peer",
+    "binding": "whoever is named as the peer has the keys",
+    "secrecy": "the keys of two honest ends are theirs alone",
+    "forward secrecy": "they stay so when every node's key is stolen afterwards",
+    "hybrid secrecy": "they stay so when X25519 falls afterwards, or ML-KEM-768 does",
+    "hiding": "the name of a node that dials an honest one shows nowhere",
+}
+
+
+@attrs.frozen
+class Scenario:
+    """Which runs there are, and who works for the intruder."""
+
+    name: str
+    runs: tuple[tuple[str, str, str], ...]
+    """Role, node, and for an initiator whom it dials."""
+    members: tuple[str, ...] = ("A", "B", "E")
+    leaked: frozenset[str] = frozenset("E")
+    hides: str = ""
+    """The node whose name must not show."""
+
+
+@attrs.frozen
+class Attack:
+    """A property that does not hold, and how it comes to that."""
+
+    scenario: str
+    property: str
+    detail: str
+    trace: tuple[str, ...]
+
+
+@attrs.define
+class Found:
+    """What a search has seen."""
+
+    states: int = 0
+    completed: int = 0
+    attacks: dict[str, Attack] = attrs.Factory(dict)
+    """The first for each property."""
+
+
+class Search:
+    """The whole of one scenario, with one weakness or none; or as much of it as it takes to break
+    the properties in *until*."""
+
+    def __init__(
+        self, scenario: Scenario, weak: str = "", until: frozenset[str] = frozenset()
+    ) -> None:
+        self._scenario = scenario
+        self._until = until
+        rosters = {node: "new" if node == "B" else "old" for node in scenario.members}
+        self._world = World(scenario.members, rosters, weak)
+        self.found = Found()
+        self._seen: set[tuple[Run, ...]] = set()
+
+    def run(self) -> Found:
+        """Visit every state."""
+        known = [*INTRUDER, share(INTRUDER[0]), kem_key(INTRUDER[1])]
+        known += [key_of(node) for node in sorted(self._scenario.leaked)]
+        runs, sent = [], []
+        for number, (role, owner, peer) in enumerate(self._scenario.runs):
+            run = Run(self._world, "I" if role == "I" else "R", owner, number, peer)
+            if run.role == "I":
+                run, init = run.dial()
+                sent.append(init)
+            runs.append(run)
+        self._visit(tuple(runs), Knowledge([*known, *sent]), tuple(sent), ())
+        return self.found
+
+    def _visit(
+        self,
+        runs: tuple[Run, ...],
+        intruder: Knowledge,
+        wire: tuple[Term, ...],
+        trace: tuple[str, ...],
+    ) -> None:
+        if runs in self._seen or (self._until and self._until <= self.found.attacks.keys()):
+            return
+        self._seen.add(runs)
+        self.found.states += 1
+        leaf = True
+        for index, run in enumerate(runs):
+            for message, after, sent in run.expect(intruder):
+                if not intruder.can(message) or self._replayed(after, runs):
+                    continue
+                leaf = False
+                step = (*trace, f"{run.owner} ({run.role}{run.number}) takes {_short(message)}")
+                following = (*runs[:index], after, *runs[index + 1 :])
+                self._check_beliefs(after, following, step)
+                self._visit(following, intruder.with_(sent), (*wire, *sent), step)
+        if leaf:
+            self._check_secrets(runs, intruder, wire, trace)
+
+    def _replayed(self, after: Run, runs: Sequence[Run]) -> bool:
+        """[HS-04]: a node takes an INIT once."""
+        return (
+            after.role == "R"
+            and after.stage == 1
+            and self._world.weak != "stale-responder"
+            and any(r.init is after.init for r in runs if r.role == "R" and r.owner == after.owner)
+        )
+
+    def _honest(self, node: str) -> bool:
+        return node not in self._scenario.leaked
+
+    def _attack(self, name: str, detail: str, trace: tuple[str, ...]) -> None:
+        self.found.attacks.setdefault(name, Attack(self._scenario.name, name, detail, trace))
+
+    # ---------------------------------------------------------- properties
+
+    def _check_beliefs(self, run: Run, runs: Sequence[Run], trace: tuple[str, ...]) -> None:
+        self.found.completed += run.complete
+        verified = run.complete or (run.role == "I" and run.stage == 2)
+        if not verified or not self._honest(run.peer):
+            return
+        partners = [other for other in runs if _agree(run, other)]
+        who = f"{run.owner} takes {run.peer} for its peer"
+        if not partners:
+            self._attack("agreement", f"{who}, which had no such run", trace)
+        elif run.complete and any(_agree(r, p) for p in partners for r in runs if r is not run):
+            self._attack("injectivity", f"{who}, which had one such run for two", trace)
+
+    def _check_secrets(
+        self,
+        runs: Sequence[Run],
+        intruder: Knowledge,
+        wire: tuple[Term, ...],
+        trace: tuple[str, ...],
+    ) -> None:
+        stolen = intruder.with_(map(key_of, self._world.members))
+        if self._world.weak == "static-share":  # what is kept with the key is stolen with it
+            stolen.add(secret(f"x of {node}") for node in self._world.members)
+        fallen = {kinds: intruder.with_(_drawn(runs, kinds)) for kinds in ("x", "kr")}
+        for run in runs:
+            if not run.complete:
+                continue
+            ends = f"{run.owner} and {run.peer}"
+            if not self._honest(run.peer):
+                there = any(_agree(run, other) for other in runs)
+                if not there and not all(map(intruder.can, run.secrets())):
+                    detail = f"{run.owner} names {run.peer}, which lacks the keys"
+                    self._attack("binding", detail, trace)
+                continue
+            for name, thief in (
+                ("secrecy", intruder),
+                ("forward secrecy", stolen),
+                *(("hybrid secrecy", thief) for thief in fallen.values()),
+            ):
+                if any(map(thief.can, run.secrets())):
+                    self._attack(name, f"the keys of {ends}", trace)
+        hidden = self._scenario.hides
+        if hidden and any(hidden in intruder.visible(message) for message in wire):
+            self._attack("hiding", f"{hidden} shows", trace)
+
+
+def _agree(run: Run, other: Run) -> bool:
+    """*other* is the run of the peer that *run* takes itself to talk with."""
+    if other.role == run.role or other.owner != run.peer or other.stage == 0:
+        return False
+    same = other.offer == run.offer and other.suite == run.suite
+    if not run.complete:  # RESP has come: I knows R, and R does not know I yet
+        return (
+            same
+            and other.transcripts[:3] == run.transcripts[:3]
+            and other.rosters[0] == run.rosters[0]
+        )
+    return (
+        same
+        and other.peer == run.owner
+        and other.transcripts == run.transcripts
+        and other.rosters == run.rosters
+    )
+
+
+def _drawn(runs: Sequence[Run], kinds: str) -> Iterator[Term]:
+    """The numbers of *kinds* that the runs drew."""
+    return (run.private(kind) for run in runs for kind in kinds)
+
+
+def _short(message: Term) -> str:
+    text = repr(message)
+    return text if len(text) < 160 else text[:157] + "..."
