@@ -34,9 +34,6 @@ from sealring_protocol.control.rows import LiveRow, SchedulerConfig
 from sealring_protocol.control.waiting import Waiting
 from sealring_protocol.errors import LocalProtocolError
 
-READING: Final = (RowState.PREFILL, RowState.READY)
-"""States of a row with private caches."""
-
 _RESERVE: Final = 2 * GRAIN
 """Tokens that a row must have room to grow by when it is opened."""
 
@@ -54,6 +51,7 @@ class Residents:
         self.ledger = Ledger()
         self.rows: dict[int, LiveRow] = {}  # all that are not over
         self.live: dict[int, LiveRow] = {}  # those of them that have caches, or are about to
+        self.reading: dict[int, LiveRow] = {}  # those of these with private ones
         self.waiting = Waiting()
         self.prefixes = Prefixes()
         self.leaving: list[int] = []  # rows to evict from their groups
@@ -85,8 +83,8 @@ class Residents:
         if len(self.waiting) >= self.config.queue:
             raise QueueFull(len(self.waiting))
         uid = self._number()
-        limit = request.max_tokens or self._longest - length
-        row = LiveRow(uid, request, limit, list(request.prompt))
+        end = length + request.max_tokens if request.max_tokens else self._longest
+        row = LiveRow(uid, request, end, list(request.prompt))
         self.rows[uid] = row
         self.waiting.queue(row)
         if self.config.prefixes and length > SHORTEST:
@@ -118,7 +116,7 @@ class Residents:
             self._keep(row)
         self._leave(row)
         row.state.fire(RowEvent.END)
-        self.live.pop(uid, None)
+        self._take_out(row)
         self.waiting.discard(row)
         self._stop_leading(row)
         return [RequestDone(uid, reason, message)]
@@ -126,27 +124,25 @@ class Residents:
     def retire(self) -> None:
         """Rows whose last token is in flight leave before their group's next decode."""
         for row in self.live.values():
-            if (
-                row.flying
-                and row.emitted + row.flying >= row.limit
-                and row.uid in self.ledger.rows(row.group)
-                and row.uid not in self.leaving
-            ):
+            if row.flying and len(row.tokens) + row.flying >= row.end and self._stays(row):
                 self._keep(row)
                 self.leaving.append(row.uid)
 
+    def _stays(self, row: LiveRow) -> bool:
+        """*row* is in its group, and the next step does not evict it."""
+        return row.uid in self.ledger.rows(row.group) and row.uid not in self.leaving
+
     def _keep(self, row: LiveRow) -> None:
         """Have the ranks keep a snapshot of *row*, which is in a group, before it leaves."""
-        stays = row.uid in self.ledger.rows(row.group) and row.uid not in self.leaving
-        if self.config.prefixes and stays:
+        if self.config.prefixes and self._stays(row):
             self._saving.append(row)
 
     def _leave(self, row: LiveRow) -> None:
         """Have *row*'s caches freed on every rank by the next step."""
-        if row.state.state is RowState.DECODE and row.uid not in self.leaving:
-            if row.uid in self.ledger.rows(row.group):
+        if row.state.state is RowState.DECODE:
+            if self._stays(row):
                 self.leaving.append(row.uid)
-        elif row.state.state in READING and not self.is_new(row):
+        elif row.uid in self.reading and not self._is_new(row):
             self.dropping.append(row.uid)
 
     def preempt(self, uid: int) -> None:
@@ -161,27 +157,40 @@ class Residents:
         row.position = 0
         if not queued:
             self._stop_leading(row)
-            self.live.pop(row.uid, None)
+            self._take_out(row)
             self.waiting.put_back(row)
 
-    def in_state(self, *states: RowState) -> list[LiveRow]:
-        """Live rows in *states*, in the order in which they came."""
-        return [row for row in self.live.values() if row.state.state in states]
+    def _take_out(self, row: LiveRow) -> None:
+        self.live.pop(row.uid, None)
+        self.reading.pop(row.uid, None)
+
+    def unread(self) -> list[LiveRow]:
+        """Rows that are being read in, in the order in which they were opened."""
+        rows = self.reading.values()
+        return [row for row in rows if row.state.state is RowState.PREFILL]
 
     def joiners(self, group: int) -> list[LiveRow]:
         """Rows that may join *group* now. One that came back while a decode of its former life is
         in flight waits for that."""
-        ready = self.in_state(RowState.READY)
-        return [row for row in ready if row.group == group and not row.flying]
+        rows = [row for row in self.reading.values() if row.group == group and not row.flying]
+        return [row for row in rows if row.state.state is RowState.READY]
+
+    def join(self, row: LiveRow) -> None:
+        """*row* goes from its private caches into its group."""
+        row.state.fire(RowEvent.JOIN)
+        del self.reading[row.uid]
 
     def staying(self, group: int) -> int:
         """Rows of *group* that the next step does not evict."""
-        return sum(uid not in self.leaving for uid in self.ledger.rows(group))
+        rows = self.ledger.rows(group)
+        return sum(uid not in self.leaving for uid in rows) if self.leaving else len(rows)
 
-    def is_new(self, row: LiveRow) -> bool:
+    def new(self) -> list[LiveRow]:
+        """Rows that the next step opens."""
+        return [row for row in self.reading.values() if self._is_new(row)]
+
+    def _is_new(self, row: LiveRow) -> bool:
         """No rank has it, or the next step frees its former life before it opens this one."""
-        if row.state.state not in READING:
-            return False
         gone = row.uid in self.leaving or row.uid in self.dropping
         return gone or not self.ledger.holds(row.uid)
 
@@ -220,15 +229,15 @@ class Residents:
         """Rows begin to be read in: suspects first and alone, then the interrupted, then the
         queue."""
         while self.waiting:
+            if len(self.live) >= self.groups * self.config.rows:
+                return
             if any(row.suspect for row in self.live.values()):
                 return
             row = self.waiting.suspect
             if row is not None and self.live:
                 return
             if row is None:
-                reading = len(self.in_state(RowState.PREFILL))
-                full = len(self.live) >= self.groups * self.config.rows
-                if full or reading >= self.config.chunks * 2:
+                if len(self.unread()) >= self.config.chunks * 2:
                     return
                 row = self.waiting.next(lambda row: not row.led)
             if row is None or not self._open(row):
@@ -246,7 +255,7 @@ class Residents:
                 self.ended += self.end(row.uid, reason, str(limits))
                 return True
         self.waiting.take(row)
-        self.live[row.uid] = row
+        self.live[row.uid] = self.reading[row.uid] = row
         row.state.fire(RowEvent.OPEN)
         row.handle, row.kept = self.prefixes.find(row.tokens)
         row.position = row.kept
@@ -288,7 +297,7 @@ class Residents:
 
     def _need(self, row: LiveRow, growth: int) -> int:
         """Tokens that *row* has when it has grown by *growth*, or as far as it may."""
-        left = min(row.limit - row.emitted, self._longest - len(row.tokens))
+        left = min(row.end, self._longest) - len(row.tokens)
         return len(row.tokens) + row.flying + max(1, min(left, growth))
 
     def _shortage(self, entering: LiveRow | None = None) -> int:
@@ -321,7 +330,7 @@ class Residents:
 
     def _needed(self) -> set[int]:
         """Snapshots that the next step opens rows from."""
-        return {row.handle for row in self.live.values() if self.is_new(row)}
+        return {row.handle for row in self.new()}
 
     def saves(self) -> list[Save]:
         """What the next step keeps of rows that have been read, or are about to leave."""

@@ -34,11 +34,11 @@ class SchedulerConfig:
 
 @attrs.define(eq=False)
 class LiveRow:
-    """A request that is not over: its tokens so far and where they are."""
+    """A request that is not over: its *tokens* so far, of *end* at most, and where they are."""
 
     uid: int
     request: Request
-    limit: int
+    end: int
     tokens: list[int]
     state: Machine[RowState, RowEvent] = attrs.field(factory=row_machine)
     position: int = 0  # tokens that steps so far have put, or will put, into its cache

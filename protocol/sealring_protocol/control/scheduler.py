@@ -46,12 +46,10 @@ from sealring_protocol.control.requests import (
     FinishReason,
     Outcome,
     Request,
-    RowEvent,
     RowOpened,
-    RowState,
     TokenOut,
 )
-from sealring_protocol.control.residents import READING, Residents
+from sealring_protocol.control.residents import Residents
 from sealring_protocol.control.rows import Flight, LiveRow, Planned, SchedulerConfig
 from sealring_protocol.errors import RemoteProtocolError
 
@@ -182,7 +180,7 @@ class Scheduler:
         self._residents.make_room()
         saves = self._residents.saves()
         self._residents.open_rows()
-        opened = [row for row in self._residents.live.values() if self._residents.is_new(row)]
+        opened = self._residents.new()
         group = self._next_group()
         row = self._next_chunk()
         if row is not None and (group is None or not self._read_last):
@@ -227,14 +225,14 @@ class Scheduler:
         )
         if flying >= (1 if decoding else self.config.chunks):
             return None
-        rows = self._residents.in_state(RowState.PREFILL)
+        rows = self._residents.unread()
         if not rows:
             return None
         shortest = min(rows, key=lambda row: row.unread)
         return rows[0] if self._overtaken >= _OVERTAKES else shortest
 
     def _prefill(self, row: LiveRow) -> Prefill:
-        oldest = self._residents.in_state(RowState.PREFILL)[0]
+        oldest = self._residents.unread()[0]
         self._overtaken = 0 if row is oldest else self._overtaken + 1
         return Prefill(row.uid, row.position, min(row.unread, self._chunk))
 
@@ -249,7 +247,7 @@ class Scheduler:
         joining = tuple(joining)
         ids = [row.tokens[-1] for row in joining]
         for row in joining:
-            row.state.fire(RowEvent.JOIN)
+            self._residents.join(row)
         if isinstance(work, Prefill):
             ids += self._residents.rows[work.uid].tokens[work.position : work.position + work.count]
         assert self._epoch is not None  # noqa: S101  plan() checked it
@@ -332,7 +330,7 @@ class Scheduler:
                 row.flying -= 1
                 # A row that is being read in again has been given its tokens; what its former life
                 # still gives is drawn again, the same.
-                if position == len(row.tokens) and row.state.state not in READING:
+                if position == len(row.tokens) and row.uid not in self._residents.reading:
                     outcomes += self._token(row, token, logprobs.get(uid))
         return outcomes
 
@@ -343,7 +341,7 @@ class Scheduler:
         if token in row.request.eos:
             return self._residents.end(row.uid, FinishReason.STOP)
         outcomes: list[Outcome] = [TokenOut(row.uid, token, position, logprobs)]
-        if row.emitted >= row.limit:
+        if len(row.tokens) >= row.end:
             return outcomes + self._residents.end(row.uid, FinishReason.LENGTH)
         if row.suspect:
             row.suspect = False
