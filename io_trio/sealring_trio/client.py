@@ -56,10 +56,15 @@ def settings(url: str, key: str) -> dict[str, Any]:
 
 def told(response: httpx2.Response) -> str:
     """What the API says in an error."""
+    return _error(response).get("message") or f"it answered {response.status_code}"
+
+
+def _error(response: httpx2.Response) -> dict[str, str]:
     try:
-        return str(response.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"it answered {response.status_code} {response.reason_phrase}"
+        error = response.json()["error"]
+        return {name: str(value) for name, value in error.items()}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return {}
 
 
 def unreachable(url: str, error: httpx2.HTTPError) -> OperationError:
@@ -78,6 +83,8 @@ def refused(response: httpx2.Response) -> OperationError:
     message = told(response)
     if response.status_code == 401:
         return OperationError(message, f"Give it with --api-key, or in {KEY_VARIABLES[0]}.")
+    if _error(response).get("code") == "context_length_exceeded":
+        return OperationError(message, "Ask for less; in a conversation, begin again: /reset")
     return OperationError(message, "The head's log says more.")
 
 

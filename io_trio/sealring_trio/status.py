@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
+import trio
 from sealring_protocol.codec.messages import Decode
 from sealring_protocol.control.follower import Follower
 from sealring_protocol.control.head import Head
@@ -42,6 +43,7 @@ def describe_node(runtime: Runtime, model: Path) -> dict[str, Any]:
         "weights_held": node.loaded.held if node.loaded else 0,
         "memory": _memory(runtime.engine.pid),
         "daemon_memory": psutil.Process().memory_info().rss,
+        "tasks": trio.lowlevel.current_statistics().tasks_living,
         "engine_pid": runtime.engine.pid or 0,
         "engine_restarts": runtime.engine.restarts,
         "hop_us": hop_quantiles(runtime),

@@ -20,7 +20,7 @@ import attrs
 from sealring_model import tiny
 
 DType = Literal["f32", "bf16"]
-SizeName = Literal["25m", "450m"]
+SizeName = Literal["5m", "25m", "450m"]
 
 
 @attrs.frozen
@@ -36,6 +36,7 @@ class Size:
 
 
 SIZES: Final[Mapping[SizeName, Size]] = {
+    "5m": Size(6, 256, 640, 4, 2, 4096),
     "25m": Size(7, 512, 1408, 8, 4, 8192),
     "450m": Size(26, 1024, 4096, 16, 8, 32_000),
 }

@@ -274,6 +274,7 @@ def serve(
     from sealring_trio.bench import serve as bench  # noqa: PLC0415
     from sealring_trio.bench.load import SCENARIOS, Load  # noqa: PLC0415
 
+    tell = teller()
     own = Load("load", requests, concurrency, users, chars, stream=not whole, max_tokens=max_tokens)
     loads = list(SCENARIOS.values()) if scenario == "all" else [SCENARIOS.get(str(scenario), own)]
     limits = bench.Limits(max_errors, max_parse_ms, max_queue_ms, max_first_token_ms, max_total_ms)

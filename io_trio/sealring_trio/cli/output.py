@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+
+def teller() -> Callable[[str], None]:
+    """Says on standard error what is being waited for, each thing once."""
+    seen: set[str] = set()
+
+    def tell(text: str) -> None:
+        if text not in seen:
+            seen.add(text)
+            print(f"sealring: {text} ...", file=sys.stderr, flush=True)
+
+    return tell
 
 
 def print_json(value: Any) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import cyclopts
 
-from sealring_trio.cli.output import print_facts, print_json
+from sealring_trio.cli.output import print_facts, print_json, teller
 from sealring_trio.models import TINY, find_model
 
 if TYPE_CHECKING:
@@ -101,14 +101,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
         with Console(stderr=True).status("") as status:
             yield lambda text: status.update(f"[dim]{text[:1].upper()}{text[1:]} ...")
         return
-    seen: set[str] = set()
-
-    def tell(text: str) -> None:
-        if text not in seen:
-            seen.add(text)
-            print(f"sealring: {text} ...", file=sys.stderr, flush=True)
-
-    yield tell
+    yield teller()
 
 
 def _announce(api: LocalApi, json: bool) -> None:

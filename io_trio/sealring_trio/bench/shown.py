@@ -1,0 +1,102 @@
+"""How a load went, as tables for people and as JSON for programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from sealring_trio.cli.output import print_facts, print_table
+
+if TYPE_CHECKING:
+    from sealring_trio.bench.phases import Spread
+    from sealring_trio.bench.serve import Report
+    from sealring_trio.bench.soak import Reading, Soak
+
+ERRORS_SHOWN: Final = 5
+
+
+def show_report(report: Report) -> None:
+    """Print *report*."""
+    rows = [(name, *_cells(spread)) for name, spread in report.phases.items()]
+    rows += [(f"{name}, at the client", *_cells(spread)) for name, spread in report.client.items()]
+    print_table(
+        f"{report.load.name}: milliseconds of a request",
+        ["phase", "mean", "p50", "p95", "max"],
+        rows,
+    )
+    done = report.load.requests - _errors(report)
+    print_facts(
+        [
+            ("answered", f"{done} of {report.load.requests}, in {report.seconds:.1f} s"),
+            ("tokens", f"{report.tokens}, {report.tokens / report.seconds:.1f} a second"),
+            *((v.name, _verdict(v.found, v.limit, v.holds)) for v in report.verdicts),
+        ]
+    )
+    for error in report.errors[:ERRORS_SHOWN]:
+        print(f"  {error}")
+    if len(report.errors) > ERRORS_SHOWN:
+        print(f"  and {len(report.errors) - ERRORS_SHOWN} more")
+    print(f"{report.load.name}: {'passed' if report.passed else 'FAILED'}\n", flush=True)
+
+
+def describe_report(report: Report) -> dict[str, Any]:
+    """*report* as JSON. Times are milliseconds, but for the load's *seconds*."""
+    return {
+        "load": attrs.asdict(report.load),
+        "seconds": report.seconds,
+        "tokens": report.tokens,
+        "errors": report.errors,
+        "phases_ms": {name: attrs.asdict(spread) for name, spread in report.phases.items()},
+        "client_ms": {name: attrs.asdict(spread) for name, spread in report.client.items()},
+        "limits": [{**attrs.asdict(v), "holds": v.holds} for v in report.verdicts],
+        "passed": report.passed,
+    }
+
+
+def _errors(report: Report) -> int:
+    return int(next(verdict.found for verdict in report.verdicts if verdict.name == "errors"))
+
+
+def _cells(spread: Spread) -> list[str]:
+    return [f"{value:,.2f}" for value in (spread.mean, spread.p50, spread.p95, spread.max)]
+
+
+def _verdict(found: float, limit: float, holds: bool) -> str:
+    return f"{found:.4g}, of at most {limit:.4g}{'' if holds else ': BROKEN'}"
+
+
+class SoakTable:
+    """A line for each reading of a soak, as it comes; none if *quiet*."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._named = False
+
+    def show(self, reading: Reading) -> None:
+        """Print *reading*: megabytes of each process, and what runs."""
+        if self._quiet:
+            return
+        if not self._named:
+            self._named = True
+            names = "".join(f"{name:>14}" for name in reading.processes)
+            print(f"{'minutes':>8}{names}{'files':>7}{'tasks':>7}{'rows':>6}{'requests':>10}")
+        sizes = "".join(f"{p.memory / (1 << 20):>10.1f} MiB" for p in reading.processes.values())
+        files = sum(process.files for process in reading.processes.values())
+        tasks = sum(reading.tasks.values())
+        print(
+            f"{reading.seconds / 60:>8.2f}{sizes}{files:>7}{tasks:>7}{reading.rows:>6}"
+            f"{reading.done:>10}",
+            flush=True,
+        )
+
+
+def show_soak(soak: Soak) -> None:
+    """Print how *soak* ended."""
+    deeds = ", ".join(f"{count} {deed}" for deed, count in sorted(soak.deeds.items()))
+    print(f"requests: {deeds}")
+    for fault in soak.faults[:ERRORS_SHOWN]:
+        print(f"  {fault}")
+    if len(soak.faults) > ERRORS_SHOWN:
+        print(f"  and {len(soak.faults) - ERRORS_SHOWN} more")
+    print(f"soak: {'passed' if soak.passed else 'FAILED'}")
