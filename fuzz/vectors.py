@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sealring_trio.conformance.files import resolved
+
 import spec.vectors
-from spec.vectors.model import resolved
 
 HERE = Path(spec.vectors.__file__).parent
 

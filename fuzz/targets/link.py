@@ -11,10 +11,10 @@ from typing import Final
 
 from sealring_protocol.codec.messages import Ping, Pong, Progress
 from sealring_protocol.errors import RemoteProtocolError
+from sealring_trio.conformance.ends import End, whole
 
 from fuzz.people import begun, bitten
 from fuzz.source import Source
-from spec.driver import End, whole
 from spec.vectors.ends import Delivery, answerer
 from spec.vectors.messages import GOOD, flat
 from spec.vectors.talk import Talk

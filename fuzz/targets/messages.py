@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from sealring_protocol.codec.encoding import decode, encode
 from sealring_protocol.errors import RemoteProtocolError
+from sealring_trio.conformance.fields import from_fields, to_fields
 
 from fuzz.vectors import field
-from spec.vectors.values import from_fields, to_fields
 
 
 def seeds() -> Iterator[bytes]:

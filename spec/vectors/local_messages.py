@@ -16,10 +16,10 @@ from sealring_protocol.codec.messages import (
     Row,
 )
 from sealring_protocol.codec.tensor import DType
+from sealring_trio.conformance.fields import to_fields
 
 from spec.vectors.messages import BOOTSTRAP, FULL, MODEL, READY, flat, put, u16
 from spec.vectors.model import LIMIT, MALFORMED, Vector, refused, valid
-from spec.vectors.values import to_fields
 from spec.vectors.world import CLUSTER, entropy
 
 GIVEN: Final[Mapping[str, bytes]] = {}

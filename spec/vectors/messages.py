@@ -33,9 +33,9 @@ from sealring_protocol.codec.messages import (
     StepDone,
 )
 from sealring_protocol.codec.tensor import DType, Tensor
+from sealring_trio.conformance.fields import to_fields
 
 from spec.vectors.model import LIMIT, MALFORMED, Vector, refused, valid
-from spec.vectors.values import to_fields
 from spec.vectors.world import HOME_6, entropy
 
 GIVEN: Final[Mapping[str, bytes]] = {"home_6": HOME_6}

@@ -1,4 +1,4 @@
-"""What a vector is, and how a family of them becomes a file and comes back.
+"""What a vector is, and how a family of them becomes a file.
 
 A vector says what goes in and what must come of it: an output, or the class of the failure and
 the SHA-256 of all plaintext that was released before it. Byte strings are hex. Integers that may
@@ -12,13 +12,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import attrs
 from sealring_protocol.errors import CloseCode
+from sealring_trio.conformance.files import Json, replaced, u64
 
-Json = Any
-"""What `json` reads and writes."""
+__all__ = ["FORGED", "LIMIT", "MALFORMED", "Json", "Vector", "refused", "to_text", "u64", "valid"]
 
 MALFORMED: Final = CloseCode.PROTOCOL_ERROR
 LIMIT: Final = CloseCode.LIMIT_EXCEEDED
@@ -90,30 +90,9 @@ def _ids(requirements: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(requirements.split()))
 
 
-def u64(value: int) -> str:
-    """An integer that may pass 32 bits."""
-    return str(value)
-
-
 def to_text(vectors: Iterable[Vector], given: Mapping[str, bytes]) -> str:
     """The file of *vectors*, with the byte strings of *given* told once."""
     names = {data.hex(): f"@{name}" for name, data in given.items() if data}
-    told = [_replaced(vector.to_json(), names) for vector in vectors]
+    told = [replaced(vector.to_json(), names) for vector in vectors]
     file = {"given": {name: data.hex() for name, data in given.items()}, "vectors": told}
     return json.dumps(file, indent=1, ensure_ascii=True) + "\n"
-
-
-def _replaced(value: Json, names: Mapping[str, str]) -> Json:
-    if isinstance(value, str):
-        return names.get(value, value)
-    if isinstance(value, list):
-        return [_replaced(item, names) for item in value]
-    if isinstance(value, dict):
-        return {key: _replaced(item, names) for key, item in value.items()}
-    return value
-
-
-def resolved(file: Json) -> list[Json]:
-    """The vectors of a file, every ``@name`` replaced by what it stands for."""
-    names = {f"@{name}": data for name, data in file["given"].items()}
-    return [_replaced(vector, names) for vector in file["vectors"]]

@@ -7,11 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from sealring_trio.conformance.files import SCHEMA as SCHEMA_NAME
+from sealring_trio.conformance.files import load
+
 import spec.vectors.generate
-from spec.vectors.model import resolved
 
 VECTORS = Path(spec.vectors.generate.__file__).parent
-SCHEMA = VECTORS / "schema.json"
+SCHEMA = VECTORS / SCHEMA_NAME
 SPEC = VECTORS.parent / "sealring-1.md"
 
 
@@ -23,7 +25,7 @@ def family(name: str) -> Any:
 @functools.cache
 def every() -> dict[str, dict[str, Any]]:
     """Every vector by its id, byte strings in full."""
-    vectors = [each for name in spec.vectors.generate.FAMILIES for each in resolved(family(name))]
+    vectors = [vector for each in load(VECTORS).values() for vector in each]
     by_id = {each["id"]: each for each in vectors}
     assert len(by_id) == len(vectors), "two vectors have the same id"
     return by_id

@@ -1,29 +1,36 @@
-"""Every vector against the code, whole."""
+"""Every vector against the code, in every way in which it can be run: whole, its stream cut byte
+by byte and at random, cut off, and grown."""
 
 from __future__ import annotations
 
-import hashlib
-from typing import Any
-
 import pytest
-from sealring_protocol.errors import wire_code
+from sealring_protocol.errors import RemoteProtocolError
+from sealring_trio.conformance.ends import run_end
+from sealring_trio.conformance.kinds import raw
+from sealring_trio.conformance.streams import ways
 
+from spec.vectors.plain import header
 from tests.spec.files import every
-from tests.spec.kinds import Result, run
-
-
-def check(vector: dict[str, Any], result: Result) -> None:
-    """What came of *vector* is what it says."""
-    if vector["result"] == "valid":
-        assert result.error is None
-    else:
-        assert result.error is not None, "it was taken"
-        assert wire_code(result.error).name == vector["result"], result.error
-        assert hashlib.sha256(result.released).hexdigest() == vector["released"]
-    if "output" in vector:
-        assert result.output == vector["output"]
 
 
 @pytest.mark.parametrize("name", every())
 def test_vector(name: str) -> None:
-    check(every()[name], run(every()[name]))
+    for _, run in ways(every()[name]):
+        run(every()[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "step"),
+    [("initiator/aes", 0, 37), ("responder/aes", 0, 37), ("responder/aes", 1, 3)],
+)
+def test_a_handshake_frame_cut_off_and_framed_anew(name: str, at: int, step: int) -> None:
+    """Of each length, with a header that says that length: refused without a byte."""
+    given = every()[name]["input"]
+    body = raw(given["deliveries"][at]["data"])[8:]
+    before = given["deliveries"][:at]
+    for size in [*range(0, len(body), step), len(body) - 1]:
+        data = header(1, size) + body[:size]
+        end = run_end({**given, "deliveries": [*before, {"at": 0.02, "data": data.hex()}]})
+        assert isinstance(end.error, RemoteProtocolError)
+        assert end.output()["told"] is None
+        assert len(end.output()["sent"]) == (1 if at or "peer" in given else 0)

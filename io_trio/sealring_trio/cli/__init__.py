@@ -42,6 +42,7 @@ COMMANDS: Final = {
     "status": ("status:status", "Show what a running node knows."),
     "plan": ("plan:plan", "Work out which machine would hold what, and whether it fits."),
     "digest": ("digest:digest", "Hash a model's files, so that every rank can prove it has them."),
+    "vectors": ("vectors:app", "Hold this implementation to the conformance vectors."),
     "bench": ("bench:app", "Measure the protocol beside its yardsticks."),
 }
 

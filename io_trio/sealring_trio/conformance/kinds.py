@@ -1,11 +1,14 @@
-"""How each kind of vector is run against the code. Frames and links have tests of their own for
-how their streams are cut; here everything goes in whole."""
+"""How each kind of vector is run against the code, all of it in whole.
+
+Where an input can also be made from its output (a frame sealed, a message encoded), it is, and
+must come out as it was: `Mismatch` says that it did not. How a stream may be cut is in `streams`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final, get_args
 
 import attrs
 from sealring_protocol.codec.encoding import decode, decode_local, encode
@@ -13,12 +16,17 @@ from sealring_protocol.codec.frame import Frame, FrameDecoder
 from sealring_protocol.codec.messages import Epoch, Message, Step
 from sealring_protocol.control.ledger import Ledger
 from sealring_protocol.control.partition import partition
-from sealring_protocol.errors import RemoteProtocolError, RoleViolation, SealringError
+from sealring_protocol.errors import (
+    RemoteProtocolError,
+    RoleViolation,
+    SealringError,
+    wire_code,
+)
 from sealring_protocol.security import schedule
 from sealring_protocol.security.attestation import Evidence, verify_evidence
 from sealring_protocol.security.identity import SoftwareSigner, node_id, verify
 from sealring_protocol.security.keys import Suite, traffic_keys
-from sealring_protocol.security.roles import Purpose, check_role
+from sealring_protocol.security.roles import Purpose, allowed
 from sealring_protocol.security.roster import Roster, newer, open_roster
 from sealring_protocol.security.seal import (
     InnerContext,
@@ -28,9 +36,8 @@ from sealring_protocol.security.seal import (
     SealingChannel,
 )
 
-from spec.driver import Given, run_end
-from spec.vectors import messages
-from spec.vectors.values import from_fields, read_row, read_tensor, to_fields
+from sealring_trio.conformance.ends import Given, Mismatch, must, run_end
+from sealring_trio.conformance.fields import from_fields, read_row, read_tensor, to_fields
 
 
 @attrs.define
@@ -41,12 +48,30 @@ class Result:
     released: bytes = b""
     error: SealringError | None = None
 
+    def compare(self, vector: Given) -> None:
+        """Raise `Mismatch` unless this is what *vector* says."""
+        error = self.error
+        if vector["result"] == "valid":
+            must(error is None, f"it was refused: {error}")
+        elif error is None:
+            raise Mismatch("it was taken")
+        else:
+            came = wire_code(error).name
+            must(came == vector["result"], f"it was refused as {came}: {error}")
+            released = hashlib.sha256(self.released).hexdigest()
+            must(released == vector["released"], "other plaintext was given out before")
+        if "output" in vector:
+            must(self.output == vector["output"], "something else came of it")
+
 
 def run(vector: Given) -> Result:
     """Run *vector* and say what came of it."""
     result = Result()
+    kind = KINDS.get(vector["kind"])
+    if kind is None:
+        raise Mismatch(f"kind {vector['kind']!r} is unknown here")
     try:
-        KINDS[vector["kind"]](vector["input"], result)
+        kind(vector["input"], result)
     except SealringError as error:
         result.error = error
     return result
@@ -93,8 +118,8 @@ def _local_message(given: Given, result: Result) -> None:
 
 def _both_ways(message: Any, data: bytes) -> Given:
     fields = to_fields(message)
-    assert b"".join(encode(message)) == data
-    assert b"".join(encode(from_fields(fields))) == data
+    must(b"".join(encode(message)) == data, "encoding it gives other bytes")
+    must(b"".join(encode(from_fields(fields))) == data, "encoding its fields gives other bytes")
     return fields
 
 
@@ -117,7 +142,7 @@ def _verify(given: Given, result: Result) -> None:
 def _roster(given: Given, result: Result) -> None:
     data = raw(given["roster"])
     signed = open_roster(raw(given["coordinator"]), data)
-    assert signed.encode() == data
+    must(signed.encode() == data, "encoding it gives other bytes")
     result.output = _roster_fields(signed.roster)
 
 
@@ -157,7 +182,7 @@ def _newer(given: Given, result: Result) -> None:
 def _evidence(given: Given, result: Result) -> None:
     data = raw(given["evidence"])
     evidence = Evidence.decode(data)
-    assert evidence.encode() == data
+    must(evidence.encode() == data, "encoding it gives other bytes")
     attesters = [raw(key) for key in given["attesters"]]
     subject, digest = raw(given["subject"]), raw(given["digest"])
     trust = verify_evidence(evidence, subject, digest, attesters, int(given["wall_ms"]))
@@ -234,7 +259,7 @@ def _sealed(given: Given, result: Result) -> None:
         except SealringError as error:
             result.error = error  # and nothing may open after it
             continue
-        assert sealer.seal([opened]).hex() == data
+        must(sealer.seal([opened]).hex() == data, "sealing it again gives other bytes")
         plain.append(opened.hex())
         result.released += opened
 
@@ -246,7 +271,7 @@ def _sealed_many(given: Given, result: Result) -> None:
     for _ in range(given["count"]):
         sealed = sealer.seal([b""])
         digest.update(sealed)
-        assert opener.open(frame(bytes(sealed))) == b""
+        must(opener.open(frame(bytes(sealed))) == b"", "what was sealed does not open")
     result.output = {"frames_sha256": digest.hexdigest()}
 
 
@@ -271,25 +296,22 @@ def _inner(given: Given, result: Result) -> None:
             result.error = error  # and nothing may open after it
             continue
         if tensor.counter == number:
-            assert sealer.seal(context, tensor.dtype, tensor.shape, elements) == tensor
+            again = sealer.seal(context, tensor.dtype, tensor.shape, elements)
+            must(again == tensor, "sealing it again gives another tensor")
         opened.append(elements.hex())
         result.released += elements
 
 
-SAMPLES = {message.CODE.name: message for _, message in messages.GOOD.values()}
+_MESSAGES: Final[dict[str, type[Any]]] = {kind.CODE.name: kind for kind in get_args(Message)}
 
 
 def _role(given: Given, result: Result) -> None:
     place = Purpose(given["purpose"]), given["sender"], given["receiver"], given["world"]
-    violations: list[RoleViolation] = []
-    for name in given["messages"]:
-        sample: Message = SAMPLES[name]
-        try:
-            check_role(*place, sample)
-        except RoleViolation as error:
-            violations.append(error)
-    assert len(violations) in (0, len(given["messages"])), "some may, and some may not"
-    result.error = violations[0] if violations else None
+    may = allowed(*place)
+    taken = {name for name in given["messages"] if _MESSAGES[name] in may}
+    must(len(taken) in (0, len(given["messages"])), "some may be sent, and some may not")
+    if not taken:
+        result.error = RoleViolation("none of them may be sent")
 
 
 # ---------------------------------------------------------------------- control
@@ -300,7 +322,8 @@ def _ledger(given: Given, result: Result) -> None:
     digests: list[str] = []
     for data in given["steps"]:
         step = decode(raw(data))
-        assert isinstance(step, Step)
+        if not isinstance(step, Step):
+            raise RemoteProtocolError("it is no STEP")
         result.output = _ledger_output(ledger, digests)
         ledger.apply(step)
         if ledger.digest(step.n) != step.digest:
@@ -328,14 +351,14 @@ def _split(given: Given, result: Result) -> None:
 
 
 def _sampling_key(given: Given, result: Result) -> None:
-    from sealring_model.sampling import row_key
+    from sealring_model.sampling import row_key  # noqa: PLC0415 - MLX, which nothing else needs
 
     fields = {"uid": "1", "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     row = read_row({**fields, "seed": given["seed"], "choice": given["choice"]})
     result.output = {"key": list(row_key(row, int(given["position"])))}
 
 
-KINDS: dict[str, Callable[[Given, Result], None]] = {
+KINDS: Final[dict[str, Callable[[Given, Result], None]]] = {
     "frames": _frames,
     "message": _message,
     "local-message": _local_message,

@@ -1,10 +1,14 @@
-"""Drives one end of a link through what a vector gives it, its deliveries cut as one likes."""
+"""Drives one end of a link through what a vector gives it, its deliveries cut as one likes.
+
+What the link asks for is answered from the vector: signatures by its scalar, an encapsulation as
+recorded. So a vector's end says the same bytes each time.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 from sealring_protocol.codec.encoding import decode, encode
 from sealring_protocol.codec.frame import FrameDecoder, FrameKind
@@ -32,6 +36,17 @@ from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roster import SignedRoster
 from sealring_protocol.security.seal import OpeningChannel
+
+
+class Mismatch(Exception):
+    """The code does something else than a vector says."""
+
+
+def must(holds: bool, what: str) -> None:
+    """Raise `Mismatch` unless it *holds*."""
+    if not holds:
+        raise Mismatch(what)
+
 
 Given = dict[str, Any]
 Cut = Callable[[bytes], Iterable[bytes]]
@@ -77,17 +92,13 @@ class End:
             tuple(Suite(suite) for suite in given["suites"]),
         )
         wall_ms, entropy = int(given["wall_ms"]), bytes.fromhex(given["entropy"])
-        link: Link
         if "peer" in given:
             peer, purpose = bytes.fromhex(given["peer"]), Purpose(given["purpose"])
-            link = _Link.dial(config, peer, purpose, 0.0, wall_ms, entropy)
-        else:
-            admission = Admission(0.0)
-            for tag in given["seen"]:
-                admission.replay.add(bytes.fromhex(tag))
-            link = _Link.accept(config, admission, "peer", 0.0, wall_ms, entropy)
-        assert isinstance(link, _Link)
-        return link
+            return cast(_Link, _Link.dial(config, peer, purpose, 0.0, wall_ms, entropy))
+        admission = Admission(0.0)
+        for tag in given["seen"]:
+            admission.replay.add(bytes.fromhex(tag))
+        return cast(_Link, _Link.accept(config, admission, "peer", 0.0, wall_ms, entropy))
 
     def run(self, cut: Cut = whole) -> None:
         """Deliver all that the vector has, each delivery cut by *cut*.
@@ -171,21 +182,23 @@ class End:
         opener = OpeningChannel(secrets.suite, secrets.send_traffic) if secrets else None
         while (frame := decoder.next_frame()) is not None:
             if frame.kind == FrameKind.SEALED:
-                assert opener is not None
+                if opener is None:
+                    raise Mismatch("it sealed a frame before it had keys")
                 message = decode(opener.open(frame))
                 if isinstance(message, Close):
                     told = message.code
                     continue
             frames.append((frame.header + bytes(frame.body)).hex())
-        assert decoder.buffered == 0
+        must(decoder.buffered == 0, "it sent a part of a frame")
         return frames, told
 
     def _told_link(self, up: LinkUp) -> Given:
         secrets = self._link.seen
-        assert secrets is not None
-        assert up.hop.send == secrets.send_activation
-        assert up.hop.receive == secrets.receive_activation
-        assert up.purpose is secrets.purpose
+        if secrets is None:
+            raise Mismatch("the link came up without secrets")
+        hop = (secrets.send_activation, secrets.receive_activation)
+        must((up.hop.send, up.hop.receive) == hop, "the hop has other secrets than the link")
+        must(up.purpose is secrets.purpose, "the link came up for another purpose")
         told: Given = {
             "suite": int(up.suite),
             "peer": up.peer.hex(),

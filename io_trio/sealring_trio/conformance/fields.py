@@ -39,7 +39,7 @@ from sealring_protocol.codec.messages import (
 )
 from sealring_protocol.codec.tensor import DType, Tensor
 
-from spec.vectors.model import Json, u64
+from sealring_trio.conformance.files import Json, u64
 
 COUNTERS: Final = (
     "steps_received",
@@ -309,7 +309,7 @@ def _read_logprobs(f: dict[str, Json]) -> Logprobs:
 def read_row(f: dict[str, Json]) -> Row:
     """A ROW from its fields."""
     rest = {name: f[name] for name in _ROW if name in f}
-    lists = {
+    lists: dict[str, Any] = {
         "bias": tuple((token, value) for token, value in f.get("bias", ())),
         "history": tuple(f.get("history", ())),
     }

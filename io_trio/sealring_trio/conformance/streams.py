@@ -1,0 +1,204 @@
+"""A vector's input cut, cut off and grown: what must come of it follows from the vector itself.
+
+``whole``      as the vector has it
+``bytewise``   a stream byte by byte: the same must come of it
+``pieces``     cut at random places, most of them near the edges of a frame: the same
+``truncated``  cut off at every length. A beginning of a stream of frames gives a beginning of its
+               frames and no failure of its own; a link whose stream ends there is lost, and
+               nothing is said of it; a message, a roster, evidence or a sealed frame is refused
+``trailing``   a byte more after what is whole: refused
+
+The last two say something of valid vectors alone; ends of links are cut off at the edges of each
+delivery and in its middle, since each length costs a handshake.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from sealring_protocol.errors import ConnectionLost, RemoteProtocolError, SealringError
+
+from sealring_trio.conformance.ends import Cut, Given, Mismatch, must, run_end
+from sealring_trio.conformance.kinds import KINDS, Result, raw, run, run_frames
+
+SEEDS: Final = (1, 2)
+"""Of the random cuts."""
+
+SIGNED_LENGTHS: Final = 700
+"""At how many lengths, evenly spread, something long that is signed is cut off."""
+
+
+def bytewise(data: bytes) -> list[bytes]:
+    """Every byte for itself."""
+    return [data[at : at + 1] for at in range(len(data))]
+
+
+def in_pieces(seed: int) -> Cut:
+    """Cuts at random places, most of them near the start of a frame or its end."""
+    choose = random.Random(seed)  # noqa: S311 - to be the same each time
+
+    def cut(data: bytes) -> list[bytes]:
+        near = [at for at in (1, 7, 8, 9, 10, len(data) - 1) if 0 < at < len(data)]
+        far = [choose.randrange(len(data)) for _ in range(3)] if data else []
+        edges = sorted({0, len(data), *choose.sample(near, len(near) // 2), *far})
+        return [data[a:b] for a, b in itertools.pairwise(edges)]
+
+    return cut
+
+
+# ------------------------------------------------------------------ the same
+
+
+def _cut(vector: Given, cut: Cut) -> None:
+    """*vector* with its stream cut by *cut*."""
+    if vector["kind"] == "frames":
+        result = _run_frames(vector, list(cut(raw(vector["input"]["stream"]))))
+    else:
+        end = run_end(vector["input"], cut)
+        result = Result(end.output(), end.released, end.error)
+    result.compare(vector)
+
+
+def _run_frames(vector: Given, pieces: list[bytes]) -> Result:
+    result = Result()
+    try:
+        run_frames(vector["input"], pieces, result)
+    except SealringError as error:
+        result.error = error
+    return result
+
+
+def _whole(vector: Given) -> int:
+    run(vector).compare(vector)
+    return 1
+
+
+def _bytewise(vector: Given) -> int:
+    _cut(vector, bytewise)
+    return 1
+
+
+def _pieces(vector: Given) -> int:
+    for seed in SEEDS:
+        _cut(vector, in_pieces(seed))
+    return len(SEEDS)
+
+
+# ------------------------------------------------------------------- cut off
+
+
+def _beginnings(vector: Given) -> int:
+    stream, frames = raw(vector["input"]["stream"]), vector.get("output", {}).get("frames", [])
+    for size in range(len(stream)):
+        result = _run_frames(vector, [stream[:size]])
+        got = result.output["frames"]
+        must(result.error is None or vector["result"] != "valid", f"{size} bytes were refused")
+        must(got == frames[: len(got)], f"{size} bytes gave other frames")
+    return len(stream)
+
+
+def _lost(vector: Given) -> int:
+    given, times = vector["input"], 0
+    pieces = [raw(delivery["data"]) for delivery in given["deliveries"]]
+    closes = vector["output"]["closed"] is not None
+    for number, (delivery, piece) in enumerate(zip(given["deliveries"], pieces, strict=True)):
+        if not piece or (closes and number == len(pieces) - 1):
+            continue  # what CLOSE ends is not lost
+        for size in sorted({0, 1, 8, 9, len(piece) // 2, len(piece) - 1}):
+            last = {**delivery, "data": piece[:size].hex()}
+            deliveries = [*given["deliveries"][:number], last]
+            end = run_end({**given, "deliveries": deliveries, "end": True})
+            where = f"delivery {number} cut off after {size} bytes"
+            must(isinstance(end.error, ConnectionLost), f"{where}: {end.error}")
+            must(end.output()["told"] is None, f"{where}: CLOSE was sent")
+            times += 1
+    return times
+
+
+def _refuses(kind: str, given: Given, what: str) -> None:
+    try:
+        KINDS[kind](given, Result())
+    except RemoteProtocolError:
+        return
+    raise Mismatch(f"{what}: it was taken")
+
+
+def _shorter(vector: Given, field: str, step: int = 1) -> int:
+    given, data = vector["input"], raw(vector["input"][field])
+    sizes = range(0, len(data), step)
+    for size in sizes:
+        _refuses(vector["kind"], {**given, field: data[:size].hex()}, f"{size} bytes")
+    return len(sizes)
+
+
+def _longer(vector: Given, field: str) -> int:
+    given = vector["input"]
+    _refuses(vector["kind"], {**given, field: given[field] + "00"}, "a byte more")
+    return 1
+
+
+def _signed_shorter(vector: Given) -> int:
+    size = len(raw(vector["input"][vector["kind"]]))
+    return _shorter(vector, vector["kind"], 1 + size // SIGNED_LENGTHS)
+
+
+def _sealed_frame(vector: Given, body: bytes) -> None:
+    framed = raw(vector["input"]["frames"][0])[:4] + len(body).to_bytes(4, "big") + body
+    result = run({**vector, "input": {**vector["input"], "frames": [framed.hex()]}})
+    must(isinstance(result.error, RemoteProtocolError), f"a body of {len(body)} bytes was taken")
+    must(not result.released, f"a body of {len(body)} bytes gave something out")
+
+
+def _sealed_shorter(vector: Given) -> int:
+    body = raw(vector["input"]["frames"][0])[8:]
+    for size in range(len(body)):
+        _sealed_frame(vector, body[:size])
+    return len(body)
+
+
+def _sealed_longer(vector: Given) -> int:
+    _sealed_frame(vector, raw(vector["input"]["frames"][0])[8:] + b"\0")
+    return 1
+
+
+def _plaintext_shorter(vector: Given) -> int:
+    return _shorter(vector, "plaintext")
+
+
+def _plaintext_longer(vector: Given) -> int:
+    return _longer(vector, "plaintext")
+
+
+def _signed_longer(vector: Given) -> int:
+    return _longer(vector, vector["kind"])
+
+
+Run = Callable[[Given], int]
+"""Runs a vector in one way, and says how many times. Raises `Mismatch`."""
+
+_ANY: Final[dict[str, dict[str, Run]]] = {
+    "frames": {"bytewise": _bytewise, "pieces": _pieces, "truncated": _beginnings},
+    "initiator": {"bytewise": _bytewise, "pieces": _pieces},
+    "responder": {"bytewise": _bytewise, "pieces": _pieces},
+}
+_VALID: Final[dict[str, dict[str, Run]]] = {
+    "initiator": {"truncated": _lost},
+    "responder": {"truncated": _lost},
+    "message": {"truncated": _plaintext_shorter, "trailing": _plaintext_longer},
+    "local-message": {"truncated": _plaintext_shorter, "trailing": _plaintext_longer},
+    "roster": {"truncated": _signed_shorter, "trailing": _signed_longer},
+    "evidence": {"truncated": _signed_shorter, "trailing": _signed_longer},
+    "sealed": {"truncated": _sealed_shorter, "trailing": _sealed_longer},
+}
+WAYS: Final = ("whole", "bytewise", "pieces", "truncated", "trailing")
+
+
+def ways(vector: Given) -> Iterator[tuple[str, Run]]:
+    """The ways in which *vector* can be run, by name."""
+    found = {"whole": _whole, **_ANY.get(vector["kind"], {})}
+    if vector["result"] == "valid":
+        found |= _VALID.get(vector["kind"], {})
+    return ((name, found[name]) for name in WAYS if name in found)
