@@ -8,7 +8,7 @@ import { Plots } from "./plot.js";
 import { Requests } from "./requests.js";
 import { Ring } from "./ring.js";
 
-const LONGEST_PAUSE = 8000;
+const LONGEST_PAUSE = 4000;
 const SILENCE = 6000; // an event comes every second; a head that says nothing for this long hangs
 
 const ring = new Ring(byId("ring"), byId("ring-summary"), byId("ranks"));

@@ -1,0 +1,317 @@
+"""The dashboard in a real Chromium, in front of a real ring.
+
+Every page is watched: a message on the console or a fault of a script fails the test, and the
+browser reports there whatever breaks the page's policy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx2
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.dashboard.guarded import Guarded, guarded
+from tests.serving import PATIENCE, Served
+
+CHROMIUM = os.environ.get("CHROMIUM") or next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None,
+    reason="no Chromium: install it (apt-get install chromium), or name one in CHROMIUM",
+)
+
+FLAGS = [
+    "--no-sandbox",  # tests run as root in containers
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+expect.set_options(timeout=PATIENCE * 1000)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def window(browser: Browser, url: str, expected: str = "", **settings: object) -> Iterator[Page]:
+    """The dashboard at *url* in a window of its own; messages with *expected* are no news."""
+    context = browser.new_context(**settings)
+    context.set_default_timeout(PATIENCE * 1000)
+    page = context.new_page()
+    faults: list[str] = []
+    page.on("console", lambda message: faults.append(message.text))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.goto(f"{url}/")
+    yield page
+    context.close()
+    assert [fault for fault in faults if not expected or expected not in fault] == []
+
+
+@pytest.fixture
+def page(browser: Browser, served: Served) -> Iterator[Page]:
+    with window(browser, served.url, viewport={"width": 1280, "height": 900}) as page:
+        expect(page.locator("#state")).to_have_text("serving")
+        yield page
+
+
+@contextmanager
+def busy(served: Served) -> Iterator[None]:
+    """A request that runs until the block ends, or somebody cancels it."""
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Tell me a story."}],
+        "n": 16,
+        "stream": True,
+    }
+    url = f"{served.url}/v1/chat/completions"
+    over = threading.Event()
+    begun = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            with httpx2.stream("POST", url, json=body, timeout=PATIENCE) as response:
+                for _ in response.iter_lines():
+                    begun.set()
+                    if over.is_set():
+                        return
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert begun.wait(PATIENCE)
+    yield
+    over.set()
+    thread.join()
+
+
+def test_the_ring_is_told_to_the_eye_and_to_the_ear(page: Page) -> None:
+    expect(page).to_have_title("tiny · sealring")
+    drawing = page.get_by_role("img", name="A ring of 2 that serves. rank 0, rank0: layers 0–3;")
+    expect(drawing.locator(".node[data-state=good]")).to_have_count(2)
+    expect(drawing.locator(".hop[data-state=good] .lock")).to_have_count(2)
+    cards = page.get_by_role("list", name="Ranks").get_by_role("listitem")
+    expect(cards).to_have_count(2)
+    for number, layers in enumerate(("0–3", "4–7")):
+        expect(cards.nth(number)).to_contain_text(f"rank{number}")
+        details = cards.nth(number).locator("dl").inner_text()
+        assert re.search(rf"layers\s+{layers}", details)
+        assert re.search(r"memory\s+\d+(\.\d+)? MiB", details)
+        assert re.search(r"trust\s+software", details)
+    assert re.search(r"round trip\s+[\d.]+ (µs|ms)", cards.nth(1).inner_text())
+    for role in ("banner", "main"):
+        expect(page.get_by_role(role)).to_be_visible()
+    for name in ("Ring", "Load last five minutes", "Requests", "Chat"):
+        expect(page.get_by_role("region", name=name, exact=True)).to_be_visible()
+
+
+def test_a_load_is_seen(page: Page, served: Served) -> None:
+    with busy(served):
+        expect(page.locator("#now-tokens")).not_to_have_text("0")
+        expect(page.locator("#ring")).to_have_class("flowing")
+        expect(page.locator("#now-decode")).not_to_have_text("0")
+        expect(page.locator("#now-hop")).to_have_text(re.compile(r"[\d.]+ (µs|ms)"))
+        plot = page.get_by_role(
+            "img", name=re.compile(r"^Tokens per second, .*: \d.* now, at most")
+        )
+        expect(plot.locator(".line.tokens")).to_have_attribute("d", re.compile("L"))
+        plot.hover(position={"x": plot.bounding_box()["width"] - 2, "y": 20})
+        expect(page.locator("figure").first.locator(".reading")).to_contain_text(" · ")
+
+
+def test_a_running_request_is_cancelled_by_its_button(page: Page, served: Served) -> None:
+    with busy(served):
+        row = page.get_by_role("list", name="Running requests").get_by_role("listitem")
+        expect(row.first).to_contain_text("decoding")
+        expect(page.locator("#request-count")).to_have_text("1 running")
+        button = row.first.get_by_role("button", name="Cancel request")
+        name = button.get_attribute("aria-label").split()[-1]
+        button.focus()
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("status")).to_have_text(f"Request {name} is cancelled.")
+    over = page.get_by_role("list", name="Just finished").get_by_role("listitem")
+    expect(over.filter(has_text=name)).to_contain_text("cancelled")
+    bar = over.filter(has_text=name).get_by_role("img")
+    assert "compute" in bar.get_attribute("aria-label")
+
+
+def test_the_chat_goes_on_and_begins_again(page: Page, served: Served) -> None:
+    box = page.get_by_role("textbox", name="Your message")
+    log = page.get_by_role("log", name="Conversation")
+    box.fill("Count to twenty.")
+    box.press("Enter")
+    expect(log.locator(".cost")).to_have_text(re.compile(r"\d+ tokens · .* first after"))
+    assert log.locator(".assistant .text").inner_text().endswith(".")
+    box.fill("And again?")
+    page.get_by_role("button", name="Send").click()
+    expect(log.locator(".cost")).to_have_count(2)
+    second, first = httpx2.get(f"{served.url}/v1/requests").json()["data"][:2]
+    assert second["prompt_tokens"] > first["prompt_tokens"] + first["tokens"]  # it goes on
+    page.get_by_role("button", name="New conversation").click()
+    expect(log.locator(".message")).to_have_count(0)
+    expect(box).to_be_focused()
+
+
+def test_an_answer_is_stopped(page: Page, served: Served) -> None:
+    page.get_by_role("textbox", name="Your message").fill("Tell me a long story about a fox.")
+    page.keyboard.press("Enter")
+    stop = page.get_by_role("button", name="Stop")
+    expect(page.locator(".assistant .content")).not_to_be_empty()
+    stop.click()
+    expect(page.locator(".cost")).to_contain_text("stopped")
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    assert httpx2.get(f"{served.url}/v1/requests").json()["data"][0]["state"] == "client_gone"
+
+
+def test_the_keyboard_reaches_everything(page: Page) -> None:
+    seen = []
+    for _ in range(4):
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate(FOCUSED))
+    assert seen == [
+        ["Skip to the chat", "solid"],
+        ["log", "solid"],
+        ["chat-text", "solid"],
+        ["chat-send", "solid"],
+    ]
+
+
+FOCUSED = """
+() => {
+  const e = document.activeElement;
+  return [e.id || e.textContent, getComputedStyle(e).outlineStyle];
+}
+"""
+
+
+@pytest.mark.parametrize(("width", "height"), [(320, 640), (768, 1024), (1920, 1080)])
+def test_any_width_is_enough(browser: Browser, served: Served, width: int, height: int) -> None:
+    size = {"width": width, "height": height}
+    with window(browser, served.url, viewport=size) as page:
+        expect(page.locator("#state")).to_have_text("serving")
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        for part in page.locator("section.panel").all():
+            box = part.bounding_box()
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= width
+            assert part.evaluate("e => e.scrollWidth <= e.clientWidth")
+
+
+def luminance(colour: str) -> float:
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out(browser: Browser, served: Served, scheme: str) -> None:
+    """At least 4.5 to 1, as WCAG asks of text, for every colour of text on its own ground."""
+    with window(browser, served.url, color_scheme=scheme) as page:
+        expect(page.locator("#state")).to_have_text("serving")
+        pairs = json.loads(page.evaluate(CONTRASTS))
+    assert len(pairs) > 5
+    assert (luminance(pairs[0][1]) < 0.1) == (scheme == "dark")
+    for ink, ground, text in pairs:
+        low, high = sorted((luminance(ink), luminance(ground)))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, (text, ink, ground)
+
+
+CONTRASTS = """
+() => {
+  const ground = (e) => {
+    for (; e; e = e.parentElement) {
+      const colour = getComputedStyle(e).backgroundColor;
+      if (!/, 0\\)$/.test(colour)) return colour;
+    }
+  };
+  const found = {};
+  for (const e of document.querySelectorAll('body *')) {
+    const text = [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+    if (!text || !e.checkVisibility() || e.closest('svg, [disabled], dialog, .skip')) continue;
+    const pair = [getComputedStyle(e).color, ground(e)];
+    found[pair.join()] ??= [...pair, e.textContent.trim().slice(0, 40)];
+  }
+  return JSON.stringify(Object.values(found));
+}
+"""
+
+
+def test_nothing_moves_for_whoever_wants_it_still(browser: Browser, served: Served) -> None:
+    with window(browser, served.url, reduced_motion="reduce") as page, busy(served):
+        expect(page.locator("#ring")).to_have_class("flowing")
+        assert page.evaluate("document.getAnimations().length") == 0
+
+
+def test_the_page_runs_and_shows_nothing_of_others(served: Served) -> None:
+    for path in ("/", "/dashboard/main.js", "/dashboard/style.css"):
+        headers = httpx2.get(f"{served.url}{path}").headers
+        policy = headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert headers["x-content-type-options"] == "nosniff"
+    text = httpx2.get(f"{served.url}/").text
+    assert "style=" not in text
+    assert not re.search(r"<script(?![^>]*\bsrc=)|\son\w+=|https?://", text)
+    assert httpx2.get(f"{served.url}/dashboard/../pages.py").status_code == 404
+    assert httpx2.get(f"{served.url}/dashboard/none.js").status_code == 404
+
+
+@pytest.fixture(scope="module")
+def closed() -> Iterator[Guarded]:
+    """A ring that asks for a key."""
+    with guarded() as ring:
+        yield ring
+
+
+def test_a_key_is_asked_for_and_kept_in_this_tab(browser: Browser, closed: Guarded) -> None:
+    with window(browser, closed.url, expected="a status of 401") as page:
+        dialog = page.get_by_role("dialog", name="This ring asks for a key")
+        field = dialog.get_by_label("API key")
+        expect(field).to_be_focused()
+        page.keyboard.press("Escape")
+        field.fill("sk-sealring-wrong")
+        field.press("Enter")
+        expect(dialog.get_by_role("alert")).to_have_text("This key is not known.")
+        field.fill(closed.key)
+        dialog.get_by_role("button", name="Use this key").click()
+        expect(page.locator("#state")).to_have_text("serving")
+        expect(dialog).to_be_hidden()
+        page.reload()
+        expect(page.locator("#state")).to_have_text("serving")
+        assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+        page.get_by_role("textbox").fill("Hello.")
+        page.keyboard.press("Enter")
+        expect(page.locator(".cost")).to_be_visible()
+
+
+def test_a_head_that_goes_away_and_comes_back(browser: Browser, closed: Guarded) -> None:
+    with window(browser, closed.url, expected="Failed to load resource") as page:
+        page.get_by_label("API key").fill(closed.key)
+        page.keyboard.press("Enter")
+        expect(page.locator("#state")).to_have_text("serving")
+        closed.stop()
+        expect(page.locator("#state")).to_have_text("out of reach")
+        expect(page.locator("#notice")).to_contain_text("Trying again")
+        expect(page.get_by_role("status")).to_have_text("The ring is out of reach.")
+        expect(page.get_by_role("button", name="Send")).to_be_disabled()
+        closed.start()
+        expect(page.locator("#state")).to_have_text("serving")
+        expect(page.locator("#notice")).to_be_hidden()
