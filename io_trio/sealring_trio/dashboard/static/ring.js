@@ -3,12 +3,17 @@
 import { draw, keep, make, say } from "./dom.js";
 import { few, size, time } from "./format.js";
 
-const WIDE = "0 0 480 300";
-const NARROW = "98 8 284 284"; // without what stands beside the ring
-const CENTRE = { x: 240, y: 150 };
-const RADIUS = 104;
-const NODE = 30;
+const WIDTH = 480;
+const HEIGHT = 300;
+const CENTRE = { x: WIDTH / 2, y: HEIGHT / 2 };
 const NAMED = 6; // more ranks than this have their names on their cards alone
+const LOCKED = 44; // a hop that is drawn shorter than this has no room for its lock
+
+/** How large the ring and its nodes are drawn: the more ranks, the smaller the nodes. */
+function scale(world) {
+  if (world <= 4) return { radius: 104, node: 30 };
+  return world <= 8 ? { radius: 113, node: 24 } : { radius: 121, node: 17 };
+}
 
 const LOCK = "M-4 -1v-2.6a4 4 0 0 1 8 0V-1M-5.6 -1h11.2v7h-11.2z";
 
@@ -20,10 +25,16 @@ export class Ring {
     this.shape = "";
     this.nodes = [];
     this.hops = [];
-    const narrow = matchMedia("(max-width: 480px)");
-    const fit = () => svg.setAttribute("viewBox", narrow.matches ? NARROW : WIDE);
-    narrow.addEventListener("change", fit);
-    fit();
+    this.below = 0; // room for a name below the ring
+    this.narrow = matchMedia("(max-width: 480px)");
+    this.narrow.addEventListener("change", () => this.fit());
+  }
+
+  /** Leave out what stands beside the ring where there is no room for it. */
+  fit() {
+    const wide = `0 0 ${WIDTH} ${HEIGHT + this.below}`;
+    const narrow = `${CENTRE.x - 142} 8 284 284`;
+    this.svg.setAttribute("viewBox", this.narrow.matches ? narrow : wide);
   }
 
   /** Show the ring as the head tells it. */
@@ -43,19 +54,21 @@ export class Ring {
   }
 
   build(ranks) {
-    const places = ranks.map((_, index) => place(index, ranks.length));
-    this.hops = ranks.length > 1 ? places.map((from, index) => {
-      return hop(from, places[(index + 1) % places.length]);
-    }) : [];
-    this.nodes = ranks.map((rank, index) => node(rank, places[index], ranks.length));
+    const { radius, node } = scale(ranks.length);
+    const circle = new Circle(radius, node, ranks.length);
+    this.hops = ranks.length > 1 ? ranks.map((_, index) => hop(circle, index)) : [];
+    this.nodes = ranks.map((rank, index) => drawNode(rank, circle, index));
     this.rate = draw("text", { class: "rate", x: CENTRE.x, y: CENTRE.y + 8 }, "0");
     const unit = draw("text", { class: "unit", x: CENTRE.x, y: CENTRE.y + 28 }, "tokens/s");
+    this.below = ranks.length <= NAMED && ranks.length % 2 && ranks.length > 1 ? 20 : 0;
     this.svg.replaceChildren(
+      ...(ranks.length > 1 ? [] : [draw("circle", { class: "alone", cx: CENTRE.x, cy: CENTRE.y, r: radius })]),
       ...this.hops.map((each) => each.group),
       ...this.nodes.map((each) => each.group),
       this.rate,
       unit,
     );
+    this.fit();
   }
 
   showRank(rank, { group, layers, memory, inside }) {
@@ -66,83 +79,91 @@ export class Ring {
   }
 }
 
-/** Where on the circle a rank is: the head on the left of two, and else on top. */
-function place(index, world) {
-  const start = world === 2 ? Math.PI : -Math.PI / 2;
-  const angle = start + (2 * Math.PI * index) / world;
-  return { angle, x: CENTRE.x + RADIUS * Math.cos(angle), y: CENTRE.y + RADIUS * Math.sin(angle) };
+/** Where on the circle the ranks are: none on top, so that names stand beside it, or below. */
+class Circle {
+  constructor(radius, node, world) {
+    this.radius = radius;
+    this.node = node;
+    this.world = world;
+  }
+
+  angle(index) {
+    if (this.world === 1) return Math.PI;
+    return -Math.PI / 2 - Math.PI / this.world + (2 * Math.PI * index) / this.world;
+  }
+
+  point(angle) {
+    return {
+      x: round(CENTRE.x + this.radius * Math.cos(angle)),
+      y: round(CENTRE.y + this.radius * Math.sin(angle)),
+    };
+  }
 }
 
-function node(rank, { angle, x, y }, world) {
+const round = (value) => Math.round(value * 10) / 10;
+
+function drawNode(rank, circle, index) {
+  const angle = circle.angle(index);
+  const { x, y } = circle.point(angle);
   const layers = draw("tspan", { class: "small" });
   const memory = draw("tspan", { class: "small" });
   const inside = draw("text", { class: "inside", x, y: y + 17 });
   const group = draw(
     "g",
-    { class: "node" },
-    draw("circle", { cx: x, cy: y, r: NODE }),
-    draw("text", { class: "number", x, y: y + 7 }, String(rank.rank)),
-    inside,
+    { class: circle.node < 24 ? "node tiny" : "node" },
+    draw("circle", { cx: x, cy: y, r: circle.node }),
+    draw("text", { class: "number", x, y: y + (circle.node < 24 ? 5 : 7) }, String(rank.rank)),
   );
-  if (world <= NAMED) group.append(label(rank, angle, x, y, layers, memory));
+  if (circle.world <= NAMED) {
+    group.append(inside, label(rank, circle, angle, layers, memory));
+  }
   return { group, layers, memory, inside };
 }
 
-function label(rank, angle, x, y, layers, memory) {
-  const across = Math.cos(angle);
-  const side = Math.abs(across) < 0.3 ? 0 : Math.sign(across);
-  const at = x + side * (NODE + 10);
-  const anchor = side < 0 ? "end" : side > 0 ? "start" : "middle";
-  // Beside the node in three lines; above or below it where there is no room at the side.
-  let top = y - 12;
-  if (!side) top = Math.sin(angle) < 0 ? y - NODE - 46 : y + NODE + 18;
-  const text = draw("text", { class: "label", "text-anchor": anchor });
-  const lines = [draw("tspan", { class: "name" }, rank.name), layers, memory];
+/** A rank's name, layers and memory: in three lines beside its node, or in one below it. */
+function label(rank, circle, angle, layers, memory) {
+  const { x, y } = circle.point(angle);
+  const name = draw("tspan", { class: "name" }, rank.name);
+  const side = Math.abs(Math.cos(angle)) < 0.3 ? 0 : Math.sign(Math.cos(angle));
+  if (!side) {
+    layers.setAttribute("dx", 8);
+    memory.setAttribute("dx", 8);
+    return draw("text", { class: "label", x, y: y + circle.node + 22 }, name, layers, memory);
+  }
+  const at = x + side * (circle.node + 10);
+  const lines = [name, layers, memory];
   lines.forEach((line, index) => {
     line.setAttribute("x", at);
-    line.setAttribute("y", top + 17 * index);
+    line.setAttribute("y", y - 12 + 17 * index);
   });
-  text.append(...lines);
-  return text;
+  return draw("text", { class: "label", "text-anchor": side < 0 ? "end" : "start" }, ...lines);
 }
 
-/** The arc from one rank to the next, with an arrow's head, and a lock on it. */
-function hop(from, to) {
-  const gap = (NODE + 5) / RADIUS;
-  let sweep = to.angle - from.angle;
-  if (sweep <= 0) sweep += 2 * Math.PI;
-  const start = from.angle + gap;
-  const end = from.angle + sweep - gap;
-  const middle = from.angle + sweep / 2;
-  const path = arc(start, end, sweep > Math.PI + 1e-9);
-  const tip = point(end);
+/** The arc from a rank to the next, with an arrow's head and, where there is room, a lock. */
+function hop(circle, index) {
+  const gap = (circle.node + 5) / circle.radius;
+  const start = circle.angle(index) + gap;
+  const end = circle.angle(index + 1) - gap;
+  const tip = circle.point(end);
   const turn = (end * 180) / Math.PI + 90;
-  const lock = point(middle);
+  const a = circle.point(start);
+  const path = `M${a.x} ${a.y}A${circle.radius} ${circle.radius} 0 0 1 ${tip.x} ${tip.y}`;
   const group = draw(
     "g",
     { class: "hop" },
     draw("path", { class: "line", d: path }),
     draw("path", { class: "flow", d: path }),
     draw("path", { class: "tip", d: "M-7 -5L2 0L-7 5z", transform: move(tip, turn) }),
-    draw("g", { class: "lock", transform: move(lock) }, draw("circle", { r: 11 }), draw("path", { d: LOCK })),
   );
+  if ((end - start) * circle.radius >= LOCKED) {
+    const middle = circle.point((start + end) / 2);
+    group.append(
+      draw("g", { class: "lock", transform: move(middle) }, draw("circle", { r: 11 }), draw("path", { d: LOCK })),
+    );
+  }
   return { group };
 }
 
-function arc(start, end, large) {
-  const a = point(start);
-  const b = point(end);
-  return `M${a.x} ${a.y}A${RADIUS} ${RADIUS} 0 ${large ? 1 : 0} 1 ${b.x} ${b.y}`;
-}
-
-function point(angle) {
-  return {
-    x: round(CENTRE.x + RADIUS * Math.cos(angle)),
-    y: round(CENTRE.y + RADIUS * Math.sin(angle)),
-  };
-}
-
-const round = (value) => Math.round(value * 10) / 10;
 const move = ({ x, y }, turn) => `translate(${x} ${y})${turn === undefined ? "" : `rotate(${turn})`}`;
 
 /** A hop works when both its ends are ready, and no end knows the link to be down. */
@@ -191,7 +212,7 @@ function showCard(element, rank) {
   element.dataset.state = rank.ready ? "good" : rank.present ? "waiting" : "bad";
   say(element.querySelector(".who"), rank.name);
   const part = rank.rank === 0 ? "head" : `rank ${rank.rank}`;
-  say(element.querySelector(".is"), rank.ready ? part : `${part}, ${rank.present ? "loading" : "missing"}`);
+  say(element.querySelector(".is"), rank.ready ? part : rank.present ? "loading" : "missing");
   const places = element.querySelectorAll("dd");
   DETAILS.forEach(([, value], index) => say(places[index], value(rank)));
 }
