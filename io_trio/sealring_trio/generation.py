@@ -45,6 +45,10 @@ TOKENISERS: Final = 2
 """Long texts that are made ids of at once; others wait. It bounds what hops compete with."""
 
 
+MAX_WAITING: Final = 64 << 20
+"""Characters of long texts that wait at once. Memory: some ten times that."""
+
+
 @attrs.frozen
 class Job:
     """Continue *prompt* by at most *max_tokens* (0: as the context allows), drawn as *sampling*
@@ -73,6 +77,10 @@ _DRAIN_LOOK: Final = 0.05  # seconds between looks at what is still under way
 
 class Withdrawn(LocalProtocolError):
     """Somebody has cancelled the request before it had a row."""
+
+
+class Crowded(Exception):
+    """More text waits to be made ids of than may."""
 
 
 class Answer:
@@ -106,6 +114,8 @@ class Answer:
             if isinstance(event, RequestDone):
                 self._done = event
                 text += self._stop.add(self._detokenise(None)) + self._stop.rest()
+                if self._stop.reached and event.reason is FinishReason.LENGTH:
+                    self._done = RequestDone(self.uid, FinishReason.STOP)
                 break
             tokens.append(event)
             text += self._stop.add(self._detokenise(event.token))
@@ -141,6 +151,7 @@ class Generator:
         self.draining = False  # what is new is refused
         self._loading = trio.Lock()
         self._threads = trio.CapacityLimiter(TOKENISERS)
+        self._waiting = 0  # characters of long texts
         self._tokenizer: Tokenizer | None = None
         runtime.watchers.append(self.tracer.watch)
 
@@ -160,10 +171,21 @@ class Generator:
             await self.tokenizer()
 
     async def tokenised(self, size: int, work: Callable[[], T]) -> T:
-        """What *work* makes of a text of *size* characters, without keeping hops waiting."""
+        """What *work* makes of a text of *size* characters, without keeping hops waiting.
+
+        Raises `Crowded`.
+        """
         if size <= INLINE_TEXT:
             return work()
-        return await trio.to_thread.run_sync(work, limiter=self._threads, abandon_on_cancel=True)
+        if self._waiting + size > MAX_WAITING:
+            raise Crowded
+        self._waiting += size
+        try:
+            return await trio.to_thread.run_sync(
+                work, limiter=self._threads, abandon_on_cancel=True
+            )
+        finally:
+            self._waiting -= size
 
     @contextlib.contextmanager
     def answering(self, tokenizer: Tokenizer, job: Job, trace: Trace) -> Iterator[Answer]:

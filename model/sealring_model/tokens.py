@@ -34,6 +34,17 @@ from sealring_model.weights import read_json
 _SPM: Final = ["Replace", "ByteFallback", "Fuse"]
 _SPM_SPACE: Final = "\u2581".encode()
 _TOO_LONG: Final = "sequence-length-is-longer-than-the-specified-maximum"
+_FAULTS: Final = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    SyntaxError,
+    TypeError,
+)
+"""What code that takes texts for well-formed raises when they are not, or are too deep."""
+
 _TAIL: Final = 16
 """Tokens at the end of a prompt among which a mark that opens the reasoning is looked for."""
 
@@ -72,7 +83,7 @@ class ToolFormat:
         try:
             read = self._read(text, list(tools))
             calls = [_tool_call(call) for call in (read if isinstance(read, list) else [read])]
-        except (ArithmeticError, AttributeError, LookupError, SyntaxError, TypeError) as error:
+        except _FAULTS as error:
             # The parsers take for granted that a model keeps to its format.
             raise ValueError(f"no tool call: {error}") from None
         known = {tool["function"]["name"] for tool in tools}
@@ -141,7 +152,7 @@ class Tokenizer:
         self.eos: Final = _eos_ids(folder) | frozenset(self._inner.eos_token_ids)
         self.has_chat: Final = bool(self._inner.has_chat_template)
         own = inspect.signature(inner.apply_chat_template).parameters.keys()
-        self.reserved: Final = frozenset(own) - {"thinking", "enable_thinking"}
+        self.reserved: Final = {"self", "messages", *own} - {"thinking", "enable_thinking"}
         """Settings of a chat template that are the tokenizer's own, such as the template itself."""
         self.vocabulary: Final = len(self._inner)
         self.think: Final = (self._inner.think_start or "", self._inner.think_end or "")
@@ -199,7 +210,7 @@ class Tokenizer:
                 add_generation_prompt=True,
                 **settings,
             )
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+        except (TemplateError, ValueError, *_FAULTS) as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from None
         return [int(token) for token in ids]
 

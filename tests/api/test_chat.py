@@ -88,6 +88,15 @@ def test_a_stop_string_ends_the_text_and_never_shows(
     assert reason == "stop"
 
 
+def test_a_stop_string_in_the_last_token(ring: Served) -> None:
+    asked = ring.chat("Tell me a story.", max_tokens=9)
+    text = ring.openai.chat.completions.create(**asked).choices[0].message.content
+    assert text
+    stop = next(text[at:] for at in range(len(text) - 1, -1, -1) if text.count(text[at:]) == 1)
+    choice = ring.openai.chat.completions.create(**asked, stop=stop).choices[0]
+    assert (choice.message.content, choice.finish_reason) == (text[: -len(stop)], "stop")
+
+
 def test_log_probabilities(ring: Served) -> None:
     body = ring.chat(STORY, max_tokens=8, logprobs=True, top_logprobs=20)
     whole = ring.openai.chat.completions.create(**body).choices[0]

@@ -11,6 +11,7 @@ import openai
 import pytest
 from sealring_model import tiny
 from sealring_model.loading import describe
+from sealring_protocol.limits import MAX_BIAS
 
 from tests.api.conftest import Served
 
@@ -73,6 +74,19 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str | None]] = {
         "invalid_value",
         "chat_template_kwargs",
     ),
+    "a template's messages": (
+        CHAT,
+        {"chat_template_kwargs": {"messages": []}},
+        "invalid_value",
+        "chat_template_kwargs",
+    ),
+    "too many biases": (
+        CHAT,
+        {"logit_bias": {str(token): 1 for token in range(MAX_BIAS + 1)}},
+        "invalid_value",
+        "logit_bias",
+    ),
+    "a message that is none": (CHAT, {"messages": ["x"]}, "invalid_value", "messages.0"),
     "no prompt": (TEXT, {}, "missing_required_parameter", "prompt"),
     "nothing in the prompt": (TEXT, {"prompt": ""}, "empty_prompt", "prompt"),
     "nothing in one prompt": (TEXT, {"prompt": ["Hello", ""]}, "empty_prompt", "prompt"),

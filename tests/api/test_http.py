@@ -139,6 +139,7 @@ def test_keys_come_and_go_while_the_head_runs(team: Served) -> None:
         ({"origin": "http://evil.example"}, "wrong_origin"),
         ({"origin": "null"}, "wrong_origin"),
         ({"origin": "http://127.0.0.1:1"}, "wrong_origin"),
+        ({"origin": "http://["}, "wrong_origin"),
     ],
 )
 def test_a_page_of_another_origin_gets_nothing(

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from sealring_protocol.codec.messages import Decode, Spent
+from sealring_protocol.codec.messages import Decode, Logprobs, Spent
 from sealring_protocol.control.effects import StepTiming
+from sealring_protocol.control.requests import TokenOut
+from sealring_protocol.limits import PING_TIMEOUT
+from sealring_trio import generation
 from sealring_trio.api import bodies
 from sealring_trio.api.bodies import BODY_SECONDS, Bodies
 from sealring_trio.api.errors import ApiError
+from sealring_trio.api.replies import TextLogprobs
 from sealring_trio.api.schema import ChatRequest, CompletionRequest, read
 from sealring_trio.api.streaming import KEEPALIVE_SECONDS, ClientGone, EventStream, attended
+from sealring_trio.generation import INLINE_TEXT, Crowded, Generator
 from sealring_trio.trace import StepParts, Trace
 from starlette.requests import ClientDisconnect, Request
 from trio.testing import MockClock
@@ -149,6 +158,49 @@ def read_or_refusal(kind: Any, body: bytes) -> Any:
 
 def parts(total: int, *spent: Spent, closing: Spent | None = None) -> StepParts:
     return StepParts(StepTiming(1, Decode(0), (7,), total, spent, closing or Spent()))
+
+
+HEAVY = {
+    "prompts": b'{"model": "m", "prompt": [' + b"[1]," * 1_000_000 + b"[1]]}",
+    "biases": b'{"model": "m", "prompt": "x", "logit_bias": {'
+    + b",".join(b'"%dx": "y"' % number for number in range(300_000))
+    + b"}}",
+}
+
+
+@pytest.mark.parametrize("body", HEAVY.values(), ids=HEAVY)
+def test_a_heavy_body_is_refused_before_a_ring_takes_its_head_for_dead(body: bytes) -> None:
+    began = time.perf_counter()
+    with pytest.raises(ApiError) as caught:
+        read(CompletionRequest, body)
+    assert caught.value.status == 400
+    assert time.perf_counter() - began < PING_TIMEOUT
+
+
+async def test_long_texts_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "MAX_WAITING", 4 * INLINE_TEXT)
+    generator = Generator(Mock(), Path())
+    release = threading.Event()
+
+    async def one() -> None:
+        assert await generator.tokenised(2 * INLINE_TEXT, release.wait)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one)
+        nursery.start_soon(one)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(Crowded):
+            await generator.tokenised(2 * INLINE_TEXT, release.wait)
+        assert await generator.tokenised(INLINE_TEXT, lambda: "short ones go on") is not None
+        release.set()
+    assert await generator.tokenised(4 * INLINE_TEXT, lambda: True)
+
+
+def test_log_probabilities_are_numbers() -> None:
+    values = (float("nan"), float("-inf"), -1.5)
+    told = [TokenOut(1, 7, 0, Logprobs(1, 1, value, (), ())) for value in values]
+    columns = TextLogprobs(lambda token: b"x").columns(told)
+    assert columns["token_logprobs"] == [-9999.0, -9999.0, -1.5]
 
 
 async def test_steps_one_after_the_other_are_counted_whole() -> None:

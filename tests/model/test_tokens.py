@@ -1,5 +1,6 @@
 """Text to ids and back, without MLX."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -85,6 +86,16 @@ def test_messages_that_the_template_refuses(tokenizer):
         tokenizer.chat([{"role": "system", "content": "x"}])
 
 
+def test_messages_that_are_too_deep_for_the_template(folder, tmp_path):
+    template = "{{ messages | tojson }}"
+    other = Tokenizer(with_settings(folder, tmp_path / "t", chat_template=template))
+    deep = []
+    for _ in range(4000):
+        deep = [deep]
+    with pytest.raises(ValueError, match="template refuses"):
+        other.chat([{"role": "user", "content": deep}])
+
+
 def test_without_a_template_the_contents_are_lines(folder, tmp_path):
     for name in ("tokenizer.json", "config.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
@@ -144,6 +155,8 @@ def test_tool_calls_in_the_model_s_own_format(folder, tmp_path, name, text):
     assert json.loads(call.arguments) == {"x": [1, "ü"]}
     assert "ü" in call.arguments
     assert tools.start
+    with contextlib.suppress(ValueError):  # to some formats it is a text like any other
+        tools.parse(text.replace('[1, "ü"]', "[" * 4000), [TOOL])
     for wrong in ("", "x", "{", "[]", "[1]", "<function="):
         with pytest.raises(ValueError, match=r"\w"):
             tools.parse(wrong, [TOOL])

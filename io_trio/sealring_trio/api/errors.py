@@ -96,16 +96,16 @@ _FORMS: Final[Mapping[str, str]] = {
 def from_validation(error: pydantic.ValidationError) -> ApiError:
     """The first fault that validation found."""
     fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    if fault["type"] == "json_invalid":
-        return invalid(f"The body is not valid JSON: {fault['msg']}", code="invalid_json")
-    place = fault["loc"]
+    place, reason = fault["loc"], fault["msg"]
+    if fault["type"] == "model_type":
+        reason = "Input should be an object"
     for depth, part in enumerate(place):
         if part in _FORMS and fault["type"] != "missing":
             param = _name(place[: depth + 1])
             return invalid(f"{param}: {_FORMS[str(part)]}.", param)
     param = _name(place)
     code = "missing_required_parameter" if fault["type"] == "missing" else "invalid_value"
-    return invalid(f"{param}: {fault['msg']}" if param else fault["msg"], param or None, code)
+    return invalid(f"{param}: {reason}" if param else reason, param or None, code)
 
 
 def _name(place: tuple[int | str, ...]) -> str:

@@ -153,7 +153,7 @@ class Gate:
             message = f"The host '{host}' is not this server; use its address on loopback."
             raise ApiError(403, message, "wrong_host", kind=INVALID, param="host")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and not _is_at(origin, host):
             message = f"Pages of the origin '{origin}' may not use this server."
             raise ApiError(403, message, "wrong_origin", kind=INVALID, param="origin")
 
@@ -162,6 +162,14 @@ class Gate:
             return is_loopback(urlsplit(f"//{host}").hostname or "")
         except ValueError:
             return False
+
+
+def _is_at(origin: str, host: str) -> bool:
+    """Whether *origin* is that of pages from *host*."""
+    try:
+        return bool(host) and urlsplit(origin).netloc == host
+    except ValueError:
+        return False
 
 
 def _presented(headers: Headers) -> str:

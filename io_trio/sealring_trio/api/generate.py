@@ -37,7 +37,7 @@ from sealring_trio.api.replies import DONE, Choice, Envelope, event, usage
 from sealring_trio.api.sampling import jobs
 from sealring_trio.api.streaming import ClientGone, EventStream, attended
 from sealring_trio.errors import OperationError
-from sealring_trio.generation import Answer
+from sealring_trio.generation import Answer, Crowded
 from sealring_trio.trace import Trace
 
 Pair = tuple[Answer, Choice]
@@ -74,19 +74,20 @@ class Generate(Generic[A]):
         body = await head.bodies.read(Request(scope, receive))
         trace.body = trio.current_time() - trace.began
         began = time.perf_counter()
-        asked = self._kind.read(body)
+        asked, size = self._kind.read(body), len(body)
+        del body  # which would stay for as long as the answer takes
         trace.parse = time.perf_counter() - began
         if asked.model != head.model:
             message = f"The model '{asked.model}' does not exist here; there is '{head.model}'."
             raise ApiError(404, message, "model_not_found", param="model")
         head.check_serving()
         if not asked.stream:
-            response = await attended(receive, partial(self._within_time, asked, trace, None))
+            response = await attended(receive, partial(self._within_time, asked, size, trace, None))
             await response(scope, receive, send)
             return trace.outcome
         stream = EventStream(send)
         try:
-            await attended(receive, partial(self._within_time, asked, trace, stream))
+            await attended(receive, partial(self._within_time, asked, size, trace, stream))
         except ApiError as error:
             if not stream.opened:
                 raise
@@ -95,7 +96,9 @@ class Generate(Generic[A]):
         await stream.close()
         return trace.outcome
 
-    async def _within_time(self, asked: A, trace: Trace, stream: EventStream | None) -> Response:
+    async def _within_time(
+        self, asked: A, size: int, trace: Trace, stream: EventStream | None
+    ) -> Response:
         """`_generate`, for as long as a request may take. Raises `ApiError`."""
         head = self._head
         given: list[Response | ApiError] = []
@@ -112,7 +115,7 @@ class Generate(Generic[A]):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(expire, nursery.cancel_scope)
             try:
-                given.append(await self._generate(asked, trace, stream))
+                given.append(await self._generate(asked, size, trace, stream))
             except ApiError as error:
                 given.append(error)
             nursery.cancel_scope.cancel()
@@ -123,9 +126,12 @@ class Generate(Generic[A]):
             raise result
         return result
 
-    async def _generate(self, asked: A, trace: Trace, stream: EventStream | None) -> Response:
-        """Have the ring answer *asked*, into *stream* if there is one, or in one piece."""
-        tokenizer, prepared = await self._prepare(asked, trace)
+    async def _generate(
+        self, asked: A, size: int, trace: Trace, stream: EventStream | None
+    ) -> Response:
+        """Have the ring answer *asked*, a body of *size* bytes, into *stream* if there is one, or
+        in one piece."""
+        tokenizer, prepared = await self._prepare(asked, size, trace)
         envelope = Envelope(
             id=trace.id,
             kind=self._kind.whole,
@@ -152,7 +158,7 @@ class Generate(Generic[A]):
             return Response()
         return JSONResponse(envelope.whole(whole, counts), headers=_timing(trace))
 
-    async def _prepare(self, asked: A, trace: Trace) -> tuple[Tokenizer, Prepared]:
+    async def _prepare(self, asked: A, size: int, trace: Trace) -> tuple[Tokenizer, Prepared]:
         """The tokenizer, and the prompts and choices. Raises `ApiError`."""
         generator = self._head.generator
         try:
@@ -163,7 +169,11 @@ class Generate(Generic[A]):
             ) from None
         began = trio.current_time()
         work = partial(self._kind.prepare, asked, tokenizer)
-        prepared = await generator.tokenised(self._kind.size(asked), work)
+        try:
+            # A text is nowhere longer than the body it came in, and may stand in any field.
+            prepared = await generator.tokenised(size, work)
+        except Crowded:
+            raise unavailable("Too many long prompts wait to be read.", "overloaded") from None
         trace.tokenise = trio.current_time() - began
         trace.prompt_tokens = sum(map(len, prepared.prompts))
         return tokenizer, prepared

@@ -10,7 +10,7 @@ from sealring_model.tokens import Tokenizer
 
 from sealring_trio.api.chat import ChatChoice
 from sealring_trio.api.completions import TextChoice
-from sealring_trio.api.messages import converse, size
+from sealring_trio.api.messages import converse
 from sealring_trio.api.parsing import AnswerText
 from sealring_trio.api.replies import Choice
 from sealring_trio.api.schema import ChatRequest, CompletionRequest, read
@@ -38,9 +38,6 @@ class Kind(Protocol[A]):
     def read(self, body: bytes) -> A:
         """The request in *body*. Raises `ApiError`."""
 
-    def size(self, asked: A) -> int:
-        """About how many characters have to be made ids of."""
-
     def prepare(self, asked: A, tokenizer: Tokenizer) -> Prepared:
         """The prompts, and a choice for each answer. It may run in a thread.
 
@@ -59,10 +56,6 @@ class ChatKind:
     def read(self, body: bytes) -> ChatRequest:
         """The request in *body*."""
         return read(ChatRequest, body)
-
-    def size(self, asked: ChatRequest) -> int:
-        """Characters of the conversation."""
-        return size(asked)
 
     def prepare(self, asked: ChatRequest, tokenizer: Tokenizer) -> Prepared:
         """The conversation, and its choices."""
@@ -96,10 +89,6 @@ class CompletionKind:
     def read(self, body: bytes) -> CompletionRequest:
         """The request in *body*."""
         return read(CompletionRequest, body)
-
-    def size(self, asked: CompletionRequest) -> int:
-        """Characters of the prompts."""
-        return sum(len(prompt) for prompt in asked.prompts if isinstance(prompt, str))
 
     def prepare(self, asked: CompletionRequest, tokenizer: Tokenizer) -> Prepared:
         """The prompts, and the choices of each."""

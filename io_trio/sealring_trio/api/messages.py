@@ -97,9 +97,3 @@ def _arguments(text: str) -> Any:
         raise invalid(
             "The arguments of a tool call are no JSON.", "messages.tool_calls.function.arguments"
         ) from None
-
-
-def size(asked: ChatRequest) -> int:
-    """About how many characters the prompt will have."""
-    told = sum(len(str(tool.function.parameters)) for tool in asked.tools or ())
-    return told + sum(len(message.text) for message in asked.messages)

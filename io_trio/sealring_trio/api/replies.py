@@ -125,8 +125,9 @@ def _entry(token: int, value: float, bytes_of: TokenBytes) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float:
-    """JSON has no infinity; OpenAI's servers say this for a token that cannot be."""
-    return max(value, -9999.0)
+    """JSON has no infinity, and no NaN, which a model that overflows gives; OpenAI's servers say
+    this for a token that cannot be."""
+    return value if value > -9999.0 else -9999.0
 
 
 @attrs.define
