@@ -16,7 +16,7 @@ import functools
 from typing import Final, Protocol
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import (
     decode_dss_signature,
@@ -71,9 +71,9 @@ class SoftwareSigner:
         if not isinstance(private_key.curve, ec.SECP256R1):
             raise LocalProtocolError(f"a node key is on P-256, not on {private_key.curve.name}")
         self._private = private_key
-        self._public = private_key.public_key().public_bytes(
-            serialization.Encoding.X962, serialization.PublicFormat.UncompressedPoint
-        )
+        point = private_key.public_key().public_numbers()
+        x, y = point.x.to_bytes(32, "big"), point.y.to_bytes(32, "big")
+        self._public = bytes([_UNCOMPRESSED]) + x + y
 
     @classmethod
     def from_scalar(cls, scalar: int) -> SoftwareSigner:
@@ -85,6 +85,9 @@ class SoftwareSigner:
     @classmethod
     def from_pem(cls, data: bytes) -> SoftwareSigner:
         """The key in *data*, PEM of PKCS 8 without a password. Raises `LocalProtocolError`."""
+        # It takes a fifth of what importing all of this package does, and not every signer has PEM.
+        from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
+
         try:
             key = serialization.load_pem_private_key(data, password=None)
         except (ValueError, TypeError) as error:
@@ -95,6 +98,8 @@ class SoftwareSigner:
 
     def to_pem(self) -> bytes:
         """The private key as PEM of PKCS 8, without a password."""
+        from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
+
         return self._private.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,

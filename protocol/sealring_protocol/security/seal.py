@@ -56,6 +56,9 @@ from sealring_protocol.security.keys import NONCE, Suite, traffic_keys
 bytearray(2 * MAX_SEALED_BODY - (1 << 16))
 
 
+_SEALED: Final = int(FrameKind.SEALED)
+
+
 class _Keys:
     """The key in use, and how to get to the next one."""
 
@@ -95,7 +98,7 @@ class SealingChannel(_Keys):
         length = len(plaintext) + AEAD_TAG
         if length > MAX_SEALED_BODY:
             raise LocalProtocolError(f"{length} bytes do not fit a body of {MAX_SEALED_BODY}")
-        header = HEADER.pack(VERSION, FrameKind.SEALED, 0, length)
+        header = HEADER.pack(VERSION, _SEALED, 0, length)
         frame = bytearray(FRAME_HEADER + length)
         frame[:FRAME_HEADER] = header
         seq = self._seq

@@ -1,0 +1,138 @@
+"""What the protocol's public modules export, with signatures, is what the snapshot says.
+
+A change of the API is a change of ``tests/api_snapshot.txt``, made on purpose:
+``python -m tests.test_api_snapshot`` writes it anew. What is not in these modules is internal.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import tests.import_cost
+
+SNAPSHOT = Path(__file__).with_name("api_snapshot.txt")
+ROOT = Path(__file__).parent.parent
+
+PUBLIC = [
+    "codec.encoding",
+    "codec.frame",
+    "codec.messages",
+    "codec.tensor",
+    "control.effects",
+    "control.ledger",
+    "control.partition",
+    "control.plan",
+    "control.requests",
+    "errors",
+    "events",
+    "limits",
+    "link",
+    "node",
+    "security.admission",
+    "security.attestation",
+    "security.handshake",
+    "security.identity",
+    "security.keys",
+    "security.roles",
+    "security.roster",
+    "security.seal",
+]
+
+
+def public_names(module: ModuleType) -> Iterator[str]:
+    """What *module* exports: `__all__`, or else what is made in it and has no underscore."""
+    if hasattr(module, "__all__"):
+        yield from sorted(module.__all__)
+        return
+    constants = inspect.get_annotations(module)
+    for name, value in sorted(vars(module).items()):
+        made_here = getattr(value, "__module__", None) == module.__name__
+        if not name.startswith("_") and (made_here or name in constants):
+            yield name
+
+
+def lines(module: ModuleType) -> Iterator[str]:
+    """*module*, one line for each thing that can be used."""
+    for name in public_names(module):
+        value = getattr(module, name)
+        if inspect.isclass(value):
+            yield from class_lines(name, value)
+        elif inspect.isfunction(value):
+            yield f"{name}{signature(value)}"
+        else:
+            yield f"{name}: {inspect.get_annotations(module).get(name, 'alias')}"
+
+
+def class_lines(name: str, value: type[Any]) -> Iterator[str]:
+    bases = ", ".join(base.__name__ for base in value.__bases__ if base is not object)
+    if issubclass(value, enum.Enum):
+        yield f"class {name}({bases}): {', '.join(member.name for member in value)}"
+    else:
+        yield f"class {name}({bases}){signature(value)}"
+    for each, raw in sorted(vars(value).items()):
+        if each.startswith("_") or (issubclass(value, enum.Enum) and each in value.__members__):
+            continue
+        member = inspect.getattr_static(value, each)
+        if isinstance(member, property):
+            yield f"    {each}: property -> {member.fget.__annotations__.get('return')}"
+        elif isinstance(member, classmethod | staticmethod):
+            yield f"    {type(member).__name__} {each}{signature(member.__func__)}"
+        elif inspect.isfunction(raw):
+            yield f"    {each}{signature(raw)}"
+
+
+def signature(value: Any) -> str:
+    try:
+        return str(inspect.signature(value))
+    except ValueError:  # a built-in, as for exceptions
+        return "(...)"
+
+
+def snapshot() -> str:
+    """All public modules."""
+    sections = []
+    for name in PUBLIC:
+        module = importlib.import_module(f"sealring_protocol.{name}")
+        sections.append("\n".join([f"# sealring_protocol.{name}", *lines(module)]) + "\n")
+    return "\n".join(sections)
+
+
+def test_the_api_is_as_it_was() -> None:
+    assert snapshot() == SNAPSHOT.read_text(), (
+        "the public API has changed; if that is meant: python -m tests.test_api_snapshot"
+    )
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_what_is_exported_is_documented(name: str) -> None:
+    module = importlib.import_module(f"sealring_protocol.{name}")
+    for each in public_names(module):
+        value = getattr(module, each)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            assert inspect.getdoc(value), each
+
+
+def test_importing_it_brings_two_packages() -> None:
+    brings = set(tests.import_cost.once("sealring_protocol.node")["brings"])
+    of_attrs, of_cryptography = {"attr", "attrs"}, {"cryptography", "_cffi_backend", "_openssl"}
+    assert brings - of_cryptography == {"sealring_protocol", *of_attrs}
+
+
+@pytest.mark.parametrize(
+    "package",
+    ["protocol/sealring_protocol", "model/sealring_model", "io_trio/sealring_trio"],
+)
+def test_packages_say_that_they_are_typed(package: str) -> None:
+    assert (ROOT / package / "py.typed").exists()
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(snapshot())
