@@ -67,6 +67,6 @@ class Answers:
         answer = executor.finish(launched)
         self.count += 1
         if not answer.failed:
-            for told in launched.work.told():
+            for told in launched.pending.told():
                 self._channel.send(told)
         self._channel.send(answer)

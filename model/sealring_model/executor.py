@@ -78,7 +78,7 @@ Clock = Callable[[], Spent]
 
 
 @attrs.frozen
-class Work:
+class Pending:
     """What the device works on: *arrays* to wait for, then *answer* makes what to send, and *told*
     what goes before it."""
 
@@ -93,7 +93,7 @@ class Launched:
     `time.perf_counter_ns`; *opening* of them, before *begun*, went into opening hidden states."""
 
     message: Step | StepDone
-    work: Work
+    pending: Pending
     arrived: int
     begun: int
     opening: int
@@ -147,8 +147,8 @@ class Executor:
     def finish(self, launched: Launched) -> Step | StepDone:
         """Wait for *launched* and give its answer."""
         try:
-            mx.eval(*launched.work.arrays)
-            return launched.work.answer(self._stopped(launched))
+            mx.eval(*launched.pending.arrays)
+            return launched.pending.answer(self._stopped(launched))
         except (SealringError, *FORWARD_ERRORS) as error:
             self._failure = self._failure or self._told(error)
             return self._failed(launched.message, self._failure)
@@ -163,20 +163,20 @@ class Executor:
         wait = max(0, begun - launched.arrived - launched.opening) // 1000
         return lambda: Spent(compute, wait, (self._hops.sealing_ns - sealing) // 1000)
 
-    def _guarded(self, message: M, do: Callable[[M], Work], arrived: int) -> Launched:
+    def _guarded(self, message: M, do: Callable[[M], Pending], arrived: int) -> Launched:
         started, opened = time.perf_counter_ns(), self._hops.opening_ns
-        work = self._done(message, do)
+        pending = self._done(message, do)
         opening = self._hops.opening_ns - opened
-        return Launched(message, work, arrived or started, started + opening, opening)
+        return Launched(message, pending, arrived or started, started + opening, opening)
 
-    def _done(self, message: M, do: Callable[[M], Work]) -> Work:
+    def _done(self, message: M, do: Callable[[M], Pending]) -> Pending:
         if self._failure is None:
             try:
                 return do(message)
             except (SealringError, *FORWARD_ERRORS) as error:
                 self._failure = self._told(error)
         failure = self._failure
-        return Work((), lambda _: self._failed(message, failure))
+        return Pending((), lambda _: self._failed(message, failure))
 
     def _told(self, error: Exception) -> Failure:
         kind, text = FailureKind.ENGINE_ERROR, f"{type(error).__name__}: {error}"
@@ -195,7 +195,7 @@ class Executor:
 
     # --------------------------------------------------------------- the steps
 
-    def _launch(self, step: Step) -> Work:
+    def _launch(self, step: Step) -> Pending:
         self._check_ids(step)
         change = self._apply(step)
         self._check_room(step, change)
@@ -207,7 +207,7 @@ class Executor:
             case Prefill(uid, _, count):
                 return self._prefill(step, uid, count)
             case NoWork():
-                return Work((), lambda clock: self._onward(step, clock, ()))
+                return Pending((), lambda clock: self._onward(step, clock, ()))
 
     def _check_ids(self, step: Step) -> None:
         count = step.work.count if isinstance(step.work, Prefill) else 0
@@ -227,13 +227,13 @@ class Executor:
         return change
 
     def _check_room(self, step: Step, change: Change) -> None:
-        """Refuse what would surely not fit. A regrouped rectangle is copied: it counts whole."""
-        cost = self._loaded.cost
-        needed = 0
-        for group in change.regroup:
-            rows = self._ledger.rows(group)
-            if rows:
-                needed += len(rows) * cost.of(max(self._ledger.length(uid) for uid in rows))
+        """Refuse what would surely not fit. A regrouped rectangle is copied: it counts whole, and
+        so does that of the joiners, which becomes a part of it."""
+        cost, needed = self._loaded.cost, 0
+        for group, regroup in change.regroup.items():
+            for rows in (self._ledger.rows(group), regroup.joined):
+                lengths = [self._ledger.length(uid) for uid in rows]
+                needed += len(rows) * cost.of(max(lengths, default=0))
         needed += sum(cost.of(save.length) for save in change.saved)
         needed += sum(cost.of(row.keep) for row in change.opened if row.handle)
         if isinstance(step.work, Prefill):
@@ -255,10 +255,10 @@ class Executor:
         if self._first:
             for join, token in zip(step.join, step.ids, strict=False):
                 self._draws.give(join.uid, token)
-        if self._ledger.empty:
+        if (gone or change.dropped_snaps) and not self.live_rows:
             mx.clear_cache()
 
-    def _decode(self, step: Step, group: int) -> Work:
+    def _decode(self, step: Step, group: int) -> Pending:
         uids = self._ledger.rows(group)
         if self._first:
             inputs = self._draws.inputs(group, uids)[:, None]
@@ -275,7 +275,7 @@ class Executor:
         context = self._context(step.n, group, self._place.rank + 1, uids)
         return self._sending(step, context, outputs, ())
 
-    def _prefill(self, step: Step, uid: int, count: int) -> Work:
+    def _prefill(self, step: Step, uid: int, count: int) -> Pending:
         if self._first:
             inputs = mx.array(step.ids[len(step.join) :], mx.uint32)[None]
         else:
@@ -289,11 +289,11 @@ class Executor:
         written = mx.depends([mx.array(0)], arrays(slots))
         if self._last:
             start(written)
-            return Work(tuple(written), lambda clock: self._onward(step, clock, ()))
+            return Pending(tuple(written), lambda clock: self._onward(step, clock, ()))
         context = self._context(step.n, PREFILL_GROUP, self._place.rank + 1, (uid,))
         return self._sending(step, context, outputs, tuple(written))
 
-    def _close(self, done: StepDone) -> Work:
+    def _close(self, done: StepDone) -> Pending:
         drawing = self._away.pop(done.n, None)
         if drawing is None:
             raise LedgerError(f"hidden states of step {done.n} came back, and none are away")
@@ -323,7 +323,7 @@ class Executor:
 
     def _sending(
         self, step: Step, context: InnerContext, hidden: mx.array, others: tuple[mx.array, ...]
-    ) -> Work:
+    ) -> Pending:
         if hidden.nbytes > MAX_SEALED_BODY - _FRAME_SLACK:
             raise ModelError(
                 f"{hidden.shape[1]} tokens make {hidden.nbytes} bytes of hidden state, more than "
@@ -337,7 +337,7 @@ class Executor:
             tensor = self._hops.seal(context, self._loaded.dtype, shape, data_of(block))
             return self._onward(step, clock, (tensor,))
 
-        return Work((block, *others), answer)
+        return Pending((block, *others), answer)
 
     def _onward(self, step: Step, clock: Clock, tensors: tuple[Tensor, ...]) -> Step | StepDone:
         spent = (*step.spent, clock())
@@ -345,11 +345,11 @@ class Executor:
             return StepDone(step.epoch, step.n, tensors=tensors, spent=spent)
         return attrs.evolve(step, ids=(), tensors=tensors, spent=spent)
 
-    def _draw(self, message: Step | StepDone, drawing: Drawing, logits: mx.array) -> Work:
+    def _draw(self, message: Step | StepDone, drawing: Drawing, logits: mx.array) -> Pending:
         drawn = self._draws.end(drawing, logits)
 
         def answer(clock: Clock) -> StepDone:
             ids = ids_of(drawn.tokens)
             return StepDone(message.epoch, message.n, ids, spent=(*message.spent, clock()))
 
-        return Work(drawn.arrays, answer, lambda: drawn.told(message.n))
+        return Pending(drawn.arrays, answer, lambda: drawn.told(message.n))

@@ -131,7 +131,7 @@ class Ring:
         message = travelled(executor.finish(launched))
         if message.failed:
             raise StepFailed(message.failed)
-        for told in map(travelled, launched.work.told()):
+        for told in map(travelled, launched.pending.told()):
             self.told.setdefault(told.uid, []).append(told)
         return message
 
