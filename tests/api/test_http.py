@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 from collections.abc import Iterator
 from typing import Any
 
 import httpx2
 import openai
 import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import ResponseReceived
+from h2.settings import SettingCodes
 from openai import OpenAI
 from sealring_trio.api.bodies import MAX_BODY
 from sealring_trio.api.gate import MAX_HEADER
 
-from tests.api.conftest import Served
+from tests.api.conftest import PATIENCE, Served
 from tests.io_trio.helpers import sealring
 
 CHAT = "/v1/chat/completions"
@@ -155,6 +160,24 @@ def test_its_own_pages_and_names_do(ring: Served) -> None:
     for host in (f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}"):
         headers = {"host": host, "origin": f"http://{host}"}
         assert ring.http.get("/v1/models", headers=headers).status_code == 200
+
+
+def test_http_2_is_refused_whether_its_client_reads_or_not(ring: Served) -> None:
+    host, port = ring.url.removeprefix("http://").split(":")
+    client = H2Connection(H2Configuration(client_side=True))
+    client.initiate_connection()
+    client.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    for stream in range(1, 200, 2):
+        about = {":method": "GET", ":path": "/health", ":scheme": "http", ":authority": host}
+        client.send_headers(stream, list(about.items()), end_stream=True)
+    told: list[object] = []
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as sock:
+        sock.sendall(client.data_to_send())
+        while sum(isinstance(event, ResponseReceived) for event in told) < 100:
+            told += client.receive_data(sock.recv(1 << 16))
+        assert ring.http.get("/health").status_code == 200
+    statuses = {dict(e.headers)[b":status"] for e in told if isinstance(e, ResponseReceived)}
+    assert statuses == {b"505"}
 
 
 # ------------------------------------------------------------------- streams and clients

@@ -6,6 +6,9 @@ rebound name does not; and one that names an origin, as browsers do for every pa
 come from this very server. There are no CORS headers: other origins get no answer to read.
 
 Beyond loopback each request needs a key, but for `PUBLIC` paths, which tell no secrets.
+
+HTTP/2 is refused. A client of it may keep each of a connection's streams from being written, for as
+long as it likes, and nothing below would give it up as the kernel does a connection of HTTP/1.
 """
 
 from __future__ import annotations
@@ -44,6 +47,8 @@ PREFIXES: Final[Mapping[str, str]] = {
     "/v1/completions": "cmpl-",
 }
 """How the ids of answers begin; those of other requests begin with ``req-``."""
+
+_REFUSAL_SECONDS: Final = 1.0
 
 _HEADERS: Final = {
     "x-content-type-options": "nosniff",
@@ -87,6 +92,11 @@ class Gate:
         """Let a request through, or answer it here."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        if scope["http_version"] == "2":
+            refusal = ApiError(505, "This server speaks HTTP/1.1.", "http_version_not_supported")
+            with trio.move_on_after(_REFUSAL_SECONDS):
+                await refusal.response()(scope, receive, send)
             return
         path = scope["path"]
         name = PREFIXES.get(path, "req-") + secrets.token_hex(12)
