@@ -8,6 +8,7 @@ running ring, which have none, cost one `struct` call.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -110,7 +111,10 @@ def encode(message: Message | LocalMessage) -> list[Buffer]:
 
     Raises `LocalProtocolError` when a field is beyond its width or limit.
     """
-    return _ENCODERS[type(message)](message)
+    try:
+        return _ENCODERS[type(message)](message)
+    except struct.error as error:
+        raise LocalProtocolError(f"a field does not fit its width: {error}") from None
 
 
 def decode(plaintext: Buffer) -> Message:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import Final
 
 from sealring_protocol.codec.layouts import (
@@ -99,14 +100,16 @@ def _tensors(reader: Reader, count: int) -> tuple[Tensor, ...]:
     return tuple(decode_tensor(reader) for _ in range(count))
 
 
+# One step after the other is of the same epoch and of one of few groups.
+_epoch: Final = lru_cache(maxsize=16)(Epoch)
+_decode: Final = lru_cache(maxsize=64)(Decode)
+
 _KINDS: Final = {int(kind): kind for kind in FailureKind}
 _BACKENDS: Final = {int(backend): backend for backend in Backend}
 _DTYPES: Final = {int(dtype): dtype for dtype in DType}
 
 
-def _read_failure(reader: Reader, flag: int) -> Failure | None:
-    if flag == 0:
-        return None
+def _read_failure(reader: Reader, flag: int) -> Failure:
     if flag > 1:
         raise RemoteProtocolError(f"a boolean is {flag}; only 0 and 1 are")
     rank, code = reader.unpack(FAILURE)
@@ -217,28 +220,45 @@ def decode_step(reader: Reader) -> Step:
         tensors,
         failed,
     ) = reader.unpack(STEP)
-    if max(saves, evicts, drops, opens, joins) > MAX_ROWS:
-        raise LimitExceeded(f"a list of a step is longer than {MAX_ROWS}")
+    save: tuple[Save, ...] = ()
+    evict: tuple[int, ...] = ()
+    drop: tuple[int, ...] = ()
+    open_: tuple[Open, ...] = ()
+    join: tuple[Join, ...] = ()
+    # Most steps of a running ring change no row.
+    if saves or evicts or drops or opens or joins:
+        if max(saves, evicts, drops, opens, joins) > MAX_ROWS:
+            raise LimitExceeded(f"a list of a step is longer than {MAX_ROWS}")
+        save = tuple(Save(*reader.unpack(SAVE)) for _ in range(saves))
+        evict = tuple(reader.u64() for _ in range(evicts))
+        drop = tuple(reader.u64() for _ in range(drops))
+        open_ = tuple(Open(*reader.unpack(OPEN)) for _ in range(opens))
+        join = tuple(Join(*reader.unpack(JOIN)) for _ in range(joins))
+    work = _work(kind, target, position, count)
+    times = _spent(reader, spent) if spent else ()
+    ids = _ids(reader, idents) if idents else ()
+    found = _tensors(reader, tensors) if tensors else ()
+    failure = _read_failure(reader, failed) if failed else None
     return Step(
-        Epoch(instance, counter),
+        _epoch(instance, counter),
         n,
         digest,
-        tuple(Save(*reader.unpack(SAVE)) for _ in range(saves)) if saves else (),
-        tuple(reader.u64() for _ in range(evicts)) if evicts else (),
-        tuple(reader.u64() for _ in range(drops)) if drops else (),
-        tuple(Open(*reader.unpack(OPEN)) for _ in range(opens)) if opens else (),
-        tuple(Join(*reader.unpack(JOIN)) for _ in range(joins)) if joins else (),
-        _work(kind, target, position, count),
-        spent=_spent(reader, spent) if spent else (),
-        ids=_ids(reader, idents) if idents else (),
-        tensors=_tensors(reader, tensors) if tensors else (),
-        failed=_read_failure(reader, failed),
+        save,
+        evict,
+        drop,
+        open_,
+        join,
+        work,
+        ids,
+        found,
+        failure,
+        times,
     )
 
 
 def _work(kind: int, target: int, position: int, count: int) -> Work:
     if kind == DECODE and not (position or count) and target <= NO_GROUP:
-        return Decode(target)
+        return _decode(target)
     if kind == PREFILL:
         return Prefill(target, position, count)
     if kind == IDLE and not (target or position or count):
@@ -249,14 +269,11 @@ def _work(kind: int, target: int, position: int, count: int) -> Work:
 def decode_done(reader: Reader) -> StepDone:
     """Read DONE."""
     _, instance, counter, n, spent, idents, tensors, failed = reader.unpack(DONE)
-    return StepDone(
-        Epoch(instance, counter),
-        n,
-        spent=_spent(reader, spent) if spent else (),
-        ids=_ids(reader, idents) if idents else (),
-        tensors=_tensors(reader, tensors) if tensors else (),
-        failed=_read_failure(reader, failed),
-    )
+    times = _spent(reader, spent) if spent else ()
+    ids = _ids(reader, idents) if idents else ()
+    found = _tensors(reader, tensors) if tensors else ()
+    failure = _read_failure(reader, failed) if failed else None
+    return StepDone(_epoch(instance, counter), n, ids, found, failure, times)
 
 
 def decode_info(reader: Reader) -> EngineInfo:

@@ -15,12 +15,13 @@ from typing import Final, Self
 
 import attrs
 
-from sealring_protocol.codec.wire import Buffer, Reader, pack
+from sealring_protocol.codec.wire import Buffer, Reader
 from sealring_protocol.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
 from sealring_protocol.limits import AEAD_TAG, MAX_DIMENSIONS, MAX_SEALED_BODY
 
 _HEAD: Final = struct.Struct(">BBBBQ")
 _SHAPES: Final = [struct.Struct(f">{n}I") for n in range(MAX_DIMENSIONS + 1)]
+_HEADS: Final = [struct.Struct(f">BBBBQ{n}I") for n in range(MAX_DIMENSIONS + 1)]
 
 
 class DType(enum.IntEnum):
@@ -67,18 +68,18 @@ class Tensor:
 
 def encode_tensor(tensor: Tensor) -> list[Buffer]:
     """The header, and the data uncopied. Raises `LocalProtocolError` if they disagree."""
-    expected = tensor.nbytes + AEAD_TAG * tensor.sealed
-    if len(tensor.data) != expected:
+    dtype, shape, data, sealed = tensor.dtype, tensor.shape, tensor.data, tensor.sealed
+    expected = prod(shape) * dtype.width + AEAD_TAG * sealed
+    if len(data) != expected:
         raise LocalProtocolError(
-            f"a {tensor.dtype.name} tensor of shape {tensor.shape} takes {expected} bytes, "
-            f"not {len(tensor.data)}"
+            f"a {dtype.name} tensor of shape {shape} takes {expected} bytes, not {len(data)}"
         )
-    if len(tensor.shape) > MAX_DIMENSIONS:
-        raise LocalProtocolError(f"{len(tensor.shape)} dimensions; the limit is {MAX_DIMENSIONS}")
-    if tensor.counter and not tensor.sealed:
+    dimensions = len(shape)
+    if dimensions > MAX_DIMENSIONS:
+        raise LocalProtocolError(f"{dimensions} dimensions; the limit is {MAX_DIMENSIONS}")
+    if tensor.counter and not sealed:
         raise LocalProtocolError("a plain tensor has no counter")
-    head = pack(_HEAD, tensor.dtype, tensor.sealed, len(tensor.shape), 0, tensor.counter)
-    return [head + pack(_SHAPES[len(tensor.shape)], *tensor.shape), tensor.data]
+    return [_HEADS[dimensions].pack(dtype, sealed, dimensions, 0, tensor.counter, *shape), data]
 
 
 def decode_tensor(reader: Reader) -> Tensor:

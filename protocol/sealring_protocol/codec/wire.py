@@ -42,9 +42,9 @@ class Reader:
     def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
         """The fields of *layout*."""
         at = self._at
-        if at + layout.size > self._end:
+        self._at = end = at + layout.size
+        if end > self._end:
             raise RemoteProtocolError("truncated: a fixed-size field is cut short")
-        self._at = at + layout.size
         return layout.unpack_from(self._data, at)
 
     def u8(self) -> int:
@@ -66,10 +66,10 @@ class Reader:
     def view(self, size: int) -> memoryview:
         """The next *size* bytes, without a copy."""
         at = self._at
-        if at + size > self._end:
+        self._at = end = at + size
+        if end > self._end:
             raise RemoteProtocolError("truncated: a byte string is cut short")
-        self._at = at + size
-        return self._data[at : at + size]
+        return self._data[at:end]
 
     def fixed(self, size: int) -> bytes:
         """The next *size* bytes."""

@@ -1,4 +1,5 @@
-"""One function per message that gives its bytes as parts. Limits are checked before packing."""
+"""One function per message that gives its bytes as parts. Limits are checked before packing;
+a field beyond its width is a `struct.error`, which `encoding.encode` lays at the caller's door."""
 
 from __future__ import annotations
 
@@ -39,18 +40,16 @@ from sealring_protocol.codec.messages import (
     HopKey,
     Loaded,
     Logprobs,
-    NoWork,
     Ping,
     Pong,
     Prefill,
     Ready,
     Row,
-    Spent,
     Step,
     StepDone,
 )
-from sealring_protocol.codec.tensor import Tensor, encode_tensor
-from sealring_protocol.codec.wire import U16, U64, Buffer, clip, pack, text, vector
+from sealring_protocol.codec.tensor import encode_tensor
+from sealring_protocol.codec.wire import U16, U64, Buffer, clip, text, vector
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import (
     MAX_ADDRESS,
@@ -73,43 +72,35 @@ def _at_most(entries: int, limit: int, what: str) -> None:
 
 
 def _failure(failed: Failure) -> bytes:
-    return pack(FAILURE, failed.rank, failed.kind) + text(
+    return FAILURE.pack(failed.rank, failed.kind) + text(
         clip(failed.message, MAX_REASON), MAX_REASON
     )
 
 
-def _tail(
-    spent: tuple[Spent, ...],
-    ids: tuple[int, ...],
-    tensors: tuple[Tensor, ...],
-    failed: Failure | None,
-) -> list[Buffer]:
-    parts: list[Buffer] = []
-    if spent:
-        _at_most(len(spent), MAX_SPENT, "entries of times")
-        parts += [pack(SPENT, s.compute_us, s.wait_us, s.seal_us) for s in spent]
-    if ids:
-        parts.append(_ids(ids))
-    if tensors:
-        _at_most(len(tensors), MAX_TENSORS, "tensors")
-        for tensor in tensors:
+def _add_tail(parts: list[Buffer], message: Step | StepDone) -> None:
+    if message.spent:
+        _at_most(len(message.spent), MAX_SPENT, "entries of times")
+        parts += [SPENT.pack(s.compute_us, s.wait_us, s.seal_us) for s in message.spent]
+    if message.ids:
+        parts.append(_ids(message.ids))
+    if message.tensors:
+        _at_most(len(message.tensors), MAX_TENSORS, "tensors")
+        for tensor in message.tensors:
             parts += encode_tensor(tensor)
-    if failed is not None:
-        parts.append(_failure(failed))
-    return parts
+    if message.failed is not None:
+        parts.append(_failure(message.failed))
 
 
 def _ids(ids: tuple[int, ...]) -> bytes:
     _at_most(len(ids), MAX_IDS, "token ids")
-    return pack(struct.Struct(f">{len(ids)}I"), *ids)
+    return struct.pack(f">{len(ids)}I", *ids)
 
 
 def encode_progress(message: Ping | Pong) -> list[Buffer]:
     """The parts of PROGRESS."""
     p = message.progress
     return [
-        pack(
-            PROGRESS,
+        PROGRESS.pack(
             message.CODE,
             message.echo,
             p.steps_received,
@@ -127,14 +118,14 @@ def encode_accept(message: Accept) -> list[Buffer]:
     """The parts of ACCEPT."""
     if len(message.transcript) != 32:
         raise LocalProtocolError("a transcript hash has 32 bytes")
-    head = bytes([message.CODE]) + message.transcript + pack(U64, message.serial)
+    head = bytes([message.CODE]) + message.transcript + U64.pack(message.serial)
     return [head + vector(message.roster, MAX_ROSTER)]
 
 
 def encode_close(message: Close) -> list[Buffer]:
     """The parts of CLOSE."""
     reason = text(clip(message.reason, MAX_REASON), MAX_REASON)
-    return [pack(CLOSE, message.CODE, message.code) + reason]
+    return [CLOSE.pack(message.CODE, message.code) + reason]
 
 
 def encode_ready(message: Ready) -> list[Buffer]:
@@ -142,8 +133,7 @@ def encode_ready(message: Ready) -> list[Buffer]:
     cost = message.cost
     _at_most(len(cost.windows), MAX_WINDOWS, "windows")
     _at_most(message.layers, MAX_LAYERS, "layers")
-    head = pack(
-        READY,
+    head = READY.pack(
         message.CODE,
         message.epoch.instance,
         message.epoch.counter,
@@ -159,7 +149,7 @@ def encode_ready(message: Ready) -> list[Buffer]:
         cost.per_token,
         len(cost.windows),
     )
-    return [head + b"".join(pack(WINDOW, *window) for window in cost.windows)]
+    return [head + b"".join(WINDOW.pack(*window) for window in cost.windows)]
 
 
 def encode_bootstrap(message: Bootstrap) -> list[Buffer]:
@@ -167,8 +157,7 @@ def encode_bootstrap(message: Bootstrap) -> list[Buffer]:
     _at_most(message.world, MAX_WORLD, "ranks")
     _at_most(message.bounds[-1], MAX_LAYERS, "layers")
     _at_most(len(message.hosts), MAX_WORLD, "hosts")
-    head = pack(
-        BOOTSTRAP,
+    head = BOOTSTRAP.pack(
         message.CODE,
         message.epoch.instance,
         message.epoch.counter,
@@ -180,8 +169,8 @@ def encode_bootstrap(message: Bootstrap) -> list[Buffer]:
         len(message.bounds),
         len(message.hosts),
     )
-    bounds = b"".join(pack(U16, bound) for bound in message.bounds)
-    hosts = b"".join(text(host, MAX_ADDRESS) + pack(U16, port) for host, port in message.hosts)
+    bounds = b"".join(U16.pack(bound) for bound in message.bounds)
+    hosts = b"".join(text(host, MAX_ADDRESS) + U16.pack(port) for host, port in message.hosts)
     return [head + bounds + hosts]
 
 
@@ -193,15 +182,14 @@ def _sized(value: bytes, size: int) -> bytes:
 
 def encode_step(message: Step) -> list[Buffer]:
     """The parts of STEP."""
-    match message.work:
-        case Decode(group):
-            kind, target, position, count = DECODE, group, 0, 0
-        case Prefill(target, position, count):
-            kind = PREFILL
-        case NoWork():
-            kind = target = position = count = IDLE
-    head = pack(
-        STEP,
+    work = message.work
+    if isinstance(work, Decode):
+        kind, target, position, count = DECODE, work.group, 0, 0
+    elif isinstance(work, Prefill):
+        kind, target, position, count = PREFILL, work.uid, work.position, work.count
+    else:
+        kind = target = position = count = IDLE
+    head = STEP.pack(
         message.CODE,
         message.epoch.instance,
         message.epoch.counter,
@@ -225,24 +213,24 @@ def encode_step(message: Step) -> list[Buffer]:
     # Most steps of a running ring change no row.
     if message.save or message.evict or message.drop or message.open or message.join:
         parts += _composition(message)
-    return parts + _tail(message.spent, message.ids, message.tensors, message.failed)
+    _add_tail(parts, message)
+    return parts
 
 
 def _composition(message: Step) -> list[Buffer]:
     for entries in (message.drop, message.evict, message.save, message.open, message.join):
         _at_most(len(entries), MAX_ROWS, "entries in one list of a step")
-    parts: list[Buffer] = [pack(SAVE, s.uid, s.handle) for s in message.save]
-    parts += [pack(U64, uid) for uid in message.evict]
-    parts += [pack(U64, number) for number in message.drop]
-    parts += [pack(OPEN, o.uid, o.handle, o.keep) for o in message.open]
-    parts += [pack(JOIN, j.uid, j.group) for j in message.join]
+    parts: list[Buffer] = [SAVE.pack(s.uid, s.handle) for s in message.save]
+    parts += [U64.pack(uid) for uid in message.evict]
+    parts += [U64.pack(number) for number in message.drop]
+    parts += [OPEN.pack(o.uid, o.handle, o.keep) for o in message.open]
+    parts += [JOIN.pack(j.uid, j.group) for j in message.join]
     return parts
 
 
 def encode_done(message: StepDone) -> list[Buffer]:
     """The parts of DONE."""
-    head = pack(
-        DONE,
+    head = DONE.pack(
         message.CODE,
         message.epoch.instance,
         message.epoch.counter,
@@ -252,14 +240,15 @@ def encode_done(message: StepDone) -> list[Buffer]:
         len(message.tensors),
         message.failed is not None,
     )
-    return [head, *_tail(message.spent, message.ids, message.tensors, message.failed)]
+    parts: list[Buffer] = [head]
+    _add_tail(parts, message)
+    return parts
 
 
 def encode_info(message: EngineInfo) -> list[Buffer]:
     """The parts of INFO."""
     _at_most(len(message.layers), MAX_LAYERS, "layers")
-    head = pack(
-        INFO,
+    head = INFO.pack(
         message.CODE,
         _sized(message.model, 32),
         message.dtype,
@@ -271,20 +260,19 @@ def encode_info(message: EngineInfo) -> list[Buffer]:
         message.ends,
         len(message.layers),
     )
-    return [head + b"".join(pack(U64, size) for size in message.layers)]
+    return [head + b"".join(U64.pack(size) for size in message.layers)]
 
 
 def encode_hop(message: HopKey) -> list[Buffer]:
     """The parts of HOP."""
     cluster, secret = _sized(message.cluster, 32), _sized(message.secret, 32)
-    return [pack(HOP, message.CODE, message.outgoing, message.suite, cluster, secret)]
+    return [HOP.pack(message.CODE, message.outgoing, message.suite, cluster, secret)]
 
 
 def encode_row(m: Row) -> list[Buffer]:
     """The parts of ROW."""
     _at_most(len(m.bias), MAX_BIAS, "biases")
-    head = pack(
-        ROW,
+    head = ROW.pack(
         m.CODE,
         m.uid,
         m.seed,
@@ -301,17 +289,17 @@ def encode_row(m: Row) -> list[Buffer]:
         m.generated,
         len(m.history),
     )
-    bias = b"".join(pack(BIAS, token, value) for token, value in m.bias)
+    bias = b"".join(BIAS.pack(token, value) for token, value in m.bias)
     return [head + bias + (_ids(m.history) if m.history else b"")]
 
 
 def encode_logprobs(m: Logprobs) -> list[Buffer]:
     """The parts of LOGPROBS."""
-    head = pack(LOGPROBS, m.CODE, m.n, m.uid, m.chosen, len(m.ids))
+    head = LOGPROBS.pack(m.CODE, m.n, m.uid, m.chosen, len(m.ids))
     pairs = zip(m.ids, m.values, strict=True)
-    return [head + b"".join(pack(LOGPROB, token, value) for token, value in pairs)]
+    return [head + b"".join(LOGPROB.pack(token, value) for token, value in pairs)]
 
 
 def encode_loaded(message: Loaded) -> list[Buffer]:
     """The parts of LOADED."""
-    return [pack(LOADED, message.CODE, message.read, message.held, message.load_us)]
+    return [LOADED.pack(message.CODE, message.read, message.held, message.load_us)]
