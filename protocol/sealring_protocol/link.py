@@ -80,6 +80,7 @@ _PAUSED: Final = {
     hs.InitiatorState.WAIT_STORE: FRAME_HEADER + MAX_SEALED_BODY,
 }
 _NONE: Final[frozenset[type[Any]]] = frozenset()
+_HOUSEKEEPING: Final = frozenset({Ping, Pong, Close})
 
 
 class Link:
@@ -184,13 +185,16 @@ class Link:
 
     def receive_data(self, data: bytes, now: float) -> None:
         """Bytes came in. Raises `LimitExceeded` when they are too many for a paused link."""
-        self._check_alive()
+        if self._error is not None:
+            raise self._error
         self._now = now
         if self._over:
             return
         self._decoder.receive_data(data)
-        if now - self._opened <= PING_TIMEOUT + self._decoder.awaited / MIN_FRAME_RATE:
-            self.keepalive.heard(now)  # bytes of a long frame are signs of life, but not for ever
+        quiet = now - self._opened
+        # Bytes of a long frame are signs of life, but not for ever.
+        if quiet <= PING_TIMEOUT or quiet <= PING_TIMEOUT + self._decoder.awaited / MIN_FRAME_RATE:
+            self.keepalive.heard(now)
         if not self._up:
             self._check_room()
 
@@ -212,7 +216,8 @@ class Link:
         Raises `RemoteProtocolError` or a child of it for what the peer may not do.
         """
         while not self._events:
-            self._check_alive()
+            if self._error is not None:
+                raise self._error
             if self._over:
                 return None
             if not self._up:
@@ -235,7 +240,8 @@ class Link:
 
     def send(self, message: Message) -> None:
         """Seal *message*. Raises `LocalProtocolError` where it may not be sent, or does not fit."""
-        self._check_alive()
+        if self._error is not None:
+            raise self._error
         if type(message) not in self._may_send or self._sealer is None:
             raise LocalProtocolError(f"{message.CODE.name} cannot be sent on this link now")
         frame = self._sealer.seal(encode(message))
@@ -351,7 +357,7 @@ class Link:
         kind = type(message)
         if kind not in self._may_receive:
             raise RoleViolation(f"{message.CODE.name} may not be sent by this peer here")
-        if kind is Ping or kind is Pong or kind is Close:
+        if kind in _HOUSEKEEPING:
             return self._housekeeping(message)
         return message
 
@@ -408,6 +414,7 @@ class Link:
             case hs.PeerVerified(secrets):
                 self._secrets = secrets
                 self.suite = secrets.suite
+                self._log_keys(secrets)
                 self._sealer = SealingChannel(secrets.suite, secrets.send_traffic)
                 self._opener = OpeningChannel(secrets.suite, secrets.receive_traffic)
             case hs.PeerRefused(error):
@@ -421,6 +428,13 @@ class Link:
                 self._events.append(RosterReceived(roster))
             case hs.Established():
                 self._come_up(event)
+
+    def _log_keys(self, secrets: hs.Secrets) -> None:
+        if self._config.key_log is not None:
+            ways = secrets.send_traffic, secrets.receive_traffic
+            ways = ways if isinstance(self._handshake, hs.Initiator) else ways[::-1]
+            told = hs.TrafficSecrets(secrets.suite, secrets.transcript, *ways)
+            self._config.key_log(told)
 
     def _ask_admission(self) -> None:
         if self._handshake.state is hs.ResponderState.WAIT_ADMIT and self._secrets is not None:

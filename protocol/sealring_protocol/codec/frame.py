@@ -14,6 +14,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Mapping
+from functools import partial
 from typing import Final, NamedTuple
 
 from sealring_protocol.codec.wire import Buffer
@@ -40,6 +41,9 @@ class Frame(NamedTuple):
     body: Buffer
 
 
+_frame: Final = partial(tuple.__new__, Frame)  # as `Frame` does it, without a call into Python
+
+
 def frame_header(kind: FrameKind, length: int) -> bytes:
     """The eight header bytes of a frame whose body has *length* bytes."""
     try:
@@ -59,20 +63,22 @@ class FrameDecoder:
     """
 
     __slots__ = (
+        "_at",
         "_body",
         "_error",
         "_filled",
         "_header",
         "_limits",
         "_more",
-        "_rest",
+        "_piece",
         "_waiting",
     )
 
     def __init__(self, limits: Mapping[int, int]) -> None:
         self._limits = limits
-        self._rest: memoryview = memoryview(b"")
-        self._more: list[Buffer] = []  # pieces behind the rest, joined when they are needed
+        self._piece: Buffer = b""
+        self._at = 0  # how much of the piece has been taken
+        self._more: list[Buffer] = []  # pieces behind it, joined when they are needed
         self._waiting = 0
         self._header = b""
         self._body: bytearray | None = None
@@ -91,7 +97,8 @@ class FrameDecoder:
     @property
     def buffered(self) -> int:
         """Bytes held that no frame has been made of yet."""
-        return len(self._header) + self._filled + len(self._rest) + self._waiting
+        rest = len(self._piece) - self._at
+        return len(self._header) + self._filled + rest + self._waiting
 
     @property
     def awaited(self) -> int:
@@ -105,66 +112,80 @@ class FrameDecoder:
         """
         if self._error is not None:
             return
-        if self._rest:
+        if self._at < len(self._piece):
             self._more.append(data)
             self._waiting += len(data)
         else:
-            self._rest = memoryview(data)
+            self._piece = data
+            self._at = 0
 
     def next_frame(self) -> Frame | None:
         """The next whole frame, or None when more bytes are needed."""
         if self._error is not None:
             raise self._error
+        if self._more:
+            self._join()
+        piece, at = self._piece, self._at
+        if at == len(piece):
+            self._piece = b""
+            self._at = 0
+            return None
+        start = at + FRAME_HEADER
         try:
-            return self._next()
+            if self._header or start > len(piece):
+                return self._assemble()
+            header = bytes(piece[at:start])
+            kind, length = self._check(header)
         except RemoteProtocolError as error:
             self._die(error)
             raise
+        end = start + length
+        if end > len(piece):
+            self._at = start
+            self._header = header
+            self._body = bytearray(length)
+            return self._fill(self._body)
+        self._at = end
+        return _frame((kind, header, memoryview(piece)[start:end]))
 
     def _die(self, error: RemoteProtocolError) -> None:
         self._error = error
-        self._rest = memoryview(b"")
+        self._piece = b""
+        self._at = 0
         self._more.clear()
         self._waiting = 0
         self._header = b""
         self._body = None
         self._filled = 0
 
-    def _next(self) -> Frame | None:
-        if self._more:
-            self._rest = memoryview(b"".join([self._rest, *self._more]))
-            self._more.clear()
-            self._waiting = 0
-        rest = self._rest
+    def _join(self) -> None:
+        self._piece = b"".join([memoryview(self._piece)[self._at :], *self._more])
+        self._at = 0
+        self._more.clear()
+        self._waiting = 0
+
+    def _assemble(self) -> Frame | None:
+        """Go on with a frame that pieces cut."""
         if self._body is None:
-            have = len(self._header)
-            if have or len(rest) < FRAME_HEADER:
-                self._header += bytes(rest[: FRAME_HEADER - have])
-                rest = rest[FRAME_HEADER - have :]
-                if len(self._header) < FRAME_HEADER:
-                    self._rest = rest
-                    return None
-                header = self._header
-            else:
-                header = bytes(rest[:FRAME_HEADER])
-                rest = rest[FRAME_HEADER:]
-            kind, length = self._check(header)
-            if len(rest) >= length:
-                self._header = b""
-                self._rest = rest[length:]
-                return Frame(kind, header, rest[:length])
-            self._header = header
+            start = self._at + FRAME_HEADER - len(self._header)
+            self._header += self._piece[self._at : start]
+            self._at = min(start, len(self._piece))
+            if len(self._header) < FRAME_HEADER:
+                return None
+            _, length = self._check(self._header)
             self._body = bytearray(length)
-            self._filled = 0
-        body = self._body
-        take = min(len(body) - self._filled, len(rest))
-        body[self._filled : self._filled + take] = rest[:take]
-        self._filled += take
-        self._rest = rest[take:]
+        return self._fill(self._body)
+
+    def _fill(self, body: bytearray) -> Frame | None:
+        at, filled = self._at, self._filled
+        taken = min(len(self._piece) - at, len(body) - filled)
+        body[filled : filled + taken] = memoryview(self._piece)[at : at + taken]
+        self._at = at + taken
+        self._filled = filled + taken
         if self._filled < len(body):
             return None
         header, self._header, self._body, self._filled = self._header, b"", None, 0
-        return Frame(header[1], header, body)
+        return _frame((header[1], header, body))
 
     def _check(self, header: bytes) -> tuple[int, int]:
         version, kind, zero, length = HEADER.unpack(header)
