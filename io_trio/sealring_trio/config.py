@@ -86,6 +86,9 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
         min_length=1,
         description="ciphers in order of preference",
     )
+    keylog: str | None = pydantic.Field(
+        default=None, description="file for the keys of all links, to read captures with; none"
+    )
     state: str | None = pydantic.Field(
         default=None, description="folder for what the node keeps; NAME.state if left out"
     )
@@ -116,6 +119,7 @@ class Config:
     prefixes: int
     suites: tuple[SuiteName, ...]
     state: Path
+    keylog: Path | None
 
     @property
     def control_socket(self) -> Path:
@@ -146,6 +150,7 @@ def load_config(path: Path) -> Config:
         prefixes=file.prefixes,
         suites=tuple(file.suites),
         state=base / state,
+        keylog=None if file.keylog is None else base / file.keylog,
     )
 
 

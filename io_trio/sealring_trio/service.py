@@ -34,6 +34,7 @@ from sealring_trio.engine import EngineCommand
 from sealring_trio.errors import UserError
 from sealring_trio.generation import Generator
 from sealring_trio.key_files import read_key, read_public_key
+from sealring_trio.key_log import KeyLog
 from sealring_trio.models import describe_model, find_model
 from sealring_trio.requests import Requests
 from sealring_trio.roster_files import verify_roster
@@ -128,6 +129,7 @@ def build_runtime(prepared: Prepared) -> Runtime:
             suites=tuple(SUITES[name] for name in config.suites),
             strategy=Strategy(config.strategy),
             layers=config.layers,
+            key_log=None if config.keylog is None else KeyLog(config.keylog).write,
             scheduler=SchedulerConfig(
                 groups=config.groups,
                 rows=config.rows,

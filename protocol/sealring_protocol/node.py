@@ -12,6 +12,7 @@ Every call that takes *now* takes a monotonic clock in seconds; *wall_ms*, milli
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import attrs
@@ -46,7 +47,7 @@ from sealring_protocol.control.rows import SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 from sealring_protocol.events import NodeEvent
 from sealring_protocol.link import Link
-from sealring_protocol.security.handshake import HandshakeConfig
+from sealring_protocol.security.handshake import HandshakeConfig, TrafficSecrets
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import SignedRoster
@@ -69,6 +70,8 @@ class NodeConfig:
     strategy: Strategy = Strategy.AUTO
     layers: tuple[int, ...] = ()
     scheduler: SchedulerConfig = attrs.field(factory=SchedulerConfig)
+    key_log: Callable[[TrafficSecrets], None] | None = attrs.field(default=None, repr=False)
+    """As `HandshakeConfig.key_log`."""
 
 
 class Node:
@@ -85,6 +88,7 @@ class Node:
                 config.coordinator,
                 config.instance,
                 config.suites,
+                config.key_log,
             ),
             now,
         )

@@ -62,6 +62,7 @@ from sealring_protocol.security.handshake_values import (
     RosterReceived,
     Secrets,
     SignatureRequested,
+    TrafficSecrets,
     VerifiedPeer,
 )
 from sealring_protocol.security.initiator import Initiator
@@ -87,5 +88,6 @@ __all__ = [
     "RosterReceived",
     "Secrets",
     "SignatureRequested",
+    "TrafficSecrets",
     "VerifiedPeer",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from hmac import compare_digest
 
 import attrs
@@ -28,11 +29,28 @@ _U64: int = 1 << 64
 
 
 @attrs.frozen
+class TrafficSecrets:
+    """The first traffic secrets of a link, for a log that lets its recorded frames be read.
+
+    *transcript* is t4, which the link's ACCEPT repeats. Activation secrets are not here: the
+    process that has them is another, and tensors stay sealed to whoever reads such a log.
+    """
+
+    suite: Suite
+    transcript: bytes
+    to_responder: bytes = attrs.field(repr=False)
+    to_initiator: bytes = attrs.field(repr=False)
+
+
+@attrs.frozen
 class HandshakeConfig:
     """What a node brings to each of its handshakes; make it anew when the roster changes.
 
     *instance* is a random u64 of this process, *suites* are in order of preference, *coordinator*
-    is the pinned public key. Raises `AuthenticationFailed` when the roster is not signed by it,
+    is the pinned public key. *key_log*, if any, is told the secrets of every link whose peer is
+    verified: whoever reads them reads the links.
+
+    Raises `AuthenticationFailed` when the roster is not signed by the coordinator,
     `LocalProtocolError` when this node is no member or a field is out of range.
     """
 
@@ -41,6 +59,9 @@ class HandshakeConfig:
     coordinator: bytes
     instance: int
     suites: tuple[Suite, ...] = tuple(Suite)
+    key_log: Callable[[TrafficSecrets], None] | None = attrs.field(
+        default=None, eq=False, repr=False
+    )
 
     def __attrs_post_init__(self) -> None:
         self.roster.verify(self.coordinator)

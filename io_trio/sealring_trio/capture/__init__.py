@@ -1,0 +1,1 @@
+"""Reads recorded traffic: `packets` the file, `streams` TCP, and `decoding` what links said."""
