@@ -18,6 +18,11 @@ app = cyclopts.App(
 
     Keys are needed once the API listens beyond loopback (the config's key
     'api'). A running head notices changes at once.
+
+        sealring apikey new alice --config desk.toml
+        sealring apikey list --config desk.toml
+
+    Next: any client of OpenAI's, with the key as its own. See: sealring chat
     """,
 )
 
