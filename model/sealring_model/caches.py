@@ -69,6 +69,8 @@ class CacheStore:
             self._private[row.uid] = self._opened(row)
         for group, regroup in change.regroup.items():
             self._regroup(group, regroup)
+            if len(change.regroup) > 1 and group in self._groups:
+                mx.eval(arrays(self._groups[group]))  # or there would be copies of all at once
 
     def settle(self, uid: int) -> None:
         """Part of row *uid*'s prompt has been read: keep no more of it than will be looked at."""

@@ -228,12 +228,15 @@ class Executor:
 
     def _check_room(self, step: Step, change: Change) -> None:
         """Refuse what would surely not fit. A regrouped rectangle is copied: it counts whole, and
-        so does that of the joiners, which becomes a part of it."""
-        cost, needed = self._loaded.cost, 0
+        so does that of the joiners, which becomes a part of it. Groups are copied one by one."""
+        cost, copies = self._loaded.cost, [0]
         for group, regroup in change.regroup.items():
+            copy = 0
             for rows in (self._ledger.rows(group), regroup.joined):
                 lengths = [self._ledger.length(uid) for uid in rows]
-                needed += len(rows) * cost.of(max(lengths, default=0))
+                copy += len(rows) * cost.of(max(lengths, default=0))
+            copies.append(copy)
+        needed = max(copies)
         needed += sum(cost.of(save.length) for save in change.saved)
         needed += sum(cost.of(row.keep) for row in change.opened if row.handle)
         if isinstance(step.work, Prefill):

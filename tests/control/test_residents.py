@@ -97,6 +97,24 @@ def test_a_full_queue_says_how_many_wait_and_a_place_that_gets_free_is_taken():
     ring.submit((1,))
 
 
+def test_one_owner_cannot_fill_the_queue_for_the_others():
+    ring = Ring(rows=1, queue=4)
+    ring.submit((1,), 50, owner="a")
+    ring.step()
+    for _ in range(4):
+        ring.submit((1,), owner="a")
+    with pytest.raises(QueueFull):
+        ring.submit((1,), owner="a")
+    ring.submit((1,), owner="b")
+    ring.submit((1,), owner="b")
+    with pytest.raises(QueueFull):
+        ring.submit((1,), owner="b")
+    ring.submit((1,), owner="c")
+    ring.submit((1,), owner="d")
+    with pytest.raises(QueueFull):  # twice as many as there are places
+        ring.submit((1,), owner="e")
+
+
 # --------------------------------------------------------------------- groups
 
 
@@ -208,6 +226,25 @@ def test_where_caches_cannot_be_cut_a_prompt_is_kept_as_it_was_read():
     again = ring.submit((*LONG, 1, 2))
     ring.run()
     assert ring.opened[again] == len(LONG) - 1
+
+
+def test_nothing_shows_what_another_owner_has_asked():
+    ring = Ring(rank(), prefixes=4)
+    ring.submit(LONG, 5, owner="alice")
+    ring.run()
+    same, other = ring.submit((*LONG, 1), owner="alice"), ring.submit((*LONG, 1), owner="mallory")
+    ring.run()
+    assert (ring.opened[same], ring.opened[other]) == (len(LONG), 0)
+
+
+def test_an_equal_prompt_does_not_wait_in_another_owners_queue():
+    ring = Ring(rank(), prefixes=4, rows=1)
+    for _ in range(5):
+        ring.submit((1, 2), owner="a")
+    ring.submit(LONG, owner="a")
+    other = ring.submit(LONG, owner="b")
+    order = [opened.uid for step in ring.run() for opened in step.open]
+    assert order.index(other) == 1
 
 
 def test_equal_prompts_are_read_once():

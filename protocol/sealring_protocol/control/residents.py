@@ -6,8 +6,9 @@ and leaves: because it ended, or because it has to make room, in which case it w
 read in anew with its tokens so far. What leaves is only noted here (`leaving`, `dropping`); the
 next step carries it out on all ranks.
 
-Rows that come with equal prompts are read once: one leads, and the others wait for the snapshot
-that is made of it. A row that ends leaves a snapshot behind as well, for what continues it.
+Rows of one owner that come with equal prompts are read once: one leads, and the others wait for
+the snapshot that is made of it. A row that ends leaves a snapshot behind as well, for what
+continues it.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Residents:
         self._context = context
         self._longest = context
         self._next_uid = first_uid
-        self._leaders: dict[tuple[int, ...], LiveRow] = {}  # by prompt
+        self._leaders: dict[tuple[str, tuple[int, ...]], LiveRow] = {}  # by owner and prompt
         self._room = Room()
         self._saving: list[LiveRow] = []  # rows to keep a snapshot of
 
@@ -80,7 +81,7 @@ class Residents:
             raise ContextOverflow(length, least, self._context)
         if length + least > self._longest:
             raise RoomOverflow(length + least, self._longest)
-        if len(self.waiting) >= self.config.queue:
+        if self.waiting.is_full(request.owner, self.config.queue):
             raise QueueFull(len(self.waiting))
         uid = self._number()
         end = length + request.max_tokens if request.max_tokens else self._longest
@@ -98,14 +99,15 @@ class Residents:
 
     def _follow(self, row: LiveRow) -> None:
         """One of the rows with a prompt reads it, and the others wait for its snapshot."""
-        leader = self._leaders.setdefault(row.request.prompt, row)
+        leader = self._leaders.setdefault((row.request.owner, row.request.prompt), row)
         if leader is not row:
             leader.followers += 1
             row.leader = leader
 
     def _stop_leading(self, row: LiveRow) -> None:
-        if self._leaders.get(row.request.prompt) is row:
-            del self._leaders[row.request.prompt]
+        key = row.request.owner, row.request.prompt
+        if self._leaders.get(key) is row:
+            del self._leaders[key]
 
     def end(self, uid: int, reason: FinishReason, message: str = "") -> list[Outcome]:
         """End *uid* wherever it is; its caches go with the next step. Unknown uids are over."""
@@ -257,7 +259,7 @@ class Residents:
         self.waiting.take(row)
         self.live[row.uid] = self.reading[row.uid] = row
         row.state.fire(RowEvent.OPEN)
-        row.handle, row.kept = self.prefixes.find(row.tokens)
+        row.handle, row.kept = self.prefixes.find(row.request.owner, row.tokens)
         row.position = row.kept
         if row.unread == 0:
             self.read(row)
@@ -338,7 +340,8 @@ class Residents:
         for row in self._saving:
             if not self.ledger.holds(row.uid) or self.ledger.length(row.uid) < SHORTEST:
                 continue
-            snapshot = Snapshot(self._number(), row.tokens, self.ledger.length(row.uid))
+            owner, length = row.request.owner, self.ledger.length(row.uid)
+            snapshot = Snapshot(self._number(), owner, row.tokens, length)
             for handle in set(self.prefixes.within(snapshot)) - self._needed():
                 self._give_up(handle)
             if self._admits(snapshot):

@@ -36,6 +36,15 @@ class Waiting:
     def __bool__(self) -> bool:
         return bool(self._queued or self._interrupted)
 
+    def is_full(self, owner: str, places: int) -> bool:
+        """Whether *owner* may queue no more in *places*. One that has less than an equal share may,
+        also when the others have filled them, up to twice as many in all."""
+        if self._queued < places:
+            return False
+        own = len(self._owners.get(owner, ()))
+        share = places // (len(self._owners) + (own == 0))
+        return own >= share or self._queued >= 2 * places
+
     def queue(self, row: LiveRow) -> None:
         """A new *row*, behind its owner's others."""
         self._owners.setdefault(row.request.owner, deque()).append(row)
