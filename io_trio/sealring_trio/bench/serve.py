@@ -102,8 +102,8 @@ def measure(
 
 
 def _traces(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """What the heads know of the requests. Raises `OperationError`."""
-    wanted = {outcome.id for outcome in outcomes if outcome.id}
+    """What the heads know of the requests that were answered. Raises `OperationError`."""
+    wanted = {outcome.id for outcome in outcomes if not outcome.error}
     traces = []
     for url, key in {(o.ask.target.url, o.ask.key): None for o in outcomes}:
         with httpx2.Client(**client.settings(url, key)) as http:

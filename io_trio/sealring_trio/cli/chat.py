@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 Positive = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
 FromZero = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0, lte=2))]
 
+_UNSEEN: Final = dict.fromkeys(
+    code for code in (*range(32), *range(127, 160)) if code not in (9, 10)
+)
+"""Characters that a model must not send to a terminal, which may obey them."""
+
 HELP: Final = """\
 /reset          forget what has been said
 /system TEXT    begin again, with TEXT as the system prompt; without TEXT, none
@@ -154,6 +159,7 @@ def _speaker() -> Callable[[str, str], None]:
         if last and kind != last:
             print("\n")
         last = kind
+        piece = piece.translate(_UNSEEN)
         if dim and kind == "reasoning":
             piece = f"\x1b[2m{piece}\x1b[0m"
         print(piece, end="", flush=True)
