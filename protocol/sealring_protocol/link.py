@@ -1,10 +1,10 @@
 """One connection to one peer: bytes in, messages out; messages in, sealed bytes out.
 
-A link is the frame decoder, the handshake and then two sealed channels, with keepalive, deadlines
-and limits around them. Feed it `receive_data`, take `next_event` until that gives None, and send
-what `data_to_send` gives. Three events ask for something (a signature, an encapsulation, a roster
-to be stored) and one, `PeerProved`, for a decision: `admit` or `refuse`. Until the answer comes,
-the link takes no frame, and what it may buffer meanwhile is bounded.
+A link is the frame decoder, the handshake (`link_handshake`) and then two sealed channels, with
+keepalive, deadlines and limits around them. Feed it `receive_data`, take `next_event` until that
+gives None, and send what `data_to_send` gives. Three events ask for something (a signature, an
+encapsulation, a roster to be stored) and one, `PeerProved`, for a decision: `admit` or `refuse`.
+Until the answer comes, the link takes no frame, and what it may buffer meanwhile is bounded.
 
 An error is final: the link is dead, and every call but `data_to_send` raises it again. A peer
 that has proved who it is is told why, in a last CLOSE among the bytes to send; a stranger gets not
@@ -13,14 +13,12 @@ a byte. An end of stream without CLOSE is a loss.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from sealring_protocol.codec.encoding import decode, encode
-from sealring_protocol.codec.frame import Frame, FrameDecoder, FrameKind
-from sealring_protocol.codec.messages import Accept, Close, Message, Ping, Pong
+from sealring_protocol.codec.frame import Frame
+from sealring_protocol.codec.messages import Close, Message, Ping, Pong
 from sealring_protocol.errors import (
     CloseCode,
     ConnectionLost,
@@ -30,15 +28,10 @@ from sealring_protocol.errors import (
     RemoteProtocolError,
     RoleViolation,
     RosterExpired,
-    SealringError,
-    wire_code,
 )
-from sealring_protocol.keepalive import Keepalive
 from sealring_protocol.limits import (
-    FRAME_HEADER,
     HANDSHAKE_TIMEOUT,
     INIT_TIMEOUT,
-    MAX_SEALED_BODY,
     MAX_UNSENT,
     MIN_FRAME_RATE,
     PING_TIMEOUT,
@@ -51,13 +44,11 @@ from sealring_protocol.link_events import (
     PeerProved,
     RosterReceived,
 )
+from sealring_protocol.link_handshake import NOTHING, LinkHandshake
 from sealring_protocol.security import handshake as hs
 from sealring_protocol.security.admission import Admission
 from sealring_protocol.security.handshake import EncapsulationRequested, SignatureRequested
-from sealring_protocol.security.keys import Suite
-from sealring_protocol.security.roles import Purpose, allowed
-from sealring_protocol.security.roster import SignedRoster
-from sealring_protocol.security.seal import OpeningChannel, SealingChannel
+from sealring_protocol.security.roles import Purpose
 
 __all__ = [
     "EncapsulationRequested",
@@ -71,51 +62,11 @@ __all__ = [
     "SignatureRequested",
 ]
 
-# What may be buffered in states that take no frame. While one end signs or encapsulates the
-# other has nothing to say; while the initiator stores a roster, data may be under way.
-_PAUSED: Final = {
-    hs.ResponderState.WAIT_ENCAPSULATION: 0,
-    hs.ResponderState.WAIT_SIGNATURE: 0,
-    hs.InitiatorState.WAIT_SIGNATURE: 0,
-    hs.InitiatorState.WAIT_STORE: FRAME_HEADER + MAX_SEALED_BODY,
-}
-_NONE: Final[frozenset[type[Any]]] = frozenset()
 _HOUSEKEEPING: Final = frozenset({Ping, Pong, Close})
 
 
-class Link:
+class Link(LinkHandshake):
     """One end of one link. Make it with `dial` or `accept`. Times are monotonic seconds."""
-
-    def __init__(
-        self,
-        config: hs.HandshakeConfig,
-        handshake: hs.Initiator | hs.Responder,
-        spend: Callable[[float], None],
-        now: float,
-        wall_ms: int,
-    ) -> None:
-        self.keepalive = Keepalive(now)
-        """Its `progress` is what PINGs say; its `rtt` and `peer_progress`, what came back."""
-        self.suite: Suite | None = None
-        self._config = config
-        self._roster = config.roster
-        self._handshake = handshake
-        self._spend = spend  # a signature of the budget, at a time
-        self._decoder = FrameDecoder(handshake.frame_limits)
-        self._events: deque[LinkEvent] = deque()
-        self._out: list[bytes | bytearray] = []
-        self._unsent = 0
-        self._error: SealringError | None = None
-        self._up = False
-        self._over = False  # the handshake is CLOSED or DEAD, kept here for it is asked so often
-        self._secrets: hs.Secrets | None = None
-        self._sealer: SealingChannel | None = None
-        self._opener: OpeningChannel | None = None
-        self._may_send = self._may_receive = _NONE
-        self._started = self._now = now
-        self._opened = now  # the last frame
-        self._wall_offset = wall_ms / 1000 - now
-        self._expires = float("inf")
 
     @property
     def key_updates(self) -> int:
@@ -198,12 +149,6 @@ class Link:
         if not self._up:
             self._check_room()
 
-    def _check_room(self) -> None:
-        """A paused link holds no more than its state has a use for."""
-        room = _PAUSED.get(self._handshake.state)
-        if room is not None and self._decoder.buffered > room:
-            self._die(LimitExceeded("data came while the handshake has none to expect"))
-
     def receive_eof(self) -> None:
         """The stream ended. Raises `ConnectionLost` unless CLOSE came before."""
         self._check_alive()
@@ -220,10 +165,8 @@ class Link:
                 raise self._error
             if self._over:
                 return None
-            if not self._up:
-                self._check_room()
-                if self._handshake.state in _PAUSED:
-                    return None
+            if not self._up and self._paused():
+                return None
             try:
                 frame = self._decoder.next_frame()
                 if frame is None:
@@ -258,63 +201,12 @@ class Link:
         self._say_close(code, reason)
         self._handshake.close()
         self._over = True
-        self._may_send = _NONE
+        self._may_send = NOTHING
 
     def fail(self, error: RemoteProtocolError) -> None:
         """The owner found the peer at fault: the link dies of *error*, and says so."""
         if self._error is None:
             self._bury(error)
-
-    def renew(self, roster: SignedRoster) -> None:
-        """Live as long as *roster*, in which both ends have the ranks that they had."""
-        self._expires = roster.roster.expires_ms / 1000 - self._wall_offset
-
-    # ---------------------------------------------------------------- answers
-
-    def provide_signature(self, signature: bytes, now: float) -> None:
-        """The answer to `SignatureRequested`: 64 bytes r || s, low s."""
-        self._answer(lambda: self._handshake.provide_signature(signature), now)
-
-    def provide_encapsulation(self, ciphertext: bytes, secret: bytes, now: float) -> None:
-        """The answer to `EncapsulationRequested`."""
-        handshake = self._responder()
-        self._answer(lambda: handshake.provide_encapsulation(ciphertext, secret), now)
-
-    def roster_stored(self, now: float) -> None:
-        """The answer to `RosterReceived`."""
-        self._answer(self._handshake.stored, now)
-        self._ask_admission()
-
-    def admit(self, now: float) -> None:
-        """Take the peer that proved itself: the link is up."""
-        self._check_alive()
-        self._now = now
-        accept = self._responder().admit()
-        if self._sealer is not None:
-            self._out.append(self._sealer.seal(encode(accept)))
-        self._follow()
-
-    def refuse(self, code: CloseCode, reason: str) -> None:
-        """Do not take it, and say why. The link is over: send what it has to send, and hang up."""
-        self._check_alive()
-        self._responder().refuse()
-        self._over = True
-        self._say_close(code, reason)
-
-    def _responder(self) -> hs.Responder:
-        if not isinstance(self._handshake, hs.Responder):
-            raise LocalProtocolError("only the end that was dialed can do that")
-        return self._handshake
-
-    def _answer(self, action: Callable[[], None], now: float) -> None:
-        self._check_alive()
-        self._check_room()
-        self._now = now
-        try:
-            action()
-        except SealringError as error:
-            self._die(error)
-        self._follow()
 
     # ----------------------------------------------------------------- timers
 
@@ -370,127 +262,6 @@ class Link:
             case Close(code, reason):
                 self._handshake.close()
                 self._over = True
-                self._may_send = _NONE
+                self._may_send = NOTHING
                 return LinkClosed(code, reason)
         return None
-
-    # -------------------------------------------------------------- handshake
-
-    def _before_up(self, frame: Frame) -> None:
-        if frame.kind == FrameKind.HANDSHAKE:
-            self._handshake.receive(frame)
-        elif self._opener is not None:
-            message = decode(self._opener.open(frame))
-            if isinstance(message, Close):
-                self._handshake.close()
-                self._over = True
-                self._events.append(LinkClosed(message.code, message.reason))
-            elif isinstance(message, Accept) and isinstance(self._handshake, hs.Initiator):
-                self._handshake.receive_accept(message)
-            else:
-                raise RemoteProtocolError(f"{message.CODE.name} came before the link was up")
-        self._follow()
-        self._ask_admission()
-
-    def _follow(self) -> None:
-        """Take what the handshake has: bytes, events, and the limits of its state."""
-        try:
-            while (event := self._handshake.next_event()) is not None:
-                self._on(event)
-            data = self._handshake.data_to_send()
-            if data:
-                self._out.append(data)
-        except SealringError as error:
-            self._die(error)
-        self._decoder.set_limits(self._handshake.frame_limits)
-
-    def _on(self, event: hs.HandshakeEvent) -> None:
-        match event:
-            case hs.EncapsulationRequested():
-                self._spend(self._now)
-                self._events.append(event)
-            case hs.SignatureRequested():
-                self._events.append(event)
-            case hs.PeerVerified(secrets):
-                self._secrets = secrets
-                self.suite = secrets.suite
-                self._log_keys(secrets)
-                self._sealer = SealingChannel(secrets.suite, secrets.send_traffic)
-                self._opener = OpeningChannel(secrets.suite, secrets.receive_traffic)
-            case hs.PeerRefused(error):
-                self._say_close(wire_code(error), str(error))
-                self._over = True
-                self._error = error
-                self._events.clear()
-                self._secrets = self._sealer = self._opener = None
-            case hs.RosterReceived(roster):
-                self._roster = roster
-                self._events.append(RosterReceived(roster))
-            case hs.Established():
-                self._come_up(event)
-
-    def _log_keys(self, secrets: hs.Secrets) -> None:
-        if self._config.key_log is not None:
-            ways = secrets.send_traffic, secrets.receive_traffic
-            ways = ways if isinstance(self._handshake, hs.Initiator) else ways[::-1]
-            told = hs.TrafficSecrets(secrets.suite, secrets.transcript, *ways)
-            self._config.key_log(told)
-
-    def _ask_admission(self) -> None:
-        if self._handshake.state is hs.ResponderState.WAIT_ADMIT and self._secrets is not None:
-            peer, purpose = self._secrets.peer, self._secrets.purpose
-            self._events.append(PeerProved(peer.id, peer.instance, purpose, self._roster))
-
-    def _come_up(self, event: hs.Established) -> None:
-        secrets, self._secrets = self._secrets, None
-        roster = event.roster.roster
-        own, peer = roster.rank(self._config.node_id), roster.rank(event.peer.id)
-        world = len(roster.members)
-        self._may_send = allowed(event.purpose, own, peer, world)
-        self._may_receive = allowed(event.purpose, peer, own, world)
-        self.renew(event.roster)
-        self._up = True
-        self._opened = self._now
-        self.keepalive.heard(self._now)
-        if secrets is not None:
-            hop = Hop(secrets.suite, secrets.send_activation, secrets.receive_activation)
-            self._events.append(
-                LinkUp(
-                    event.peer.id,
-                    event.peer.instance,
-                    event.purpose,
-                    secrets.suite,
-                    hop,
-                    event.roster,
-                )
-            )
-
-    # ------------------------------------------------------------------ death
-
-    def _check_alive(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _say_close(self, code: CloseCode, reason: str) -> None:
-        if self._sealer is not None:
-            self._out.append(self._sealer.seal(encode(Close(code, reason))))
-
-    def _die(self, error: SealringError) -> None:
-        """The link is dead of *error*, which is raised."""
-        if self._error is None:
-            self._bury(error)
-        raise error
-
-    def _bury(self, error: SealringError) -> None:
-        self._error = error
-        self._events.clear()
-        self._secrets = None
-        if self._sealer is None:
-            self._out.clear()
-        elif not isinstance(error, ConnectionLost):
-            self._say_close(wire_code(error), str(error))
-        self._sealer = self._opener = None
-        self._may_send = self._may_receive = _NONE
-        self._over = True
-        if not self._handshake.over:
-            self._handshake.fail(error)
