@@ -73,6 +73,15 @@ _FRAME_SLACK: Final = 256 * 1024
 """Bytes of a frame kept for everything but the hidden states."""
 
 
+_FRESH: Final = 256
+"""Steps after which MLX gives back the memory that it keeps for arrays of sizes seen before. As
+rows grow, sizes do not come again, and it would keep more with every token."""
+
+_TIDY: Final = 64
+"""Decodes of a group between two that evaluate all of its caches' state. A layer without rotary
+positions never looks at its cache's offsets: left alone they are a sum that grows by a term, and
+so by memory, with every token."""
+
 Clock = Callable[[], Spent]
 """Tells where this rank's time with a message went, once there is nothing left to do on it."""
 
@@ -258,7 +267,8 @@ class Executor:
         if self._first:
             for join, token in zip(step.join, step.ids, strict=False):
                 self._draws.give(join.uid, token)
-        if (gone or change.dropped_snaps) and not self.live_rows:
+        idle = (gone or change.dropped_snaps) and not self.live_rows
+        if idle or isinstance(step.work, Prefill) or step.n % _FRESH == 0:
             mx.clear_cache()
 
     def _decode(self, step: Step, group: int) -> Pending:
@@ -268,7 +278,10 @@ class Executor:
         else:
             context = self._context(step.n, group, self._place.rank, uids)
             inputs = self._received(step, context, (len(uids), 1, self._loaded.hidden))
-        outputs = self._stage.run(inputs, self._caches.group(group))
+        slots = self._caches.group(group)
+        if self._ledger.length(uids[0]) % _TIDY == 0:
+            start(*arrays(slots))
+        outputs = self._stage.run(inputs, slots)
         if self._first:
             positions = tuple(self._ledger.length(uid) for uid in uids)
             drawing = self._draws.begin(group, uids, positions)

@@ -1,10 +1,18 @@
 """Snapshots, costs, and caches that go when their rows do."""
 
 import gc
+import io
 
 import mlx.core as mx
 import pytest
-from model_families import FAMILIES, make_model, reference_tokens
+from model_families import (
+    FAMILIES,
+    config_of,
+    make_model,
+    random_weights,
+    reference_tokens,
+    write_model,
+)
 from model_rings import Ring, StepFailed, stage_of
 from sealring_model.caches import cost_of, is_trimmable
 from sealring_model.upstream import mlx_lm
@@ -252,3 +260,16 @@ def test_costs_come_from_the_shapes(models):
     assert cost_of([full, *windows]) == CacheCost(128 * (256 + 16 + 256), 128, ((744, 128),))
     assert not is_trimmable(windows)
     assert is_trimmable([full])
+
+
+def test_offsets_that_nobody_reads_do_not_pile_up(tmp_path):
+    """A layer without rotary positions has its cache count tokens and never asks."""
+    config = {**config_of("llama", num_hidden_layers=2), "model_type": "smollm3"}
+    config["no_rope_layers"] = [1, 0]
+    ring = Ring(write_model(tmp_path / "smollm3", config, random_weights(config)))
+    ring.decode(join=[ring.admit(PROMPT[:5])])
+    for _ in range(200):
+        ring.decode()
+    graph = io.StringIO()
+    mx.export_to_dot(graph, *(cache.offset for cache in ring.executors[0]._caches.group(0)))
+    assert 0 < graph.getvalue().count("Add") <= 64 + 2
