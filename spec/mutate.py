@@ -7,10 +7,10 @@
 A check is an ``if`` whose body raises or kills, a part of its condition that stands beside others,
 the edge of a comparison in it, or a call that is made for what it raises (`_CHECKS`). A mutant is
 the code with one of them gone: the ``if`` never taken, the part left out, ``<`` for ``<=``, the
-call not made. It is killed when a vector, run in any way that `sealring vectors check` knows, or
-else a test of the rooms concerned, does not come out as it should. What survives is compared with
-`spec/survivors.txt`, where each one stands with the reason why nothing can notice it; the exit code
-is 1 when there is one without a reason.
+call not made. It is killed when a vector does not come out as it should (those that are likely to
+be about the module run in every way that `sealring vectors check` knows), or else a test of the
+rooms concerned. What survives is compared with `spec/survivors.txt`, where each one stands with the
+reason why nothing can notice it; the exit code is 1 when there is one without a reason.
 
 Each mutant has a process of its own, in which it takes the place of its module before anything
 imports that.
@@ -191,6 +191,11 @@ def mutants(module: str) -> list[Mutant]:
     ]
 
 
+@functools.cache
+def _families() -> dict[str, list[Any]]:
+    return load(find_folder())
+
+
 # ---------------------------------------------------------------- in the child
 
 
@@ -225,14 +230,19 @@ def install() -> None:
         sys.meta_path.insert(0, _Finder(module, int(index)))
 
 
-def _first_to_notice(vectors: list[Any]) -> str:
-    """The first vector that does not come out as it should, or nothing."""
+def _first_to_notice(module: str) -> str:
+    """The first vector that does not come out as it should, or nothing: all of them whole, and
+    those that are likely to be about *module* in every way, too."""
     from sealring_trio.conformance.streams import ways  # noqa: PLC0415
 
-    for slow in (False, True):
+    likely = next(names for part, names in _LIKELY.items() if module.startswith(part))
+    first = [vector for name in likely for vector in _families()[name]]
+    rest = [v for name, vectors in _families().items() if name not in likely for v in vectors]
+    rest = [vector for vector in rest if vector["kind"] != "sealed-many"]  # a second each
+    for vectors, whole in ((first, True), (rest, True), (first, False)):
         for vector in vectors:
             for way, run in ways(vector):
-                if (way != "whole") is slow:
+                if (way == "whole") is whole:
                     try:
                         run(vector)
                     except Exception:  # noqa: BLE001 - whatever it is, it has noticed
@@ -243,25 +253,12 @@ def _first_to_notice(vectors: list[Any]) -> str:
 # --------------------------------------------------------------- in the parent
 
 
-@functools.cache
-def _families() -> dict[str, list[Any]]:
-    return load(find_folder())
-
-
-def _vectors(module: str) -> list[Any]:
-    """All of them, those first that are likely to be about *module*, and the slowest last."""
-    likely = next(names for part, names in _LIKELY.items() if module.startswith(part))
-    families = sorted(_families().items(), key=lambda family: family[0] not in likely)
-    every = [vector for _, family in families for vector in family]
-    return sorted(every, key=lambda vector: vector["kind"] == "sealed-many")
-
-
 def by_vector(mutant: Mutant) -> str:
     """The vector that notices *mutant*, or nothing.
 
     In a fork of this process, which has read the vectors and the libraries already.
     """
-    vectors = _vectors(mutant.module)
+    _families()
     told, tell = os.pipe()
     child = os.fork()
     if child == 0:
@@ -270,7 +267,7 @@ def by_vector(mutant: Mutant) -> str:
             for name in [name for name in sys.modules if name.startswith("sealring_")]:
                 del sys.modules[name]
             sys.meta_path.insert(0, _Finder(mutant.module, mutant.index))
-            os.write(tell, _first_to_notice(vectors).encode())
+            os.write(tell, _first_to_notice(mutant.module).encode())
         except BaseException as error:  # noqa: BLE001 - the child ends here, whatever it is
             os.write(tell, f"any vector: {error!r}".encode())
         finally:
