@@ -71,13 +71,23 @@ def lines(module: ModuleType) -> Iterator[str]:
             yield f"{name}: {inspect.get_annotations(module).get(name, 'alias')}"
 
 
+def members(value: type[Any]) -> dict[str, Any]:
+    """What *value* has of its own, and of bases of ours that are not public themselves."""
+    found: dict[str, Any] = {}
+    for base in reversed(value.__mro__):
+        package, _, module = base.__module__.partition(".")
+        if base is value or (package == "sealring_protocol" and module not in PUBLIC):
+            found |= vars(base)
+    return found
+
+
 def class_lines(name: str, value: type[Any]) -> Iterator[str]:
     bases = ", ".join(base.__name__ for base in value.__bases__ if base is not object)
     if issubclass(value, enum.Enum):
         yield f"class {name}({bases}): {', '.join(member.name for member in value)}"
     else:
         yield f"class {name}({bases}){signature(value)}"
-    for each, raw in sorted(vars(value).items()):
+    for each, raw in sorted(members(value).items()):
         if each.startswith("_") or (issubclass(value, enum.Enum) and each in value.__members__):
             continue
         member = inspect.getattr_static(value, each)
