@@ -15,7 +15,7 @@ def test_every_side_of_the_batch_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     small = Size(layers=2, hidden=32, feed_forward=64, heads=2, kv_heads=1, vocabulary=1500)
     monkeypatch.setitem(random_model.SIZES, "25m", small)
     monkeypatch.setitem(FLOORS, ("25m bf16", "2 ranks, 1 group, 2 rows", ONE_ROW), 1e9)
-    options = ("--rows", "1", "--rows", "2", "--groups", "1", "--tokens", "6", "--turns", "1")
+    options = ("--rows", "1", "--rows", "2", "--groups", "1", "--tokens", "40", "--turns", "1")
     done = sealring("bench", "batch", "--dtype", "bf16", *options, "--check", "--json")
     assert [
         (line["name"].removeprefix("25m bf16, 2 ranks, 1 group, "), line["yardstick_name"])

@@ -98,6 +98,11 @@ def measure(plan: Plan, model: Path, name: str) -> list[Result]:
         for turn in range(plan.turns + 1):
             for side, run in sides.items():
                 pace = run()
+                if not pace:
+                    raise OperationError(
+                        f"{side[0]}: one row had ended before another began",
+                        "There is nothing to measure then. Give them more --tokens.",
+                    )
                 if turn:  # the first one warms up
                     paces[side].append(pace)
     found = {side: statistics.median(each) for side, each in paces.items()}

@@ -200,8 +200,10 @@ async def _quiet(api: LocalApi, before: Reading, done: int, began: float) -> Rea
 
 
 async def _read(api: LocalApi, seconds: float, done: int) -> Reading:
+    # A connection for each reading must not add to what is read.
+    alone = {"connection": "close"}
     async with httpx2.AsyncClient(**client.settings(api.url, "")) as http:
-        cluster = (await http.get("/v1/cluster")).json()
+        cluster = (await http.get("/v1/cluster", headers=alone)).json()
     processes, tasks = {}, {}
     for node in api.nodes:
         status = await trio.to_thread.run_sync(node.status)

@@ -1,10 +1,11 @@
 """mlx-lm by itself, to be measured beside a ring: one process of it, or its own pipeline.
 
 Run as ``python -m sealring_trio.bench.yardstick --model PATH``, always as a child, for it imports
-MLX. It says ``{"ready": true}``, then reads one JSON request a line and answers each with one line.
-With ``--pipeline`` it is a rank of mlx-lm's own pipeline, over MLX's ring backend; every rank is
-given every request, and all compute the same tokens. The ranks are started directly, as MLX's own
-launcher takes a core for itself.
+MLX. It reads one JSON value a line and answers each with one line: first ``"load"``, and then
+requests. With ``--pipeline`` it is a rank of mlx-lm's own pipeline, over MLX's ring backend; every
+rank is given every request, and all compute the same tokens. The ranks are started directly, as
+MLX's own launcher takes a core for itself, and told to load when all are there, as a rank whose
+neighbour comes late gives up.
 
 Nothing of sealring's stages, caches, sampling or scheduling is in it.
 """
@@ -37,7 +38,8 @@ class Yardstick:
 
     def __init__(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
         self._processes = processes
-        self._answers()
+        self._answers()  # they are there
+        self._ask("load")
 
     def pace(self, prompts: Sequence[Sequence[int]], tokens: int, *, stream: bool = False) -> float:
         """Tokens a second over all rows, each of which continues one of the *prompts* (ids) by
@@ -46,12 +48,15 @@ class Yardstick:
         Raises `OperationError` when a child fails.
         """
         request = {"prompts": prompts, "tokens": tokens, "stream": stream}
-        line = json.dumps(request).encode() + b"\n"
+        return joint_pace(self._ask(request)[0]["times"])
+
+    def _ask(self, value: Any) -> list[dict[str, Any]]:
+        line = json.dumps(value).encode() + b"\n"
         for process in self._processes:
             with contextlib.suppress(BrokenPipeError):  # its answer will be missing
                 _pipe(process.stdin).write(line)
                 _pipe(process.stdin).flush()
-        return joint_pace(self._answers()[0]["times"])
+        return self._answers()
 
     def _answers(self) -> list[dict[str, Any]]:
         return [_read(process) for process in self._processes]
@@ -133,6 +138,8 @@ def serve(model: str, *, pipeline: bool) -> None:
     from sealring_model.upstream import mlx_lm  # noqa: PLC0415
 
     utils = mlx_lm("utils")
+    print(json.dumps({"there": True}), flush=True)
+    sys.stdin.readline()
     try:
         if pipeline:
             group = mx.distributed.init(strict=True, backend="ring")
