@@ -14,7 +14,7 @@ from sealring_protocol.limits import MAX_SEALED_BODY
 class Child:
     """One engine process; a context manager that ends it."""
 
-    def __init__(self, folder: Path | str, *options: str, timeout: float = 30) -> None:
+    def __init__(self, folder: Path | str, *options: str, timeout: float = 120) -> None:
         ours, theirs = socket.socketpair()
         self.sock = ours
         self.sock.settimeout(timeout)
@@ -39,7 +39,7 @@ class Child:
         if self.process.returncode is not None:
             return self.process.returncode, ""
         try:
-            _, said = self.process.communicate(timeout=15)
+            _, said = self.process.communicate(timeout=60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.communicate()
