@@ -53,6 +53,10 @@ GOOD: Final[dict[str, tuple[str, LocalMessage]]] = {
         "log probabilities with alternatives",
         Logprobs(2**64 - 1, 7, -0.25, (5, 6), (-0.25, -3.5)),
     ),
+    "logprobs-20": (
+        "20 alternatives",
+        Logprobs(3, 7, -0.25, tuple(range(20)), tuple(-0.5 * at for at in range(20))),
+    ),
     "loaded": ("what loading cost", Loaded(1, 2, 2**64 - 1)),
     "ready": ("READY from an engine", READY),
     "bootstrap": ("BOOTSTRAP to an engine", BOOTSTRAP),

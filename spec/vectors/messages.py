@@ -82,6 +82,10 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
         Ready(NO_EPOCH, MODEL, 0, 0, 24, DType.BF16, 4096, True, 1 << 40, CacheCost(0, 0)),
     ),
     "ready-answers": ("READY answers, with windows", READY),
+    "ready-most": (
+        "1,024 layers and 16 windows",
+        attrs.evolve(READY, layers=1024, cost=CacheCost(1, 2, tuple((w, 1) for w in range(1, 17)))),
+    ),
     "bootstrap": ("BOOTSTRAP of a pipeline", BOOTSTRAP),
     "bootstrap-16": (
         "16 ranks, the last layer at its limit",
@@ -91,7 +95,19 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
         "BOOTSTRAP with hosts",
         Bootstrap(EPOCH, Backend.RING, 0, False, 1, MODEL, (0, 6), (("::1", 9000), ("h", 1))),
     ),
+    "bootstrap-hosts-16": (
+        "16 hosts",
+        attrs.evolve(BOOTSTRAP, hosts=tuple((f"h{port}", port) for port in range(1, 17))),
+    ),
     "step-idle": ("a step that does nothing", STEP),
+    "step-spent-17": (
+        "times of 17 passes",
+        attrs.evolve(STEP, spent=tuple(Spent(us) for us in range(17))),
+    ),
+    "tensor-4": (
+        "a tensor of 4 dimensions",
+        attrs.evolve(STEP, tensors=(Tensor(DType.F16, (1, 1, 1, 2), bytes(4)),)),
+    ),
     "step-decode": ("a decode with a plain tensor", TENSOR),
     "step-decode-sealed": (
         "a decode with a sealed tensor",
@@ -254,7 +270,10 @@ def _tensors() -> Iterator[Case]:
     yield "tensor-long", "CV-01", "one byte more than the shape says", data + b"\0"
     grown = put(data, head + 12, u32(2))
     yield "tensor-shape", "CV-01 CV-02", "a shape that needs more than is there", grown
-    tag = put(flat(attrs.evolve(TENSOR, tensors=(SEALED,))), head + 1, b"\0")
+    sealed = flat(attrs.evolve(TENSOR, tensors=(SEALED,)))
+    twice = put(sealed, head + 1, b"\2")
+    yield "tensor-sealed-twice", "TN-01 CV-05", "sealed 2, and a tag", twice
+    tag = put(sealed, head + 1, b"\0")
     plain = put(tag, head + 4, bytes(8))
     yield "tensor-untagged", "CV-01", "a tag on a tensor that is not sealed", plain
 
@@ -284,6 +303,7 @@ def _beyond_limits() -> Iterator[Case]:
         "1,048,577 ids declared",
         put(idle, 72, u32((1 << 20) + 1)),
     )
+    yield "step-spent-18", "MS-05 CV-02", "18 times declared", put(idle, 68, b"\x12")
     yield "step-tensors-5", "MS-05 CV-02", "5 tensors", put(flat(TENSOR), 73, b"\5")
     failed = flat(attrs.evolve(STEP, failed=Failure(1, FailureKind.LOAD, "a" * 256)))
     longer = put(failed, 78, u16(257)) + b"a"
@@ -295,6 +315,7 @@ def _beyond_limits() -> Iterator[Case]:
         "1,048,577 ids declared",
         put(done, 26, u32((1 << 20) + 1)),
     )
+    yield "done-spent-18", "MS-05 CV-02", "18 times declared", put(done, 25, b"\x12")
     yield "done-tensors-5", "MS-05 CV-02", "5 tensors", put(flat(DONE), 30, b"\5")
     tensor = flat(TENSOR)
     yield "tensor-dimensions", "TN-02 CV-02", "5 dimensions", put(tensor, 77, b"\5")

@@ -8,8 +8,9 @@
                nothing is said of it; a message, a roster, evidence or a sealed frame is refused
 ``trailing``   a byte more after what is whole: refused
 
-The last two say something of valid vectors alone; ends of links are cut off at the edges of each
-delivery and in its middle, since each length costs a handshake.
+The last two say something of valid vectors alone. What is longer than 700 bytes is cut off at so
+many lengths, evenly spread; ends of links are cut off at the edges of each delivery and in its
+middle, since each length costs a handshake.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from sealring_trio.conformance.kinds import KINDS, Result, raw, run, run_frames
 SEEDS: Final = (1, 2)
 """Of the random cuts."""
 
-SIGNED_LENGTHS: Final = 700
-"""At how many lengths, evenly spread, something long that is signed is cut off."""
+LENGTHS: Final = 700
+"""At how many lengths, evenly spread, what is longer than that is cut off."""
 
 
 def bytewise(data: bytes) -> list[bytes]:
@@ -126,9 +127,9 @@ def _refuses(kind: str, given: Given, what: str) -> None:
     raise Mismatch(f"{what}: it was taken")
 
 
-def _shorter(vector: Given, field: str, step: int = 1) -> int:
+def _shorter(vector: Given, field: str) -> int:
     given, data = vector["input"], raw(vector["input"][field])
-    sizes = range(0, len(data), step)
+    sizes = range(0, len(data), 1 + len(data) // LENGTHS)
     for size in sizes:
         _refuses(vector["kind"], {**given, field: data[:size].hex()}, f"{size} bytes")
     return len(sizes)
@@ -141,8 +142,7 @@ def _longer(vector: Given, field: str) -> int:
 
 
 def _signed_shorter(vector: Given) -> int:
-    size = len(raw(vector["input"][vector["kind"]]))
-    return _shorter(vector, vector["kind"], 1 + size // SIGNED_LENGTHS)
+    return _shorter(vector, vector["kind"])
 
 
 def _sealed_frame(vector: Given, body: bytes) -> None:
