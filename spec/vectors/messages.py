@@ -271,8 +271,8 @@ def _tensors() -> Iterator[Case]:
     grown = put(data, head + 12, u32(2))
     yield "tensor-shape", "CV-01 CV-02", "a shape that needs more than is there", grown
     sealed = flat(attrs.evolve(TENSOR, tensors=(SEALED,)))
-    twice = put(sealed, head + 1, b"\2")
-    yield "tensor-sealed-twice", "TN-01 CV-05", "sealed 2, and a tag", twice
+    twice = put(sealed, head + 1, b"\2") + bytes(16)
+    yield "tensor-sealed-twice", "TN-01 CV-05", "sealed 2, and room for two tags", twice
     tag = put(sealed, head + 1, b"\0")
     plain = put(tag, head + 4, bytes(8))
     yield "tensor-untagged", "CV-01", "a tag on a tensor that is not sealed", plain
