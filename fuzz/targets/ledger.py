@@ -30,6 +30,8 @@ from spec.vectors.plain import LedgerState
 FOUND: Final = (
     # a row that comes back into another group than it left
     "0000000101000001010000000101000000000000000101000001010100000101000301000002000003000002020001",
+    # a row in a group is saved
+    "0000000101000000000000000001010000010102000000000000",
 )
 """Inputs that once failed."""
 
@@ -137,8 +139,9 @@ class Model:
 
     def _save(self, step: Step) -> Iterator[bool]:
         for save in step.save:
-            yield save.uid in self.private and self._free(save.handle)
-            self.snaps[save.handle] = self.private[save.uid]
+            held = self.private | {uid: n for rows in self.groups.values() for uid, n in rows}
+            yield save.uid in held and self._free(save.handle)
+            self.snaps[save.handle] = held[save.uid]
 
     def _evict(self, step: Step) -> Iterator[bool]:
         for uid in step.evict:
