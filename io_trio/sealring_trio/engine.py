@@ -25,7 +25,7 @@ import attrs
 import trio
 from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.frame import FrameDecoder, FrameKind, frame_header
-from sealring_protocol.codec.messages import LocalMessage
+from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.limits import MAX_SEALED_BODY
 

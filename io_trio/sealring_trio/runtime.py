@@ -23,7 +23,7 @@ from typing import Final
 
 import trio
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
-from sealring_protocol.codec.messages import EngineInfo, Loaded, LocalMessage
+from sealring_protocol.codec.local_messages import EngineInfo, Loaded, LocalMessage
 from sealring_protocol.control.effects import Level, Note, RestartEngine, StepTiming, ToEngine
 from sealring_protocol.control.requests import Request, RequestDone, RowOpened, TokenOut
 from sealring_protocol.events import (

@@ -22,7 +22,7 @@ from typing import Final
 
 from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.frame import FrameDecoder, FrameKind, frame_header
-from sealring_protocol.codec.messages import LocalMessage
+from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.errors import SealringError
 from sealring_protocol.limits import MAX_SEALED_BODY

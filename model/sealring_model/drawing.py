@@ -12,7 +12,8 @@ from typing import Final
 
 import attrs
 import mlx.core as mx
-from sealring_protocol.codec.messages import Logprobs, Row
+from sealring_protocol.codec.local_messages import Logprobs
+from sealring_protocol.codec.messages import Row
 
 from sealring_model.adjusting import Adjustment, Adjustments
 from sealring_model.logprobs import LogprobArrays, logprobs_of

@@ -28,15 +28,13 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 import mlx.core as mx
+from sealring_protocol.codec.local_messages import HopKey, Loaded, LocalMessage
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
     Backend,
     Bootstrap,
     Failure,
     FailureKind,
-    HopKey,
-    Loaded,
-    LocalMessage,
     Ping,
     Pong,
     Progress,

@@ -28,12 +28,12 @@ from typing import Final, TypeVar
 
 import attrs
 import mlx.core as mx
+from sealring_protocol.codec.local_messages import Logprobs
 from sealring_protocol.codec.messages import (
     Bootstrap,
     Decode,
     Failure,
     FailureKind,
-    Logprobs,
     NoWork,
     Prefill,
     Spent,

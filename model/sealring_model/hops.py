@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from sealring_protocol.codec.messages import HopKey
+from sealring_protocol.codec.local_messages import HopKey
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.errors import RemoteProtocolError

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
-from sealring_protocol.codec.messages import CacheCost, EngineInfo
+from sealring_protocol.codec.local_messages import EngineInfo
+from sealring_protocol.codec.messages import CacheCost
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.limits import MAX_LAYERS
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import attrs
 import mlx.core as mx
-from sealring_protocol.codec.messages import NO_LOGPROBS, Logprobs, Row
+from sealring_protocol.codec.local_messages import Logprobs
+from sealring_protocol.codec.messages import NO_LOGPROBS, Row
 from sealring_protocol.limits import MAX_LOGPROBS
 
 

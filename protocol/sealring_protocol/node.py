@@ -17,18 +17,8 @@ from typing import Final
 
 import attrs
 
-from sealring_protocol.codec.messages import (
-    NO_EPOCH,
-    EngineInfo,
-    Failure,
-    HopKey,
-    Loaded,
-    LocalMessage,
-    Ping,
-    Pong,
-    Progress,
-    StepDone,
-)
+from sealring_protocol.codec.local_messages import EngineInfo, HopKey, Loaded, LocalMessage
+from sealring_protocol.codec.messages import NO_EPOCH, Failure, Ping, Pong, Progress, StepDone
 from sealring_protocol.connections import Adopted, Down, Incoming, News, Up
 from sealring_protocol.control.effects import (
     Effect,

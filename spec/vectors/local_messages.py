@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from sealring_protocol.codec.messages import (
-    Accept,
-    Close,
+from sealring_protocol.codec.local_messages import (
     EngineInfo,
     HopKey,
     Loaded,
     LocalMessage,
     Logprobs,
-    Row,
 )
+from sealring_protocol.codec.messages import Accept, Close, Row
 from sealring_protocol.codec.tensor import DType
 from sealring_trio.conformance.fields import to_fields
 

@@ -7,6 +7,7 @@ from typing import Final
 
 import attrs
 from sealring_protocol.codec.encoding import encode
+from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
     Accept,
@@ -19,7 +20,6 @@ from sealring_protocol.codec.messages import (
     Failure,
     FailureKind,
     Join,
-    LocalMessage,
     Message,
     Open,
     Ping,

@@ -14,7 +14,8 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from sealring_protocol.codec.messages import Decode, Logprobs, Spent
+from sealring_protocol.codec.local_messages import Logprobs
+from sealring_protocol.codec.messages import Decode, Spent
 from sealring_protocol.control.effects import StepTiming
 from sealring_protocol.control.requests import TokenOut
 from sealring_protocol.limits import PING_TIMEOUT

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from sealring_protocol.codec.local_messages import (
+    EngineInfo,
+    HopKey,
+    Loaded,
+    LocalMessage,
+    Logprobs,
+)
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
     Accept,
@@ -10,15 +17,10 @@ from sealring_protocol.codec.messages import (
     CacheCost,
     Close,
     Decode,
-    EngineInfo,
     Epoch,
     Failure,
     FailureKind,
-    HopKey,
     Join,
-    Loaded,
-    LocalMessage,
-    Logprobs,
     Message,
     Open,
     Ping,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sealring_protocol.codec.messages import EngineInfo
+from sealring_protocol.codec.local_messages import EngineInfo
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.control.partition import partition, with_layers
 from sealring_protocol.control.plan import Strategy, make_plan

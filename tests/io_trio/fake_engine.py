@@ -15,7 +15,8 @@ import time
 
 from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.frame import FrameDecoder, FrameKind, frame_header
-from sealring_protocol.codec.messages import EngineInfo, LocalMessage, Ping, Pong, Progress
+from sealring_protocol.codec.local_messages import EngineInfo, LocalMessage
+from sealring_protocol.codec.messages import Ping, Pong, Progress
 from sealring_protocol.codec.tensor import DType
 
 INFO = EngineInfo(bytes(32), DType.F32, 8, 100, 64, True, 1 << 20, 64, (64, 64))

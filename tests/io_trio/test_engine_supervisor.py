@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager
 import psutil
 import pytest
 import trio
-from sealring_protocol.codec.messages import EngineInfo, LocalMessage, Ping, Pong, Progress
+from sealring_protocol.codec.local_messages import EngineInfo, LocalMessage
+from sealring_protocol.codec.messages import Ping, Pong, Progress
 from sealring_trio import engine as supervisor
 from sealring_trio.engine import Engine, EngineCommand
 

@@ -24,7 +24,8 @@ from model_families import config_of, random_weights, reference_model, write_mod
 from model_rings import Author, hop_keys, place_of
 from sealring_model.loading import describe
 from sealring_model.upstream import mlx_lm
-from sealring_protocol.codec.messages import Decode, Join, Logprobs, Open, Prefill, Row, Step
+from sealring_protocol.codec.local_messages import Logprobs
+from sealring_protocol.codec.messages import Decode, Join, Open, Prefill, Row, Step
 
 SIZES = {
     25: {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 7,

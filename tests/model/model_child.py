@@ -7,7 +7,8 @@ from pathlib import Path
 
 from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.frame import FrameDecoder, FrameKind, frame_header
-from sealring_protocol.codec.messages import EngineInfo, LocalMessage, Ping, Pong, Progress, Ready
+from sealring_protocol.codec.local_messages import EngineInfo, LocalMessage
+from sealring_protocol.codec.messages import Ping, Pong, Progress, Ready
 from sealring_protocol.limits import MAX_SEALED_BODY
 
 

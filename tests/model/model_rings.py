@@ -13,15 +13,14 @@ from sealring_model.hops import PlainHops, SealedHops
 from sealring_model.loading import ModelInfo, describe
 from sealring_model.rows import RowBook
 from sealring_protocol.codec.encoding import decode_local, encode
+from sealring_protocol.codec.local_messages import HopKey, Logprobs
 from sealring_protocol.codec.messages import (
     NO_WORK,
     Backend,
     Bootstrap,
     Decode,
     Epoch,
-    HopKey,
     Join,
-    Logprobs,
     Open,
     Prefill,
     Row,

@@ -14,6 +14,7 @@ from model_families import reference_tokens
 from model_rings import Author, hop_keys, place_of
 from sealring_model.loading import describe
 from sealring_model.weights import MANIFEST, write_manifest
+from sealring_protocol.codec.local_messages import HopKey, Loaded, Logprobs
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
     NO_WORK,
@@ -21,10 +22,7 @@ from sealring_protocol.codec.messages import (
     Decode,
     Epoch,
     FailureKind,
-    HopKey,
     Join,
-    Loaded,
-    Logprobs,
     Open,
     Ping,
     Prefill,

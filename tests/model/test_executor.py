@@ -17,10 +17,10 @@ from sealring_model.executor import Executor
 from sealring_model.hops import PlainHops, SealedHops
 from sealring_model.loading import describe
 from sealring_model.rows import RowBook
+from sealring_protocol.codec.local_messages import HopKey
 from sealring_protocol.codec.messages import (
     Decode,
     FailureKind,
-    HopKey,
     Join,
     Open,
     Prefill,

@@ -16,7 +16,8 @@ from random import Random
 from typing import Any
 
 import attrs
-from sealring_protocol.codec.messages import LocalMessage, Step, StepDone
+from sealring_protocol.codec.local_messages import LocalMessage
+from sealring_protocol.codec.messages import Step, StepDone
 from sealring_protocol.control.effects import Note, RestartEngine, StepTiming, ToEngine
 from sealring_protocol.control.requests import Request, RequestDone, TokenOut
 from sealring_protocol.control.rows import SchedulerConfig

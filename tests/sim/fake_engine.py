@@ -12,16 +12,13 @@ import struct
 from collections.abc import Iterable
 
 import attrs
+from sealring_protocol.codec.local_messages import EngineInfo, HopKey, Loaded, LocalMessage
 from sealring_protocol.codec.messages import (
     Bootstrap,
     CacheCost,
     Decode,
-    EngineInfo,
     Failure,
     FailureKind,
-    HopKey,
-    Loaded,
-    LocalMessage,
     NoWork,
     Open,
     Ping,

@@ -1,8 +1,9 @@
-"""How the time per token grows with the text: late in a long answer beside early in it.
+"""What a token costs late in a long text beside early in it.
 
 A ring that sent its whole text round for every token, or copied its caches, would slow down with
-each. Attention itself reads a longer cache, in one process as in a ring; so both are measured, in
-turns, and a ring that adds nothing has the ratio that one process has.
+each. Attention itself reads a longer cache, in one process as in a ring, so both are measured: a
+ring that adds nothing grows as one process does. All four take turns, for a machine changes its
+pace within minutes.
 """
 
 from __future__ import annotations
@@ -10,51 +11,64 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from sealring_model.tokens import Tokenizer
+
 from sealring_trio.bench.measure import Result
 from sealring_trio.bench.random_model import write_random_model
+from sealring_trio.bench.texts import text_of
 from sealring_trio.local_ring import LocalNode, local_ring
 from sealring_trio.single import single_process
 
-TOKENS: Final = 1000
-EARLY: Final = slice(100, 300)
-LATE: Final = slice(800, 1000)
-TURNS: Final = 3
-PROMPT: Final = "Tell me a long story about a fox and a river."
+EARLY: Final = 100
+LATE: Final = 1000
+"""Tokens that stand before those that are measured."""
+
+TOKENS: Final = 48
+TURNS: Final = 7
+
+Ask = Callable[[str], Sequence[float]]
+"""Has a text continued by `TOKENS`; the times (s) at which they came."""
 
 
 def measure() -> list[Result]:
     """Milliseconds per token, late beside early, of a ring of two and of one process."""
     with tempfile.TemporaryDirectory(prefix="sealring-") as folder:
         model = write_random_model(Path(folder))
+        tokenizer = Tokenizer(model)
+        early, late = (text_of(tokenizer, tokens - TOKENS // 2) for tokens in (EARLY, LATE))
         with local_ring(2, model) as (head, _), single_process(model) as single:
-            ring: list[tuple[float, float]] = []
-            alone: list[tuple[float, float]] = []
-            for _ in range(TURNS):
-                ring.append(_early_and_late(_ask(head)))
-                alone.append(_early_and_late(single.generate(PROMPT, TOKENS).times))
-    return [_result("ring of 2", ring), _result("one process (mlx-lm)", alone)]
+            asked: dict[str, Ask] = {
+                "ring of 2": lambda text: _ask(head, text),
+                "one process (mlx-lm)": lambda text: single.generate(text, TOKENS, raw=True).times,
+            }
+            found: dict[str, list[tuple[float, float]]] = {name: [] for name in asked}
+            for turn in range(TURNS):
+                for name, ask in asked.items():
+                    found[name].append(
+                        (_pace(ask(f"{turn} {early}")), _pace(ask(f"{turn} {late}")))
+                    )
+    return [_result(name, pairs) for name, pairs in found.items()]
 
 
 def _result(name: str, pairs: Sequence[tuple[float, float]]) -> Result:
     early, late = (statistics.median(column) for column in zip(*pairs, strict=True))
-    what = f"{name}, tokens {LATE.start} to {LATE.stop}"
-    return Result(what, "ms/token", late, early, f"tokens {EARLY.start} to {EARLY.stop}")
+    return Result(f"{name}, after {LATE:,} tokens", "ms/token", late, early, f"after {EARLY}")
 
 
-def _early_and_late(times: Sequence[float]) -> tuple[float, float]:
-    """Median milliseconds between tokens in both stretches, from the *times* (s) of all."""
-    gaps = [1e3 * (b - a) for a, b in pairwise(times)]
-    return statistics.median(gaps[EARLY]), statistics.median(gaps[LATE])
+def _pace(times: Sequence[float]) -> float:
+    """Median milliseconds between tokens, from the *times* (s) of all."""
+    return statistics.median(1e3 * (b - a) for a, b in pairwise(times))
 
 
-def _ask(head: LocalNode) -> list[float]:
+def _ask(head: LocalNode, text: str) -> list[float]:
     times: list[float] = []
-    for event in head.ask({"do": "generate", "prompt": PROMPT, "max_tokens": TOKENS}):
+    request = {"do": "generate", "prompt": text, "raw": True, "max_tokens": TOKENS}
+    for event in head.ask(request):
         if event["event"] == "text":
             times += [time.perf_counter()] * event["count"]
     return times

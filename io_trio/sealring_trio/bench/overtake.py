@@ -18,6 +18,7 @@ from sealring_protocol.control.rows import SchedulerConfig
 
 from sealring_trio.bench.measure import Result
 from sealring_trio.bench.random_model import write_random_model
+from sealring_trio.bench.texts import text_of
 from sealring_trio.local_ring import LocalNode, local_ring
 
 LONG: Final = 4000
@@ -32,7 +33,7 @@ def measure() -> list[Result]:
     """Seconds to the first token, medians of alternating turns, 25 million parameters, f32."""
     with tempfile.TemporaryDirectory(prefix="sealring-") as folder:
         model = write_random_model(Path(folder))
-        text = _of_length(Tokenizer(model), LONG)
+        text = text_of(Tokenizer(model), LONG - 20)
         with local_ring(2, model) as (head, _):
             _first_token(head, SHORT.format("one"))
             alone, long, busy = [], [], []
@@ -44,13 +45,6 @@ def measure() -> list[Result]:
     allowed = statistics.median(alone) + 2 * chunk
     what = f"first token behind a prompt of {LONG:,}"
     return [Result(what, "s", statistics.median(busy), allowed, "alone and 2 chunks")]
-
-
-def _of_length(tokenizer: Tokenizer, tokens: int) -> str:
-    """A text of about *tokens* tokens."""
-    words = ("the", "fox", "went", "to", "the", "river", "and", "saw", "a", "boat")
-    count = tokens * len(words) // len(tokenizer.encode(" ".join(words)))
-    return " ".join(words[index % len(words)] for index in range(count - 20))
 
 
 def _behind(head: LocalNode, long: str, short: str) -> float:

@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from sealring_protocol.codec.local_messages import (
+    EngineInfo,
+    HopKey,
+    Loaded,
+    LocalMessage,
+    Logprobs,
+)
 from sealring_protocol.codec.messages import (
     NO_WORK,
     Accept,
@@ -13,15 +20,10 @@ from sealring_protocol.codec.messages import (
     CacheCost,
     Close,
     Decode,
-    EngineInfo,
     Epoch,
     Failure,
     FailureKind,
-    HopKey,
     Join,
-    Loaded,
-    LocalMessage,
-    Logprobs,
     Message,
     NoWork,
     Open,

@@ -12,15 +12,19 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from sealring_protocol.codec.messages import (
-    Accept,
-    Bootstrap,
-    Close,
+from sealring_protocol.codec.local_messages import (
     EngineInfo,
+    Group,
+    Grouped,
     HopKey,
     Loaded,
     LocalMessage,
     Logprobs,
+)
+from sealring_protocol.codec.messages import (
+    Accept,
+    Bootstrap,
+    Close,
     Message,
     MessageCode,
     Ping,
@@ -29,12 +33,15 @@ from sealring_protocol.codec.messages import (
     Row,
     Step,
     StepDone,
+    Tunnel,
 )
 from sealring_protocol.codec.readers import (
     decode_accept,
     decode_bootstrap,
     decode_close,
     decode_done,
+    decode_group,
+    decode_grouped,
     decode_hop,
     decode_info,
     decode_loaded,
@@ -44,6 +51,7 @@ from sealring_protocol.codec.readers import (
     decode_ready,
     decode_row,
     decode_step,
+    decode_tunnel,
 )
 from sealring_protocol.codec.wire import Buffer, Reader
 from sealring_protocol.codec.writers import (
@@ -51,6 +59,8 @@ from sealring_protocol.codec.writers import (
     encode_bootstrap,
     encode_close,
     encode_done,
+    encode_group,
+    encode_grouped,
     encode_hop,
     encode_info,
     encode_loaded,
@@ -59,6 +69,7 @@ from sealring_protocol.codec.writers import (
     encode_ready,
     encode_row,
     encode_step,
+    encode_tunnel,
 )
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 
@@ -78,6 +89,9 @@ _ENCODERS: Final[dict[type[Any], Callable[[Any], list[Buffer]]]] = {
     Row: encode_row,
     Loaded: encode_loaded,
     Logprobs: encode_logprobs,
+    Group: encode_group,
+    Grouped: encode_grouped,
+    Tunnel: encode_tunnel,
 }
 
 DECODERS: Final[dict[int, Callable[[Reader], Message]]] = {
@@ -89,6 +103,8 @@ DECODERS: Final[dict[int, Callable[[Reader], Message]]] = {
     MessageCode.BOOTSTRAP: decode_bootstrap,
     MessageCode.STEP: decode_step,
     MessageCode.STEP_DONE: decode_done,
+    MessageCode.TUNNEL: decode_tunnel,
+    MessageCode.ROW: decode_row,
 }
 
 LOCAL_DECODERS: Final[dict[int, Callable[[Reader], LocalMessage]]] = {
@@ -103,6 +119,8 @@ LOCAL_DECODERS: Final[dict[int, Callable[[Reader], LocalMessage]]] = {
     MessageCode.ROW: decode_row,
     MessageCode.LOADED: decode_loaded,
     MessageCode.LOGPROBS: decode_logprobs,
+    MessageCode.GROUP: decode_group,
+    MessageCode.GROUPED: decode_grouped,
 }
 
 

@@ -15,11 +15,12 @@ from typing import ClassVar, Final
 import attrs
 
 from sealring_protocol.codec.tensor import DType, Tensor
+from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import MAX_LOGPROBS, NO_GROUP
 
 
-def _rule(holds: bool, text: str) -> None:
+def rule(holds: bool, text: str) -> None:
     """What makes a value valid, whoever makes it; a decoder lays it at the peer's door."""
     if not holds:
         raise LocalProtocolError(text)
@@ -40,11 +41,13 @@ class MessageCode(enum.IntEnum):
     STEP = 0x0A
     STEP_DONE = 0x0B
     TUNNEL = 0x0C
+    ROW = 0x0D
     ENGINE_INFO = 0x81
     HOP_KEY = 0x82
-    ROW = 0x83
     LOADED = 0x84
     LOGPROBS = 0x85
+    GROUP = 0x86
+    GROUPED = 0x87
 
 
 @attrs.frozen(order=True)
@@ -72,6 +75,7 @@ class FailureKind(enum.IntEnum):
     MEMORY = 6
     INTEGRITY = 7
     LOAD = 8
+    GROUP = 9
 
 
 @attrs.frozen
@@ -159,6 +163,10 @@ class Ready:
 
     *first* and *last* bound its layers, last excluded; *room* is bytes for weights (when it
     presents itself) or for caches (when it is ready).
+
+    In tensor parallelism a rank answers twice: once its weights are there, with the *port* that its
+    collective listens on, and once it has joined, with the medians, in microseconds, of summing
+    one row's hidden state over all ranks (*sum_us*) and of a forward of one token (*token_us*).
     """
 
     CODE: ClassVar = MessageCode.READY
@@ -172,9 +180,12 @@ class Ready:
     trimmable: bool
     room: int
     cost: CacheCost
+    port: int = 0
+    sum_us: int = 0
+    token_us: int = 0
 
     def __attrs_post_init__(self) -> None:
-        _rule(self.first <= self.last <= self.layers, "READY's layers are not within the model's")
+        rule(self.first <= self.last <= self.layers, "READY's layers are not within the model's")
 
 
 class Backend(enum.IntEnum):
@@ -190,9 +201,13 @@ class Backend(enum.IntEnum):
 class Bootstrap:
     """Step 0 of an epoch: the receiver's place in it.
 
-    *bounds* are the first layers of the ranks and the number of layers, so rank i holds
-    ``bounds[i]:bounds[i + 1]``. *hosts* are for the collectives' back ends. Answered by `Ready`,
-    or by `StepDone` of step 0 with the failure.
+    In a pipeline *bounds* are the first layers of the ranks and the number of layers, so rank i
+    holds ``bounds[i]:bounds[i + 1]``. With any other back end every rank has all layers, *bounds*
+    are 0 and their number, and *hosts* has an address and port for every rank. It comes twice
+    then: with ports of 0, to load one's share and prepare for the collective; with the ports that
+    all ranks answered, to join. *trusted* has the collective go beside the sealed links.
+
+    Each is answered by `Ready`, or by `StepDone` of step 0 with the failure.
     """
 
     CODE: ClassVar = MessageCode.BOOTSTRAP
@@ -204,19 +219,32 @@ class Bootstrap:
     model: bytes
     bounds: tuple[int, ...]
     hosts: tuple[tuple[str, int], ...] = ()
+    trusted: bool = False
 
     def __attrs_post_init__(self) -> None:
         rising = all(a < b for a, b in pairwise(self.bounds))
-        _rule(
+        rule(
             len(self.bounds) > 1 and self.bounds[0] == 0 and rising,
             "BOOTSTRAP's layer bounds do not rise from 0",
         )
-        _rule(self.rank < self.world, "BOOTSTRAP names a rank that the ring does not have")
+        rule(self.rank < self.world, "BOOTSTRAP names a rank that the ring does not have")
+        if self.backend is Backend.PIPELINE:
+            rule(not self.hosts and not self.trusted, "a pipeline has no collective")
+            return
+        rule(len(self.bounds) == 2, "ranks of a collective have all layers")
+        rule(len(self.hosts) > 1, "a collective has two ranks or more")
+        ports = {port > 0 for _, port in self.hosts}
+        rule(len(ports) == 1, "BOOTSTRAP gives a port to some ranks and not to others")
 
     @property
     def world(self) -> int:
         """Ranks in the epoch."""
-        return len(self.bounds) - 1
+        return len(self.bounds) - 1 if self.backend is Backend.PIPELINE else len(self.hosts)
+
+    @property
+    def joins(self) -> bool:
+        """The ranks of a collective are to join now."""
+        return any(port for _, port in self.hosts)
 
 
 @attrs.frozen
@@ -233,7 +261,7 @@ class Prefill:
     count: int
 
     def __attrs_post_init__(self) -> None:
-        _rule(self.count > 0, "a prefill reads at least one token")
+        rule(self.count > 0, "a prefill reads at least one token")
 
 
 @attrs.frozen
@@ -243,7 +271,7 @@ class Decode:
     group: int
 
     def __attrs_post_init__(self) -> None:
-        _rule(self.group != NO_GROUP, "no group has the number 0xFFFF")
+        rule(self.group != NO_GROUP, "no group has the number 0xFFFF")
 
 
 Work = NoWork | Prefill | Decode
@@ -275,7 +303,7 @@ class Join:
     group: int
 
     def __attrs_post_init__(self) -> None:
-        _rule(self.group != NO_GROUP, "no group has the number 0xFFFF")
+        rule(self.group != NO_GROUP, "no group has the number 0xFFFF")
 
 
 @attrs.frozen
@@ -331,46 +359,10 @@ class StepDone:
     spent: tuple[Spent, ...] = ()
 
 
-# ------------------------------------------------------- between node and engine
-
-
-@attrs.frozen
-class EngineInfo:
-    """What an engine says of its model before it loads anything. Sizes are bytes.
-
-    *ends* is the size of embedding, final norm and output head, which rank 0 holds; *context* is
-    the longest row in tokens; *room* is memory for weights and caches.
-    """
-
-    CODE: ClassVar = MessageCode.ENGINE_INFO
-    model: bytes
-    dtype: DType
-    hidden: int
-    vocabulary: int
-    context: int
-    trimmable: bool
-    room: int
-    ends: int
-    layers: tuple[int, ...]
-
-
-@attrs.frozen
-class HopKey:
-    """The activation secret of one direction of a step link, handed to the process that computes.
-
-    *suite* is the code of the AEAD; *cluster* goes into the associated data.
-    """
-
-    CODE: ClassVar = MessageCode.HOP_KEY
-    outgoing: bool
-    suite: int
-    cluster: bytes
-    secret: bytes = attrs.field(repr=False)
-
-
 @attrs.frozen
 class Row:
-    """How rank 0 samples row *uid*; sent before the step that opens it.
+    """How the ranks that sample draw for row *uid*; sent before the step that opens it: to its own
+    engine by rank 0, and in tensor parallelism to every rank.
 
     *temperature* 0 is greedy. *top_p* 1, *top_k* 0 and *min_p* 0 leave the distribution whole, and
     so do a *repetition* penalty of 1 and *presence* and *frequency* penalties of 0. *bias* has
@@ -398,16 +390,16 @@ class Row:
     generated: int = 0
 
     def __attrs_post_init__(self) -> None:
-        _rule(0 <= self.temperature < float("inf"), "a temperature is 0 or more, and finite")
-        _rule(0 < self.top_p <= 1, "top_p is above 0 and at most 1")
-        _rule(0 <= self.min_p <= 1, "min_p is from 0 to 1")
-        _rule(0 < self.repetition < float("inf"), "a repetition penalty is above 0, and finite")
+        rule(0 <= self.temperature < float("inf"), "a temperature is 0 or more, and finite")
+        rule(0 < self.top_p <= 1, "top_p is above 0 and at most 1")
+        rule(0 <= self.min_p <= 1, "min_p is from 0 to 1")
+        rule(0 < self.repetition < float("inf"), "a repetition penalty is above 0, and finite")
         finite = all(map(math.isfinite, (self.presence, self.frequency)))
-        _rule(finite, "presence and frequency penalties are finite")
+        rule(finite, "presence and frequency penalties are finite")
         wanted = self.logprobs == NO_LOGPROBS or 0 <= self.logprobs <= MAX_LOGPROBS
-        _rule(wanted, f"logprobs are of at most {MAX_LOGPROBS} alternatives")
-        _rule(all(math.isfinite(value) for _, value in self.bias), "a bias is finite")
-        _rule(self.generated <= len(self.history), "more tokens generated than there are")
+        rule(wanted, f"logprobs are of at most {MAX_LOGPROBS} alternatives")
+        rule(all(math.isfinite(value) for _, value in self.bias), "a bias is finite")
+        rule(self.generated <= len(self.history), "more tokens generated than there are")
 
     @property
     def penalised(self) -> bool:
@@ -415,33 +407,29 @@ class Row:
         return self.repetition != 1 or self.presence != 0 or self.frequency != 0
 
 
-@attrs.frozen
-class Logprobs:
-    """Log probabilities, from the logits as they were, of the token that step *n* gave row *uid*:
-    the *chosen* one's, and the likeliest *ids*' *values*. It comes before the step's answer."""
+class TunnelEvent(enum.IntEnum):
+    """What happens to a connection that is carried in a tunnel."""
 
-    CODE: ClassVar = MessageCode.LOGPROBS
-    n: int
-    uid: int
-    chosen: float
-    ids: tuple[int, ...] = ()
-    values: tuple[float, ...] = ()
+    DATA = 0
+    OPEN = 1
+    CLOSE = 2
+
+
+@attrs.frozen
+class Tunnel:
+    """Bytes of one connection of a collective: the one that the engine of rank *stream* dialed.
+    Only DATA has *data*, and it has some."""
+
+    CODE: ClassVar = MessageCode.TUNNEL
+    stream: int
+    event: TunnelEvent
+    data: Buffer = b""
 
     def __attrs_post_init__(self) -> None:
-        _rule(len(self.ids) == len(self.values), "a log probability for each id")
-        _rule(len(self.ids) <= MAX_LOGPROBS, f"at most {MAX_LOGPROBS} alternatives")
+        has_data = self.event is TunnelEvent.DATA
+        rule(
+            has_data == (len(self.data) > 0), "a TUNNEL frame has data if, and only if, it is DATA"
+        )
 
 
-@attrs.frozen
-class Loaded:
-    """What loading cost: bytes *read* from disk, bytes of weights *held*, *load_us*."""
-
-    CODE: ClassVar = MessageCode.LOADED
-    read: int
-    held: int
-    load_us: int
-
-
-Message = Accept | Ping | Pong | Close | Ready | Bootstrap | Step | StepDone
-EngineMessage = EngineInfo | HopKey | Row | Loaded | Logprobs
-LocalMessage = Ping | Pong | Ready | Bootstrap | Step | StepDone | EngineMessage
+Message = Accept | Ping | Pong | Close | Ready | Bootstrap | Step | StepDone | Row | Tunnel

@@ -13,6 +13,8 @@ from sealring_protocol.codec.layouts import (
     DECODE,
     DONE,
     FAILURE,
+    GROUP,
+    GROUPED,
     HOP,
     IDLE,
     INFO,
@@ -28,7 +30,16 @@ from sealring_protocol.codec.layouts import (
     SAVE,
     SPENT,
     STEP,
+    TUNNEL,
     WINDOW,
+)
+from sealring_protocol.codec.local_messages import (
+    EngineInfo,
+    Group,
+    Grouped,
+    HopKey,
+    Loaded,
+    Logprobs,
 )
 from sealring_protocol.codec.messages import (
     NO_WORK,
@@ -38,14 +49,10 @@ from sealring_protocol.codec.messages import (
     CacheCost,
     Close,
     Decode,
-    EngineInfo,
     Epoch,
     Failure,
     FailureKind,
-    HopKey,
     Join,
-    Loaded,
-    Logprobs,
     Open,
     Ping,
     Pong,
@@ -57,6 +64,8 @@ from sealring_protocol.codec.messages import (
     Spent,
     Step,
     StepDone,
+    Tunnel,
+    TunnelEvent,
     Work,
 )
 from sealring_protocol.codec.tensor import DType, Tensor, decode_tensor
@@ -154,7 +163,7 @@ def decode_ready(reader: Reader) -> Ready:
     """Read READY."""
     fields = reader.unpack(READY)
     _, instance, counter, model, first, last, layers, dtype, hidden, trim, room, *rest = fields
-    fixed, per_token, count = rest
+    fixed, per_token, port, sum_us, token_us, count = rest
     if layers > MAX_LAYERS or count > MAX_WINDOWS:
         raise LimitExceeded(f"READY declares {layers} layers and {count} windows")
     if dtype not in _DTYPES or trim > 1:
@@ -171,21 +180,24 @@ def decode_ready(reader: Reader) -> Ready:
         trim == 1,
         room,
         CacheCost(fixed, per_token, windows),
+        port,
+        sum_us,
+        token_us,
     )
 
 
 def decode_bootstrap(reader: Reader) -> Bootstrap:
     """Read BOOTSTRAP."""
     fields = reader.unpack(BOOTSTRAP)
-    _, instance, counter, backend, rank, inner, deadline, model, bounded, hosted = fields
+    _, instance, counter, backend, rank, inner, trusted, deadline, model, bounded, hosted = fields
     if bounded > MAX_WORLD + 1 or hosted > MAX_WORLD:
         raise LimitExceeded(f"BOOTSTRAP declares {bounded} bounds and {hosted} hosts")
-    if backend not in _BACKENDS or inner > 1:
+    if backend not in _BACKENDS or inner > 1 or trusted > 1:
         raise RemoteProtocolError("BOOTSTRAP has a field out of range")
     bounds = tuple(reader.u16() for _ in range(bounded))
     if max(bounds, default=0) > MAX_LAYERS:
         raise LimitExceeded(f"BOOTSTRAP declares {max(bounds)} layers")
-    hosts = tuple((reader.text(MAX_ADDRESS), reader.u16()) for _ in range(hosted))
+    hosts = _hosts(reader, hosted)
     return Bootstrap(
         Epoch(instance, counter),
         _BACKENDS[backend],
@@ -195,7 +207,12 @@ def decode_bootstrap(reader: Reader) -> Bootstrap:
         model,
         bounds,
         hosts,
+        trusted == 1,
     )
+
+
+def _hosts(reader: Reader, count: int) -> tuple[tuple[str, int], ...]:
+    return tuple((reader.text(MAX_ADDRESS), reader.u16()) for _ in range(count))
 
 
 def decode_step(reader: Reader) -> Step:
@@ -278,14 +295,27 @@ def decode_done(reader: Reader) -> StepDone:
 
 def decode_info(reader: Reader) -> EngineInfo:
     """Read INFO."""
-    _, model, dtype, hidden, vocabulary, context, trim, room, ends, count = reader.unpack(INFO)
+    fields = reader.unpack(INFO)
+    _, model, dtype, hidden, vocabulary, context, trim, splits, backends, *rest = fields
+    room, ends, count = rest
     if count > MAX_LAYERS:
         raise LimitExceeded(f"ENGINE_INFO declares {count} layers")
     if dtype not in _DTYPES or trim > 1:
         raise RemoteProtocolError("ENGINE_INFO has a field out of range")
     layers = tuple(reader.u64() for _ in range(count))
-    kind = _DTYPES[dtype]
-    return EngineInfo(model, kind, hidden, vocabulary, context, trim == 1, room, ends, layers)
+    return EngineInfo(
+        model,
+        _DTYPES[dtype],
+        hidden,
+        vocabulary,
+        context,
+        trim == 1,
+        room,
+        ends,
+        layers,
+        splits,
+        backends,
+    )
 
 
 def decode_hop(reader: Reader) -> HopKey:
@@ -319,3 +349,31 @@ def decode_loaded(reader: Reader) -> Loaded:
     """Read LOADED."""
     _, *fields = reader.unpack(LOADED)
     return Loaded(*fields)
+
+
+_EVENTS: Final = {int(event): event for event in TunnelEvent}
+
+
+def decode_tunnel(reader: Reader) -> Tunnel:
+    """Read TUNNEL."""
+    _, stream, code = reader.unpack(TUNNEL)
+    event = _EVENTS.get(code)
+    if event is None:
+        raise RemoteProtocolError(f"unknown tunnel event {code}")
+    return Tunnel(stream, event, reader.rest())
+
+
+def decode_group(reader: Reader) -> Group:
+    """Read GROUP."""
+    _, backend, rank, size, deadline, hosted = reader.unpack(GROUP)
+    if size > MAX_WORLD or hosted > MAX_WORLD:
+        raise LimitExceeded(f"GROUP declares {size} members and {hosted} hosts")
+    if backend not in _BACKENDS:
+        raise RemoteProtocolError("GROUP has a field out of range")
+    return Group(_BACKENDS[backend], rank, size, deadline, _hosts(reader, hosted))
+
+
+def decode_grouped(reader: Reader) -> Grouped:
+    """Read GROUPED."""
+    _, *fields = reader.unpack(GROUPED)
+    return Grouped(*fields)

@@ -99,6 +99,10 @@ class Reader:
             raise LimitExceeded(f"a list declares {size} entries; the limit is {limit}")
         return size
 
+    def rest(self) -> memoryview:
+        """All that is left, without a copy."""
+        return self.view(self._end - self._at)
+
     def end(self) -> None:
         """Nothing may be left."""
         if self._at != self._end:

@@ -13,6 +13,8 @@ from sealring_protocol.codec.layouts import (
     DIGEST,
     DONE,
     FAILURE,
+    GROUP,
+    GROUPED,
     HOP,
     IDLE,
     INFO,
@@ -28,18 +30,23 @@ from sealring_protocol.codec.layouts import (
     SAVE,
     SPENT,
     STEP,
+    TUNNEL,
     WINDOW,
+)
+from sealring_protocol.codec.local_messages import (
+    EngineInfo,
+    Group,
+    Grouped,
+    HopKey,
+    Loaded,
+    Logprobs,
 )
 from sealring_protocol.codec.messages import (
     Accept,
     Bootstrap,
     Close,
     Decode,
-    EngineInfo,
     Failure,
-    HopKey,
-    Loaded,
-    Logprobs,
     Ping,
     Pong,
     Prefill,
@@ -47,6 +54,7 @@ from sealring_protocol.codec.messages import (
     Row,
     Step,
     StepDone,
+    Tunnel,
 )
 from sealring_protocol.codec.tensor import encode_tensor
 from sealring_protocol.codec.wire import U16, U64, Buffer, clip, text, vector
@@ -147,6 +155,9 @@ def encode_ready(message: Ready) -> list[Buffer]:
         message.room,
         cost.fixed,
         cost.per_token,
+        message.port,
+        message.sum_us,
+        message.token_us,
         len(cost.windows),
     )
     return [head + b"".join(WINDOW.pack(*window) for window in cost.windows)]
@@ -164,14 +175,18 @@ def encode_bootstrap(message: Bootstrap) -> list[Buffer]:
         message.backend,
         message.rank,
         message.inner_seal,
+        message.trusted,
         message.deadline_ms,
         _sized(message.model, 32),
         len(message.bounds),
         len(message.hosts),
     )
     bounds = b"".join(U16.pack(bound) for bound in message.bounds)
-    hosts = b"".join(text(host, MAX_ADDRESS) + U16.pack(port) for host, port in message.hosts)
-    return [head + bounds + hosts]
+    return [head + bounds + _hosts(message.hosts)]
+
+
+def _hosts(hosts: tuple[tuple[str, int], ...]) -> bytes:
+    return b"".join(text(host, MAX_ADDRESS) + U16.pack(port) for host, port in hosts)
 
 
 def _sized(value: bytes, size: int) -> bytes:
@@ -256,6 +271,8 @@ def encode_info(message: EngineInfo) -> list[Buffer]:
         message.vocabulary,
         message.context,
         message.trimmable,
+        message.splits,
+        message.backends,
         message.room,
         message.ends,
         len(message.layers),
@@ -303,3 +320,21 @@ def encode_logprobs(m: Logprobs) -> list[Buffer]:
 def encode_loaded(message: Loaded) -> list[Buffer]:
     """The parts of LOADED."""
     return [LOADED.pack(message.CODE, message.read, message.held, message.load_us)]
+
+
+def encode_tunnel(message: Tunnel) -> list[Buffer]:
+    """The parts of TUNNEL."""
+    head = TUNNEL.pack(message.CODE, message.stream, message.event)
+    return [head, message.data] if message.data else [head]
+
+
+def encode_group(m: Group) -> list[Buffer]:
+    """The parts of GROUP."""
+    _at_most(m.size, MAX_WORLD, "members")
+    head = GROUP.pack(m.CODE, m.backend, m.rank, m.size, m.deadline_ms, len(m.hosts))
+    return [head + _hosts(m.hosts)]
+
+
+def encode_grouped(message: Grouped) -> list[Buffer]:
+    """The parts of GROUPED."""
+    return [GROUPED.pack(message.CODE, message.size, message.sum_us, message.token_us)]

@@ -7,7 +7,8 @@ import enum
 
 import attrs
 
-from sealring_protocol.codec.messages import LocalMessage, Message, Spent, Work
+from sealring_protocol.codec.local_messages import LocalMessage
+from sealring_protocol.codec.messages import Message, Spent, Work
 from sealring_protocol.control.requests import RequestDone, RowOpened, TokenOut
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.security.roles import Purpose

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import attrs
 
+from sealring_protocol.codec.local_messages import EngineInfo, LocalMessage
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
     Bootstrap,
-    EngineInfo,
     Epoch,
     Failure,
     FailureKind,
-    LocalMessage,
     Message,
     Ready,
     Step,

@@ -11,14 +11,12 @@ from typing import Final
 
 import attrs
 
+from sealring_protocol.codec.local_messages import EngineInfo, LocalMessage, Logprobs
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
     Decode,
-    EngineInfo,
     Failure,
     FailureKind,
-    LocalMessage,
-    Logprobs,
     Message,
     Ready,
     Step,

@@ -13,7 +13,8 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-from sealring_protocol.codec.messages import NO_EPOCH, CacheCost, EngineInfo, Epoch, Ready
+from sealring_protocol.codec.local_messages import EngineInfo
+from sealring_protocol.codec.messages import NO_EPOCH, CacheCost, Epoch, Ready
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 from sealring_protocol.table import Machine, Table
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import attrs
 
-from sealring_protocol.codec.messages import Backend, Bootstrap, EngineInfo, Epoch
+from sealring_protocol.codec.local_messages import EngineInfo
+from sealring_protocol.codec.messages import Backend, Bootstrap, Epoch
 from sealring_protocol.control.partition import Partition, partition, with_layers
 from sealring_protocol.errors import LocalProtocolError
 

@@ -7,7 +7,8 @@ from typing import Final
 
 import attrs
 
-from sealring_protocol.codec.messages import Logprobs, Row
+from sealring_protocol.codec.local_messages import Logprobs
+from sealring_protocol.codec.messages import Row
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.table import Machine, Table
 

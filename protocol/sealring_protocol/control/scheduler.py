@@ -26,6 +26,7 @@ from typing import Final
 
 import attrs
 
+from sealring_protocol.codec.local_messages import Logprobs
 from sealring_protocol.codec.messages import (
     NO_WORK,
     Decode,
@@ -33,7 +34,6 @@ from sealring_protocol.codec.messages import (
     Failure,
     FailureKind,
     Join,
-    Logprobs,
     Open,
     Prefill,
     Ready,
