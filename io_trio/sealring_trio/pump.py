@@ -49,6 +49,15 @@ class Pump:
             return
         self._send(self._owner.data_to_send(self._link))
 
+    @property
+    def busy(self) -> bool:
+        """Whether bytes wait for the peer to take them."""
+        return self._wire.busy
+
+    async def idle(self) -> None:
+        """Wait until none do, or the stream is over."""
+        await self._wire.idle()
+
     def hang_up(self, last: bytes) -> None:
         """End the stream once *last*, and what waits before it, has been sent."""
         if not self._open.cancel_called:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 import trio
+from sealring_protocol.codec.wire import Buffer
 
 RECEIVE_SIZE: Final = 1 << 18
 """Bytes asked of the kernel at once. Memory: that much per wire while data arrives."""
@@ -45,6 +46,7 @@ class Wire:
         self._drained = drained
         self._waiting: deque[memoryview] = deque()
         self._wake = trio.Event()
+        self._idle = trio.Event()
         self._eager = EAGER_RECEIVES
 
     @property
@@ -52,7 +54,17 @@ class Wire:
         """Whether bytes of an earlier `send` still wait."""
         return bool(self._waiting)
 
-    def send(self, data: bytes | bytearray) -> None:
+    @property
+    def unsent(self) -> int:
+        """How many they are."""
+        return sum(map(len, self._waiting))
+
+    async def idle(self) -> None:
+        """Wait until no bytes wait, or the wire is closed."""
+        while self._waiting and self._socket.fileno() >= 0:
+            await self._idle.wait()
+
+    def send(self, data: Buffer) -> None:
         """Send *data*, now or as soon as the kernel takes it. Raises `OSError`."""
         sent = 0
         if not self._waiting:
@@ -90,6 +102,8 @@ class Wire:
             self._wake = trio.Event()
             await self.flush()
             self._drained()
+            if not self._waiting:
+                self._tell_idle()
 
     async def flush(self) -> None:
         """Send what waits. Raises `OSError`."""
@@ -122,3 +136,8 @@ class Wire:
         if self._socket.fileno() >= 0:
             trio.lowlevel.notify_closing(self._socket)
             self._socket.close()
+            self._tell_idle()
+
+    def _tell_idle(self) -> None:
+        self._idle.set()
+        self._idle = trio.Event()

@@ -1,0 +1,326 @@
+"""A collective's TCP connections, carried in the node's tunnel links.
+
+The ring of MLX knows nothing of keys: its ranks connect to each other over plain TCP. So each
+rank's engine listens and connects on its own machine alone, and the relay of its node stands at
+the other end of both connections. What the engine says to its right neighbour goes, as TUNNEL
+messages, to that rank's node, whose relay says it to the engine there; and so in turn from the
+left neighbour. A stream is one such connection, both ways, and has the number of the rank whose
+engine dialed it: rank r's own stream goes to rank r + 1, and r - 1 is the number of the one that
+comes from the left.
+
+Nobody else can get in. The listener takes one connection, of the node's own engine process (the
+kernel says whose a socket is); what a neighbour's stream is connected to must belong to that
+process too.
+
+Latency counts, since a model waits for two such exchanges in every layer: bytes go on from the
+handler that received them, with no task in between. While the tunnel's wire has bytes that wait,
+the engine is not read; bytes that the engine does not take are kept, up to `MAX_UNTAKEN`, which
+is more than a ring can have under way, as its ranks wait for each other.
+
+What ends a stream ends it on both sides at once: an engine that stops or is killed, a tunnel link
+that is lost, or the node that ends the collective. An engine which hangs in a collective is freed
+by that, with an error: a closed connection is the one thing that MLX does not wait for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+import attrs
+import trio
+from sealring_protocol.codec.messages import Tunnel, TunnelEvent
+from sealring_protocol.codec.wire import Buffer
+
+from sealring_trio.ports import belongs_to, reserve
+from sealring_trio.wire import Wire
+
+log = logging.getLogger("sealring.relay")
+
+LOOPBACK: Final = "127.0.0.1"
+
+CONNECT_SECONDS: Final = 60.0
+"""How long an engine may take to listen, from when its neighbour connects: it may still be
+importing what it needs. The deadline for all of it is the head's, and shorter."""
+
+CONNECT_PAUSE: Final = 0.01
+"""Seconds between two attempts to connect to it."""
+
+MAX_UNTAKEN: Final = 64 << 20
+"""Bytes that wait for the engine to take them. Memory: that much per stream, two per node."""
+
+
+class RelayOwner(Protocol):
+    """The runtime, as a relay sees it."""
+
+    def spawn(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        """Run *task* beside everything else."""
+
+    def engine_pids(self) -> list[int]:
+        """The processes that may take part in the collective."""
+
+    def tunnel(self, rank: int, message: Tunnel) -> None:
+        """Send *message* on the tunnel link with *rank*, now."""
+
+    async def tunnel_idle(self, rank: int) -> None:
+        """Wait until nothing waits on the tunnel link with *rank*; at once if nothing does."""
+
+
+@attrs.define(eq=False)
+class _Stream:
+    """Stream *number*, whose other end is with *rank*."""
+
+    number: int
+    rank: int
+    early: list[Buffer] = attrs.field(factory=list)  # what came before the engine could be reached
+    wire: Wire | None = None
+    open: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    life: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    ended: bool = False
+
+    @property
+    def untaken(self) -> int:
+        """Bytes that wait for the engine."""
+        return self.wire.unsent if self.wire else sum(map(len, self.early))
+
+
+class Relay:
+    """The connections of one collective of rank *rank* of *world*.
+
+    *port* is where the engine is to listen; *relay* is where it is to connect, 0 where the
+    collective is not *sealed* and goes its own way.
+    """
+
+    def __init__(self, owner: RelayOwner, rank: int, world: int, *, sealed: bool) -> None:
+        """Raises `OSError` when there is no port."""
+        self._owner = owner
+        self._own = rank
+        self._left = (rank - 1) % world
+        self._right = (rank + 1) % world
+        self._streams: dict[int, _Stream] = {}
+        self._alive: set[_Stream] = set()
+        self._listening = trio.CancelScope()
+        self._reserved = reserve(LOOPBACK if sealed else "")
+        self.port = self._reserved.number
+        self.relay = 0
+        if sealed:
+            try:
+                listener = socket.create_server((LOOPBACK, 0))
+            except OSError:
+                self._reserved.close()
+                raise
+            self.relay = int(listener.getsockname()[1])
+            owner.spawn(self._listen, listener)
+
+    def close(self) -> None:
+        """End everything at once, and tell the neighbours."""
+        self._listening.cancel()
+        self._reserved.close()
+        for stream in list(self._streams.values()):
+            self._end(stream)
+        for stream in self._alive:
+            _cut(stream)
+
+    # ------------------------------------------------------------- the tunnel
+
+    def message(self, rank: int, message: Tunnel) -> None:
+        """*message* came from the node of *rank*."""
+        number = message.stream
+        if (number, rank) not in ((self._own, self._right), (self._left, self._left)):
+            log.debug("rank %d speaks of stream %d, which is not between us", rank, number)
+            return
+        match message.event:
+            case TunnelEvent.OPEN:
+                if number == self._left:
+                    self._begin(number, rank, None)
+            case TunnelEvent.DATA:
+                if stream := self._streams.get(number):
+                    self._give(stream, message.data)
+            case TunnelEvent.CLOSE:
+                if stream := self._streams.pop(number, None):
+                    stream.ended = True
+                    # What the engine has been given goes out first.
+                    (stream.open if stream.wire else stream.life).cancel()
+
+    def lost(self, rank: int) -> None:
+        """The tunnel link with *rank* is gone."""
+        for stream in list(self._streams.values()):
+            if stream.rank == rank:
+                self._end(stream)
+
+    def _give(self, stream: _Stream, data: Buffer) -> None:
+        if stream.wire is None:
+            stream.early.append(data)
+        else:
+            try:
+                stream.wire.send(data)
+            except OSError:
+                self._end(stream)
+                return
+            if not stream.wire.busy:
+                return
+        if stream.untaken > MAX_UNTAKEN:
+            log.warning("the engine leaves %d bytes of a collective untaken", stream.untaken)
+            self._end(stream)
+
+    def _end(self, stream: _Stream) -> None:
+        """*stream* is over, whoever ended it: close our side, and have the other one closed."""
+        if not stream.ended:
+            stream.ended = True
+            self._streams.pop(stream.number, None)
+            _cut(stream)
+            self._owner.tunnel(stream.rank, Tunnel(stream.number, TunnelEvent.CLOSE))
+
+    # ------------------------------------------------------------ the engine
+
+    async def _listen(self, listener: socket.socket) -> None:
+        """Take the one connection that the engine makes: this rank's own stream."""
+        with self._listening:
+            server = trio.socket.from_stdlib_socket(listener)
+            try:
+                sock = await self._accept(server)
+            finally:
+                server.close()
+            # No await from here on, so the connection is in somebody's hands.
+            self._begin(self._own, self._right, sock)
+            self._owner.tunnel(self._right, Tunnel(self._own, TunnelEvent.OPEN))
+
+    async def _accept(self, server: trio.socket.SocketType) -> socket.socket:
+        while True:
+            connection, _ = await server.accept()
+            sock = socket.socket(fileno=connection.detach())
+            if await self._is_of_engine(sock):
+                return sock
+            log.warning("somebody else connected to the relay of a collective, and was refused")
+            sock.close()
+
+    async def _connect(self) -> socket.socket | None:
+        """A connection to the engine, as soon as it listens; None when it does not."""
+        with trio.move_on_after(CONNECT_SECONDS):
+            while True:
+                if (sock := await self._try_connect()) is not None:
+                    if await self._is_of_engine(sock):
+                        return sock
+                    sock.close()
+                    log.warning("somebody else listens where the engine should, and hears nothing")
+                    return None
+                await trio.sleep(CONNECT_PAUSE)
+        log.warning("the engine did not listen within %.0f s", CONNECT_SECONDS)
+        return None
+
+    async def _try_connect(self) -> socket.socket | None:
+        with trio.socket.socket() as sock:
+            try:
+                await sock.connect((LOOPBACK, self.port))
+            except OSError:
+                return None
+            return socket.socket(fileno=sock.detach())
+
+    async def _is_of_engine(self, sock: socket.socket) -> bool:
+        try:
+            return await trio.to_thread.run_sync(belongs_to, sock, self._owner.engine_pids())
+        except trio.Cancelled:
+            sock.close()
+            raise
+
+    # --------------------------------------------------------------- a stream
+
+    def _begin(self, number: int, rank: int, sock: socket.socket | None) -> None:
+        """Carry stream *number* over *sock*, or over a connection that is yet to be made."""
+        if before := self._streams.get(number):
+            self._end(before)
+        stream = self._streams[number] = _Stream(number, rank)
+        self._alive.add(stream)
+        self._owner.spawn(self._serve, stream, sock)
+
+    async def _serve(self, stream: _Stream, sock: socket.socket | None) -> None:
+        try:
+            with stream.life:
+                if sock is None:
+                    sock = await self._connect()
+                if sock is not None:
+                    await self._carry(stream, Wire(sock, lambda: None))
+        finally:
+            self._alive.discard(stream)
+            self._end(stream)
+
+    async def _carry(self, stream: _Stream, wire: Wire) -> None:
+        stream.wire = wire
+        try:
+            with stream.open:
+                for data in stream.early:
+                    wire.send(data)
+                stream.early.clear()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write, stream, wire)
+                    await self._read(stream, wire)
+                    nursery.cancel_scope.cancel()
+            if stream.open.cancelled_caught:
+                await wire.hang_up()
+        except OSError:
+            return
+        finally:
+            wire.close()
+
+    async def _read(self, stream: _Stream, wire: Wire) -> None:
+        """Pass on what the engine says, until it stops."""
+        with contextlib.suppress(OSError):
+            while data := await wire.receive():
+                self._owner.tunnel(stream.rank, Tunnel(stream.number, TunnelEvent.DATA, data))
+                if stream.ended:
+                    return
+                await self._owner.tunnel_idle(stream.rank)
+
+    async def _write(self, stream: _Stream, wire: Wire) -> None:
+        try:
+            await wire.write()
+        except OSError:
+            self._end(stream)
+
+
+def _cut(stream: _Stream) -> None:
+    """End the task of *stream* and its connection, now. The task first: it must not be waiting for
+    a socket that is closed."""
+    stream.life.cancel()
+    if stream.wire is not None:
+        stream.wire.close()
+
+
+class Relays:
+    """The relay of the collective that the node is in, if it is in one."""
+
+    def __init__(self, owner: RelayOwner) -> None:
+        self._owner = owner
+        self._number = 0
+        self._relay: Relay | None = None
+
+    def prepare(self, number: int, rank: int, world: int, *, sealed: bool) -> Relay:
+        """Open collective *number*, which ends the one before. Raises `OSError`."""
+        self.close()
+        self._relay = Relay(self._owner, rank, world, sealed=sealed)
+        self._number = number
+        return self._relay
+
+    def end(self, number: int) -> None:
+        """Close collective *number* at once; an older one is closed already."""
+        if number == self._number:
+            self.close()
+
+    def close(self) -> None:
+        """Close whatever is open."""
+        if self._relay is not None:
+            self._relay.close()
+            self._relay = None
+
+    def message(self, rank: int, message: Tunnel) -> None:
+        """*message* came on the tunnel link with *rank*."""
+        if self._relay is not None:
+            self._relay.message(rank, message)
+
+    def lost(self, rank: int) -> None:
+        """The tunnel link with *rank* is gone."""
+        if self._relay is not None:
+            self._relay.lost(rank)

@@ -1,0 +1,333 @@
+"""The relay of a collective: two of them back to back, real sockets, real processes, real sums."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from sealring_protocol.codec.messages import Tunnel, TunnelEvent
+from sealring_trio import relay as relays
+from sealring_trio.relay import Relay, Relays
+
+LOOPBACK = "127.0.0.1"
+DATA, OPEN, CLOSE = TunnelEvent.DATA, TunnelEvent.OPEN, TunnelEvent.CLOSE
+
+
+class Side:
+    """A node with no links: what its relay sends on a tunnel goes straight to *others*."""
+
+    def __init__(self, rank: int, nursery: trio.Nursery, others: dict[int, Side]) -> None:
+        self.rank = rank
+        self.pids = [os.getpid()]
+        self.sent: list[Tunnel] = []
+        self.news = trio.Event()
+        self.room = trio.Event()
+        self.room.set()
+        self.relays = Relays(self)
+        self._nursery = nursery
+        self._others = others
+        others[rank] = self
+
+    def spawn(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        self._nursery.start_soon(task, *arguments)
+
+    def engine_pids(self) -> list[int]:
+        return self.pids
+
+    def tunnel(self, rank: int, message: Tunnel) -> None:
+        self.sent.append(message)
+        self.news.set()
+        self.news = trio.Event()
+        if rank in self._others:
+            self._others[rank].relays.message(self.rank, message)
+
+    async def tunnel_idle(self, rank: int) -> None:
+        await self.room.wait()
+
+    async def has_sent(self, *messages: tuple[int, TunnelEvent]) -> None:
+        """Wait until the latest messages are these."""
+        while [(m.stream, m.event) for m in self.sent[-len(messages) :]] != list(messages):
+            await self.news.wait()
+
+
+@asynccontextmanager
+async def sides(count: int = 2) -> AsyncIterator[list[Side]]:
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            others: dict[int, Side] = {}
+            made = [Side(rank, nursery, others) for rank in range(count)]
+            try:
+                yield made
+            finally:
+                for side in made:
+                    side.relays.close()
+            nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def joined() -> AsyncIterator[tuple[list[Side], trio.SocketStream, trio.SocketStream]]:
+    """Two sides, and stream 0: rank 0's "engine" at one end, rank 1's at the other."""
+    async with sides() as (near, far):
+        dialed = near.relays.prepare(1, 0, 2, sealed=True)
+        listens = far.relays.prepare(1, 1, 2, sealed=True)
+        async with await trio.open_tcp_stream(LOOPBACK, dialed.relay) as ours:
+            server = engine_listens(listens)
+            async with trio.SocketStream((await server.accept())[0]) as theirs:
+                server.close()
+                yield [near, far], ours, theirs
+
+
+def engine_listens(at: Relay) -> trio.socket.SocketType:
+    """What MLX's ring does: its port may be somebody's who waits there with the same option."""
+    server = trio.socket.socket()
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    server._sock.bind((LOOPBACK, at.port))  # type: ignore[attr-defined]
+    server.listen()
+    return server
+
+
+async def receive(stream: trio.SocketStream, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = await stream.receive_some()
+        assert part
+        data += part
+    return data
+
+
+async def ended(stream: trio.SocketStream) -> bool:
+    """Whether the next thing that *stream* has is its end, in good order or not."""
+    try:
+        return not await stream.receive_some()
+    except trio.BrokenResourceError:
+        return True
+
+
+async def test_bytes_go_both_ways_in_chunks_that_fit() -> None:
+    async with joined() as ((near, far), ours, theirs):
+        sent = os.urandom(3 << 20)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ours.send_all, sent)
+            assert await receive(theirs, len(sent)) == sent
+        await theirs.send_all(b"back")
+        assert await receive(ours, 4) == b"back"
+        assert near.sent[0] == Tunnel(0, OPEN)
+        assert {m.event for m in near.sent[1:]} == {DATA}
+        assert max(len(m.data) for m in near.sent) <= 256 << 10
+        assert far.sent == [Tunnel(0, DATA, b"back")]
+
+
+async def test_an_engine_may_listen_late_and_loses_nothing() -> None:
+    async with sides() as (near, far):
+        dialed = near.relays.prepare(1, 0, 2, sealed=True)
+        listens = far.relays.prepare(1, 1, 2, sealed=True)
+        async with await trio.open_tcp_stream(LOOPBACK, dialed.relay) as ours:
+            await ours.send_all(b"early")
+            await near.has_sent((0, OPEN), (0, DATA))
+            server = engine_listens(listens)
+            async with trio.SocketStream((await server.accept())[0]) as theirs:
+                assert await receive(theirs, 5) == b"early"
+            server.close()
+
+
+async def test_an_engine_that_never_listens_ends_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relays, "CONNECT_SECONDS", 0.05)
+    async with sides() as (near, far):
+        dialed = near.relays.prepare(1, 0, 2, sealed=True)
+        far.relays.prepare(1, 1, 2, sealed=True)
+        async with await trio.open_tcp_stream(LOOPBACK, dialed.relay) as ours:
+            assert await ours.receive_some() == b""
+        assert far.sent == [Tunnel(0, CLOSE)]
+
+
+async def test_what_was_said_last_arrives_before_the_end() -> None:
+    async with joined() as (_, ours, theirs):
+        await ours.send_all(b"the last")
+        await ours.aclose()
+        assert await receive(theirs, 8) == b"the last"
+        assert await theirs.receive_some() == b""
+
+
+ENDS: dict[str, Callable[[Side, Side], None]] = {
+    "the node ends the collective": lambda near, _: near.relays.end(1),
+    "the other node does": lambda _, far: far.relays.end(1),
+    "a newer one begins": lambda near, _: near.relays.prepare(2, 0, 2, sealed=True) and None,
+    "the tunnel link is lost": lambda near, _: near.relays.lost(1),
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+async def test_an_end_frees_both_engines(end: Callable[[Side, Side], None]) -> None:
+    async with joined() as ((near, far), ours, theirs):
+        end(near, far)
+        with trio.fail_after(2):
+            assert await ended(ours)
+            assert await ended(theirs)
+
+
+async def test_the_end_of_an_older_collective_ends_nothing() -> None:
+    async with joined() as ((near, _), ours, theirs):
+        near.relays.end(0)
+        await ours.send_all(b"still here")
+        assert await receive(theirs, 10) == b"still here"
+
+
+async def test_a_stranger_is_refused_and_the_engine_still_gets_in() -> None:
+    async with sides() as (near, _):
+        near.pids = []  # nobody is the engine
+        dialed = near.relays.prepare(1, 0, 2, sealed=True)
+        async with await trio.open_tcp_stream(LOOPBACK, dialed.relay) as stranger:
+            assert await ended(stranger)
+        assert near.sent == []
+        near.pids = [os.getpid()]
+        async with await trio.open_tcp_stream(LOOPBACK, dialed.relay):
+            await near.has_sent((0, OPEN))
+
+
+async def test_there_is_one_place_at_the_relay() -> None:
+    async with joined() as ((near, _), *_):
+        with pytest.raises(OSError, match="all attempts to connect"):
+            await trio.open_tcp_stream(LOOPBACK, near.relays._relay.relay)  # type: ignore[union-attr]
+
+
+async def test_a_stranger_that_listens_in_the_engines_place_hears_nothing() -> None:
+    async with sides() as (near, far):
+        dialed = near.relays.prepare(1, 0, 2, sealed=True)
+        listens = far.relays.prepare(1, 1, 2, sealed=True)
+        far.pids = []
+        server = engine_listens(listens)
+        async with await trio.open_tcp_stream(LOOPBACK, dialed.relay) as ours:
+            await ours.send_all(b"secret")
+            async with trio.SocketStream((await server.accept())[0]) as theirs:
+                assert await theirs.receive_some() == b""
+            assert await ours.receive_some() == b""
+        server.close()
+
+
+async def test_a_busy_link_stops_the_engine_and_nobody_buffers() -> None:
+    async with joined() as ((near, _), ours, theirs):
+        near.room = trio.Event()
+        await ours.send_all(b"one")
+        assert await receive(theirs, 3) == b"one"
+        with trio.move_on_after(0.3) as blocked:
+            await ours.send_all(bytes(64 << 20))
+        assert blocked.cancelled_caught
+        assert len(near.sent) == 2
+        near.room.set()
+        assert await theirs.receive_some()
+
+
+async def test_an_engine_that_takes_nothing_ends_its_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relays, "MAX_UNTAKEN", 1 << 20)
+    async with joined() as ((_, far), ours, _theirs):
+        with contextlib.suppress(trio.BrokenResourceError):
+            await ours.send_all(bytes(32 << 20))
+        assert await ended(ours)
+        assert far.sent[-1] == Tunnel(0, CLOSE)
+
+
+FOREIGN = {
+    "of another pair": Tunnel(2, OPEN),
+    "our own, opened by the other": Tunnel(0, OPEN),
+    "data of none": Tunnel(1, DATA, b"x"),
+    "the end of none": Tunnel(1, CLOSE),
+}
+
+
+@pytest.mark.parametrize("message", FOREIGN.values(), ids=FOREIGN)
+async def test_what_fits_no_stream_is_dropped(message: Tunnel) -> None:
+    async with sides() as (near, _):
+        near.relays.message(1, message)  # in no collective
+        near.relays.prepare(1, 0, 2, sealed=True)
+        near.relays.message(1, message)
+        await trio.testing.wait_all_tasks_blocked()
+        assert near.sent == []
+
+
+async def test_an_open_collective_has_no_relay() -> None:
+    async with sides() as (near, _):
+        found = near.relays.prepare(1, 0, 2, sealed=False)
+        assert found.port > 0
+        assert found.relay == 0
+
+
+SUMS = """
+import sys
+import mlx.core as mx
+group = mx.distributed.init(strict=True, backend="ring")
+ones = mx.ones((2048,), mx.float32)
+total = mx.array(0)
+rounds = int(sys.argv[1])
+while rounds:
+    total = mx.distributed.all_sum(ones)
+    mx.eval(total)
+    rounds -= 1
+    if rounds == -10:
+        print("going", flush=True)
+print(total.tolist() == [group.size()] * 2048, flush=True)
+"""
+
+
+@contextlib.contextmanager
+def summing(made: list[Side], folder: Path, rounds: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The real thing: a rank of MLX's ring behind each relay, summing so often (-1: for ever)."""
+    world = len(made)
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for side in made:
+            found = side.relays.prepare(1, side.rank, world, sealed=True)
+            hosts = [[f"{LOOPBACK}:1"]] * world
+            hosts[side.rank] = [f"{LOOPBACK}:{found.port}"]
+            hosts[(side.rank + 1) % world] = [f"{LOOPBACK}:{found.relay}"]
+            file = folder / f"hosts{side.rank}.json"
+            file.write_text(json.dumps(hosts))
+            process = subprocess.Popen(
+                [sys.executable, "-c", SUMS, str(rounds)],
+                env={**os.environ, "MLX_RANK": str(side.rank), "MLX_HOSTFILE": str(file)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            processes.append(process)
+            side.pids = [process.pid]
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize("world", [2, 3])
+async def test_a_ring_of_mlx_sums_through_relays(world: int, tmp_path: Path) -> None:
+    async with sides(world) as made:
+        with summing(made, tmp_path, 50) as processes:
+            for process in processes:
+                out, _ = await trio.to_thread.run_sync(process.communicate)
+                assert out == b"True\n"
+
+
+async def test_a_rank_that_hangs_on_a_frozen_one_is_freed(tmp_path: Path) -> None:
+    async with sides() as (near, far):
+        with summing([near, far], tmp_path, -1) as (hung, frozen):
+            assert hung.stdout is not None
+            assert await trio.to_thread.run_sync(hung.stdout.readline) == b"going\n"
+            frozen.send_signal(signal.SIGSTOP)
+            near.relays.end(1)
+            with trio.fail_after(2):
+                _, told = await trio.to_thread.run_sync(hung.communicate)
+            assert hung.returncode != 0
+            assert b"[ring]" in told
