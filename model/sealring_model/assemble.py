@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 import attrs
@@ -78,41 +79,61 @@ def load_stage(info: ModelInfo, first: int, last: int) -> LoadedStage:
     """
     start = time.perf_counter_ns()
     reading = _Reading(info, first, last)
-    stage = _build(info, first, last, reading)
+    stage = stage_of(info, build_model(info, reading.fill), first, last)
     mx.eval(stage.parameters())
-    held = sum(a.nbytes for a in {id(a): a for a in _leaves(stage.parameters())}.values())
-    cost, trimmable = _measure(info, stage, first)
+    return measured(info, stage, (first, last), reading.read, start)
+
+
+def measured(
+    info: ModelInfo, stage: Stage, bounds: tuple[int, int], read: int, start: int
+) -> LoadedStage:
+    """*stage* of layers *bounds*, whose loading began at *start* and read *read* bytes, once it
+    has been run."""
+    held = held_by(stage)
+    cost, trimmable = _measure(info, stage, bounds[0])
     return LoadedStage(
         stage=stage,
-        first=first,
-        last=last,
+        first=bounds[0],
+        last=bounds[1],
         hidden=info.hidden,
         vocabulary=info.vocabulary,
         dtype=info.dtype,
         cost=cost,
         trimmable=trimmable,
-        read=reading.read,
+        read=read,
         held=held,
         load_us=(time.perf_counter_ns() - start) // 1000,
     )
+
+
+def held_by(stage: Stage) -> int:
+    """Bytes of *stage*'s weights, each counted once."""
+    return sum(a.nbytes for a in {id(a): a for a in _leaves(stage.parameters())}.values())
+
+
+def owned_by(info: ModelInfo, first: int, last: int) -> dict[int, list[str]]:
+    """The tensors of layers *first* to *last*, and of the ends if *first* is 0, by owner."""
+    kept: dict[int, list[str]] = {key: [] for key in range(first, last)}
+    if first == 0:
+        kept[ENDS] = []
+    for name in info.entries:
+        kept.get(owner(name, len(info.layers)), []).append(name)
+    return kept
 
 
 class _Reading:
     """Reads and verifies the tensors of one rank, and counts the bytes."""
 
     def __init__(self, info: ModelInfo, first: int, last: int) -> None:
-        self._entries = info.entries
-        self._manifest = info.manifest
-        kept = {*range(first, last), *([ENDS] if first == 0 else [])}
-        self._owned = {n for n in info.entries if owner(n, len(info.layers)) in kept}
+        self._info = info
+        kept = owned_by(info, first, last)
+        self._owned = {name for names in kept.values() for name in names}
         self.read = 0
 
     def fill(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         """*weights* with every owned tensor read and every other one a placeholder."""
-        if weights.keys() != self._entries.keys():
-            raise LoadError("the weights changed while they were loaded")
         return {
-            name: self._tensor(self._entries[name]) if name in self._owned else _absent(lazy)
+            name: self._tensor(self._info.entries[name]) if name in self._owned else absent(lazy)
             for name, lazy in weights.items()
         }
 
@@ -120,42 +141,48 @@ class _Reading:
         memory = mx.zeros((max(1, entry.size),), mx.uint8)
         mx.eval(memory)
         content = hashlib.sha256()
-        update = _nothing if self._manifest is None else content.update
+        update = _nothing if self._info.manifest is None else content.update
         for piece in read_pieces(entry, memory_of(memory)):
             update(piece)
-        self._verify(entry.name, content.hexdigest())
+        verify(self._info, entry.name, content)
         self.read += entry.size
         return memory[: entry.size].view(_DTYPES[entry.dtype]).reshape(entry.shape)
 
-    def _verify(self, name: str, digest: str) -> None:
-        if self._manifest is not None and not hmac.compare_digest(
-            self._manifest.get(name, ""), digest
-        ):
-            raise LoadError(f"tensor {name} does not match the manifest")
+
+def verify(info: ModelInfo, name: str, content: hashlib._Hash) -> None:
+    """Raises `LoadError` unless *content*, the hash of tensor *name*, is the manifest's."""
+    if info.manifest is not None and not hmac.compare_digest(
+        info.manifest.get(name, ""), content.hexdigest()
+    ):
+        raise LoadError(f"tensor {name} does not match the manifest")
 
 
 def _nothing(_: memoryview) -> None:
     """Hash nothing: there is no manifest."""
 
 
-def _absent(lazy: mx.array) -> mx.array:
+def absent(lazy: mx.array) -> mx.array:
+    """What stands for a tensor that belongs to another rank: like *lazy*, and never evaluated."""
     if mx.issubdtype(lazy.dtype, mx.floating):
         return mx.full(lazy.shape, float("nan"), lazy.dtype)
     return mx.zeros(lazy.shape, lazy.dtype)
 
 
-def _build(info: ModelInfo, first: int, last: int, reading: _Reading) -> Stage:
-    model = _load_model(info, reading)
-    count = len(info.layers)
-    if first == 0 and last == count:
+def stage_of(info: ModelInfo, model: nn.Module, first: int, last: int) -> Stage:
+    """Layers *first* to *last* of *model*."""
+    if first == 0 and last == len(info.layers):
         return WholeStage(model)
     if first == 0:
         return FirstStage(model, last)
     return LaterStage(model, first, last, info.hidden, MLX_DTYPES[info.dtype])
 
 
-def _load_model(info: ModelInfo, reading: _Reading) -> nn.Module:
-    """mlx-lm's model of *info*, its weights as *reading* gives them, nothing evaluated."""
+Fill = Callable[[dict[str, mx.array]], dict[str, mx.array]]
+"""Makes the weights that a model is built with out of lazy ones; both have the same names."""
+
+
+def build_model(info: ModelInfo, fill: Fill) -> nn.Module:
+    """mlx-lm's model of *info*, its weights as *fill* gives them, nothing evaluated."""
     utils = mlx_lm("utils")
     real: list[Any] = []
 
@@ -164,7 +191,9 @@ def _load_model(info: ModelInfo, reading: _Reading) -> nn.Module:
         real.append(model_class)
 
         def sanitize(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-            filled = reading.fill(weights)
+            if weights.keys() != info.entries.keys():
+                raise LoadError("the weights changed while they were loaded")
+            filled = fill(weights)
             clean = getattr(model_class, "sanitize", None)
             return filled if clean is None else clean(self, filled)
 

@@ -56,6 +56,8 @@ class Channel:
         self._end: ChannelClosed | None = None
         self._sending = threading.Lock()
         self._finished = threading.Event()
+        self.last_wait = _LAST_WAIT
+        """Seconds that the compute thread has to come back once the stream has ended."""
         self._reader = threading.Thread(target=self._read, name="channel", daemon=True)
 
     def open(self) -> None:
@@ -113,7 +115,7 @@ class Channel:
         except SealringError as error:
             end = ChannelBroken(f"the channel to the node broke: {error}")
         self.end(end)
-        if not self._finished.wait(_LAST_WAIT):
+        if not self._finished.wait(self.last_wait):
             os._exit(70)
 
     def _pump(self) -> None:

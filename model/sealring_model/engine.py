@@ -6,6 +6,12 @@ It says what the model is (ENGINE_INFO) before it loads anything, takes its plac
 each BOOTSTRAP, and then answers every step once, in order. MLX can hang, abort or take a second
 to import; in a process of its own none of that touches a link.
 
+A GROUP without hosts makes it load one member's share from then on; loaded, it waits for the GROUP
+with hosts, joins, and says GROUPED and READY. To all that follows a member is a rank like any
+other, but all members must get the same messages in the same order, for each waits within a step
+for the others (see `executor`). What it was told then holds for the life of the process: it takes
+no other place.
+
 One thread computes (MLX's streams belong to threads), the main one; the channel's thread reads,
 and that of `answers` waits for the device, seals and sends. So a step is launched as soon as it
 is there, while the one before is on the device, and an answer goes out as soon as it is ready,
@@ -28,7 +34,13 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 import mlx.core as mx
-from sealring_protocol.codec.local_messages import HopKey, Loaded, LocalMessage
+from sealring_protocol.codec.local_messages import (
+    Group,
+    Grouped,
+    HopKey,
+    Loaded,
+    LocalMessage,
+)
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
     Backend,
@@ -49,14 +61,18 @@ from sealring_protocol.limits import MAX_REASON
 from sealring_model.answers import Answers
 from sealring_model.assemble import LoadedStage, load_stage
 from sealring_model.channel import Channel, ChannelBroken, ChannelClosed
-from sealring_model.errors import LoadError
+from sealring_model.errors import GroupError, LoadError, ModelError
 from sealring_model.executor import FORWARD_ERRORS, Executor, Launched
+from sealring_model.group import backends, check_backend, join, medians
 from sealring_model.hops import PlainHops, SealedHops
 from sealring_model.loading import ModelInfo, describe, find, memory_room
 from sealring_model.rows import RowBook
-from sealring_model.upstream import mlx_lm
+from sealring_model.shares import Share, load_share, splits_of
 
 M = TypeVar("M", Step, StepDone)
+
+_MEMBER_WAIT: Final = 0.3
+"""Seconds that a member of a group has to end once its node is gone: it may wait for a peer."""
 
 
 class Engine:
@@ -69,7 +85,9 @@ class Engine:
         self._sealed: Final = SealedHops()
         self._book: Final = RowBook()
         self._answers: Final = Answers(channel)
-        self._loaded: LoadedStage | None = None
+        self._loaded: LoadedStage | Share | None = None
+        self._group: Group | None = None
+        self._joined = False
         self._executor: Executor | None = None
         self._place: Bootstrap | None = None
         self._received = 0
@@ -77,8 +95,8 @@ class Engine:
 
     def run(self) -> None:
         """Serve until the channel closes."""
-        self._channel.send(self._info.engine_info(self._room))
-        mlx_lm("utils")
+        splits = splits_of(self._info)
+        self._channel.send(self._info.engine_info(self._room, splits, backends()))
         try:
             while True:
                 self._take(self._channel.receive())
@@ -100,6 +118,8 @@ class Engine:
                 self._key(message)
             case Bootstrap():
                 self._bootstrap(message)
+            case Group():
+                self._take_group(message)
             case _:
                 raise ChannelBroken(f"a node does not send {type(message).__name__}")
 
@@ -156,18 +176,32 @@ class Engine:
             self._check(place)
             first, last = place.bounds[place.rank], place.bounds[place.rank + 1]
             loaded, cost = self._load(first, last)
-        except (LoadError, OSError, *FORWARD_ERRORS) as error:
-            failure = Failure(place.rank, FailureKind.LOAD, _told(error))
-            self._channel.send(StepDone(place.epoch, 0, failed=failure))
+        except (OSError, *FORWARD_ERRORS) as error:
+            self._refuse(error, FailureKind.LOAD)
             return
-        hops = self._sealed if place.inner_seal else PlainHops()
-        self._executor = Executor(loaded, place, self._book, hops, self._room)
         self._channel.send(cost)
+        if isinstance(loaded, LoadedStage):
+            self._begin(place, loaded)
+
+    def _begin(self, place: Bootstrap, loaded: LoadedStage, *, tells: bool = True) -> None:
+        """Take *place* with *loaded*."""
+        hops = self._sealed if place.inner_seal else PlainHops()
+        self._executor = Executor(loaded, place, self._book, hops, self._room, tells=tells)
         self._channel.send(self._ready(place, loaded))
 
+    def _refuse(self, error: Exception, kind: FailureKind) -> None:
+        """A place or a group was not taken, for *error*."""
+        kind = error.KIND if isinstance(error, ModelError) else kind
+        epoch, rank = (self._place.epoch, self._place.rank) if self._place else (NO_EPOCH, 0)
+        self._channel.send(StepDone(epoch, 0, failed=Failure(rank, kind, _told(error))))
+
     def _check(self, place: Bootstrap) -> None:
+        if self._joined:
+            raise GroupError("this process was in a group; it must be replaced by another")
         if place.backend is not Backend.PIPELINE:
             raise LoadError(f"this engine does not do {place.backend.name}")
+        if self._group is not None:
+            check_backend(self._group)
         if place.model != self._info.digest:
             raise LoadError("the ring's model is not this one: their digests differ")
         if place.bounds[-1] != len(self._info.layers):
@@ -175,16 +209,52 @@ class Engine:
                 f"the ring splits {place.bounds[-1]} layers; the model has {len(self._info.layers)}"
             )
 
-    def _load(self, first: int, last: int) -> tuple[LoadedStage, Loaded]:
-        """The stage of these layers, kept if it is there already, and what it cost."""
+    def _load(self, first: int, last: int) -> tuple[LoadedStage | Share, Loaded]:
+        """These layers, or a share of them, kept if they are there already, and what it cost."""
         if self._loaded is not None and (self._loaded.first, self._loaded.last) == (first, last):
             return self._loaded, Loaded(0, self._loaded.held, 0)
         self._loaded = None
         gc.collect()
         mx.clear_cache()
-        loaded = load_stage(self._info, first, last)
+        group = self._group
+        loaded = (
+            load_stage(self._info, first, last)
+            if group is None
+            else load_share(self._info, first, last, group.rank, group.size)
+        )
         self._loaded = loaded
         return loaded, Loaded(loaded.read, loaded.held, loaded.load_us)
+
+    def _take_group(self, order: Group) -> None:
+        self._answers.drain()
+        try:
+            if order.hosts:
+                self._join(order)
+            else:
+                self._share(order)
+        except (OSError, *FORWARD_ERRORS) as error:
+            self._refuse(error, FailureKind.GROUP)
+
+    def _share(self, order: Group) -> None:
+        """Load the share of *order* from now on; that of one alone is the whole."""
+        before, self._group = self._group, order if order.size > 1 else None
+        if _member(before) != _member(self._group):
+            self._loaded = None
+
+    def _join(self, order: Group) -> None:
+        if self._joined:
+            raise GroupError("this process was in a group; it must be replaced by another")
+        share, place = self._loaded, self._place
+        if place is None or not isinstance(share, Share) or _member(order) != _member(self._group):
+            raise GroupError("this process has no share of this group's to join with")
+        self._joined = True
+        self._channel.last_wait = _MEMBER_WAIT
+        group = join(order)
+        loaded = share.join(group)
+        self._loaded = loaded
+        sum_us, token_us = medians(group, loaded)
+        self._channel.send(Grouped(order.size, sum_us, token_us))
+        self._begin(place, loaded, tells=order.rank == 0)
 
     def _ready(self, place: Bootstrap, loaded: LoadedStage) -> Ready:
         return Ready(
@@ -201,8 +271,12 @@ class Engine:
         )
 
 
+def _member(group: Group | None) -> tuple[Backend, int, int] | None:
+    return group and (group.backend, group.rank, group.size)
+
+
 def _told(error: Exception) -> str:
-    text = str(error) if isinstance(error, LoadError) else f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {error}"
     return clip(text, MAX_REASON)
 
 
@@ -227,8 +301,8 @@ def serve(sock: socket.socket, model: str, memory_limit: int) -> int:
     except ChannelClosed:
         return 0
     finally:
-        channel.finish()
         mx.clear_streams()
+        channel.finish()
     return 0
 
 

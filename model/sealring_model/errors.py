@@ -36,6 +36,12 @@ class IntegrityError(ModelError):
     KIND = FailureKind.INTEGRITY
 
 
+class GroupError(ModelError):
+    """The collective group could not be formed, or this process cannot be of it."""
+
+    KIND = FailureKind.GROUP
+
+
 class RoomError(ModelError):
     """A step needs more memory than this rank may use."""
 

@@ -17,6 +17,12 @@ What a rank makes of a step depends on its place alone:
 
 The first failure ends the epoch for this rank: its caches may be half changed, so every later
 step of the epoch is answered with the same failure.
+
+Members of a group (see `group`) each carry out the same steps. MLX matches their collectives by
+order alone, so whatever leads to one is launched by the compute thread, in the order of steps, as
+the same graph on every member: nothing here may depend on time, on memory or on the member before
+that. What does (room, caches given back) comes before the graph and refuses the step, or launches
+nothing. So one member may fail alone, and tells; the others wait for it until they are ended.
 """
 
 from __future__ import annotations
@@ -113,7 +119,14 @@ class Executor:
     with a `Failure`."""
 
     def __init__(
-        self, loaded: LoadedStage, place: Bootstrap, book: RowBook, hops: Hops, limit: int
+        self,
+        loaded: LoadedStage,
+        place: Bootstrap,
+        book: RowBook,
+        hops: Hops,
+        limit: int,
+        *,
+        tells: bool = True,
     ) -> None:
         self._loaded: Final = loaded
         self._stage: Final = loaded.stage
@@ -124,12 +137,14 @@ class Executor:
         self._draws: Final = Draws(book, loaded.vocabulary)
         self._hops: Final = hops
         self._limit: Final = limit
+        self._tells: Final = tells
         self._ledger: Final = Ledger()
         self._caches: Final = CacheStore(loaded.stage, self._ledger)
         self._away: Final[dict[int, Drawing]] = {}
         self._due = 1
         self._finished = 0
         self._failure: Failure | None = None
+        self._lost: Failure | None = None
         self.compute_us = 0
 
     @property
@@ -155,12 +170,15 @@ class Executor:
 
     def finish(self, launched: Launched) -> Step | StepDone:
         """Wait for *launched* and give its answer."""
-        try:
-            mx.eval(*launched.pending.arrays)
-            return launched.pending.answer(self._stopped(launched))
-        except (SealringError, *FORWARD_ERRORS) as error:
-            self._failure = self._failure or self._told(error)
-            return self._failed(launched.message, self._failure)
+        if self._lost is None:
+            try:
+                mx.eval(*launched.pending.arrays)
+                return launched.pending.answer(self._stopped(launched))
+            except (SealringError, *FORWARD_ERRORS) as error:
+                # Nothing of this epoch is waited for again: a collective that has lost a member
+                # says so once or twice, and then never comes back.
+                self._lost = self._failure = self._failure or self._told(error)
+        return self._failed(launched.message, self._lost)
 
     def _stopped(self, launched: Launched) -> Clock:
         """The clock of *launched*, whose arrays are there; sealing them is still to come."""
@@ -368,4 +386,6 @@ class Executor:
             ids = ids_of(drawn.tokens)
             return StepDone(message.epoch, message.n, ids, spent=(*message.spent, clock()))
 
-        return Pending(drawn.arrays, answer, lambda: drawn.told(message.n))
+        # Members of a group all compute what one of them tells, for their graphs to be the same.
+        told = (lambda: drawn.told(message.n)) if self._tells else tuple
+        return Pending(drawn.arrays, answer, told)

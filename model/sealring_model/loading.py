@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any, Final
@@ -54,6 +55,15 @@ _FULL_ATTENTION: Final = frozenset(
 )
 """Model types whose caches are plain unless their configuration names sliding layers."""
 
+_HEADS: Final = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "num_attention_groups",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+)
+"""Where a configuration says how many heads there are, of each kind."""
+
 _EMBEDDINGS: Final = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embedding")
 
 
@@ -63,7 +73,8 @@ class ModelInfo:
 
     *layers* has the weights of each layer; *ends* are embedding, final norm and output head.
     *cost* is what one row costs in the caches of all layers, reckoned from the configuration.
-    *notes* are plain words for the user.
+    *heads* are the numbers of heads that tensor parallelism would divide: of attention, of keys
+    and values, of any other kind. *notes* are plain words for the user.
     """
 
     folder: Path
@@ -77,6 +88,7 @@ class ModelInfo:
     ends: int
     layers: tuple[int, ...]
     cost: CacheCost
+    heads: tuple[int, ...]
     entries: dict[str, TensorEntry] = attrs.field(repr=False)
     manifest: dict[str, str] | None = attrs.field(repr=False)
     notes: tuple[str, ...] = ()
@@ -86,8 +98,16 @@ class ModelInfo:
         """Bytes of all weights."""
         return self.ends + sum(self.layers)
 
-    def engine_info(self, room: int) -> EngineInfo:
-        """The same for the node, of an engine with *room* bytes for weights and caches."""
+    @property
+    def even(self) -> int:
+        """The number of which every divisor divides all heads."""
+        return math.gcd(*self.heads)
+
+    def engine_info(self, room: int, splits: int = 0, backends: int = 0) -> EngineInfo:
+        """The same for the node, of an engine with *room* bytes for weights and caches.
+
+        *splits* and *backends* take MLX to find out, see `shares` and `group`.
+        """
         return EngineInfo(
             self.digest,
             self.dtype,
@@ -98,6 +118,8 @@ class ModelInfo:
             room,
             self.ends,
             self.layers,
+            splits,
+            backends,
         )
 
 
@@ -174,6 +196,7 @@ def describe(folder: Path) -> ModelInfo:
         ends=sizes.pop(ENDS),
         layers=tuple(sizes[layer] for layer in range(count)),
         cost=_cost(text, count, dtype),
+        heads=_heads(text),
         entries=entries,
         manifest=manifest,
         notes=notes,
@@ -242,6 +265,11 @@ def _cost(text: dict[str, Any], count: int, dtype: DType) -> CacheCost:
     # Hybrids keep keys and values in every so many layers; what the others keep does not grow.
     growing = (count - sliding) // (text.get("full_attention_interval") or 1)
     return CacheCost(0, growing * pair, windows)
+
+
+def _heads(text: dict[str, Any]) -> tuple[int, ...]:
+    found = (text.get(name) for name in _HEADS)
+    return tuple(number for number in found if isinstance(number, int) and number > 0) or (1,)
 
 
 def _sliding_layers(text: dict[str, Any], count: int) -> int:

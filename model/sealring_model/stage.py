@@ -211,6 +211,10 @@ class Stage:
         """Every array that this stage holds, as a tree."""
         return self._model.parameters()
 
+    def modules(self) -> list[nn.Module]:
+        """Every module that this stage runs."""
+        return self._model.modules()
+
     def run(self, inputs: mx.array, slots: Sequence[Any]) -> mx.array:
         """Run the layers over *inputs*, ids or hidden states, and write *slots*' caches."""
         raise NotImplementedError
@@ -253,6 +257,10 @@ class FirstStage(Stage):
     def parameters(self) -> Any:
         """Every array that this stage holds, as a tree."""
         return [self._body.parameters(), self._head.parameters()]
+
+    def modules(self) -> list[nn.Module]:
+        """Every module that this stage runs."""
+        return [*self._model.modules(), *self._head.modules()]
 
     def run(self, inputs: mx.array, slots: Sequence[Any]) -> mx.array:
         """Hidden states ``(rows, tokens, hidden)`` of ids ``(rows, tokens)``."""

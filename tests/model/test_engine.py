@@ -67,7 +67,8 @@ def test_two_children_with_the_inner_seal_and_a_change_of_keys(models, reference
     author = Author()
     with Child(folder) as head, Child(folder) as last:
         for rank, child in enumerate((head, last)):
-            assert attrs.evolve(child.info(), room=0) == info.engine_info(0)
+            told = attrs.evolve(child.info(), room=0)
+            assert told == info.engine_info(0, 2, 1 << Backend.RING)
             for key in hop_keys(rank, 2):
                 child.send(key)
             ready = child.start(place_of(info, (0, 2, 4), rank, True))
