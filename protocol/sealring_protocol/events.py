@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import attrs
 
-from sealring_protocol.control.effects import Note, RestartEngine, StepTiming, ToEngine
+from sealring_protocol.codec.messages import Tunnel
+from sealring_protocol.control.effects import (
+    EndCollective,
+    Note,
+    PrepareCollective,
+    RestartEngine,
+    StepTiming,
+    ToEngine,
+)
 from sealring_protocol.control.requests import RequestDone, RowOpened, TokenOut
 
 
@@ -51,6 +59,21 @@ class StoreRoster:
     data: bytes
 
 
+@attrs.frozen
+class TunnelMessage:
+    """*message* came on the tunnel link with *rank*."""
+
+    rank: int
+    message: Tunnel
+
+
+@attrs.frozen
+class TunnelLost:
+    """The tunnel link with *rank* is gone, and every stream of it."""
+
+    rank: int
+
+
 NodeEvent = (
     Dial
     | Hangup
@@ -59,6 +82,10 @@ NodeEvent = (
     | StoreRoster
     | ToEngine
     | RestartEngine
+    | PrepareCollective
+    | EndCollective
+    | TunnelMessage
+    | TunnelLost
     | TokenOut
     | RequestDone
     | RowOpened

@@ -12,13 +12,21 @@ Every call that takes *now* takes a monotonic clock in seconds; *wall_ms*, milli
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import attrs
 
 from sealring_protocol.codec.local_messages import EngineInfo, HopKey, Loaded, LocalMessage
-from sealring_protocol.codec.messages import NO_EPOCH, Failure, Ping, Pong, Progress, StepDone
+from sealring_protocol.codec.messages import (
+    NO_EPOCH,
+    Failure,
+    Ping,
+    Pong,
+    Progress,
+    StepDone,
+    Tunnel,
+)
 from sealring_protocol.connections import Adopted, Down, Incoming, News, Up
 from sealring_protocol.control.effects import (
     Effect,
@@ -31,11 +39,11 @@ from sealring_protocol.control.effects import (
 )
 from sealring_protocol.control.follower import Follower, FollowerConfig
 from sealring_protocol.control.head import Head, HeadConfig
-from sealring_protocol.control.plan import Strategy
+from sealring_protocol.control.plan import Collectives, Strategy, Wish
 from sealring_protocol.control.requests import FinishReason, Request, RequestDone
 from sealring_protocol.control.rows import SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
-from sealring_protocol.events import NodeEvent
+from sealring_protocol.events import NodeEvent, TunnelLost, TunnelMessage
 from sealring_protocol.link import Link
 from sealring_protocol.security.handshake import HandshakeConfig, TrafficSecrets
 from sealring_protocol.security.keys import Suite
@@ -59,6 +67,8 @@ class NodeConfig:
     suites: tuple[Suite, ...] = tuple(Suite)
     strategy: Strategy = Strategy.AUTO
     layers: tuple[int, ...] = ()
+    collectives: Collectives = attrs.field(factory=Collectives)
+    group_seconds: float = 20.0
     scheduler: SchedulerConfig = attrs.field(factory=SchedulerConfig)
     key_log: Callable[[TrafficSecrets], None] | None = attrs.field(default=None, repr=False)
     """As `HandshakeConfig.key_log`."""
@@ -97,16 +107,19 @@ class Node:
         self.rank = self._switchboard.rank
         self.world = len(names)
         if self.rank > 0:
-            return Follower(FollowerConfig(self.rank, names, roster.inner_seal))
+            trusted = self._config.collectives.trusted
+            return Follower(FollowerConfig(self.rank, names, roster.inner_seal, trusted))
         config = self._config
+        hosts = tuple(_host(member.addresses) for member in roster.members)
         return Head(
             HeadConfig(
                 config.instance,
                 names,
-                config.strategy,
-                config.layers,
+                hosts,
+                Wish(config.strategy, config.layers, config.collectives),
                 roster.inner_seal,
                 config.scheduler,
+                group_seconds=config.group_seconds,
                 first_uid=self._next_uid,
             )
         )
@@ -223,7 +236,6 @@ class Node:
                 return
             case Loaded():
                 self.loaded = message
-                return
             case EngineInfo():
                 self._info = message
                 self._switchboard.accept_steps = True
@@ -247,6 +259,24 @@ class Node:
         # ones, and the brain asks for them again when there is an engine to have them.
         self._switchboard.unwant(Purpose.STEP)
         self._switchboard.shut_all({Purpose.STEP}, "the engine is being replaced", now)
+        self._settle(now)
+
+    # ------------------------------------------------------------ collectives
+
+    def collective_prepared(self, number: int, port: int, relay: int, now: float) -> None:
+        """The answer to `PrepareCollective` *number*: the engine is to listen on *port*, and, over
+        sealed links, to connect to *relay* on this machine (0 where there is none)."""
+        self._carry_out(self._brain.collective_prepared(number, port, relay, now), now)
+        self._settle(now)
+
+    def collective_failed(self, number: int, reason: str, now: float) -> None:
+        """The other answer to `PrepareCollective`: no port or no relay can be had."""
+        self._carry_out(self._brain.collective_failed(number, reason, now), now)
+        self._settle(now)
+
+    def tunnel(self, rank: int, message: Tunnel, now: float) -> None:
+        """Send *message* on the tunnel link with *rank*; dropped if there is none."""
+        self._switchboard.send(rank, Purpose.TUNNEL, message, now)
         self._settle(now)
 
     # ----------------------------------------------------------- connections
@@ -310,6 +340,8 @@ class Node:
 
     def _hear(self, news: News, now: float) -> None:
         match news:
+            case Incoming(rank, Purpose.TUNNEL, Tunnel() as message):
+                self._events.append(TunnelMessage(rank, message))
             case Incoming(rank, purpose, message):
                 try:
                     effects = self._brain.message(rank, purpose, message, now)
@@ -322,6 +354,8 @@ class Node:
                     self._hand_down(news)
                 self._carry_out(self._brain.link_up(rank, purpose, now), now)
             case Down(rank, purpose, reason):
+                if purpose is Purpose.TUNNEL:
+                    self._events.append(TunnelLost(rank))
                 self._carry_out(self._brain.link_down(rank, purpose, reason, now), now)
             case Adopted(changed):
                 if changed:
@@ -342,7 +376,7 @@ class Node:
             self._events.append(RequestDone(uid, FinishReason.FAILED, "the roster changed"))
         self._requests.clear()
         self._switchboard.unwant(*Purpose)
-        self._switchboard.shut_all({Purpose.CONTROL, Purpose.STEP}, "the roster changed", now)
+        self._switchboard.shut_all(set(Purpose), "the roster changed", now)
         while self._switchboard.take() is not None:
             pass  # the old brain's news
         self._brain = self._make_brain()
@@ -364,3 +398,8 @@ class Node:
                     self._events.append(effect)
                 case _:
                     self._events.append(effect)
+
+
+def _host(addresses: Sequence[str]) -> str:
+    """The host of a member's first address; none if it has no address."""
+    return addresses[0].rpartition(":")[0].strip("[]") if addresses else ""

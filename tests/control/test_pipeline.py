@@ -30,7 +30,7 @@ def done(n, **fields):
 
 
 def follower(rank=1, world=3):
-    return FollowerPipeline(EPOCH, rank, world)
+    return FollowerPipeline(EPOCH, rank, last=rank == world - 1)
 
 
 def test_a_middle_rank_passes_on_what_its_engine_gives():
@@ -99,7 +99,7 @@ def round_trip(machine, n):
     assert machine.begin(step(n)) == [ToEngine(step(n))]
     assert machine.output(step(n, tensors=HIDDEN)) == [ToNext(step(n, tensors=HIDDEN))]
     back = done(n, tensors=HIDDEN, spent=TIMES)
-    assert machine.done(back) == [ToEngine(back)]
+    assert machine.done(2, back) == [ToEngine(back)]
     return machine.output(done(n, ids=(5,), spent=TIMES))
 
 
@@ -113,7 +113,7 @@ def test_a_prefill_comes_back_without_a_second_pass():
     machine = head()
     machine.begin(step(1))
     machine.output(step(1, tensors=HIDDEN))
-    assert machine.done(done(1, spent=TIMES)) == [Answered(1, (), TIMES, None)]
+    assert machine.done(2, done(1, spent=TIMES)) == [Answered(1, (), TIMES, None)]
 
 
 def test_alone_the_engine_answers():
@@ -129,11 +129,11 @@ def test_an_answer_that_is_not_due_is_the_peers_fault():
     machine.begin(step(1))
     for answer in (done(1), done(2)):
         with pytest.raises(RemoteProtocolError):
-            machine.done(answer)
+            machine.done(2, answer)
     machine.output(step(1, tensors=HIDDEN))
-    machine.done(done(1))
+    machine.done(2, done(1))
     with pytest.raises(RemoteProtocolError):
-        machine.done(done(1))
+        machine.done(2, done(1))
 
 
 @pytest.mark.parametrize("where", ["engine", "chain", "closing", "lost"])
@@ -143,12 +143,12 @@ def test_a_failure_answers_every_step_once_the_one_at_fault_first(where):
         machine.begin(step(n))
     machine.output(step(1, tensors=HIDDEN))
     machine.output(step(2, tensors=HIDDEN))
-    machine.done(done(1, tensors=HIDDEN))
+    machine.done(2, done(1, tensors=HIDDEN))
     match where:
         case "engine":
             at, actions = 3, machine.output(step(3, failed=FAULT))
         case "chain":
-            at, actions = 2, machine.done(done(2, failed=FAULT))
+            at, actions = 2, machine.done(2, done(2, failed=FAULT))
         case "closing":
             at, actions = 1, machine.output(done(1, failed=FAULT))
         case _:
@@ -158,7 +158,7 @@ def test_a_failure_answers_every_step_once_the_one_at_fault_first(where):
     assert all(action.failed is not None for action in actions)
     assert machine.begin(step(4)) == []
     assert machine.output(step(2)) == []
-    assert machine.done(done(1)) == []
+    assert machine.done(2, done(1)) == []
     assert machine.outstanding == 0
 
 

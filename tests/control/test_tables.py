@@ -7,6 +7,7 @@ or changed makes a test fail.
 from __future__ import annotations
 
 import pytest
+from sealring_protocol.control.collective import JOINING_TABLE, JoiningEvent, JoiningState
 from sealring_protocol.control.membership import (
     MEMBERSHIP_TABLE,
     MembershipEvent,
@@ -14,6 +15,7 @@ from sealring_protocol.control.membership import (
 )
 from sealring_protocol.control.pipeline import PIPELINE_TABLE, PipelineEvent, PipelineState
 from sealring_protocol.control.requests import ROW_TABLE, RowEvent, RowState
+from sealring_protocol.control.tensor import LEADER_TABLE, LeaderEvent, LeaderState
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.table import Machine, cross_product
 
@@ -35,7 +37,10 @@ ROWS = """
 """
 MEMBERSHIP = """
     gathering start     starting
+    gathering prepare   preparing
     gathering break     gathering
+    preparing all_ready starting
+    preparing break     gathering
     starting  all_ready serving
     starting  break     gathering
     serving   break     gathering
@@ -48,9 +53,42 @@ PIPELINE = """
     broken  output  broken
     broken  failure broken
 """
+LEADER = """
+    running  step    running
+    running  answer  running
+    running  failure draining
+    draining answer  draining
+    draining failure draining
+    draining drained broken
+    broken   answer  broken
+    broken   failure broken
+    broken   drained broken
+"""
+JOINING = """
+    out       prepare     preparing
+    preparing prepared    prepared
+    prepared  join        joining
+    joining   joined      joined
+    out       leave       out
+    preparing leave       replacing
+    prepared  leave       replacing
+    joining   leave       replacing
+    joined    leave       replacing
+    replacing leave       replacing
+    out       engine_lost out
+    preparing engine_lost out
+    prepared  engine_lost out
+    joining   engine_lost out
+    joined    engine_lost out
+    replacing engine_lost replacing
+    out       engine_up   out
+    replacing engine_up   out
+"""
 MACHINES = {
     "row": (ROW_TABLE, RowState, RowEvent, ROWS),
     "membership": (MEMBERSHIP_TABLE, MembershipState, MembershipEvent, MEMBERSHIP),
+    "leader": (LEADER_TABLE, LeaderState, LeaderEvent, LEADER),
+    "joining": (JOINING_TABLE, JoiningState, JoiningEvent, JOINING),
     "pipeline": (PIPELINE_TABLE, PipelineState, PipelineEvent, PIPELINE),
 }
 

@@ -16,9 +16,17 @@ from random import Random
 from typing import Any
 
 import attrs
-from sealring_protocol.codec.local_messages import LocalMessage
-from sealring_protocol.codec.messages import Step, StepDone
-from sealring_protocol.control.effects import Note, RestartEngine, StepTiming, ToEngine
+from sealring_protocol.codec.local_messages import Group, Grouped, LocalMessage
+from sealring_protocol.codec.messages import Failure, FailureKind, Step, StepDone
+from sealring_protocol.control.effects import (
+    EndCollective,
+    Note,
+    PrepareCollective,
+    RestartEngine,
+    StepTiming,
+    ToEngine,
+)
+from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.requests import Request, RequestDone, TokenOut
 from sealring_protocol.control.rows import SchedulerConfig
 from sealring_protocol.events import (
@@ -27,6 +35,8 @@ from sealring_protocol.events import (
     Hangup,
     SignatureWanted,
     StoreRoster,
+    TunnelLost,
+    TunnelMessage,
 )
 from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.identity import SoftwareSigner
@@ -67,6 +77,17 @@ class Wire:
 
 
 @attrs.define(eq=False)
+class Collective:
+    """The engines of one group. A member's step is done when every member has come to it, unless
+    one has gone: then each finds out when it next says something."""
+
+    size: int
+    members: dict[int, tuple[Host, FakeEngine]] = attrs.field(factory=dict)
+    steps: dict[int, dict[int, Any]] = attrs.field(factory=dict)
+    broken: bool = False
+
+
+@attrs.define(eq=False)
 class Host:
     """One process: a node and its engine."""
 
@@ -81,6 +102,9 @@ class Host:
     alive: bool = True
     stored: list[bytes] = attrs.field(factory=list)
     full: bool = False  # the disk
+    collective: Collective | None = None
+    told: float = 0.0  # when the last answer of a collective's step is there
+    planned: int = 0  # engines that were replaced though nothing was wrong with them
 
 
 class Cluster:
@@ -96,9 +120,14 @@ class Cluster:
         at_once: bool = False,
         rooms: dict[int, int] | None = None,
         pace: Callable[[LocalMessage], float] | None = None,
+        strategy: Strategy = Strategy.AUTO,
+        splits: int = 0,
+        sums: tuple[int, int] = (10, 1000),
     ) -> None:
         """*rooms* are the bytes for caches on each rank; *pace* the seconds that an engine works
-        on a message, one after the other (left out: some, and nothing waits for another)."""
+        on a message, one after the other (left out: some, and nothing waits for another). The
+        model's heads split over *splits* ranks; *sums* are microseconds that a sum and a token
+        take in a collective."""
         self.random = Random(seed)
         self.now = 0.0
         self.delay = delay
@@ -106,6 +135,11 @@ class Cluster:
         self.rosters = rosters or [make_roster(world)] * world
         self.rooms = rooms or {}
         self.pace = pace
+        self.strategy = strategy
+        self.splits = splits
+        self.sums = sums
+        self.joins = True  # collectives come up
+        self._collectives: dict[Any, Collective] = {}
         self.models = models or [b"m" * 32] * world
         self.scheduler = scheduler or SchedulerConfig()
         self.hosts: dict[str, Host] = {}
@@ -129,6 +163,7 @@ class Cluster:
             roster,
             COORDINATOR.public_key,
             self.random.getrandbits(64),
+            strategy=self.strategy,
             scheduler=self.scheduler,
         )
         host = Host(f"host{index}", Node(config, self.now), None)
@@ -147,7 +182,7 @@ class Cluster:
             return
         index = int(host.name.removeprefix("host"))
         host.engine = FakeEngine(
-            info(model=self.models[index]), room=self.rooms.get(index, 1 << 30)
+            info(model=self.models[index], splits=self.splits), room=self.rooms.get(index, 1 << 30)
         )
         host.inbox.clear()
         for message in host.engine.start():
@@ -158,6 +193,7 @@ class Cluster:
         if host.engine is None:
             return
         host.engine = None
+        self._leave(host)
         host.node.engine_lost("it was killed", self.now)
         self.settle(host)
         self.after(back_after, lambda: self.start_engine(host))
@@ -288,8 +324,17 @@ class Cluster:
                     host.inbox.append(message)
                     engine = host.engine
                     self.after(self._work(host, message), lambda: self._compute(host, engine))
-            case RestartEngine():
-                self.kill_engine(host)
+            case RestartEngine(_, planned):
+                host.planned += planned
+                # A process takes a moment to die, and its node goes on meanwhile.
+                self.after(0.001, lambda: self.kill_engine(host))
+            case PrepareCollective(number, sealed):
+                relay = 7001 if sealed else 0
+                self.after(0.0005, lambda: self._prepared(host, number, relay))
+            case EndCollective():
+                self._leave(host)
+            case TunnelMessage() | TunnelLost():
+                pass
             case TokenOut(uid, token):
                 self.tokens[uid].append(token)
             case RequestDone(uid):
@@ -332,9 +377,80 @@ class Cluster:
     def _compute(self, host: Host, engine: FakeEngine) -> None:
         if not host.alive or host.engine is not engine or not host.inbox:
             return
-        for answer in engine.receive(host.inbox.popleft()):
+        message = host.inbox.popleft()
+        if isinstance(message, Group) and message.hosts:
+            self._join(host, engine, message)
+            return
+        answers = engine.receive(message)
+        if host.collective is not None and isinstance(message, Step):
+            self._in_step(host, host.collective, answers)
+            return
+        for answer in answers:
             host.node.engine_message(answer, self.now)
         self.settle(host)
+
+    # ------------------------------------------------------------ collectives
+
+    def _prepared(self, host: Host, number: int, relay: int) -> None:
+        if host.alive:
+            host.node.collective_prepared(number, 7000, relay, self.now)
+            self.settle(host)
+
+    def _join(self, host: Host, engine: FakeEngine, group: Group) -> None:
+        """*engine* calls init, which comes back when all have."""
+        if not self.joins or engine.ready is None:
+            return
+        collective = self._collectives.setdefault(engine.ready.epoch, Collective(group.size))
+        collective.members[group.rank] = (host, engine)
+        host.collective = collective
+        if len(collective.members) < group.size or collective.broken:
+            return
+        for other, joined in collective.members.values():
+            self.after(0.001, lambda other=other, joined=joined: self._joined(other, joined))
+
+    def _joined(self, host: Host, engine: FakeEngine) -> None:
+        if not host.alive or host.engine is not engine or engine.ready is None:
+            return
+        host.node.engine_message(Grouped(len(self.hosts), *self.sums), self.now)
+        host.node.engine_message(engine.ready, self.now)
+        self.settle(host)
+
+    def _in_step(self, host: Host, collective: Collective, answers: list[LocalMessage]) -> None:
+        """An engine has come to the end of a step: with the others, or with an error."""
+        for answer in answers:
+            assert isinstance(answer, StepDone)
+            rank = next(r for r, (h, _) in collective.members.items() if h is host)
+            if answer.failed is not None:
+                self._tell(host, answer)
+                continue
+            reached = collective.steps.setdefault(answer.n, {})
+            reached[rank] = answer
+            if collective.broken:
+                self._fail(collective, answer.n)
+            elif len(reached) == collective.size:
+                for member, done in collective.steps.pop(answer.n).items():
+                    other = collective.members[member][0]
+                    delay = self.random.random() * 0.003 if self.pace is None else 0.0
+                    other.told = max(other.told, self.now + delay)  # an engine answers in order
+                    self.at(other.told, lambda other=other, done=done: self._tell(other, done))
+
+    def _tell(self, host: Host, answer: StepDone) -> None:
+        if host.alive and not host.frozen and host.engine is not None:
+            host.node.engine_message(answer, self.now)
+            self.settle(host)
+
+    def _leave(self, host: Host) -> None:
+        """A member, or its way to the others, is gone: the others get errors, soon."""
+        collective, host.collective = host.collective, None
+        if collective is not None and not collective.broken:
+            collective.broken = True
+            for n in sorted(collective.steps):
+                self.after(0.012, lambda n=n: self._fail(collective, n))
+
+    def _fail(self, collective: Collective, n: int) -> None:
+        for rank, done in collective.steps.pop(n, {}).items():
+            failed = Failure(0, FailureKind.ENGINE_ERROR, "a peer of the group is gone")
+            self._tell(collective.members[rank][0], StepDone(done.epoch, n, failed=failed))
 
     def _connect(self, host: Host, link: int, address: str) -> None:
         other = self.hosts.get(address.partition(":")[0])

@@ -12,8 +12,9 @@ import struct
 from collections.abc import Iterable
 
 import attrs
-from sealring_protocol.codec.local_messages import EngineInfo, HopKey, Loaded, LocalMessage
+from sealring_protocol.codec.local_messages import EngineInfo, Group, HopKey, Loaded, LocalMessage
 from sealring_protocol.codec.messages import (
+    Backend,
     Bootstrap,
     CacheCost,
     Decode,
@@ -77,10 +78,24 @@ def reference(prompt: Iterable[int], count: int, layers: int) -> list[int]:
 
 
 def info(
-    layers: int = 6, context: int = 4096, model: bytes = b"m" * 32, trimmable: bool = True
+    layers: int = 6,
+    context: int = 4096,
+    model: bytes = b"m" * 32,
+    trimmable: bool = True,
+    splits: int = 0,
 ) -> EngineInfo:
     return EngineInfo(
-        model, DType.U32, 1, VOCABULARY, context, trimmable, 1 << 30, 1000, (1000,) * layers
+        model,
+        DType.U32,
+        1,
+        VOCABULARY,
+        context,
+        trimmable,
+        1 << 30,
+        1000,
+        (1000,) * layers,
+        splits,
+        1 << Backend.RING,
     )
 
 
@@ -112,6 +127,9 @@ class FakeEngine:
     room: int = 1 << 30  # bytes for caches
     spoil: int = 0  # tensors to flip a byte of
     doubles: int = 0  # answers to give every token of twice
+    share: Group | None = None
+    ready: Ready | None = None  # what it says once it has joined its group
+    wrong: bool = False  # it draws other tokens than it should
 
     @property
     def empty(self) -> bool:
@@ -125,7 +143,15 @@ class FakeEngine:
             return []
         match message:
             case Bootstrap():
-                return self._bootstrap(message)
+                answers = self._bootstrap(message)
+                if self.share is None:
+                    return answers
+                *loaded, self.ready = answers
+                return loaded
+            case Group(hosts=()):
+                assert self.ready is None, "an engine is in one group in its life"
+                self.share = message
+                return []
             case HopKey(outgoing, suite, cluster, secret):
                 if outgoing:
                     self.sealer = InnerSealer(Suite(suite), secret, cluster)
@@ -301,7 +327,7 @@ class FakeEngine:
     def _sample(self, n: int, out: list[int]) -> tuple[int, ...]:
         uids = self.pending.pop(n)
         assert len(uids) == len(out)
-        ids = tuple(value % VOCABULARY for value in out)
+        ids = tuple((value + self.wrong) % VOCABULARY for value in out)
         self.last.update(zip(uids, ids, strict=True))
         if self.doubles:
             self.doubles -= 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sealring_model.loading import ModelInfo
-from sealring_protocol.control.plan import Plan, Strategy, make_plan
+from sealring_protocol.control.plan import Plan, Strategy, Wish, make_plan
 from sealring_protocol.errors import LocalProtocolError
 
 from sealring_trio.cli.output import print_facts, print_json, print_table
@@ -39,7 +39,11 @@ def plan(*, model: str, memory: str, layers: str = "", json: bool = False) -> No
     rooms = [_size(part) for part in memory.split(",")]
     counts = [_count(part) for part in layers.split(",")] if layers else []
     try:
-        made = make_plan(Strategy.AUTO, info.engine_info(rooms[0]), rooms, counts)
+        made = make_plan(
+            Wish(Strategy.PIPELINE if len(rooms) > 1 else Strategy.SINGLE, tuple(counts)),
+            info.engine_info(rooms[0]),
+            rooms,
+        )
     except LocalProtocolError as error:
         raise OperationError(
             f"it does not fit: {error}", "Change --memory or --layers, or take a smaller model."

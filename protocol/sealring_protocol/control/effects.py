@@ -50,9 +50,30 @@ class ToEngine:
 
 @attrs.frozen
 class RestartEngine:
-    """Kill the engine process, whatever it does, and start another."""
+    """Kill the engine process, whatever it does, and start another: at once if that is *planned*,
+    for then nothing is wrong with it."""
 
     reason: str
+    planned: bool = False
+
+
+@attrs.frozen
+class PrepareCollective:
+    """Find a free port for the engine to listen on, and, if *sealed*, open a relay for what it
+    connects to; answer by `Node.collective_prepared` or `Node.collective_failed`.
+
+    *number* rises; a later one, or `EndCollective`, ends it.
+    """
+
+    number: int
+    sealed: bool
+
+
+@attrs.frozen
+class EndCollective:
+    """Close collective *number*'s listener and connections, at once: that frees who hangs there."""
+
+    number: int
 
 
 class Level(enum.Enum):
@@ -76,7 +97,8 @@ class Note:
 class StepTiming:
     """Step *n*, which did *work* for the rows *uids*, took *total_us* from the head's order to its
     engine to the answer; *spent* says where, by rank, as far as ranks came to it. In a ring of
-    several ranks *closing* is the head's second pass: norm, output head, sampling."""
+    several ranks *closing* is the head's second pass: norm, output head, sampling. In *parallel*
+    all ranks worked at the same time."""
 
     n: int
     work: Work
@@ -84,12 +106,13 @@ class StepTiming:
     total_us: int
     spent: tuple[Spent, ...]
     closing: Spent = attrs.field(factory=Spent)
+    parallel: bool = False
 
     @property
     def away_us(self) -> int:
         """Microseconds in which no rank worked on it, had it wait, or sealed: the way."""
-        parts = (*self.spent, self.closing)
-        return max(0, self.total_us - sum(p.compute_us + p.wait_us + p.seal_us for p in parts))
+        parts = [p.compute_us + p.wait_us + p.seal_us for p in (*self.spent, self.closing)]
+        return max(0, self.total_us - (max(parts) if self.parallel else sum(parts)))
 
 
 Effect = (
@@ -98,6 +121,8 @@ Effect = (
     | Shut
     | ToEngine
     | RestartEngine
+    | PrepareCollective
+    | EndCollective
     | Note
     | TokenOut
     | RequestDone

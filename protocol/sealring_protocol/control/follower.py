@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import attrs
 
-from sealring_protocol.codec.local_messages import EngineInfo, LocalMessage
+from sealring_protocol.codec.local_messages import EngineInfo, Grouped, Loaded, LocalMessage
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
+    Backend,
     Bootstrap,
     Epoch,
     Failure,
     FailureKind,
     Message,
     Ready,
+    Row,
     Step,
     StepDone,
 )
 from sealring_protocol.control import pipeline
+from sealring_protocol.control.collective import Joining, JoiningState
 from sealring_protocol.control.effects import (
     Effect,
     Level,
@@ -40,11 +43,13 @@ from sealring_protocol.security.roles import Purpose
 
 @attrs.frozen
 class FollowerConfig:
-    """This rank's place; *names* of all ranks, rank order."""
+    """This rank's place; *names* of all ranks, rank order. *trusted* collectives may go beside the
+    sealed links."""
 
     rank: int
     names: tuple[str, ...]
     inner_seal: bool = True
+    trusted: bool = False
 
 
 class Follower:
@@ -65,6 +70,7 @@ class Follower:
         self._pipeline: pipeline.FollowerPipeline | None = None
         self._watch = Watch(ENGINE)
         self._loaded: range | None = None  # what the engine has, or is loading
+        self._joining = Joining(config.rank, self._world)
 
     # --------------------------------------------------------------- engine
 
@@ -73,11 +79,18 @@ class Follower:
         match message:
             case EngineInfo():
                 self._info = message
+                self._joining.engine_up()
                 return self._start_engine(now) if self.order is not None else self._present()
             case Ready() if message.epoch == self.epoch:
                 self._watch.answered(now)
                 self._engine_ready = message
                 return self._try_ready()
+            case Loaded():
+                self._joining.loaded()
+                return self._try_prepared()
+            case Grouped():
+                self._joining.grouped(message)
+                return []
             case StepDone(n=0, failed=Failure() as failed) if message.epoch == self.epoch:
                 self._watch.answered(now)
                 self._loaded = None
@@ -111,8 +124,22 @@ class Follower:
         self._engine_ready = None
         self._loaded = None
         self._watch.clear()
+        ended = self._joining.engine_lost()
+        if self._joining.replacing:
+            return ended
         note = Note(Level.WARNING, f"this rank's engine is gone: {reason}")
-        return [note, *self._fail(FailureKind.ENGINE_LOST, reason, now)]
+        return [*ended, note, *self._fail(FailureKind.ENGINE_LOST, reason, now)]
+
+    def collective_prepared(self, number: int, port: int, relay: int, _: float) -> list[Effect]:
+        """The answer to `PrepareCollective`."""
+        self._joining.ports(number, port, relay)
+        return self._try_prepared()
+
+    def collective_failed(self, number: int, reason: str, now: float) -> list[Effect]:
+        """The other answer to it."""
+        if not self._joining.is_of_now(number):
+            return []
+        return self._fail(FailureKind.GROUP, reason, now)
 
     # ---------------------------------------------------------------- links
 
@@ -124,6 +151,9 @@ class Follower:
         if purpose is Purpose.STEP and rank == self._next:
             self._next_up = True
             return self._try_ready()
+        if purpose is Purpose.TUNNEL:
+            self._joining.tunnel(rank, up=True)
+            return self._try_prepared()
         return []
 
     def link_down(self, rank: int, purpose: Purpose, reason: str, now: float) -> list[Effect]:
@@ -136,11 +166,17 @@ class Follower:
             self.order = None
             self.epoch = NO_EPOCH  # the head will raise it before this rank serves again
             self._pipeline = None
-            return [Note(Level.WARNING, f"the head ({name}) is gone: {reason}")]
+            note = Note(Level.WARNING, f"the head ({name}) is gone: {reason}")
+            return [note, *self._leave()]
+        kind = purpose.name.lower()
         effects: list[Effect] = [
-            Note(Level.WARNING, f"the step link with rank {rank} ({name}) broke: {reason}")
+            Note(Level.WARNING, f"the {kind} link with rank {rank} ({name}) broke: {reason}")
         ]
-        if rank == self._next and self._next_up:
+        if purpose is Purpose.TUNNEL:
+            self._joining.tunnel(rank, up=False)
+            if self._joining.state is not JoiningState.OUT:
+                effects += self._fail(FailureKind.LINK_LOST, f"a tunnel broke: {reason}", now)
+        elif rank == self._next and self._next_up:
             self._next_up = False
             self._cut = True
             effects += self._fail(FailureKind.LINK_LOST, f"the next hop broke: {reason}", now)
@@ -151,14 +187,20 @@ class Follower:
         match message:
             case Bootstrap() if rank == 0 and purpose is Purpose.CONTROL:
                 return self._bootstrap(message, now)
-            case Step() if purpose is Purpose.STEP:
+            case Step() if purpose is (Purpose.CONTROL if self._tensor else Purpose.STEP):
                 return self._step(message, now)
+            case Row() if self._tensor:
+                return [ToEngine(message)]
             case _:
                 raise RemoteProtocolError(
                     f"rank {rank} sent {type(message).__name__} to rank {self._config.rank}"
                 )
 
     def _bootstrap(self, order: Bootstrap, now: float) -> list[Effect]:
+        if self.order is not None and self._joining.follows(order, self.order):
+            self.order = order
+            self._watch.order(now, order.deadline_ms / 1000)
+            return self._joining.join(order)
         same_head = order.epoch.instance == self.epoch.instance
         if order.rank != self._config.rank or order.world != self._world:
             raise RemoteProtocolError(
@@ -170,6 +212,11 @@ class Follower:
         if order.inner_seal != self._config.inner_seal:
             reason = "the head and this rank disagree on the inner seal"
             return [Shut(0, Purpose.CONTROL, CloseCode.POLICY_MISMATCH, reason)]
+        if order.trusted and not self._config.trusted:
+            reason = 'this rank does not say collectives = "trusted-link", as the head does'
+            return [Shut(0, Purpose.CONTROL, CloseCode.POLICY_MISMATCH, reason)]
+        if order.joins:
+            raise RemoteProtocolError("BOOTSTRAP has this rank join a collective unprepared")
         if self._info is not None and order.model != self._info.model:
             reason = "the head holds another model than this rank"
             return [Shut(0, Purpose.CONTROL, CloseCode.MODEL_MISMATCH, reason)]
@@ -178,13 +225,32 @@ class Follower:
         self._engine_ready = None
         self._told = False
         self._cut = False
-        self._pipeline = pipeline.FollowerPipeline(order.epoch, order.rank, order.world)
-        layers = f"{order.bounds[order.rank]}:{order.bounds[order.rank + 1]}"
-        note = Note(Level.INFO, f"epoch {order.epoch.counter}: this rank takes layers {layers}")
-        return [note, *(self._start_engine(now) if self._info is not None else [])]
+        last = self._tensor or order.rank == order.world - 1
+        self._pipeline = pipeline.FollowerPipeline(order.epoch, order.rank, last=last)
+        layers = "a share of every layer"
+        if not self._tensor:
+            layers = f"layers {order.bounds[order.rank]}:{order.bounds[order.rank + 1]}"
+        note = Note(Level.INFO, f"epoch {order.epoch.counter}: this rank takes {layers}")
+        return [note, *self._leave(), *self._start_engine(now)]
+
+    @property
+    def _tensor(self) -> bool:
+        """The epoch's ranks work in tensor parallelism."""
+        return self.order is not None and self.order.backend is not Backend.PIPELINE
+
+    def _leave(self) -> list[Effect]:
+        """What the engine was in before is over."""
+        left = self._joining.leave()
+        if left:
+            self._watch.clear()
+        return left
 
     def _start_engine(self, now: float) -> list[Effect]:
-        assert self.order is not None  # noqa: S101  callers checked
+        if self._info is None or self._joining.replacing or self.order is None:
+            return []
+        if self._tensor:
+            self._watch.order(now, self.order.deadline_ms / 1000)
+            return self._joining.prepare(self.order)
         bounds = self.order.bounds
         layers = range(bounds[self._config.rank], bounds[self._config.rank + 1])
         known = self._loaded == layers
@@ -201,10 +267,22 @@ class Follower:
             return []
         return [Send(0, Purpose.CONTROL, hello(self._info))]
 
-    def _try_ready(self) -> list[Effect]:
-        if self._engine_ready is None or not self._next_up or self.order is None:
+    def _try_prepared(self) -> list[Effect]:
+        ready = None if self._info is None else self._joining.try_prepared(self._info)
+        if ready is None:
             return []
-        ready, self._engine_ready = self._engine_ready, None
+        self._watch.clear()
+        return [Send(0, Purpose.CONTROL, ready)]
+
+    def _try_ready(self) -> list[Effect]:
+        ready = self._engine_ready
+        if ready is None or self.order is None:
+            return []
+        if self._joining.is_due(ready.epoch):
+            ready = self._joining.joined(ready)
+        elif not self._next_up:
+            return []
+        self._engine_ready = None
         note = Note(Level.INFO, f"ready: epoch {self.epoch.counter}")
         return [note, Send(0, Purpose.CONTROL, ready)]
 
@@ -226,12 +304,14 @@ class Follower:
                 case pipeline.ToEngine(message):
                     self._watch.owe(now)
                     effects.append(ToEngine(message))
+                case pipeline.ToNext(message) if self._tensor:
+                    effects.append(Send(0, Purpose.CONTROL, message))
                 case pipeline.ToNext(message):
                     if message.failed is not None and message.failed.rank == self._config.rank:
                         effects += self._tell(message.n, message.failed)
                     if not self._cut:
                         effects.append(Send(self._next, Purpose.STEP, message))
-                case pipeline.Answered():
+                case pipeline.Answered() | pipeline.ToRanks():
                     pass  # the head's alone
         return effects
 

@@ -23,6 +23,7 @@ class MembershipState(enum.Enum):
     """What the head waits for."""
 
     GATHERING = "gathering"
+    PREPARING = "preparing"
     STARTING = "starting"
     SERVING = "serving"
 
@@ -30,6 +31,7 @@ class MembershipState(enum.Enum):
 class MembershipEvent(enum.Enum):
     """What moves it."""
 
+    PREPARE = "prepare"
     START = "start"
     ALL_READY = "all_ready"
     BREAK = "break"
@@ -37,7 +39,10 @@ class MembershipEvent(enum.Enum):
 
 MEMBERSHIP_TABLE: Final[Table[MembershipState, MembershipEvent]] = {
     (MembershipState.GATHERING, MembershipEvent.START): MembershipState.STARTING,
+    (MembershipState.GATHERING, MembershipEvent.PREPARE): MembershipState.PREPARING,
     (MembershipState.GATHERING, MembershipEvent.BREAK): MembershipState.GATHERING,
+    (MembershipState.PREPARING, MembershipEvent.ALL_READY): MembershipState.STARTING,
+    (MembershipState.PREPARING, MembershipEvent.BREAK): MembershipState.GATHERING,
     (MembershipState.STARTING, MembershipEvent.ALL_READY): MembershipState.SERVING,
     (MembershipState.STARTING, MembershipEvent.BREAK): MembershipState.GATHERING,
     (MembershipState.SERVING, MembershipEvent.BREAK): MembershipState.GATHERING,
@@ -53,6 +58,7 @@ class Membership:
         self._world = world
         self._present: dict[int, Ready] = {}
         self._ready: dict[int, Ready] = {}
+        self._prepared: dict[int, Ready] = {}
 
     @property
     def state(self) -> MembershipState:
@@ -80,6 +86,11 @@ class Membership:
         """How each rank answered in the present epoch."""
         return dict(self._ready)
 
+    @property
+    def prepared(self) -> dict[int, Ready]:
+        """How each rank answered when all were to prepare."""
+        return dict(self._prepared)
+
     def is_current(self, epoch: Epoch) -> bool:
         """*epoch* is the present one; another head's, or an older one of this head's, is not.
 
@@ -106,16 +117,17 @@ class Membership:
         self._ready.clear()
         return running
 
-    def start(self) -> Epoch:
-        """Raise the epoch. Raises `LocalProtocolError` while a rank is missing."""
+    def start(self, *, prepare: bool = False) -> Epoch:
+        """Raise the epoch; with *prepare* every rank answers READY twice, all once before any
+        does again. Raises `LocalProtocolError` while a rank is missing."""
         if self.missing:
             raise LocalProtocolError(f"ranks {self.missing} are missing")
-        self._machine.fire(MembershipEvent.START)
+        self._machine.fire(MembershipEvent.PREPARE if prepare else MembershipEvent.START)
         self._epoch = Epoch(self._epoch.instance, self._epoch.counter + 1)
         return self._epoch
 
     def answered(self, rank: int, ready: Ready, layers: range) -> bool:
-        """*rank* is ready in the epoch of *ready*. True when that completes the ring.
+        """*rank* is ready in the epoch of *ready*. True when all are: for the next state.
 
         An older epoch is ignored. Raises `RemoteProtocolError` for a higher one, a second answer,
         or layers that are not the rank's.
@@ -133,6 +145,8 @@ class Membership:
         if self.missing:
             return False
         self._machine.fire(MembershipEvent.ALL_READY)
+        if self.state is MembershipState.STARTING:
+            self._prepared, self._ready = self._ready, {}
         return True
 
 

@@ -84,6 +84,21 @@ def with_layers(
     return Partition(tuple(bounds), tuple(weights))
 
 
+def check_share(weights: int, memory: Sequence[int]) -> int:
+    """What each rank holds, bytes, when all hold an equal share of *weights*.
+
+    Raises `LocalProtocolError`, with the numbers, when a rank's memory is too small for it.
+    """
+    share = weights // len(memory)
+    for rank, room in enumerate(memory):
+        if share > room * (1 - RESERVE):
+            raise LocalProtocolError(
+                f"rank {rank} would hold a share of {_gib(share)} and has {_gib(room)}, of which "
+                f"{RESERVE:.0%} is kept for caches; add a machine, or use pp"
+            )
+    return share
+
+
 def _check_world(layers: int, world: int) -> None:
     if not 1 <= world <= MAX_WORLD:
         raise LocalProtocolError(f"{world} ranks; a ring has 1 to {MAX_WORLD}")

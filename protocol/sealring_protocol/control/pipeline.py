@@ -37,6 +37,13 @@ class ToNext:
 
 
 @attrs.frozen
+class ToRanks:
+    """Send *message* to every rank but the head."""
+
+    message: Step
+
+
+@attrs.frozen
 class Answered:
     """Step *n* is over: with *ids*, or with *failed*. *spent* is the time of each pass, the head's
     first, then the other ranks', then, where tokens were drawn, the head's last."""
@@ -47,7 +54,7 @@ class Answered:
     failed: Failure | None
 
 
-Action = ToEngine | ToNext | Answered
+Action = ToEngine | ToNext | ToRanks | Answered
 
 
 class PipelineState(enum.Enum):
@@ -76,12 +83,13 @@ PIPELINE_TABLE: Final[Table[PipelineState, PipelineEvent]] = {
 
 
 class FollowerPipeline:
-    """A rank after the head: steps in from the rank before, out to the next."""
+    """A rank after the head: steps in from the rank before, out to the next. The *last* one, and
+    every rank of tensor parallelism, answers them."""
 
-    def __init__(self, epoch: Epoch, rank: int, world: int) -> None:
+    def __init__(self, epoch: Epoch, rank: int, *, last: bool) -> None:
         self.epoch = epoch
         self._rank = rank
-        self._last = rank == world - 1
+        self._last = last
         self._state = Machine(PIPELINE_TABLE, PipelineState.RUNNING)
         self._next_n = 1
         self._working: deque[Step] = deque()  # given to the engine, not yet answered
@@ -148,10 +156,16 @@ class HeadPipeline:
     def __init__(self, epoch: Epoch, world: int) -> None:
         self.epoch = epoch
         self._alone = world == 1
+        self._last = world - 1
         self._state = Machine(PIPELINE_TABLE, PipelineState.RUNNING)
         self._engine: deque[int] = deque()  # first pass: embedding and own layers
         self._chain: deque[int] = deque()  # on their way round the ring
         self._closing: deque[int] = deque()  # second pass: norm, output head and sampler
+
+    @property
+    def open(self) -> bool:
+        """Steps may begin."""
+        return self._state.state is PipelineState.RUNNING
 
     @property
     def working(self) -> int:
@@ -187,14 +201,14 @@ class HeadPipeline:
         out_of_order = Failure(0, FailureKind.ENGINE_ERROR, "the engine answered out of order")
         return self.failure(message.n, out_of_order)
 
-    def done(self, message: StepDone) -> list[Action]:
-        """The last rank answered with *message* of this epoch.
+    def done(self, rank: int, message: StepDone) -> list[Action]:
+        """*rank* answered with *message* of this epoch.
 
-        Raises `RemoteProtocolError` unless it answers the oldest step on the chain.
+        Raises `RemoteProtocolError` unless the last one answers the oldest step on the chain.
         """
         if self._state.fire(PipelineEvent.OUTPUT) is PipelineState.BROKEN:
             return []
-        if not self._takes(self._chain, message.n):
+        if rank != self._last or not self._takes(self._chain, message.n):
             raise RemoteProtocolError(f"an answer to step {message.n}, which waits for none")
         if message.failed is not None:
             return self.failure(message.n, message.failed)

@@ -79,6 +79,7 @@ class Scheduler:
         self._overtaken = 0
         self._decoded = [0] * max(1, config.groups)  # the step at which each group decoded last
         self._answered_at = 0.0
+        self._window = config.window
 
     # -------------------------------------------------------------- requests
 
@@ -130,6 +131,11 @@ class Scheduler:
     def tune(self, groups: int) -> None:
         """Spread new rows over *groups* groups, as many as are configured at most."""
         self._residents.groups = max(1, min(groups, len(self._decoded)))
+
+    def shape(self, groups: int, window: int) -> None:
+        """Between epochs: *groups* groups, each with at most *window* decodes in flight."""
+        self._window = window
+        self.tune(groups)
 
     # ---------------------------------------------------------------- epochs
 
@@ -206,7 +212,7 @@ class Scheduler:
         for group in range(len(self._decoded)):
             flying = sum(f.work == Decode(group) for f in self._flights.values())
             rows = self._residents.staying(group) or self._residents.joiners(group)
-            if flying < self.config.window and rows:
+            if flying < self._window and rows:
                 ready.append(group)
         return min(ready, key=lambda group: self._decoded[group], default=None)
 

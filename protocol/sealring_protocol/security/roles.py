@@ -18,8 +18,10 @@ from sealring_protocol.codec.messages import (
     Ping,
     Pong,
     Ready,
+    Row,
     Step,
     StepDone,
+    Tunnel,
 )
 from sealring_protocol.errors import RoleViolation
 
@@ -44,18 +46,20 @@ class Role(enum.Enum):
     RANK_TO_HEAD = "a rank, to the head"
     TO_NEXT = "a rank, to the next"
     LAST_TO_HEAD = "the last rank, to the head"
+    NEIGHBOUR = "a rank, to the one before or after it in the ring"
     PEER = "any other member"
 
 
 _ALIVE: Final[frozenset[type[Any]]] = frozenset({Ping, Pong, Close})
 
 ALLOWED: Final[dict[tuple[Purpose, Role], frozenset[type[Any]]]] = {
-    (Purpose.CONTROL, Role.HEAD_TO_RANK): _ALIVE | {Bootstrap, Step},
+    (Purpose.CONTROL, Role.HEAD_TO_RANK): _ALIVE | {Bootstrap, Row, Step},
     (Purpose.CONTROL, Role.RANK_TO_HEAD): _ALIVE | {Ready, StepDone},
     (Purpose.CONTROL, Role.PEER): _ALIVE,
     (Purpose.STEP, Role.TO_NEXT): _ALIVE | {Step},
     (Purpose.STEP, Role.LAST_TO_HEAD): _ALIVE | {StepDone},
     (Purpose.STEP, Role.PEER): _ALIVE,
+    (Purpose.TUNNEL, Role.NEIGHBOUR): _ALIVE | {Tunnel},
     (Purpose.TUNNEL, Role.PEER): _ALIVE,
     (Purpose.WEIGHTS, Role.PEER): _ALIVE,
 }
@@ -69,6 +73,8 @@ def role(purpose: Purpose, sender: int, receiver: int, world: int) -> Role:
         return _control_role(sender, receiver, world)
     if purpose is Purpose.STEP:
         return _step_role(sender, receiver, world)
+    if purpose is Purpose.TUNNEL and _are_neighbours(sender, receiver, world):
+        return Role.NEIGHBOUR
     return Role.PEER
 
 
@@ -88,12 +94,17 @@ def _step_role(sender: int, receiver: int, world: int) -> Role:
     return Role.PEER
 
 
+def _are_neighbours(sender: int, receiver: int, world: int) -> bool:
+    both = 0 <= sender < world and 0 <= receiver < world
+    return both and world > 1 and (sender - receiver) % world in (1, world - 1)
+
+
 def may_open(purpose: Purpose, dialer: int, dialed: int, world: int) -> bool:
     """Whether rank *dialer* opens links of *purpose* to rank *dialed*: control links anybody to
-    anybody, step links each rank to the next alone, others nobody yet."""
+    anybody, step links and tunnels each rank to the next alone, others nobody yet."""
     if purpose is Purpose.CONTROL:
         return True
-    return purpose is Purpose.STEP and (dialer + 1) % world == dialed
+    return purpose in (Purpose.STEP, Purpose.TUNNEL) and (dialer + 1) % world == dialed
 
 
 def allowed(purpose: Purpose, sender: int, receiver: int, world: int) -> frozenset[type[Any]]:

@@ -1,0 +1,244 @@
+"""The head's epochs: who is there, what the plan is, bringing it up, and on to the next.
+
+An epoch begins when every rank is there. A pipeline's takes one round (BOOTSTRAP, READY), that of
+a collective two, with a barrier between them. `auto` tries tensor parallelism first where it can
+be; what goes wrong while it comes up, or a measurement that speaks against it, is kept as the
+reason for the pipeline that follows. Whatever ends an epoch leads back here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+from sealring_protocol.codec.local_messages import EngineInfo
+from sealring_protocol.codec.messages import Backend, Bootstrap, Failure, FailureKind, Ready
+from sealring_protocol.control import pipeline
+from sealring_protocol.control.collective import Joining
+from sealring_protocol.control.effects import Effect, Level, Note, Send, Shut, ToEngine, Want
+from sealring_protocol.control.head_steps import HeadSteps
+from sealring_protocol.control.membership import Membership, MembershipState
+from sealring_protocol.control.plan import (
+    Plan,
+    Strategy,
+    Wish,
+    bootstraps,
+    joining,
+    make_plan,
+    verdict,
+)
+from sealring_protocol.control.recovery import LONGEST_PAUSE
+from sealring_protocol.control.rows import SchedulerConfig
+from sealring_protocol.control.tensor import TensorLeader
+from sealring_protocol.errors import CloseCode, LocalProtocolError
+from sealring_protocol.security.roles import Purpose
+
+TENSOR_TRIES: Final = 3
+"""How often in a row a collective that has worked may fail to come up again."""
+
+
+@attrs.frozen
+class HeadConfig:
+    """*names* of the ranks, rank order, and the *hosts* that they are reached at. A collective has
+    *group_seconds* to come up once every rank has loaded."""
+
+    instance: int
+    names: tuple[str, ...]
+    hosts: tuple[str, ...] = ()
+    wish: Wish = attrs.field(factory=Wish)
+    inner_seal: bool = True
+    scheduler: SchedulerConfig = attrs.field(factory=SchedulerConfig)
+    bootstrap_seconds: float = 600.0
+    group_seconds: float = 20.0
+    first_uid: int = 1
+
+
+class HeadEpochs(HeadSteps):
+    """Rank 0 from epoch to epoch."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        world = len(config.names)
+        super().__init__(world, tuned=not config.scheduler.groups and world > 1)
+        self._config = config
+        self._wish = config.wish
+        self.membership = Membership(config.instance, world)
+        self.plan: Plan | None = None
+        self._info: EngineInfo | None = None
+        self._engine_ready: Ready | None = None
+        self._loaded: range | None = None  # what the engine has, or is loading
+        self._joining = Joining(0, world)
+        self._order: Bootstrap | None = None  # this rank's own
+        self._next_up = world == 1  # the step link to rank 1
+        self._bootstrap_ends: float | None = None
+        self._tries = 1  # before `auto` does without tensor parallelism
+
+    # --------------------------------------------------------------- epochs
+
+    def _present(self, rank: int, ready: Ready, now: float) -> list[Effect]:
+        running = self.membership.presented(rank, ready)
+        effects: list[Effect] = [
+            Note(Level.INFO, f"rank {rank} ({self._config.names[rank]}) is here")
+        ]
+        if running:
+            restarted = Failure(rank, FailureKind.ENGINE_LOST, "it started anew")
+            return effects + self._lost(restarted, now)
+        return effects + self._try_start(now)
+
+    def _try_start(self, now: float) -> list[Effect]:
+        if self.membership.state is not MembershipState.GATHERING or self._info is None:
+            return []
+        missing = self.membership.missing
+        if missing:
+            names = ", ".join(f"rank {rank} ({self._config.names[rank]})" for rank in missing)
+            return [Note(Level.INFO, f"waiting for {names}")]
+        if not self._recovery.may_start(now):
+            return []
+        rooms = [self.membership.present[rank].room for rank in range(self._world)]
+        try:
+            plan = make_plan(self._wish, self._info, rooms)
+        except LocalProtocolError as error:
+            self._recovery.wait(now, LONGEST_PAUSE)
+            return [Note(Level.ERROR, f"no plan: {error}")]
+        self.plan = plan
+        tensor = plan.strategy is Strategy.TENSOR
+        epoch = self.membership.start(prepare=tensor)
+        self._engine_ready = None
+        self._bootstrap_ends = now + self._config.bootstrap_seconds
+        orders = bootstraps(
+            plan,
+            epoch,
+            self._info.model,
+            inner_seal=self._config.inner_seal,
+            deadline_ms=int(self._config.bootstrap_seconds * 1000),
+        )
+        self._order = orders[0]
+        effects: list[Effect] = [
+            Note(Level.INFO, f"epoch {epoch.counter}: {plan.reason}; layers {plan.split.bounds}")
+        ]
+        effects += [Send(order.rank, Purpose.CONTROL, order) for order in orders[1:]]
+        return effects if self._joining.replacing else effects + self._start_engine(now)
+
+    def _start_engine(self, now: float) -> list[Effect]:
+        """Give the own engine its part of the plan."""
+        assert self._order is not None  # noqa: S101  callers checked
+        if self._order.backend is not Backend.PIPELINE:
+            self._watch.order(now, self._config.bootstrap_seconds)
+            return self._joining.prepare(self._order)
+        assert self.plan is not None  # noqa: S101  an order is of a plan
+        layers = self.plan.layers(0)
+        known = self._loaded == layers
+        self._watch.order(now, None if known else self._config.bootstrap_seconds)
+        self._loaded = layers
+        effects: list[Effect] = [ToEngine(self._order)]
+        if self._world > 1:
+            effects.append(Want(1, Purpose.STEP))
+        return effects
+
+    def _self_prepared(self, now: float) -> list[Effect]:
+        ready = None if self._info is None else self._joining.try_prepared(self._info)
+        if ready is None:
+            return []
+        self._watch.clear()
+        return self._ready(0, ready, now)
+
+    def _join(self, now: float) -> list[Effect]:
+        """Every rank is prepared: have them join."""
+        assert self._order is not None  # noqa: S101  they prepared for it
+        seconds = self._config.group_seconds
+        prepared = self.membership.prepared
+        ports = [prepared[rank].port for rank in range(self._world)]
+        orders = joining(self._order, self._config.hosts, ports, int(seconds * 1000))
+        self._order = orders[0]
+        self._watch.order(now, seconds)
+        self._bootstrap_ends = now + 2 * seconds
+        sends = [Send(order.rank, Purpose.CONTROL, order) for order in orders[1:]]
+        return [*sends, *self._joining.join(orders[0])]
+
+    def _self_ready(self, now: float) -> list[Effect]:
+        ready = self._engine_ready
+        if ready is None or self.membership.state is not MembershipState.STARTING:
+            return []
+        if 0 in self.membership.ready:
+            return []
+        if self._joining.is_due(ready.epoch):
+            return self._ready(0, self._joining.joined(ready), now)
+        return self._ready(0, ready, now) if self._next_up else []
+
+    def _ready(self, rank: int, ready: Ready, now: float) -> list[Effect]:
+        prepares = self.membership.state is MembershipState.PREPARING
+        layers = self.plan.layers(rank) if self.plan and not prepares else range(0)
+        if not self.membership.answered(rank, ready, layers):
+            return []
+        if prepares:
+            return self._join(now)
+        ranks = [self.membership.ready[rank] for rank in range(self._world)]
+        if self.plan is not None and self.plan.strategy is Strategy.TENSOR:
+            fast, measured = verdict(ranks)
+            if not fast and self._wish.strategy is Strategy.AUTO:
+                slower = self._without_tensor(f"it would be slower: {measured}")
+                return [*slower, *self._end_epoch(now)]
+            self.plan = attrs.evolve(self.plan, reason=f"{self.plan.reason}: {measured}")
+        return self._serve(ranks, now)
+
+    def _serve(self, ranks: list[Ready], now: float) -> list[Effect]:
+        self._bootstrap_ends = None
+        self._recovery.serving(now)
+        epoch = self.membership.epoch
+        tensor = self.plan is not None and self.plan.strategy is Strategy.TENSOR
+        if tensor:
+            self._tries = TENSOR_TRIES
+            self._machine = TensorLeader(epoch, self._world)
+            self._lockstep.expect(max(rank.token_us for rank in ranks) / 1e6)
+        else:
+            self._machine = pipeline.HeadPipeline(epoch, self._world)
+        if self.scheduler is not None:
+            alone = tensor or self._world == 1  # a token then stays on the device
+            groups = 1 if alone else self._config.scheduler.groups or self._world
+            self.scheduler.shape(groups, 2 if alone else 1)
+            self.scheduler.begin(epoch, ranks)
+        return [Note(Level.INFO, f"the ring is ready: epoch {epoch.counter}"), *self._pump(now)]
+
+    def _without_tensor(self, reason: str) -> list[Effect]:
+        """Tensor parallelism was tried, and will not be again: *reason*."""
+        self._wish = attrs.evolve(self._wish, against=reason)
+        return [Note(Level.WARNING, f"no tensor parallelism: {reason}")]
+
+    def _refused(self, rank: int, failed: Failure, now: float) -> list[Effect]:
+        """A rank did not get ready. Loading is tried again after a longer pause."""
+        name = self._config.names[rank]
+        text = f"rank {rank} ({name}) cannot serve: {failed.message}"
+        if self._gives_up_tensor():
+            return [*self._without_tensor(text), *self._end_epoch(now)]
+        if failed.kind in (FailureKind.LOAD, FailureKind.GROUP):
+            self._recovery.wait(now, LONGEST_PAUSE)
+        return [Note(Level.ERROR, text), *self._end_epoch(now)]
+
+    def _gives_up_tensor(self) -> bool:
+        """A collective does not come up, and nobody insists on it. One that once worked is tried
+        some times again."""
+        rising = self.membership.state in (MembershipState.PREPARING, MembershipState.STARTING)
+        tensor = self.plan is not None and self.plan.strategy is Strategy.TENSOR
+        if not (rising and tensor and self._wish.strategy is Strategy.AUTO):
+            return False
+        self._tries -= 1
+        return self._tries <= 0
+
+    def _renew_keys(self, failed: Failure) -> list[Effect]:
+        """The engine could not open a tensor: only a new link brings it a new key."""
+        if failed.kind is not FailureKind.INTEGRITY:
+            return []
+        reason = "a tensor did not open"
+        return [Shut(self._world - 1, Purpose.STEP, CloseCode.AUTHENTICATION_FAILED, reason)]
+
+    def _end_epoch(self, now: float) -> list[Effect]:
+        """The epoch, or the start of one, is over."""
+        self.membership.interrupt()
+        self._recovery.ended(now)
+        self._bootstrap_ends = None
+        self._order = None
+        self._forget_steps()
+        left = self._joining.leave()
+        if left:
+            self._watch.clear()
+        return [*left, *self._try_start(now)]

@@ -1,0 +1,194 @@
+"""Clusters in tensor parallelism, in virtual time: coming up, faults, fallback, drained answers."""
+
+from __future__ import annotations
+
+import pytest
+from sealring_protocol.codec.messages import Decode, Row, Step, StepDone
+from sealring_protocol.control.plan import Strategy
+from sealring_protocol.control.requests import FinishReason, Request
+from sealring_protocol.control.rows import SchedulerConfig
+
+from tests.sim.cluster import Cluster, Collective
+from tests.sim.fake_engine import reference
+
+PROMPTS = ((5, 6, 7), (11, 12, 13, 14, 15), (21,) * 9)
+BATCH = SchedulerConfig(rows=8, prefixes=4)
+
+
+def cluster(world=2, seed=1, **options):
+    options = {"splits": world, "scheduler": BATCH} | options
+    made = Cluster(world, seed, **options)
+    made.run_until(lambda: made.ready)
+    return made
+
+
+def strategy(made):
+    return made.head.node.brain.plan.strategy
+
+
+def ask(made, prompt, tokens=12):
+    return made.submit(Request(prompt, tokens, frozenset(), Row(0)))
+
+
+def all_right(made, asked):
+    made.run_until(lambda: made.all_done)
+    for uid, (prompt, tokens) in asked.items():
+        assert made.done[uid].reason is FinishReason.LENGTH, made.done[uid]
+        assert made.tokens[uid] == reference(prompt, tokens, 6)
+
+
+def serve(made, count=6, tokens=12):
+    return {
+        ask(made, PROMPTS[i % 3], tokens + i): (PROMPTS[i % 3], tokens + i) for i in range(count)
+    }
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_the_tokens_are_those_of_one_process(world):
+    made = cluster(world)
+    assert strategy(made) is Strategy.TENSOR
+    all_right(made, serve(made))
+    made.run_for(1)
+    for host in made.hosts.values():
+        assert len(host.engine.snaps) <= 4
+        assert not host.engine.private
+        assert not host.engine.groups
+
+
+def test_every_rank_answers_every_step_once_and_two_are_under_way_at_most():
+    made = cluster(3)
+    steps, answers = {}, {}
+    tell = made._tell
+
+    def told(host, answer):
+        answers[host.name, answer.n] = answers.get((host.name, answer.n), 0) + 1
+        tell(host, answer)
+
+    made._tell = told
+    most = 0
+    compute = made._compute
+
+    def computed(host, engine):
+        if host.inbox and isinstance(host.inbox[0], Step):
+            steps[host.name, host.inbox[0].n] = True
+        compute(host, engine)
+
+    made._compute = computed
+    asked = serve(made, 4, 20)
+    while not made.all_done:
+        made.step()
+        flights = made.head.node.brain.scheduler._flights.values()
+        most = max(most, sum(isinstance(flight.work, Decode) for flight in flights))
+    all_right(made, asked)
+    made.run_for(0.1)
+    assert answers == dict.fromkeys(steps, 1)
+    assert most == 2
+
+
+FAULTS = ("engine", "head engine", "crash", "freeze", "poison", "cancel", "diverge")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("seed", range(6))
+def test_after_a_fault_at_any_step_the_live_requests_go_on(fault, seed):
+    made = cluster(2, seed)
+    asked = serve(made, 5, 60)
+    made.run_for(0.05 + made.random.random() * 0.1)
+    follower = made.hosts["host1"]
+    began = made.now
+    match fault:
+        case "engine":
+            made.kill_engine(follower)
+        case "head engine":
+            made.kill_engine(made.head)
+        case "crash":
+            made.crash(follower)
+            made.after(0.5, lambda: made.boot(1))
+        case "freeze":
+            follower.frozen = True
+            made.after(5.0, lambda: setattr(follower, "frozen", False))
+        case "poison":
+            follower.engine.poison = reference(PROMPTS[0], 60, 6)[made.random.randrange(40, 60)]
+        case "cancel":
+            victim = list(asked)[2]
+            made.cancel(victim)
+            del asked[victim]
+        case "diverge":
+            follower.engine.wrong = True
+    made.run_until(lambda: made.all_done, 200)
+    for uid, (prompt, tokens) in asked.items():
+        assert made.done[uid].reason is FinishReason.LENGTH, made.notes[-30:]
+        assert made.tokens[uid] == reference(prompt, tokens, 6)
+    if fault not in ("cancel",):
+        found = [at for at, who, text in made.notes if at >= began and "failed on rank" in text]
+        assert found[0] - began < 2
+    later = {ask(made, (3, 4, 5)): ((3, 4, 5), 12)}
+    all_right(made, asked | later)
+    assert strategy(made) is Strategy.TENSOR
+
+
+def test_what_went_wrong_on_both_sides_is_reported_together():
+    made = cluster(2)
+    ask(made, PROMPTS[0], 200)
+    made.run_for(0.1)
+    for name in ("host0", "host1"):
+        made.hosts[name].engine.poison = reference(PROMPTS[0], 200, 6)[-9]
+    made.run_until(lambda: any("failed on rank" in text for _, _, text in made.notes))
+    (text,) = [text for _, _, text in made.notes if "failed on rank" in text]
+    assert "rank 0" in text
+    assert "rank 1" in text
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_auto_ends_in_a_pipeline_when_the_collective_does_not_come_up(world):
+    made = Cluster(world, 1, splits=world)
+    made.joins = False
+    made.run_until(lambda: made.ready, 300)
+    assert strategy(made) is Strategy.PIPELINE
+    assert "no tensor parallelism" in made.head.node.brain.plan.reason
+    all_right(made, serve(made))
+
+
+@pytest.mark.parametrize(
+    ("splits", "sums", "why"),
+    [
+        (0, (50, 1000), "no sharding"),
+        (3, (50, 1000), "split evenly over a divisor of 3"),
+        (2, (900, 12_000), "slower"),
+    ],
+)
+def test_auto_says_why_it_took_a_pipeline(splits, sums, why):
+    made = Cluster(2, 1, splits=splits, sums=sums)
+    made.run_until(lambda: made.ready)
+    made.run_until(lambda: made.head.node.brain.scheduler is not None)
+    all_right(made, serve(made))
+    assert strategy(made) is Strategy.PIPELINE
+    assert why in made.head.node.brain.plan.reason
+
+
+def test_who_asks_for_tensor_parallelism_is_told_why_not():
+    made = Cluster(2, 1, splits=3, strategy=Strategy.TENSOR)
+    made.run_for(20)
+    assert not made.ready
+    assert any("no plan: " in text and "divisor of 3" in text for _, _, text in made.notes)
+
+
+def test_an_answer_of_an_epoch_that_is_over_changes_nothing():
+    made = cluster(2)
+    asked = serve(made, 2, 40)
+    made.run_for(0.1)
+    stale = StepDone(made.head.node.brain.membership.epoch, 3, ids=(1,))
+    made.kill_engine(made.hosts["host1"])
+    made.run_until(lambda: sum("the ring is ready" in text for _, _, text in made.notes) == 2)
+    assert made.head.node.brain.message(1, 1, stale, made.now) == []
+    all_right(made, asked)
+
+
+def test_an_engine_that_left_its_group_is_replaced_and_nothing_is_wrong_with_it():
+    made = cluster(2)
+    serve(made, 2, 40)
+    made.run_for(0.1)
+    made.kill_engine(made.hosts["host1"])
+    made.run_until(lambda: made.all_done)
+    assert made.head.planned == 1
+    assert isinstance(made.head.collective, Collective)
