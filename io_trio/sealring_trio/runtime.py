@@ -37,7 +37,8 @@ from sealring_protocol.events import (
 from sealring_protocol.node import Node
 from sealring_protocol.security.identity import Signer
 
-from sealring_trio.engine import Engine, EngineCommand
+from sealring_trio.engine import Engine
+from sealring_trio.engine_process import EngineCommand
 from sealring_trio.errors import OperationError
 from sealring_trio.files import replace_file
 from sealring_trio.pump import Pump

@@ -30,7 +30,7 @@ from sealring_trio.api.server import ApiServer, check_keys
 from sealring_trio.config import Config
 from sealring_trio.control import serve_control
 from sealring_trio.dashboard.pages import routes as dashboard_routes
-from sealring_trio.engine import EngineCommand
+from sealring_trio.engine_process import EngineCommand
 from sealring_trio.errors import UserError
 from sealring_trio.generation import Generator
 from sealring_trio.key_files import read_key, read_public_key

@@ -14,7 +14,9 @@ import trio
 from sealring_protocol.codec.local_messages import EngineInfo, LocalMessage
 from sealring_protocol.codec.messages import Ping, Pong, Progress
 from sealring_trio import engine as supervisor
-from sealring_trio.engine import Engine, EngineCommand
+from sealring_trio import engine_process
+from sealring_trio.engine import Engine
+from sealring_trio.engine_process import EngineCommand
 
 FAKE = "tests.io_trio.fake_engine"
 
@@ -85,7 +87,7 @@ async def test_a_hung_engine_is_killed_when_the_node_says_so() -> None:
 
 
 async def test_a_mute_engine_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "START_TIMEOUT", 0.5)
+    monkeypatch.setattr(engine_process, "START_TIMEOUT", 0.5)
     async with running("mute") as (_, owner):
         assert await owner.told.receive() == "it said nothing for 0 s"
 
@@ -118,7 +120,8 @@ async def _short_life(self: Engine) -> str:
 def test_a_child_that_ignores_its_stream_dies_with_its_daemon() -> None:
     program = (
         "import trio, sys\n"
-        "from sealring_trio.engine import Engine, EngineCommand\n"
+        "from sealring_trio.engine import Engine\n"
+        "from sealring_trio.engine_process import EngineCommand\n"
         "class Owner:\n"
         "    def engine_message(self, message): print(engine.pid, flush=True)\n"
         "    def engine_lost(self, reason): pass\n"

@@ -1,0 +1,161 @@
+"""Many engines' messages made those of one.
+
+The members of a group get the same messages in the same order, so each of them says the same
+things in the same order, and what one says is held until all have. Answers to steps must be the
+same everywhere: members that computed on the same sums cannot draw different tokens, and if they
+do, none of them is right. The first member's tensors and log probabilities stand for all.
+
+What is counted in bytes is added up; the slowest member's time counts. Room is as many times the
+least as there are members, for each needs its share.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import attrs
+from sealring_protocol.codec.local_messages import (
+    EngineInfo,
+    Grouped,
+    Loaded,
+    LocalMessage,
+    Logprobs,
+)
+from sealring_protocol.codec.messages import (
+    CacheCost,
+    Failure,
+    Pong,
+    Progress,
+    Ready,
+    Step,
+    StepDone,
+)
+from sealring_protocol.codec.wire import clip
+from sealring_protocol.limits import MAX_REASON
+
+_LANES: Final[dict[type, int]] = {
+    Step: 0,
+    StepDone: 0,
+    Ready: 0,
+    EngineInfo: 1,
+    Loaded: 2,
+    Grouped: 3,
+    Pong: 4,
+}
+"""Messages of one lane come in one order; those of different lanes may overtake each other."""
+
+
+class GroupBroken(Exception):
+    """The members cannot go on as one engine. *answer*, if any, is what that makes of the step
+    which is answered next."""
+
+    def __init__(self, reason: str, answer: LocalMessage | None = None) -> None:
+        super().__init__(reason)
+        self.answer = answer
+
+
+class Merger:
+    """What *size* members say, as one engine's words."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._lanes: list[list[deque[LocalMessage]]] = [
+            [deque() for _ in range(size)] for _ in range(max(_LANES.values()) + 1)
+        ]
+
+    def add(self, member: int, message: LocalMessage) -> LocalMessage | None:
+        """*member* said *message*; the message of all of them, if it is the last to say so.
+
+        Raises `GroupBroken` when they contradict each other, or one of them has failed.
+        """
+        if isinstance(message, Logprobs):
+            return None if member else message
+        lane = self._lanes[_LANES[type(message)]]
+        if isinstance(message, Step | StepDone) and message.failed is not None:
+            raise self._failed(member, message, message.failed, first=not lane[member])
+        lane[member].append(message)
+        if not all(lane):
+            return None
+        return _merge([said.popleft() for said in lane])
+
+    def _failed(
+        self, member: int, message: Step | StepDone, failed: Failure, *, first: bool
+    ) -> GroupBroken:
+        told = f"member {member} of {self._size}: {failed.message}"
+        failure = attrs.evolve(failed, message=clip(told, MAX_REASON))
+        return GroupBroken(told, attrs.evolve(message, failed=failure) if first else None)
+
+
+def _merge(said: list[LocalMessage]) -> LocalMessage:
+    first = said[0]
+    if any(type(other) is not type(first) for other in said):
+        raise GroupBroken("its members answered one question in different ways")
+    match first:
+        case Step() | StepDone():
+            return _answer(first, said)
+        case Ready():
+            return _ready(first, [m for m in said if isinstance(m, Ready)])
+        case EngineInfo():
+            return _info(first, [m for m in said if isinstance(m, EngineInfo)])
+        case Loaded():
+            loaded = [m for m in said if isinstance(m, Loaded)]
+            return Loaded(
+                sum(m.read for m in loaded),
+                sum(m.held for m in loaded),
+                max(m.load_us for m in loaded),
+            )
+        case Grouped():
+            grouped = [m for m in said if isinstance(m, Grouped)]
+            return Grouped(
+                first.size, max(m.sum_us for m in grouped), max(m.token_us for m in grouped)
+            )
+        case Pong():
+            return Pong(first.echo, _progress([m.progress for m in said if isinstance(m, Pong)]))
+        case _:
+            raise GroupBroken(f"an engine does not say {type(first).__name__}")
+
+
+def _answer(first: Step | StepDone, said: list[LocalMessage]) -> LocalMessage:
+    for member, other in enumerate(said):
+        same = isinstance(other, Step | StepDone) and (other.epoch, other.n, other.ids) == (
+            first.epoch,
+            first.n,
+            first.ids,
+        )
+        if not same:
+            raise GroupBroken(f"members 0 and {member} did not answer step {first.n} alike")
+    return first
+
+
+def _ready(first: Ready, said: list[Ready]) -> Ready:
+    if any(attrs.evolve(m, room=first.room, cost=first.cost) != first for m in said):
+        raise GroupBroken("its members did not load the same thing")
+    windows = [m.cost.windows for m in said]
+    cost = CacheCost(
+        sum(m.cost.fixed for m in said),
+        sum(m.cost.per_token for m in said),
+        tuple(
+            (same[0][0], sum(per_token for _, per_token in same))
+            for same in zip(*windows, strict=False)
+        ),
+    )
+    return attrs.evolve(first, room=len(said) * min(m.room for m in said), cost=cost)
+
+
+def _info(first: EngineInfo, said: list[EngineInfo]) -> EngineInfo:
+    if any(attrs.evolve(m, room=first.room) != first for m in said):
+        raise GroupBroken("its members do not find the same model")
+    return attrs.evolve(first, room=len(said) * min(m.room for m in said))
+
+
+def _progress(said: list[Progress]) -> Progress:
+    return Progress(
+        steps_received=min(p.steps_received for p in said),
+        steps_answered=min(p.steps_answered for p in said),
+        compute_us=max(p.compute_us for p in said),
+        seal_us=max(p.seal_us for p in said),
+        rows=said[0].rows,
+        memory=sum(p.memory for p in said),
+        cache=sum(p.cache for p in said),
+    )

@@ -1,0 +1,174 @@
+"""One engine process: started, talked with, ended and buried.
+
+Node and engine speak frames of kind LOCAL over a socket pair. The end of that stream is the one
+sign of an engine's death: a process that dies closes it, and one that only hangs is killed when
+somebody asks for it (a deadline passed) or when it has not said who it is within `START_TIMEOUT`.
+
+None is left behind: the child ends at the end of its stream, the kernel kills it with its parent
+where it can (Linux), and whoever runs an `EngineProcess` and is cancelled kills the child first.
+The child gets its own session, so that an interrupt from the terminal reaches the node alone,
+which then ends it in good order.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import attrs
+import trio
+from sealring_protocol.codec.encoding import decode_local, encode
+from sealring_protocol.codec.frame import FrameDecoder, FrameKind, frame_header
+from sealring_protocol.codec.local_messages import LocalMessage
+from sealring_protocol.codec.messages import Bootstrap, Epoch, Ready, Step, StepDone
+from sealring_protocol.errors import RemoteProtocolError
+from sealring_protocol.limits import MAX_SEALED_BODY
+from sealring_protocol.table import Machine
+
+from sealring_trio.engine_states import ENGINE_TABLE, EngineEvent, EngineState
+from sealring_trio.wire import Wire
+
+MAX_LOCAL_BODY: Final = MAX_SEALED_BODY + (1 << 20)
+"""Body of one local frame: a sealed frame's worth and the token ids that no link carries."""
+
+START_TIMEOUT: Final = 120.0
+"""Seconds from the start of an engine to its first message. Imports from a cold disk are slow."""
+
+EXIT_GRACE: Final = 2.0
+"""Seconds that an engine whose stream has ended may take to exit by itself."""
+
+
+@attrs.frozen
+class EngineCommand:
+    """How to start an engine: its *module*, its *arguments* without ``--fd``, and what its
+    environment has beside ours."""
+
+    module: str
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = attrs.field(factory=dict)
+
+    def start(self, fd: int) -> subprocess.Popen[bytes]:
+        """A new process that has *fd* as its socket."""
+        # Not through trio's worker threads: the kernel ties the child's life to the thread that
+        # made it, and worker threads end when they are idle.
+        launcher = (sys.executable, "-m", "sealring_trio.child", self.module)
+        return subprocess.Popen(
+            [*launcher, "--fd", str(fd), *self.arguments],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **self.environment},
+            pass_fds=[fd],
+            start_new_session=True,
+        )
+
+
+def pack(message: LocalMessage) -> bytes:
+    """The frame of *message*."""
+    parts = encode(message)
+    size = sum(len(part) for part in parts)
+    return b"".join([frame_header(FrameKind.LOCAL, size), *parts])
+
+
+class EngineProcess:
+    """One life of one engine. *heard* gets each of its messages, from the task of `run`."""
+
+    def __init__(self, command: EngineCommand, heard: Callable[[LocalMessage], None]) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            self._process = command.start(theirs.fileno())
+        self._wire = Wire(ours, lambda: None)
+        self._heard = heard
+        self._machine = Machine(ENGINE_TABLE, EngineState.SPAWNED)
+        self._asked: tuple[Epoch, int] | None = None
+        self._scope = trio.CancelScope()
+        self._reason = ""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def state(self) -> EngineState:
+        """What it is doing."""
+        return self._machine.state
+
+    def send(self, message: LocalMessage, data: bytes) -> None:
+        """Send *message*, which is *data* when packed. Lost once the process has ended."""
+        if isinstance(message, Step | StepDone | Bootstrap):
+            self._asked = (message.epoch, 0 if isinstance(message, Bootstrap) else message.n)
+            if self.state in (EngineState.READY, EngineState.BUSY):
+                self._machine.fire(EngineEvent.ASKED)
+        if self.state is not EngineState.DEAD:
+            try:
+                self._wire.send(data)
+            except OSError:
+                self._scope.cancel()  # it is dead, or dying: how is for `_bury` to say
+
+    def end(self, reason: str) -> None:
+        """Kill it. `run` then gives *reason*, or that of an earlier call."""
+        self._reason = self._reason or reason
+        self._scope.cancel()
+
+    async def run(self) -> str:
+        """Talk with it until it has ended; how that came about."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write)
+                    await self._read()
+                    nursery.cancel_scope.cancel()
+        finally:
+            self._machine.fire(EngineEvent.ENDED)
+            self._wire.close()
+            status = await _bury(self._process, EXIT_GRACE if not self._reason else 0.0)
+        return self._reason or status
+
+    async def _write(self) -> None:
+        try:
+            await self._wire.write()
+        except OSError:
+            self._scope.cancel()
+
+    async def _read(self) -> None:
+        decoder = FrameDecoder({FrameKind.LOCAL: MAX_LOCAL_BODY})
+        with trio.move_on_after(START_TIMEOUT) as starting:
+            try:
+                while data := await self._wire.receive():
+                    decoder.receive_data(data)
+                    while not self._reason and (frame := decoder.next_frame()):
+                        starting.deadline = float("inf")
+                        self._hear(decode_local(frame.body))
+            except OSError:
+                return
+            except RemoteProtocolError as error:
+                self._reason = f"it broke the local protocol ({error})"
+        if starting.cancelled_caught and self.state is EngineState.SPAWNED:
+            self._reason = f"it said nothing for {START_TIMEOUT:.0f} s"
+
+    def _hear(self, message: LocalMessage) -> None:
+        if self.state is EngineState.SPAWNED:
+            self._machine.fire(EngineEvent.SPOKE)
+        elif isinstance(message, Step | StepDone | Ready):
+            answered = (message.epoch, 0 if isinstance(message, Ready) else message.n)
+            # Answers come in order, so the one to the latest question is the last.
+            if answered == self._asked and self.state is EngineState.BUSY:
+                self._machine.fire(EngineEvent.ANSWERED)
+        self._heard(message)
+
+
+async def _bury(process: subprocess.Popen[bytes], grace: float) -> str:
+    """Wait for *process*, at most *grace* seconds before it is killed; how it ended."""
+    with trio.CancelScope(shield=True):
+        try:
+            code = await trio.to_thread.run_sync(process.wait, grace)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = await trio.to_thread.run_sync(process.wait)
+    if code < 0:
+        return f"it was ended by {signal.Signals(-code).name}"
+    return f"it exited with code {code}"
