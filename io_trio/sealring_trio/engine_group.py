@@ -10,7 +10,9 @@ all have, each is told where the others are, and joins within a deadline. Nothin
 `init` before every member is ready to, since it waits without end and cannot be called back.
 
 The group stands or falls as one. When a member fails, ends or answers something else, all are
-ended and new ones follow; that counts as one restart. A process joins one group in its life.
+ended and new ones follow; that counts as one restart. A process joins one group in its life, so
+members that are to hold other layers are replaced too; in a new epoch with the same layers the
+group stays, for nothing is wrong with it.
 """
 
 from __future__ import annotations
@@ -88,6 +90,8 @@ class _Crew:
         self.backend = Backend.RING
         self._ports: list[Port] = []
         self._reason = ""
+        self._holds: tuple[bytes, tuple[int, ...], int] | None = None
+        self.planned = False  # it ended for no fault of its own
         self.processes: list[EngineProcess] = []
         self.grouped: Grouped | None = None
         self._joining = trio.Event()
@@ -146,9 +150,8 @@ class _Crew:
         """Send *message* to every member."""
         match message:
             case Bootstrap():
-                if self._machine.state is GroupState.APART:
-                    self._send_each(self._group)
-                self._machine.fire(GroupEvent.ORDERED)
+                if not self._take(message):
+                    return
             case Group():
                 self.end("the node wants it in a collective, and it is one already")
                 return
@@ -157,6 +160,22 @@ class _Crew:
         data = pack(message)
         for process in self.processes:
             process.send(message, data)
+
+    def _take(self, order: Bootstrap) -> bool:
+        """Whether these members can do *order*; if not, others will."""
+        holds = (order.model, order.bounds, order.rank)
+        match self._machine.state:
+            case GroupState.APART:
+                self._send_each(self._group)
+            case GroupState.JOINING | GroupState.JOINED if holds != self._holds:
+                self.planned = True
+                self.end("its members are to hold other layers, which takes another group")
+                return False
+            case _:
+                pass
+        self._holds = holds
+        self._machine.fire(GroupEvent.ORDERED)
+        return True
 
     def _send_each(self, make: Callable[[int], Group]) -> None:
         for member, process in enumerate(self.processes):
@@ -250,8 +269,10 @@ class EngineGroup(Supervisor):
             self._crew.end(reason)
 
     async def _one_life(self) -> str:
-        self._crew = _Crew(self.settings, self._owner)
+        crew = self._crew = _Crew(self.settings, self._owner)
         try:
-            return await self._crew.run(self._commands)
+            reason = await crew.run(self._commands)
+            self._planned = self._planned or crew.planned
+            return reason
         finally:
             self._crew = None

@@ -4,6 +4,7 @@ A process is SPAWNED until it says what its model is, READY while nothing waits 
 BUSY while something does, and DEAD once it has ended, whatever it was before. The members of a
 group are APART until they are told to load, LOADING, JOINING from when all have loaded until the
 group stands, and then JOINED for the rest of their lives: another group takes other processes.
+A new order to load what they hold already changes nothing of that.
 """
 
 from __future__ import annotations

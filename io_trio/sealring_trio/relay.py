@@ -34,6 +34,9 @@ import attrs
 import trio
 from sealring_protocol.codec.messages import Tunnel, TunnelEvent
 from sealring_protocol.codec.wire import Buffer
+from sealring_protocol.control.effects import EndCollective, PrepareCollective
+from sealring_protocol.events import TunnelLost, TunnelMessage
+from sealring_protocol.node import Node
 
 from sealring_trio.ports import belongs_to, reserve
 from sealring_trio.wire import Wire
@@ -296,6 +299,26 @@ class Relays:
         self._owner = owner
         self._number = 0
         self._relay: Relay | None = None
+
+    def carry_out(
+        self, event: TunnelMessage | TunnelLost | PrepareCollective | EndCollective, node: Node
+    ) -> None:
+        """Do what *node* wants."""
+        match event:
+            case TunnelMessage(rank, message):
+                self.message(rank, message)
+            case TunnelLost(rank):
+                self.lost(rank)
+            case EndCollective(number):
+                self.end(number)
+            case PrepareCollective(number, sealed):
+                now = trio.current_time()
+                try:
+                    relay = self.prepare(number, node.rank, node.world, sealed=sealed)
+                except OSError as error:
+                    node.collective_failed(number, f"no port is free: {error.strerror}", now)
+                else:
+                    node.collective_prepared(number, relay.port, relay.relay, now)
 
     def prepare(self, number: int, rank: int, world: int, *, sealed: bool) -> Relay:
         """Open collective *number*, which ends the one before. Raises `OSError`."""

@@ -24,7 +24,16 @@ from typing import Final
 import trio
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from sealring_protocol.codec.local_messages import EngineInfo, Loaded, LocalMessage
-from sealring_protocol.control.effects import Level, Note, RestartEngine, StepTiming, ToEngine
+from sealring_protocol.codec.messages import Tunnel
+from sealring_protocol.control.effects import (
+    EndCollective,
+    Level,
+    Note,
+    PrepareCollective,
+    RestartEngine,
+    StepTiming,
+    ToEngine,
+)
 from sealring_protocol.control.requests import Request, RequestDone, RowOpened, TokenOut
 from sealring_protocol.events import (
     Dial,
@@ -33,15 +42,17 @@ from sealring_protocol.events import (
     NodeEvent,
     SignatureWanted,
     StoreRoster,
+    TunnelLost,
+    TunnelMessage,
 )
 from sealring_protocol.node import Node
 from sealring_protocol.security.identity import Signer
 
-from sealring_trio.engine import Engine
-from sealring_trio.engine_process import EngineCommand
+from sealring_trio.engine import EngineOwner, Supervisor
 from sealring_trio.errors import OperationError
 from sealring_trio.files import replace_file
 from sealring_trio.pump import Pump
+from sealring_trio.relay import Relays
 from sealring_trio.units import format_address, parse_address
 
 log = logging.getLogger("sealring.node")
@@ -107,14 +118,14 @@ class Runtime:
         node: Node,
         *,
         signer: Signer,
-        engine: EngineCommand,
+        engine: Callable[[EngineOwner], Supervisor],
         listen: tuple[str, int],
         store: Path,
     ) -> None:
-        """Run *node*: sign with *signer*, start *engine*, listen at *listen* (host, port), and
-        keep adopted rosters in the file *store*."""
+        """Run *node*: sign with *signer*, keep an *engine* alive, listen at *listen* (host, port),
+        and keep adopted rosters in the file *store*."""
         self.node = node
-        self.engine = Engine(engine, self)
+        self.engine = engine(self)
         self.timings: deque[StepTiming] = deque(maxlen=TIMINGS_KEPT)
         self.weights_read = 0  # bytes, since the present engine began
         self.bytes_sent = 0  # over the links, since the node began
@@ -128,6 +139,8 @@ class Runtime:
         self._listen = listen
         self._store = store
         self._pumps: dict[int, Pump] = {}
+        self._relays = Relays(self)
+        self._tunnels: dict[int, Pump] = {}  # by rank, those that were last sent on
         self._streams: dict[int, Stream] = {}
         self._nursery: trio.Nursery | None = None
         self._armed = math.inf
@@ -236,7 +249,7 @@ class Runtime:
 
     def _pump(self, link: int, sock: socket.socket) -> None:
         pump = self._pumps[link] = Pump(self, link, sock)
-        self._spawn(pump.run)
+        self.spawn(pump.run)
         self._settle()
 
     def received(self, link: int, data: bytes) -> None:
@@ -277,6 +290,26 @@ class Runtime:
         self.node.engine_lost(reason, trio.current_time())
         self._settle()
 
+    def engine_pids(self) -> list[int]:
+        """The processes that compute."""
+        return self.engine.pids
+
+    # ------------------------------------------------------------ collectives
+
+    def tunnel(self, rank: int, message: Tunnel) -> None:
+        """Send *message* on the tunnel link with *rank*."""
+        self.node.tunnel(rank, message, trio.current_time())
+        for link in self.node.links_to_flush():  # all others are flushed: it is that link
+            if pump := self._pumps.get(link):
+                self._tunnels[rank] = pump
+                pump.flush()
+        self._settle()
+
+    async def tunnel_idle(self, rank: int) -> None:
+        """Wait until nothing waits on the tunnel link with *rank*."""
+        if (pump := self._tunnels.get(rank)) and pump.busy:
+            await pump.idle()
+
     # --------------------------------------------------------------- effects
 
     def _settle(self) -> None:
@@ -295,6 +328,8 @@ class Runtime:
         match event:
             case ToEngine(message):
                 self.engine.send(message)
+            case TunnelMessage() | TunnelLost() | PrepareCollective() | EndCollective():
+                self._relays.carry_out(event, self.node)
             case TokenOut(uid) | RequestDone(uid):
                 if stream := self._streams.get(uid):
                     stream.put(event)
@@ -303,19 +338,26 @@ class Runtime:
             case Note(level, text):
                 # While it stops, its own closing of links is no news.
                 log.log(logging.DEBUG if self._stopping else _LEVELS[level], "%s", text)
+            case RestartEngine(reason, planned):
+                self.engine.restart(reason, planned=planned)
+            case _:
+                self._carry_out_link(event)
+
+    def _carry_out_link(
+        self, event: Dial | Hangup | EncapsulationWanted | SignatureWanted | StoreRoster
+    ) -> None:
+        match event:
             case Dial():
-                self._spawn(self._dial, event)
+                self.spawn(self._dial, event)
             case Hangup(link, last):
                 if pump := self._pumps.get(link):
                     pump.hang_up(last)
-            case RestartEngine(reason):
-                self.engine.restart(reason)
             case EncapsulationWanted(link, key):
                 self._encapsulate(link, key)
             case SignatureWanted(link, payload):
-                self._spawn(self._sign, link, payload)
+                self.spawn(self._sign, link, payload)
             case StoreRoster(link, data):
-                self._spawn(self._store_roster, link, data)
+                self.spawn(self._store_roster, link, data)
 
     def _watched(self, event: StepTiming | RowOpened) -> None:
         if isinstance(event, StepTiming):
@@ -323,7 +365,8 @@ class Runtime:
         for watcher in self.watchers:
             watcher(event)
 
-    def _spawn(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
+    def spawn(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        """Run *task* beside everything else, as long as the node runs."""
         if self._nursery is None:
             raise RuntimeError("the runtime does not run")
         self._nursery.start_soon(task, *arguments)

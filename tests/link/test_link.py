@@ -8,6 +8,7 @@ from sealring_protocol.codec.frame import FrameKind, frame_header
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
     Accept,
+    Backend,
     Bootstrap,
     CacheCost,
     Close,
@@ -42,7 +43,7 @@ from tests.sim.cluster import make_roster, signer
 
 EPOCH = Epoch(5, 1)
 READY = Ready(NO_EPOCH, b"m" * 32, 0, 0, 6, DType.F32, 8, True, 1, CacheCost(0, 0))
-ORDER = Bootstrap(EPOCH, 1, 1, True, 1000, b"m" * 32, (0, 2, 4, 6))
+ORDER = Bootstrap(EPOCH, Backend.PIPELINE, 1, True, 1000, b"m" * 32, (0, 2, 4, 6))
 STEP = Step(EPOCH, 1, bytes(16))
 DONE = StepDone(EPOCH, 1)
 

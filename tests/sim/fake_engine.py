@@ -214,6 +214,8 @@ class FakeEngine:
         assert self.order is not None
         assert step.epoch == self.order.epoch
         assert step.failed is None
+        if self.dead:
+            return self._fail(step, FailureKind.ENGINE_ERROR, "a step before this one failed")
         try:
             change = self.ledger.apply(step)
             if self.ledger.digest(step.n) != step.digest:
