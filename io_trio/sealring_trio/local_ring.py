@@ -34,8 +34,8 @@ from sealring_trio.roster_files import build_roster, make_draft, make_member
 START_TIMEOUT: Final = 60.0
 """Seconds from the start of a node to its word that it is up."""
 
-STOP_TIMEOUT: Final = 10.0
-"""Seconds that a node may take to end in good order."""
+STOP_TIMEOUT: Final = 40.0
+"""Seconds that a node may take to end in good order: it finishes what runs first, for 30 at most."""
 
 _DAY_MS: Final = 24 * 3600 * 1000
 

@@ -145,6 +145,8 @@ def test_keys_come_and_go_while_the_head_runs(team: Served) -> None:
         ({"origin": "null"}, "wrong_origin"),
         ({"origin": "http://127.0.0.1:1"}, "wrong_origin"),
         ({"origin": "http://["}, "wrong_origin"),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, "wrong_site"),
+        ({"sec-fetch-site": "same-site", "sec-fetch-mode": "cors"}, "wrong_site"),
     ],
 )
 def test_a_page_of_another_origin_gets_nothing(

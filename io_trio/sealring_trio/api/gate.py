@@ -16,12 +16,15 @@ from __future__ import annotations
 import ipaddress
 import logging
 import secrets
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 from urllib.parse import urlsplit
 
 import attrs
 import trio
+from sealring_protocol.codec.wire import clip
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -34,6 +37,9 @@ log = logging.getLogger("sealring.api")
 
 MAX_IN_FLIGHT: Final = 1024
 """Requests that are being answered at once, of all kinds."""
+
+MAX_OF_ONE: Final = MAX_IN_FLIGHT // 2
+"""Of these, those with one key: slow bodies with it leave room for everybody else's."""
 
 MAX_HEADER: Final = 16 << 10
 """Bytes of a request's header."""
@@ -49,6 +55,9 @@ PREFIXES: Final[Mapping[str, str]] = {
 """How the ids of answers begin; those of other requests begin with ``req-``."""
 
 _REFUSAL_SECONDS: Final = 1.0
+_SHOWN: Final = 200
+_FOREIGN: Final = ("cross-site", "same-site")
+_VISIT: Final = "navigate"
 
 _HEADERS: Final = {
     "x-content-type-options": "nosniff",
@@ -87,6 +96,7 @@ class Gate:
         self._app = app
         self._head = head
         self._in_flight = 0
+        self._of_owner: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or answer it here."""
@@ -116,13 +126,28 @@ class Gate:
         try:
             owner = self._admit(scope, path)
             scope.setdefault("state", {})["visitor"] = Visitor(name, owner, trio.current_time())
-            await self._app(scope, receive, answer)
+            with self._counted(owner):
+                await self._app(scope, receive, answer)
         except ApiError as error:
             await error.response()(scope, receive, answer)
         finally:
             self._in_flight -= 1
             self._head.metrics.answered(path, status)
-            log.debug("%s: %s %s: %d", name, scope["method"], path, status)
+            log.debug("%s: %s %s: %d", name, scope["method"], clip(path, _SHOWN), status)
+
+    @contextmanager
+    def _counted(self, owner: str) -> Iterator[None]:
+        """One more request of *owner* is being answered. Raises `ApiError` if that is too many."""
+        if self._head.keys_needed and self._of_owner[owner] >= MAX_OF_ONE:
+            text = "Too many requests with this key are being answered at once."
+            raise unavailable(text, "overloaded")
+        self._of_owner[owner] += 1
+        try:
+            yield
+        finally:
+            self._of_owner[owner] -= 1
+            if not self._of_owner[owner]:
+                del self._of_owner[owner]
 
     def _admit(self, scope: Scope, path: str) -> str:
         """Whose request it is. Raises `ApiError` if it may not pass."""
@@ -166,6 +191,10 @@ class Gate:
         if origin is not None and not _is_at(origin, host):
             message = f"Pages of the origin '{origin}' may not use this server."
             raise ApiError(403, message, "wrong_origin", kind=INVALID, param="origin")
+        # A page's request for a picture or a script names no origin, but says where it is from.
+        if headers.get("sec-fetch-site") in _FOREIGN and headers.get("sec-fetch-mode") != _VISIT:
+            message = "Pages of another site may not use this server."
+            raise ApiError(403, message, "wrong_site", kind=INVALID, param="sec-fetch-site")
 
     def _is_own(self, host: str) -> bool:
         try:
