@@ -106,7 +106,7 @@ def splits_of(info: ModelInfo) -> int:
     """The number of which any divisor is a possible size of a group; 0 if there is none."""
     try:
         model_class, _ = mlx_lm("utils")._get_classes(read_json(info.folder / "config.json"))
-    except (ValueError, KeyError, TypeError):
+    except (AttributeError, LookupError, TypeError, ValueError):
         return 0  # loading says what is wrong
     return info.even if hasattr(model_class, "shard") else 0
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from model_families import FAMILIES, make_model, reference_model
+from model_families import FAMILIES, SHARED, make_model, reference_model
 
 
 @pytest.fixture(scope="session")
@@ -11,6 +11,16 @@ def models(tmp_path_factory) -> dict[str, Path]:
     """A folder for each family."""
     root = tmp_path_factory.mktemp("models")
     return {family: make_model(root / family, family) for family in FAMILIES}
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory) -> dict[str, Path]:
+    """A folder for each family that can be shared."""
+    root = tmp_path_factory.mktemp("shared")
+    return {
+        name: make_model(root / name, family, **changes)
+        for name, (family, changes) in SHARED.items()
+    }
 
 
 @pytest.fixture(scope="session")

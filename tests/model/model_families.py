@@ -75,6 +75,15 @@ FAMILIES = {
     },
 }
 
+SHARED = {
+    "llama": ("llama", {}),
+    "qwen3": ("qwen3", {}),
+    "gpt-oss": ("gpt-oss", {}),
+    # The layers of its forerunner, dense, of a class that knows how to divide them.
+    "qwen3-5": ("qwen3-next", {"model_type": "qwen3_5", "num_experts": 0}),
+}
+"""Families that tensor parallelism takes, as changes of others."""
+
 
 def config_of(family: str, **changes: object) -> dict:
     config = {**_COMMON, **FAMILIES[family], **changes}

@@ -29,9 +29,17 @@ def ring_of(rank: int, size: int, hosts: Sequence[tuple[str, int]] = ()) -> Grou
 
 class Members(Ring):
     """*size* engines for each stage of *bounds*, each stage's a group; the head's side as of a
-    ring. Every answer of a stage is checked to be the same from all of its members."""
+    ring. Every answer of a stage is checked to be the same from all of its members. *options* are
+    the last member's."""
 
-    def __init__(self, folder: Path, bounds: Sequence[int] | None = None, size: int = 2) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        bounds: Sequence[int] | None = None,
+        *,
+        size: int = 2,
+        options: Sequence[str] = (),
+    ) -> None:
         self.info = describe(folder)
         self.bounds = tuple(bounds or (0, len(self.info.layers)))
         self.size = size
@@ -39,7 +47,10 @@ class Members(Ring):
         self.book = self
         self.uids = iter(range(1, 1 << 30))
         self.last, self.text, self.told = {}, {}, {}
-        self.stages = [[Child(folder) for _ in range(size)] for _ in self.bounds[1:]]
+        self.stages = [
+            [Child(folder, *(options if member == size - 1 else ())) for member in range(size)]
+            for _ in self.bounds[1:]
+        ]
         self.loaded: list[list[Loaded]] = []
         self.grouped: list[list[Grouped]] = []
         self.ready: list[list[Ready]] = []

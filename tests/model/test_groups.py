@@ -1,0 +1,282 @@
+"""Groups of real engine processes over MLX's ring: the text of one process, and what goes wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import attrs
+import pytest
+from model_child import Child
+from model_families import SHARED
+from model_groups import Members, free_hosts, ring_of
+from model_rings import Ring, place_of
+from sealring_model.group import environment
+from sealring_model.loading import describe
+from sealring_protocol.codec.local_messages import Group, Loaded
+from sealring_protocol.codec.messages import (
+    Backend,
+    Decode,
+    Epoch,
+    FailureKind,
+    Open,
+    Prefill,
+    StepDone,
+)
+
+PROMPT = [(7 * i * i + 3 * i) % 251 for i in range(40)]
+
+ROWS = (
+    {"logprobs": 20},
+    {"temperature": 0.8, "seed": 3},
+    {"temperature": 1.0, "top_p": 0.7, "seed": 4, "logprobs": 5},
+    {"repetition": 1.3, "frequency": 0.4, "presence": 0.2, "logprobs": 20},
+    {"bias": ((5, 2.0), (77, 1.5))},
+    {"temperature": 0.7, "top_k": 12, "min_p": 0.05, "seed": 9, "repetition": 1.1},
+    {},
+    {"logprobs": 0},
+)
+"""How the rows of a batch are sampled: greedily and not, adjusted and not, told and not."""
+
+
+LIMIT = 24 << 20
+"""Bytes that the last member of a group may use."""
+
+
+def serve(ring: Ring) -> None:
+    """Eight rows join and leave, one goes on from a snapshot, and one is read in pieces."""
+    uids = [ring.admit(PROMPT[i : 12 + 3 * i], **ROWS[i]) for i in range(3)]
+    ring.decode(join=uids)
+    ring.decode()
+    uids += [ring.admit(PROMPT[i : 9 + 4 * i], **ROWS[i]) for i in range(3, 8)]
+    ring.decode(join=uids[3:])
+    for _ in range(4):
+        ring.decode()
+    handle = ring.save(uids[2], evict=uids[:2])
+    kept = ring.author.ledger.snaps[handle]
+    row = [*PROMPT[2:18], *ring.text[uids[2]]]
+    again = ring.open_from(handle, kept, row, generated=len(ring.text[uids[2]]), **ROWS[5])
+    pieces = ring.admit(PROMPT, chunk=7, **ROWS[0])
+    ring.decode(join=[again, pieces], evict=uids[5:6])
+    ring.decode()
+    ring.evict(*ring.author.ledger.rows(0))
+
+
+def told_of(ring: Ring) -> list[float]:
+    return [
+        value
+        for uid in sorted(ring.told)
+        for told in ring.told[uid]
+        for value in (told.chosen, *told.values)
+    ]
+
+
+def check_served(members: Members, folder: Path) -> None:
+    """The rows' text and log probabilities are those of one process."""
+    alone = Ring(folder)
+    for ring in (members, alone):
+        serve(ring)
+    assert members.text == alone.text
+    assert len({token for text in alone.text.values() for token in text}) > 20
+    expected = told_of(alone)
+    assert len(expected) > 300
+    assert told_of(members) == pytest.approx(expected, abs=1e-4)
+
+
+def steps_ahead(members: Members, folder: Path) -> None:
+    """Steps need not wait for the answers of those before."""
+    rings = (members, Ring(folder))
+    uids = [ring.admit(PROMPT, temperature=0.9, seed=8) for ring in rings]
+    for ring, uid in zip(rings, uids, strict=True):
+        ring.decode(join=[uid])
+    group = members.stages[0]
+    steps = [members.author.write(work=Decode(0)) for _ in range(12)]
+    for step in steps:
+        for child in group:
+            child.send(step)
+    drawn = [[members.answer(group, member).ids for _ in steps] for member in (0, 1)]
+    assert drawn == [[rings[1].decode() for _ in steps]] * 2
+
+
+def no_other_place(members: Members, folder: Path) -> None:
+    """A process that is in a group takes no other, and no other place."""
+    child = members.children[0]
+    place = place_of(describe(folder), members.bounds, 0)
+    for order in (attrs.evolve(place, epoch=Epoch(77, 2)), ring_of(0, 2, free_hosts(2))):
+        child.send(order)
+        done = child.receive()
+        assert (done.epoch, done.n) == (Epoch(77, 2), 0)
+        assert done.failed.kind is FailureKind.GROUP
+        assert "must be replaced" in done.failed.message
+
+
+def a_member_dies(members: Members, folder: Path) -> None:
+    """The others tell, of every step that is out; then they end with their node at once."""
+    members.decode(join=[members.admit(PROMPT)])
+    left, gone = members.children
+    gone.process.kill()
+    gone.process.wait()
+    steps = [members.author.write(work=Decode(0)) for _ in range(3)]
+    for step in steps:
+        left.send(step)
+    for step in steps:
+        done = left.receive()
+        assert done.n == step.n
+        assert done.failed.kind is FailureKind.ENGINE_ERROR
+        assert "ring" in done.failed.message
+
+
+def a_member_stops(members: Members, folder: Path) -> None:
+    """One that waits for it is stuck; it ends all the same when its node does."""
+    members.decode(join=[members.admit(PROMPT)])
+    stuck, stopped = members.children
+    os.kill(stopped.process.pid, signal.SIGSTOP)
+    stuck.send(members.author.write(work=Decode(0)))
+    assert stuck.progress().steps_received > 0
+    stuck.sock.close()
+    assert stuck.wait()[0] == 70
+    stopped.process.kill()
+
+
+def one_has_no_room(members: Members, folder: Path) -> None:
+    """It says so at once; the other one waits for it until its node ends it."""
+    first, limited = members.children
+    for uid in range(1000, 1200):
+        members.announce(uid, PROMPT)
+        work = Prefill(uid, 0, len(PROMPT))
+        for step in (
+            members.author.write(open=(Open(uid),)),
+            members.author.write(work=work, ids=tuple(PROMPT)),
+        ):
+            for child in members.children:
+                child.send(step)
+            done = limited.receive()
+            if done.failed:
+                assert done.failed.kind is FailureKind.MEMORY
+                assert first.progress().steps_received == step.n
+                return
+            assert not first.receive().failed
+    raise AssertionError("there was room for everything")
+
+
+AFTER = {
+    "llama": (steps_ahead, no_other_place),
+    "qwen3": (a_member_dies,),
+    "gpt-oss": (a_member_stops,),
+    "qwen3-5": (one_has_no_room,),
+}
+
+
+@pytest.mark.parametrize("family", SHARED)
+def test_a_group_of_two_gives_what_one_process_gives(shared, family):
+    folder = shared[family]
+    info = describe(folder)
+    with Members(folder, options=("--memory-limit", str(LIMIT))) as members:
+        check_served(members, folder)
+        for (loaded, grouped, ready), _ in zip(_members(members), range(2), strict=True):
+            assert loaded.held < 0.7 * info.size
+            assert grouped.size == 2
+            assert 0 < grouped.sum_us < grouped.token_us
+            assert (ready.first, ready.last) == (0, len(info.layers))
+            assert ready.cost.per_token == info.cost.per_token // 2
+        for go_on in AFTER[family]:
+            go_on(members, folder)
+
+
+def _members(members: Members):
+    return zip(members.loaded[0], members.grouped[0], members.ready[0], strict=True)
+
+
+def test_two_stages_of_two(shared):
+    folder = shared["llama"]
+    with Members(folder, (0, 2, 5)) as members:
+        check_served(members, folder)
+
+
+# ------------------------------------------------------------- what goes wrong
+
+
+def test_a_group_that_does_not_come_about(shared):
+    """Shares that there cannot be, groups that nobody prepared; and a peer that never comes."""
+    info = describe(shared["llama"])
+    place = place_of(info, (0, 5), 0)
+    with Child(shared["llama"]) as child:
+        assert child.info().splits == 2
+        child.send(ring_of(0, 2, free_hosts(2)))
+        assert "no share" in refusal(child, FailureKind.GROUP)
+        child.send(Group(Backend.JACCL, 0, 2, 1000))
+        child.send(place)
+        assert refusal(child, FailureKind.GROUP) == "this MLX has no jaccl back end"
+        child.send(ring_of(2, 3))
+        child.send(place)
+        assert "heads (4, 2) do not divide among 3 ranks" in refusal(child, FailureKind.LOAD)
+        # Of one alone the share is the whole.
+        child.send(ring_of(0, 1))
+        assert child.start(place).cost.per_token == info.cost.per_token
+        child.send(ring_of(1, 2))
+        child.send(place)
+        assert isinstance(child.receive(), Loaded)
+        child.send(ring_of(0, 2, free_hosts(2)))
+        assert "no share" in refusal(child, FailureKind.GROUP)
+        child.send(attrs.evolve(ring_of(1, 2, free_hosts(2)), deadline_ms=0))
+        assert child.wait()[0] == -signal.SIGALRM
+
+
+def refusal(child: Child, kind: FailureKind) -> str:
+    done = child.receive()
+    assert isinstance(done, StepDone)
+    assert (done.n, done.failed.kind) == (0, kind)
+    return done.failed.message
+
+
+PEER = """
+import json, os, sys
+import mlx.core as mx
+group = mx.distributed.init(strict=True, backend="ring")
+mx.eval(mx.distributed.all_sum(mx.array(4.0), group=group))
+sys.stdin.read()
+"""
+
+
+def test_a_sum_that_is_wrong(shared, tmp_path):
+    """The peer says 4 where every member says 1."""
+    hosts = free_hosts(2)
+    hostfile = tmp_path / "hosts.json"
+    variables = environment(ring_of(1, 2, hosts), hostfile)
+    peer = subprocess.Popen(
+        [sys.executable, "-c", PEER], env={**os.environ, **variables}, stdin=subprocess.PIPE
+    )
+    with peer, Child(shared["llama"]) as child:
+        child.info()
+        child.send(ring_of(0, 2))
+        child.send(place_of(describe(shared["llama"]), (0, 5), 0))
+        assert isinstance(child.receive(), Loaded)
+        child.send(ring_of(0, 2, hosts))
+        assert refusal(child, FailureKind.GROUP) == "a sum of ones over 2 members was 5"
+        peer.stdin.close()
+
+
+ENVIRONMENTS = {
+    Backend.RING: {"MLX_RANK": "1", "MLX_HOSTFILE": "{file}"},
+    Backend.JACCL: {"MLX_RANK": "1", "MLX_JACCL_COORDINATOR": "10.0.0.1:7001"},
+    Backend.NCCL: {
+        "MLX_RANK": "1",
+        "MLX_WORLD_SIZE": "2",
+        "NCCL_HOST_IP": "10.0.0.1",
+        "NCCL_PORT": "7001",
+    },
+}
+
+
+@pytest.mark.parametrize("backend", ENVIRONMENTS)
+def test_what_mlx_finds_in_its_environment(tmp_path, backend):
+    hosts = (("10.0.0.1", 7001), ("127.0.0.1", 7002))
+    file = tmp_path / "hosts.json"
+    found = environment(Group(backend, 1, 2, 1000, hosts), file)
+    assert found == {k: v.format(file=file) for k, v in ENVIRONMENTS[backend].items()}
+    if backend is Backend.RING:
+        assert json.loads(file.read_text()) == [["10.0.0.1:7001"], ["127.0.0.1:7002"]]
+    else:
+        assert not file.exists()
