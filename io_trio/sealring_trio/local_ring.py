@@ -35,7 +35,7 @@ START_TIMEOUT: Final = 60.0
 """Seconds from the start of a node to its word that it is up."""
 
 STOP_TIMEOUT: Final = 40.0
-"""Seconds that a node may take to end in good order: it finishes what runs first, for 30 at most."""
+"""Seconds that a node may take to end in good order: it lets what runs finish, for 30 at most."""
 
 _DAY_MS: Final = 24 * 3600 * 1000
 
@@ -128,7 +128,8 @@ def write_cluster(
             f'model = "{model}"',
             f'api = "{api}"',
             *([f"layers = {list(layers)}"] if layers else []),
-            *(f"{key} = {json.dumps(value)}" for key, value in options.items()),
+            # On one machine nothing is to be found out about the links: a pipeline, unless asked.
+            *(f"{key} = {json.dumps(value)}" for key, value in ({"strategy": "pp"} | options).items()),
         ]
         configs.append(folder / f"{name}.toml")
         configs[-1].write_text("\n".join(lines) + "\n")
