@@ -12,16 +12,21 @@ from typing import Annotated, Final, Literal
 
 import attrs
 import pydantic
+from sealring_protocol.limits import MAX_WORLD
 
+from sealring_trio.errors import UserError
 from sealring_trio.toml_file import read_toml
 from sealring_trio.units import parse_address, parse_size
 
 SuiteName = Literal["aes-256-gcm", "chacha20-poly1305"]
-StrategyName = Literal["auto", "pp", "single"]
+StrategyName = Literal["auto", "tp", "pp", "single"]
+CollectivesName = Literal["sealed", "trusted-link"]
+BackendName = Literal["auto", "ring", "jaccl", "nccl"]
 
 NO_API: Final = "off"
 DEFAULT_API: Final = "127.0.0.1:7480"
 DEFAULT_TIMEOUT: Final = 600.0
+DEFAULT_GROUP_TIMEOUT: Final = 20.0
 
 
 def _check_address(value: str) -> str:
@@ -68,7 +73,24 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
     timeout: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)] = pydantic.Field(
         default=DEFAULT_TIMEOUT, description="seconds that a request of the API may take"
     )
-    strategy: StrategyName = pydantic.Field(default="auto", description="how the ranks work")
+    strategy: StrategyName = pydantic.Field(
+        default="auto",
+        description="how the ranks work: 'tp' shares out every layer, 'pp' deals them out (head)",
+    )
+    collectives: CollectivesName = pydantic.Field(
+        default="sealed",
+        description="'trusted-link' if what the ranks sum may go unsealed between them",
+    )
+    backend: BackendName = pydantic.Field(
+        default="auto", description="what carries the sums of tensor parallelism"
+    )
+    tp: int = pydantic.Field(
+        default=1, ge=1, le=MAX_WORLD, description="processes of this node that share its layers"
+    )
+    group_timeout: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)] = pydantic.Field(
+        default=DEFAULT_GROUP_TIMEOUT,
+        description="seconds that the ranks of a collective may take to find each other",
+    )
     groups: int = pydantic.Field(
         default=0, ge=0, le=64, description="batches in flight; as many as pay if 0 (head)"
     )
@@ -113,6 +135,10 @@ class Config:
     api: tuple[str, int] | None
     timeout: float
     strategy: StrategyName
+    collectives: CollectivesName
+    backend: BackendName
+    tp: int
+    group_timeout: float
     groups: int
     rows: int
     queue: int
@@ -127,10 +153,16 @@ class Config:
         return self.state / "control.sock"
 
 
-def load_config(path: Path) -> Config:
-    """The config at *path*. Raises `UserError` that names the key and its line."""
+def load_config(path: Path, strategy: StrategyName | None = None) -> Config:
+    """The config at *path*; *strategy*, if given, in place of its own.
+
+    Raises `UserError` that names the key and its line.
+    """
     file = read_toml(path, NodeFile, "config file")
+    if strategy is not None:
+        file = file.model_copy(update={"strategy": strategy})
     base = path.resolve().parent
+    _check_collectives(path, file)
     state = file.state if file.state is not None else f"{path.stem}.state"
     return Config(
         path=path,
@@ -144,6 +176,10 @@ def load_config(path: Path) -> Config:
         api=None if file.api == NO_API else parse_address(file.api),
         timeout=file.timeout,
         strategy=file.strategy,
+        collectives=file.collectives,
+        backend=file.backend,
+        tp=file.tp,
+        group_timeout=file.group_timeout,
         groups=file.groups,
         rows=file.rows,
         queue=file.queue,
@@ -152,6 +188,28 @@ def load_config(path: Path) -> Config:
         state=base / state,
         keylog=None if file.keylog is None else base / file.keylog,
     )
+
+
+def _check_collectives(path: Path, file: NodeFile) -> None:
+    """Raise `UserError` for keys that are right alone and cannot go together."""
+    unsealable = file.backend in ("jaccl", "nccl")
+    if unsealable and file.collectives == "sealed" and file.tp == 1:
+        raise UserError(
+            f"{path}: backend = '{file.backend}' cannot be sealed, and collectives = 'sealed'",
+            "Use backend = 'ring', or say collectives = 'trusted-link' if the network between the "
+            "ranks is yours alone.",
+        )
+    if file.backend == "jaccl" and file.tp > 1:
+        raise UserError(
+            f"{path}: backend = 'jaccl' is for several machines, and tp = {file.tp} for one",
+            "Use backend = 'auto', 'ring' or 'nccl'.",
+        )
+    if file.strategy == "tp" and file.layers:
+        raise UserError(
+            f"{path}: layers = {file.layers} deals layers out, and strategy = 'tp' shares out all "
+            "of them",
+            "Leave 'layers' out, or use strategy = 'pp'.",
+        )
 
 
 def _file_or_value(base: Path, value: str) -> str:

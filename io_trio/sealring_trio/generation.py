@@ -31,7 +31,8 @@ from sealring_protocol.errors import LocalProtocolError
 
 from sealring_trio.errors import OperationError
 from sealring_trio.marks import StopText
-from sealring_trio.runtime import Runtime, Stream
+from sealring_trio.request_stream import Stream
+from sealring_trio.runtime import Runtime
 from sealring_trio.trace import Trace, Tracer
 
 log = logging.getLogger("sealring")

@@ -37,6 +37,9 @@ START_TIMEOUT: Final = 60.0
 STOP_TIMEOUT: Final = 40.0
 """Seconds that a node may take to end in good order: it lets what runs finish, for 30 at most."""
 
+_OPTIONS: Final = {"strategy": "pp"}
+"""What is said unless something else is: on one machine there is nothing to find out."""
+
 _DAY_MS: Final = 24 * 3600 * 1000
 
 
@@ -128,8 +131,7 @@ def write_cluster(
             f'model = "{model}"',
             f'api = "{api}"',
             *([f"layers = {list(layers)}"] if layers else []),
-            # On one machine nothing is to be found out about the links: a pipeline, unless asked.
-            *(f"{key} = {json.dumps(value)}" for key, value in ({"strategy": "pp"} | options).items()),
+            *(f"{key} = {json.dumps(value)}" for key, value in {**_OPTIONS, **options}.items()),
         ]
         configs.append(folder / f"{name}.toml")
         configs[-1].write_text("\n".join(lines) + "\n")

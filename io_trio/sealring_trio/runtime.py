@@ -53,6 +53,7 @@ from sealring_trio.errors import OperationError
 from sealring_trio.files import replace_file
 from sealring_trio.pump import Pump
 from sealring_trio.relay import Relays
+from sealring_trio.request_stream import Stream
 from sealring_trio.units import format_address, parse_address
 
 log = logging.getLogger("sealring.node")
@@ -81,28 +82,6 @@ _LEVELS: Final = {
     Level.WARNING: logging.WARNING,
     Level.ERROR: logging.ERROR,
 }
-
-
-class Stream:
-    """What comes of one request: tokens, and then its end."""
-
-    def __init__(self) -> None:
-        self._events: deque[TokenOut | RequestDone] = deque()
-        self._wake = trio.Event()
-
-    def put(self, event: TokenOut | RequestDone) -> None:
-        """The node gave *event*."""
-        self._events.append(event)
-        self._wake.set()
-
-    async def take(self) -> list[TokenOut | RequestDone]:
-        """The events since the last call, in order; waits for one if there are none."""
-        while not self._events:
-            self._wake = trio.Event()
-            await self._wake.wait()
-        events = list(self._events)
-        self._events.clear()
-        return events
 
 
 def wall_ms() -> int:

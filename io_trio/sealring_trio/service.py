@@ -12,13 +12,16 @@ import logging
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import attrs
 import trio
-from sealring_protocol.control.plan import Strategy
+from sealring_model.loading import ModelInfo
+from sealring_protocol.codec.messages import Backend
+from sealring_protocol.control.plan import Collectives, Strategy
 from sealring_protocol.control.rows import SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import MAX_WORLD
@@ -30,6 +33,8 @@ from sealring_trio.api.server import ApiServer, check_keys
 from sealring_trio.config import Config
 from sealring_trio.control import serve_control
 from sealring_trio.dashboard.pages import routes as dashboard_routes
+from sealring_trio.engine import Engine, EngineOwner, Supervisor
+from sealring_trio.engine_group import EngineGroup, GroupSettings
 from sealring_trio.engine_process import EngineCommand
 from sealring_trio.errors import UserError
 from sealring_trio.generation import Generator
@@ -85,16 +90,37 @@ def prepare(config: Config) -> Prepared:
             f"model of {len(info.layers)} layers",
             "Give one number for each rank; they add up to the model's. See: sealring plan --help",
         )
-    if config.strategy == "single" and world > 1:
-        raise UserError(
-            f"{config.path}: strategy = 'single' runs on one rank, and the roster has {world}",
-            "Use 'auto' or 'pp', or a roster with one member.",
-        )
+    _check_strategy(config, world, info)
     if roster.roster.rank(own) == 0:
         check_keys(config)
     for note in info.notes:
         log.info("%s (see: sealring digest --help)", note)
     return Prepared(config, signer, coordinator, roster, model)
+
+
+def _check_strategy(config: Config, world: int, info: ModelInfo) -> None:
+    """Raise `UserError` for a strategy that cannot be with *world* ranks and this model. Whether
+    mlx-lm can share out a model of this class, and over what, is for the engine to find."""
+    if config.strategy == "single" and world > 1:
+        raise UserError(
+            f"{config.path}: strategy = 'single' runs on one rank, and the roster has {world}",
+            "Use 'auto', 'tp' or 'pp', or a roster with one member.",
+        )
+    if config.strategy == "tp" and world > 1 and config.tp > 1:
+        raise UserError(
+            f"{config.path}: strategy = 'tp' makes one collective of all {world} ranks, and "
+            f"tp = {config.tp} one of this node alone",
+            "Use strategy = 'pp': the ranks are its stages, and each may have a 'tp' of its own.",
+        )
+    parts = config.tp if config.tp > 1 else world if config.strategy == "tp" else 1
+    if info.even % parts:
+        heads = " and ".join(map(str, info.heads))
+        key = f"tp = {config.tp}" if config.tp > 1 else f"strategy = 'tp' with {world} ranks"
+        raise UserError(
+            f"{config.path}: {key} does not fit a model with {heads} heads: they cannot be "
+            "shared out evenly",
+            f"Take a divisor of {info.even}, or use strategy = 'pp'.",
+        )
 
 
 def _newest_roster(config: Config, coordinator: bytes) -> SignedRoster:
@@ -129,6 +155,8 @@ def build_runtime(prepared: Prepared) -> Runtime:
             suites=tuple(SUITES[name] for name in config.suites),
             strategy=Strategy(config.strategy),
             layers=config.layers,
+            collectives=Collectives(config.collectives == "trusted-link", _backend(config)),
+            group_seconds=config.group_timeout,
             key_log=None if config.keylog is None else KeyLog(config.keylog).write,
             scheduler=SchedulerConfig(
                 groups=config.groups,
@@ -145,10 +173,22 @@ def build_runtime(prepared: Prepared) -> Runtime:
     return Runtime(
         node,
         signer=prepared.signer,
-        engine=EngineCommand(ENGINE_MODULE, tuple(arguments)),
+        engine=_engine(config, EngineCommand(ENGINE_MODULE, tuple(arguments))),
         listen=config.listen,
         store=config.state / _KEPT_ROSTER,
     )
+
+
+def _backend(config: Config) -> Backend | None:
+    return None if config.backend == "auto" else Backend[config.backend.upper()]
+
+
+def _engine(config: Config, command: EngineCommand) -> Callable[[EngineOwner], Supervisor]:
+    """What supervises the engine: one process, or several that are one."""
+    if config.tp == 1:
+        return partial(Engine, command)
+    settings = GroupSettings(config.tp, _backend(config), config.group_timeout)
+    return partial(EngineGroup, command, settings=settings)
 
 
 async def serve(prepared: Prepared, lifeline: int | None) -> None:

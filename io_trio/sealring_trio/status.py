@@ -6,14 +6,17 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import attrs
 import psutil  # type: ignore[import-untyped]
 import trio
-from sealring_protocol.codec.messages import Decode
+from sealring_protocol.codec.messages import Backend, Bootstrap, Decode
 from sealring_protocol.control.follower import Follower
 from sealring_protocol.control.head import Head
 from sealring_protocol.control.plan import Strategy
 from sealring_protocol.security.roles import Purpose
 
+from sealring_trio.engine import Supervisor
+from sealring_trio.engine_group import EngineGroup
 from sealring_trio.runtime import Runtime
 from sealring_trio.suites import SUITE_NAMES
 
@@ -25,6 +28,7 @@ def describe_node(runtime: Runtime, model: Path) -> dict[str, Any]:
     links = node.links()
     up = {(rank, purpose) for rank, purpose, _ in links}
     info = node.engine_info
+    collective = collective_of(node.brain)
     return {
         "rank": node.rank,
         "world": node.world,
@@ -41,10 +45,13 @@ def describe_node(runtime: Runtime, model: Path) -> dict[str, Any]:
         **_place(runtime),
         "weights_read": runtime.weights_read,
         "weights_held": node.loaded.held if node.loaded else 0,
-        "memory": _memory(runtime.engine.pid),
+        "memory": sum(map(_memory, runtime.engine.pids)),
         "daemon_memory": psutil.Process().memory_info().rss,
         "tasks": trio.lowlevel.current_statistics().tasks_living,
         "engine_pid": runtime.engine.pid or 0,
+        "engine_pids": runtime.engine.pids,
+        "engine_state": runtime.engine.state,
+        "members": _members(runtime.engine),
         "engine_restarts": runtime.engine.restarts,
         "hop_us": hop_quantiles(runtime),
         "peers": [
@@ -53,6 +60,8 @@ def describe_node(runtime: Runtime, model: Path) -> dict[str, Any]:
                 "name": member.name,
                 "control": (rank, Purpose.CONTROL) in up,
                 "step": (rank, Purpose.STEP) in up,
+                "tunnel": (rank, Purpose.TUNNEL) in up,
+                "collective": collective_link(collective, node.rank, rank),
             }
             for rank, member in enumerate(roster.members)
             if rank != node.rank
@@ -74,7 +83,8 @@ def _place_of_head(brain: Head) -> dict[str, Any]:
         "epoch": membership.epoch.counter,
         "strategy": plan.strategy.value if plan else "",
         "reason": plan.reason if plan else "",
-        "layers": _span(plan.split.bounds, 0) if plan else [],
+        "backend": _backend(plan.backend) if plan else "",
+        "layers": span(plan.layers(0)) if plan else [],
         "requests": brain.scheduler.live if brain.scheduler else 0,
     }
 
@@ -85,28 +95,105 @@ def _place_of_rank(brain: Follower) -> dict[str, Any]:
         "state": "serving" if order else "gathering",
         "missing": [],
         "epoch": brain.epoch.counter,
-        "strategy": Strategy.PIPELINE.value if order else "",
+        "strategy": _strategy(order).value if order else "",
         "reason": "",
-        "layers": _span(order.bounds, order.rank) if order else [],
+        "backend": _backend(order.backend) if order else "",
+        "layers": span(_layers(order)) if order else [],
         "requests": 0,
     }
 
 
-def _span(bounds: tuple[int, ...], rank: int) -> list[int]:
-    """First layer of *rank*, and the one after its last."""
-    return [bounds[rank], bounds[rank + 1]]
+def _strategy(order: Bootstrap) -> Strategy:
+    return Strategy.PIPELINE if order.backend is Backend.PIPELINE else Strategy.TENSOR
 
 
-def _memory(pid: int | None) -> int:
+def _layers(order: Bootstrap) -> range:
+    place = order.rank if order.backend is Backend.PIPELINE else 0
+    return range(order.bounds[place], order.bounds[place + 1])
+
+
+def _backend(backend: Backend) -> str:
+    return "" if backend is Backend.PIPELINE else backend.name.lower()
+
+
+def span(layers: range) -> list[int]:
+    """The first of *layers*, and the one after the last."""
+    return [layers.start, layers.stop]
+
+
+@attrs.frozen
+class Collective:
+    """What the ranks of the present epoch sum over, in plain words for each link."""
+
+    backend: Backend
+    world: int
+    trusted: bool
+
+
+def collective_of(brain: Head | Follower) -> Collective | None:
+    """The collective that *brain* is in; None in a pipeline, and alone."""
+    if isinstance(brain, Head):
+        plan = brain.plan
+        if plan is None or plan.strategy is not Strategy.TENSOR:
+            return None
+        return Collective(plan.backend, plan.world, plan.trusted)
+    order = brain.order
+    if order is None or order.backend is Backend.PIPELINE:
+        return None
+    return Collective(order.backend, order.world, order.trusted)
+
+
+def describe_collective(brain: Head | Follower) -> dict[str, Any] | None:
+    """What carries the sums between the ranks, and for each link whether it is sealed."""
+    collective = collective_of(brain)
+    if collective is None:
+        return None
+    ranks = range(collective.world)
+    pairs = [(near, far) for near in ranks for far in ranks if near < far]
+    told = {pair: collective_link(collective, *pair) for pair in pairs}
+    return {
+        "backend": collective.backend.name.lower(),
+        "sealed": not collective.trusted,
+        "links": [{"ranks": list(pair), "sums": text} for pair, text in told.items() if text],
+    }
+
+
+def collective_link(collective: Collective | None, near: int, far: int) -> str:
+    """What goes between ranks *near* and *far* when all sum up, and whether it is sealed."""
+    if collective is None or near == far:
+        return ""
+    ring = collective.backend is Backend.RING
+    if ring and (near - far) % collective.world not in (1, collective.world - 1):
+        return ""  # they are no neighbours
+    name = collective.backend.name.lower()
+    if collective.trusted:
+        return f"NOT SEALED: {name} goes beside the sealed links, as the config allows"
+    return f"sealed: {name} goes through the tunnel link"
+
+
+def _members(engine: Supervisor) -> dict[str, Any] | None:
+    """The processes that share this node's layers, if several do."""
+    if not isinstance(engine, EngineGroup):
+        return None
+    backend, grouped = engine.grouped or (None, None)
+    return {
+        "size": engine.settings.size,
+        "backend": backend.name.lower() if backend else "",
+        "sum_us": grouped.sum_us if grouped else 0,
+        "token_us": grouped.token_us if grouped else 0,
+        "sums": "not sealed, and never leave this machine",
+    }
+
+
+def _memory(pid: int) -> int:
     with contextlib.suppress(psutil.Error):
-        if pid is not None:
-            return int(psutil.Process(pid).memory_info().rss)
+        return int(psutil.Process(pid).memory_info().rss)
     return 0
 
 
 def hop_quantiles(runtime: Runtime) -> dict[str, Any] | None:
-    """Median and p99 of a hop in decode steps, microseconds; None before the first, and for a
-    single rank, which has no hops.
+    """Median and p99 of a hop in decode steps, microseconds; None before the first, and where
+    there are none: on a single rank, and in tensor parallelism.
 
     A step's time as the head sees it, less what the ranks computed, waited and sealed, shared among
     its hops.
@@ -114,7 +201,7 @@ def hop_quantiles(runtime: Runtime) -> dict[str, Any] | None:
     hops = sorted(
         timing.away_us / runtime.node.world
         for timing in runtime.timings
-        if isinstance(timing.work, Decode)
+        if isinstance(timing.work, Decode) and not timing.parallel
     )
     if not hops or runtime.node.world == 1:
         return None

@@ -18,7 +18,7 @@ from sealring_trio.api.errors import ApiError
 from sealring_trio.api.head import ApiHead
 from sealring_trio.api.health import faults
 from sealring_trio.api.history import count_rows
-from sealring_trio.status import hop_quantiles
+from sealring_trio.status import describe_collective, hop_quantiles, span
 from sealring_trio.suites import SUITE_NAMES
 from sealring_trio.trace import Trace
 
@@ -49,6 +49,7 @@ def describe(head: ApiHead) -> dict[str, Any]:
         "epoch": membership.epoch.counter if membership else 0,
         "strategy": brain.plan.strategy.value if isinstance(brain, Head) and brain.plan else "",
         "reason": brain.plan.reason if isinstance(brain, Head) and brain.plan else "",
+        "collective": describe_collective(brain),
         "healthy": not told,
         "faults": told,
         "draining": head.generator.draining,
@@ -70,7 +71,7 @@ def _ranks(head: ApiHead) -> list[dict[str, Any]]:
     links = {(rank, purpose): link for rank, purpose, link in node.links()}
     present = brain.membership.present if isinstance(brain, Head) else {}
     ready = brain.membership.ready if isinstance(brain, Head) else {}
-    bounds = brain.plan.split.bounds if isinstance(brain, Head) and brain.plan else ()
+    plan = brain.plan if isinstance(brain, Head) else None
     world = node.world
     told = []
     for rank, member in enumerate(node.roster.roster.members):
@@ -84,7 +85,9 @@ def _ranks(head: ApiHead) -> list[dict[str, Any]]:
                 "trust": member.trust.name.lower(),
                 "present": rank in present,
                 "ready": rank in ready,
-                "layers": [bounds[rank], bounds[rank + 1]] if len(bounds) > rank + 1 else [],
+                "layers": span(plan.layers(rank)) if plan and rank < plan.world else [],
+                "sum_us": ready[rank].sum_us if rank in ready else 0,
+                "token_us": ready[rank].token_us if rank in ready else 0,
                 "room": ready[rank].room if rank in ready else 0,
                 "memory": done.memory if done else 0,
                 "cache": done.cache if done else 0,

@@ -13,6 +13,7 @@ from sealring_model.loading import ModelInfo
 from sealring_trio.bench.measure import pace
 from sealring_trio.bench.sealing import seal_microseconds
 from sealring_trio.cli.output import print_facts, print_json, print_table
+from sealring_trio.config import CollectivesName, StrategyName
 from sealring_trio.errors import OperationError
 from sealring_trio.local_ring import LocalNode, local_ring
 from sealring_trio.models import TINY, describe_model, find_model
@@ -38,17 +39,21 @@ def demo(
     prompt: str | None = None,
     max_tokens: Positive = 200,
     model: str = TINY,
+    strategy: StrategyName = "pp",
+    collectives: CollectivesName = "sealed",
     json: bool = False,
 ) -> int:
     """Run a whole ring on this machine and prove that its tokens are right.
 
     Makes throwaway keys and a signed roster, starts one node process per
-    rank on loopback, each with its own layers of the model, streams the
-    answer, and then asks one plain mlx-lm process the same. Exit code 1 if
-    the tokens differ.
+    rank on loopback, each with its own layers of the model (or, with
+    --strategy tp, with its share of every layer), streams the answer, and
+    then asks one plain mlx-lm process the same. Exit code 1 if the tokens
+    differ.
 
         sealring demo
         sealring demo --ranks 3 --prompt "Count to twenty."
+        sealring demo --strategy tp
 
     Next: sealring keygen --help, to do the same on machines of your own.
 
@@ -62,6 +67,11 @@ def demo(
         The most tokens to give.
     model
         Folder of another model in f32, or its hub id.
+    strategy
+        'pp': each rank has some of the layers. 'tp': each has its share of
+        every layer, and all sum up what they have. 'auto' chooses.
+    collectives
+        'trusted-link' has those sums go beside the sealed links.
     json
         Print one JSON object.
     """
@@ -69,8 +79,9 @@ def demo(
     info = describe_model(folder)
     asked = prompt if prompt is not None else _default_prompt()
     _say(json, f"Starting {ranks} node processes on loopback ...")
-    with local_ring(ranks, folder) as nodes:
-        _say(json, f"Every hop is sealed. The prompt: {asked}\n")
+    options = {"strategy": strategy, "collectives": collectives}
+    with local_ring(ranks, folder, options=options) as nodes:
+        _say(json, f"Every link is sealed. The prompt: {asked}\n")
         try:
             answer = _ask(nodes[0], asked, max_tokens, json)
         except OperationError as error:
@@ -81,7 +92,7 @@ def demo(
     with single_process(folder) as single:
         yardstick = single.generate(asked, max_tokens)
     sealing = _sealing(states[0]["suite"], info) if ranks > 1 else 0.0
-    report = _report(answer, yardstick, states, sealing)
+    report = _report(answer, yardstick, states, sealing, info.size)
     if json:
         print_json(report)
     else:
@@ -124,7 +135,11 @@ def _answer(head: LocalNode, prompt: str, max_tokens: int) -> Iterator[dict[str,
 
 
 def _report(
-    answer: RingAnswer, single: SingleAnswer, states: list[dict[str, Any]], sealing: float
+    answer: RingAnswer,
+    single: SingleAnswer,
+    states: list[dict[str, Any]],
+    sealing: float,
+    weights: int,
 ) -> dict[str, Any]:
     head = states[0]
     hop = head["hop_us"]
@@ -142,12 +157,15 @@ def _report(
         "suite": head["suite"],
         "inner_seal": head["inner_seal"],
         "strategy": head["strategy"],
+        "reason": head["reason"],
+        "collectives": sorted({p["collective"] for p in head["peers"] if p["collective"]}),
         "ranks": [
             {
                 "rank": state["rank"],
                 "layers": state["layers"],
                 "weights_read": state["weights_read"],
                 "weights_held": state["weights_held"],
+                "share": round(state["weights_held"] / weights, 3),
                 "memory": state["memory"],
             }
             for state in states
@@ -158,11 +176,12 @@ def _report(
 def _show(report: dict[str, Any]) -> None:
     print_table(
         "Who held what",
-        ["rank", "layers", "weights read", "weights held", "memory of its engine"],
+        ["rank", "layers", "share", "weights read", "weights held", "memory of its engine"],
         [
             (
                 str(rank["rank"]),
                 f"{rank['layers'][0]} to {rank['layers'][1] - 1}",
+                f"{rank['share']:.0%}",
                 format_size(rank["weights_read"]),
                 format_size(rank["weights_held"]),
                 format_size(rank["memory"]),
@@ -176,6 +195,8 @@ def _show(report: dict[str, Any]) -> None:
         ("tokens", str(report["tokens"])),
         ("ring", f"{report['ring_tokens_per_s']} tokens/s ({report['strategy']})"),
         ("one process", f"{report['single_tokens_per_s']} tokens/s (mlx-lm)"),
+        ("strategy", f"{report['strategy']}: {report['reason']}"),
+        *(("sums", told) for told in report["collectives"]),
     ]
     if hop:
         facts += [

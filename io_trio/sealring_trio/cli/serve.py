@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import cyclopts
 
 from sealring_trio.cli.output import print_facts, print_json, teller
+from sealring_trio.config import StrategyName
 from sealring_trio.models import TINY, find_model
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def serve(
     *,
     ranks: Positive = 2,
     model: str = TINY,
+    strategy: StrategyName = "pp",
     port: Port = 7480,
     log: Literal["debug", "info", "warning", "error"] = "info",
     trace: bool = False,
@@ -61,6 +63,9 @@ def serve(
     model
         Folder of a model, or its hub id; the one that ships with sealring if
         left out.
+    strategy
+        'pp': each rank has some of the layers. 'tp': each has its share of
+        every layer. 'auto' chooses.
     port
         Port of the API and the dashboard; 0 for any that is free.
     log
@@ -77,7 +82,10 @@ def serve(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     with contextlib.ExitStack() as stack:
         with _progress() as tell:
-            api = stack.enter_context(local_api(ranks, folder, port=port, flags=flags, tell=tell))
+            options = {"strategy": strategy}
+            api = stack.enter_context(
+                local_api(ranks, folder, port=port, options=options, flags=flags, tell=tell)
+            )
         _announce(api, json)
         head = api.nodes[0]
         follow = stack.enter_context(_following(head.log))
@@ -115,6 +123,7 @@ def _announce(api: LocalApi, json: bool) -> None:
                 "api": f"{api.url}/v1",
                 "dashboard": f"{api.url}/",
                 "model": api.model,
+                "strategy": ranks[0]["strategy"],
                 "ranks": [
                     {"pid": n.process.pid, "layers": r["layers"]}
                     for n, r in zip(api.nodes, ranks, strict=True)

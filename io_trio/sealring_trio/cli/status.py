@@ -33,9 +33,15 @@ def status(*, config: Path, json: bool = False) -> None:
     print_facts([(name, value) for name, value in _facts(facts) if value])
     print_table(
         "peers",
-        ["rank", "name", "control link", "step link"],
+        ["rank", "name", "control link", "step link", "sums of tensor parallelism"],
         [
-            (str(peer["rank"]), peer["name"], _link(peer["control"]), _link(peer["step"]))
+            (
+                str(peer["rank"]),
+                peer["name"],
+                _link(peer["control"]),
+                _link(peer["step"]),
+                peer["collective"] or "-",
+            )
             for peer in facts["peers"]
         ],
         numbers_from=9,
@@ -58,8 +64,25 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("suite", facts["suite"]),
         ("inner seal", "on" if facts["inner_seal"] else "off"),
         ("hop", f"{hop['p50']} us median, {hop['p99']} us at p99" if hop else ""),
-        ("engine", f"pid {facts['engine_pid']}, restarted {facts['engine_restarts']} times"),
+        ("engine", _engine(facts)),
+        ("its processes", _members(facts["members"])),
     ]
+
+
+def _engine(facts: dict[str, Any]) -> str:
+    pids = ", ".join(map(str, facts["engine_pids"])) or "none"
+    return f"pid {pids}, {facts['engine_state']}, restarted {facts['engine_restarts']} times"
+
+
+def _members(members: dict[str, Any] | None) -> str:
+    if members is None:
+        return ""
+    if not members["backend"]:
+        return f"{members['size']}, not yet a group"
+    return (
+        f"{members['size']}, each with a share of every layer; {members['backend']}, a sum takes "
+        f"{members['sum_us']} us; sums are {members['sums']}"
+    )
 
 
 def _link(up: bool) -> str:

@@ -10,13 +10,14 @@ from typing import Annotated, Literal
 
 import cyclopts
 
-from sealring_trio.config import load_config
+from sealring_trio.config import StrategyName, load_config
 from sealring_trio.errors import UserError
 
 
 def up(
     config: Path,
     *,
+    strategy: StrategyName | None = None,
     log: Literal["debug", "info", "warning", "error"] = "info",
     trace: bool = False,
     lifeline: Annotated[int | None, cyclopts.Parameter(show=False)] = None,
@@ -37,6 +38,11 @@ def up(
     suites = ["chacha20-poly1305"], state = "desk.state", and for the head
     api = "127.0.0.1:7480" (or "off") and timeout = 600.
 
+    With strategy = "tp" every rank has a share of every layer, and the ranks
+    sum up what they have several times a token; that goes through the sealed
+    links unless collectives = "trusted-link". With tp = 2 this node's layers
+    are shared by two processes, each with a GPU of its own.
+
         sealring up desk.toml
 
     Next, in a second terminal on the head's machine:
@@ -50,6 +56,9 @@ def up(
     ----------
     config
         The node's config file.
+    strategy
+        How the ranks work, in place of what the config says: 'tp' shares out
+        every layer, 'pp' deals them out, 'auto' chooses.
     log
         How much to say on standard error. At 'info' the head says in one line
         where the time of each request went.
@@ -64,7 +73,7 @@ def up(
     )
     logging.getLogger("sealring.steps").setLevel(logging.INFO if trace else logging.WARNING)
     # These take half a second to import, which a mistake in the config need not wait for.
-    settings = load_config(config)
+    settings = load_config(config, strategy)
     import trio  # noqa: PLC0415
 
     from sealring_trio.service import prepare, serve  # noqa: PLC0415
