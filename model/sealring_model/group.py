@@ -84,11 +84,17 @@ def join(order: Group) -> mx.distributed.Group:
 
 
 def environment(order: Group, hostfile: Path) -> dict[str, str]:
-    """What MLX is to find in its environment; for a ring, *hostfile* is written."""
+    """What MLX is to find in its environment; for a ring, *hostfile* is written.
+
+    Raises `GroupError` for an address that MLX would not understand.
+    """
     host, port = order.hosts[0]
     member = {"MLX_RANK": str(order.rank)}
     match order.backend:
         case Backend.RING:
+            for other, _ in order.hosts:
+                if ":" in other:
+                    raise GroupError(f"MLX's ring takes IPv4 addresses, and {other} is none")
             hostfile.write_text(json.dumps([[f"{host}:{port}"] for host, port in order.hosts]))
             return {**member, "MLX_HOSTFILE": str(hostfile)}
         case Backend.JACCL:

@@ -44,6 +44,8 @@ from sealring_model.tensors import memory_of
 from sealring_model.upstream import mlx_lm
 from sealring_model.weights import owner, read_json
 
+_HEADS: Final = (nn.Linear, nn.QuantizedLinear)
+
 
 @attrs.frozen(eq=False)
 class StandIn:
@@ -153,14 +155,11 @@ def _divide(info: ModelInfo, model: nn.Module, stand_in: StandIn) -> None:
         for module in model.modules():
             head = module.get("lm_head")
             if type(head) in _HEADS and not head["weight"].shape[0] % stand_in.size():
-                module.lm_head = SharedHead(head, stand_in)
+                module["lm_head"] = SharedHead(head, stand_in)
     except (AssertionError, ValueError, TypeError, LookupError, RuntimeError) as error:
         raise LoadError(
             f"mlx-lm cannot share this {info.kind} model among {stand_in.size()} ranks: {error}"
         ) from error
-
-
-_HEADS: Final = (nn.Linear, nn.QuantizedLinear)
 
 
 class _LazyReading:
