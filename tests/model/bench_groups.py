@@ -47,7 +47,7 @@ class Theirs:
         for member in self.members:
             member.stdin.write(f"{rows} {tokens} {prompt}\n")
             member.stdin.flush()
-        return [float(member.stdout.readline()) for member in self.members][0]
+        return min([float(member.stdout.readline()) for member in self.members])
 
     def end(self) -> None:
         for member in self.members:
