@@ -31,7 +31,13 @@ from sealring_protocol.codec.local_messages import (
     Loaded,
     LocalMessage,
 )
-from sealring_protocol.codec.messages import Backend, Bootstrap
+from sealring_protocol.codec.messages import (
+    Backend,
+    Bootstrap,
+    Failure,
+    FailureKind,
+    StepDone,
+)
 from sealring_protocol.table import Machine
 
 from sealring_trio.engine import EngineOwner, Supervisor
@@ -60,9 +66,11 @@ class GroupSettings:
 def member_command(command: EngineCommand, member: int, *, devices: str | None) -> EngineCommand:
     """*command* for *member*, with a GPU of its own: the one in that place of *devices*, which are
     those that this process may use (None: all)."""
-    names = [name.strip() for name in devices.split(",")] if devices else []
-    own = names[member] if member < len(names) else str(member)
-    return attrs.evolve(command, environment={**command.environment, DEVICES: own})
+    names = devices.split(",") if devices else list(map(str, range(member + 1)))
+    if member >= len(names):
+        return command  # there are not enough; the back end says so, if it needs them
+    own = {DEVICES: names[member].strip()}
+    return attrs.evolve(command, environment={**command.environment, **own})
 
 
 def choose_backend(wanted: Backend | None, have: int) -> Backend:
@@ -90,6 +98,7 @@ class _Crew:
         self.backend = Backend.RING
         self._ports: list[Port] = []
         self._reason = ""
+        self._claimed = False  # the node wants it in a collective
         self._holds: tuple[bytes, tuple[int, ...], int] | None = None
         self.planned = False  # it ended for no fault of its own
         self.processes: list[EngineProcess] = []
@@ -153,7 +162,7 @@ class _Crew:
                 if not self._take(message):
                     return
             case Group():
-                self.end("the node wants it in a collective, and it is one already")
+                self._claimed = True
                 return
             case _:
                 pass
@@ -162,7 +171,10 @@ class _Crew:
             process.send(message, data)
 
     def _take(self, order: Bootstrap) -> bool:
-        """Whether these members can do *order*; if not, others will."""
+        """Whether these members can do *order*."""
+        if self._claimed:
+            self._refuse(order)
+            return False
         holds = (order.model, order.bounds, order.rank)
         match self._machine.state:
             case GroupState.APART:
@@ -176,6 +188,19 @@ class _Crew:
         self._holds = holds
         self._machine.fire(GroupEvent.ORDERED)
         return True
+
+    def _refuse(self, order: Bootstrap) -> None:
+        """The node wants the engine in a collective of its own."""
+        self._claimed = False
+        failure = Failure(
+            order.rank,
+            FailureKind.GROUP,
+            f"it is a group of {self._settings.size} processes itself (tp in its config), and "
+            "can be a stage of a pipeline alone: use strategy pp",
+        )
+        trio.lowlevel.current_trio_token().run_sync_soon(
+            self._owner.engine_message, StepDone(order.epoch, 0, failed=failure)
+        )
 
     def _send_each(self, make: Callable[[int], Group]) -> None:
         for member, process in enumerate(self.processes):

@@ -2,7 +2,9 @@
 
     python -m tests.io_trio.fake_engine --fd N MODE
 
-says ENGINE_INFO, answers each PING with a PONG of the same echo, and misbehaves as MODE says.
+says ENGINE_INFO, answers each PING with a PONG of the same echo, loads, joins and answers steps as
+an engine does, with token 7 for each, and misbehaves as MODE says. What a member of a group does
+alone is a mode with its number, like ``fails-1``.
 """
 
 from __future__ import annotations
@@ -13,13 +15,33 @@ import socket
 import sys
 import time
 
+import attrs
 from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.frame import FrameDecoder, FrameKind, frame_header
-from sealring_protocol.codec.local_messages import EngineInfo, LocalMessage
-from sealring_protocol.codec.messages import Ping, Pong, Progress
+from sealring_protocol.codec.local_messages import (
+    EngineInfo,
+    Group,
+    Grouped,
+    Loaded,
+    LocalMessage,
+)
+from sealring_protocol.codec.messages import (
+    Backend,
+    Bootstrap,
+    CacheCost,
+    Failure,
+    FailureKind,
+    Ping,
+    Pong,
+    Progress,
+    Ready,
+    Step,
+    StepDone,
+)
 from sealring_protocol.codec.tensor import DType
 
-INFO = EngineInfo(bytes(32), DType.F32, 8, 100, 64, True, 1 << 20, 64, (64, 64))
+RING = 1 << Backend.RING
+INFO = EngineInfo(bytes(32), DType.F32, 8, 100, 64, True, 1 << 20, 64, (64, 64), 4, RING)
 
 
 def frame(message: LocalMessage) -> bytes:
@@ -27,10 +49,59 @@ def frame(message: LocalMessage) -> bytes:
     return frame_header(FrameKind.LOCAL, len(body)) + body
 
 
+class Fake:
+    """What an engine of some *mode* answers."""
+
+    def __init__(self, mode: str) -> None:
+        self.mode, _, only = mode.partition("-")
+        self.only = int(only) if only else None
+        self.group: Group | None = None
+        self.place: Bootstrap | None = None
+
+    def does(self, mode: str) -> bool:
+        """Whether this is one that does so."""
+        member = self.group.rank if self.group else 0
+        return self.mode == mode and self.only in (None, member)
+
+    def answers(self, message: LocalMessage) -> list[LocalMessage]:
+        match message:
+            case Ping(echo=echo):
+                return [Pong(echo, Progress(memory=os.getpid()))]
+            case Bootstrap():
+                self.place = message
+                ready = [] if self.group and not self.group.hosts else [self.ready()]
+                return [Loaded(100, 50, 5), *ready]
+            case Group(hosts=hosts):
+                self.group = message
+                if hosts and self.does("late"):
+                    return []
+                us = 10 * (message.rank + 1)
+                return [Grouped(message.size, us, us), self.ready()] if hosts else []
+            case Step():
+                return [self.step(message)]
+            case _:
+                return []
+
+    def ready(self) -> Ready:
+        assert self.place is not None
+        room = 1000 - (self.group.rank if self.group else 0)
+        cost = CacheCost(1, 2, ((16, 3),))
+        return Ready(self.place.epoch, bytes(32), 0, 2, 2, DType.F32, 8, True, room, cost)
+
+    def step(self, step: Step) -> StepDone:
+        if self.does("dies"):
+            sys.exit(3)
+        if self.does("fails"):
+            failure = Failure(0, FailureKind.ENGINE_ERROR, "no luck")
+            return StepDone(step.epoch, step.n, failed=failure)
+        return StepDone(step.epoch, step.n, ids=(8 if self.does("differs") else 7,))
+
+
 def serve(sock: socket.socket, mode: str) -> None:
     if mode == "mute":
         signal.pause()
-    sock.sendall(frame(INFO))
+    fake = Fake(mode)
+    sock.sendall(frame(attrs.evolve(INFO, splits=3) if mode == "odd" else INFO))
     if mode == "noise":
         sock.sendall(b"\xff" * 64)
     if mode == "network":
@@ -45,8 +116,8 @@ def serve(sock: socket.socket, mode: str) -> None:
             if mode == "hang":
                 while True:
                     time.sleep(3600)  # with the stream open, and deaf
-            if isinstance(message, Ping):
-                sock.sendall(frame(Pong(message.echo, Progress(memory=os.getpid()))))
+            for answer in fake.answers(message):
+                sock.sendall(frame(answer))
     if mode == "orphan":
         signal.pause()  # ignores the end of its stream
 
