@@ -231,6 +231,8 @@ class Bootstrap:
         if self.backend is Backend.PIPELINE:
             rule(not self.hosts and not self.trusted, "a pipeline has no collective")
             return
+        sealable = self.backend is Backend.RING
+        rule(sealable or self.trusted, "what this back end sends cannot be sealed")
         rule(len(self.bounds) == 2, "ranks of a collective have all layers")
         rule(len(self.hosts) > 1, "a collective has two ranks or more")
         ports = {port > 0 for _, port in self.hosts}

@@ -176,6 +176,12 @@ class Joining:
             return False
         return order == attrs.evolve(before, hosts=order.hosts, deadline_ms=order.deadline_ms)
 
+    def misses(self, order: Bootstrap, epoch: Epoch) -> bool:
+        """*order* has those join who prepared in *epoch*, and this rank is there no more."""
+        out = self.state in (JoiningState.OUT, JoiningState.REPLACING)
+        mine = self._order is not None and self._order.epoch == epoch
+        return out and mine and order.joins and order.epoch == epoch
+
     def join(self, order: Bootstrap) -> list[Effect]:
         """All ranks are prepared: have the engine join."""
         self._machine.fire(JoiningEvent.JOIN)

@@ -201,6 +201,8 @@ class Follower:
             self.order = order
             self._watch.order(now, order.deadline_ms / 1000)
             return self._joining.join(order)
+        if self._joining.misses(order, self.epoch):
+            return []  # it crossed the news that this rank cannot
         same_head = order.epoch.instance == self.epoch.instance
         if order.rank != self._config.rank or order.world != self._world:
             raise RemoteProtocolError(

@@ -219,14 +219,13 @@ class Head(HeadEpochs):
     def _told(self, rank: int, message: StepDone, now: float) -> list[Effect]:
         """A rank says on its control link that it cannot serve an epoch (any more), or, in tensor
         parallelism, answers a step."""
+        over = self.membership.state is MembershipState.GATHERING
+        if not self.membership.is_current(message.epoch) or over:
+            return []
         if isinstance(self._machine, TensorLeader) and message.n:
-            if not self.membership.is_current(message.epoch):
-                return []
             return self._act(self._machine.done(rank, message), now)
         if message.failed is None:
             raise RemoteProtocolError("an answer to a step on a control link")
-        if not self.membership.is_current(message.epoch):
-            return []
         if self._machine is not None:
             failed = attrs.evolve(message.failed, rank=rank)
             if message.n:
@@ -237,6 +236,8 @@ class Head(HeadEpochs):
     def _step_done(self, rank: int, message: StepDone, now: float) -> list[Effect]:
         if not self.membership.is_current(message.epoch) or self._machine is None:
             return []
+        if isinstance(self._machine, TensorLeader):
+            raise RemoteProtocolError("an answer to a step of tensor parallelism on a step link")
         if message.failed is not None and not 0 < message.failed.rank < self._world:
             raise RemoteProtocolError("a failure of a rank that is not on the chain")
         self._rounds.answered(now)

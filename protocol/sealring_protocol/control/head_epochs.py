@@ -31,7 +31,7 @@ from sealring_protocol.control.plan import (
 from sealring_protocol.control.recovery import LONGEST_PAUSE
 from sealring_protocol.control.rows import SchedulerConfig
 from sealring_protocol.control.tensor import TensorLeader
-from sealring_protocol.errors import CloseCode, LocalProtocolError
+from sealring_protocol.errors import CloseCode, LocalProtocolError, RemoteProtocolError
 from sealring_protocol.security.roles import Purpose
 
 TENSOR_TRIES: Final = 3
@@ -167,6 +167,8 @@ class HeadEpochs(HeadSteps):
 
     def _ready(self, rank: int, ready: Ready, now: float) -> list[Effect]:
         prepares = self.membership.state is MembershipState.PREPARING
+        if prepares and not ready.port and self.membership.is_current(ready.epoch):
+            raise RemoteProtocolError(f"rank {rank} has prepared without a port")
         layers = self.plan.layers(rank) if self.plan and not prepares else range(0)
         if not self.membership.answered(rank, ready, layers):
             return []

@@ -34,7 +34,7 @@ class Purpose(enum.IntEnum):
     STEP = 2
     """The chain: each rank with the next, and the last with the head."""
     TUNNEL = 3
-    """One connection of a collective's back end."""
+    """A collective's connections, between ranks that are neighbours in the ring."""
     WEIGHTS = 4
     """Hand-over of weights."""
 

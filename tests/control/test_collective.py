@@ -1,0 +1,223 @@
+"""Bringing up a collective, brain by brain: what may cross on its way, and what none may say."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+from sealring_protocol.codec.local_messages import Group, Grouped, Loaded
+from sealring_protocol.codec.messages import (
+    NO_EPOCH,
+    Backend,
+    Bootstrap,
+    CacheCost,
+    Epoch,
+    Ready,
+    Row,
+    Step,
+    StepDone,
+)
+from sealring_protocol.codec.tensor import DType
+from sealring_protocol.control.effects import (
+    EndCollective,
+    PrepareCollective,
+    RestartEngine,
+    Send,
+    Shut,
+    ToEngine,
+    Want,
+)
+from sealring_protocol.control.follower import Follower, FollowerConfig
+from sealring_protocol.control.head import Head, HeadConfig
+from sealring_protocol.control.membership import MembershipState
+from sealring_protocol.control.requests import Request
+from sealring_protocol.errors import CloseCode, LocalProtocolError, RemoteProtocolError
+from sealring_protocol.security.roles import Purpose
+
+from tests.sim.fake_engine import info
+
+HEAD = 7
+EPOCH = Epoch(HEAD, 1)
+CONTROL, STEP, TUNNEL = Purpose.CONTROL, Purpose.STEP, Purpose.TUNNEL
+HELLO = Ready(NO_EPOCH, b"m" * 32, 0, 0, 6, DType.U32, 1, True, 1 << 30, CacheCost(0, 0))
+PREPARED = attrs.evolve(HELLO, epoch=EPOCH, port=40001)
+JOINED = attrs.evolve(HELLO, epoch=EPOCH, last=6, cost=CacheCost(0, 48))
+PREPARE = Bootstrap(EPOCH, Backend.RING, 1, True, 60000, b"m" * 32, (0, 6), (("", 0), ("", 0)))
+JOIN = attrs.evolve(PREPARE, deadline_ms=20000, hosts=(("a", 7000), ("b", 40001)))
+
+
+def of(effects, kind):
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def sent(effects):
+    return [effect.message for effect in of(effects, Send)]
+
+
+def told(effects):
+    return [effect.message for effect in of(effects, ToEngine)]
+
+
+# --------------------------------------------------------------------------- the head
+
+
+def preparing_head():
+    """A head that has asked everybody to prepare, and is prepared itself."""
+    head = Head(HeadConfig(HEAD, ("n0", "n1"), ("a", "b")))
+    head.engine_message(info(splits=2), 0.0)
+    effects = head.message(1, CONTROL, HELLO, 0.0)
+    (order,) = sent(effects)
+    assert order == attrs.evolve(PREPARE, deadline_ms=600_000)
+    (wanted,) = of(effects, PrepareCollective)
+    assert (wanted.sealed, of(effects, Want)) == (True, [Want(1, TUNNEL)])
+    head.engine_message(Loaded(1, 1, 1), 0.0)
+    head.link_up(1, TUNNEL, 0.0)
+    assert head.collective_prepared(wanted.number, 7000, 7001, 0.0) == []
+    return head
+
+
+def serving_head():
+    head = preparing_head()
+    effects = head.message(1, CONTROL, PREPARED, 0.0)
+    assert sent(effects) == [JOIN]
+    own = Group(Backend.RING, 0, 2, 20000, (("127.0.0.1", 7000), ("127.0.0.1", 7001)))
+    assert told(effects) == [own]
+    head.engine_message(Grouped(2, 10, 1000), 0.0)
+    head.engine_message(JOINED, 0.0)
+    head.message(1, CONTROL, attrs.evolve(JOINED, sum_us=10, token_us=1000), 0.0)
+    assert head.membership.state is MembershipState.SERVING
+    return head
+
+
+def test_nobody_is_told_to_join_before_everybody_is_prepared():
+    assert preparing_head().membership.state is MembershipState.PREPARING
+
+
+def test_a_rank_that_prepares_without_a_port_is_at_fault():
+    with pytest.raises(RemoteProtocolError, match="port"):
+        preparing_head().message(1, CONTROL, attrs.evolve(PREPARED, port=0), 0.0)
+
+
+def test_a_late_answer_of_an_epoch_that_is_over_changes_nothing():
+    """Whatever the head does by then: nothing, prepares again, or runs a pipeline."""
+    head = serving_head()
+    head.submit(Request((1, 2, 3), 5), 0.0)
+    head.engine_lost("it was killed", 0.0)
+    assert head.membership.state is MembershipState.GATHERING
+    late = StepDone(EPOCH, 1)
+    assert head.message(1, CONTROL, late, 0.1) == []
+    head.engine_message(info(splits=2), 0.2)
+    assert head.membership.state is MembershipState.PREPARING
+    assert head.membership.epoch.counter == 2
+    assert head.message(1, CONTROL, late, 0.3) == []
+
+
+def test_answers_come_on_the_control_link():
+    head = serving_head()
+    head.submit(Request((1, 2, 3), 5), 0.0)
+    with pytest.raises(RemoteProtocolError):
+        head.message(1, STEP, StepDone(EPOCH, 1), 0.1)
+    assert head.message(1, CONTROL, StepDone(EPOCH, 1), 0.1) == []
+
+
+# -------------------------------------------------------------------------- a follower
+
+
+def follower(**config):
+    rank = Follower(FollowerConfig(1, ("n0", "n1"), **config))
+    rank.engine_message(info(splits=2), 0.0)
+    rank.link_up(0, CONTROL, 0.0)
+    return rank
+
+
+def prepared():
+    """A rank that has its share, a port and its tunnel, and has said so."""
+    rank = follower()
+    effects = rank.message(0, CONTROL, PREPARE, 0.0)
+    alone = Bootstrap(EPOCH, Backend.PIPELINE, 0, True, 60000, b"m" * 32, (0, 6))
+    assert told(effects) == [Group(Backend.RING, 1, 2, 60000), alone]
+    (wanted,) = of(effects, PrepareCollective)
+    rank.engine_message(Loaded(1, 1, 1), 0.0)
+    rank.link_up(0, TUNNEL, 0.0)
+    assert sent(rank.collective_prepared(wanted.number, 40001, 40002, 0.0)) == [PREPARED]
+    return rank
+
+
+def test_a_rank_joins_by_its_relay():
+    effects = prepared().message(0, CONTROL, JOIN, 0.0)
+    (group,) = told(effects)
+    assert group.hosts == (("127.0.0.1", 40002), ("127.0.0.1", 40001))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rank": 0},
+        {"backend": Backend.NCCL, "trusted": True},
+        {"trusted": True},
+        {"bounds": (0, 5)},
+        {"inner_seal": False},
+        {"model": b"x" * 32},
+        {"epoch": Epoch(HEAD, 2)},
+    ],
+)
+def test_who_is_to_join_is_told_nothing_new_but_where(change):
+    rank = prepared()
+    try:
+        effects = rank.message(0, CONTROL, attrs.evolve(JOIN, **change), 0.0)
+    except RemoteProtocolError:
+        return
+    assert of(effects, Shut)
+    assert not told(effects)
+
+
+def test_nobody_joins_unprepared():
+    with pytest.raises(RemoteProtocolError, match="unprepared"):
+        follower().message(0, CONTROL, JOIN, 0.0)
+
+
+def test_an_order_to_join_may_cross_the_news_that_this_rank_cannot():
+    rank = prepared()
+    effects = rank.engine_lost("it was killed", 0.0)
+    assert of(effects, EndCollective)
+    (news,) = sent(effects)
+    assert (news.n, news.failed is not None) == (0, True)
+    assert rank.message(0, CONTROL, JOIN, 0.0) == []
+
+
+def test_a_new_epoch_takes_another_engine_process():
+    rank = prepared()
+    rank.message(0, CONTROL, JOIN, 0.0)
+    again = attrs.evolve(PREPARE, epoch=Epoch(HEAD, 2))
+    effects = rank.message(0, CONTROL, again, 0.0)
+    assert of(effects, EndCollective)
+    (restart,) = of(effects, RestartEngine)
+    assert restart.planned
+    assert not told(effects)
+    assert rank.engine_lost("replaced", 0.0) == []
+    (share, alone) = told(rank.engine_message(info(splits=2), 0.0))
+    assert (share.hosts, alone.epoch) == ((), again.epoch)
+
+
+@pytest.mark.parametrize("backend", [Backend.JACCL, Backend.NCCL])
+def test_what_cannot_be_sealed_is_nothing_but_trusted(backend):
+    with pytest.raises(LocalProtocolError, match="sealed"):
+        attrs.evolve(PREPARE, backend=backend)
+    open_order = attrs.evolve(PREPARE, backend=backend, trusted=True)
+    (shut,) = of(follower().message(0, CONTROL, open_order, 0.0), Shut)
+    assert shut.code is CloseCode.POLICY_MISMATCH
+    effects = follower(trusted=True).message(0, CONTROL, open_order, 0.0)
+    (wanted,) = of(effects, PrepareCollective)
+    assert (wanted.sealed, of(effects, Want)) == (False, [])
+
+
+def test_steps_come_on_the_control_link_and_rows_to_whom_they_concern():
+    rank = prepared()
+    rank.message(0, CONTROL, JOIN, 0.0)
+    step = Step(EPOCH, 1, bytes(16))
+    with pytest.raises(RemoteProtocolError):
+        rank.message(0, STEP, step, 0.0)
+    assert told(rank.message(0, CONTROL, Row(1), 0.0)) == [Row(1)]
+    assert told(rank.message(0, CONTROL, step, 0.0)) == [step]
+    for message in (Row(1), step):
+        with pytest.raises(RemoteProtocolError):
+            follower().message(0, CONTROL, message, 0.0)
