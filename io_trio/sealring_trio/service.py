@@ -143,8 +143,11 @@ def _newest_roster(config: Config, coordinator: bytes) -> SignedRoster:
     return kept
 
 
-def build_runtime(prepared: Prepared) -> Runtime:
-    """The node of *prepared*, not yet running."""
+def build_runtime(
+    prepared: Prepared, module: str = ENGINE_MODULE, arguments: tuple[str, ...] = ()
+) -> Runtime:
+    """The node of *prepared*, not yet running; its engine is *module*, with *arguments* or else
+    those that an engine takes."""
     config = prepared.config
     node = Node(
         NodeConfig(
@@ -167,13 +170,13 @@ def build_runtime(prepared: Prepared) -> Runtime:
         ),
         trio.current_time(),
     )
-    arguments = ["--model", str(prepared.model)]
-    if config.memory:
-        arguments += ["--memory-limit", str(config.memory)]
+    if not arguments:
+        limit = ("--memory-limit", str(config.memory)) if config.memory else ()
+        arguments = ("--model", str(prepared.model), *limit)
     return Runtime(
         node,
         signer=prepared.signer,
-        engine=_engine(config, EngineCommand(ENGINE_MODULE, tuple(arguments))),
+        engine=_engine(config, EngineCommand(module, arguments)),
         listen=config.listen,
         store=config.state / _KEPT_ROSTER,
     )

@@ -24,7 +24,7 @@ from sealring_model.tokens import Tokenizer
 
 from sealring_trio.bench.measure import Result, joint_pace
 from sealring_trio.bench.random_model import DType, SizeName, write_random_model
-from sealring_trio.bench.yardstick import one_process, own_pipeline
+from sealring_trio.bench.yardstick import one_process, own_split
 from sealring_trio.errors import OperationError
 from sealring_trio.local_ring import LocalNode, local_ring
 
@@ -93,19 +93,7 @@ def measure(plan: Plan, model: Path, name: str) -> list[Result]:
     """Tokens a second over all rows, greedy, medians of alternating turns: each case beside each
     of its yardsticks. *model* is told as *name*. Raises `OperationError`."""
     with contextlib.ExitStack() as stack:
-        sides = _sides(plan, model, stack)
-        paces: dict[Side, list[float]] = {side: [] for side in sides}
-        for turn in range(plan.turns + 1):
-            for side, run in sides.items():
-                pace = run()
-                if not pace:
-                    raise OperationError(
-                        f"{side[0]}: one row had ended before another began",
-                        "There is nothing to measure then. Give them more --tokens.",
-                    )
-                if turn:  # the first one warms up
-                    paces[side].append(pace)
-    found = {side: statistics.median(each) for side, each in paces.items()}
+        found = take_turns(_sides(plan, model, stack), plan.turns)
     return [
         Result(
             f"{name}, {case}",
@@ -119,6 +107,25 @@ def measure(plan: Plan, model: Path, name: str) -> list[Result]:
         for yardstick, side in _yardsticks(case)
         if side in found
     ]
+
+
+def take_turns(sides: Mapping[Side, Callable[[], float]], turns: int) -> dict[Side, float]:
+    """The median pace of each of *sides*, in so many alternating *turns* after one to warm up.
+
+    Raises `OperationError`.
+    """
+    paces: dict[Side, list[float]] = {side: [] for side in sides}
+    for turn in range(turns + 1):
+        for side, run in sides.items():
+            pace = run()
+            if not pace:
+                raise OperationError(
+                    f"{side[0]}: one row had ended before another began",
+                    "There is nothing to measure then. Give them more --tokens.",
+                )
+            if turn:
+                paces[side].append(pace)
+    return {side: statistics.median(each) for side, each in paces.items()}
 
 
 def _cases(plan: Plan) -> list[Case]:
@@ -138,12 +145,14 @@ def _yardsticks(case: Case) -> Iterator[tuple[str, Side]]:
 
 def _sides(plan: Plan, model: Path, stack: contextlib.ExitStack) -> dict[Side, Callable[[], float]]:
     """Everybody who takes a turn, and how; the processes end with *stack*."""
-    texts = _prompts(max(plan.rows), plan.prompt)
+    texts = make_prompts(max(plan.rows), plan.prompt)
     tokenizer = Tokenizer(model)
     ids = [tokenizer.encode(text) for text in texts]
     one = stack.enter_context(one_process(model))
     pipelines = {
-        ranks: stack.enter_context(own_pipeline(model, ranks)) for ranks in plan.ranks if ranks > 1
+        ranks: stack.enter_context(own_split(model, ranks, "pipeline"))
+        for ranks in plan.ranks
+        if ranks > 1
     }
     sides: dict[Side, Callable[[], float]] = {}
     for ranks, groups in itertools.product(plan.ranks, plan.groups):
@@ -158,11 +167,11 @@ def _sides(plan: Plan, model: Path, stack: contextlib.ExitStack) -> dict[Side, C
                 children = pipelines[ranks] if yardstick == PIPELINE else one
                 stream = yardstick == STREAM
                 sides[side] = partial(children.pace, ids[:rows], plan.tokens, stream=stream)
-            sides[RING, case] = partial(_ring_pace, nodes[0], texts[:rows], plan.tokens)
+            sides[RING, case] = partial(ring_pace, nodes[0], texts[:rows], plan.tokens)
     return sides
 
 
-def _prompts(count: int, tokens: int) -> list[str]:
+def make_prompts(count: int, tokens: int) -> list[str]:
     """Texts of about *tokens* tokens, which are words; no two begin alike."""
     words = _TEXT.split()
     return [
@@ -171,7 +180,7 @@ def _prompts(count: int, tokens: int) -> list[str]:
     ]
 
 
-def _ring_pace(head: LocalNode, texts: list[str], tokens: int) -> float:
+def ring_pace(head: LocalNode, texts: list[str], tokens: int) -> float:
     """Tokens a second over all rows of a ring that continues each of the *texts*."""
     with ThreadPoolExecutor(len(texts)) as threads:
         times = list(threads.map(partial(_row_times, head, tokens), texts))

@@ -28,6 +28,8 @@ class Result:
     yardstick_name: str
     floor: float | None = None
     """What the ratio should at least be, where that is stated."""
+    ceiling: float | None = None
+    """What it should be at most, likewise."""
 
     @property
     def ratio(self) -> float:
@@ -36,8 +38,9 @@ class Result:
 
     @property
     def holds(self) -> bool:
-        """Whether the ratio reaches its floor."""
-        return self.floor is None or self.ratio >= self.floor
+        """Whether the ratio reaches its floor, and keeps below its ceiling."""
+        high_enough = self.floor is None or self.ratio >= self.floor
+        return high_enough and (self.ceiling is None or self.ratio <= self.ceiling)
 
 
 def alternate(ours: Callable[[], object], yardstick: Callable[[], object]) -> tuple[float, float]:

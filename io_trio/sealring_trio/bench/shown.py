@@ -1,4 +1,4 @@
-"""How a load went, as tables for people and as JSON for programs."""
+"""What was measured, and how a load went, as tables for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from sealring_trio.cli.output import print_facts, print_table
+from sealring_trio.cli.output import print_facts, print_json, print_table
 
 if TYPE_CHECKING:
+    from sealring_trio.bench.measure import Result
     from sealring_trio.bench.phases import Spread
     from sealring_trio.bench.serve import Report
     from sealring_trio.bench.soak import Reading, Soak
@@ -100,3 +101,53 @@ def show_soak(soak: Soak) -> None:
     if len(soak.faults) > ERRORS_SHOWN:
         print(f"  and {len(soak.faults) - ERRORS_SHOWN} more")
     print(f"soak: {'passed' if soak.passed else 'FAILED'}")
+
+
+def print_results(results: list[Result], json: bool) -> None:
+    """Print *results*, as a table or, with *json*, as a list of objects."""
+    if json:
+        print_json(
+            [
+                {
+                    "name": result.name,
+                    "unit": result.unit,
+                    "ours": result.ours,
+                    "yardstick": result.yardstick,
+                    "yardstick_name": result.yardstick_name,
+                    "ratio": result.ratio,
+                    **({} if result.floor is None else {"floor": result.floor}),
+                    **({} if result.ceiling is None else {"ceiling": result.ceiling}),
+                }
+                for result in results
+            ]
+        )
+        return
+    limits = any(result.floor is not None or result.ceiling is not None for result in results)
+    print_table(
+        "Medians of alternating turns",
+        ["what", "yardstick", "unit", "ours", "its", "ratio", *(["limit"] if limits else [])],
+        [
+            (
+                result.name,
+                result.yardstick_name,
+                result.unit,
+                _number(result.ours),
+                _number(result.yardstick),
+                f"{result.ratio:.2f}",
+                *([_limit(result)] if limits else []),
+            )
+            for result in results
+        ],
+        numbers_from=3,
+    )
+
+
+def _limit(result: Result) -> str:
+    if result.floor is None and result.ceiling is None:
+        return ""
+    limit = f"from {result.floor:.2f}" if result.floor is not None else f"to {result.ceiling:.2f}"
+    return f"{limit}{'' if result.holds else ' MISSED'}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}" if value < 100 else f"{value:.1f}"

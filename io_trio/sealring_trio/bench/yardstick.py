@@ -1,17 +1,18 @@
-"""mlx-lm by itself, to be measured beside a ring: one process of it, or its own pipeline.
+"""mlx-lm by itself, to be measured beside a ring: one process of it, or several in its own way.
 
 Run as ``python -m sealring_trio.bench.yardstick --model PATH``, always as a child, for it imports
 MLX. It reads one JSON value a line and answers each with one line: first ``"load"``, and then
-requests. With ``--pipeline`` it is a rank of mlx-lm's own pipeline, over MLX's ring backend; every
-rank is given every request, and all compute the same tokens. The ranks are started directly, as
-MLX's own launcher takes a core for itself, and told to load when all are there, as a rank whose
-neighbour comes late gives up.
+requests. With ``--split pipeline`` or ``--split tensor`` it is a rank of mlx-lm's own pipeline, or
+of its own tensor parallelism, over MLX's ring backend; every rank is given every request, and all
+compute the same tokens. The ranks are started directly, as MLX's own launcher takes a core for
+itself, and told to load when all are there, as a rank whose neighbour comes late gives up.
 
 Nothing of sealring's stages, caches, sampling or scheduling is in it.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -22,11 +23,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 from sealring_trio.bench.measure import joint_pace
 from sealring_trio.errors import OperationError
 from sealring_trio.local_ring import free_ports
+
+Split = Literal["pipeline", "tensor"]
 
 DEADLINE: Final = 600.0
 """Seconds that a child may take to load, or to answer. A rank of MLX's ring whose peer is gone
@@ -34,7 +37,7 @@ would wait for ever."""
 
 
 class Yardstick:
-    """Running children; see `one_process` and `own_pipeline`."""
+    """Running children; see `one_process` and `own_split`."""
 
     def __init__(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
         self._processes = processes
@@ -82,7 +85,7 @@ def _read(process: subprocess.Popen[bytes]) -> dict[str, Any]:
     if "error" in answer:
         raise OperationError(
             f"mlx-lm cannot be compared with: {answer['error']}",
-            "Its own pipeline knows few families: try another model, or --ranks 1.",
+            "Its own ways to split know few families: try another model, or --ranks 1.",
         )
     return answer
 
@@ -95,13 +98,16 @@ def one_process(model: Path) -> Iterator[Yardstick]:
 
 
 @contextlib.contextmanager
-def own_pipeline(model: Path, ranks: int) -> Iterator[Yardstick]:
-    """mlx-lm's own pipeline of *ranks* processes, ended with the block. Raises `OperationError`."""
+def own_split(model: Path, ranks: int, split: Split) -> Iterator[Yardstick]:
+    """*ranks* processes of mlx-lm with *model* split in its own way, ended with the block.
+
+    Raises `OperationError`.
+    """
     with tempfile.TemporaryDirectory(prefix="sealring-") as folder:
         hosts = Path(folder) / "hosts.json"
         hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(ranks)]))
         places = [{"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)} for rank in range(ranks)]
-        with _children(model, places, ("--pipeline",)) as processes:
+        with _children(model, places, ("--split", split)) as processes:
             yield Yardstick(processes)
 
 
@@ -132,7 +138,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 # ---------------------------------------------------------------------- the child
 
 
-def serve(model: str, *, pipeline: bool) -> None:
+def serve(model: str, split: Split | None) -> None:
     """The child: load *model*, then answer requests until standard input ends."""
     import mlx.core as mx  # noqa: PLC0415 - MLX, in this process only
     from sealring_model.upstream import mlx_lm  # noqa: PLC0415
@@ -141,9 +147,10 @@ def serve(model: str, *, pipeline: bool) -> None:
     print(json.dumps({"there": True}), flush=True)
     sys.stdin.readline()
     try:
-        if pipeline:
+        if split is not None:
             group = mx.distributed.init(strict=True, backend="ring")
-            network, tokenizer = utils.sharded_load(model, group, None)
+            groups = (group, None) if split == "pipeline" else (None, group)
+            network, tokenizer = utils.sharded_load(model, *groups)
         else:
             network, tokenizer = utils.load(model)
     except (ValueError, RuntimeError, OSError) as error:
@@ -184,4 +191,8 @@ def _batched(
 
 
 if __name__ == "__main__":
-    serve(sys.argv[sys.argv.index("--model") + 1], pipeline="--pipeline" in sys.argv)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--split", choices=get_args(Split))
+    options = parser.parse_args()
+    serve(options.model, options.split)

@@ -1,4 +1,4 @@
-"""`sealring bench codec | handshake | hop | solo | length | overtake | batch | serve | soak`."""
+"""The commands of `sealring bench`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from typing import Annotated, Literal
 
 import cyclopts
 
-from sealring_trio.bench.measure import Result
-from sealring_trio.bench.shown import describe_report, show_report
-from sealring_trio.cli.output import print_json, print_table, teller
+from sealring_trio.bench.shown import describe_report, print_results, show_report
+from sealring_trio.cli.bench_tensor import Count, Counts, comms, tp
+from sealring_trio.cli.output import print_json, teller
 from sealring_trio.models import TINY, find_model
 
-Count = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
-Counts = tuple[Count, ...]
 FromZero = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0))]
 Limit = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0))]
 
@@ -44,7 +42,7 @@ def codec(*, json: bool = False) -> None:
     """
     from sealring_trio.bench.codec import measure  # noqa: PLC0415 - each bench loads its own
 
-    _print(measure(), json)
+    print_results(measure(), json)
 
 
 @app.command
@@ -58,7 +56,7 @@ def handshake(*, json: bool = False) -> None:
     """
     from sealring_trio.bench.handshake import measure  # noqa: PLC0415
 
-    _print(measure(), json)
+    print_results(measure(), json)
 
 
 @app.command
@@ -72,7 +70,7 @@ def hop(*, json: bool = False) -> None:
     """
     from sealring_trio.bench.hop import measure  # noqa: PLC0415
 
-    _print(measure(), json)
+    print_results(measure(), json)
 
 
 @app.command
@@ -86,7 +84,7 @@ def solo(*, json: bool = False) -> None:
     """
     from sealring_trio.bench.solo import measure  # noqa: PLC0415
 
-    _print(measure(), json)
+    print_results(measure(), json)
 
 
 @app.command
@@ -103,7 +101,7 @@ def length(*, json: bool = False) -> None:
     """
     from sealring_trio.bench.length import measure  # noqa: PLC0415
 
-    _print(measure(), json)
+    print_results(measure(), json)
 
 
 @app.command
@@ -119,7 +117,11 @@ def overtake(*, json: bool = False) -> None:
     """
     from sealring_trio.bench.overtake import measure  # noqa: PLC0415
 
-    _print(measure(), json)
+    print_results(measure(), json)
+
+
+app.command(comms)
+app.command(tp)
 
 
 @app.command
@@ -185,7 +187,7 @@ def batch(
     else:
         folder = find_model(model)
         results = measure(plan, folder, folder.name)
-    _print(results, json)
+    print_results(results, json)
     return 1 if check and not all(result.holds for result in results) else 0
 
 
@@ -335,50 +337,3 @@ def soak(
     else:
         show_soak(done)
     return 0 if done.passed else 1
-
-
-def _print(results: list[Result], json: bool) -> None:
-    if json:
-        print_json(
-            [
-                {
-                    "name": result.name,
-                    "unit": result.unit,
-                    "ours": result.ours,
-                    "yardstick": result.yardstick,
-                    "yardstick_name": result.yardstick_name,
-                    "ratio": result.ratio,
-                    **({} if result.floor is None else {"floor": result.floor}),
-                }
-                for result in results
-            ]
-        )
-        return
-    floors = any(result.floor is not None for result in results)
-    print_table(
-        "Medians of alternating turns",
-        ["what", "yardstick", "unit", "ours", "its", "ratio", *(["floor"] if floors else [])],
-        [
-            (
-                result.name,
-                result.yardstick_name,
-                result.unit,
-                _number(result.ours),
-                _number(result.yardstick),
-                f"{result.ratio:.2f}",
-                *([_floor(result)] if floors else []),
-            )
-            for result in results
-        ],
-        numbers_from=3,
-    )
-
-
-def _floor(result: Result) -> str:
-    if result.floor is None:
-        return ""
-    return f"{result.floor:.2f}{'' if result.holds else ' MISSED'}"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}" if value < 100 else f"{value:.1f}"

@@ -1,0 +1,96 @@
+"""Tensor parallelism over real nodes, beside mlx-lm's own, with the same model.
+
+Both have as many ranks, started directly, and the same prompts, and take turns in one run. Ours
+runs twice: with its sums beside the sealed links (``trusted-link``), as mlx-lm's own go, and
+through them. See `batch` for how either side is driven and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import attrs
+from sealring_model.tokens import Tokenizer
+
+from sealring_trio.bench.batch import Case, Side, make_prompts, ring_pace, take_turns
+from sealring_trio.bench.measure import Result
+from sealring_trio.bench.random_model import DType, SizeName, write_random_model
+from sealring_trio.bench.yardstick import own_split
+from sealring_trio.local_ring import local_ring
+
+STREAM: Final = "mlx-lm tensor parallel, stream"
+BATCH: Final = "mlx-lm tensor parallel"
+OURS: Final[Mapping[str, str]] = {"trusted-link": "trusted link", "sealed": "sealed"}
+
+FLOOR: Final = 1.0
+"""The least ratio that is aimed at where both send their sums in the same way."""
+
+
+@attrs.frozen
+class Plan:
+    """What to measure: each number of *rows* on so many *ranks*, in so many *turns*, with *tokens*
+    for each row after about *prompt* tokens."""
+
+    rows: tuple[int, ...] = (1, 4, 8)
+    ranks: int = 2
+    turns: int = 3
+    tokens: int = 32
+    prompt: int = 32
+
+
+def measure_random(plan: Plan, size: SizeName, dtype: DType) -> list[Result]:
+    """`measure` with a random model. Raises `OperationError`."""
+    with tempfile.TemporaryDirectory(prefix="sealring-") as folder:
+        model = write_random_model(Path(folder), size, dtype)
+        return measure(plan, model, f"{size} {dtype}")
+
+
+def measure(plan: Plan, model: Path, name: str) -> list[Result]:
+    """Tokens a second over all rows, greedy, medians of alternating turns: ours, either way,
+    beside mlx-lm's. *model* is told as *name*. Raises `OperationError`."""
+    with contextlib.ExitStack() as stack:
+        found = take_turns(_sides(plan, model, stack), plan.turns)
+    return [
+        Result(
+            f"{name}, {case}, {told}",
+            "tokens/s",
+            found[way, case],
+            found[_yardstick(case)],
+            _yardstick(case)[0],
+            FLOOR if way == "trusted-link" else None,
+        )
+        for case in _cases(plan)
+        for way, told in OURS.items()
+    ]
+
+
+def _cases(plan: Plan) -> list[Case]:
+    return [Case(plan.ranks, 1, rows) for rows in plan.rows]
+
+
+def _yardstick(case: Case) -> Side:
+    return (STREAM if case.rows == 1 else BATCH, case)
+
+
+def _sides(plan: Plan, model: Path, stack: contextlib.ExitStack) -> dict[Side, Callable[[], float]]:
+    """Everybody who takes a turn, and how; the processes end with *stack*."""
+    texts = make_prompts(max(plan.rows), plan.prompt)
+    tokenizer = Tokenizer(model)
+    ids = [tokenizer.encode(text) for text in texts]
+    theirs = stack.enter_context(own_split(model, plan.ranks, "tensor"))
+    heads = {}
+    for way in OURS:
+        options = {"strategy": "tp", "collectives": way, "groups": 1, "rows": max(plan.rows)}
+        heads[way] = stack.enter_context(local_ring(plan.ranks, model, options=options))[0]
+    sides: dict[Side, Callable[[], float]] = {}
+    for case in _cases(plan):
+        rows, stream = case.rows, case.rows == 1
+        sides[_yardstick(case)] = partial(theirs.pace, ids[:rows], plan.tokens, stream=stream)
+        for way, head in heads.items():
+            sides[way, case] = partial(ring_pace, head, texts[:rows], plan.tokens)
+    return sides

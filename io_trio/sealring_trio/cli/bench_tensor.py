@@ -1,0 +1,112 @@
+"""The commands of `sealring bench` that measure tensor parallelism."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import cyclopts
+
+from sealring_trio.bench.shown import print_results
+from sealring_trio.models import describe_model, find_model
+
+Count = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
+Counts = tuple[Count, ...]
+
+
+def comms(
+    *,
+    model: str | None = None,
+    bytes: Count = 8192,
+    layers: Count = 32,
+    check: bool = False,
+    json: bool = False,
+) -> int:
+    """Summing a row's hidden state over two ranks: direct, relayed, sealed.
+
+    Tensor parallelism sums twice a layer, which is the least time that a token
+    takes. Three rings of two MLX processes take turns: connected directly,
+    through a plain forwarder, and through two real nodes and a sealed link.
+    On one machine they share its cores with the relays; real hosts do not.
+
+        sealring bench comms
+        sealring bench comms --model models/llama-8b
+
+    Parameters
+    ----------
+    model
+        A model's folder or hub id, for its hidden size and layers.
+    bytes
+        Bytes of a row's hidden state, in place of a model's.
+    layers
+        Layers, likewise.
+    check
+        Exit with 1 if a sealed sum takes more than 5 times a direct one.
+    json
+        Print a JSON list.
+    """
+    from sealring_trio.bench.comms import Shape, measure  # noqa: PLC0415 - each its own
+
+    shape = Shape(bytes, layers)
+    if model is not None:
+        info = describe_model(find_model(model))
+        shape = Shape(info.hidden * info.dtype.size, len(info.layers))
+    results = measure(shape)
+    print_results(results, json)
+    return 1 if check and not all(result.holds for result in results) else 0
+
+
+def tp(
+    *,
+    size: Literal["25m", "450m"] = "25m",
+    dtype: Literal["f32", "bf16"] = "f32",
+    model: str | None = None,
+    rows: Counts = (1, 4, 8),
+    ranks: Count = 2,
+    tokens: Count = 32,
+    prompt: Count = 32,
+    turns: Count = 3,
+    check: bool = False,
+    json: bool = False,
+) -> int:
+    """Tensor parallelism, beside mlx-lm's own with the same model and ranks.
+
+    Ours on real node processes, once with its sums beside the sealed links
+    (trusted-link) and once through them. Tokens a second over all rows. All
+    ranks compute at once: leave the machine alone meanwhile.
+
+        sealring bench tp
+        sealring bench tp --size 450m --dtype bf16
+
+    Parameters
+    ----------
+    size
+        Parameters of the random model.
+    dtype
+        Its values.
+    model
+        Another model's folder or hub id, in place of a random one.
+    rows
+        Rows at once; repeat the option for several numbers.
+    ranks
+        Ranks of either side.
+    tokens
+        Tokens of each row.
+    prompt
+        Tokens of each prompt, about.
+    turns
+        Turns that each side has.
+    check
+        Exit with 1 if a ratio is below its floor.
+    json
+        Print a JSON list.
+    """
+    from sealring_trio.bench.tensor import Plan, measure, measure_random  # noqa: PLC0415
+
+    plan = Plan(rows, ranks, turns, tokens, prompt)
+    if model is None:
+        results = measure_random(plan, size, dtype)
+    else:
+        folder = find_model(model)
+        results = measure(plan, folder, folder.name)
+    print_results(results, json)
+    return 1 if check and not all(result.holds for result in results) else 0
