@@ -89,6 +89,18 @@ UP_MISTAKES: dict[str, tuple[Callable[[Path], object], int, str, str]] = {
         "strategy = 'single' runs on one rank, and the roster has 2",
         "Use 'auto'",
     ),
+    "heads of members": (
+        edit('model = "tiny"', 'model = "tiny"\ntp = 3'),
+        2,
+        "tp = 3 does not fit a model with 8 and 4 heads: they cannot be shared out evenly",
+        "Take a divisor of 4, or use strategy = 'pp'.",
+    ),
+    "a collective of collectives": (
+        edit('model = "tiny"', 'model = "tiny"\ntp = 2\nstrategy = "tp"'),
+        2,
+        "strategy = 'tp' makes one collective of all 2 ranks, and tp = 2 one of this node alone",
+        "Use strategy = 'pp': the ranks are its stages",
+    ),
     "state": (
         edit('model = "tiny"', 'model = "tiny"\nstate = "desk.key/state"'),
         2,
@@ -175,6 +187,23 @@ def test_the_demo_proves_itself() -> None:
     assert (report["suite"], report["strategy"]) == ("aes-256-gcm", "pp")
     assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
     assert report["ranks"][0]["layers"][1] == report["ranks"][1]["layers"][0]
+
+
+def test_the_demo_of_tensor_parallelism() -> None:
+    options = ("--strategy", "tp", "--collectives", "trusted-link")
+    done = sealring("demo", *options, "--max-tokens", "24", "--json")
+    assert done.code == 0
+    report = done.json()
+    assert report["identical"] is True
+    assert report["strategy"] == "tp"
+    assert "tensor parallelism over 2 ranks (ring): a token takes" in report["reason"]
+    assert report["collectives"] == [
+        "NOT SEALED: ring goes beside the sealed links, as the config allows"
+    ]
+    assert report["hop_us"] is None
+    for rank in report["ranks"]:
+        assert rank["layers"] == [0, report["ranks"][0]["layers"][1]]
+        assert rank["share"] < 0.56
 
 
 def test_the_demo_with_one_rank_for_people(capfd: pytest.CaptureFixture[str]) -> None:

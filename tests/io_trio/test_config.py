@@ -32,7 +32,26 @@ MISTAKES = {
         "",
     ),
     "bad size": (GOOD + 'memory = "much"\n', ["line 7: 'memory': 'much' is no size"], ""),
-    "bad strategy": (GOOD + 'strategy = "tp"\n', ["line 7: 'strategy': Input should be"], ""),
+    "bad strategy": (GOOD + 'strategy = "dp"\n', ["line 7: 'strategy': Input should be"], ""),
+    "bad collectives": (GOOD + 'collectives = "open"\n', ["line 7: 'collectives': Input"], ""),
+    "bad backend": (GOOD + 'backend = "mpi"\n', ["line 7: 'backend': Input should be"], ""),
+    "no members": (GOOD + "tp = 0\n", ["line 7: 'tp': Input should be greater"], ""),
+    "no time": (GOOD + "group_timeout = 0\n", ["line 7: 'group_timeout': Input should"], ""),
+    "what cannot be sealed": (
+        GOOD + 'backend = "nccl"\n',
+        ["backend = 'nccl' cannot be sealed, and collectives = 'sealed'"],
+        "Use backend = 'ring', or say collectives = 'trusted-link'",
+    ),
+    "several machines on one": (
+        GOOD + 'backend = "jaccl"\ntp = 2\n',
+        ["backend = 'jaccl' is for several machines, and tp = 2 for one"],
+        "Use backend = 'auto', 'ring' or 'nccl'.",
+    ),
+    "layers of all ranks": (
+        GOOD + 'strategy = "tp"\nlayers = [4, 4]\n',
+        ["layers = [4, 4] deals layers out, and strategy = 'tp' shares out all of them"],
+        "Leave 'layers' out",
+    ),
     "bad layers": (GOOD + "layers = [4, 0]\n", ["line 7: 'layers.2': Input should be gre"], ""),
     "layers as text": (GOOD + 'layers = "4,4"\n', ["line 7: 'layers': Input should be a"], ""),
     "no suites": (GOOD + "suites = []\n", ["line 7: 'suites'"], ""),
@@ -54,6 +73,8 @@ def test_defaults_and_paths(tmp_path: Path) -> None:
     assert config.listen == ("0.0.0.0", 7470)
     assert config.model == "tiny"
     assert (config.layers, config.memory, config.strategy) == ((), 0, "auto")
+    assert (config.collectives, config.backend, config.tp) == ("sealed", "auto", 1)
+    assert config.group_timeout == 20
     assert config.state == tmp_path / "desk.state"
     assert config.control_socket == tmp_path / "desk.state" / "control.sock"
 
@@ -62,7 +83,8 @@ def test_every_key(tmp_path: Path) -> None:
     (tmp_path / "coordinator.pub").write_text("04")
     extra = (
         'layers = [24, 16]\nmemory = "24G"\nstrategy = "pp"\nsuites = ["chacha20-poly1305"]\n'
-        'state = "/var/lib/desk"\n'
+        'state = "/var/lib/desk"\ncollectives = "trusted-link"\nbackend = "nccl"\ntp = 4\n'
+        "group_timeout = 2.5\n"
     )
     config = load_config(write(tmp_path, GOOD + extra))
     assert config.coordinator == str(tmp_path / "coordinator.pub")
@@ -71,6 +93,15 @@ def test_every_key(tmp_path: Path) -> None:
     assert config.strategy == "pp"
     assert config.suites == ("chacha20-poly1305",)
     assert config.state == Path("/var/lib/desk")
+    assert (config.collectives, config.backend, config.tp) == ("trusted-link", "nccl", 4)
+    assert config.group_timeout == 2.5
+
+
+def test_a_strategy_from_the_command_line_is_checked_with_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD + 'strategy = "pp"\n')
+    assert load_config(path, "tp").strategy == "tp"
+    with pytest.raises(UserError, match="shares out all of them"):
+        load_config(write(tmp_path, GOOD + "layers = [4, 4]\n"), "tp")
 
 
 @pytest.mark.parametrize(("text", "what", "advice"), MISTAKES.values(), ids=MISTAKES)

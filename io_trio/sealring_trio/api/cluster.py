@@ -18,7 +18,7 @@ from sealring_trio.api.errors import ApiError
 from sealring_trio.api.head import ApiHead
 from sealring_trio.api.health import faults
 from sealring_trio.api.history import count_rows
-from sealring_trio.status import describe_collective, hop_quantiles, span
+from sealring_trio.status import collective_of, describe_collective, hop_quantiles, span
 from sealring_trio.suites import SUITE_NAMES
 from sealring_trio.trace import Trace
 
@@ -73,10 +73,13 @@ def _ranks(head: ApiHead) -> list[dict[str, Any]]:
     ready = brain.membership.ready if isinstance(brain, Head) else {}
     plan = brain.plan if isinstance(brain, Head) else None
     world = node.world
+    summing = collective_of(brain)
+    tunnelled = summing is not None and not summing.trusted
     told = []
     for rank, member in enumerate(node.roster.roster.members):
         control = links.get((rank, Purpose.CONTROL))
         done = progress.get(rank)
+        near = rank in (1, world - 1)
         told.append(
             {
                 "rank": rank,
@@ -96,9 +99,10 @@ def _ranks(head: ApiHead) -> list[dict[str, Any]]:
                 "seal_us": done.seal_us if done else 0,
                 "links": {
                     "control": control is not None,
-                    # The head sees its own step links; those between others show in the state.
-                    "step": (rank, Purpose.STEP) in links if rank in (1, world - 1) else None,
+                    # The head sees its own links; those between others show in the state.
+                    "step": (rank, Purpose.STEP) in links if near and not summing else None,
                 },
+                "tunnel": (rank, Purpose.TUNNEL) in links if near and tunnelled else None,
                 "rtt_us": _us(control.keepalive.rtt) if control is not None else None,
             }
         )

@@ -170,7 +170,8 @@ const move = ({ x, y }, turn) => `translate(${x} ${y})${turn === undefined ? "" 
 function showHop({ group }, ranks, index) {
   const from = ranks[index];
   const to = ranks[(index + 1) % ranks.length];
-  const down = !from.ready || !to.ready || from.links.step === false || to.links.step === false;
+  const cut = (rank) => rank.links.step === false || rank.tunnel === false;
+  const down = !from.ready || !to.ready || cut(from) || cut(to);
   group.dataset.state = down ? "bad" : "good";
 }
 

@@ -1,0 +1,96 @@
+"""Tensor parallelism on real nodes: two daemons, two engines, and the collective between them."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+from sealring_model import tiny
+from sealring_trio.local_api import LocalApi, local_api
+from sealring_trio.local_ring import LocalNode
+
+from tests.io_trio.conftest import Ring
+from tests.io_trio.helpers import sealring
+
+ASKED = {"do": "generate", "prompt": "Tell me a story about a fox named Pip.", "max_tokens": 24}
+PATIENCE = 30.0
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[LocalApi]:
+    with local_api(2, tiny.path(), options={"strategy": "tp"}) as running:
+        yield running
+
+
+def ask(node: LocalNode) -> dict[str, Any]:
+    *_, done = node.ask(ASKED)
+    return done
+
+
+def wait_for(node: LocalNode, key: str, value: object) -> dict[str, Any]:
+    end = time.monotonic() + PATIENCE
+    while (status := node.status())[key] != value:
+        assert time.monotonic() < end, node.log.read_text()
+    return status
+
+
+def test_both_ranks_together_say_what_a_pipeline_says(api: LocalApi, ring: Ring) -> None:
+    assert ask(api.nodes[0])["token_ids"] == ask(ring.nodes[0])["token_ids"]
+
+
+def test_the_status_tells_of_each_link_whether_its_sums_are_sealed(api: LocalApi) -> None:
+    for rank, node in enumerate(api.nodes):
+        status = sealring("status", "--config", node.config, "--json").json()
+        assert (status["strategy"], status["backend"]) == ("tp", "ring")
+        assert status["layers"] == [0, 8]
+        peer = status["peers"][0]
+        assert peer["rank"] == 1 - rank
+        assert (peer["control"], peer["step"], peer["tunnel"]) == (True, False, True)
+        assert peer["collective"] == "sealed: ring goes through the tunnel link"
+    shown = sealring("status", "--config", api.nodes[0].config).out
+    assert "tensor parallelism over 2 ranks (ring)" in shown
+    assert "sealed: ring goes through the tunnel link" in shown
+
+
+def test_the_cluster_tells_it_too(api: LocalApi) -> None:
+    cluster = httpx2.get(f"{api.url}/v1/cluster").json()
+    assert cluster["strategy"] == "tp"
+    assert cluster["collective"] == {
+        "backend": "ring",
+        "sealed": True,
+        "links": [{"ranks": [0, 1], "sums": "sealed: ring goes through the tunnel link"}],
+    }
+    assert [rank["layers"] for rank in cluster["ranks"]] == [[0, 8], [0, 8]]
+    assert all(rank["sum_us"] > 0 and rank["token_us"] > 0 for rank in cluster["ranks"])
+
+
+LOSSES = {
+    "the follower's engine is killed": lambda nodes: engine(nodes[1]).kill(),
+    "the leader's engine is killed": lambda nodes: engine(nodes[0]).kill(),
+    "the follower's engine is frozen": lambda nodes: engine(nodes[1]).send_signal(signal.SIGSTOP),
+}
+
+
+def engine(node: LocalNode) -> psutil.Process:
+    return psutil.Process(node.status()["engine_pid"])
+
+
+@pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES)
+def test_a_request_goes_on_when_a_member_is_lost(api: LocalApi, lose: Any) -> None:
+    expected = ask(api.nodes[0])["token_ids"]
+    engines = [engine(node) for node in api.nodes]
+    tokens: list[int] = []
+    for event in api.nodes[0].ask(ASKED):
+        if event["event"] == "text" and not tokens:
+            lose(api.nodes)
+            tokens.append(0)
+        elif event["event"] == "done":
+            tokens = event["token_ids"]
+    assert tokens == expected
+    _, left = psutil.wait_procs(engines, timeout=PATIENCE)
+    assert not left  # none hangs in a collective that is over
