@@ -77,6 +77,37 @@ async def test_what_does_not_fit_waits_and_keeps_its_order() -> None:
     other.close()
 
 
+@pytest.mark.parametrize("taken", [True, False], ids=["the peer takes it", "it is closed"])
+async def test_who_waits_for_an_idle_wire(taken: bool) -> None:
+    near, far = pair()
+    wire, other = Wire(near, lambda: None), Wire(far, lambda: None)
+    await wire.idle()
+    wire.send(bytes(2_000_000))
+    assert 0 < wire.unsent < 2_000_000
+    idle = trio.Event()
+
+    async def wait() -> None:
+        await wire.idle()
+        idle.set()
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not idle.is_set()
+            if not taken:
+                wire.close()
+            else:
+                nursery.start_soon(wire.write)
+                left = 2_000_000
+                while left:
+                    left -= len(await other.receive())
+            await idle.wait()
+            nursery.cancel_scope.cancel()
+    wire.close()
+    other.close()
+
+
 async def test_a_pump_drains_only_what_the_socket_takes() -> None:
     near, far = pair()
     owner = Owner()
