@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import signal
 import socket
@@ -76,10 +77,12 @@ def local_ring(
     api: str = NO_API,
     options: Mapping[str, str | float] = {},
     flags: Sequence[str] = (),
+    places: Sequence[Mapping[str, str]] = (),
 ) -> Iterator[list[LocalNode]]:
     """*ranks* nodes of a throwaway cluster with *model*, in rank order; all end with the block, the
     head first, so that what it still answers has the ring to do it. *api* is the address of its
-    HTTP API; *options* are other keys of the nodes' configs, *flags* more of `sealring up`'s.
+    HTTP API; *options* are other keys of the nodes' configs, *flags* more of `sealring up`'s, and *places* what each
+    rank finds in its environment besides.
 
     Raises `UserError` for a number of ranks that cannot be, `OperationError` when a node does
     not start.
@@ -90,9 +93,10 @@ def local_ring(
         # Short, for the sockets' sake.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
         configs = write_cluster(folder, ranks, model, layers, api, options)
-        nodes = [stack.enter_context(running_node(config, flags)) for config in reversed(configs)][
-            ::-1
-        ]
+        nodes = [
+            stack.enter_context(running_node(config, flags, places[rank] if places else {}))
+            for rank, config in reversed(list(enumerate(configs)))
+        ][::-1]
         for node in nodes:
             wait_until_up(node)
         yield nodes
@@ -148,7 +152,9 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def running_node(config: Path, flags: Sequence[str] = ()) -> Iterator[LocalNode]:
+def running_node(
+    config: Path, flags: Sequence[str] = (), place: Mapping[str, str] = {}
+) -> Iterator[LocalNode]:
     """A `sealring up` for *config*, ended with the block. It may not be up yet."""
     ours, theirs = socket.socketpair()
     log = config.with_suffix(".log")
@@ -161,6 +167,7 @@ def running_node(config: Path, flags: Sequence[str] = ()) -> Iterator[LocalNode]
             stderr=sink,
             pass_fds=[theirs.fileno()],
             start_new_session=True,
+            env={**os.environ, **place},
         )
         theirs.close()
         state = config.parent / f"{config.stem}.state"

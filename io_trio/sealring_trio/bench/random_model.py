@@ -20,7 +20,7 @@ import attrs
 from sealring_model import tiny
 
 DType = Literal["f32", "bf16"]
-SizeName = Literal["5m", "25m", "450m"]
+SizeName = Literal["5m", "25m", "450m", "8b"]
 
 
 @attrs.frozen
@@ -39,6 +39,7 @@ SIZES: Final[Mapping[SizeName, Size]] = {
     "5m": Size(6, 256, 640, 4, 2, 4096),
     "25m": Size(7, 512, 1408, 8, 4, 8192),
     "450m": Size(26, 1024, 4096, 16, 8, 32_000),
+    "8b": Size(32, 4096, 14_336, 32, 8, 128_256),
 }
 CONTEXT: Final = 4096
 POOL: Final = 1_000_003

@@ -208,7 +208,8 @@ async def _read(api: LocalApi, seconds: float, done: int) -> Reading:
     for node in api.nodes:
         status = await trio.to_thread.run_sync(node.status)
         processes[node.name] = _process(node.process.pid)
-        processes[f"{node.name} engine"] = _process(status["engine_pid"])
+        for member, pid in enumerate(status["engine_pids"]):
+            processes[f"{node.name} engine{f' {member}' if member else ''}"] = _process(pid)
         tasks[node.name] = status["tasks"]
     rows = sum(rank["rows"] for rank in cluster["ranks"])
     return Reading(seconds, processes, tasks, rows, len(cluster["requests"]), done)

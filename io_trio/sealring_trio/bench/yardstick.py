@@ -98,11 +98,18 @@ def one_process(model: Path) -> Iterator[Yardstick]:
 
 
 @contextlib.contextmanager
-def own_split(model: Path, ranks: int, split: Split) -> Iterator[Yardstick]:
-    """*ranks* processes of mlx-lm with *model* split in its own way, ended with the block.
-
-    Raises `OperationError`.
+def own_split(model: Path, ranks: int, split: Split, *, gpus: bool = False) -> Iterator[Yardstick]:
+    """*ranks* processes of mlx-lm with *model* split in its own way, ended with the block: over
+    MLX's ring, or on so many *gpus* over NCCL. Raises `OperationError`.
     """
+    if gpus:
+        at = {"NCCL_HOST_IP": "127.0.0.1", "NCCL_PORT": str(free_ports(1)[0])}
+        at["MLX_WORLD_SIZE"] = str(ranks)
+        places = [{**at, "MLX_RANK": str(r), "CUDA_VISIBLE_DEVICES": str(r)} for r in range(ranks)]
+        options = ("--split", split, "--backend", "nccl")
+        with _children(model, places, options) as processes:
+            yield Yardstick(processes)
+        return
     with tempfile.TemporaryDirectory(prefix="sealring-") as folder:
         hosts = Path(folder) / "hosts.json"
         hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(ranks)]))
@@ -138,7 +145,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 # ---------------------------------------------------------------------- the child
 
 
-def serve(model: str, split: Split | None) -> None:
+def serve(model: str, split: Split | None, backend: str = "ring") -> None:
     """The child: load *model*, then answer requests until standard input ends."""
     import mlx.core as mx  # noqa: PLC0415 - MLX, in this process only
     from sealring_model.upstream import mlx_lm  # noqa: PLC0415
@@ -148,7 +155,7 @@ def serve(model: str, split: Split | None) -> None:
     sys.stdin.readline()
     try:
         if split is not None:
-            group = mx.distributed.init(strict=True, backend="ring")
+            group = mx.distributed.init(strict=True, backend=backend)
             groups = (group, None) if split == "pipeline" else (None, group)
             network, tokenizer = utils.sharded_load(model, *groups)
         else:

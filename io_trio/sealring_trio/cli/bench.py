@@ -192,6 +192,44 @@ def batch(
 
 
 @app.command
+def gpus(
+    *,
+    size: Literal["25m", "450m", "8b"] = "8b",
+    rows: Count = 32,
+    turns: Count = 3,
+    tokens: Count = 128,
+    json: bool = False,
+) -> int:
+    """Two GPUs of one host: tensor parallelism, a pipeline, and one GPU alone.
+
+    For a Linux machine with two CUDA devices; set up with the group cuda12 or
+    cuda13. Writes a random model of the given size (16 GB for 8b) to a
+    temporary folder.
+
+        sealring bench gpus
+        sealring bench gpus --size 450m --json
+
+    Parameters
+    ----------
+    size
+        Parameters of the model.
+    rows
+        Rows of a batch; the pipeline has two such batches in flight.
+    turns
+        Turns, after one to warm up.
+    tokens
+        Tokens of each row.
+    json
+        Print a JSON list.
+    """
+    from sealring_trio.bench.gpus import Plan, measure  # noqa: PLC0415
+
+    results = measure(Plan(rows, turns, tokens), size)
+    print_results(results, json)
+    return 0 if all(result.holds for result in results) else 1
+
+
+@app.command
 def serve(
     *,
     url: tuple[str, ...] = (),
