@@ -20,9 +20,11 @@ from sealring_protocol.codec.encoding import DECODERS, LOCAL_DECODERS
 from sealring_protocol.codec.frame import FrameKind
 from sealring_protocol.codec.messages import Backend, FailureKind, MessageCode
 from sealring_protocol.codec.tensor import DType
+from sealring_protocol.control.collective import JOINING_TABLE
 from sealring_protocol.control.membership import MEMBERSHIP_TABLE
 from sealring_protocol.control.pipeline import PIPELINE_TABLE
 from sealring_protocol.control.requests import ROW_TABLE
+from sealring_protocol.control.tensor import LEADER_TABLE
 from sealring_protocol.errors import WIRE_CODES, CloseCode, SealringError
 from sealring_protocol.security import initiator, responder
 from sealring_protocol.security.attestation import EvidenceKind, TrustLevel
@@ -161,6 +163,8 @@ SECTIONS: Final[dict[str, Callable[[], str]]] = {
     "responder": lambda: _machine(responder.TABLE),
     "membership": lambda: _machine(MEMBERSHIP_TABLE),
     "pipeline": lambda: _machine(PIPELINE_TABLE),
+    "joining": lambda: _machine(JOINING_TABLE),
+    "leader": lambda: _machine(LEADER_TABLE),
     "row": lambda: _machine(ROW_TABLE),
 }
 

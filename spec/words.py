@@ -42,19 +42,20 @@ CLOSE: Final = {
 FAILURES: Final = {
     FailureKind.ENGINE_ERROR: "the forward failed",
     FailureKind.ENGINE_LOST: "the engine died or was replaced",
-    FailureKind.LEDGER: "the step does not fit this rank's ledger (11.3)",
-    FailureKind.LINK_LOST: "a link of the chain is gone",
+    FailureKind.LEDGER: "the step (11.3), or what was drawn (11.9), is not what the head has",
+    FailureKind.LINK_LOST: "a link that the epoch needs is gone",
     FailureKind.DEADLINE: "no answer in time",
     FailureKind.MEMORY: "no room",
     FailureKind.INTEGRITY: "a tensor did not open, or is not what belongs here",
     FailureKind.LOAD: "the layers could not be loaded",
+    FailureKind.GROUP: "the collective did not come up, or broke (11.7)",
 }
 
 BACKENDS: Final = {
     Backend.PIPELINE: "a chain of ranks, each with its own layers",
-    Backend.RING: "tensor parallel over TCP; reserved",
-    Backend.JACCL: "tensor parallel over RDMA; reserved",
-    Backend.NCCL: "tensor parallel over NCCL; reserved",
+    Backend.RING: "tensor parallelism over TCP, each rank with its two neighbours",
+    Backend.JACCL: "tensor parallelism over RDMA; cannot be sealed",
+    Backend.NCCL: "tensor parallelism over NCCL; cannot be sealed",
 }
 
 DTYPES: Final = {

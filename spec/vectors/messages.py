@@ -27,10 +27,13 @@ from sealring_protocol.codec.messages import (
     Prefill,
     Progress,
     Ready,
+    Row,
     Save,
     Spent,
     Step,
     StepDone,
+    Tunnel,
+    TunnelEvent,
 )
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_trio.conformance.fields import to_fields
@@ -39,6 +42,8 @@ from spec.vectors.model import LIMIT, MALFORMED, Vector, refused, valid
 from spec.vectors.world import HOME_6, entropy
 
 GIVEN: Final[Mapping[str, bytes]] = {"home_6": HOME_6}
+NAN: Final = b"\x7f\xf8"
+INFINITE: Final = b"\x7f\xf0".ljust(8, b"\0")
 EPOCH: Final = Epoch(0x1122334455667788, 3)
 MODEL: Final = entropy("model", 32)
 DIGEST: Final = entropy("ledger digest", 16)
@@ -49,6 +54,25 @@ READY: Final = Ready(
     EPOCH, MODEL, 3, 9, 12, DType.F32, 160, False, 12345, CacheCost(1, 2, ((128, 64), (1024, 32)))
 )
 BOOTSTRAP: Final = Bootstrap(EPOCH, Backend.PIPELINE, 1, True, 60000, MODEL, (0, 3, 6))
+PREPARE: Final = Bootstrap(EPOCH, Backend.RING, 1, True, 60000, MODEL, (0, 12), (("", 0), ("", 0)))
+JOIN: Final = attrs.evolve(
+    PREPARE, deadline_ms=20000, hosts=(("10.0.0.1", 40001), ("10.0.0.2", 40002))
+)
+PREPARED: Final = attrs.evolve(
+    READY, first=0, last=0, room=1 << 34, cost=CacheCost(0, 0), port=40002
+)
+JOINED: Final = attrs.evolve(READY, first=0, last=12, sum_us=57, token_us=5900)
+PENALISED: Final = Row(
+    7,
+    repetition=1.25,
+    presence=-0.5,
+    frequency=2.0,
+    logprobs=20,
+    bias=((3, -100.0), (2**32 - 1, 0.5)),
+    history=(9, 8, 7),
+    generated=2,
+)
+DATA: Final = Tunnel(1, TunnelEvent.DATA, bytes(range(16)))
 STEP: Final = Step(EPOCH, 1, DIGEST)
 FULL: Final = Step(
     EPOCH,
@@ -86,18 +110,36 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
         "1,024 layers and 16 windows",
         attrs.evolve(READY, layers=1024, cost=CacheCost(1, 2, tuple((w, 1) for w in range(1, 17)))),
     ),
+    "ready-prepared": ("READY of a rank that has its share and a port", PREPARED),
+    "ready-joined": ("READY of a rank that has joined", JOINED),
+    "ready-far": (
+        "the last port, and times at their limit",
+        attrs.evolve(JOINED, port=65535, sum_us=2**32 - 1, token_us=2**32 - 1),
+    ),
     "bootstrap": ("BOOTSTRAP of a pipeline", BOOTSTRAP),
     "bootstrap-16": (
         "16 ranks, the last layer at its limit",
         attrs.evolve(BOOTSTRAP, rank=15, bounds=(*range(16), 1024)),
     ),
+    "bootstrap-prepare": ("BOOTSTRAP to prepare for a ring", PREPARE),
+    "bootstrap-join": ("BOOTSTRAP to join it", JOIN),
+    "bootstrap-trusted": (
+        "a collective beside the sealed links",
+        attrs.evolve(JOIN, backend=Backend.NCCL, trusted=True),
+    ),
     "bootstrap-hosts": (
-        "BOOTSTRAP with hosts",
-        Bootstrap(EPOCH, Backend.RING, 0, False, 1, MODEL, (0, 6), (("::1", 9000), ("h", 1))),
+        "hosts that are no addresses of IPv4",
+        Bootstrap(
+            EPOCH, Backend.JACCL, 0, False, 1, MODEL, (0, 6), (("::1", 9000), ("h", 1)), True
+        ),
     ),
     "bootstrap-hosts-16": (
-        "16 hosts",
-        attrs.evolve(BOOTSTRAP, hosts=tuple((f"h{port}", port) for port in range(1, 17))),
+        "16 hosts, and the last of 16 ranks",
+        attrs.evolve(JOIN, rank=15, hosts=tuple((f"h{port}", port) for port in range(1, 17))),
+    ),
+    "bootstrap-ring-trusted": (
+        "a ring beside the sealed links",
+        attrs.evolve(JOIN, trusted=True),
     ),
     "step-idle": ("a step that does nothing", STEP),
     "step-spent-17": (
@@ -119,6 +161,10 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
     ),
     "step-full": ("every list of a step, and every dtype", FULL),
     "step-failed": ("a step that failed", attrs.evolve(STEP, work=Decode(0), failed=FAILURE)),
+    "step-failed-group": (
+        "a step that failed for its collective",
+        attrs.evolve(STEP, failed=Failure(1, FailureKind.GROUP, "a peer has gone")),
+    ),
     "done": ("STEP_DONE with hidden states", DONE),
     "done-empty": ("STEP_DONE of a prefill", StepDone(EPOCH, 7)),
     "done-ids": ("STEP_DONE with ids", StepDone(EPOCH, 8, ids=(5, 6, 7), spent=(Spent(1),))),
@@ -127,6 +173,19 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
         "a rank that cannot load",
         StepDone(EPOCH, 0, failed=Failure(1, FailureKind.LOAD, "no such file")),
     ),
+    "done-joining-failed": (
+        "a rank that cannot join",
+        StepDone(EPOCH, 0, failed=Failure(1, FailureKind.GROUP, "the sum was 1.0, not 2.0")),
+    ),
+    "row-greedy": ("a greedy row", Row(5)),
+    "row-full": ("a row that samples", Row(6, 2**64 - 1, 3, 0.75, 0.9375, 40, 0.0625)),
+    "row-penalised": (
+        "a row with penalties, biases, log probabilities and a history",
+        PENALISED,
+    ),
+    "tunnel-open": ("a connection of a collective begins", Tunnel(0, TunnelEvent.OPEN)),
+    "tunnel-data": ("bytes of it", DATA),
+    "tunnel-close": ("it ends", Tunnel(255, TunnelEvent.CLOSE)),
 }
 
 
@@ -180,9 +239,9 @@ def vectors() -> Iterator[Vector]:
 
 def _common() -> Iterator[Case]:
     yield "empty", "MS-01", "no bytes at all", b""
-    for code in (0x00, 0x01, 0x03, 0x0C, 0x0D, 0x7F, 0xFF):
+    for code in (0x00, 0x01, 0x03, 0x0E, 0x7F, 0x83, 0xFF):
         yield f"code-{code:02x}", "MS-01", f"code 0x{code:02x}", bytes([code]) + bytes(64)
-    for code in (0x81, 0x82, 0x83, 0x84, 0x85):
+    for code in (0x81, 0x82, 0x84, 0x85, 0x86, 0x87):
         about = f"local message 0x{code:02x} in a sealed frame"
         yield f"local-{code:02x}", "LM-01 MS-01", about, bytes([code]) + bytes(80)
     yield "trailing", "CV-01", "a byte left over after PONG", flat(GOOD["pong"][1]) + b"\0"
@@ -213,16 +272,69 @@ def _small_messages() -> Iterator[Case]:
         ("backend-0", "backend 0", 17, b"\0"),
         ("backend-5", "backend 5", 17, b"\5"),
         ("rank", "rank 2 of 2", 18, u16(2)),
-        ("first", "a first bound of 1", 61, u16(1)),
-        ("equal", "a rank without layers", 63, u16(6)),
-        ("falls", "bounds that fall", 63, u16(7)),
+        ("first", "a first bound of 1", 62, u16(1)),
+        ("equal", "a rank without layers", 64, u16(6)),
+        ("falls", "bounds that fall", 64, u16(7)),
+        ("pipeline-trusted", "a pipeline beside the sealed links", 21, b"\1"),
     ]:
         yield f"bootstrap-{name}", "MS-04", f"BOOTSTRAP with {about}", put(boot, at, field)
-    yield "bootstrap-one-bound", "MS-04", "BOOTSTRAP for no rank", put(boot, 57, u16(1))
+    yield "bootstrap-one-bound", "MS-04", "BOOTSTRAP for no rank", put(boot, 58, u16(1))
     inner = put(boot, 20, b"\2")
     yield "bootstrap-inner", "MS-04 CV-05", "BOOTSTRAP with inner_seal 2", inner
     hosts = flat(GOOD["bootstrap-hosts"][1])
     yield "bootstrap-host", "CV-03", "a host that is no text", put(hosts, -3, b"\xff")
+    yield from _collectives()
+
+
+def _collectives() -> Iterator[Case]:
+    join, prepare = flat(JOIN), flat(PREPARE)
+    first = 66 + 2 + len(JOIN.hosts[0][0])  # the port of the first host
+    alone = put(put(join, 18, u16(0)), 60, u16(1))[: first + 2]
+    piped, bounded = put(put(join, 17, b"\1"), 18, u16(0)), put(join, 58, u16(3))
+    bounded = bounded[:62] + u16(0) + u16(6) + bounded[64:]
+    for name, about, data in [
+        ("hosts-pipeline", "hosts of a pipeline", piped),
+        ("hosts-bounds", "a collective of three bounds", bounded),
+        ("hosts-none", "a collective of no hosts", put(put(join, 60, u16(0)), 18, u16(0))[:66]),
+        ("hosts-one", "a collective of one host", alone),
+        ("hosts-rank", "rank 2 of 2 hosts", put(join, 18, u16(2))),
+        ("hosts-port", "a port of one rank alone", put(prepare, -2, u16(40002))),
+        ("hosts-no-port", "no port of one rank alone", put(join, first, u16(0))),
+        ("jaccl-sealed", "JACCL within the sealed links", put(join, 17, b"\3")),
+        ("nccl-sealed", "NCCL within the sealed links", put(join, 17, b"\4")),
+    ]:
+        yield f"bootstrap-{name}", "MS-04", f"BOOTSTRAP with {about}", data
+    yield "bootstrap-trusted-2", "MS-04 CV-05", "BOOTSTRAP with trusted 2", put(join, 21, b"\2")
+    yield "bootstrap-hosts-cut", "CV-01", "one host fewer than it says", put(join, 60, u16(3))
+    opening, data = flat(GOOD["tunnel-open"][1]), flat(DATA)
+    for name, about, tunnel in [
+        ("event-3", "event 3", put(data, 2, b"\3")),
+        ("empty", "DATA without data", data[:3]),
+        ("open-data", "OPEN with data", opening + b"\0"),
+        ("close-data", "CLOSE with data", put(data, 2, b"\2")),
+    ]:
+        yield f"tunnel-{name}", "MS-09 CV-01", f"TUNNEL with {about}", tunnel
+    yield "tunnel-cut", "CV-01", "TUNNEL without its event", opening[:2]
+    yield from _rows()
+
+
+def _rows() -> Iterator[Case]:
+    row, full = flat(GOOD["row-full"][1]), flat(PENALISED)
+    for name, about, data in [
+        ("nan", "a temperature that is no number", put(row, 19, NAN)),
+        ("cold", "a temperature below 0", put(row, 19, b"\xbf\xf0")),
+        ("infinite", "an infinite temperature", put(row, 19, INFINITE)),
+        ("top-p", "top_p 0", put(row, 27, bytes(8))),
+        ("min-p", "min_p 2", put(row, 39, b"\x40\0")),
+        ("repetition", "a repetition penalty of 0", put(row, 47, bytes(8))),
+        ("presence", "an infinite penalty", put(row, 55, INFINITE)),
+        ("frequency", "a penalty that is no number", put(row, 63, NAN)),
+        ("logprobs", "21 alternatives", put(row, 71, b"\x15")),
+        ("bias", "an infinite bias", put(full, 86, INFINITE)),
+        ("generated", "4 of 3 tokens generated", put(full, 77, b"\x04")),
+    ]:
+        yield f"row-{name}", "MS-08 CV-01", f"ROW with {about}", data
+    yield "row-history-cut", "CV-01", "a token missing", full[:-4]
 
 
 def _steps() -> Iterator[Case]:
@@ -245,7 +357,7 @@ def _steps() -> Iterator[Case]:
     failed = flat(attrs.evolve(STEP, failed=Failure(1, FailureKind.LOAD, "abc")))
     yield "step-failed-2", "CV-05", "failed is 2", put(failed, 74, b"\2")
     yield "step-failure-0", "MS-07 CV-01", "failure kind 0", put(failed, 77, b"\0")
-    yield "step-failure-9", "MS-07 CV-01", "failure kind 9", put(failed, 77, b"\x09")
+    yield "step-failure-10", "MS-07 CV-01", "failure kind 10", put(failed, 77, b"\x0a")
     yield "step-failure-text", "MS-02", "a failure with ESC", put(failed, -1, b"\x1b")
     yield "step-failure-missing", "CV-01", "failed without a failure", put(idle, 74, b"\1")
     yield "step-ids-cut", "CV-01", "one id fewer than it says", put(idle, 72, b"\1")
@@ -285,14 +397,17 @@ def _beyond_limits() -> Iterator[Case]:
     accept = flat(Accept(bytes(32), 7, b""))
     roster = put(accept, 41, u32(49153))
     yield "accept-roster-long", "RO-07 CV-02", "a roster of 49,153 bytes declared", roster
-    yield "ready-windows", "CV-02", "17 windows", put(flat(READY), 85, u16(17))
+    yield "ready-windows", "CV-02", "17 windows", put(flat(READY), 95, u16(17))
     yield "ready-layers", "MS-03 CV-02", "1,025 layers", put(flat(READY), 53, u16(1025))
-    yield "bootstrap-layers", "MS-04 CV-02", "1,025 layers", put(boot, 65, u16(1025))
-    yield "bootstrap-bounds-18", "MS-04 CV-02", "18 bounds", put(boot, 57, u16(18))
-    yield "bootstrap-hosts-17", "MS-04 CV-02", "17 hosts", put(boot, 59, u16(17))
-    host = flat(attrs.evolve(BOOTSTRAP, hosts=(("h" * 255, 1),)))
-    longer = put(host, 67, u16(256))
+    yield "bootstrap-layers", "MS-04 CV-02", "1,025 layers", put(boot, 66, u16(1025))
+    yield "bootstrap-bounds-18", "MS-04 CV-02", "18 bounds", put(boot, 58, u16(18))
+    yield "bootstrap-hosts-17", "MS-04 CV-02", "17 hosts", put(flat(JOIN), 60, u16(17))
+    host = flat(attrs.evolve(JOIN, hosts=(("h" * 255, 1), ("h", 2))))
+    longer = put(host, 66, u16(256))
     yield "bootstrap-host-long", "CV-02", "a host of 256 bytes", longer
+    row = flat(Row(5))
+    yield "row-biases", "CV-02", "1,025 biases declared", put(row, 72, u16(1025))
+    yield "row-history", "CV-02", "1,048,577 tokens declared", put(row, 78, u32((1 << 20) + 1))
     idle = flat(STEP)
     for at, what in zip(range(41, 51, 2), ("save", "evict", "drop", "open", "join"), strict=True):
         data = put(idle, at, u16(4097))

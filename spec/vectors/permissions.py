@@ -12,9 +12,9 @@ from spec.vectors.model import Json, Vector, refused, valid
 GIVEN: Final[Mapping[str, bytes]] = {}
 CONTROL, STEP, TUNNEL, WEIGHTS = 1, 2, 3, 4
 ALIVE: Final = ("PING", "PONG", "CLOSE")
-ALL: Final = ("ACCEPT", *ALIVE, "READY", "BOOTSTRAP", "STEP", "STEP_DONE")
+ALL: Final = ("ACCEPT", *ALIVE, "READY", "BOOTSTRAP", "STEP", "STEP_DONE", "TUNNEL", "ROW")
 PLACES: Final = (
-    ("head-to-rank", CONTROL, 0, 2, 4, ("BOOTSTRAP", "STEP")),
+    ("head-to-rank", CONTROL, 0, 2, 4, ("BOOTSTRAP", "STEP", "ROW")),
     ("rank-to-head", CONTROL, 3, 0, 4, ("READY", "STEP_DONE")),
     ("rank-to-rank", CONTROL, 1, 2, 4, ()),
     ("to-next", STEP, 1, 2, 4, ("STEP",)),
@@ -25,7 +25,12 @@ PLACES: Final = (
     ("head-to-last", STEP, 0, 3, 4, ()),
     ("not-last-to-head", STEP, 2, 0, 4, ()),
     ("skipping", STEP, 0, 2, 4, ()),
-    ("tunnel", TUNNEL, 0, 1, 2, ()),
+    ("tunnel", TUNNEL, 0, 1, 2, ("TUNNEL",)),
+    ("tunnel-right", TUNNEL, 1, 2, 4, ("TUNNEL",)),
+    ("tunnel-left", TUNNEL, 2, 1, 4, ("TUNNEL",)),
+    ("tunnel-first-to-last", TUNNEL, 0, 3, 4, ("TUNNEL",)),
+    ("tunnel-last-to-first", TUNNEL, 3, 0, 4, ("TUNNEL",)),
+    ("tunnel-across", TUNNEL, 1, 3, 4, ()),
     ("weights", WEIGHTS, 0, 1, 2, ()),
 )
 """Name, purpose, sender, receiver, ranks, and what may be sent beside what is always."""

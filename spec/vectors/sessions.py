@@ -14,13 +14,15 @@ from sealring_protocol.codec.messages import (
     Pong,
     Progress,
     StepDone,
+    Tunnel,
+    TunnelEvent,
 )
 from sealring_protocol.errors import CloseCode
 
 from spec.vectors.ends import Delivery, answerer, dialer, link_of, said
 from spec.vectors.initiators import GIVEN as _GIVEN
 from spec.vectors.initiators import met
-from spec.vectors.messages import BOOTSTRAP, READY, STEP, flat
+from spec.vectors.messages import BOOTSTRAP, DATA, JOIN, PENALISED, PREPARE, READY, STEP, flat
 from spec.vectors.model import FORGED, LIMIT, MALFORMED, Vector, refused, valid
 from spec.vectors.plain import header
 from spec.vectors.talk import Talk, flipped
@@ -82,19 +84,34 @@ def _good() -> Iterator[Vector]:
         talk = met(purpose=2, suite=suite)
         about = "70 steps: the key is updated after the 64th"
         yield _session(f"steps-{suite}", "RL-01 SE-04", about, talk, steps)
+    stream = [Tunnel(0, TunnelEvent.OPEN), attrs.evolve(DATA, stream=0), DATA]
+    stream += [Tunnel(0, TunnelEvent.CLOSE)]
+    talk = met(purpose=3)
+    about = "a stream of each of two neighbours"
+    yield _session("tunnel-streams", "RL-01 MS-09", about, talk, stream)
+    ids = [attrs.evolve(STEP, n=n, ids=(4, 5)) for n in (1, 2)]
+    about = "orders to prepare and to join, a row, and steps with ids, from the head"
+    yield _session("collective", "RL-01", about, met(), [PREPARE, JOIN, PENALISED, *ids])
     pings = [Ping(echo, Progress(rows=echo)) for echo in range(20)]
     pongs = [Pong(ping.echo, Progress()) for ping in pings]
     about = "20 PINGs at once are answered"
     yield _session("pings", "LK-04", about, met(), pings, pongs, [])
-    talk = met()
-    hello = flat(HELLO)
-    given = dialer(
-        talk, talk.resp_frame, talk.accept(), (AT_ONCE, talk.to_dialer(1, hello)), suites=[1, 2]
-    )
-    sent = (talk.init_frame, talk.fin_frame)
-    output = said(sent, messages=[hello], link=link_of(talk, dialing=True))
     about = "READY from a rank to the head that dialed it"
-    yield valid("session/ready", "initiator", "RL-01", about, given, output)
+    yield _answered("ready", about, met(), [HELLO])
+    about = "an answer to a step, from a rank to the head that dialed it"
+    yield _answered("ready-done", about, met(), [HELLO, attrs.evolve(DONE, ids=(4, 5))])
+    about = "a stream's other way: from the rank that was dialed"
+    yield _answered("tunnel-back", about, met(purpose=3), [attrs.evolve(DATA, stream=0)])
+
+
+def _answered(name: str, about: str, talk: Talk, messages: Sequence[Message]) -> Vector:
+    """Messages to the end that dialed, which gives them out."""
+    plain = [flat(message) for message in messages]
+    frames = [(AT_ONCE, talk.to_dialer(1 + i, each)) for i, each in enumerate(plain)]
+    given = dialer(talk, talk.resp_frame, talk.accept(), *frames, suites=[1, 2])
+    sent = (talk.init_frame, talk.fin_frame)
+    output = said(sent, messages=plain, link=link_of(talk, dialing=True))
+    return valid(f"session/{name}", "initiator", "RL-01", about, given, output)
 
 
 def _refused(
@@ -135,6 +152,11 @@ def _roles() -> Iterator[Vector]:
         ("done-to-next", "STEP_DONE down the chain", step, flat(DONE)),
         ("step-back", "STEP up the chain", met(dialer=CAT, purpose=2), flat(STEP)),
         ("tunnel", "STEP on a tunnel", met(purpose=3), flat(STEP)),
+        ("tunnel-ready", "READY on a tunnel", met(purpose=3), flat(READY)),
+        ("tunnel-on-control", "TUNNEL on a control link", head, flat(DATA)),
+        ("tunnel-on-step", "TUNNEL on a step link", step, flat(DATA)),
+        ("row-from-rank", "ROW from a rank", rank, flat(PENALISED)),
+        ("row-on-step", "ROW on a step link", step, flat(PENALISED)),
         ("weights", "STEP on a link for weights", met(purpose=4), flat(STEP)),
     ]:
         deliveries = _sealed(talk, [message])

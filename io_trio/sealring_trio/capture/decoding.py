@@ -130,12 +130,13 @@ def _handshake(frame: bytes) -> tuple[str, dict[str, Any]]:
 
 
 def _brief(fields: dict[str, Any]) -> dict[str, Any]:
-    """*fields* with the elements of tensors and a roster told by their size."""
+    """*fields* with the elements of tensors, a roster and a tunnel's data told by their size."""
     told = dict(fields)
     if "tensors" in told:
         told["tensors"] = [
             {**tensor, "data": f"{len(tensor['data']) // 2} bytes"} for tensor in told["tensors"]
         ]
-    if told.get("roster"):
-        told["roster"] = f"{len(told['roster']) // 2} bytes"
+    for name in ("roster", "data"):
+        if told.get(name):
+            told[name] = f"{len(told[name]) // 2} bytes"
     return told

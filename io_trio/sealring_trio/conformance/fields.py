@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from sealring_protocol.codec.local_messages import (
     EngineInfo,
+    Group,
+    Grouped,
     HopKey,
     Loaded,
     LocalMessage,
@@ -37,6 +39,8 @@ from sealring_protocol.codec.messages import (
     Spent,
     Step,
     StepDone,
+    Tunnel,
+    TunnelEvent,
     Work,
 )
 from sealring_protocol.codec.tensor import DType, Tensor
@@ -100,6 +104,9 @@ def _ready(m: Ready) -> dict[str, Json]:
         "room": u64(m.room),
         "fixed": u64(m.cost.fixed),
         "per_token": u64(m.cost.per_token),
+        "port": m.port,
+        "sum_us": m.sum_us,
+        "token_us": m.token_us,
         "windows": [{"tokens": tokens, "bytes": u64(cost)} for tokens, cost in m.cost.windows],
     }
 
@@ -117,6 +124,9 @@ def _read_ready(f: dict[str, Json]) -> Ready:
         f["trimmable"],
         int(f["room"]),
         CacheCost(int(f["fixed"]), int(f["per_token"]), windows),
+        f["port"],
+        f["sum_us"],
+        f["token_us"],
     )
 
 
@@ -126,11 +136,20 @@ def _bootstrap(m: Bootstrap) -> dict[str, Json]:
         "backend": int(m.backend),
         "rank": m.rank,
         "inner_seal": m.inner_seal,
+        "trusted": m.trusted,
         "deadline_ms": m.deadline_ms,
         "model": m.model.hex(),
         "bounds": list(m.bounds),
-        "hosts": [{"host": host, "port": port} for host, port in m.hosts],
+        "hosts": _hosts(m.hosts),
     }
+
+
+def _hosts(hosts: tuple[tuple[str, int], ...]) -> list[Json]:
+    return [{"host": host, "port": port} for host, port in hosts]
+
+
+def _read_hosts(f: dict[str, Json]) -> tuple[tuple[str, int], ...]:
+    return tuple((host["host"], host["port"]) for host in f["hosts"])
 
 
 def _read_bootstrap(f: dict[str, Json]) -> Bootstrap:
@@ -142,7 +161,8 @@ def _read_bootstrap(f: dict[str, Json]) -> Bootstrap:
         f["deadline_ms"],
         bytes.fromhex(f["model"]),
         tuple(f["bounds"]),
-        tuple((host["host"], host["port"]) for host in f["hosts"]),
+        _read_hosts(f),
+        f["trusted"],
     )
 
 
@@ -245,6 +265,8 @@ def _info(m: EngineInfo) -> dict[str, Json]:
         "vocabulary": m.vocabulary,
         "context": m.context,
         "trimmable": m.trimmable,
+        "splits": m.splits,
+        "backends": m.backends,
         "room": u64(m.room),
         "ends": u64(m.ends),
         "layers": [u64(size) for size in m.layers],
@@ -262,6 +284,8 @@ def _read_info(f: dict[str, Json]) -> EngineInfo:
         int(f["room"]),
         int(f["ends"]),
         tuple(int(size) for size in f["layers"]),
+        f["splits"],
+        f["backends"],
     )
 
 
@@ -308,6 +332,29 @@ def _read_logprobs(f: dict[str, Json]) -> Logprobs:
     return Logprobs(int(f["n"]), int(f["uid"]), f["chosen"], ids, values)
 
 
+def _group(m: Group) -> dict[str, Json]:
+    return {
+        "backend": int(m.backend),
+        "rank": m.rank,
+        "size": m.size,
+        "deadline_ms": m.deadline_ms,
+        "hosts": _hosts(m.hosts),
+    }
+
+
+def _read_group(f: dict[str, Json]) -> Group:
+    backend = Backend(f["backend"])
+    return Group(backend, f["rank"], f["size"], f["deadline_ms"], _read_hosts(f))
+
+
+def _tunnel(m: Tunnel) -> dict[str, Json]:
+    return {"stream": m.stream, "event": int(m.event), "data": bytes(m.data).hex()}
+
+
+def _read_tunnel(f: dict[str, Json]) -> Tunnel:
+    return Tunnel(f["stream"], TunnelEvent(f["event"]), bytes.fromhex(f["data"]))
+
+
 def read_row(f: dict[str, Json]) -> Row:
     """A ROW from its fields."""
     rest = {name: f[name] for name in _ROW if name in f}
@@ -346,6 +393,9 @@ _TO: Final[dict[type[Any], Callable[[Any], dict[str, Json]]]] = {
     Row: _row,
     Logprobs: _logprobs,
     Loaded: lambda m: {"read": u64(m.read), "held": u64(m.held), "load_us": u64(m.load_us)},
+    Tunnel: _tunnel,
+    Group: _group,
+    Grouped: lambda m: {"size": m.size, "sum_us": m.sum_us, "token_us": m.token_us},
 }
 
 _FROM: Final[dict[str, Callable[[dict[str, Json]], Message | LocalMessage]]] = {
@@ -366,4 +416,7 @@ _FROM: Final[dict[str, Callable[[dict[str, Json]], Message | LocalMessage]]] = {
     "ROW": read_row,
     "LOGPROBS": _read_logprobs,
     "LOADED": lambda f: Loaded(int(f["read"]), int(f["held"]), int(f["load_us"])),
+    "TUNNEL": _read_tunnel,
+    "GROUP": _read_group,
+    "GROUPED": lambda f: Grouped(f["size"], f["sum_us"], f["token_us"]),
 }

@@ -36,6 +36,7 @@ from sealring_protocol.security.seal import (
     SealingChannel,
 )
 
+from sealring_trio.conformance.brains import run_lockstep, run_rank
 from sealring_trio.conformance.ends import Given, Mismatch, must, run_end
 from sealring_trio.conformance.fields import from_fields, read_row, read_tensor, to_fields
 
@@ -344,6 +345,16 @@ def _ledger_output(ledger: Ledger, digests: list[str]) -> Given:
     }
 
 
+def _rank(given: Given, result: Result) -> None:
+    result.output = {}
+    run_rank(given, result.output)
+
+
+def _lockstep(given: Given, result: Result) -> None:
+    result.output = {}
+    run_lockstep(given, result.output)
+
+
 def _split(given: Given, result: Result) -> None:
     layers = [int(size) for size in given["layers"]]
     memory = [int(room) for room in given["memory"]]
@@ -379,6 +390,8 @@ KINDS: Final[dict[str, Callable[[Given, Result], None]]] = {
     "inner": _inner,
     "role": _role,
     "ledger": _ledger,
+    "rank": _rank,
+    "lockstep": _lockstep,
     "split": _split,
     "sampling-key": _sampling_key,
 }

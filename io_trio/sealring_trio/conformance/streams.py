@@ -6,7 +6,7 @@
 ``truncated``  cut off at every length. A beginning of a stream of frames gives a beginning of its
                frames and no failure of its own; a link whose stream ends there is lost, and
                nothing is said of it; a message, a roster, evidence or a sealed frame is refused
-``trailing``   a byte more after what is whole: refused
+``trailing``   a byte more after what is whole: refused (but for TUNNEL's data, which has no length)
 
 The last two say something of valid vectors alone. What is longer than 700 bytes is cut off at so
 many lengths, evenly spread; ends of links are cut off at the edges of each delivery and in its
@@ -20,6 +20,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from sealring_protocol.codec.messages import TunnelEvent
 from sealring_protocol.errors import ConnectionLost, RemoteProtocolError, SealringError
 
 from sealring_trio.conformance.ends import Cut, Given, Mismatch, must, run_end
@@ -27,6 +28,8 @@ from sealring_trio.conformance.kinds import KINDS, Result, raw, run, run_frames
 
 SEEDS: Final = (1, 2)
 """Of the random cuts."""
+
+_LEAST_TUNNEL_DATA: Final = 4  # code, stream, event, and a byte of data
 
 LENGTHS: Final = 700
 """At how many lengths, evenly spread, what is longer than that is cut off."""
@@ -165,11 +168,21 @@ def _sealed_longer(vector: Given) -> int:
 
 
 def _plaintext_shorter(vector: Given) -> int:
-    return _shorter(vector, "plaintext")
+    if not _is_tunnel_data(vector):
+        return _shorter(vector, "plaintext")
+    given = vector["input"]
+    least = {**given, "plaintext": given["plaintext"][: 2 * _LEAST_TUNNEL_DATA]}
+    return _shorter({**vector, "input": least}, "plaintext")
 
 
 def _plaintext_longer(vector: Given) -> int:
-    return _longer(vector, "plaintext")
+    return 0 if _is_tunnel_data(vector) else _longer(vector, "plaintext")
+
+
+def _is_tunnel_data(vector: Given) -> bool:
+    """Its data go to the end of the plaintext: a byte less or more is another message."""
+    fields = vector["output"]["fields"]
+    return fields["message"] == "TUNNEL" and fields["event"] == TunnelEvent.DATA
 
 
 def _signed_longer(vector: Given) -> int:

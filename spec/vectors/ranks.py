@@ -1,0 +1,434 @@
+"""A rank after the head: what it makes of orders, and its way into a collective (11.2, 11.7, 11.9).
+
+What comes of each thing that happens is written down by hand here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import attrs
+from sealring_protocol.codec.local_messages import (
+    EngineInfo,
+    Group,
+    Grouped,
+    Loaded,
+    LocalMessage,
+)
+from sealring_protocol.codec.messages import (
+    NO_EPOCH,
+    Backend,
+    Bootstrap,
+    CacheCost,
+    Decode,
+    Epoch,
+    Failure,
+    FailureKind,
+    Message,
+    Ready,
+    Row,
+    Step,
+    StepDone,
+)
+from sealring_protocol.codec.tensor import DType
+from sealring_protocol.errors import CloseCode
+
+from spec.vectors.messages import EPOCH, JOIN, MODEL, PREPARE, flat
+from spec.vectors.model import MALFORMED, Json, Vector, refused, valid
+from spec.vectors.world import entropy
+
+GIVEN: Final[Mapping[str, bytes]] = {}
+CONTROL, STEP, TUNNEL = 1, 2, 3
+NEXT: Final = attrs.evolve(EPOCH, counter=EPOCH.counter + 1)
+INFO: Final = EngineInfo(
+    MODEL, DType.F32, 160, 1024, 2048, True, 1 << 34, 655360, (4096,) * 12, 8, 1 << Backend.RING
+)
+HELLO: Final = Ready(NO_EPOCH, MODEL, 0, 0, 12, DType.F32, 160, True, 1 << 34, CacheCost(0, 0))
+PREPARED: Final = attrs.evolve(HELLO, epoch=EPOCH, port=40002)
+SERVES: Final = attrs.evolve(HELLO, epoch=EPOCH, last=12, room=1 << 33, cost=CacheCost(0, 96))
+JOINED: Final = attrs.evolve(SERVES, sum_us=57, token_us=5900)
+PIPELINE: Final = Bootstrap(EPOCH, Backend.PIPELINE, 1, True, 60000, MODEL, (0, 5, 12))
+OTHER_MODEL: Final = entropy("another model", 32)
+
+
+@attrs.frozen
+class Happens:
+    """One thing that happens to a rank, and what it says then: to the head, to its engine."""
+
+    what: Json
+    to_head: tuple[Message, ...] = ()
+    to_engine: tuple[LocalMessage, ...] = ()
+    restarts: int = 0
+
+
+Course = tuple[Happens, ...]
+
+
+def came(
+    message: Message,
+    *to_engine: LocalMessage,
+    to_head: tuple[Message, ...] = (),
+    purpose: int = CONTROL,
+    restarts: int = 0,
+) -> Happens:
+    """The head sent *message* (on a STEP link: the rank before)."""
+    told = {"purpose": purpose, "plaintext": flat(message).hex()}
+    return Happens(told, to_head, to_engine, restarts)
+
+
+def engine(message: LocalMessage, *to_head: Message, to: tuple[LocalMessage, ...] = ()) -> Happens:
+    """The own engine said *message*."""
+    return Happens({"engine": flat(message).hex()}, to_head, to)
+
+
+def way(port: int, relay: int, *to_head: Message) -> Happens:
+    """The node has a port for its engine, and a relay."""
+    return Happens({"port": port, "relay": relay}, to_head)
+
+
+def tunnel(*to_head: Message) -> Happens:
+    """The TUNNEL link with the next rank is up."""
+    return Happens({"tunnel": True}, to_head)
+
+
+def lost(reason: str, *to_head: Message) -> Happens:
+    """The engine's process is gone."""
+    return Happens({"lost": reason}, to_head)
+
+
+def whole(order: Bootstrap) -> Bootstrap:
+    """What an engine of a group is told of *order*: that it is alone, with all layers."""
+    return attrs.evolve(order, backend=Backend.PIPELINE, rank=0, hosts=(), trusted=False)
+
+
+def meeting(*hosts: tuple[str, int], **what: int) -> Group:
+    """GROUP, to join."""
+    return Group(Backend.RING, what.get("rank", 1), len(hosts), JOIN.deadline_ms, hosts)
+
+
+SHARE: Final = Group(Backend.RING, 1, 2, PREPARE.deadline_ms)
+UP: Final[Course] = (engine(INFO, HELLO),)
+TOLD: Final[Course] = (*UP, came(PREPARE, SHARE, whole(PREPARE)))
+READY: Final[Course] = (*TOLD, engine(Loaded(1, 2, 3)), way(40002, 40003), tunnel(PREPARED))
+GONE: Final[Course] = (
+    *READY,
+    came(JOIN, meeting(("127.0.0.1", 40003), ("127.0.0.1", 40002))),
+)
+IN: Final[Course] = (*GONE, engine(Grouped(2, 57, 5900)), engine(SERVES, JOINED))
+
+
+def step(n: int, epoch: Epoch = EPOCH) -> Step:
+    """Step *n*; a rank's node does not look at its ledger."""
+    return Step(epoch, n, bytes(16), work=Decode(0))
+
+
+def done(n: int, *ids: int) -> StepDone:
+    """The answer to step *n*."""
+    return StepDone(EPOCH, n, ids)
+
+
+def cannot(n: int, kind: FailureKind, message: str) -> StepDone:
+    """That rank 1 cannot do step *n*."""
+    return StepDone(EPOCH, n, failed=Failure(1, kind, message))
+
+
+NO_ROOM: Final = cannot(0, FailureKind.LOAD, "no room")
+WRONG_SUM: Final = cannot(0, FailureKind.GROUP, "the sum was 1.0")
+ERROR: Final = (FailureKind.ENGINE_ERROR, "the forward raised")
+KILLED: Final = (FailureKind.ENGINE_LOST, "it was killed")
+OPEN: Final = attrs.evolve(PREPARE, trusted=True)
+THREE: Final = attrs.evolve(PREPARE, rank=2, hosts=(("", 0),) * 3)
+THREE_JOIN: Final = attrs.evolve(
+    THREE, deadline_ms=JOIN.deadline_ms, hosts=(("a", 40001), ("b", 40002), ("c", 40003))
+)
+
+COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
+    "joins": ("CO-01 CO-04", "two rounds, over relays", {}, IN),
+    "joins-loaded-last": (
+        "CO-01",
+        "the answer waits for the share, the port and the tunnel, in any order",
+        {},
+        (*TOLD, tunnel(), way(40002, 40003), engine(Loaded(1, 2, 3), PREPARED)),
+    ),
+    "joins-three": (
+        "CO-01",
+        "the last of three ranks, whose right neighbour is the head",
+        {"rank": 2, "world": 3},
+        (
+            *UP,
+            came(THREE, Group(Backend.RING, 2, 3, PREPARE.deadline_ms), whole(THREE)),
+            engine(Loaded(1, 2, 3)),
+            way(40002, 50003),
+            tunnel(PREPARED),
+            came(
+                THREE_JOIN,
+                meeting(("127.0.0.1", 50003), ("127.0.0.1", 1), ("127.0.0.1", 40002), rank=2),
+            ),
+        ),
+    ),
+    "joins-trusted": (
+        "CO-01 EP-03",
+        "without a tunnel, where the owner allows it",
+        {"trusted": True},
+        (
+            *UP,
+            came(OPEN, SHARE, whole(OPEN)),
+            engine(Loaded(1, 2, 3)),
+            way(40002, 0, PREPARED),
+            came(attrs.evolve(JOIN, trusted=True), meeting(*JOIN.hosts)),
+        ),
+    ),
+    "loading-fails": (
+        "EP-02",
+        "the share cannot be loaded",
+        {},
+        (
+            *TOLD,
+            engine(cannot(0, FailureKind.LOAD, "no room"), cannot(0, FailureKind.LOAD, "no room")),
+        ),
+    ),
+    "joining-fails": (
+        "CO-04",
+        "the sum is wrong",
+        {},
+        (*GONE, engine(WRONG_SUM, WRONG_SUM)),
+    ),
+    "crossed": (
+        "CO-04",
+        "an order to join that crossed the news that this rank cannot",
+        {},
+        (*READY, lost("it was killed", cannot(0, *KILLED)), came(JOIN)),
+    ),
+    "steps": (
+        "TP-02 RL-02",
+        "a row and two steps, answered in order",
+        {},
+        (
+            *IN,
+            came(Row(5), Row(5)),
+            came(step(1), step(1)),
+            came(step(2), step(2)),
+            engine(done(1, 9), done(1, 9)),
+            engine(done(2, 8), done(2, 8)),
+        ),
+    ),
+    "steps-fail": (
+        "TP-02",
+        "after a step that failed every later one is answered so, without the engine",
+        {},
+        (
+            *IN,
+            came(step(1), step(1)),
+            came(step(2), step(2)),
+            engine(cannot(1, *ERROR), cannot(1, *ERROR), cannot(2, *ERROR)),
+            came(step(3), to_head=(cannot(3, *ERROR),)),
+        ),
+    ),
+    "engine-lost": (
+        "TP-02",
+        "the engine is gone with a step: the step is answered, and the head told",
+        {},
+        (
+            *IN,
+            came(step(1), step(1)),
+            lost("it was killed", cannot(1, *KILLED), cannot(0, *KILLED)),
+        ),
+    ),
+    "again": (
+        "CO-07",
+        "a later epoch: the engine's process is replaced before it is told anything",
+        {},
+        (
+            *IN,
+            came(step(1), step(1)),
+            came(attrs.evolve(PREPARE, epoch=NEXT), restarts=1),
+            lost("it was replaced"),
+            engine(INFO, to=(SHARE, whole(attrs.evolve(PREPARE, epoch=NEXT)))),
+        ),
+    ),
+    "to-pipeline": (
+        "CO-07",
+        "a later epoch in a pipeline: the same",
+        {},
+        (
+            *IN,
+            came(attrs.evolve(PIPELINE, epoch=NEXT), restarts=1),
+            lost("it was replaced"),
+            engine(INFO, to=(attrs.evolve(PIPELINE, epoch=NEXT),)),
+        ),
+    ),
+    "pipeline": ("EP-02", "BOOTSTRAP of a pipeline", {}, (*UP, came(PIPELINE, PIPELINE))),
+    "stale": (
+        "EP-02 TP-06",
+        "a step of an older epoch, and of another head's, have no effect",
+        {},
+        (
+            *IN,
+            came(step(1, attrs.evolve(EPOCH, counter=2))),
+            came(step(1, Epoch(EPOCH.instance - 1, 9))),
+            came(step(1), step(1)),
+        ),
+    ),
+}
+
+FAULTS: Final[dict[str, tuple[str, str, Course, Happens, CloseCode]]] = {
+    name: (ids, about, course, came(message, purpose=purpose), why)
+    for name, ids, about, course, message, purpose, why in (
+        ("join-unprepared", "CO-04", "to join, never to prepare", UP, JOIN, 1, MALFORMED),
+        ("join-early", "CO-04", "to join before it is prepared", TOLD, JOIN, 1, MALFORMED),
+        ("join-again", "CO-04", "to join twice", IN, JOIN, 1, MALFORMED),
+        (
+            "join-later",
+            "CO-04",
+            "to join in another epoch than prepared for",
+            READY,
+            attrs.evolve(JOIN, epoch=NEXT),
+            1,
+            MALFORMED,
+        ),
+        (
+            "join-bounds",
+            "CO-04",
+            "to join with other layers",
+            READY,
+            attrs.evolve(JOIN, bounds=(0, 11)),
+            1,
+            MALFORMED,
+        ),
+        (
+            "join-trusted",
+            "CO-04",
+            "to join beside the links, prepared for within",
+            READY,
+            attrs.evolve(JOIN, trusted=True),
+            1,
+            MALFORMED,
+        ),
+        (
+            "join-backend",
+            "CO-04",
+            "to join over another back end",
+            READY,
+            attrs.evolve(JOIN, backend=Backend.NCCL, trusted=True),
+            1,
+            MALFORMED,
+        ),
+        ("prepare-again", "EP-02", "the same epoch twice", IN, PREPARE, 1, MALFORMED),
+        (
+            "prepare-older",
+            "EP-02",
+            "an epoch before the present one",
+            TOLD,
+            attrs.evolve(PREPARE, epoch=attrs.evolve(EPOCH, counter=2)),
+            1,
+            MALFORMED,
+        ),
+        (
+            "other-rank",
+            "EP-02",
+            "an order for another rank",
+            UP,
+            attrs.evolve(PREPARE, rank=0),
+            1,
+            MALFORMED,
+        ),
+        (
+            "other-world",
+            "EP-02",
+            "an order for a ring of three",
+            UP,
+            attrs.evolve(PREPARE, hosts=THREE.hosts),
+            1,
+            MALFORMED,
+        ),
+        (
+            "other-seal",
+            "EP-03",
+            "no inner seal, where the policy has it",
+            UP,
+            attrs.evolve(PREPARE, inner_seal=False),
+            1,
+            CloseCode.POLICY_MISMATCH,
+        ),
+        (
+            "trusted",
+            "EP-03",
+            "beside the links, which the owner does not allow",
+            UP,
+            OPEN,
+            1,
+            CloseCode.POLICY_MISMATCH,
+        ),
+        (
+            "other-model",
+            "EP-03",
+            "another model",
+            UP,
+            attrs.evolve(PREPARE, model=OTHER_MODEL),
+            1,
+            CloseCode.MODEL_MISMATCH,
+        ),
+        (
+            "step-later",
+            "EP-02",
+            "a step of an epoch that it was not told of",
+            IN,
+            step(1, NEXT),
+            1,
+            MALFORMED,
+        ),
+        ("step-gap", "ST-01", "step 2 first", IN, step(2), 1, MALFORMED),
+        (
+            "step-again",
+            "ST-01",
+            "step 1 twice",
+            (*IN, came(step(1), step(1))),
+            step(1),
+            1,
+            MALFORMED,
+        ),
+        ("step-chain", "RL-02", "a step on a STEP link", IN, step(1), STEP, MALFORMED),
+        (
+            "step-control",
+            "RL-02",
+            "a step of a pipeline on the CONTROL link",
+            (*UP, came(PIPELINE, PIPELINE)),
+            step(1),
+            1,
+            MALFORMED,
+        ),
+        (
+            "row-pipeline",
+            "RL-02",
+            "ROW in a pipeline",
+            (*UP, came(PIPELINE, PIPELINE)),
+            Row(5),
+            1,
+            MALFORMED,
+        ),
+    )
+}
+
+
+def _input(place: Json, course: Sequence[Happens]) -> Json:
+    given = {"rank": 1, "world": 2, "inner_seal": True, "trusted": False, **place}
+    return {**given, "course": [each.what for each in course]}
+
+
+def _output(course: Sequence[Happens]) -> Json:
+    return {
+        "head": [flat(message).hex() for each in course for message in each.to_head],
+        "engine": [flat(message).hex() for each in course for message in each.to_engine],
+        "restarts": sum(each.restarts for each in course),
+    }
+
+
+def vectors() -> Iterator[Vector]:
+    """Courses of things that happen; in a faulty one the last is refused."""
+    for name, (ids, about, place, course) in COURSES.items():
+        given, output = _input(place, course), _output(course)
+        yield valid(f"rank/{name}", "rank", ids, about, given, output)
+    for name, (ids, about, course, last, why) in FAULTS.items():
+        given, output = _input({}, (*course, last)), _output(course)
+        yield refused(f"rank/{name}", "rank", ids, about, given, why, output=output)
