@@ -81,8 +81,8 @@ def local_ring(
 ) -> Iterator[list[LocalNode]]:
     """*ranks* nodes of a throwaway cluster with *model*, in rank order; all end with the block, the
     head first, so that what it still answers has the ring to do it. *api* is the address of its
-    HTTP API; *options* are other keys of the nodes' configs, *flags* more of `sealring up`'s, and *places* what each
-    rank finds in its environment besides.
+    HTTP API; *options* are other keys of the nodes' configs, *flags* more of `sealring up`'s, and
+    *places* what each rank finds in its environment besides.
 
     Raises `UserError` for a number of ranks that cannot be, `OperationError` when a node does
     not start.

@@ -156,8 +156,15 @@ def serve(model: str, split: Split | None, backend: str = "ring") -> None:
     try:
         if split is not None:
             group = mx.distributed.init(strict=True, backend=backend)
-            groups = (group, None) if split == "pipeline" else (None, group)
-            network, tokenizer = utils.sharded_load(model, *groups)
+            if backend == "nccl":
+                # As its `sharded_load`, whose last sum is for a stream that NCCL does not have.
+                network, _ = utils.load_model(Path(model), lazy=True)
+                network.shard(group)
+                mx.eval(network.parameters())
+                tokenizer = utils.load_tokenizer(Path(model))
+            else:
+                groups = (group, None) if split == "pipeline" else (None, group)
+                network, tokenizer = utils.sharded_load(model, *groups)
         else:
             network, tokenizer = utils.load(model)
     except (ValueError, RuntimeError, OSError) as error:
@@ -201,5 +208,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
     parser.add_argument("--split", choices=get_args(Split))
+    parser.add_argument("--backend", default="ring")
     options = parser.parse_args()
-    serve(options.model, options.split)
+    serve(options.model, options.split, options.backend)
