@@ -19,7 +19,9 @@ import { InnerOpener } from "./sealring/inner.js";
 import { Ledger } from "./sealring/ledger.js";
 import { MAX_SEALED_BODY } from "./sealring/limits.js";
 import { Link } from "./sealring/link.js";
+import { Lockstep } from "./sealring/lockstep.js";
 import { LOCAL, NETWORK, decodeMessage, encodeMessage } from "./sealring/messages.js";
+import { Rank } from "./sealring/rank.js";
 import { ReplayCache } from "./sealring/replay.js";
 import { maySend } from "./sealring/roles.js";
 import { readNewerRoster, readRoster } from "./sealring/roster.js";
@@ -91,8 +93,11 @@ const message =
       const fields = decodeMessage(plaintext, table);
       outcome.output = { fields };
       if (!encodeMessage(fields, table).equals(plaintext)) throw new Error("its fields give other bytes");
-      const wrong = [...plaintext.keys()].map((length) => plaintext.subarray(0, length));
-      wrong.push(Buffer.concat([plaintext, Buffer.of(0)]));
+      // The data of TUNNEL end where the plaintext does.
+      const end = fields.message === "TUNNEL" && fields.data.length > 0 ? plaintext.length - fields.data.length : null;
+      const lengths = [...plaintext.keys()].slice(0, (end ?? plaintext.length) + 1);
+      const wrong = lengths.map((length) => plaintext.subarray(0, length));
+      if (end === null) wrong.push(Buffer.concat([plaintext, Buffer.of(0)]));
       for (const bytes of wrong) {
         if (!isRefused(() => decodeMessage(bytes, table))) throw new Error(`taken with ${bytes.length} bytes`);
       }
@@ -226,6 +231,37 @@ const ledger = once((input, outcome) => {
   }
 });
 
+const rank = once((input, outcome) => {
+  const machine = new Rank(input.rank, input.world, { innerSeal: input.inner_seal, trusted: input.trusted });
+  const encoded = (/** @type {import("./sealring/messages.js").Table} */ table) => (/** @type {any} */ said) =>
+    encodeMessage(said, table);
+  const tell = () => {
+    const { toHead, toEngine, restarts } = machine;
+    outcome.output = { head: toHead.map(encoded(NETWORK)), engine: toEngine.map(encoded(LOCAL)), restarts };
+  };
+  tell();
+  for (const { purpose, plaintext, engine, port, relay, tunnel, lost } of input.course) {
+    if (plaintext) machine.receive(purpose, decodeMessage(hex(plaintext)));
+    if (engine) machine.engineSays(decodeMessage(hex(engine), LOCAL));
+    if (port) machine.open({ port, relay });
+    if (tunnel) machine.tunnelUp();
+    if (lost) machine.engineLost(lost);
+    tell();
+  }
+});
+
+const lockstep = once((input, outcome) => {
+  const head = new Lockstep({ instance: BigInt(input.instance), counter: BigInt(input.counter) }, input.world);
+  const tell = () => (outcome.output = { over: head.over, failed: head.failed });
+  tell();
+  for (const { step, rank, answer, wait } of input.course) {
+    if (step) head.begin(decodeMessage(hex(step)));
+    if (answer) head.answer(rank, decodeMessage(hex(answer)));
+    if (wait) head.wait();
+    tell();
+  }
+});
+
 const split = formula(({ layers, ends, memory }) => ({
   bounds: splitLayers(layers.map(BigInt), BigInt(ends), memory.map(BigInt)),
 }));
@@ -313,6 +349,8 @@ const KINDS = {
   inner,
   role,
   ledger,
+  rank,
+  lockstep,
   split,
   "sampling-key": formula(({ seed, choice, position }) => ({
     key: samplingKey(BigInt(seed), choice, BigInt(position)),

@@ -61,33 +61,50 @@ const ready = struct(
     room: u64,
     fixed: u64,
     per_token: u64,
+    port: u16,
+    sum_us: u32,
+    token_us: u32,
     windows: list(u16, MAX_WINDOWS, struct({ tokens: u32, bytes: u64 })),
   },
   ({ first, last, layers }) => must(first <= last && last <= layers, "layers that are not there"),
 );
 
+export const BACKEND = Object.freeze({ PIPELINE: 1, RING: 2, JACCL: 3, NCCL: 4 });
+const backend = oneOf(BACKEND.PIPELINE, BACKEND.NCCL);
+const hosts = list(u16, MAX_WORLD, struct({ host: inline(wire.text(MAX_ADDRESS)), port: u16 }));
+
 const bootstrap = struct(
   {
     ...epoch,
-    backend: oneOf(1, 4),
+    backend,
     rank: u16,
     inner_seal: bool,
+    trusted: bool,
     deadline_ms: u32,
     model: bytes(32),
     bounds: list(u16, MAX_WORLD + 1, upTo(MAX_LAYERS)),
-    hosts: list(u16, MAX_WORLD, struct({ host: inline(wire.text(MAX_ADDRESS)), port: u16 })),
+    hosts,
   },
-  ({ bounds, rank }) => {
+  ({ backend, bounds, rank, hosts, trusted }) => {
     must(bounds.length >= 2 && bounds[0] === 0, "bounds that do not begin");
     must(
       bounds.every((/** @type {number} */ bound, /** @type {number} */ i) => i === 0 || bounds[i - 1] < bound),
       "bounds that do not rise",
     );
-    must(rank < bounds.length - 1, "a rank beyond the last");
+    if (backend === BACKEND.PIPELINE) {
+      must(rank < bounds.length - 1, "a rank beyond the last");
+      must(hosts.length === 0 && !trusted, "a collective of a pipeline");
+      return;
+    }
+    must(bounds.length === 2, "some of the layers");
+    must(hosts.length >= 2 && rank < hosts.length, "a rank without a host, or a collective of one");
+    const ports = hosts.filter((/** @type {any} */ { port }) => port > 0).length;
+    must(ports === 0 || ports === hosts.length, "ports of some");
+    must(backend === BACKEND.RING || trusted, "what cannot be sealed");
   },
 );
 
-const failure = struct({ rank: u16, kind: oneOf(1, 8), message: plainText(MAX_REASON) });
+const failure = struct({ rank: u16, kind: oneOf(1, 9), message: plainText(MAX_REASON) });
 
 export const WORK = Object.freeze({ NONE: 0, PREFILL: 1, DECODE: 2 });
 
@@ -134,6 +151,8 @@ const engineInfo = struct({
   vocabulary: u32,
   context: u32,
   trimmable: bool,
+  splits: u16,
+  backends: u8,
   room: u64,
   ends: u64,
   layers: list(u16, MAX_LAYERS, u64),
@@ -169,6 +188,19 @@ const logprobs = struct({ n: u64, uid: u64, chosen: f64, alternatives: list(u8, 
 
 const loaded = struct({ read: u64, held: u64, load_us: u64 });
 
+const EVENT = Object.freeze({ DATA: 0, CLOSE: 2 });
+
+const tunnel = struct({ stream: u8, event: oneOf(EVENT.DATA, EVENT.CLOSE), data: wire.rest }, ({ event, data }) =>
+  must((event === EVENT.DATA) === data.length > 0, "DATA without data, or data without DATA"),
+);
+
+const membership = struct({ backend, rank: u16, size: upTo(MAX_WORLD), deadline_ms: u32, hosts }, (g) => {
+  must(g.backend !== BACKEND.PIPELINE && g.rank < g.size, "no such member");
+  must(g.hosts.length === 0 || g.hosts.length === g.size, "hosts of some");
+});
+
+const grouped = struct({ size: u16, sum_us: u32, token_us: u32 });
+
 /** @typedef {Readonly<Record<number, [name: string, codec: wire.Codec<any>]>>} Table by code */
 
 /** @type {Table} */
@@ -179,19 +211,26 @@ const BOTH = {
   0x09: ["BOOTSTRAP", bootstrap],
   0x0a: ["STEP", step],
   0x0b: ["STEP_DONE", stepDone],
+  0x0d: ["ROW", row],
 };
 
 /** @type {Table} */
-export const NETWORK = Object.freeze({ ...BOTH, 0x04: ["ACCEPT", accept], 0x07: ["CLOSE", close] });
+export const NETWORK = Object.freeze({
+  ...BOTH,
+  0x04: ["ACCEPT", accept],
+  0x07: ["CLOSE", close],
+  0x0c: ["TUNNEL", tunnel],
+});
 
 /** @type {Table} */
 export const LOCAL = Object.freeze({
   ...BOTH,
   0x81: ["ENGINE_INFO", engineInfo],
   0x82: ["HOP_KEY", hopKey],
-  0x83: ["ROW", row],
   0x84: ["LOADED", loaded],
   0x85: ["LOGPROBS", logprobs],
+  0x86: ["GROUP", membership],
+  0x87: ["GROUPED", grouped],
 });
 
 /**

@@ -6,10 +6,11 @@ const ANYONE = ["PING", "PONG", "CLOSE"];
 
 /** @type {Readonly<Record<string, readonly string[]>>} */
 const MAY_SEND = Object.freeze({
-  HEAD_TO_RANK: [...ANYONE, "BOOTSTRAP", "STEP"],
+  HEAD_TO_RANK: [...ANYONE, "BOOTSTRAP", "STEP", "ROW"],
   RANK_TO_HEAD: [...ANYONE, "READY", "STEP_DONE"],
   TO_NEXT: [...ANYONE, "STEP"],
   LAST_TO_HEAD: [...ANYONE, "STEP_DONE"],
+  NEIGHBOUR: [...ANYONE, "TUNNEL"],
   PEER: ANYONE,
 });
 
@@ -26,6 +27,8 @@ function role(purpose, sender, receiver, world) {
   if (purpose === PURPOSE.CONTROL && receiver === 0 && sender > 0) return "RANK_TO_HEAD";
   if (purpose === PURPOSE.STEP && receiver === sender + 1) return "TO_NEXT";
   if (purpose === PURPOSE.STEP && sender === world - 1 && sender > 0 && receiver === 0) return "LAST_TO_HEAD";
+  const isNext = (sender + 1) % world === receiver || (receiver + 1) % world === sender;
+  if (purpose === PURPOSE.TUNNEL && world > 1 && isNext) return "NEIGHBOUR";
   return "PEER";
 }
 

@@ -44,6 +44,11 @@ export class Reader {
     return this.#bytes.subarray(this.#at - length, this.#at);
   }
 
+  /** All that is left. */
+  rest() {
+    return this.take(this.#bytes.length - this.#at);
+  }
+
   end() {
     must(this.#at === this.#bytes.length, "bytes left over");
   }
@@ -131,6 +136,12 @@ export const bytes = (length) =>
     (b) => Buffer.from(b),
     (b, /** @type {Uint8Array} */ v) => b.set(v),
   );
+
+/** Bytes to the end of what is read. @type {Codec<Buffer>} */
+export const rest = {
+  read: (reader) => Buffer.from(reader.rest()),
+  write: (value) => value,
+};
 
 /**
  * Two values, one after the other.

@@ -1,0 +1,271 @@
+/**
+ * A rank after the head (sections 11.2, 11.7 and 11.9), without links, engine or clock: what it makes of the head's
+ * orders, its way into a collective, and its answers to steps. Chains of a pipeline are not here: `live.js` has one.
+ *
+ * What happens to it are calls; what it says stands in `toHead` and `toEngine`, and `restarts` counts the engine
+ * processes that were replaced because they had been in a collective, or on their way into one.
+ */
+
+import { isDeepStrictEqual } from "node:util";
+
+import { must } from "./failure.js";
+import { BACKEND } from "./messages.js";
+import { PURPOSE } from "./roles.js";
+
+export const FAILED = Object.freeze({ ENGINE_LOST: 2, LEDGER: 3 });
+
+const LOOPBACK = "127.0.0.1";
+const NOWHERE = { host: LOOPBACK, port: 1 };
+
+/** @typedef {import("./messages.js").Message} Message */
+/** @typedef {{rank: number, kind: number, message: string}} Failed */
+
+const isCollective = (/** @type {Message | null} */ order) => order !== null && order.backend !== BACKEND.PIPELINE;
+const joins = (/** @type {Message} */ order) => order.hosts.some((/** @type {any} */ { port }) => port > 0);
+const isSameEpoch = (/** @type {any} */ a, /** @type {any} */ b) =>
+  a.instance === b.instance && a.counter === b.counter;
+const isLater = (/** @type {any} */ a, /** @type {any} */ b) => a.instance === b.instance && a.counter > b.counter;
+
+export class Rank {
+  /** @type {Message[]} */
+  toHead = [];
+  /** @type {Message[]} */
+  toEngine = [];
+  restarts = 0;
+
+  #place;
+  #world;
+  #policy;
+  /** @type {"OUT" | "PREPARING" | "PREPARED" | "JOINING" | "JOINED" | "REPLACING"} */
+  #joining = "OUT";
+  /** @type {Message | null} ENGINE_INFO, while there is an engine */
+  #info = null;
+  /** @type {Message | null} the head's last BOOTSTRAP */
+  #order = null;
+  /** @type {Message | null} */
+  #grouped = null;
+  /** @type {{port: number, relay: number} | null} */
+  #way = null;
+  #loaded = false;
+  #tunnel = false;
+  /** The numbers of the steps that the engine has not answered. @type {bigint[]} */
+  #working = [];
+  #next = 1n;
+  /** @type {Failed | null} */
+  #failure = null;
+  #told = false;
+
+  /**
+   * @param {number} rank
+   * @param {number} world the number of ranks
+   * @param {{innerSeal: boolean, trusted: boolean}} policy the roster's, and what the owner allows
+   */
+  constructor(rank, world, policy) {
+    this.#place = rank;
+    this.#world = world;
+    this.#policy = policy;
+  }
+
+  /**
+   * A message of the head, or of the rank before on a STEP link.
+   *
+   * @param {number} purpose
+   * @param {Message} message
+   */
+  receive(purpose, message) {
+    if (message.message === "BOOTSTRAP") this.#obey(message);
+    else {
+      const isOfGroup = isCollective(this.#order);
+      must(purpose === (isOfGroup ? PURPOSE.CONTROL : PURPOSE.STEP), "not on this link [RL-02]");
+      if (message.message === "STEP") this.#step(message);
+      else this.toEngine.push(message);
+    }
+  }
+
+  /** @param {Message} message of the own engine */
+  engineSays(message) {
+    switch (message.message) {
+      case "ENGINE_INFO":
+        this.#info = message;
+        if (this.#joining === "REPLACING") this.#joining = "OUT";
+        if (this.#order) this.#start();
+        else this.toHead.push(this.#hello({ instance: 0n, counter: 0n }));
+        break;
+      case "LOADED":
+        this.#loaded = true;
+        this.#tryPrepared();
+        break;
+      case "GROUPED":
+        this.#grouped = message;
+        break;
+      case "READY":
+        if (this.#joining === "JOINING") this.#joined(message);
+        break;
+      case "STEP_DONE":
+        this.#done(message);
+    }
+  }
+
+  /** @param {string} reason why the engine's process is gone */
+  engineLost(reason) {
+    this.#info = null;
+    if (this.#joining === "REPLACING") return;
+    this.#joining = "OUT";
+    if (this.#order) this.#fail({ rank: this.#place, kind: FAILED.ENGINE_LOST, message: reason }, true);
+  }
+
+  /** @param {{port: number, relay: number}} way where the engine and the relay listen */
+  open(way) {
+    this.#way = way;
+    this.#tryPrepared();
+  }
+
+  /** The TUNNEL link with the next rank is up. */
+  tunnelUp() {
+    this.#tunnel = true;
+    this.#tryPrepared();
+  }
+
+  /** @param {Message} order */
+  #obey(order) {
+    const held = this.#order;
+    if (held && joins(order)) {
+      const { hosts, deadline_ms } = order;
+      if (this.#joining === "PREPARED" && isDeepStrictEqual(order, { ...held, hosts, deadline_ms })) {
+        this.#join(order);
+        return;
+      }
+      const isOut = this.#joining === "OUT" || this.#joining === "REPLACING";
+      if (isOut && isCollective(held) && isSameEpoch(order, held)) return; // it crossed the news of that [CO-04]
+    }
+    const world = isCollective(order) ? order.hosts.length : order.bounds.length - 1;
+    must(order.rank === this.#place && world === this.#world, "an order for another");
+    must(!held || order.instance !== held.instance || isLater(order, held), "an epoch that is over [EP-02]");
+    must(order.inner_seal === this.#policy.innerSeal, "another policy [EP-03]", "POLICY_MISMATCH");
+    must(!order.trusted || this.#policy.trusted, "beside the sealed links [EP-03]", "POLICY_MISMATCH");
+    must(!joins(order), "to join, unprepared [CO-04]");
+    must(!this.#info || this.#info.model.equals(order.model), "another model", "MODEL_MISMATCH");
+    this.#order = order;
+    this.#working = [];
+    this.#next = 1n;
+    this.#failure = null;
+    this.#told = false;
+    if (this.#joining !== "OUT" && this.#joining !== "REPLACING") {
+      this.#joining = "REPLACING"; // no group outlives its epoch [CO-07]
+      this.restarts += 1;
+    }
+    if (this.#info && this.#joining === "OUT") this.#start();
+  }
+
+  /** Give the engine its part of the order. */
+  #start() {
+    const order = /** @type {Message} */ (this.#order);
+    if (isCollective(order)) {
+      this.#joining = "PREPARING";
+      this.#loaded = false;
+      this.#way = null;
+      this.#grouped = null;
+      const whole = { ...order, backend: BACKEND.PIPELINE, rank: 0, hosts: [], trusted: false };
+      this.toEngine.push(this.#group(order, []), whole);
+    } else {
+      this.toEngine.push(order);
+    }
+  }
+
+  #tryPrepared() {
+    const order = /** @type {Message} */ (this.#order);
+    if (this.#joining !== "PREPARING" || !this.#loaded || !this.#way) return;
+    if (!order.trusted && !this.#tunnel) return;
+    this.#joining = "PREPARED";
+    this.toHead.push({ ...this.#hello(order), port: this.#way.port });
+  }
+
+  /** @param {Message} order */
+  #join(order) {
+    this.#order = order;
+    this.#joining = "JOINING";
+    const { port, relay } = /** @type {{port: number, relay: number}} */ (this.#way);
+    const hosts = order.trusted ? order.hosts : Array(this.#world).fill(NOWHERE);
+    if (!order.trusted) {
+      hosts[(this.#place + 1) % this.#world] = { host: LOOPBACK, port: relay };
+      hosts[this.#place] = { host: LOOPBACK, port };
+    }
+    this.toEngine.push(this.#group(order, hosts));
+  }
+
+  /** @param {Message} ready */
+  #joined(ready) {
+    const { sum_us, token_us } = /** @type {Message} */ (this.#grouped);
+    this.#joining = "JOINED";
+    this.toHead.push({ ...ready, sum_us, token_us });
+  }
+
+  /**
+   * @param {Message} order
+   * @param {any[]} hosts
+   */
+  #group({ backend, deadline_ms }, hosts) {
+    return { message: "GROUP", backend, rank: this.#place, size: this.#world, deadline_ms, hosts };
+  }
+
+  /** @param {any} epoch */
+  #hello({ instance, counter }) {
+    const { model, layers, dtype, hidden, trimmable, room } = /** @type {Message} */ (this.#info);
+    const nothing = { first: 0, last: 0, fixed: 0n, per_token: 0n, port: 0, sum_us: 0, token_us: 0, windows: [] };
+    const told = { model, layers: layers.length, dtype, hidden, trimmable, room };
+    return { message: "READY", instance, counter, ...nothing, ...told };
+  }
+
+  /** @param {Message} step */
+  #step(step) {
+    const order = this.#order;
+    if (!order || !isSameEpoch(step, order)) {
+      must(!order || !isLater(step, order), "an epoch that it was not told of [EP-02]");
+      return;
+    }
+    must(step.n === this.#next, "a gap, or a step again [ST-01]");
+    this.#next += 1n;
+    if (this.#failure) {
+      this.#answer(step.n, this.#failure);
+    } else {
+      this.#working.push(step.n);
+      this.toEngine.push(step);
+    }
+  }
+
+  /** @param {Message} done */
+  #done(done) {
+    if (!this.#order || !isSameEpoch(done, this.#order)) return;
+    if (done.n === 0n) this.#tell(done.failed);
+    else if (this.#working[0] === done.n && done.failed) this.#fail({ ...done.failed, rank: this.#place }, false);
+    else if (this.#working[0] === done.n) {
+      this.#working.shift();
+      this.toHead.push(done);
+    }
+  }
+
+  /**
+   * @param {Failed} failed
+   * @param {boolean} isAll the rank cannot go on at all, and says so
+   */
+  #fail(failed, isAll) {
+    this.#failure ??= failed;
+    for (const n of this.#working.splice(0)) this.#answer(n, this.#failure);
+    if (isAll) this.#tell(failed);
+  }
+
+  /** @param {Failed} failed */
+  #tell(failed) {
+    if (!this.#told) this.#answer(0n, failed);
+    this.#told = true;
+  }
+
+  /**
+   * @param {bigint} n
+   * @param {Failed} failed
+   */
+  #answer(n, failed) {
+    const { instance, counter } = /** @type {Message} */ (this.#order);
+    this.toHead.push({ message: "STEP_DONE", instance, counter, n, spent: [], ids: [], tensors: [], failed });
+  }
+}
