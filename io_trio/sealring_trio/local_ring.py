@@ -38,8 +38,9 @@ START_TIMEOUT: Final = 60.0
 STOP_TIMEOUT: Final = 40.0
 """Seconds that a node may take to end in good order: it lets what runs finish, for 30 at most."""
 
-_OPTIONS: Final = {"strategy": "pp"}
-"""What is said unless something else is: on one machine there is nothing to find out."""
+_OPTIONS: Final = {"strategy": "pp", "group_timeout": 60.0}
+"""What is said unless something else is. On one machine there is nothing to find out about links,
+and ranks that share its cores may need long to find each other."""
 
 _DAY_MS: Final = 24 * 3600 * 1000
 

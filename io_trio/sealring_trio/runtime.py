@@ -282,7 +282,10 @@ class Runtime:
             if pump := self._pumps.get(link):
                 self._tunnels[rank] = pump
                 pump.flush()
-        self._settle()
+        # A message sent moves no deadline, and mostly nothing else: a model waits for the next.
+        if (event := self.node.next_event()) is not None:
+            self._carry_out(event)
+            self._settle()
 
     async def tunnel_idle(self, rank: int) -> None:
         """Wait until nothing waits on the tunnel link with *rank*."""

@@ -37,6 +37,10 @@ from sealring_trio.service import build_runtime, prepare
 
 TURNS: Final = 15
 ROUNDS: Final = 200
+TURN_SECONDS: Final = 0.2
+"""What a turn takes at most, about: on a busy machine a sum may take a thousand times longer."""
+
+FEWEST: Final = 5
 START_SECONDS: Final = 60.0
 ANSWER_SECONDS: Final = 60.0
 SUMS_PER_LAYER: Final = 2
@@ -66,6 +70,7 @@ class Ring:
     def __init__(self, listener: socket.socket) -> None:
         """Waits for both to say that they have joined. Raises `OperationError`."""
         self._ranks: list[socket.socket] = []
+        self._rounds = FEWEST
         listener.settimeout(START_SECONDS)
         try:
             for _ in range(_RANKS):
@@ -78,11 +83,13 @@ class Ring:
                 "Their messages are above.",
             ) from None
 
-    def sum_us(self, size: int, rounds: int) -> float:
-        """Microseconds of summing *size* bytes, the median of *rounds*."""
+    def sum_us(self, size: int) -> float:
+        """Microseconds of summing *size* bytes, the median of a turn."""
         for rank in self._ranks:
-            rank.sendall(json.dumps({"bytes": size, "rounds": rounds}).encode() + b"\n")
-        return max(_line(rank)["us"] for rank in self._ranks)
+            rank.sendall(json.dumps({"bytes": size, "rounds": self._rounds}).encode() + b"\n")
+        took = max(_line(rank)["us"] for rank in self._ranks)
+        self._rounds = max(FEWEST, min(ROUNDS, int(TURN_SECONDS * 1e6 / took)))
+        return took
 
     def close(self) -> None:
         """Let them go."""
@@ -103,7 +110,7 @@ def measure(shape: Shape) -> list[Result]:
         times: dict[str, list[float]] = {name: [] for name in rings}
         for turn in range(TURNS + 1):
             for name, ring in rings.items():
-                took = ring.sum_us(shape.size, ROUNDS)
+                took = ring.sum_us(shape.size)
                 if turn:  # the first one warms up
                     times[name].append(took)
     found = {name: statistics.median(each) for name, each in times.items()}

@@ -33,14 +33,12 @@ def status(*, config: Path, json: bool = False) -> None:
     print_facts([(name, value) for name, value in _facts(facts) if value])
     print_table(
         "peers",
-        ["rank", "name", "control link", "step link", "sums of tensor parallelism"],
+        ["rank", "name", "control link", "step link", "tunnel link"],
         [
             (
                 str(peer["rank"]),
                 peer["name"],
-                _link(peer["control"]),
-                _link(peer["step"]),
-                peer["collective"] or "-",
+                *(_link(peer[link]) for link in ("control", "step", "tunnel")),
             )
             for peer in facts["peers"]
         ],
@@ -66,6 +64,11 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("hop", f"{hop['p50']} us median, {hop['p99']} us at p99" if hop else ""),
         ("engine", _engine(facts)),
         ("its processes", _members(facts["members"])),
+        *(
+            (f"sums with rank {peer['rank']}", peer["collective"])
+            for peer in facts["peers"]
+            if peer["collective"]
+        ),
     ]
 
 
