@@ -11,6 +11,8 @@ from sealring_protocol.codec.messages import (
     Bootstrap,
     CacheCost,
     Epoch,
+    Failure,
+    FailureKind,
     Ready,
     Row,
     Step,
@@ -117,6 +119,14 @@ def test_answers_come_on_the_control_link():
     with pytest.raises(RemoteProtocolError):
         head.message(1, STEP, StepDone(EPOCH, 1), 0.1)
     assert head.message(1, CONTROL, StepDone(EPOCH, 1), 0.1) == []
+
+
+@pytest.mark.parametrize("failed", [None, Failure(0, FailureKind.ENGINE_ERROR, "boom")])
+def test_an_engine_that_speaks_unasked_ends_the_epoch(failed):
+    head = serving_head()
+    effects = head.engine_message(StepDone(EPOCH, 3, failed=failed), 0.1)
+    assert [(restart.planned) for restart in of(effects, RestartEngine)] == [True]
+    assert head.membership.epoch.counter == 2
 
 
 # -------------------------------------------------------------------------- a follower

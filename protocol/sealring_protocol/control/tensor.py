@@ -162,10 +162,14 @@ class TensorLeader:
 
     def failure(self, n: int, failed: Failure) -> list[Action]:
         """Step *n* failed on a rank, and with it every later one: gather what else is told."""
+        unasked = self.open and not self._flights
         if self.open:
             self._failed_n = n
         self._state.fire(LeaderEvent.FAILURE)
         self._failures.setdefault(failed.rank, failed)
+        if unasked:  # nobody owes anything, and the epoch is over all the same
+            self._state.fire(LeaderEvent.DRAINED)
+            return [Answered(n, (), (), failed)]
         return self._gathered()
 
     def lost(self, failed: Failure) -> list[Action]:
