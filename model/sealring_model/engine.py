@@ -272,7 +272,7 @@ class Engine:
 
 
 def _member(group: Group | None) -> tuple[Backend, int, int] | None:
-    return group and (group.backend, group.rank, group.size)
+    return None if group is None else (group.backend, group.rank, group.size)
 
 
 def _told(error: Exception) -> str:

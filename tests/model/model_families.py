@@ -76,13 +76,17 @@ FAMILIES = {
 }
 
 SHARED = {
-    "llama": ("llama", {}),
-    "qwen3": ("qwen3", {}),
-    "gpt-oss": ("gpt-oss", {}),
+    "llama": ("llama", {"num_hidden_layers": 3}),
+    "qwen3": ("qwen3", {"num_hidden_layers": 2}),
+    "gpt-oss": ("gpt-oss", {"num_hidden_layers": 2}),
     # The layers of its forerunner, dense, of a class that knows how to divide them.
-    "qwen3-5": ("qwen3-next", {"model_type": "qwen3_5", "num_experts": 0}),
+    "qwen3-5": (
+        "qwen3-next",
+        {"model_type": "qwen3_5", "num_experts": 0, "num_hidden_layers": 2},
+    ),
 }
-"""Families that tensor parallelism takes, as changes of others."""
+"""Families that tensor parallelism takes, as changes of others. Few layers, for members that wait
+for each other in each of them take long where they share a core."""
 
 
 def config_of(family: str, **changes: object) -> dict:

@@ -11,7 +11,7 @@ from sealring_model.loading import describe
 from sealring_protocol.codec.local_messages import Group, Grouped, Loaded, LocalMessage, Logprobs
 from sealring_protocol.codec.messages import Backend, Ready, Row, Step, StepDone
 
-DEADLINE_MS = 20_000
+DEADLINE_MS = 60_000
 
 
 def free_hosts(count: int) -> tuple[tuple[str, int], ...]:
