@@ -46,6 +46,7 @@ def test_targets_are_these() -> None:
         "inner_seal",
         "ledger",
         "scheduler",
+        "tensor",
     }
 
 
