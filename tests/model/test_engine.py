@@ -167,7 +167,10 @@ def test_other_layers_are_read_and_the_old_ones_go(child, place):
 REFUSED = {
     "another model": (lambda p: attrs.evolve(p, model=b"x" * 32), "digests differ"),
     "other layers": (lambda p: attrs.evolve(p, bounds=(0, 6)), "splits 6 layers; the model has 5"),
-    "another back end": (lambda p: attrs.evolve(p, backend=Backend.JACCL), "JACCL"),
+    "another back end": (
+        lambda p: attrs.evolve(p, backend=Backend.JACCL, hosts=(("10.0.0.1", 0),) * 2),
+        "JACCL",
+    ),
 }
 
 
