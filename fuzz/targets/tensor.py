@@ -2,8 +2,9 @@
 
 Input: a choice, how many ranks, then one byte for each command and its choices. Either the leader
 of one epoch alone, against a model of the specification's rules; or a whole head, from the first
-READY on or from where its ring is up, whose time passes too. A rank that is refused loses its link and comes back. At the end
-everybody is honest, and then nothing may be left: each request has ended once.
+READY on or from where its ring is up, whose time passes too. A rank that is refused loses its link
+and comes back. At the end everybody is honest, and then nothing may be left: each request has ended
+once.
 """
 
 from __future__ import annotations

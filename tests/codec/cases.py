@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from sealring_protocol.codec.local_messages import (
     EngineInfo,
+    Group,
+    Grouped,
     HopKey,
     Loaded,
     LocalMessage,
@@ -33,6 +35,8 @@ from sealring_protocol.codec.messages import (
     Spent,
     Step,
     StepDone,
+    Tunnel,
+    TunnelEvent,
 )
 from sealring_protocol.codec.tensor import DType, Tensor
 
@@ -70,6 +74,27 @@ MESSAGES: dict[str, Message] = {
     "bootstrap-hosts": Bootstrap(
         EPOCH, Backend.RING, 0, False, 1, b"d" * 32, (0, 6), (("::1", 9000), ("host", 1))
     ),
+    "bootstrap-prepare": Bootstrap(
+        EPOCH, Backend.RING, 1, True, 1, b"d" * 32, (0, 6), (("", 0), ("", 0))
+    ),
+    "bootstrap-trusted": Bootstrap(
+        EPOCH, Backend.NCCL, 1, True, 1, b"d" * 32, (0, 6), (("a", 1), ("b", 2)), True
+    ),
+    "ready-joined": Ready(
+        EPOCH,
+        b"m" * 32,
+        0,
+        12,
+        12,
+        DType.F32,
+        160,
+        False,
+        12345,
+        CacheCost(1, 2),
+        0xFFFF,
+        57,
+        2**32 - 1,
+    ),
     "step-idle": Step(EPOCH, 1, DIGEST),
     "step-decode": Step(EPOCH, 2, DIGEST, work=Decode(1), tensors=(BF16,)),
     "step-decode-sealed": Step(
@@ -97,14 +122,7 @@ MESSAGES: dict[str, Message] = {
     "done-empty": StepDone(EPOCH, 7),
     "done-ids": StepDone(EPOCH, 8, ids=(5, 6, 7), spent=(Spent(1), Spent(2))),
     "done-failed": StepDone(EPOCH, 9, failed=FAILURE),
-}
-
-LOCAL: dict[str, LocalMessage] = {
-    "engine-info": EngineInfo(
-        b"m" * 32, DType.F32, 160, 1024, 2048, True, 1 << 34, 655360, (1, 2, 3)
-    ),
-    "hop-key": HopKey(True, 1, b"c" * 32, b"s" * 32),
-    "hop-key-in": HopKey(False, 2, b"c" * 32, b"s" * 32),
+    "done-group": StepDone(EPOCH, 0, failed=Failure(1, FailureKind.GROUP, "1.0")),
     "row": Row(5),
     "row-full": Row(6, 2**64 - 1, 3, 0.7, 0.95, 40, 0.05),
     "row-penalised": Row(
@@ -117,7 +135,23 @@ LOCAL: dict[str, LocalMessage] = {
         history=(9, 8, 7),
         generated=2,
     ),
+    "tunnel-open": Tunnel(0, TunnelEvent.OPEN),
+    "tunnel-close": Tunnel(255, TunnelEvent.CLOSE),
+}
+
+OPEN_ENDED: dict[str, Message] = {"tunnel-data": Tunnel(1, TunnelEvent.DATA, bytes(range(9)))}
+"""Whose data go to the end of the plaintext: cut or grown they are other messages."""
+
+LOCAL: dict[str, LocalMessage] = {
+    "engine-info": EngineInfo(
+        b"m" * 32, DType.F32, 160, 1024, 2048, True, 1 << 34, 655360, (1, 2, 3), 8, 0b10100
+    ),
+    "hop-key": HopKey(True, 1, b"c" * 32, b"s" * 32),
+    "hop-key-in": HopKey(False, 2, b"c" * 32, b"s" * 32),
     "logprobs": Logprobs(4, 7, -0.25),
     "logprobs-full": Logprobs(2**64 - 1, 7, -0.25, (5, 6), (-0.25, -3.5)),
     "loaded": Loaded(1, 2, 3),
+    "group-share": Group(Backend.RING, 1, 2, 60000),
+    "group-join": Group(Backend.NCCL, 0, 2, 20000, (("127.0.0.1", 40001), ("h", 1))),
+    "grouped": Grouped(2, 57, 5900),
 }

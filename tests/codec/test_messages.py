@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sealring_protocol import limits
 from sealring_protocol.codec.encoding import decode, decode_local, encode
+from sealring_protocol.codec.local_messages import Group
 from sealring_protocol.codec.messages import (
+    Backend,
     Bootstrap,
     CacheCost,
     Close,
@@ -22,12 +24,14 @@ from sealring_protocol.codec.messages import (
     Row,
     Step,
     StepDone,
+    Tunnel,
+    TunnelEvent,
 )
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_protocol.codec.wire import clip
 from sealring_protocol.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
 
-from tests.codec.cases import DIGEST, EPOCH, LOCAL, MESSAGES
+from tests.codec.cases import DIGEST, EPOCH, LOCAL, MESSAGES, OPEN_ENDED
 
 ALL = [(name, message, decode) for name, message in MESSAGES.items()]
 ALL += [(name, message, decode_local) for name, message in LOCAL.items()]
@@ -58,7 +62,7 @@ def test_cut_short_at_any_length_it_is_refused(name, message, decoder):
 
 @pytest.mark.parametrize(("name", "message", "decoder"), ALL, ids=IDS)
 def test_a_trailing_byte_is_refused(name, message, decoder):
-    with pytest.raises(RemoteProtocolError, match="trailing"):
+    with pytest.raises(RemoteProtocolError, match="trailing|only if, it is DATA"):
         decoder(flat(message) + b"\0")
 
 
@@ -95,9 +99,23 @@ def test_local_messages_do_not_travel():
     for message in LOCAL.values():
         with pytest.raises(RemoteProtocolError, match="unknown message type"):
             decode(flat(message))
-    for code in (MessageCode.INIT, MessageCode.RESP, MessageCode.FIN, MessageCode.TUNNEL):
+    for code in (MessageCode.INIT, MessageCode.RESP, MessageCode.FIN):
         with pytest.raises(RemoteProtocolError, match="unknown message type"):
             decode(bytes([code]))
+
+
+def test_the_data_of_a_tunnel_end_where_the_plaintext_does():
+    for message in OPEN_ENDED.values():
+        data = flat(message)
+        assert decode(data) == message
+        for size in range(3, len(data)):
+            if size == 3:
+                with pytest.raises(RemoteProtocolError, match="data"):
+                    decode(data[:size])
+            else:
+                assert decode(data[:size]) == attrs.evolve(message, data=data[3:size])
+        with pytest.raises(RemoteProtocolError, match="unknown message type"):
+            decode_local(data)
 
 
 STEP = Step(EPOCH, 1, DIGEST)
@@ -110,7 +128,7 @@ TOO_MUCH = {
     "digest": attrs.evolve(STEP, digest=b"short"),
     "u64": attrs.evolve(STEP, n=2**64),
     "negative": attrs.evolve(STEP, n=-1),
-    "bounds": Bootstrap(EPOCH, 1, 0, True, 1, b"d" * 32, tuple(range(18))),
+    "bounds": Bootstrap(EPOCH, Backend.PIPELINE, 0, True, 1, b"d" * 32, tuple(range(18))),
     "layers-beyond": attrs.evolve(MESSAGES["ready"], layers=limits.MAX_LAYERS + 1),
     "windows": attrs.evolve(MESSAGES["ready"], cost=CacheCost(0, 0, ((1, 1),) * 17)),
     "tensor-bytes": attrs.evolve(STEP, tensors=(Tensor(DType.F32, (2,), bytes(4)),)),
@@ -118,7 +136,13 @@ TOO_MUCH = {
     "tensor-counter": attrs.evolve(STEP, tensors=(Tensor(DType.F16, (1,), bytes(2), counter=1),)),
     "roster": attrs.evolve(MESSAGES["accept"], roster=bytes(limits.MAX_ROSTER + 1)),
     "transcript": attrs.evolve(MESSAGES["accept"], transcript=b""),
-    "host": attrs.evolve(MESSAGES["bootstrap-hosts"], hosts=(("h" * 256, 1),)),
+    "host": attrs.evolve(MESSAGES["bootstrap-hosts"], hosts=(("h" * 256, 1), ("h", 1))),
+    "hosts": attrs.evolve(MESSAGES["bootstrap-hosts"], hosts=(("h", 1),) * 17),
+    "port": attrs.evolve(MESSAGES["bootstrap-hosts"], hosts=(("h", 65536), ("h", 1))),
+    "ready-port": attrs.evolve(MESSAGES["ready-joined"], port=65536),
+    "stream": Tunnel(256, TunnelEvent.OPEN),
+    "members": Group(Backend.RING, 0, 17, 1),
+    "backends": attrs.evolve(LOCAL["engine-info"], backends=256),
     "layers": attrs.evolve(LOCAL["engine-info"], layers=(1,) * (limits.MAX_LAYERS + 1)),
     "float": Row(1, top_k=-1),
 }
@@ -134,6 +158,21 @@ INVALID = {
     "bounds-start": lambda: attrs.evolve(MESSAGES["bootstrap"], bounds=(1, 3, 6)),
     "bounds-rise": lambda: attrs.evolve(MESSAGES["bootstrap"], bounds=(0, 3, 3)),
     "rank": lambda: attrs.evolve(MESSAGES["bootstrap"], rank=2),
+    "collective-alone": lambda: attrs.evolve(MESSAGES["bootstrap-hosts"], hosts=(("h", 1),)),
+    "collective-nowhere": lambda: attrs.evolve(MESSAGES["bootstrap-hosts"], hosts=()),
+    "collective-rank": lambda: attrs.evolve(MESSAGES["bootstrap-hosts"], rank=2),
+    "collective-bounds": lambda: attrs.evolve(MESSAGES["bootstrap-hosts"], bounds=(0, 3, 6)),
+    "collective-ports": lambda: attrs.evolve(
+        MESSAGES["bootstrap-hosts"], hosts=(("h", 1), ("h", 0))
+    ),
+    "collective-sealed": lambda: attrs.evolve(MESSAGES["bootstrap-trusted"], trusted=False),
+    "pipeline-hosts": lambda: attrs.evolve(MESSAGES["bootstrap"], hosts=(("h", 1),) * 2),
+    "pipeline-trusted": lambda: attrs.evolve(MESSAGES["bootstrap"], trusted=True),
+    "group-rank": lambda: Group(Backend.RING, 2, 2, 1),
+    "group-hosts": lambda: Group(Backend.RING, 0, 2, 1, (("h", 1),)),
+    "group-pipeline": lambda: Group(Backend.PIPELINE, 0, 2, 1),
+    "tunnel-empty": lambda: Tunnel(0, TunnelEvent.DATA),
+    "tunnel-open-data": lambda: Tunnel(0, TunnelEvent.OPEN, b"x"),
     "temperature": lambda: Row(1, temperature=float("nan")),
     "top-p": lambda: Row(1, top_p=0.0),
     "min-p": lambda: Row(1, min_p=float("inf")),
@@ -211,6 +250,10 @@ def test_costs_and_epochs():
     assert cost.of(20) == 100 + 200 + 48 + 20
     assert Epoch(1, 2) < Epoch(1, 3) < Epoch(2, 0)
     assert MESSAGES["bootstrap"].world == 2
+    assert not MESSAGES["bootstrap"].joins
+    assert MESSAGES["bootstrap-hosts"].world == 2
+    assert MESSAGES["bootstrap-hosts"].joins
+    assert not MESSAGES["bootstrap-prepare"].joins
 
 
 def test_secrets_stay_out_of_logs():

@@ -14,8 +14,11 @@ from sealring_protocol.codec.messages import (
     Pong,
     Progress,
     Ready,
+    Row,
     Step,
     StepDone,
+    Tunnel,
+    TunnelEvent,
 )
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.errors import RoleViolation
@@ -40,13 +43,15 @@ MESSAGES = {
         Bootstrap(NO_EPOCH, Backend.PIPELINE, 0, True, 1000, bytes(32), (0, 1, 2)),
         Step(NO_EPOCH, 1, bytes(16)),
         StepDone(NO_EPOCH, 1),
+        Row(1),
+        Tunnel(0, TunnelEvent.OPEN),
     )
 }
 ALIVE = {"Ping", "Pong", "Close"}
 
 CASES = [
-    (Purpose.CONTROL, 0, 1, 3, {"Bootstrap", "Step"}),
-    (Purpose.CONTROL, 0, 2, 3, {"Bootstrap", "Step"}),
+    (Purpose.CONTROL, 0, 1, 3, {"Bootstrap", "Row", "Step"}),
+    (Purpose.CONTROL, 0, 2, 3, {"Bootstrap", "Row", "Step"}),
     (Purpose.CONTROL, 1, 0, 3, {"Ready", "StepDone"}),
     (Purpose.CONTROL, 2, 0, 3, {"Ready", "StepDone"}),
     (Purpose.CONTROL, 1, 2, 3, set()),
@@ -65,8 +70,16 @@ CASES = [
     (Purpose.STEP, 0, 1, 2, {"Step"}),
     (Purpose.STEP, 1, 0, 2, {"StepDone"}),
     (Purpose.STEP, 0, 0, 1, set()),
-    (Purpose.TUNNEL, 0, 1, 2, set()),
-    (Purpose.TUNNEL, 1, 0, 2, set()),
+    (Purpose.TUNNEL, 0, 1, 2, {"Tunnel"}),
+    (Purpose.TUNNEL, 1, 0, 2, {"Tunnel"}),
+    (Purpose.TUNNEL, 1, 2, 4, {"Tunnel"}),
+    (Purpose.TUNNEL, 2, 1, 4, {"Tunnel"}),
+    (Purpose.TUNNEL, 3, 0, 4, {"Tunnel"}),
+    (Purpose.TUNNEL, 0, 3, 4, {"Tunnel"}),
+    (Purpose.TUNNEL, 0, 2, 4, set()),
+    (Purpose.TUNNEL, 3, 4, 4, set()),
+    (Purpose.TUNNEL, -1, 0, 4, set()),
+    (Purpose.TUNNEL, 0, 0, 1, set()),
     (Purpose.WEIGHTS, 0, 1, 2, set()),
 ]
 
@@ -110,7 +123,7 @@ def test_nobody_sends_accept():
     [
         (Purpose.CONTROL, {(a, b) for a in range(3) for b in range(3)}),
         (Purpose.STEP, {(0, 1), (1, 2), (2, 0)}),
-        (Purpose.TUNNEL, set()),
+        (Purpose.TUNNEL, {(0, 1), (1, 2), (2, 0)}),
         (Purpose.WEIGHTS, set()),
     ],
 )
