@@ -11,8 +11,10 @@ import httpx2
 import psutil
 import pytest
 from sealring_model import tiny
+from sealring_protocol.codec.messages import Backend
 from sealring_trio.local_api import LocalApi, local_api
 from sealring_trio.local_ring import LocalNode
+from sealring_trio.status import Collective, collective_link
 
 from tests.io_trio.conftest import Ring
 from tests.io_trio.helpers import sealring
@@ -69,8 +71,34 @@ def test_the_cluster_tells_it_too(api: LocalApi) -> None:
     assert all(rank["sum_us"] > 0 and rank["token_us"] > 0 for rank in cluster["ranks"])
 
 
+SEALED = "sealed: ring goes through the tunnel link"
+TOLD = {
+    "neighbours": (Collective(Backend.RING, 4, False), (1, 2), SEALED),
+    "the last and the first": (Collective(Backend.RING, 4, False), (3, 0), SEALED),
+    "no neighbours": (Collective(Backend.RING, 4, False), (1, 3), ""),
+    "oneself": (Collective(Backend.RING, 4, False), (1, 1), ""),
+    "none": (None, (0, 1), ""),
+    "trusted": (
+        Collective(Backend.RING, 2, True),
+        (0, 1),
+        "NOT SEALED: ring goes beside the sealed links, as the config allows",
+    ),
+    "everybody with everybody": (
+        Collective(Backend.NCCL, 4, True),
+        (0, 2),
+        "NOT SEALED: nccl goes beside the sealed links, as the config allows",
+    ),
+}
+
+
+@pytest.mark.parametrize(("collective", "ranks", "told"), TOLD.values(), ids=TOLD)
+def test_what_is_told_of_a_link(
+    collective: Collective | None, ranks: tuple[int, int], told: str
+) -> None:
+    assert collective_link(collective, *ranks) == told
+
+
 LOSSES = {
-    "the follower's engine is killed": lambda nodes: engine(nodes[1]).kill(),
     "the leader's engine is killed": lambda nodes: engine(nodes[0]).kill(),
     "the follower's engine is frozen": lambda nodes: engine(nodes[1]).send_signal(signal.SIGSTOP),
 }
