@@ -168,8 +168,8 @@ REFUSED = {
     "another model": (lambda p: attrs.evolve(p, model=b"x" * 32), "digests differ"),
     "other layers": (lambda p: attrs.evolve(p, bounds=(0, 6)), "splits 6 layers; the model has 5"),
     "another back end": (
-        lambda p: attrs.evolve(p, backend=Backend.JACCL, hosts=(("10.0.0.1", 0),) * 2),
-        "JACCL",
+        lambda p: attrs.evolve(p, backend=Backend.RING, hosts=(("10.0.0.1", 0),) * 2),
+        "RING",
     ),
 }
 
