@@ -87,7 +87,7 @@ class Ring:
         """Microseconds of summing *size* bytes, the median of a turn."""
         for rank in self._ranks:
             rank.sendall(json.dumps({"bytes": size, "rounds": self._rounds}).encode() + b"\n")
-        took = max(_line(rank)["us"] for rank in self._ranks)
+        took: float = max(_line(rank)["us"] for rank in self._ranks)
         self._rounds = max(FEWEST, min(ROUNDS, int(TURN_SECONDS * 1e6 / took)))
         return took
 
@@ -160,7 +160,7 @@ def _forwarded(folder: Path) -> Iterator[Ring]:
 
 @contextlib.contextmanager
 def _sealed(folder: Path) -> Iterator[Ring]:
-    options = {"strategy": "tp", "group_timeout": START_SECONDS}
+    options: dict[str, str | float] = {"strategy": "tp", "group_timeout": START_SECONDS}
     configs = write_cluster(folder, _RANKS, tiny.path(), options=options)
     with contextlib.ExitStack() as stack:
         path, listener = stack.enter_context(_commands(folder / "sealed.sock"))

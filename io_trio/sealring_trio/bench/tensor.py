@@ -85,7 +85,12 @@ def _sides(plan: Plan, model: Path, stack: contextlib.ExitStack) -> dict[Side, C
     theirs = stack.enter_context(own_split(model, plan.ranks, "tensor"))
     heads = {}
     for way in OURS:
-        options = {"strategy": "tp", "collectives": way, "groups": 1, "rows": max(plan.rows)}
+        options: dict[str, str | float] = {
+            "strategy": "tp",
+            "collectives": way,
+            "groups": 1,
+            "rows": max(plan.rows),
+        }
         heads[way] = stack.enter_context(local_ring(plan.ranks, model, options=options))[0]
     sides: dict[Side, Callable[[], float]] = {}
     for case in _cases(plan):

@@ -49,7 +49,7 @@ def comms(
     shape = Shape(bytes, layers)
     if model is not None:
         info = describe_model(find_model(model))
-        shape = Shape(info.hidden * info.dtype.size, len(info.layers))
+        shape = Shape(info.hidden * info.dtype.width, len(info.layers))
     results = measure(shape)
     print_results(results, json)
     return 1 if check and not all(result.holds for result in results) else 0
