@@ -57,7 +57,8 @@ def test_requirements_are_those_of_the_specification() -> None:
 
 def functions(path: Path) -> set[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return {node.name for node in tree.body if isinstance(node, kinds)}
 
 
 @pytest.mark.parametrize("name", sorted(NAMED - {"tests/FILE::NAME"}))
