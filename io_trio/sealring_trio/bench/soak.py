@@ -146,7 +146,10 @@ class Clients:
         while True:
             ask = chance.choice(self._todo)
             (deed,) = chance.choices(deeds, weights)
-            await deed(clients[ask.target.url, ask.key], ask, chance)
+            try:
+                await deed(clients[ask.target.url, ask.key], ask, chance)
+            except httpx2.HTTPError as error:
+                self.wrong.append(f"request {ask.number}: {type(error).__name__} {error}")
 
     async def _stay(self, http: httpx2.AsyncClient, ask: Ask, chance: random.Random) -> None:
         """Have the whole answer, which must be the known one."""
