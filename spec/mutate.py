@@ -43,7 +43,8 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 PACKAGE: Final = ROOT / "protocol" / "sealring_protocol"
 SURVIVORS: Final = ROOT / "spec" / "survivors.txt"
 MODULES: Final = (
-    *(f"codec.{name}" for name in ("encoding", "frame", "messages", "readers", "tensor", "wire")),
+    *(f"codec.{name}" for name in ("encoding", "frame", "local_messages", "messages", "readers")),
+    *(f"codec.{name}" for name in ("tensor", "wire")),
     *(f"security.{name}" for name in ("admission", "attestation", "handshake_base")),
     *(f"security.{name}" for name in ("handshake_messages", "handshake_values", "identity")),
     *(f"security.{name}" for name in ("initiator", "initiator_stages", "keys", "responder")),
@@ -72,7 +73,7 @@ TIME_LIMIT: Final = 300  # seconds for one mutant
 VARIABLE: Final = "SEALRING_MUTANT"
 
 _KILLS: Final = {"_die", "_bury", "fail"}
-_CHECKS: Final = ("check", "_check", "verify", "_verify", "_admit", "add", "_spend", "end")
+_CHECKS: Final = ("check", "_check", "verify", "_verify", "_admit", "add", "_spend", "end", "rule")
 _EDGES: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sealring_protocol import limits
 from sealring_protocol.codec.encoding import decode, decode_local, encode
-from sealring_protocol.codec.local_messages import Group
+from sealring_protocol.codec.local_messages import Group, Logprobs
 from sealring_protocol.codec.messages import (
     Backend,
     Bootstrap,
@@ -62,7 +62,7 @@ def test_cut_short_at_any_length_it_is_refused(name, message, decoder):
 
 @pytest.mark.parametrize(("name", "message", "decoder"), ALL, ids=IDS)
 def test_a_trailing_byte_is_refused(name, message, decoder):
-    with pytest.raises(RemoteProtocolError, match="trailing|only if, it is DATA"):
+    with pytest.raises(RemoteProtocolError, match=r"trailing|only if, it is DATA"):
         decoder(flat(message) + b"\0")
 
 
@@ -168,6 +168,8 @@ INVALID = {
     "collective-sealed": lambda: attrs.evolve(MESSAGES["bootstrap-trusted"], trusted=False),
     "pipeline-hosts": lambda: attrs.evolve(MESSAGES["bootstrap"], hosts=(("h", 1),) * 2),
     "pipeline-trusted": lambda: attrs.evolve(MESSAGES["bootstrap"], trusted=True),
+    "logprobs-pairs": lambda: Logprobs(1, 1, -1.0, (5,), ()),
+    "logprobs-many": lambda: Logprobs(1, 1, -1.0, (5,) * 21, (-1.0,) * 21),
     "group-rank": lambda: Group(Backend.RING, 2, 2, 1),
     "group-hosts": lambda: Group(Backend.RING, 0, 2, 1, (("h", 1),)),
     "group-pipeline": lambda: Group(Backend.PIPELINE, 0, 2, 1),
