@@ -211,7 +211,7 @@ class Ring:
         self.joined: set[tuple[Epoch, int]] = set()
         self.drawn: dict[tuple[Epoch, int], tuple[int, ...]] = {}
         self.ledger = Ledger()
-        self.epoch = NO_EPOCH
+        self.epoch = self.epoch_of_engine = NO_EPOCH
         self.expected: dict[int, int] = {}
         self.ended: set[int] = set()
         self.number = 0

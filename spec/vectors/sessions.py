@@ -230,8 +230,8 @@ def _keepalive() -> Iterator[Vector]:
     yield _refused("silence", "LK-05", about, talk, silence, TIMEOUT, answers=[asked])
     about = "a PING that is sent late has its second"
     given = answerer(talk, *_up(talk), (1.0, b""), (1.9, b""))
-    sent = (talk.resp_frame, talk.accept(), talk.to_dialer(1, asked))
-    output = said(sent, link=link_of(talk, dialing=False))
+    answers = (talk.resp_frame, talk.accept(), talk.to_dialer(1, asked))
+    output = said(answers, link=link_of(talk, dialing=False))
     yield valid("session/late-ping", "responder", "LK-05", about, given, output)
     for name, kind, about, given, sent in [
         (
