@@ -1,16 +1,19 @@
 """``fuzz/run TARGET --seconds N`` or ``fuzz/run all --seconds N``: fuzz, and say what came of it.
 
-Each target runs in a process of its own. What it finds worth keeping stays in ``build/fuzz``,
+Each target runs in a process of its own, as many at once as there are cores. What it finds worth keeping stays in ``build/fuzz``,
 and so does the input of a crash, whose traceback is shown.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -81,12 +84,14 @@ def main() -> int:
     targets = TARGETS if asked.target == "all" else (asked.target,)
     sys.stdout.write(f"{'target':<16}{'executions':>12}{'per second':>12}{'edges':>8}\n")
     crashed = False
-    for target in targets:
-        outcome = fuzz(target, asked.seconds)
-        told = f"{target:<16}{outcome.executed:>12,}{outcome.rate:>12,}{outcome.covered:>8,}"
-        sys.stdout.write(told + ("  CRASHED\n" + outcome.crash if outcome.crash else "") + "\n")
-        sys.stdout.flush()
-        crashed = crashed or bool(outcome.crash)
+    with ThreadPoolExecutor(os.cpu_count()) as cores:
+        for outcome in cores.map(partial(fuzz, seconds=asked.seconds), targets):
+            told = f"{outcome.target:<16}{outcome.executed:>12,}"
+            told += f"{outcome.rate:>12,}{outcome.covered:>8,}"
+            told += "  CRASHED\n" + outcome.crash if outcome.crash else ""
+            sys.stdout.write(told + "\n")
+            sys.stdout.flush()
+            crashed = crashed or bool(outcome.crash)
     return int(crashed)
 
 
