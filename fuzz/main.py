@@ -1,7 +1,7 @@
 """``fuzz/run TARGET --seconds N`` or ``fuzz/run all --seconds N``: fuzz, and say what came of it.
 
-Each target runs in a process of its own, as many at once as there are cores. What it finds worth keeping stays in ``build/fuzz``,
-and so does the input of a crash, whose traceback is shown.
+Each target runs in a process of its own, as many at once as there are cores. What it finds worth
+keeping stays in ``build/fuzz``, and so does the input of a crash, whose traceback is shown.
 """
 
 from __future__ import annotations
