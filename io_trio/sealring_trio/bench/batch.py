@@ -77,8 +77,8 @@ class Plan:
     groups: tuple[int, ...] = (2,)
     ranks: tuple[int, ...] = (2,)
     turns: int = 3
-    tokens: int = 32
-    prompt: int = 32
+    tokens: int = 48
+    prompt: int = 8
     layers: tuple[int, ...] = ()
 
 

@@ -39,8 +39,8 @@ class Plan:
     rows: tuple[int, ...] = (1, 4, 8)
     ranks: int = 2
     turns: int = 3
-    tokens: int = 32
-    prompt: int = 32
+    tokens: int = 48
+    prompt: int = 8
 
 
 def measure_random(plan: Plan, size: SizeName, dtype: DType) -> list[Result]:
