@@ -39,7 +39,7 @@ from sealring_model.tensors import MLX_DTYPES
 
 _COLLECTIVES: Final = (Backend.RING, Backend.JACCL, Backend.NCCL)
 _DEVICES: Final = "MLX_IBV_DEVICES"
-_GRACE: Final = 2.0
+_GRACE: Final = 1.0
 """Seconds after its deadline at which a process that waits for a group ends by itself."""
 _WARM: Final = 3
 _SUMS: Final = 21
