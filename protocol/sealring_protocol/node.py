@@ -379,6 +379,10 @@ class Node:
         self._switchboard.shut_all(set(Purpose), "the roster changed", now)
         while self._switchboard.take() is not None:
             pass  # the old brain's news
+        self._carry_out(self._brain.retire(), now)
+        if self._brain.replacing:
+            self._info = None  # the next engine presents itself
+            self._switchboard.accept_steps = False
         self._brain = self._make_brain()
         self._want_control_links(now)
         if self._info is not None:

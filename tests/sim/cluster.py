@@ -400,7 +400,8 @@ class Cluster:
         """*engine* calls init, which comes back when all have."""
         if not self.joins or engine.ready is None:
             return
-        collective = self._collectives.setdefault(engine.ready.epoch, Collective(group.size))
+        ring = (engine.ready.epoch, group.size)  # a new roster begins to count epochs anew
+        collective = self._collectives.setdefault(ring, Collective(group.size))
         collective.members[group.rank] = (host, engine)
         host.collective = collective
         if len(collective.members) < group.size or collective.broken:

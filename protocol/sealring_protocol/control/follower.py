@@ -72,6 +72,15 @@ class Follower:
         self._loaded: range | None = None  # what the engine has, or is loading
         self._joining = Joining(config.rank, self._world)
 
+    @property
+    def replacing(self) -> bool:
+        """Another engine process is on its way."""
+        return self._joining.replacing
+
+    def retire(self) -> list[Effect]:
+        """Another brain takes over: what the engine is in is over."""
+        return self._joining.leave()
+
     # --------------------------------------------------------------- engine
 
     def engine_message(self, message: LocalMessage, now: float) -> list[Effect]:

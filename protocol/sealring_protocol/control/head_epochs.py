@@ -73,6 +73,15 @@ class HeadEpochs(HeadSteps):
         self._bootstrap_ends: float | None = None
         self._tries = 1  # before `auto` does without tensor parallelism
 
+    @property
+    def replacing(self) -> bool:
+        """Another engine process is on its way."""
+        return self._joining.replacing
+
+    def retire(self) -> list[Effect]:
+        """Another brain takes over: what the engine is in is over."""
+        return self._joining.leave()
+
     # --------------------------------------------------------------- epochs
 
     def _present(self, rank: int, ready: Ready, now: float) -> list[Effect]:
