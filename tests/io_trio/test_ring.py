@@ -93,7 +93,9 @@ def test_status_tells_both_ranks(ring: Ring) -> None:
     assert head["suite"] == "aes-256-gcm"
     assert head["trust"] == "software"
     assert 0 < head["hop_us"]["p50"] <= head["hop_us"]["p99"]
-    assert head["peers"] == [{"rank": 1, "name": "rank1", "control": True, "step": True}]
+    links = {"control": True, "step": True, "tunnel": False, "collective": ""}
+    assert head["peers"] == [{"rank": 1, "name": "rank1", **links}]
+    assert (head["members"], head["engine_pids"]) == (None, [head["engine_pid"]])
     for facts in (head, rank):
         assert 0 < facts["weights_held"] < 1.01 * facts["weights_read"]
         assert facts["memory"] > facts["weights_held"]
