@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 PUBLIC = [
     "codec.encoding",
     "codec.frame",
+    "codec.local_messages",
     "codec.messages",
     "codec.tensor",
     "control.effects",
