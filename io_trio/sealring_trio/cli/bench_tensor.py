@@ -62,7 +62,7 @@ def tp(
     model: str | None = None,
     rows: Counts = (1, 4, 8),
     ranks: Count = 2,
-    tokens: Count = 32,
+    tokens: Count = 64,
     prompt: Count = 32,
     turns: Count = 3,
     check: bool = False,
