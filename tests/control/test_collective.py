@@ -31,6 +31,7 @@ from sealring_protocol.control.effects import (
 from sealring_protocol.control.follower import Follower, FollowerConfig
 from sealring_protocol.control.head import Head, HeadConfig
 from sealring_protocol.control.membership import MembershipState
+from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.requests import Request
 from sealring_protocol.errors import CloseCode, LocalProtocolError, RemoteProtocolError
 from sealring_protocol.security.roles import Purpose
@@ -192,6 +193,66 @@ def test_an_order_to_join_may_cross_the_news_that_this_rank_cannot():
     (news,) = sent(effects)
     assert (news.n, news.failed is not None) == (0, True)
     assert rank.message(0, CONTROL, JOIN, 0.0) == []
+
+
+def test_who_has_said_that_it_cannot_joins_no_more_and_waits_for_the_next_epoch():
+    """The order may cross the news while another engine is up already, or the old one still."""
+    for engine in ("another", "the old one"):
+        rank = prepared()
+        if engine == "another":
+            rank.engine_lost("it was killed", 0.0)
+            assert told(rank.engine_message(info(splits=2), 0.1)) == []
+        else:
+            assert sent(rank.link_down(0, TUNNEL, "it was cut", 0.0))
+        assert rank.message(0, CONTROL, JOIN, 0.2) == []
+        again = attrs.evolve(PREPARE, epoch=Epoch(HEAD, 2))
+        effects = rank.message(0, CONTROL, again, 0.3)
+        assert told(effects) or of(effects, RestartEngine)
+
+
+def test_a_tunnel_that_is_lost_before_a_rank_is_prepared_is_waited_for():
+    rank = follower()
+    (wanted,) = of(rank.message(0, CONTROL, PREPARE, 0.0), PrepareCollective)
+    rank.link_up(0, TUNNEL, 0.0)
+    assert not sent(rank.link_down(0, TUNNEL, "a late end of the one before", 0.0))
+    rank.engine_message(Loaded(1, 1, 1), 0.0)
+    assert sent(rank.collective_prepared(wanted.number, 40001, 40002, 0.0)) == []
+    assert sent(rank.link_up(0, TUNNEL, 0.0)) == [PREPARED]
+
+
+def test_step_links_are_nothing_to_tensor_parallelism():
+    """They may be left over from a pipeline, of another head even, with steps on their way."""
+    head = serving_head()
+    head.link_down(1, STEP, "the engine is being replaced", 0.1)
+    assert head.membership.state is MembershipState.SERVING
+    rank = Follower(FollowerConfig(1, ("n0", "n1", "n2")))
+    rank.engine_message(info(splits=3), 0.0)
+    rank.link_up(0, CONTROL, 0.0)
+    rank.link_up(2, STEP, 0.0)
+    order = attrs.evolve(PREPARE, hosts=(("", 0),) * 3)
+    rank.message(0, CONTROL, order, 0.0)
+    late = Step(Epoch(HEAD - 1, 9), 5, bytes(16))
+    assert rank.message(0, STEP, late, 0.1) == []
+    assert not sent(rank.link_down(2, STEP, "the engine is being replaced", 0.1))
+
+
+def test_a_tunnel_is_nothing_to_a_pipeline():
+    head = Head(HeadConfig(HEAD, ("n0", "n1"), ("a", "b")))
+    head.engine_message(info(), 0.0)
+    head.message(1, CONTROL, HELLO, 0.0)
+    assert head.membership.state is MembershipState.STARTING
+    head.link_down(1, TUNNEL, "nobody wants it any more", 0.1)
+    assert head.membership.state is MembershipState.STARTING
+
+
+def test_tunnels_that_break_while_a_collective_comes_up_end_in_a_pipeline():
+    head = preparing_head()
+    head.link_down(1, TUNNEL, "it was cut", 0.1)
+    head.engine_lost("replaced", 0.2)
+    head.engine_message(info(splits=2), 0.3)
+    assert head.plan is not None
+    assert head.plan.strategy is Strategy.PIPELINE
+    assert "tunnel broke" in head.plan.reason
 
 
 def test_a_new_epoch_takes_another_engine_process():

@@ -118,6 +118,11 @@ class Joining:
         """Another engine process is on its way; orders wait for it."""
         return self.state is JoiningState.REPLACING
 
+    @property
+    def committed(self) -> bool:
+        """This rank has said that it is prepared; a tunnel lost from then on is missed."""
+        return self.state in (JoiningState.PREPARED, JoiningState.JOINING, JoiningState.JOINED)
+
     def prepare(self, order: Bootstrap) -> list[Effect]:
         """Load a share and open a way, as *order* says."""
         self._machine.fire(JoiningEvent.PREPARE)
@@ -175,12 +180,6 @@ class Joining:
         if self.state is not JoiningState.PREPARED or not order.joins:
             return False
         return order == attrs.evolve(before, hosts=order.hosts, deadline_ms=order.deadline_ms)
-
-    def misses(self, order: Bootstrap, epoch: Epoch) -> bool:
-        """*order* has those join who prepared in *epoch*, and this rank is there no more."""
-        out = self.state in (JoiningState.OUT, JoiningState.REPLACING)
-        mine = self._order is not None and self._order.epoch == epoch
-        return out and mine and order.joins and order.epoch == epoch
 
     def join(self, order: Bootstrap) -> list[Effect]:
         """All ranks are prepared: have the engine join."""

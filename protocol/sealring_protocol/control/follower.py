@@ -24,7 +24,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
 )
 from sealring_protocol.control import pipeline
-from sealring_protocol.control.collective import Joining, JoiningState
+from sealring_protocol.control.collective import Joining
 from sealring_protocol.control.effects import (
     Effect,
     Level,
@@ -183,12 +183,13 @@ class Follower:
         ]
         if purpose is Purpose.TUNNEL:
             self._joining.tunnel(rank, up=False)
-            if self._joining.state is not JoiningState.OUT:
+            if self._joining.committed:
                 effects += self._fail(FailureKind.LINK_LOST, f"a tunnel broke: {reason}", now)
         elif rank == self._next and self._next_up:
             self._next_up = False
-            self._cut = True
-            effects += self._fail(FailureKind.LINK_LOST, f"the next hop broke: {reason}", now)
+            if not self._tensor:
+                self._cut = True
+                effects += self._fail(FailureKind.LINK_LOST, f"the next hop broke: {reason}", now)
         return effects
 
     def message(self, rank: int, purpose: Purpose, message: Message, now: float) -> list[Effect]:
@@ -196,6 +197,8 @@ class Follower:
         match message:
             case Bootstrap() if rank == 0 and purpose is Purpose.CONTROL:
                 return self._bootstrap(message, now)
+            case Step() if purpose is Purpose.STEP and message.epoch != self.epoch:
+                return self._stale(message)
             case Step() if purpose is (Purpose.CONTROL if self._tensor else Purpose.STEP):
                 return self._step(message, now)
             case Row() if self._tensor:
@@ -206,12 +209,12 @@ class Follower:
                 )
 
     def _bootstrap(self, order: Bootstrap, now: float) -> list[Effect]:
+        if self._told and order.joins and order.epoch == self.epoch:
+            return []  # it crossed the news that this rank cannot
         if self.order is not None and self._joining.follows(order, self.order):
             self.order = order
             self._watch.order(now, order.deadline_ms / 1000)
             return self._joining.join(order)
-        if self._joining.misses(order, self.epoch):
-            return []  # it crossed the news that this rank cannot
         same_head = order.epoch.instance == self.epoch.instance
         if order.rank != self._config.rank or order.world != self._world:
             raise RemoteProtocolError(
@@ -260,6 +263,8 @@ class Follower:
         if self._info is None or self._joining.replacing or self.order is None:
             return []
         if self._tensor:
+            if self._told:
+                return []  # this epoch is over; the next one may hold something else
             self._watch.order(now, self.order.deadline_ms / 1000)
             return self._joining.prepare(self.order)
         bounds = self.order.bounds
@@ -299,11 +304,15 @@ class Follower:
 
     # ---------------------------------------------------------------- steps
 
+    def _stale(self, step: Step) -> list[Effect]:
+        """*step* is not of the present epoch: it may have been late, and links outlive epochs."""
+        if step.epoch > self.epoch and step.epoch.instance == self.epoch.instance:
+            raise RemoteProtocolError("a step of an epoch that this rank was not told of")
+        return []
+
     def _step(self, step: Step, now: float) -> list[Effect]:
         if step.epoch != self.epoch:
-            if step.epoch > self.epoch and step.epoch.instance == self.epoch.instance:
-                raise RemoteProtocolError("a step of an epoch that this rank was not told of")
-            return []
+            return self._stale(step)
         if self._pipeline is None:
             return []
         return self._act(self._pipeline.step(step), now)

@@ -30,6 +30,7 @@ from sealring_protocol.codec.messages import (
 from sealring_protocol.control.effects import Effect, Level, Note, RestartEngine, Shut
 from sealring_protocol.control.head_epochs import HeadConfig, HeadEpochs
 from sealring_protocol.control.membership import MembershipState, hello
+from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.requests import Request
 from sealring_protocol.control.scheduler import Scheduler
 from sealring_protocol.control.tensor import TensorLeader
@@ -179,15 +180,21 @@ class Head(HeadEpochs):
             note = Note(Level.WARNING, f"rank {rank} ({name}) is gone: {reason}")
             running = self.membership.lost(rank)
         else:
+            tensor = self.plan is not None and self.plan.strategy is Strategy.TENSOR
+            needed = not tensor
             if purpose is Purpose.TUNNEL:
                 self._joining.tunnel(rank, up=False)
+                needed = self._joining.committed
             elif rank == 1:
                 self._next_up = False
             kind = purpose.name.lower()
             note = Note(Level.WARNING, f"the {kind} link with rank {rank} ({name}) broke: {reason}")
-            running = self.membership.state is not MembershipState.GATHERING
+            running = needed and self.membership.state is not MembershipState.GATHERING
         if not running:
             return [note]
+        if purpose is Purpose.TUNNEL and self._machine is None:
+            failed = Failure(0, FailureKind.LINK_LOST, f"a tunnel broke: {reason}")
+            return [note, *self._refused(0, failed, now)]
         return [note, *self._lost(Failure(rank, FailureKind.LINK_LOST, reason), now)]
 
     def message(self, rank: int, purpose: Purpose, message: Message, now: float) -> list[Effect]:

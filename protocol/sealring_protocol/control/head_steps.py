@@ -110,7 +110,7 @@ class HeadSteps:
                     self._rounds.owe(now)
                     effects.append(Send(1, Purpose.STEP, message))
                 case pipeline.ToRanks(step):
-                    self._lockstep.owe(step, now)
+                    self._lockstep.owe(step, len(self._flights[step.n][2]), now)
                     ranks = range(1, self._world)
                     effects += [Send(rank, Purpose.CONTROL, step) for rank in ranks]
                 case pipeline.Answered(failed=None):

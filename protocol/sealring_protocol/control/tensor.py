@@ -211,8 +211,8 @@ class TensorLeader:
 
 @attrs.frozen
 class Lateness:
-    """Seconds that a step of one kind may take: *first* until one has been seen, then *factor*
-    times the slowest, but no less than *least*."""
+    """Seconds that a step may take: *first* at least until one of its kind has been seen, then
+    *factor* times the slowest, but no less than *least*."""
 
     first: float = 30.0
     least: float = 1.0
@@ -220,26 +220,29 @@ class Lateness:
 
 
 class Lockstep:
-    """The deadline of the oldest step under way, by its kind, from the slowest so far.
+    """The deadline of the oldest step under way, from the slowest of its kind so far.
 
-    A rank that is frozen hangs every other one in a collective, so the deadline is short; and a
-    prefill takes a multiple of a decode, so each kind has its own, a prefill's by the token.
+    A rank that is frozen hangs every other one in a collective, so the deadline is short. What a
+    step takes grows with its tokens at most (a decode has one for each row), and no step is done
+    sooner than one token is.
     """
 
-    __slots__ = ("_lateness", "_owed", "_since", "_slowest")
+    __slots__ = ("_lateness", "_owed", "_since", "_slowest", "_token")
 
     def __init__(self, lateness: Lateness | None = None) -> None:
         self._lateness = lateness or Lateness()
-        self._owed: deque[tuple[bool, int]] = deque()
+        self._owed: deque[tuple[bool, int]] = deque()  # whether a prefill, and its tokens
         self._since = 0.0
-        self._slowest: dict[bool, float] = {}
+        self._slowest: dict[bool, float] = {}  # seconds a token
+        self._token = 0.0  # seconds of a forward of one
 
-    def owe(self, step: Step, now: float) -> None:
-        """*step* was sent."""
+    def owe(self, step: Step, rows: int, now: float) -> None:
+        """*step*, which works on *rows* rows, was sent."""
         if not self._owed:
             self._since = now
         work = step.work
-        self._owed.append((True, work.count) if isinstance(work, Prefill) else (False, 1))
+        prefill = isinstance(work, Prefill)
+        self._owed.append((prefill, work.count if isinstance(work, Prefill) else max(1, rows)))
 
     def answered(self, now: float) -> None:
         """The oldest step is over."""
@@ -250,8 +253,8 @@ class Lockstep:
         self._since = now
 
     def expect(self, seconds: float) -> None:
-        """A decode has been seen to take *seconds*."""
-        self._slowest[False] = max(self._slowest.get(False, 0.0), seconds)
+        """A forward of one token has been seen to take *seconds*, or so it was said."""
+        self._token = min(seconds, self._lateness.first)
 
     def clear(self) -> None:
         """Nothing is owed any more."""
@@ -262,9 +265,10 @@ class Lockstep:
         """When the oldest step is overdue; None while none is under way."""
         if not self._owed:
             return None
-        kind, count = self._owed[0]
-        slowest = self._slowest.get(kind)
-        if slowest is None:
-            return self._since + self._lateness.first
-        allowed = self._lateness.factor * slowest * count
-        return self._since + max(self._lateness.least, allowed)
+        prefill, count = self._owed[0]
+        seen = self._slowest.get(prefill)
+        # Until a prefill has been seen, it is as if its tokens came one by one.
+        rate = self._token if seen is None else seen if prefill else max(seen, self._token)
+        unknown = seen is None and (prefill or not self._token)
+        least = self._lateness.first if unknown else self._lateness.least
+        return self._since + max(least, self._lateness.factor * max(self._token, count * rate))
