@@ -63,6 +63,6 @@ def belongs_to(connection: socket.socket, pids: list[int]) -> bool:
 
 def _connections(pid: int) -> Iterator[tuple[tuple[str, int], tuple[str, int] | tuple[()], str]]:
     """Local and remote address, and state, of each TCP socket of process *pid*."""
-    with contextlib.suppress(psutil.Error):
+    with contextlib.suppress(psutil.Error, OSError):
         for found in psutil.Process(pid).net_connections("tcp"):
             yield tuple(found.laddr), tuple(found.raddr), found.status

@@ -78,7 +78,7 @@ class _Stream:
 
     number: int
     rank: int
-    early: list[Buffer] = attrs.field(factory=list)  # what came before the engine could be reached
+    early: bytearray = attrs.field(factory=bytearray)  # what came before the engine was reached
     wire: Wire | None = None
     open: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     life: trio.CancelScope = attrs.field(factory=trio.CancelScope)
@@ -87,7 +87,7 @@ class _Stream:
     @property
     def untaken(self) -> int:
         """Bytes that wait for the engine."""
-        return self.wire.unsent if self.wire else sum(map(len, self.early))
+        return self.wire.unsent if self.wire else len(self.early)
 
 
 class Relay:
@@ -156,7 +156,7 @@ class Relay:
 
     def _give(self, stream: _Stream, data: Buffer) -> None:
         if stream.wire is None:
-            stream.early.append(data)
+            stream.early += data
         else:
             try:
                 stream.wire.send(data)
@@ -188,16 +188,27 @@ class Relay:
             finally:
                 server.close()
             # No await from here on, so the connection is in somebody's hands.
+            if self._listening.cancel_called:  # while it was asked whose the connection is
+                sock.close()
+                return
             self._begin(self._own, self._right, sock)
             self._owner.tunnel(self._right, Tunnel(self._own, TunnelEvent.OPEN))
 
     async def _accept(self, server: trio.socket.SocketType) -> socket.socket:
+        level = logging.WARNING
         while True:
-            connection, _ = await server.accept()
+            try:
+                connection, _ = await server.accept()
+            except OSError as error:
+                log.log(level, "the relay cannot take a connection: %s", error.strerror)
+                level = logging.DEBUG  # what happens again and again does not fill the log
+                await trio.sleep(CONNECT_PAUSE)
+                continue
             sock = socket.socket(fileno=connection.detach())
             if await self._is_of_engine(sock):
                 return sock
-            log.warning("somebody else connected to the relay of a collective, and was refused")
+            log.log(level, "somebody else connected to the relay of a collective, and was refused")
+            level = logging.DEBUG
             sock.close()
 
     async def _connect(self) -> socket.socket | None:
@@ -215,12 +226,12 @@ class Relay:
         return None
 
     async def _try_connect(self) -> socket.socket | None:
-        with trio.socket.socket() as sock:
-            try:
+        try:
+            with trio.socket.socket() as sock:
                 await sock.connect((LOOPBACK, self.port))
-            except OSError:
-                return None
-            return socket.socket(fileno=sock.detach())
+                return socket.socket(fileno=sock.detach())
+        except OSError:
+            return None
 
     async def _is_of_engine(self, sock: socket.socket) -> bool:
         try:
@@ -245,18 +256,22 @@ class Relay:
                 if sock is None:
                     sock = await self._connect()
                 if sock is not None:
-                    await self._carry(stream, Wire(sock, lambda: None))
+                    await self._carry(stream, sock)
         finally:
             self._alive.discard(stream)
             self._end(stream)
 
-    async def _carry(self, stream: _Stream, wire: Wire) -> None:
-        stream.wire = wire
+    async def _carry(self, stream: _Stream, sock: socket.socket) -> None:
+        try:
+            wire = stream.wire = Wire(sock, lambda: None)
+        except OSError:  # it is over already
+            sock.close()
+            return
         try:
             with stream.open:
-                for data in stream.early:
-                    wire.send(data)
-                stream.early.clear()
+                if stream.early:
+                    wire.send(stream.early)
+                    stream.early = bytearray()
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write, stream, wire)
                     await self._read(stream, wire)
@@ -334,9 +349,9 @@ class Relays:
 
     def close(self) -> None:
         """Close whatever is open."""
-        if self._relay is not None:
-            self._relay.close()
-            self._relay = None
+        relay, self._relay = self._relay, None
+        if relay is not None:
+            relay.close()
 
     def message(self, rank: int, message: Tunnel) -> None:
         """*message* came on the tunnel link with *rank*."""

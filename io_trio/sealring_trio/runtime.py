@@ -277,10 +277,14 @@ class Runtime:
 
     def tunnel(self, rank: int, message: Tunnel) -> None:
         """Send *message* on the tunnel link with *rank*."""
+        others = self.node.links_to_flush()  # of what led here, if anything did
         self.node.tunnel(rank, message, trio.current_time())
-        for link in self.node.links_to_flush():  # all others are flushed: it is that link
+        for link in self.node.links_to_flush():
             if pump := self._pumps.get(link):
                 self._tunnels[rank] = pump
+                pump.flush()
+        for link in others:
+            if pump := self._pumps.get(link):
                 pump.flush()
         # A message sent moves no deadline, and mostly nothing else: a model waits for the next.
         if (event := self.node.next_event()) is not None:

@@ -24,6 +24,9 @@ from sealring_protocol.codec.wire import Buffer
 RECEIVE_SIZE: Final = 1 << 18
 """Bytes asked of the kernel at once. Memory: that much per wire while data arrives."""
 
+SMALL: Final = 1 << 12
+"""Bytes up to which pieces that wait are put together."""
+
 EAGER_RECEIVES: Final = 8
 """Receives in a row after which other tasks get their turn, however much has come in."""
 
@@ -44,7 +47,8 @@ class Wire:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
         self._drained = drained
-        self._waiting: deque[memoryview] = deque()
+        self._waiting: deque[memoryview | bytearray] = deque()
+        self._unsent = 0
         self._wake = trio.Event()
         self._idle = trio.Event()
         self._eager = EAGER_RECEIVES
@@ -57,7 +61,7 @@ class Wire:
     @property
     def unsent(self) -> int:
         """How many they are."""
-        return sum(map(len, self._waiting))
+        return self._unsent
 
     async def idle(self) -> None:
         """Wait until no bytes wait, or the wire is closed."""
@@ -73,8 +77,17 @@ class Wire:
             except BlockingIOError:
                 sent = 0
         if sent < len(data):
-            self._waiting.append(memoryview(data)[sent:])
+            self._keep(memoryview(data)[sent:])
             self._wake.set()
+
+    def _keep(self, rest: memoryview) -> None:
+        """Have *rest* wait. Small pieces become one: alone they take more room than their bytes."""
+        self._unsent += len(rest)
+        last = self._waiting[-1] if self._waiting else None
+        if isinstance(last, bytearray) and len(last) < SMALL:
+            last += rest
+        else:
+            self._waiting.append(rest if len(rest) >= SMALL else bytearray(rest))
 
     async def receive(self) -> bytes:
         """The next bytes, or none at the end of the stream. Raises `OSError`.
@@ -110,7 +123,10 @@ class Wire:
         while self._waiting:
             await trio.lowlevel.wait_writable(self._socket)
             with contextlib.suppress(BlockingIOError):
+                # A view, so that nothing is added to it from here on.
+                self._waiting[0] = memoryview(self._waiting[0])
                 sent = self._socket.send(self._waiting[0])
+                self._unsent -= sent
                 self._waiting[0] = self._waiting[0][sent:]
                 if not self._waiting[0]:
                     self._waiting.popleft()

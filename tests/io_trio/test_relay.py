@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -239,6 +242,66 @@ async def test_an_engine_that_takes_nothing_ends_its_stream(
             await ours.send_all(bytes(32 << 20))
         assert await ended(ours)
         assert far.sent[-1] == Tunnel(0, CLOSE)
+
+
+async def test_single_bytes_that_wait_take_no_more_room_than_they_are() -> None:
+    async with sides() as (near, _):
+        near.relays.prepare(1, 0, 2, sealed=True)
+        near.relays.message(1, Tunnel(1, OPEN))  # whose engine does not listen yet
+        tracemalloc.start()
+        try:
+            for _ in range(100_000):
+                near.relays.message(1, Tunnel(1, DATA, b"x"))
+            assert tracemalloc.get_traced_memory()[0] < 1 << 20
+        finally:
+            tracemalloc.stop()
+        assert near.sent == []
+
+
+async def test_without_file_descriptors_the_relay_waits_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with trio.socket.socket() as made:
+        kind = type(made)
+    accept, failed = kind.accept, trio.Event()
+
+    async def exhausted(server: trio.socket.SocketType) -> tuple[trio.socket.SocketType, object]:
+        taken = await accept(server)
+        if not failed.is_set():
+            failed.set()
+            taken[0].close()
+            raise OSError(errno.EMFILE, "Too many open files")
+        return taken
+
+    monkeypatch.setattr(kind, "accept", exhausted)
+    async with sides() as (near, _):
+        dialed = near.relays.prepare(1, 0, 2, sealed=True)
+        async with await trio.open_tcp_stream(LOOPBACK, dialed.relay) as refused:
+            await failed.wait()
+            assert await ended(refused)
+        async with await trio.open_tcp_stream(LOOPBACK, dialed.relay):
+            await near.has_sent((0, OPEN))
+
+
+async def test_a_collective_that_ends_while_it_is_asked_whose_a_connection_is_opens_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, go = trio.Event(), threading.Event()
+    token = trio.lowlevel.current_trio_token()
+
+    def slow(connection: socket.socket, pids: list[int]) -> bool:
+        token.run_sync_soon(asked.set)
+        return go.wait(10)
+
+    monkeypatch.setattr(relays, "belongs_to", slow)
+    async with sides() as (near, _):
+        dialed = near.relays.prepare(1, 0, 2, sealed=True)
+        async with await trio.open_tcp_stream(LOOPBACK, dialed.relay) as late:
+            await asked.wait()
+            near.relays.end(1)
+            go.set()
+            assert await ended(late)
+        assert near.sent == []
 
 
 FOREIGN = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import pytest
@@ -53,6 +54,31 @@ async def test_small_messages_leave_in_the_call() -> None:
         assert far.recv(6, socket.MSG_WAITALL) == b"onetwo"
         assert near.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         wire.close()
+
+
+async def test_pieces_of_any_size_that_wait_keep_their_order() -> None:
+    near, far = pair()
+    pieces = [os.urandom(size) for size in (1 << 21, 1, 3000, 3000, 3000, 9000, 1, 1, 5000, 2)]
+    with far:
+        far.setblocking(False)
+        wire = Wire(near, lambda: None)
+        for piece in pieces:
+            wire.send(piece)
+        left = wire.unsent
+        got = bytearray()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wire.write)
+            while len(got) < sum(map(len, pieces)):
+                await trio.lowlevel.wait_readable(far)
+                got += far.recv(1 << 16)
+                if len(got) < 1 << 20:
+                    wire.send(b"more")
+                    pieces.append(b"more")
+            nursery.cancel_scope.cancel()
+        wire.close()
+    assert got == b"".join(pieces)
+    assert left > 1 << 20
+    assert wire.unsent == 0
 
 
 async def test_what_does_not_fit_waits_and_keeps_its_order() -> None:
