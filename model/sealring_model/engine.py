@@ -183,8 +183,9 @@ class Engine:
         if isinstance(loaded, LoadedStage):
             self._begin(place, loaded)
 
-    def _begin(self, place: Bootstrap, loaded: LoadedStage, *, tells: bool = True) -> None:
+    def _begin(self, place: Bootstrap, loaded: LoadedStage) -> None:
         """Take *place* with *loaded*."""
+        tells = self._group is None or self._group.rank == 0
         hops = self._sealed if place.inner_seal else PlainHops()
         self._executor = Executor(loaded, place, self._book, hops, self._room, tells=tells)
         self._channel.send(self._ready(place, loaded))
@@ -196,7 +197,7 @@ class Engine:
         self._channel.send(StepDone(epoch, 0, failed=Failure(rank, kind, _told(error))))
 
     def _check(self, place: Bootstrap) -> None:
-        if self._joined:
+        if self._joined and not self._stays(place):
             raise GroupError("this process was in a group; it must be replaced by another")
         if place.backend is not Backend.PIPELINE:
             raise LoadError(f"this engine does not do {place.backend.name}")
@@ -208,6 +209,12 @@ class Engine:
             raise LoadError(
                 f"the ring splits {place.bounds[-1]} layers; the model has {len(self._info.layers)}"
             )
+
+    def _stays(self, place: Bootstrap) -> bool:
+        """*place* is the one that this member of a group has: its group may serve another epoch."""
+        loaded = self._loaded
+        mine = place.bounds[place.rank], place.bounds[place.rank + 1]
+        return isinstance(loaded, LoadedStage) and (loaded.first, loaded.last) == mine
 
     def _load(self, first: int, last: int) -> tuple[LoadedStage | Share, Loaded]:
         """These layers, or a share of them, kept if they are there already, and what it cost."""
@@ -254,7 +261,7 @@ class Engine:
         self._loaded = loaded
         sum_us, token_us = medians(group, loaded)
         self._channel.send(Grouped(order.size, sum_us, token_us))
-        self._begin(place, loaded, tells=order.rank == 0)
+        self._begin(place, loaded)
 
     def _ready(self, place: Bootstrap, loaded: LoadedStage) -> Ready:
         return Ready(

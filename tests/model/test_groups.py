@@ -12,7 +12,7 @@ import pytest
 from model_child import Child
 from model_families import SHARED
 from model_groups import Members, free_hosts, ring_of
-from model_rings import Ring, place_of
+from model_rings import Author, Ring, place_of
 from sealring_model.errors import GroupError
 from sealring_model.group import environment
 from sealring_model.loading import describe
@@ -104,13 +104,30 @@ def steps_ahead(members: Members, folder: Path) -> None:
 def no_other_place(members: Members, folder: Path) -> None:
     """A process that is in a group takes no other, and no other place."""
     child = members.children[0]
-    place = place_of(describe(folder), members.bounds, 0)
-    for order in (attrs.evolve(place, epoch=Epoch(77, 2)), ring_of(0, 2, free_hosts(2))):
+    other = attrs.evolve(place_of(describe(folder), (0, 1, 3), 0), epoch=Epoch(77, 2))
+    for order in (other, ring_of(0, 2, free_hosts(2))):
         child.send(order)
         done = child.receive()
         assert (done.epoch, done.n) == (Epoch(77, 2), 0)
         assert done.failed.kind is FailureKind.GROUP
         assert "must be replaced" in done.failed.message
+
+
+def the_same_place_again(members: Members, folder: Path) -> None:
+    """In another epoch the group goes on with nothing, and reads nothing."""
+    epoch, author = Epoch(77, 3), Author()
+    work = Prefill(1, 0, len(PROMPT))
+    steps = [author.write(open=(Open(1),)), author.write(work=work, ids=tuple(PROMPT))]
+    for child in members.children:
+        child.send(attrs.evolve(place_of(describe(folder), members.bounds, 0), epoch=epoch))
+        for step in steps:
+            child.send(attrs.evolve(step, epoch=epoch))
+    for child in members.children:
+        assert child.receive().read == 0
+        assert child.receive().epoch == epoch
+        for step in steps:
+            done = child.receive()
+            assert (done.epoch, done.n, done.failed) == (epoch, step.n, None)
 
 
 def a_member_dies(members: Members, folder: Path) -> None:
@@ -162,7 +179,7 @@ def one_has_no_room(members: Members, folder: Path) -> None:
 
 
 AFTER = {
-    "llama": (steps_ahead, no_other_place),
+    "llama": (steps_ahead, no_other_place, the_same_place_again),
     "qwen3": (a_member_dies,),
     "gpt-oss": (a_member_stops,),
     "qwen3-5": (one_has_no_room,),
