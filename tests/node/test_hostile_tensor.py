@@ -57,3 +57,20 @@ def test_a_machine_more_takes_another_group_of_other_processes(busy, seed):
     assert not any(host.engine in engines for host in made.hosts.values())
     assert all(done.reason is FinishReason.FAILED for done in made.done.values())
     serve(made)
+
+
+# ---------------------------------------------------------------- while it comes up
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_node_that_begins_anew_while_a_collective_comes_up_is_no_reason_against_it(seed):
+    made = Cluster(3, seed, splits=3)
+    made.run_until(lambda: any("epoch 1: tensor" in text for _, _, text in made.notes))
+    made.run_for(made.random.random() * 0.02)
+    made.crash(made.hosts["host2"])
+    made.after(0.5, lambda: made.boot(2))
+    made.run_until(
+        lambda: any("the ring is ready" in text for at, _, text in made.notes if at > 0.7)
+    )
+    assert strategy(made) is Strategy.TENSOR
+    serve(made)

@@ -72,6 +72,7 @@ class HeadEpochs(HeadSteps):
         self._next_up = world == 1  # the step link to rank 1
         self._bootstrap_ends: float | None = None
         self._tries = 1  # before `auto` does without tensor parallelism
+        self._cuts = 0  # links that were lost in a row while a collective came up
 
     @property
     def replacing(self) -> bool:
@@ -199,6 +200,7 @@ class HeadEpochs(HeadSteps):
         tensor = self.plan is not None and self.plan.strategy is Strategy.TENSOR
         if tensor:
             self._tries = TENSOR_TRIES
+            self._cuts = 0
             self._machine = TensorLeader(epoch, self._world)
             self._lockstep.expect(max(rank.token_us for rank in ranks) / 1e6)
         else:
@@ -219,19 +221,22 @@ class HeadEpochs(HeadSteps):
         """A rank did not get ready. Loading is tried again after a longer pause."""
         name = self._config.names[rank]
         text = f"rank {rank} ({name}) cannot serve: {failed.message}"
-        if self._gives_up_tensor():
+        if self._gives_up_tensor(failed.kind):
             return [*self._without_tensor(text), *self._end_epoch(now)]
         if failed.kind in (FailureKind.LOAD, FailureKind.GROUP):
             self._recovery.wait(now, LONGEST_PAUSE)
         return [Note(Level.ERROR, text), *self._end_epoch(now)]
 
-    def _gives_up_tensor(self) -> bool:
+    def _gives_up_tensor(self, kind: FailureKind = FailureKind.GROUP) -> bool:
         """A collective does not come up, and nobody insists on it. One that once worked is tried
-        some times again."""
+        some times again, and so is one whose links broke: a node may just have gone."""
         rising = self.membership.state in (MembershipState.PREPARING, MembershipState.STARTING)
         tensor = self.plan is not None and self.plan.strategy is Strategy.TENSOR
         if not (rising and tensor and self._wish.strategy is Strategy.AUTO):
             return False
+        if kind is FailureKind.LINK_LOST:
+            self._cuts += 1
+            return self._cuts >= TENSOR_TRIES
         self._tries -= 1
         return self._tries <= 0
 
