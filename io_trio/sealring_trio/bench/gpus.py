@@ -68,22 +68,19 @@ def _sides(plan: Plan, model: Path, stack: contextlib.ExitStack) -> dict[Side, C
     texts = make_prompts(2 * plan.rows, plan.prompt)
     ids = list(map(Tokenizer(model).encode, texts))
     theirs = stack.enter_context(own_split(model, 2, "tensor", gpus=True))
-    rings = {
-        (ONE, 1): ({"groups": 1}, 1),
-        (PP, 2): ({"groups": 2}, 2),
-        (TP, 2): ({"groups": 1, **_TENSOR}, 2),
+    rings: dict[str, tuple[int, dict[str, str | float]]] = {
+        ONE: (1, {"groups": 1}),
+        PP: (2, {"groups": 2}),
+        TP: (2, {"groups": 1, **_TENSOR}),
     }
-    heads = {}
-    for name, (options, ranks) in rings.items():
-        nodes = local_ring(ranks, model, options={"rows": plan.rows, **options}, places=_GPUS)
-        heads[name] = stack.enter_context(nodes)[0]
     sides: dict[Side, Callable[[], float]] = {}
     for rows in (1, plan.rows):
         case = Case(2, 1, rows)
         sides[THEIRS, case] = partial(theirs.pace, ids[:rows], plan.tokens, stream=rows == 1)
-    for (name, ranks), head in heads.items():
-        most = 2 * plan.rows if name == PP else plan.rows
-        for rows in (1, most):
+    for name, (ranks, options) in rings.items():
+        nodes = local_ring(ranks, model, options={"rows": plan.rows, **options}, places=_GPUS)
+        head = stack.enter_context(nodes)[0]
+        for rows in (1, 2 * plan.rows if name == PP else plan.rows):
             case = Case(ranks, 2 if rows > plan.rows else 1, rows)
             sides[name, case] = partial(ring_pace, head, texts[:rows], plan.tokens)
     return sides

@@ -18,6 +18,7 @@ from sealring_protocol.codec.messages import (
     Failure,
     FailureKind,
     Row,
+    Spent,
     Step,
     StepDone,
     Work,
@@ -150,9 +151,10 @@ class HeadSteps:
     def _timing(self, action: pipeline.Answered, now: float) -> list[Effect]:
         sent, work, uids = self._flights.pop(action.n)
         total = int((now - sent) * 1e6)
-        spent, closing = action.spent[: self._world], action.spent[self._world :]
+        spent, rest = action.spent[: self._world], action.spent[self._world :]
+        closing = rest[0] if rest else Spent()
         parallel = isinstance(self._machine, TensorLeader)
-        timing = StepTiming(action.n, work, uids, total, spent, *closing[:1], parallel=parallel)
+        timing = StepTiming(action.n, work, uids, total, spent, closing, parallel)
         if self._pace is not None and isinstance(work, Decode) and not parallel:
             groups = self._pace.groups(timing)
             if groups is not None and self.scheduler is not None:
