@@ -390,7 +390,7 @@ async def test_a_rank_that_hangs_on_a_frozen_one_is_freed(tmp_path: Path) -> Non
             assert await trio.to_thread.run_sync(hung.stdout.readline) == b"going\n"
             frozen.send_signal(signal.SIGSTOP)
             near.relays.end(1)
-            with trio.fail_after(2):
+            with trio.fail_after(30):
                 _, told = await trio.to_thread.run_sync(hung.communicate)
             assert hung.returncode != 0
             assert b"[ring]" in told
