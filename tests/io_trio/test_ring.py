@@ -367,10 +367,12 @@ def test_a_killed_rank_is_reported_and_welcome_back(
 
 
 def test_the_logs_say_in_plain_words_what_is_waited_for(ring: Ring) -> None:
-    ask(ring.nodes[0])
     head, rank = (ring.folder / f"rank{n}.log" for n in range(2))
+    end = time.monotonic() + 60
     # Its own engine may be the last to come up.
-    assert re.search(r"waiting for rank [01] \(rank[01]\)", head.read_text())
+    while not re.search(r"waiting for rank [01] \(rank[01]\)", head.read_text()):
+        assert time.monotonic() < end, head.read_text()
+        ring.nodes[0].status()
     assert re.search(r"waiting for the head, rank0, at 127\.0\.0\.1:\d+", rank.read_text())
     for log in (head, rank):
         assert "Traceback" not in log.read_text()
