@@ -142,6 +142,16 @@ def test_a_rank_that_cannot_load_is_asked_again_after_a_pause():
     assert head.next_timeout() == 6.0
     assert head.handle_timeout(5.9) == []
     assert of(head.handle_timeout(6.0), Send)[0].message.epoch == Epoch(HEAD, 2)
+    # Epochs without an answer have pauses of their own, shorter at first; the longer one holds.
+    head.message(1, CONTROL, StepDone(Epoch(HEAD, 2), 0, failed=failed), 7.0)
+    assert head.next_timeout() == 12.0
+
+
+def test_the_head_says_whom_it_waits_for_itself_too():
+    head = Head(HeadConfig(HEAD, ("n0", "n1"), inner_seal=False))
+    assert "waiting for rank 0 (n0)" in text(head.message(1, CONTROL, HELLO, 0.0))
+    head = Head(HeadConfig(HEAD, ("n0", "n1"), inner_seal=False))
+    assert "waiting for rank 1 (n1)" in text(head.engine_message(info(), 0.0))
 
 
 def test_the_heads_own_engine_that_cannot_load_says_so():

@@ -75,6 +75,11 @@ class HeadEpochs(HeadSteps):
         self._cuts = 0  # links that were lost in a row while a collective came up
 
     @property
+    def _tensor(self) -> bool:
+        """The plan is tensor parallelism."""
+        return self.plan is not None and self.plan.strategy is Strategy.TENSOR
+
+    @property
     def replacing(self) -> bool:
         """Another engine process is on its way."""
         return self._joining.replacing
@@ -96,13 +101,13 @@ class HeadEpochs(HeadSteps):
         return effects + self._try_start(now)
 
     def _try_start(self, now: float) -> list[Effect]:
-        if self.membership.state is not MembershipState.GATHERING or self._info is None:
+        if self.membership.state is not MembershipState.GATHERING:
             return []
         missing = self.membership.missing
         if missing:
             names = ", ".join(f"rank {rank} ({self._config.names[rank]})" for rank in missing)
             return [Note(Level.INFO, f"waiting for {names}")]
-        if not self._recovery.may_start(now):
+        if self._info is None or not self._recovery.may_start(now):
             return []
         rooms = [self.membership.present[rank].room for rank in range(self._world)]
         try:
@@ -111,8 +116,7 @@ class HeadEpochs(HeadSteps):
             self._recovery.wait(now, LONGEST_PAUSE)
             return [Note(Level.ERROR, f"no plan: {error}")]
         self.plan = plan
-        tensor = plan.strategy is Strategy.TENSOR
-        epoch = self.membership.start(prepare=tensor)
+        epoch = self.membership.start(prepare=self._tensor)
         self._engine_ready = None
         self._bootstrap_ends = now + self._config.bootstrap_seconds
         orders = bootstraps(
@@ -185,7 +189,7 @@ class HeadEpochs(HeadSteps):
         if prepares:
             return self._join(now)
         ranks = [self.membership.ready[rank] for rank in range(self._world)]
-        if self.plan is not None and self.plan.strategy is Strategy.TENSOR:
+        if self.plan is not None and self._tensor:
             fast, measured = verdict(ranks)
             if not fast and self._wish.strategy is Strategy.AUTO:
                 slower = self._without_tensor(f"it would be slower: {measured}")
@@ -197,8 +201,7 @@ class HeadEpochs(HeadSteps):
         self._bootstrap_ends = None
         self._recovery.serving(now)
         epoch = self.membership.epoch
-        tensor = self.plan is not None and self.plan.strategy is Strategy.TENSOR
-        if tensor:
+        if self._tensor:
             self._tries = TENSOR_TRIES
             self._cuts = 0
             self._machine = TensorLeader(epoch, self._world)
@@ -206,7 +209,7 @@ class HeadEpochs(HeadSteps):
         else:
             self._machine = pipeline.HeadPipeline(epoch, self._world)
         if self.scheduler is not None:
-            alone = tensor or self._world == 1  # a token then stays on the device
+            alone = self._tensor or self._world == 1  # a token then stays on the device
             groups = 1 if alone else self._config.scheduler.groups or self._world
             self.scheduler.shape(groups, 2 if alone else 1)
             self.scheduler.begin(epoch, ranks)
@@ -231,8 +234,7 @@ class HeadEpochs(HeadSteps):
         """A collective does not come up, and nobody insists on it. One that once worked is tried
         some times again, and so is one whose links broke: a node may just have gone."""
         rising = self.membership.state in (MembershipState.PREPARING, MembershipState.STARTING)
-        tensor = self.plan is not None and self.plan.strategy is Strategy.TENSOR
-        if not (rising and tensor and self._wish.strategy is Strategy.AUTO):
+        if not (rising and self._tensor and self._wish.strategy is Strategy.AUTO):
             return False
         if kind is FailureKind.LINK_LOST:
             self._cuts += 1

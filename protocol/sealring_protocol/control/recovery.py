@@ -46,8 +46,8 @@ class Recovery:
         self._fruitless = min(self._fruitless + 1, _DOUBLINGS)
 
     def wait(self, now: float, seconds: float) -> None:
-        """Try again in *seconds*, not before."""
-        self._until = now + seconds
+        """Try again in *seconds*, not before; nor before what was said earlier."""
+        self._until = max(self._until or 0.0, now + seconds)
 
     @property
     def until(self) -> float | None:
