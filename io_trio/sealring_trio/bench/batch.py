@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,6 @@ import attrs
 from sealring_model.tokens import Tokenizer
 
 from sealring_trio.bench.measure import Result, joint_pace
-from sealring_trio.bench.random_model import DType, SizeName, write_random_model
 from sealring_trio.bench.yardstick import one_process, own_split
 from sealring_trio.errors import OperationError
 from sealring_trio.local_ring import LocalNode, local_ring
@@ -80,13 +78,6 @@ class Plan:
     tokens: int = 48
     prompt: int = 8
     layers: tuple[int, ...] = ()
-
-
-def measure_random(plan: Plan, size: SizeName, dtype: DType) -> list[Result]:
-    """`measure` with a random model. Raises `OperationError`."""
-    with tempfile.TemporaryDirectory(prefix="sealring-") as folder:
-        model = write_random_model(Path(folder), size, dtype)
-        return measure(plan, model, f"{size} {dtype}")
 
 
 def measure(plan: Plan, model: Path, name: str) -> list[Result]:

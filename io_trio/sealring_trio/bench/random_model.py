@@ -8,16 +8,20 @@ not matter, as long as they are neither zeros nor infinities.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
 import struct
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import attrs
 from sealring_model import tiny
+
+from sealring_trio.models import find_model
 
 DType = Literal["f32", "bf16"]
 SizeName = Literal["5m", "25m", "450m", "8b"]
@@ -70,6 +74,18 @@ _FORMATS: Final[Mapping[DType, _Format]] = {
     ),
     "bf16": _Format("BF16", "bfloat16", b"\x7f\x80", b"\x80\x3c", b"\x80\x3f"),
 }
+
+
+@contextlib.contextmanager
+def model_or_random(model: str | None, size: SizeName, dtype: DType) -> Iterator[tuple[Path, str]]:
+    """*model*, a folder or hub id, and what to call it; or, for None, a random one, which is gone
+    when the block ends."""
+    if model is not None:
+        folder = find_model(model)
+        yield folder, folder.name
+        return
+    with tempfile.TemporaryDirectory(prefix="sealring-") as temporary:
+        yield write_random_model(Path(temporary), size, dtype), f"{size} {dtype}"
 
 
 def write_random_model(folder: Path, size: SizeName = "25m", dtype: DType = "f32") -> Path:

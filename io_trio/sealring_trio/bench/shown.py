@@ -103,6 +103,12 @@ def show_soak(soak: Soak) -> None:
     print(f"soak: {'passed' if soak.passed else 'FAILED'}")
 
 
+def report(results: list[Result], *, json: bool, check: bool) -> int:
+    """Print *results*; the exit code: 1 if one misses its limit and that is to be checked."""
+    print_results(results, json)
+    return 1 if check and not all(result.holds for result in results) else 0
+
+
 def print_results(results: list[Result], json: bool) -> None:
     """Print *results*, as a table or, with *json*, as a list of objects."""
     if json:

@@ -8,7 +8,6 @@ through them. See `batch` for how either side is driven and counted.
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,6 @@ from sealring_model.tokens import Tokenizer
 
 from sealring_trio.bench.batch import Case, Side, make_prompts, ring_pace, take_turns
 from sealring_trio.bench.measure import Result
-from sealring_trio.bench.random_model import DType, SizeName, write_random_model
 from sealring_trio.bench.yardstick import own_split
 from sealring_trio.local_ring import local_ring
 
@@ -39,15 +37,8 @@ class Plan:
     rows: tuple[int, ...] = (1, 4, 8)
     ranks: int = 2
     turns: int = 3
-    tokens: int = 48
-    prompt: int = 8
-
-
-def measure_random(plan: Plan, size: SizeName, dtype: DType) -> list[Result]:
-    """`measure` with a random model. Raises `OperationError`."""
-    with tempfile.TemporaryDirectory(prefix="sealring-") as folder:
-        model = write_random_model(Path(folder), size, dtype)
-        return measure(plan, model, f"{size} {dtype}")
+    tokens: int = 64
+    prompt: int = 32
 
 
 def measure(plan: Plan, model: Path, name: str) -> list[Result]:

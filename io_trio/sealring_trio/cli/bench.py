@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import cyclopts
 
-from sealring_trio.bench.shown import describe_report, print_results, show_report
-from sealring_trio.cli.bench_tensor import Count, Counts, comms, tp
+from sealring_trio.bench.shown import describe_report, print_results, report, show_report
+from sealring_trio.cli.bench_tensor import Count, Counts, comms, gpus, tp
 from sealring_trio.cli.output import print_json, teller
 from sealring_trio.models import TINY, find_model
 
@@ -122,6 +122,7 @@ def overtake(*, json: bool = False) -> None:
 
 app.command(comms)
 app.command(tp)
+app.command(gpus)
 
 
 @app.command
@@ -179,54 +180,13 @@ def batch(
     json
         Print a JSON list.
     """
-    from sealring_trio.bench.batch import Plan, measure, measure_random  # noqa: PLC0415
+    from sealring_trio.bench.batch import Plan, measure  # noqa: PLC0415
+    from sealring_trio.bench.random_model import model_or_random  # noqa: PLC0415
 
     plan = Plan(rows, groups, ranks, turns, tokens, prompt, layers)
-    if model is None:
-        results = measure_random(plan, size, dtype)
-    else:
-        folder = find_model(model)
-        results = measure(plan, folder, folder.name)
-    print_results(results, json)
-    return 1 if check and not all(result.holds for result in results) else 0
-
-
-@app.command
-def gpus(
-    *,
-    size: Literal["25m", "450m", "8b"] = "8b",
-    rows: Count = 32,
-    turns: Count = 3,
-    tokens: Count = 128,
-    json: bool = False,
-) -> int:
-    """Two GPUs of one host: tensor parallelism, a pipeline, and one GPU alone.
-
-    For a Linux machine with two CUDA devices; set up with the group cuda12 or
-    cuda13. Writes a random model of the given size (16 GB for 8b) to a
-    temporary folder.
-
-        sealring bench gpus
-        sealring bench gpus --size 450m --json
-
-    Parameters
-    ----------
-    size
-        Parameters of the model.
-    rows
-        Rows of a batch; the pipeline has two such batches in flight.
-    turns
-        Turns, after one to warm up.
-    tokens
-        Tokens of each row.
-    json
-        Print a JSON list.
-    """
-    from sealring_trio.bench.gpus import Plan, measure  # noqa: PLC0415
-
-    results = measure(Plan(rows, turns, tokens), size)
-    print_results(results, json)
-    return 0 if all(result.holds for result in results) else 1
+    with model_or_random(model, size, dtype) as (folder, name):
+        results = measure(plan, folder, name)
+    return report(results, json=json, check=check)
 
 
 @app.command

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import cyclopts
 
-from sealring_trio.bench.shown import print_results
+from sealring_trio.bench.shown import report
 from sealring_trio.models import describe_model, find_model
 
 Count = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
@@ -51,8 +51,7 @@ def comms(
         info = describe_model(find_model(model))
         shape = Shape(info.hidden * info.dtype.width, len(info.layers))
     results = measure(shape)
-    print_results(results, json)
-    return 1 if check and not all(result.holds for result in results) else 0
+    return report(results, json=json, check=check)
 
 
 def tp(
@@ -100,13 +99,49 @@ def tp(
     json
         Print a JSON list.
     """
-    from sealring_trio.bench.tensor import Plan, measure, measure_random  # noqa: PLC0415
+    from sealring_trio.bench.random_model import model_or_random  # noqa: PLC0415
+    from sealring_trio.bench.tensor import Plan, measure  # noqa: PLC0415
 
     plan = Plan(rows, ranks, turns, tokens, prompt)
-    if model is None:
-        results = measure_random(plan, size, dtype)
-    else:
-        folder = find_model(model)
-        results = measure(plan, folder, folder.name)
-    print_results(results, json)
-    return 1 if check and not all(result.holds for result in results) else 0
+    with model_or_random(model, size, dtype) as (folder, name):
+        results = measure(plan, folder, name)
+    return report(results, json=json, check=check)
+
+
+def gpus(
+    *,
+    size: Literal["25m", "450m", "8b"] = "8b",
+    rows: Count = 32,
+    turns: Count = 3,
+    tokens: Count = 128,
+    check: bool = False,
+    json: bool = False,
+) -> int:
+    """Two GPUs of one host: tensor parallelism, a pipeline, and one GPU alone.
+
+    For a Linux machine with two CUDA devices; set up with the group cuda12 or
+    cuda13. Writes a random model of the given size (16 GB for 8b) to a
+    temporary folder.
+
+        sealring bench gpus
+        sealring bench gpus --size 450m --json
+
+    Parameters
+    ----------
+    size
+        Parameters of the model.
+    rows
+        Rows of a batch; the pipeline has two such batches in flight.
+    turns
+        Turns, after one to warm up.
+    tokens
+        Tokens of each row.
+    check
+        Exit with 1 if a ratio is below its floor.
+    json
+        Print a JSON list.
+    """
+    from sealring_trio.bench.gpus import Plan, measure  # noqa: PLC0415
+
+    results = measure(Plan(rows, turns, tokens), size)
+    return report(results, json=json, check=check)
