@@ -29,7 +29,7 @@ from sealring_model.errors import LoadError
 from sealring_model.loading import ModelInfo
 from sealring_model.stage import FirstStage, LaterStage, Stage, WholeStage
 from sealring_model.tensors import MLX_DTYPES, memory_of
-from sealring_model.upstream import mlx_lm
+from sealring_model.upstream import model_loader
 from sealring_model.weights import ENDS, TensorEntry, owner, read_pieces
 
 _DTYPES: Final = {
@@ -183,11 +183,11 @@ Fill = Callable[[dict[str, mx.array]], dict[str, mx.array]]
 
 def build_model(info: ModelInfo, fill: Fill) -> nn.Module:
     """mlx-lm's model of *info*, its weights as *fill* gives them, nothing evaluated."""
-    utils = mlx_lm("utils")
+    loader = model_loader()
     real: list[Any] = []
 
     def classes(config: dict[str, Any]) -> tuple[type[nn.Module], type]:
-        model_class, args_class = utils._get_classes(config)
+        model_class, args_class = loader._get_classes(config)
         real.append(model_class)
 
         def sanitize(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
@@ -200,7 +200,7 @@ def build_model(info: ModelInfo, fill: Fill) -> nn.Module:
         return type(model_class.__name__, (model_class,), {"sanitize": sanitize}), args_class
 
     try:
-        model, _ = utils.load_model(info.folder, lazy=True, get_model_classes=classes)
+        model, _ = loader.load_model(info.folder, lazy=True, get_model_classes=classes)
     except (ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
         raise LoadError(f"mlx-lm cannot load this {info.kind} model: {error}") from error
     model.__class__ = real[0]

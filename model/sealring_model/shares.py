@@ -41,7 +41,7 @@ from sealring_model.errors import LoadError
 from sealring_model.loading import ModelInfo
 from sealring_model.stage import Stage
 from sealring_model.tensors import memory_of
-from sealring_model.upstream import mlx_lm
+from sealring_model.upstream import model_loader
 from sealring_model.weights import owner, read_json
 
 _HEADS: Final = (nn.Linear, nn.QuantizedLinear)
@@ -107,7 +107,7 @@ class SharedHead(nn.Module):
 def splits_of(info: ModelInfo) -> int:
     """The number of which any divisor is a possible size of a group; 0 if there is none."""
     try:
-        model_class, _ = mlx_lm("utils")._get_classes(read_json(info.folder / "config.json"))
+        model_class, _ = model_loader()._get_classes(read_json(info.folder / "config.json"))
     except (AttributeError, LookupError, TypeError, ValueError):
         return 0  # loading says what is wrong
     return info.even if hasattr(model_class, "shard") else 0

@@ -5,9 +5,6 @@ which give out text in whole characters and in time linear in the tokens. So are
 tool calls: each model writes its calls in a format of its own, between two marks, and mlx-lm tells
 from the chat template which one it is.
 
-mlx-lm's package imports MLX as soon as it is touched, and a node's daemon does without. Its modules
-that need none are therefore loaded as those of a package with the same folder and no ``__init__``.
-
 Importing this module costs nothing; making the first `Tokenizer` imports transformers (1.3 s). A
 `Tokenizer` may be used from several threads.
 """
@@ -15,12 +12,8 @@ Importing this module costs nothing; making the first `Tokenizer` imports transf
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 import inspect
 import json
-import os
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +22,7 @@ from typing import Any, Final
 import attrs
 
 from sealring_model.errors import LoadError
+from sealring_model.upstream import without_mlx
 from sealring_model.weights import read_json
 
 _SPM: Final = ["Replace", "ByteFallback", "Fuse"]
@@ -47,24 +41,6 @@ _FAULTS: Final = (
 
 _TAIL: Final = 16
 """Tokens at the end of a prompt among which a mark that opens the reasoning is looked for."""
-
-
-@functools.cache
-def _upstream() -> str:
-    """The name of a package that is mlx-lm's, without what its ``__init__`` imports."""
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    found = importlib.util.find_spec("mlx_lm")
-    if found is None or not found.submodule_search_locations:
-        raise LoadError("mlx-lm is not installed")
-    package = ModuleType("sealring_model._mlx_lm")
-    package.__path__ = list(found.submodule_search_locations)
-    sys.modules[package.__name__] = package
-    return package.__name__
-
-
-def _module(name: str) -> ModuleType:
-    """mlx-lm's module *name*, which must be one that needs no MLX."""
-    return importlib.import_module(f"{_upstream()}.{name}")
 
 
 @attrs.frozen
@@ -134,7 +110,7 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
-        helpers = _module("tokenizer_utils")
+        helpers = without_mlx("tokenizer_utils")
         try:
             inner = helpers.AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
@@ -227,21 +203,21 @@ class Tokenizer:
 def _own_template(inner: Any) -> Any:
     """mlx-lm's own chat template, for the models that name one."""
     name = inner.init_kwargs.get("chat_template_type")
-    return _module(f"chat_templates.{name}").apply_chat_template if name else None
+    return without_mlx(f"chat_templates.{name}").apply_chat_template if name else None
 
 
 def _tool_format(helpers: ModuleType, inner: Any) -> ToolFormat | None:
     name = inner.init_kwargs.get("tool_parser_type") or helpers._infer_tool_parser(inner)
     if name is None:
         return None
-    parser = _module(f"tool_parsers.{name}")
+    parser = without_mlx(f"tool_parsers.{name}")
     return ToolFormat(parser.tool_call_start, parser.tool_call_end, parser.parse_tool_call)
 
 
 @functools.cache
 def _byte_of() -> dict[str, int]:
     """The byte that each character of a byte-level vocabulary stands for."""
-    return dict(_module("tokenizer_utils")._byte_decoder())
+    return dict(without_mlx("tokenizer_utils")._byte_decoder())
 
 
 def _eos_ids(folder: Path) -> frozenset[int]:

@@ -105,17 +105,6 @@ def test_describing_takes_no_mlx_and_no_mlx_lm(folder):
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True)
 
 
-def test_importing_mlx_lm_leaves_the_limits_alone():
-    code = (
-        "import resource; before = resource.getrlimit(resource.RLIMIT_NOFILE); "
-        "from sealring_model.upstream import mlx_lm; mlx_lm('utils'); "
-        "assert resource.getrlimit(resource.RLIMIT_NOFILE) == before; "
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1])); "
-        "assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 64"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 @pytest.mark.parametrize(
     ("name", "place"),
     [

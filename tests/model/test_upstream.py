@@ -1,0 +1,54 @@
+"""The doors to mlx_lm, each in a process of its own, as what has been imported stays."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def run(*lines: str) -> None:
+    subprocess.run([sys.executable, "-W", "error", "-c", "\n".join(lines)], check=True)
+
+
+def test_importing_mlx_lm_leaves_the_limits_alone() -> None:
+    run(
+        "import resource",
+        "before = resource.getrlimit(resource.RLIMIT_NOFILE)",
+        "from sealring_model.upstream import mlx_lm, model_loader",
+        "model_loader()",
+        "mlx_lm('utils')",
+        "assert resource.getrlimit(resource.RLIMIT_NOFILE) == before",
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))",
+        "assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 64",
+    )
+
+
+def test_an_engine_imports_no_tokenizers_and_nothing_of_the_hub() -> None:
+    run(
+        "import sys, sealring_model.engine",
+        "from sealring_model import tiny",
+        "from sealring_model.assemble import load_stage",
+        "from sealring_model.loading import describe",
+        "info = describe(tiny.path())",
+        "load_stage(info, 0, len(info.layers))",
+        "found = {name.split('.')[0] for name in sys.modules}",
+        "assert 'mlx_lm' in found",
+        "assert not found & {'transformers', 'tokenizers', 'huggingface_hub'}, found",
+    )
+
+
+def test_mlx_lm_is_whole_for_whoever_else_uses_it() -> None:
+    run(
+        "from sealring_model.upstream import model_loader",
+        "ours, _ = model_loader()._get_classes({'model_type': 'llama'})",
+        "import mlx_lm",
+        "try:",
+        "    mlx_lm.nothing",
+        "except AttributeError as error:",
+        "    assert 'nothing' in str(error)",
+        "from mlx_lm import generate, load",
+        "from mlx_lm.models.llama import Model",
+        "assert Model is ours and callable(generate) and callable(load)",
+        "import huggingface_hub",
+        "assert callable(huggingface_hub.snapshot_download)",
+    )
