@@ -18,8 +18,9 @@ import httpx2
 
 from sealring_trio import client
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.local_ring import LocalNode, free_ports, local_ring
+from sealring_trio.local_ring import LocalNode, local_ring
 from sealring_trio.models import describe_model, model_name
+from sealring_trio.ports import free_ports
 
 POLL_SECONDS: Final = 0.2
 

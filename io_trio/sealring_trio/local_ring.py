@@ -30,6 +30,7 @@ from sealring_trio.config import NO_API
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.key_files import create_key, public_path
 from sealring_trio.local_socket import ask
+from sealring_trio.ports import free_ports
 from sealring_trio.roster_files import build_roster, make_draft, make_member
 
 START_TIMEOUT: Final = 60.0
@@ -141,15 +142,6 @@ def write_cluster(
         configs.append(folder / f"{name}.toml")
         configs[-1].write_text("\n".join(lines) + "\n")
     return configs
-
-
-def free_ports(count: int) -> list[int]:
-    """TCP ports on loopback that nobody listens on now."""
-    with contextlib.ExitStack() as stack:
-        servers = [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
-        ]
-        return [int(server.getsockname()[1]) for server in servers]
 
 
 @contextlib.contextmanager

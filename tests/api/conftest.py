@@ -22,11 +22,11 @@ from sealring_model import tiny
 from sealring_trio.api.keys import KEY_FILE, new_key
 from sealring_trio.local_ring import (
     LocalNode,
-    free_ports,
     running_node,
     wait_until_up,
     write_cluster,
 )
+from sealring_trio.ports import free_ports
 
 from tests.api import scripted
 

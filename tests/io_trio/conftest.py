@@ -12,11 +12,11 @@ import pytest
 from sealring_model import tiny
 from sealring_trio.local_ring import (
     LocalNode,
-    free_ports,
     running_node,
     wait_until_up,
     write_cluster,
 )
+from sealring_trio.ports import free_ports
 
 from tests.io_trio.relay import Relay, relay
 

@@ -10,7 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sealring_trio.local_ring import free_ports, running_node, wait_until_up
+from sealring_trio.local_ring import running_node, wait_until_up
+from sealring_trio.ports import free_ports
 
 README = Path(__file__).parents[2] / "README.md"
 

@@ -19,6 +19,7 @@ import attrs
 import psutil  # type: ignore[import-untyped]
 import trio
 from hypercorn.config import Config as ServerConfig
+from hypercorn.config import Sockets
 from hypercorn.trio import serve as serve_asgi
 from starlette.routing import BaseRoute
 
@@ -89,8 +90,7 @@ class ApiServer:
         address = self.head.config.api
         if address is None:
             raise ValueError("this node has no API")
-        sockets = await _listen(*address)
-        settings = _settings(sockets)
+        settings = _Settings(await _listen(*address))
         app = build_app(self.head, self.pages)
         try:
             async with trio.open_nursery() as nursery:
@@ -107,6 +107,7 @@ class ApiServer:
                 )
                 nursery.cancel_scope.cancel()
         finally:
+            settings.close()
             self._closed.set()
 
     async def close(self) -> None:
@@ -150,16 +151,25 @@ async def _listen(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
-def _settings(sockets: Sequence[socket.socket]) -> ServerConfig:
-    server_log = logging.getLogger("sealring.http")
-    server_log.setLevel(logging.WARNING)
-    settings = ServerConfig()
-    settings.bind = [f"fd://{sock.detach()}" for sock in sockets]
-    settings.backlog = BACKLOG
-    settings.errorlog = server_log
-    settings.accesslog = None
-    settings.include_server_header = False
-    settings.keep_alive_timeout = HEADER_SECONDS
-    settings.h11_max_incomplete_size = MAX_HEADER
-    settings.graceful_timeout = CLOSE_SECONDS
-    return settings
+class _Settings(ServerConfig):
+    """hypercorn's, with sockets that listen already and are closed by whoever opened them: it may
+    be cancelled before it takes them."""
+
+    def __init__(self, sockets: Sequence[socket.socket]) -> None:
+        self._sockets = sockets
+        server_log = logging.getLogger("sealring.http")
+        server_log.setLevel(logging.WARNING)
+        self.backlog = BACKLOG
+        self.errorlog = server_log
+        self.accesslog = None
+        self.include_server_header = False
+        self.keep_alive_timeout = HEADER_SECONDS
+        self.h11_max_incomplete_size = MAX_HEADER
+        self.graceful_timeout = CLOSE_SECONDS
+
+    def create_sockets(self) -> Sockets:
+        return Sockets([], list(self._sockets), [])
+
+    def close(self) -> None:
+        for sock in self._sockets:
+            sock.close()

@@ -32,7 +32,8 @@ from sealring_model import tiny
 from sealring_trio.bench.measure import Result
 from sealring_trio.config import load_config
 from sealring_trio.errors import OperationError
-from sealring_trio.local_ring import free_ports, write_cluster
+from sealring_trio.local_ring import write_cluster
+from sealring_trio.ports import free_ports
 from sealring_trio.service import build_runtime, prepare
 
 TURNS: Final = 15

@@ -27,7 +27,7 @@ from typing import Any, Final, Literal, get_args
 
 from sealring_trio.bench.measure import joint_pace
 from sealring_trio.errors import OperationError
-from sealring_trio.local_ring import free_ports
+from sealring_trio.ports import free_ports
 
 Split = Literal["pipeline", "tensor"]
 
