@@ -35,13 +35,15 @@ MOST: Final = 12
 EOS: Final = 7
 EPOCH: Final = Epoch(1, 1)
 CONFIGS: Final = (
-    SchedulerConfig(),
-    SchedulerConfig(groups=2, rows=2, chunk=3, chunks=3),
-    SchedulerConfig(groups=1, rows=1, chunk=1, window=2),
-    SchedulerConfig(groups=3, rows=2, chunk=5, window=2, retries=1),
-    SchedulerConfig(groups=2, rows=2, chunk=30, prefixes=3, prefix_share=0.5, queue=4),
-    SchedulerConfig(groups=1, rows=4, chunk=40, window=2, prefixes=2, prefix_share=1.0),
+    (SchedulerConfig(), 1),
+    (SchedulerConfig(groups=2, rows=2, chunk=3, chunks=3), 1),
+    (SchedulerConfig(groups=1, rows=1, chunk=1), 2),
+    (SchedulerConfig(groups=3, rows=2, chunk=5, retries=1), 2),
+    (SchedulerConfig(groups=2, rows=2, chunk=30, prefixes=3, prefix_share=0.5, queue=4), 1),
+    (SchedulerConfig(groups=1, rows=4, chunk=40, prefixes=2, prefix_share=1.0), 2),
 )
+"""Settings, and the decodes that a group may have in flight."""
+
 ROOMS: Final = (1 << 30, 260, 700)
 """Tokens that a rank has room for."""
 FOUND: Final = (
@@ -70,10 +72,11 @@ def seeds() -> Iterator[bytes]:
 class Ring:
     """A scheduler, and the ledger of a rank that gets its steps."""
 
-    def __init__(self, config: SchedulerConfig, room: int, *, cuttable: bool) -> None:
+    def __init__(self, config: SchedulerConfig, window: int, room: int, *, cuttable: bool) -> None:
         self.scheduler = Scheduler(config, CONTEXT)
+        self.scheduler.shape(config.groups, window)
         self.config = config
-        self.window = config.window
+        self.window = window
         cost = CacheCost(0, 1)
         self.ready = Ready(EPOCH, bytes(32), 0, 1, 1, DType.F32, 1, cuttable, room, cost)
         self.now = 0.0
@@ -191,8 +194,8 @@ class Ring:
 def check(data: bytes) -> None:
     """Commands, then the rest."""
     source = Source(data)
-    config, room = source.pick(CONFIGS), source.pick(ROOMS)
-    ring = Ring(config, room, cuttable=source.below(2) == 0)
+    (config, window), room = source.pick(CONFIGS), source.pick(ROOMS)
+    ring = Ring(config, window, room, cuttable=source.below(2) == 0)
     while not source.empty:
         ring.now += 0.01
         match source.below(9):

@@ -164,6 +164,11 @@ def test_its_own_pages_and_names_do(ring: Served) -> None:
         assert ring.http.get("/v1/models", headers=headers).status_code == 200
 
 
+def test_a_link_on_another_site_may_lead_here(ring: Served) -> None:
+    headers = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    assert ring.http.get("/v1/models", headers=headers).status_code == 200
+
+
 def test_http_2_is_refused_whether_its_client_reads_or_not(ring: Served) -> None:
     host, port = ring.url.removeprefix("http://").split(":")
     client = H2Connection(H2Configuration(client_side=True))

@@ -20,8 +20,9 @@ from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 EPOCH = Epoch(1, 1)
 
 
-def scheduler(**config):
+def scheduler(window=1, **config):
     made = Scheduler(SchedulerConfig(**config), 1000)
+    made.shape(config.get("groups", 0), window)
     made.begin(EPOCH)
     return made
 

@@ -47,6 +47,8 @@ def test_a_load_is_answered_and_set_out_by_phase(served: Served, options: tuple[
     for spread in report["phases_ms"].values():
         assert 0 <= spread["p50"] <= spread["p95"] <= spread["max"]
         assert 0 < spread["mean"] <= spread["max"]
+    # The head ends a request a moment after its client has the answer.
+    assert report["phases_ms"]["total"]["mean"] < 2 * report["client_ms"]["total"]["mean"]
     assert [verdict["name"] for verdict in report["limits"]] == [
         "errors",
         "phases missing",

@@ -31,14 +31,16 @@ def test_every_side_of_the_tensor_bench(monkeypatch: pytest.MonkeyPatch) -> None
     small = Size(layers=2, hidden=32, feed_forward=64, heads=4, kv_heads=2, vocabulary=1500)
     monkeypatch.setitem(random_model.SIZES, "25m", small)
     monkeypatch.setattr(tensor, "FLOOR", 1e9)
-    options = ("--rows", "1", "--tokens", "12", "--turns", "1")
+    options = ("--rows", "1", "--rows", "2", "--tokens", "40", "--turns", "1")
     done = sealring("bench", "tp", "--dtype", "f32", *options, "--check", "--json")
     assert [(line["name"], line["yardstick_name"]) for line in done.json()] == [
         ("25m f32, 2 ranks, 1 group, 1 row, trusted link", "mlx-lm tensor parallel, stream"),
         ("25m f32, 2 ranks, 1 group, 1 row, sealed", "mlx-lm tensor parallel, stream"),
+        ("25m f32, 2 ranks, 1 group, 2 rows, trusted link", "mlx-lm tensor parallel"),
+        ("25m f32, 2 ranks, 1 group, 2 rows, sealed", "mlx-lm tensor parallel"),
     ]
     assert all(line["ours"] > 0 and line["yardstick"] > 0 for line in done.json())
-    assert [line.get("floor") for line in done.json()] == [1e9, None]
+    assert [line.get("floor") for line in done.json()] == [1e9, None, 1e9, None]
     assert done.code == 1
 
 

@@ -13,10 +13,9 @@ from sealring_protocol.table import Machine
 class SchedulerConfig:
     """*groups* of at most *rows* rows (0 groups: the head chooses); *queue* rows may wait.
 
-    Prefill *chunk* in tokens, at most *chunks* in flight and *chunk_seconds* each; *window* decode
-    steps in flight per group. *prefixes* snapshots at most, in *prefix_share* of the ranks' room.
-    A request ends after more than *retries* forwards that failed on it, or *stalls* lost steps
-    without a token between them.
+    Prefill *chunk* in tokens, at most *chunks* in flight and *chunk_seconds* each. *prefixes*
+    snapshots at most, in *prefix_share* of the ranks' room. A request ends after more than
+    *retries* forwards that failed on it, or *stalls* lost steps without a token between them.
     """
 
     groups: int = 0
@@ -25,7 +24,6 @@ class SchedulerConfig:
     chunk: int = 512
     chunks: int = 2
     chunk_seconds: float = 0.5
-    window: int = 1
     prefixes: int = 0
     prefix_share: float = 0.25
     retries: int = 2

@@ -79,7 +79,7 @@ class Scheduler:
         self._overtaken = 0
         self._decoded = [0] * max(1, config.groups)  # the step at which each group decoded last
         self._answered_at = 0.0
-        self._window = config.window
+        self._window = 1
 
     # -------------------------------------------------------------- requests
 
