@@ -23,7 +23,7 @@ def write_seeds(folder: Path, name: str) -> None:
 def main() -> None:
     """Fuzz until libFuzzer ends the process."""
     name, corpus, *options = sys.argv[1:]
-    with atheris.instrument_imports(include=["sealring_protocol"]):
+    with atheris.instrument_imports(include=["sealring_protocol", "sealring_trio"]):
         target = importlib.import_module(f"fuzz.targets.{name}")
     write_seeds(Path(corpus), name)
     atheris.Setup([sys.argv[0], corpus, *options], target.check)

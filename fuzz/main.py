@@ -22,7 +22,14 @@ import attrs
 ROOT: Final = Path(__file__).parent.parent
 KEPT: Final = ROOT / "build" / "fuzz"
 TARGETS: Final = tuple(sorted(path.stem for path in (ROOT / "fuzz" / "targets").glob("[a-z]*.py")))
-LONGEST: Final = {"responder": 2000, "initiator": 2000, "link": 600, "middle": 400, "tensor": 400}
+LONGEST: Final = {
+    "responder": 2000,
+    "initiator": 2000,
+    "link": 600,
+    "middle": 400,
+    "lockstep": 400,
+    "tensor": 400,
+}
 """Bytes of the longest input, where libFuzzer's own choice would make runs slow."""
 
 _EXECUTED: Final = re.compile(rb"stat::number_of_executed_units:\s+(\d+)")

@@ -38,7 +38,7 @@ def format_size(size: int) -> str:
 def parse_address(text: str) -> tuple[str, int]:
     """Host and port of ``host:port`` or ``[ipv6]:port``. Raises `ValueError`."""
     match = _ADDRESS.fullmatch(text.strip())
-    if match is None or int(match[3]) > 65_535:
+    if match is None or not 0 < int(match[3]) < 1 << 16:
         raise ValueError(f"'{text}' is no address; write host:port, or [ipv6]:port")
     return match[1] or match[2], int(match[3])
 

@@ -46,6 +46,9 @@ def test_targets_are_these() -> None:
         "inner_seal",
         "ledger",
         "scheduler",
+        "lockstep",
+        "bodies",
+        "configs",
         "tensor",
     }
 

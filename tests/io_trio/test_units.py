@@ -21,7 +21,18 @@ ADDRESSES = {
     "[::1]:65535": ("::1", 65535),
     "[fe80::1%eth0]:80": ("fe80::1%eth0", 80),
 }
-NO_ADDRESSES = ["", "host", "host:", ":80", "host:65536", "::1:80", "[::1]", "a b:80", "host:8o"]
+NO_ADDRESSES = [
+    "",
+    "host",
+    "host:",
+    ":80",
+    "host:0",
+    "host:65536",
+    "::1:80",
+    "[::1]",
+    "a b:80",
+    "host:8o",
+]
 
 
 @pytest.mark.parametrize(("text", "size"), SIZES.items())
