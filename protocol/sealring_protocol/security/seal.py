@@ -53,7 +53,7 @@ from sealring_protocol.security.keys import NONCE, Suite, traffic_keys
 # takes a page fault for each 4 KiB: eight times the cost of its encryption. The usual allocator
 # stops doing so for blocks as large as any that it has once seen freed, so free one of the
 # largest that it takes into account. No page of it is touched.
-bytearray(2 * MAX_SEALED_BODY - (1 << 16))
+bytes(2 * MAX_SEALED_BODY - (1 << 16))
 
 
 _SEALED: Final = int(FrameKind.SEALED)
