@@ -112,7 +112,7 @@ class Ring:
         self.epoch = self.epoch_of_engine = NO_EPOCH
         self.expected: dict[int, int] = {}
         self.ended: set[int] = set()
-        self.number = 0
+        self.prepared = NO_EPOCH
         self.opening = False
 
     # ------------------------------------------------------------- what comes out
@@ -133,8 +133,8 @@ class Ring:
                         self.inbox[rank].append(message)
                 case Shut(rank):
                     self.gone(rank)
-                case PrepareCollective(number):
-                    self.number, self.opening = number, True
+                case PrepareCollective(epoch):
+                    self.prepared, self.opening = epoch, True
                 case RestartEngine():
                     self.lose_engine()
                 case TokenOut(uid, token, position):
@@ -228,9 +228,9 @@ class Ring:
         if self.opening:
             self.opening = False
             if fails:
-                self.take(self.head.collective_failed(self.number, "no port", self.now))
+                self.take(self.head.collective_failed(self.prepared, "no port", self.now))
             else:
-                self.take(self.head.collective_prepared(self.number, 1, 2, self.now))
+                self.take(self.head.collective_prepared(self.prepared, 1, 2, self.now))
 
     def work(self, rank: int) -> bool:
         """*rank*, or the own engine, does honestly what it was first told to do."""

@@ -17,6 +17,9 @@ handler that received them, with no task in between. While the tunnel's wire has
 the engine is not read; bytes that the engine does not take are kept, up to `MAX_UNTAKEN`, which
 is more than a ring can have under way, as its ranks wait for each other.
 
+When one collective follows another, a tunnel link may still hold what was said in the first. So
+every message names its epoch, and what is of another is dropped.
+
 What ends a stream ends it on both sides at once: an engine that stops or is killed, a tunnel link
 that is lost, or the node that ends the collective. An engine which hangs in a collective is freed
 by that, with an error: a closed connection is the one thing that MLX does not wait for.
@@ -32,7 +35,7 @@ from typing import Final, Protocol
 
 import attrs
 import trio
-from sealring_protocol.codec.messages import Tunnel, TunnelEvent
+from sealring_protocol.codec.messages import Epoch, Tunnel, TunnelEvent
 from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.control.effects import EndCollective, PrepareCollective
 from sealring_protocol.events import TunnelLost, TunnelMessage
@@ -91,14 +94,17 @@ class _Stream:
 
 
 class Relay:
-    """The connections of one collective of rank *rank* of *world*.
+    """The connections of the collective of *epoch*, of rank *rank* of *world*.
 
     *port* is where the engine is to listen; *relay* is where it is to connect, 0 where the
     collective is not *sealed* and goes its own way.
     """
 
-    def __init__(self, owner: RelayOwner, rank: int, world: int, *, sealed: bool) -> None:
+    def __init__(
+        self, owner: RelayOwner, epoch: Epoch, rank: int, world: int, *, sealed: bool
+    ) -> None:
         """Raises `OSError` when there is no port."""
+        self.epoch = epoch
         self._owner = owner
         self._own = rank
         self._left = (rank - 1) % world
@@ -132,6 +138,8 @@ class Relay:
     def message(self, rank: int, message: Tunnel) -> None:
         """*message* came from the node of *rank*."""
         number = message.stream
+        if message.epoch != self.epoch:
+            return
         if (number, rank) not in ((self._own, self._right), (self._left, self._left)):
             log.debug("rank %d speaks of stream %d, which is not between us", rank, number)
             return
@@ -175,7 +183,10 @@ class Relay:
             stream.ended = True
             self._streams.pop(stream.number, None)
             _cut(stream)
-            self._owner.tunnel(stream.rank, Tunnel(stream.number, TunnelEvent.CLOSE))
+            self._say(stream.rank, stream.number, TunnelEvent.CLOSE)
+
+    def _say(self, rank: int, stream: int, event: TunnelEvent, data: bytes = b"") -> None:
+        self._owner.tunnel(rank, Tunnel(self.epoch, stream, event, data))
 
     # ------------------------------------------------------------ the engine
 
@@ -192,7 +203,7 @@ class Relay:
                 sock.close()
                 return
             self._begin(self._own, self._right, sock)
-            self._owner.tunnel(self._right, Tunnel(self._own, TunnelEvent.OPEN))
+            self._say(self._right, self._own, TunnelEvent.OPEN)
 
     async def _accept(self, server: trio.socket.SocketType) -> socket.socket:
         level = logging.WARNING
@@ -287,7 +298,7 @@ class Relay:
         """Pass on what the engine says, until it stops."""
         with contextlib.suppress(OSError):
             while data := await wire.receive():
-                self._owner.tunnel(stream.rank, Tunnel(stream.number, TunnelEvent.DATA, data))
+                self._say(stream.rank, stream.number, TunnelEvent.DATA, data)
                 if stream.ended:
                     return
                 await self._owner.tunnel_idle(stream.rank)
@@ -312,7 +323,6 @@ class Relays:
 
     def __init__(self, owner: RelayOwner) -> None:
         self._owner = owner
-        self._number = 0
         self._relay: Relay | None = None
 
     def carry_out(
@@ -324,27 +334,26 @@ class Relays:
                 self.message(rank, message)
             case TunnelLost(rank):
                 self.lost(rank)
-            case EndCollective(number):
-                self.end(number)
-            case PrepareCollective(number, sealed):
+            case EndCollective(epoch):
+                self.end(epoch)
+            case PrepareCollective(epoch, sealed):
                 now = trio.current_time()
                 try:
-                    relay = self.prepare(number, node.rank, node.world, sealed=sealed)
+                    relay = self.prepare(epoch, node.rank, node.world, sealed=sealed)
                 except OSError as error:
-                    node.collective_failed(number, f"no port is free: {error.strerror}", now)
+                    node.collective_failed(epoch, f"no port is free: {error.strerror}", now)
                 else:
-                    node.collective_prepared(number, relay.port, relay.relay, now)
+                    node.collective_prepared(epoch, relay.port, relay.relay, now)
 
-    def prepare(self, number: int, rank: int, world: int, *, sealed: bool) -> Relay:
-        """Open collective *number*, which ends the one before. Raises `OSError`."""
+    def prepare(self, epoch: Epoch, rank: int, world: int, *, sealed: bool) -> Relay:
+        """Open the collective of *epoch*, which ends the one before. Raises `OSError`."""
         self.close()
-        self._relay = Relay(self._owner, rank, world, sealed=sealed)
-        self._number = number
+        self._relay = Relay(self._owner, epoch, rank, world, sealed=sealed)
         return self._relay
 
-    def end(self, number: int) -> None:
-        """Close collective *number* at once; an older one is closed already."""
-        if number == self._number:
+    def end(self, epoch: Epoch) -> None:
+        """Close the collective of *epoch* at once; an older one is closed already."""
+        if self._relay is not None and self._relay.epoch == epoch:
             self.close()
 
     def close(self) -> None:

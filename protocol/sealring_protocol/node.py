@@ -20,6 +20,7 @@ import attrs
 from sealring_protocol.codec.local_messages import EngineInfo, HopKey, Loaded, LocalMessage
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
+    Epoch,
     Failure,
     Ping,
     Pong,
@@ -263,15 +264,15 @@ class Node:
 
     # ------------------------------------------------------------ collectives
 
-    def collective_prepared(self, number: int, port: int, relay: int, now: float) -> None:
-        """The answer to `PrepareCollective` *number*: the engine is to listen on *port*, and, over
-        sealed links, to connect to *relay* on this machine (0 where there is none)."""
-        self._carry_out(self._brain.collective_prepared(number, port, relay, now), now)
+    def collective_prepared(self, epoch: Epoch, port: int, relay: int, now: float) -> None:
+        """The answer to `PrepareCollective`: the engine is to listen on *port*, and, over sealed
+        links, to connect to *relay* on this machine (0 where there is none)."""
+        self._carry_out(self._brain.collective_prepared(epoch, port, relay, now), now)
         self._settle(now)
 
-    def collective_failed(self, number: int, reason: str, now: float) -> None:
+    def collective_failed(self, epoch: Epoch, reason: str, now: float) -> None:
         """The other answer to `PrepareCollective`: no port or no relay can be had."""
-        self._carry_out(self._brain.collective_failed(number, reason, now), now)
+        self._carry_out(self._brain.collective_failed(epoch, reason, now), now)
         self._settle(now)
 
     def tunnel(self, rank: int, message: Tunnel, now: float) -> None:

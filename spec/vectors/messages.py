@@ -72,7 +72,7 @@ PENALISED: Final = Row(
     history=(9, 8, 7),
     generated=2,
 )
-DATA: Final = Tunnel(1, TunnelEvent.DATA, bytes(range(16)))
+DATA: Final = Tunnel(EPOCH, 1, TunnelEvent.DATA, bytes(range(16)))
 STEP: Final = Step(EPOCH, 1, DIGEST)
 FULL: Final = Step(
     EPOCH,
@@ -183,9 +183,9 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
         "a row with penalties, biases, log probabilities and a history",
         PENALISED,
     ),
-    "tunnel-open": ("a connection of a collective begins", Tunnel(0, TunnelEvent.OPEN)),
+    "tunnel-open": ("a connection of a collective begins", Tunnel(EPOCH, 0, TunnelEvent.OPEN)),
     "tunnel-data": ("bytes of it", DATA),
-    "tunnel-close": ("it ends", Tunnel(255, TunnelEvent.CLOSE)),
+    "tunnel-close": ("it ends", Tunnel(EPOCH, 255, TunnelEvent.CLOSE)),
 }
 
 
@@ -308,13 +308,13 @@ def _collectives() -> Iterator[Case]:
     yield "bootstrap-hosts-cut", "CV-01", "one host fewer than it says", put(join, 60, u16(3))
     opening, data = flat(GOOD["tunnel-open"][1]), flat(DATA)
     for name, about, tunnel in [
-        ("event-3", "event 3", put(data, 2, b"\3")),
-        ("empty", "DATA without data", data[:3]),
+        ("event-3", "event 3", put(data, 18, b"\3")),
+        ("empty", "DATA without data", data[:19]),
         ("open-data", "OPEN with data", opening + b"\0"),
-        ("close-data", "CLOSE with data", put(data, 2, b"\2")),
+        ("close-data", "CLOSE with data", put(data, 18, b"\2")),
     ]:
         yield f"tunnel-{name}", "MS-09 CV-01", f"TUNNEL with {about}", tunnel
-    yield "tunnel-cut", "CV-01", "TUNNEL without its event", opening[:2]
+    yield "tunnel-cut", "CV-01", "TUNNEL without its event", opening[:18]
     yield from _rows()
 
 

@@ -22,7 +22,17 @@ from sealring_protocol.errors import CloseCode
 from spec.vectors.ends import Delivery, answerer, dialer, link_of, said
 from spec.vectors.initiators import GIVEN as _GIVEN
 from spec.vectors.initiators import met
-from spec.vectors.messages import BOOTSTRAP, DATA, JOIN, PENALISED, PREPARE, READY, STEP, flat
+from spec.vectors.messages import (
+    BOOTSTRAP,
+    DATA,
+    EPOCH,
+    JOIN,
+    PENALISED,
+    PREPARE,
+    READY,
+    STEP,
+    flat,
+)
 from spec.vectors.model import FORGED, LIMIT, MALFORMED, Vector, refused, valid
 from spec.vectors.plain import header
 from spec.vectors.talk import Talk, flipped
@@ -84,8 +94,8 @@ def _good() -> Iterator[Vector]:
         talk = met(purpose=2, suite=suite)
         about = "70 steps: the key is updated after the 64th"
         yield _session(f"steps-{suite}", "RL-01 SE-04", about, talk, steps)
-    stream = [Tunnel(0, TunnelEvent.OPEN), attrs.evolve(DATA, stream=0), DATA]
-    stream += [Tunnel(0, TunnelEvent.CLOSE)]
+    stream = [Tunnel(EPOCH, 0, TunnelEvent.OPEN), attrs.evolve(DATA, stream=0), DATA]
+    stream += [Tunnel(EPOCH, 0, TunnelEvent.CLOSE)]
     talk = met(purpose=3)
     about = "a stream of each of two neighbours"
     yield _session("tunnel-streams", "RL-01 MS-09", about, talk, stream)

@@ -135,11 +135,13 @@ MESSAGES: dict[str, Message] = {
         history=(9, 8, 7),
         generated=2,
     ),
-    "tunnel-open": Tunnel(0, TunnelEvent.OPEN),
-    "tunnel-close": Tunnel(255, TunnelEvent.CLOSE),
+    "tunnel-open": Tunnel(EPOCH, 0, TunnelEvent.OPEN),
+    "tunnel-close": Tunnel(EPOCH, 255, TunnelEvent.CLOSE),
 }
 
-OPEN_ENDED: dict[str, Message] = {"tunnel-data": Tunnel(1, TunnelEvent.DATA, bytes(range(9)))}
+OPEN_ENDED: dict[str, Message] = {
+    "tunnel-data": Tunnel(EPOCH, 1, TunnelEvent.DATA, bytes(range(9)))
+}
 """Whose data go to the end of the plaintext: cut or grown they are other messages."""
 
 LOCAL: dict[str, LocalMessage] = {

@@ -74,7 +74,7 @@ def preparing_head():
     assert (wanted.sealed, of(effects, Want)) == (True, [Want(1, TUNNEL)])
     head.engine_message(Loaded(1, 1, 1), 0.0)
     head.link_up(1, TUNNEL, 0.0)
-    assert head.collective_prepared(wanted.number, 7000, 7001, 0.0) == []
+    assert head.collective_prepared(wanted.epoch, 7000, 7001, 0.0) == []
     return head
 
 
@@ -149,7 +149,7 @@ def prepared():
     (wanted,) = of(effects, PrepareCollective)
     rank.engine_message(Loaded(1, 1, 1), 0.0)
     rank.link_up(0, TUNNEL, 0.0)
-    assert sent(rank.collective_prepared(wanted.number, 40001, 40002, 0.0)) == [PREPARED]
+    assert sent(rank.collective_prepared(wanted.epoch, 40001, 40002, 0.0)) == [PREPARED]
     return rank
 
 
@@ -216,7 +216,7 @@ def test_a_tunnel_that_is_lost_before_a_rank_is_prepared_is_waited_for():
     rank.link_up(0, TUNNEL, 0.0)
     assert not sent(rank.link_down(0, TUNNEL, "a late end of the one before", 0.0))
     rank.engine_message(Loaded(1, 1, 1), 0.0)
-    assert sent(rank.collective_prepared(wanted.number, 40001, 40002, 0.0)) == []
+    assert sent(rank.collective_prepared(wanted.epoch, 40001, 40002, 0.0)) == []
     assert sent(rank.link_up(0, TUNNEL, 0.0)) == [PREPARED]
 
 
@@ -258,7 +258,7 @@ def test_tunnels_that_break_whenever_a_collective_comes_up_end_in_a_pipeline():
         for wanted in of(effects, PrepareCollective):
             head.engine_message(Loaded(1, 1, 1), now + 7)
             head.link_up(1, TUNNEL, now + 7)
-            head.collective_prepared(wanted.number, 7000, 7001, now + 7)
+            head.collective_prepared(wanted.epoch, 7000, 7001, now + 7)
     assert head.plan.strategy is Strategy.PIPELINE
     assert "tunnel broke" in head.plan.reason
 

@@ -18,11 +18,12 @@ from pathlib import Path
 
 import pytest
 import trio
-from sealring_protocol.codec.messages import Tunnel, TunnelEvent
+from sealring_protocol.codec.messages import Epoch, Tunnel, TunnelEvent
 from sealring_trio import relay as relays
 from sealring_trio.relay import Relay, Relays
 
 LOOPBACK = "127.0.0.1"
+BEFORE, EPOCH, NEXT = (Epoch(7, counter) for counter in (1, 2, 3))
 DATA, OPEN, CLOSE = TunnelEvent.DATA, TunnelEvent.OPEN, TunnelEvent.CLOSE
 
 
@@ -81,8 +82,8 @@ async def sides(count: int = 2) -> AsyncIterator[list[Side]]:
 async def joined() -> AsyncIterator[tuple[list[Side], trio.SocketStream, trio.SocketStream]]:
     """Two sides, and stream 0: rank 0's "engine" at one end, rank 1's at the other."""
     async with sides() as (near, far):
-        dialed = near.relays.prepare(1, 0, 2, sealed=True)
-        listens = far.relays.prepare(1, 1, 2, sealed=True)
+        dialed = near.relays.prepare(EPOCH, 0, 2, sealed=True)
+        listens = far.relays.prepare(EPOCH, 1, 2, sealed=True)
         async with await trio.open_tcp_stream(LOOPBACK, dialed.relay) as ours:
             server = engine_listens(listens)
             async with trio.SocketStream((await server.accept())[0]) as theirs:
@@ -125,16 +126,16 @@ async def test_bytes_go_both_ways_in_chunks_that_fit() -> None:
             assert await receive(theirs, len(sent)) == sent
         await theirs.send_all(b"back")
         assert await receive(ours, 4) == b"back"
-        assert near.sent[0] == Tunnel(0, OPEN)
+        assert near.sent[0] == Tunnel(EPOCH, 0, OPEN)
         assert {m.event for m in near.sent[1:]} == {DATA}
         assert max(len(m.data) for m in near.sent) <= 256 << 10
-        assert far.sent == [Tunnel(0, DATA, b"back")]
+        assert far.sent == [Tunnel(EPOCH, 0, DATA, b"back")]
 
 
 async def test_an_engine_may_listen_late_and_loses_nothing() -> None:
     async with sides() as (near, far):
-        dialed = near.relays.prepare(1, 0, 2, sealed=True)
-        listens = far.relays.prepare(1, 1, 2, sealed=True)
+        dialed = near.relays.prepare(EPOCH, 0, 2, sealed=True)
+        listens = far.relays.prepare(EPOCH, 1, 2, sealed=True)
         async with await trio.open_tcp_stream(LOOPBACK, dialed.relay) as ours:
             await ours.send_all(b"early")
             await near.has_sent((0, OPEN), (0, DATA))
@@ -149,11 +150,11 @@ async def test_an_engine_that_never_listens_ends_the_stream(
 ) -> None:
     monkeypatch.setattr(relays, "CONNECT_SECONDS", 0.05)
     async with sides() as (near, far):
-        dialed = near.relays.prepare(1, 0, 2, sealed=True)
-        far.relays.prepare(1, 1, 2, sealed=True)
+        dialed = near.relays.prepare(EPOCH, 0, 2, sealed=True)
+        far.relays.prepare(EPOCH, 1, 2, sealed=True)
         async with await trio.open_tcp_stream(LOOPBACK, dialed.relay) as ours:
             assert await ours.receive_some() == b""
-        assert far.sent == [Tunnel(0, CLOSE)]
+        assert far.sent == [Tunnel(EPOCH, 0, CLOSE)]
 
 
 async def test_what_was_said_last_arrives_before_the_end() -> None:
@@ -165,9 +166,9 @@ async def test_what_was_said_last_arrives_before_the_end() -> None:
 
 
 ENDS: dict[str, Callable[[Side, Side], None]] = {
-    "the node ends the collective": lambda near, _: near.relays.end(1),
-    "the other node does": lambda _, far: far.relays.end(1),
-    "a newer one begins": lambda near, _: near.relays.prepare(2, 0, 2, sealed=True) and None,
+    "the node ends the collective": lambda near, _: near.relays.end(EPOCH),
+    "the other node does": lambda _, far: far.relays.end(EPOCH),
+    "a newer one begins": lambda near, _: near.relays.prepare(NEXT, 0, 2, sealed=True) and None,
     "the tunnel link is lost": lambda near, _: near.relays.lost(1),
 }
 
@@ -183,7 +184,7 @@ async def test_an_end_frees_both_engines(end: Callable[[Side, Side], None]) -> N
 
 async def test_the_end_of_an_older_collective_ends_nothing() -> None:
     async with joined() as ((near, _), ours, theirs):
-        near.relays.end(0)
+        near.relays.end(BEFORE)
         await ours.send_all(b"still here")
         assert await receive(theirs, 10) == b"still here"
 
@@ -191,7 +192,7 @@ async def test_the_end_of_an_older_collective_ends_nothing() -> None:
 async def test_a_stranger_is_refused_and_the_engine_still_gets_in() -> None:
     async with sides() as (near, _):
         near.pids = []  # nobody is the engine
-        dialed = near.relays.prepare(1, 0, 2, sealed=True)
+        dialed = near.relays.prepare(EPOCH, 0, 2, sealed=True)
         async with await trio.open_tcp_stream(LOOPBACK, dialed.relay) as stranger:
             assert await ended(stranger)
         assert near.sent == []
@@ -208,8 +209,8 @@ async def test_there_is_one_place_at_the_relay() -> None:
 
 async def test_a_stranger_that_listens_in_the_engines_place_hears_nothing() -> None:
     async with sides() as (near, far):
-        dialed = near.relays.prepare(1, 0, 2, sealed=True)
-        listens = far.relays.prepare(1, 1, 2, sealed=True)
+        dialed = near.relays.prepare(EPOCH, 0, 2, sealed=True)
+        listens = far.relays.prepare(EPOCH, 1, 2, sealed=True)
         far.pids = []
         server = engine_listens(listens)
         async with await trio.open_tcp_stream(LOOPBACK, dialed.relay) as ours:
@@ -241,17 +242,17 @@ async def test_an_engine_that_takes_nothing_ends_its_stream(
         with contextlib.suppress(trio.BrokenResourceError):
             await ours.send_all(bytes(32 << 20))
         assert await ended(ours)
-        assert far.sent[-1] == Tunnel(0, CLOSE)
+        assert far.sent[-1] == Tunnel(EPOCH, 0, CLOSE)
 
 
 async def test_single_bytes_that_wait_take_no_more_room_than_they_are() -> None:
     async with sides() as (near, _):
-        near.relays.prepare(1, 0, 2, sealed=True)
-        near.relays.message(1, Tunnel(1, OPEN))  # whose engine does not listen yet
+        near.relays.prepare(EPOCH, 0, 2, sealed=True)
+        near.relays.message(1, Tunnel(EPOCH, 1, OPEN))  # whose engine does not listen yet
         tracemalloc.start()
         try:
             for _ in range(100_000):
-                near.relays.message(1, Tunnel(1, DATA, b"x"))
+                near.relays.message(1, Tunnel(EPOCH, 1, DATA, b"x"))
             assert tracemalloc.get_traced_memory()[0] < 1 << 20
         finally:
             tracemalloc.stop()
@@ -275,7 +276,7 @@ async def test_without_file_descriptors_the_relay_waits_for_one(
 
     monkeypatch.setattr(kind, "accept", exhausted)
     async with sides() as (near, _):
-        dialed = near.relays.prepare(1, 0, 2, sealed=True)
+        dialed = near.relays.prepare(EPOCH, 0, 2, sealed=True)
         async with await trio.open_tcp_stream(LOOPBACK, dialed.relay) as refused:
             await failed.wait()
             assert await ended(refused)
@@ -295,20 +296,22 @@ async def test_a_collective_that_ends_while_it_is_asked_whose_a_connection_is_op
 
     monkeypatch.setattr(relays, "belongs_to", slow)
     async with sides() as (near, _):
-        dialed = near.relays.prepare(1, 0, 2, sealed=True)
+        dialed = near.relays.prepare(EPOCH, 0, 2, sealed=True)
         async with await trio.open_tcp_stream(LOOPBACK, dialed.relay) as late:
             await asked.wait()
-            near.relays.end(1)
+            near.relays.end(EPOCH)
             go.set()
             assert await ended(late)
         assert near.sent == []
 
 
 FOREIGN = {
-    "of another pair": Tunnel(2, OPEN),
-    "our own, opened by the other": Tunnel(0, OPEN),
-    "data of none": Tunnel(1, DATA, b"x"),
-    "the end of none": Tunnel(1, CLOSE),
+    "of another pair": Tunnel(EPOCH, 2, OPEN),
+    "our own, opened by the other": Tunnel(EPOCH, 0, OPEN),
+    "data of none": Tunnel(EPOCH, 1, DATA, b"x"),
+    "the end of none": Tunnel(EPOCH, 1, CLOSE),
+    "of an epoch that is over": Tunnel(BEFORE, 1, OPEN),
+    "of an epoch to come": Tunnel(NEXT, 1, OPEN),
 }
 
 
@@ -316,15 +319,34 @@ FOREIGN = {
 async def test_what_fits_no_stream_is_dropped(message: Tunnel) -> None:
     async with sides() as (near, _):
         near.relays.message(1, message)  # in no collective
-        near.relays.prepare(1, 0, 2, sealed=True)
+        near.relays.prepare(EPOCH, 0, 2, sealed=True)
         near.relays.message(1, message)
         await trio.testing.wait_all_tasks_blocked()
         assert near.sent == []
 
 
+LATE = {
+    "bytes": Tunnel(BEFORE, 0, DATA, b"of an older collective"),
+    "an end": Tunnel(BEFORE, 0, CLOSE),
+}
+
+
+@pytest.mark.parametrize("message", LATE.values(), ids=LATE)
+async def test_what_an_older_collective_said_reaches_no_engine_of_a_newer_one(
+    message: Tunnel,
+) -> None:
+    async with joined() as ((near, far), ours, theirs):
+        near.relays.message(1, message)
+        far.relays.message(0, message)
+        await ours.send_all(b"there")
+        assert await receive(theirs, 5) == b"there"
+        await theirs.send_all(b"back")
+        assert await receive(ours, 4) == b"back"
+
+
 async def test_an_open_collective_has_no_relay() -> None:
     async with sides() as (near, _):
-        found = near.relays.prepare(1, 0, 2, sealed=False)
+        found = near.relays.prepare(EPOCH, 0, 2, sealed=False)
         assert found.port > 0
         assert found.relay == 0
 
@@ -353,7 +375,7 @@ def summing(made: list[Side], folder: Path, rounds: int) -> Iterator[list[subpro
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for side in made:
-            found = side.relays.prepare(1, side.rank, world, sealed=True)
+            found = side.relays.prepare(EPOCH, side.rank, world, sealed=True)
             hosts = [[f"{LOOPBACK}:1"]] * world
             hosts[side.rank] = [f"{LOOPBACK}:{found.port}"]
             hosts[(side.rank + 1) % world] = [f"{LOOPBACK}:{found.relay}"]
@@ -389,7 +411,7 @@ async def test_a_rank_that_hangs_on_a_frozen_one_is_freed(tmp_path: Path) -> Non
             assert hung.stdout is not None
             assert await trio.to_thread.run_sync(hung.stdout.readline) == b"going\n"
             frozen.send_signal(signal.SIGSTOP)
-            near.relays.end(1)
+            near.relays.end(EPOCH)
             with trio.fail_after(30):
                 _, told = await trio.to_thread.run_sync(hung.communicate)
             assert hung.returncode != 0

@@ -44,7 +44,7 @@ MESSAGES = {
         Step(NO_EPOCH, 1, bytes(16)),
         StepDone(NO_EPOCH, 1),
         Row(1),
-        Tunnel(0, TunnelEvent.OPEN),
+        Tunnel(NO_EPOCH, 0, TunnelEvent.OPEN),
     )
 }
 ALIVE = {"Ping", "Pong", "Close"}

@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 from sealring_protocol.codec.local_messages import Group, Grouped, LocalMessage
-from sealring_protocol.codec.messages import Failure, FailureKind, Step, StepDone
+from sealring_protocol.codec.messages import Epoch, Failure, FailureKind, Step, StepDone
 from sealring_protocol.control.effects import (
     EndCollective,
     Note,
@@ -328,9 +328,9 @@ class Cluster:
                 host.planned += planned
                 # A process takes a moment to die, and its node goes on meanwhile.
                 self.after(0.001, lambda: self.kill_engine(host))
-            case PrepareCollective(number, sealed):
+            case PrepareCollective(epoch, sealed):
                 relay = 7001 if sealed else 0
-                self.after(0.0005, lambda: self._prepared(host, number, relay))
+                self.after(0.0005, lambda: self._prepared(host, epoch, relay))
             case EndCollective():
                 self._leave(host)
             case TunnelMessage() | TunnelLost():
@@ -391,9 +391,9 @@ class Cluster:
 
     # ------------------------------------------------------------ collectives
 
-    def _prepared(self, host: Host, number: int, relay: int) -> None:
+    def _prepared(self, host: Host, epoch: Epoch, relay: int) -> None:
         if host.alive:
-            host.node.collective_prepared(number, 7000, relay, self.now)
+            host.node.collective_prepared(epoch, 7000, relay, self.now)
             self.settle(host)
 
     def _join(self, host: Host, engine: FakeEngine, group: Group) -> None:

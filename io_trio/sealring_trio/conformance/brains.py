@@ -58,7 +58,7 @@ class _Rank:
         self._machine = Follower(config)
         self._next = (given["rank"] + 1) % given["world"]
         self._before = given["rank"] - 1
-        self._number = 0
+        self._prepared = NO_EPOCH
         self._output = output
         self._machine.link_up(0, Purpose.CONTROL, 0.0)
 
@@ -76,7 +76,7 @@ class _Rank:
             case {"engine": data}:
                 return machine.engine_message(decode_local(bytes.fromhex(data)), 0.0)
             case {"port": port, "relay": relay}:
-                return machine.collective_prepared(self._number, port, relay, 0.0)
+                return machine.collective_prepared(self._prepared, port, relay, 0.0)
             case {"tunnel": True}:
                 return machine.link_up(self._next, Purpose.TUNNEL, 0.0)
             case {"lost": reason}:
@@ -92,8 +92,8 @@ class _Rank:
                     self._output["engine"].append(b"".join(encode(message)).hex())
                 case RestartEngine():
                     self._output["restarts"] += 1
-                case PrepareCollective(number):
-                    self._number = number
+                case PrepareCollective(epoch):
+                    self._prepared = epoch
                 case Shut(_, _, code, reason):
                     raise _error(code, reason)
 

@@ -348,11 +348,13 @@ def _read_group(f: dict[str, Json]) -> Group:
 
 
 def _tunnel(m: Tunnel) -> dict[str, Json]:
-    return {"stream": m.stream, "event": int(m.event), "data": bytes(m.data).hex()}
+    said: dict[str, Json] = {"stream": m.stream, "event": int(m.event)}
+    return {**_epoch(m.epoch), **said, "data": bytes(m.data).hex()}
 
 
 def _read_tunnel(f: dict[str, Json]) -> Tunnel:
-    return Tunnel(f["stream"], TunnelEvent(f["event"]), bytes.fromhex(f["data"]))
+    event = TunnelEvent(f["event"])
+    return Tunnel(_read_epoch(f), f["stream"], event, bytes.fromhex(f["data"]))
 
 
 def read_row(f: dict[str, Json]) -> Row:

@@ -29,7 +29,7 @@ from sealring_trio.conformance.kinds import KINDS, Result, raw, run, run_frames
 SEEDS: Final = (1, 2)
 """Of the random cuts."""
 
-_LEAST_TUNNEL_DATA: Final = 4  # code, stream, event, and a byte of data
+_LEAST_TUNNEL_DATA: Final = 20  # code, epoch, stream, event, and a byte of data
 
 LENGTHS: Final = 700
 """At how many lengths, evenly spread, what is longer than that is cut off."""

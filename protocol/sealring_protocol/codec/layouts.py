@@ -17,7 +17,7 @@ PROGRESS: Final = struct.Struct(">B8Q")
 SPENT: Final = struct.Struct(">III")
 JOIN: Final = struct.Struct(">QH")
 WINDOW: Final = struct.Struct(">IQ")
-TUNNEL: Final = struct.Struct(">BBB")
+TUNNEL: Final = struct.Struct(">BQQBB")
 DIGEST: Final = 16
 
 INFO: Final = struct.Struct(">B32sBIIIBHBQQH")

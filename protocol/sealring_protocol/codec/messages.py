@@ -419,10 +419,11 @@ class TunnelEvent(enum.IntEnum):
 
 @attrs.frozen
 class Tunnel:
-    """Bytes of one connection of a collective: the one that the engine of rank *stream* dialed.
-    Only DATA has *data*, and it has some."""
+    """Bytes of one connection of *epoch*'s collective: the one that the engine of rank *stream*
+    dialed. Only DATA has *data*, and it has some."""
 
     CODE: ClassVar = MessageCode.TUNNEL
+    epoch: Epoch
     stream: int
     event: TunnelEvent
     data: Buffer = b""

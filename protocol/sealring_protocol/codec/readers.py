@@ -356,11 +356,11 @@ _EVENTS: Final = {int(event): event for event in TunnelEvent}
 
 def decode_tunnel(reader: Reader) -> Tunnel:
     """Read TUNNEL."""
-    _, stream, code = reader.unpack(TUNNEL)
+    _, instance, counter, stream, code = reader.unpack(TUNNEL)
     event = _EVENTS.get(code)
     if event is None:
         raise RemoteProtocolError(f"unknown tunnel event {code}")
-    return Tunnel(stream, event, reader.rest())
+    return Tunnel(_epoch(instance, counter), stream, event, reader.rest())
 
 
 def decode_group(reader: Reader) -> Group:

@@ -324,7 +324,8 @@ def encode_loaded(message: Loaded) -> list[Buffer]:
 
 def encode_tunnel(message: Tunnel) -> list[Buffer]:
     """The parts of TUNNEL."""
-    head = TUNNEL.pack(message.CODE, message.stream, message.event)
+    epoch = message.epoch
+    head = TUNNEL.pack(message.CODE, epoch.instance, epoch.counter, message.stream, message.event)
     return [head, message.data] if message.data else [head]
 
 

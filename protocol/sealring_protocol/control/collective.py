@@ -21,7 +21,7 @@ from typing import Final
 import attrs
 
 from sealring_protocol.codec.local_messages import EngineInfo, Group, Grouped
-from sealring_protocol.codec.messages import Backend, Bootstrap, Epoch, Ready
+from sealring_protocol.codec.messages import NO_EPOCH, Backend, Bootstrap, Epoch, Ready
 from sealring_protocol.control.effects import (
     Effect,
     EndCollective,
@@ -101,7 +101,6 @@ class Joining:
         self._rank = rank
         self._world = world
         self._right = (rank + 1) % world
-        self._number = 0
         self._order: Bootstrap | None = None
         self._ports: _Ports | None = None
         self._loaded = False
@@ -126,7 +125,6 @@ class Joining:
     def prepare(self, order: Bootstrap) -> list[Effect]:
         """Load a share and open a way, as *order* says."""
         self._machine.fire(JoiningEvent.PREPARE)
-        self._number += 1
         self._order, self._ports, self._loaded, self._grouped = order, None, False, None
         alone = Bootstrap(
             order.epoch,
@@ -140,7 +138,7 @@ class Joining:
         effects: list[Effect] = [
             ToEngine(Group(order.backend, self._rank, self._world, order.deadline_ms)),
             ToEngine(alone),
-            PrepareCollective(self._number, not order.trusted),
+            PrepareCollective(order.epoch, not order.trusted),
         ]
         # Of two ranks each is the other's right neighbour; one link is enough.
         if not order.trusted and (self._world > 2 or self._rank == 0):
@@ -151,14 +149,18 @@ class Joining:
         """The engine has its share."""
         self._loaded = True
 
-    def ports(self, number: int, port: int, relay: int) -> None:
-        """The way is open: the answer to `PrepareCollective` *number*."""
-        if number == self._number:
+    def ports(self, epoch: Epoch, port: int, relay: int) -> None:
+        """The way is open: the answer to `PrepareCollective` of *epoch*."""
+        if epoch == self._epoch:
             self._ports = _Ports(port, relay)
 
-    def is_of_now(self, number: int) -> bool:
-        """*number* is that of the collective under way."""
-        return number == self._number and self.state is not JoiningState.OUT
+    def is_of_now(self, epoch: Epoch) -> bool:
+        """*epoch* is that of the collective under way."""
+        return epoch == self._epoch and self.state is not JoiningState.OUT
+
+    @property
+    def _epoch(self) -> Epoch:
+        return self._order.epoch if self._order is not None else NO_EPOCH
 
     def tunnel(self, rank: int, *, up: bool) -> None:
         """The tunnel link with *rank* came up, or went down."""
@@ -205,11 +207,7 @@ class Joining:
 
     def is_due(self, epoch: Epoch) -> bool:
         """The engine's READY of *epoch* is what is waited for."""
-        return (
-            self.state is JoiningState.JOINING
-            and self._order is not None
-            and (self._order.epoch == epoch)
-        )
+        return self.state is JoiningState.JOINING and epoch == self._epoch
 
     def leave(self) -> list[Effect]:
         """The collective is over: its connections end, and so does the engine that was in it."""
@@ -217,14 +215,14 @@ class Joining:
         after = self._machine.fire(JoiningEvent.LEAVE)
         if before is after:
             return []
-        end = EndCollective(self._number)
+        end = EndCollective(self._epoch)
         return [end, RestartEngine("the collective that it was in is over", planned=True)]
 
     def engine_lost(self) -> list[Effect]:
         """The engine process is gone. What it was in is over for it."""
         before = self.state
         after = self._machine.fire(JoiningEvent.ENGINE_LOST)
-        return [] if before is after else [EndCollective(self._number)]
+        return [] if before is after else [EndCollective(self._epoch)]
 
     def engine_up(self) -> bool:
         """An engine is there. True if it is the one that was waited for."""

@@ -8,7 +8,7 @@ import enum
 import attrs
 
 from sealring_protocol.codec.local_messages import LocalMessage
-from sealring_protocol.codec.messages import Message, Spent, Work
+from sealring_protocol.codec.messages import Epoch, Message, Spent, Work
 from sealring_protocol.control.requests import RequestDone, RowOpened, TokenOut
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.security.roles import Purpose
@@ -62,18 +62,19 @@ class PrepareCollective:
     """Find a free port for the engine to listen on, and, if *sealed*, open a relay for what it
     connects to; answer by `Node.collective_prepared` or `Node.collective_failed`.
 
-    *number* rises; a later one, or `EndCollective`, ends it.
+    There is one in an *epoch*; that of a later one, or `EndCollective`, ends it.
     """
 
-    number: int
+    epoch: Epoch
     sealed: bool
 
 
 @attrs.frozen
 class EndCollective:
-    """Close collective *number*'s listener and connections, at once: that frees who hangs there."""
+    """Close the listener and the connections of *epoch*'s collective, at once: that frees who hangs
+    there."""
 
-    number: int
+    epoch: Epoch
 
 
 class Level(enum.Enum):

@@ -139,14 +139,14 @@ class Follower:
         note = Note(Level.WARNING, f"this rank's engine is gone: {reason}")
         return [*ended, note, *self._fail(FailureKind.ENGINE_LOST, reason, now)]
 
-    def collective_prepared(self, number: int, port: int, relay: int, _: float) -> list[Effect]:
+    def collective_prepared(self, epoch: Epoch, port: int, relay: int, _: float) -> list[Effect]:
         """The answer to `PrepareCollective`."""
-        self._joining.ports(number, port, relay)
+        self._joining.ports(epoch, port, relay)
         return self._try_prepared()
 
-    def collective_failed(self, number: int, reason: str, now: float) -> list[Effect]:
+    def collective_failed(self, epoch: Epoch, reason: str, now: float) -> list[Effect]:
         """The other answer to it."""
-        if not self._joining.is_of_now(number):
+        if not self._joining.is_of_now(epoch):
             return []
         return self._fail(FailureKind.GROUP, reason, now)
 

@@ -20,6 +20,7 @@ from sealring_protocol.codec.local_messages import (
 )
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
+    Epoch,
     Failure,
     FailureKind,
     Message,
@@ -150,14 +151,14 @@ class Head(HeadEpochs):
             effects += self._lost(lost, now)
         return effects
 
-    def collective_prepared(self, number: int, port: int, relay: int, now: float) -> list[Effect]:
+    def collective_prepared(self, epoch: Epoch, port: int, relay: int, now: float) -> list[Effect]:
         """The answer to `PrepareCollective`."""
-        self._joining.ports(number, port, relay)
+        self._joining.ports(epoch, port, relay)
         return self._self_prepared(now)
 
-    def collective_failed(self, number: int, reason: str, now: float) -> list[Effect]:
+    def collective_failed(self, epoch: Epoch, reason: str, now: float) -> list[Effect]:
         """The other answer to it."""
-        if not self._joining.is_of_now(number):
+        if not self._joining.is_of_now(epoch):
             return []
         return self._refused(0, Failure(0, FailureKind.GROUP, reason), now)
 

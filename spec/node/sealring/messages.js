@@ -190,7 +190,7 @@ const loaded = struct({ read: u64, held: u64, load_us: u64 });
 
 const EVENT = Object.freeze({ DATA: 0, CLOSE: 2 });
 
-const tunnel = struct({ stream: u8, event: oneOf(EVENT.DATA, EVENT.CLOSE), data: wire.rest }, ({ event, data }) =>
+const tunnel = struct({ ...epoch, stream: u8, event: oneOf(EVENT.DATA, EVENT.CLOSE), data: wire.rest }, ({ event, data }) =>
   must((event === EVENT.DATA) === data.length > 0, "DATA without data, or data without DATA"),
 );
 
