@@ -1,4 +1,4 @@
-"""Rank 1 of two on asyncio: it listens, takes rank 0's link, and doubles what it is given."""
+"""Rank 1 of two on asyncio: it takes rank 0's links, and doubles what it is given (README.md)."""
 
 import asyncio
 import json
@@ -7,23 +7,27 @@ from array import array
 from secrets import randbits, token_bytes
 
 from sealring_protocol import link as links
-from sealring_protocol.codec.messages import Decode, Step, StepDone
+from sealring_protocol.codec import messages as m
+from sealring_protocol.codec.tensor import DType
 from sealring_protocol.control.ledger import Ledger
-from sealring_protocol.security.handshake import Admission, HandshakeConfig
-from sealring_protocol.security.identity import SoftwareSigner
+from sealring_protocol.security import handshake, identity, roles, seal
 from sealring_protocol.security.roster import SignedRoster
-from sealring_protocol.security.seal import PREFILL_GROUP, InnerContext, InnerOpener, InnerSealer
 
-ADMISSION = Admission(time.monotonic())  # what all connections together may cost
+ADMISSION = handshake.Admission(time.monotonic())  # what all connections together may cost
 told = json.loads(input())
-signer = SoftwareSigner.from_scalar(int(told["scalar"], 16))
+signer = identity.SoftwareSigner.from_scalar(int(told["scalar"], 16))
 roster = SignedRoster.decode(bytes.fromhex(told["roster"]))
-pinned = bytes.fromhex(told["coordinator"])
-config = HandshakeConfig(signer.public_key, roster, pinned, randbits(64))
+pinned, cluster = bytes.fromhex(told["coordinator"]), roster.roster.cluster
+config = handshake.HandshakeConfig(signer.public_key, roster, pinned, randbits(64))
+model = bytes.fromhex(told["model"])
+about = (told["layers"], DType.F32, told["hidden"], True, 1 << 30, m.CacheCost(0, 1))
+epochs = {}  # the layers' bounds and the ledger of each
 
 
-async def events(link, reader, writer):
-    """The link's events that ask for nothing, while it lives; sends and receives as it needs."""
+async def serve(reader, writer):
+    source, _ = writer.get_extra_info("peername")
+    clocks = (time.monotonic(), time.time_ns() // 10**6)
+    link = links.Link.accept(config, ADMISSION, source, *clocks, token_bytes(32))
     while link.next_timeout() is not None:
         match event := link.next_event():
             case None:
@@ -37,40 +41,37 @@ async def events(link, reader, writer):
             case links.SignatureRequested(payload):
                 link.provide_signature(signer.sign(payload), time.monotonic())
             case links.EncapsulationRequested(key=key):
-                secret, ciphertext = key.encapsulate()
-                link.provide_encapsulation(ciphertext, secret, time.monotonic())
+                link.provide_encapsulation(*reversed(key.encapsulate()), time.monotonic())
             case links.PeerProved():  # a real rank looks here whether it has such a link already
                 link.admit(time.monotonic())
-            case _:
-                yield event
-
-
-async def serve(reader, writer):
-    ledger, source = Ledger(), writer.get_extra_info("peername")[0]
-    now, wall_ms, entropy = time.monotonic(), time.time_ns() // 1_000_000, token_bytes(32)
-    link = links.Link.accept(config, ADMISSION, source, now, wall_ms, entropy)
-    async for event in events(link, reader, writer):
-        if isinstance(event, links.LinkUp):  # from here on the peer is who the roster says
-            opener = InnerOpener(event.suite, event.hop.receive, roster.roster.cluster)
-            sealer = InnerSealer(event.suite, event.hop.send, roster.roster.cluster)
-        elif isinstance(event, Step):
-            link.send(answer(event, ledger, opener, sealer))
+            case links.LinkUp(hop=hop):  # from here on the peer is who the roster says
+                seals = [seal.InnerOpener(event.suite, hop.receive, cluster)]
+                seals.append(seal.InnerSealer(event.suite, hop.send, cluster))
+                if event.purpose is roles.Purpose.CONTROL:
+                    link.send(m.Ready(m.NO_EPOCH, model, 0, 0, *about))
+            case m.Bootstrap(epoch=epoch, bounds=bounds):
+                epochs[epoch] = bounds, Ledger()
+                link.send(m.Ready(epoch, model, *bounds[1:], *about))
+            case m.Step():
+                link.send(m.StepDone(event.epoch, event.n, tensors=compute(event, *seals)))
     writer.close()
 
 
-def answer(step, ledger, opener, sealer):
+def compute(step, opener, sealer):
+    (bounds, ledger), work = epochs[step.epoch], step.work
     ledger.apply(step)  # raises where the step cannot be
-    decode, (tensor,) = isinstance(step.work, Decode), step.tensors
-    group = step.work.group if decode else PREFILL_GROUP
-    rows = ledger.rows(group) if decode else (step.work.uid,)
-    at, back = (InnerContext(step.epoch, step.n, group, bound, rows) for bound in (6, 12))
+    if not step.tensors:  # rows come or go, no more
+        return ()
+    decode, (tensor,) = isinstance(work, m.Decode), step.tensors
+    group = work.group if decode else seal.PREFILL_GROUP
+    rows = ledger.rows(group) if decode else (work.uid,)
+    at, back = (seal.InnerContext(step.epoch, step.n, group, bound, rows) for bound in bounds[1:])
     data = array("f", (2 * element for element in array("f", opener.open(at, tensor)))).tobytes()
-    sealed = sealer.seal(back, tensor.dtype, tensor.shape, data)
-    return StepDone(step.epoch, step.n, tensors=(sealed,) * decode)
+    return (sealer.seal(back, tensor.dtype, tensor.shape, data),) * decode
 
 
 async def main():
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", told["port"])
     print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)
     await server.serve_forever()
 

@@ -1,76 +1,79 @@
-"""Rank 0 of two on a blocking socket: it dials rank 1, has it read a prompt, and decodes a token.
+"""The head of two ranks on blocking sockets: it brings rank 1 up and has it compute two steps.
 
-The link is pure: it takes bytes and the time, and gives events and bytes to send. All that it has
+A link is pure: it takes bytes and the time, and gives events and bytes to send. All that it has
 no way to do itself (sockets, clock, entropy, signing) is here. README.md says what it is given.
 """
 
 import json
 import secrets
+import select
 import socket
-import struct
-import sys
 import time
+from array import array
 
 import attrs
-from sealring_protocol.codec.messages import Decode, Epoch, Join, Open, Prefill, Step, StepDone
-from sealring_protocol.codec.tensor import DType
+from sealring_protocol import link as links
+from sealring_protocol.codec import messages as m
 from sealring_protocol.control.ledger import Ledger
-from sealring_protocol.errors import CloseCode
-from sealring_protocol.link import Link, LinkUp, SignatureRequested
+from sealring_protocol.security import identity, roles, seal
 from sealring_protocol.security.handshake import HandshakeConfig
-from sealring_protocol.security.identity import SoftwareSigner
-from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import SignedRoster
-from sealring_protocol.security.seal import PREFILL_GROUP, InnerContext, InnerOpener, InnerSealer
-
-HIDDEN, PROMPT, GROUP, UID, BOUNDS = 16, 5, 3, 7, (0, 6, 12)
-
-
-def next_event(link, sock, signer):
-    """The link's next event that asks for nothing; sends and receives as it needs."""
-    while True:
-        match event := link.next_event():
-            case None:
-                sock.sendall(link.data_to_send())
-                sock.settimeout(max(link.next_timeout() - time.monotonic(), 0.001))
-                try:
-                    data = sock.recv(1 << 16)
-                    link.receive_data(data, time.monotonic()) if data else link.receive_eof()
-                except TimeoutError:
-                    link.handle_timeout(time.monotonic())
-            case SignatureRequested(payload):
-                link.provide_signature(signer.sign(payload), time.monotonic())
-            case _:
-                return event
-
 
 told = json.loads(input())
-signer = SoftwareSigner.from_scalar(int(told["scalar"], 16))
+signer = identity.SoftwareSigner.from_scalar(int(told["scalar"], 16))
 roster = SignedRoster.decode(bytes.fromhex(told["roster"]))
-coordinator, cluster = bytes.fromhex(told["coordinator"]), roster.roster.cluster
-config = HandshakeConfig(signer.public_key, roster, coordinator, secrets.randbits(64))
-peer, now, wall_ms = roster.roster.members[1].id, time.monotonic(), time.time_ns() // 1_000_000
-sock = socket.create_connection(("127.0.0.1", told["port"]))
-link = Link.dial(config, peer, Purpose.STEP, now, wall_ms, secrets.token_bytes(96))
-up = next_event(link, sock, signer)
-if not isinstance(up, LinkUp):
-    sys.exit(f"the peer would not have it: {up}")  # once up, the peer is who the roster says
-sealer = InnerSealer(up.hop.suite, up.hop.send, cluster)
-opener = InnerOpener(up.hop.suite, up.hop.receive, cluster)
-epoch, ledger = Epoch(config.instance, 1), Ledger()
-read = Step(epoch, 1, bytes(16), open=(Open(UID),), work=Prefill(UID, 0, PROMPT))
-decode = Step(epoch, 2, bytes(16), join=(Join(UID, GROUP),), work=Decode(GROUP))
-for step, group, tokens in ((read, PREFILL_GROUP, PROMPT), (decode, GROUP, 1)):
+pinned, cluster = bytes.fromhex(told["coordinator"]), roster.roster.cluster
+config = HandshakeConfig(signer.public_key, roster, pinned, secrets.randbits(64))
+open_links, came = {}, []  # links, each with its socket; events that nobody has asked for yet
+
+
+def expect(kind):
+    """The first event of any link that is a *kind*; sends and receives until there is one."""
+    while True:
+        for link, sock in open_links.items():
+            while (event := link.next_event()) is not None:
+                if isinstance(event, links.SignatureRequested):
+                    link.provide_signature(signer.sign(event.payload), time.monotonic())
+                elif isinstance(event, links.LinkClosed):
+                    raise SystemExit(f"the peer would not have it: {event.reason}")
+                else:
+                    came.append(event)
+            sock.sendall(link.data_to_send())
+        if found := [event for event in came if isinstance(event, kind)]:
+            came.remove(found[0])
+            return found[0]
+        due = min(link.next_timeout() for link in open_links) - time.monotonic()
+        readable, _, _ = select.select(list(open_links.values()), [], [], max(0, due))
+        for link, sock in open_links.items():
+            link.handle_timeout(time.monotonic())
+            if sock in readable:
+                data = sock.recv(1 << 16)
+                link.receive_data(data, time.monotonic()) if data else link.receive_eof()
+
+
+def dial(purpose):
+    peer, now, wall_ms = roster.roster.members[1].id, time.monotonic(), time.time_ns() // 10**6
+    link = links.Link.dial(config, peer, purpose, now, wall_ms, secrets.token_bytes(96))
+    open_links[link] = socket.create_connection(("127.0.0.1", told["port"]))
+    return link, expect(links.LinkUp)  # once up, the peer is who the roster says
+
+
+control, _ = dial(roles.Purpose.CONTROL)
+rank = expect(m.Ready)  # it presents itself: its model, how many layers that has, and its room
+epoch, bounds = m.Epoch(config.instance, 1), (0, rank.layers // 2, rank.layers)
+control.send(m.Bootstrap(epoch, m.Backend.PIPELINE, 1, True, 60_000, rank.model, bounds))
+steps, up = dial(roles.Purpose.STEP)
+expect(m.Ready)  # it has loaded its layers
+ledger, sealer = Ledger(), seal.InnerSealer(up.suite, up.hop.send, cluster)
+read = m.Step(epoch, 1, bytes(16), open=(m.Open(7),), work=m.Prefill(7, 0, 5))
+decode = m.Step(epoch, 2, bytes(16), join=(m.Join(7, 3),), work=m.Decode(3))
+for step, group, tokens in ((read, seal.PREFILL_GROUP, 5), (decode, 3, 1)):
     ledger.apply(step)
-    count, shape = tokens * HIDDEN, (1, tokens, HIDDEN)
-    hidden = struct.pack(f"<{count}f", *range(count))
-    context = InnerContext(epoch, step.n, group, BOUNDS[1], (UID,))
-    sealed = sealer.seal(context, DType.F32, shape, hidden)
-    link.send(attrs.evolve(step, digest=ledger.digest(step.n), tensors=(sealed,)))
-    done = next_event(link, sock, signer)
-    if not isinstance(done, StepDone) or done.failed is not None:
-        sys.exit(f"the step failed: {done}")
-back = opener.open(InnerContext(epoch, decode.n, GROUP, BOUNDS[2], (UID,)), done.tensors[0])
-link.close(CloseCode.SHUTDOWN, "")
-sock.sendall(link.data_to_send())
-print(json.dumps({"suite": up.suite.name, "steps": 2, "back": struct.unpack("<16f", back)}))
+    hidden = array("f", (i / 100 for i in range(tokens * rank.hidden))).tobytes()
+    at, back = (seal.InnerContext(epoch, step.n, group, bound, (7,)) for bound in bounds[1:])
+    tensor = sealer.seal(at, rank.dtype, (1, tokens, rank.hidden), hidden)
+    steps.send(attrs.evolve(step, digest=ledger.digest(step.n), tensors=(tensor,)))
+    done = expect(m.StepDone)
+result = seal.InnerOpener(up.suite, up.hop.receive, cluster).open(back, *done.tensors)
+told = {"suite": up.suite.name, "bounds": bounds, "back": array("f", result).tolist()}
+print(json.dumps(told))

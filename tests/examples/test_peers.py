@@ -1,5 +1,5 @@
-"""The examples, as they are: each in a process of its own, over TCP, with each other and with the
-peer that the second implementation is tested with."""
+"""The examples, as they are: each in a process of its own, over TCP, with each other and with real
+nodes, which run on trio and compute."""
 
 from __future__ import annotations
 
@@ -14,9 +14,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from sealring_model import tiny
+from sealring_model.assemble import load_stage
+from sealring_model.loading import describe
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.roster import Member, Roster, sign_roster
+from sealring_trio.config import load_config
+from sealring_trio.local_ring import running_node, wait_until_up, write_cluster
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -68,29 +76,63 @@ def finished(process: subprocess.Popen[str]) -> Any:
 
 
 def test_the_blocking_peer_has_its_steps_done_by_the_asyncio_peer() -> None:
-    with started(["examples/asyncio_peer.py"], told(1)) as serving:
+    model = {"model": "ab" * 32, "layers": 12, "hidden": 16, "port": 0}
+    with started(["examples/asyncio_peer.py"], told(1, **model)) as serving:
         port = port_of(serving)
         for _ in range(2):  # it goes on serving
             with started(["examples/socket_peer.py"], told(0, port=port)) as driving:
                 done = finished(driving)
-            assert done == {"suite": "AES256GCM", "steps": 2, "back": [2.0 * i for i in range(16)]}
+            assert (done["suite"], done["bounds"]) == ("AES256GCM", [0, 6, 12])
+            assert done["back"] == pytest.approx([0.02 * i for i in range(16)])
 
 
-def test_the_blocking_peer_with_another_rank(tmp_path: Path) -> None:
-    config = tmp_path / "rank1.json"
-    config.write_text(json.dumps(told(1, suites=[2])))
-    with started(["spec/node/peer.py", str(config)], None) as serving:
-        with started(["examples/socket_peer.py"], told(0, port=port_of(serving))) as driving:
-            assert finished(driving)["suite"] == "CHACHA20POLY1305"
-        assert finished(serving)["steps"] == 2
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The configs of two nodes with the tiny model."""
+    return write_cluster(tmp_path_factory.mktemp("cluster"), 2, tiny.path())
 
 
-def test_the_asyncio_peer_with_another_head(tmp_path: Path) -> None:
-    config = tmp_path / "rank0.json"
-    with started(["examples/asyncio_peer.py"], told(1)) as serving:
-        config.write_text(json.dumps(told(0, suites=[1], steps=70, port=port_of(serving))))
-        with started(["spec/node/peer.py", str(config)], None) as driving:
-            assert finished(driving)["answered"] == 68
+def of_node(config: Path) -> dict[str, Any]:
+    """What an example is given to stand in for the node of *config*."""
+    settings = load_config(config)
+    key = load_pem_private_key(settings.key.read_bytes(), None)
+    assert isinstance(key, EllipticCurvePrivateKey)
+    return {
+        "roster": settings.roster.read_bytes().hex(),
+        "coordinator": Path(settings.coordinator).read_text().strip(),
+        "scalar": f"{key.private_numbers().private_value:064x}",
+    }
+
+
+def test_the_blocking_peer_has_a_trio_node_compute(cluster: list[Path]) -> None:
+    head, rank1 = cluster
+    port = load_config(rank1).listen[1]
+    with running_node(rank1) as node:
+        wait_until_up(node)
+        with started(["examples/socket_peer.py"], {**of_node(head), "port": port}) as driving:
+            done = finished(driving)
+    info = describe(tiny.path())
+    _, first, last = done["bounds"]
+    assert last == len(info.layers)
+    stage = load_stage(info, first, last).stage
+    slots = stage.new_caches()
+    for tokens in (5, 1):
+        given = [i / 100 for i in range(tokens * info.hidden)]
+        out = stage.run(mx.array(given).reshape(1, tokens, info.hidden), slots)
+    assert done["back"] == pytest.approx(out.flatten().tolist(), abs=1e-4)
+
+
+def test_a_trio_head_generates_with_the_asyncio_peer(cluster: list[Path]) -> None:
+    head, rank1 = cluster
+    info = describe(tiny.path())
+    model = {"model": info.digest.hex(), "layers": len(info.layers), "hidden": info.hidden}
+    given = {**of_node(rank1), **model, "port": load_config(rank1).listen[1]}
+    with started(["examples/asyncio_peer.py"], given) as serving:
+        port_of(serving)
+        with running_node(head) as node:
+            wait_until_up(node)
+            *_, done = node.ask({"do": "generate", "prompt": "Hello.", "max_tokens": 5})
+            assert 0 < len(done["token_ids"]) <= 5
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=[path.name for path in EXAMPLES])
