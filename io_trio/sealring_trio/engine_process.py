@@ -2,7 +2,8 @@
 
 Node and engine speak frames of kind LOCAL over a socket pair. The end of that stream is the one
 sign of an engine's death: a process that dies closes it, and one that only hangs is killed when
-somebody asks for it (a deadline passed) or when it has not said who it is within `START_TIMEOUT`.
+somebody asks for it (a deadline passed), when it has not said who it is within `START_TIMEOUT`, or
+when the kernel says that it is stopped, which no deadline would tell as soon.
 
 None is left behind: the child ends at the end of its stream, the kernel kills it with its parent
 where it can (Linux), and whoever runs an `EngineProcess` and is cancelled kills the child first.
@@ -12,6 +13,7 @@ which then ends it in good order.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -21,6 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 import attrs
+import psutil  # type: ignore[import-untyped]
 import trio
 from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.frame import FrameDecoder, FrameKind, frame_header
@@ -38,6 +41,9 @@ MAX_LOCAL_BODY: Final = MAX_SEALED_BODY + (1 << 20)
 
 START_TIMEOUT: Final = 120.0
 """Seconds from the start of an engine to its first message. Imports from a cold disk are slow."""
+
+LOOK: Final = 0.4
+"""Seconds between two looks at whether it is stopped; the second that finds it so has it killed."""
 
 EXIT_GRACE: Final = 2.0
 """Seconds that an engine whose stream has ended may take to exit by itself."""
@@ -120,6 +126,7 @@ class EngineProcess:
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write)
+                    nursery.start_soon(self._look)
                     await self._read()
                     nursery.cancel_scope.cancel()
         finally:
@@ -133,6 +140,17 @@ class EngineProcess:
             await self._wire.write()
         except OSError:
             self._scope.cancel()
+
+    async def _look(self) -> None:
+        """Have it killed if it is stopped, and stays so for a moment."""
+        stopped = False
+        with contextlib.suppress(psutil.Error):  # it is gone, as `_read` will see too
+            process = psutil.Process(self.pid)
+            while True:
+                await trio.sleep(LOOK)
+                before, stopped = stopped, process.status() == psutil.STATUS_STOPPED
+                if before and stopped:
+                    self.end("it was stopped, and would have hung whoever waits for it")
 
     async def _read(self) -> None:
         decoder = FrameDecoder({FrameKind.LOCAL: MAX_LOCAL_BODY})

@@ -86,6 +86,16 @@ async def test_a_hung_engine_is_killed_when_the_node_says_so() -> None:
         assert isinstance(await owner.told.receive(), EngineInfo)
 
 
+async def test_a_stopped_engine_is_killed_whatever_it_owes() -> None:
+    async with running("good") as (engine, owner):
+        assert isinstance(await owner.told.receive(), EngineInfo)
+        first = engine.pid or 0
+        psutil.Process(first).suspend()
+        assert "it was stopped" in str(await owner.told.receive())
+        assert not psutil.pid_exists(first)
+        assert isinstance(await owner.told.receive(), EngineInfo)
+
+
 async def test_a_mute_engine_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_process, "START_TIMEOUT", 0.5)
     async with running("mute") as (_, owner):

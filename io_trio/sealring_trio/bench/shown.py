@@ -9,6 +9,7 @@ import attrs
 from sealring_trio.cli.output import print_facts, print_json, print_table
 
 if TYPE_CHECKING:
+    from sealring_trio.bench.faults import Summary
     from sealring_trio.bench.measure import Result
     from sealring_trio.bench.phases import Spread
     from sealring_trio.bench.serve import Report
@@ -101,6 +102,31 @@ def show_soak(soak: Soak) -> None:
     if len(soak.faults) > ERRORS_SHOWN:
         print(f"  and {len(soak.faults) - ERRORS_SHOWN} more")
     print(f"soak: {'passed' if soak.passed else 'FAILED'}")
+
+
+def show_faults(found: list[Summary], json: bool) -> None:
+    """Print *found*, as a table or, with *json*, as a list of objects. Times are seconds."""
+    if json:
+        print_json([{**attrs.asdict(each), "passed": each.passed} for each in found])
+        return
+    print_table(
+        "Seconds, median and greatest",
+        ["fault", "times", "noticed", "whole again", "wrong", ""],
+        [
+            (
+                each.fault,
+                str(each.times),
+                " / ".join(f"{value:.2f}" for value in each.noticed),
+                " / ".join(f"{value:.2f}" for value in each.whole),
+                str(len(each.wrong)),
+                "passed" if each.passed else "FAILED",
+            )
+            for each in found
+        ],
+    )
+    for each in found:
+        for wrong in each.wrong[:ERRORS_SHOWN]:
+            print(f"{each.fault}, {wrong}")
 
 
 def report(results: list[Result], *, json: bool, check: bool) -> int:

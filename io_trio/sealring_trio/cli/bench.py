@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import cyclopts
 
+from sealring_trio.bench.fault_names import FAULTS, FaultName
 from sealring_trio.bench.shown import describe_report, print_results, report, show_report
 from sealring_trio.cli.bench_tensor import Count, Counts, comms, gpus, tp
 from sealring_trio.cli.output import print_json, teller
@@ -335,3 +336,47 @@ def soak(
     else:
         show_soak(done)
     return 0 if done.passed else 1
+
+
+@app.command
+def faults(
+    *,
+    fault: tuple[FaultName, ...] = FAULTS,
+    times: Count = 20,
+    strategy: Literal["pp", "tp"] = "tp",
+    model: str = TINY,
+    seed: int = 0,
+    json: bool = False,
+) -> int:
+    """Break parts of a ring while it answers, and see what becomes of the answers.
+
+    Two real nodes generate two texts at once, and at a random token something
+    is killed or frozen, raises, or goes away. Exit code 1 if a text came out
+    other than without the fault, if the head took more than 2 s to notice, or
+    if a process or a request is left over.
+
+        sealring bench faults
+        sealring bench faults --strategy pp --fault follower-node-killed --times 5
+
+    Parameters
+    ----------
+    fault
+        What breaks; repeat the option for several. All of them if left out.
+    times
+        How often each does.
+    strategy
+        How the model is split: a pipeline, or tensor parallelism.
+    model
+        The model, in f32; the one that ships with sealring if left out.
+    seed
+        What decides at which tokens.
+    json
+        Print a JSON list.
+    """
+    from sealring_trio.bench.faults import measure  # noqa: PLC0415
+    from sealring_trio.bench.shown import show_faults  # noqa: PLC0415
+
+    options = {"strategy": strategy}
+    found = list(measure(fault, times, find_model(model), options, seed, teller()))
+    show_faults(found, json)
+    return 0 if all(summary.passed for summary in found) else 1

@@ -1,0 +1,246 @@
+"""Losing parts of a ring while it answers, again and again, and what becomes of the answers.
+
+A ring of real nodes generates two texts at once. At a random token something breaks: an engine is
+killed or frozen, a whole node is killed (and started again, as a supervisor would), a forward
+raises, or a client goes away. Both texts must come out as they do when nothing breaks, and so must
+the next one; the head must have noticed within `DETECTION` seconds; and of the processes that were
+there none may be left that is not needed.
+
+A forward that raises is the one thing that cannot be done to a process from outside. The nodes are
+therefore started with a `sitecustomize` on their path that makes the next forward raise on SIGUSR1;
+nothing of sealring knows of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import psutil  # type: ignore[import-untyped]
+
+from sealring_trio.bench.fault_names import FaultName
+from sealring_trio.errors import OperationError
+from sealring_trio.local_ring import LocalNode, local_ring, running_node, wait_until_up
+
+DETECTION: Final = 2.0
+"""Seconds after which the head must know, whatever broke."""
+
+TOKENS: Final = 32
+PROMPTS: Final = ("Tell me a story about a fox named Pip.", "Count to twenty.")
+PATIENCE: Final = 60.0
+"""Seconds after which what has not come is not waited for any more."""
+
+_PAUSE: Final = 0.02
+_SITE: Final = """
+import signal
+
+
+def fail_next(*_):
+    from sealring_model import stage
+
+    for kind in (stage.WholeStage, stage.FirstStage, stage.LaterStage):
+        def once(self, *inputs, _kind=kind, _run=kind.run):
+            _kind.run = _run
+            raise RuntimeError("a forward that was made to raise")
+
+        kind.run = once
+
+
+signal.signal(signal.SIGUSR1, fail_next)
+"""
+
+
+@attrs.frozen
+class Trial:
+    """One fault: seconds until the head knew (0 where it has nothing to know) and until both texts
+    were whole, and what was wrong."""
+
+    fault: FaultName
+    token: int
+    noticed: float
+    whole: float
+    wrong: tuple[str, ...]
+
+
+@attrs.frozen
+class Summary:
+    """All trials of one fault. Times are seconds."""
+
+    fault: FaultName
+    times: int
+    noticed: tuple[float, float]
+    """Median and greatest."""
+    whole: tuple[float, float]
+    wrong: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Nothing was wrong, and it was noticed in time."""
+        return not self.wrong and self.noticed[1] <= DETECTION
+
+    @classmethod
+    def of(cls, fault: FaultName, trials: list[Trial]) -> Summary:
+        """The summary of *trials*."""
+        noticed, whole = ([getattr(t, name) for t in trials] for name in ("noticed", "whole"))
+        return cls(
+            fault,
+            len(trials),
+            (statistics.median(noticed), max(noticed)),
+            (statistics.median(whole), max(whole)),
+            tuple(f"at token {t.token}: {wrong}" for t in trials for wrong in t.wrong),
+        )
+
+
+def measure(
+    faults: tuple[FaultName, ...],
+    times: int,
+    model: Path,
+    options: Mapping[str, str | float],
+    seed: int,
+    tell: Callable[[str], None],
+) -> Iterator[Summary]:
+    """Each of *faults* so many *times* on a ring of two ranks with *model* and config *options*.
+
+    Raises `OperationError` when it does not come up.
+    """
+    chance = random.Random(seed)  # noqa: S311 - which token, no secret
+    with Ring.started(model, options) as ring:
+        for fault in faults:
+            trials = []
+            for number in range(times):
+                trials.append(ring.trial(fault, chance))
+                tell(f"{fault} {number + 1} of {times}: {trials[-1].whole:.1f} s")
+            yield Summary.of(fault, trials)
+
+
+class Ring:
+    """Two nodes, and what they say when nothing breaks."""
+
+    def __init__(self, nodes: list[LocalNode], site: str, stack: contextlib.ExitStack) -> None:
+        self._nodes = nodes
+        self._site = site
+        self._stack = stack
+        self._pool = stack.enter_context(ThreadPoolExecutor(len(PROMPTS)))
+        self._expected = [self._say(prompt) for prompt in PROMPTS]
+
+    @classmethod
+    @contextlib.contextmanager
+    def started(cls, model: Path, options: Mapping[str, str | float]) -> Iterator[Ring]:
+        """Two ranks with *model* and config *options*."""
+        with contextlib.ExitStack() as stack:
+            site = stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-"))
+            (Path(site) / "sitecustomize.py").write_text(_SITE)
+            places = [{"PYTHONPATH": site}] * 2
+            nodes = stack.enter_context(local_ring(2, model, options=options, places=places))
+            yield cls(nodes, site, stack)
+
+    def trial(self, fault: FaultName, chance: random.Random) -> Trial:
+        """Break something at a random token of a text, while another is under way too."""
+        token = chance.randrange(1, TOKENS // 2)
+        engines = [psutil.Process(pid) for node in self._nodes for pid in _engines(node)]
+        other = self._pool.submit(self._say, PROMPTS[1])
+        said = self._nodes[0].ask(_asked(PROMPTS[0]))
+        for _ in range(token):
+            next(said)
+        before = self._state()
+        began = time.perf_counter()
+        self._do(fault, chance)
+        wrong = []
+        if fault == "client-gone":
+            said.close()  # type: ignore[attr-defined]
+            noticed = 0.0
+        else:
+            watching = self._pool.submit(self._until_noticed, before, began)
+            if _last(said) != self._expected[0]:
+                wrong.append("another text than without the fault")
+            noticed = watching.result()
+        if other.result() != self._expected[1]:
+            wrong.append("the other text is another than without the fault")
+        whole = time.perf_counter() - began
+        if self._say(PROMPTS[0]) != self._expected[0]:
+            wrong.append("the next text is another than without the fault")
+        return Trial(fault, token, noticed, whole, (*wrong, *self._left(engines)))
+
+    def _do(self, fault: FaultName, chance: random.Random) -> None:
+        leader, follower = self._nodes
+        match fault:
+            case "leader-engine-killed":
+                _signal(leader, signal.SIGKILL)
+            case "follower-engine-killed":
+                _signal(follower, signal.SIGKILL)
+            case "follower-engine-frozen":
+                _signal(follower, signal.SIGSTOP)
+            case "forward-raises":
+                _signal(chance.choice(self._nodes), signal.SIGUSR1)
+            case "follower-node-killed":
+                follower.process.kill()
+                follower.process.wait()
+                again = running_node(follower.config, place={"PYTHONPATH": self._site})
+                self._nodes[1] = self._stack.enter_context(again)
+            case "client-gone":
+                pass
+
+    def _say(self, prompt: str) -> list[int]:
+        return _last(self._nodes[0].ask(_asked(prompt)))
+
+    def _state(self) -> tuple[int, str]:
+        status = self._nodes[0].status()
+        return status["epoch"], status["state"]
+
+    def _until_noticed(self, before: tuple[int, str], began: float) -> float:
+        """Seconds from *began* until the head is in another state than *before*."""
+        while (spent := time.perf_counter() - began) < PATIENCE:
+            if self._state() != before:
+                return time.perf_counter() - began
+            time.sleep(_PAUSE)
+        return spent
+
+    def _left(self, before: list[psutil.Process]) -> list[str]:
+        """What should not be there any more, or not yet: rows, and processes that were there
+        *before* and belong to nobody."""
+        wait_until_up_again(self._nodes[1])
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            needed = {pid for node in self._nodes for pid in _engines(node)}
+            old = [process for process in before if process.pid not in needed]
+            _, alive = psutil.wait_procs(old, timeout=0)
+            requests = self._nodes[0].status()["requests"]
+            if not alive and not requests:
+                return []
+            time.sleep(_PAUSE)
+        return [f"{len(alive)} engines and {requests} requests are left"]
+
+
+def wait_until_up_again(node: LocalNode) -> None:
+    """Wait for a *node* that may have been started a moment ago. Raises `OperationError`."""
+    with contextlib.suppress(OperationError):
+        node.status()
+        return
+    wait_until_up(node)
+
+
+def _asked(prompt: str) -> dict[str, Any]:
+    return {"do": "generate", "prompt": prompt, "max_tokens": TOKENS}
+
+
+def _last(said: Iterator[dict[str, Any]]) -> list[int]:
+    *_, done = said
+    return list(done["token_ids"])
+
+
+def _engines(node: LocalNode) -> list[int]:
+    return list(node.status()["engine_pids"])
+
+
+def _signal(node: LocalNode, number: signal.Signals) -> None:
+    for pid in _engines(node):
+        psutil.Process(pid).send_signal(number)
