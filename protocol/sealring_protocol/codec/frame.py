@@ -9,8 +9,6 @@ Where a piece holds whole frames, their bodies are views of that piece and nothi
 Only a frame that spans pieces is assembled, in one buffer of its declared size.
 """
 
-from __future__ import annotations
-
 import enum
 import struct
 from collections.abc import Mapping

@@ -22,6 +22,8 @@ import struct
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+import attrs
+
 from sealring_protocol.codec.frame import Frame, FrameKind, frame_header
 from sealring_protocol.codec.messages import MessageCode
 from sealring_protocol.codec.wire import Reader, pack, vector
@@ -99,7 +101,8 @@ class Claims(NamedTuple):
     encoded: bytes
 
 
-class FinClaims(NamedTuple):
+@attrs.frozen
+class FinClaims:
     """FIN's claims, with what only an initiator says: whom it dialed, what for, its *roster* if
     that is newer than the responder's (else empty)."""
 
