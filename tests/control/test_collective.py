@@ -19,6 +19,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
 )
 from sealring_protocol.codec.tensor import DType
+from sealring_protocol.control.collective import TUNNEL_SECONDS
 from sealring_protocol.control.effects import (
     EndCollective,
     PrepareCollective,
@@ -31,7 +32,7 @@ from sealring_protocol.control.effects import (
 from sealring_protocol.control.follower import Follower, FollowerConfig
 from sealring_protocol.control.head import Head, HeadConfig
 from sealring_protocol.control.membership import MembershipState
-from sealring_protocol.control.plan import Strategy
+from sealring_protocol.control.plan import Strategy, Wish
 from sealring_protocol.control.requests import Request
 from sealring_protocol.errors import CloseCode, LocalProtocolError, RemoteProtocolError
 from sealring_protocol.security.roles import Purpose
@@ -218,6 +219,42 @@ def test_a_tunnel_that_is_lost_before_a_rank_is_prepared_is_waited_for():
     rank.engine_message(Loaded(1, 1, 1), 0.0)
     assert sent(rank.collective_prepared(wanted.epoch, 40001, 40002, 0.0)) == []
     assert sent(rank.link_up(0, TUNNEL, 0.0)) == [PREPARED]
+
+
+def test_a_tunnel_that_never_comes_up_is_not_waited_for_as_long_as_loading_is():
+    rank = follower()
+    (wanted,) = of(rank.message(0, CONTROL, PREPARE, 0.0), PrepareCollective)
+    loading = rank.next_timeout()
+    assert sent(rank.collective_prepared(wanted.epoch, 40001, 40002, 1.0)) == []
+    assert rank.next_timeout() == loading  # its share is still to come
+    rank.engine_message(Loaded(1, 1, 1), 20.0)
+    assert rank.next_timeout() == 20.0 + TUNNEL_SECONDS < loading
+    rank.link_up(0, TUNNEL, 21.0)
+    assert rank.next_timeout() is None
+    rank = follower()
+    (wanted,) = of(rank.message(0, CONTROL, PREPARE, 0.0), PrepareCollective)
+    rank.engine_message(Loaded(1, 1, 1), 1.0)
+    rank.collective_prepared(wanted.epoch, 40001, 40002, 1.0)
+    assert rank.handle_timeout(0.9 + TUNNEL_SECONDS) == []
+    (done,) = sent(rank.handle_timeout(1.0 + TUNNEL_SECONDS))
+    assert (done.n, done.failed.kind) == (0, FailureKind.GROUP)
+    assert "no tunnel link with rank 0" in done.failed.message
+    assert rank.next_timeout() is None
+
+
+def test_a_head_without_a_tunnel_goes_over_to_a_pipeline():
+    head = Head(HeadConfig(HEAD, ("n0", "n1"), ("a", "b"), Wish(Strategy.AUTO)))
+    head.engine_message(info(splits=2), 0.0)
+    (wanted,) = of(head.message(1, CONTROL, HELLO, 0.0), PrepareCollective)
+    head.engine_message(Loaded(1, 1, 1), 1.0)
+    head.collective_prepared(wanted.epoch, 7000, 7001, 1.0)
+    head.handle_timeout(1.0 + TUNNEL_SECONDS)
+    assert head.membership.state is not MembershipState.PREPARING
+    head.engine_lost("replaced", 40.0)
+    head.engine_message(info(splits=2), 41.0)
+    head.handle_timeout(50.0)
+    assert head.plan.strategy is Strategy.PIPELINE
+    assert "no tunnel link with rank 1" in head.plan.reason
 
 
 def test_step_links_are_nothing_to_tensor_parallelism():

@@ -35,6 +35,10 @@ from sealring_protocol.security.roles import Purpose
 from sealring_protocol.table import Machine, Table
 
 LOOPBACK: Final = "127.0.0.1"
+TUNNEL_SECONDS: Final = 30.0
+"""Time for the tunnel link to come up once all else is there. Loading may take long; this may not,
+and who waits for a link that cannot be waits for nothing."""
+
 _NOWHERE: Final = (LOOPBACK, 1)
 """What an engine is told of ranks that it does not talk to."""
 
@@ -105,6 +109,7 @@ class Joining:
         self._ports: _Ports | None = None
         self._loaded = False
         self._tunnel = False  # the link to the right neighbour is up
+        self._tunnel_ends: float | None = None
         self._grouped: Grouped | None = None
 
     @property
@@ -126,6 +131,7 @@ class Joining:
         """Load a share and open a way, as *order* says."""
         self._machine.fire(JoiningEvent.PREPARE)
         self._order, self._ports, self._loaded, self._grouped = order, None, False, None
+        self._tunnel_ends = None
         alone = Bootstrap(
             order.epoch,
             Backend.PIPELINE,
@@ -145,14 +151,16 @@ class Joining:
             effects.append(Want(self._right, Purpose.TUNNEL))
         return effects
 
-    def loaded(self) -> None:
+    def loaded(self, now: float) -> None:
         """The engine has its share."""
         self._loaded = True
+        self._wait_for_tunnel(now)
 
-    def ports(self, epoch: Epoch, port: int, relay: int) -> None:
+    def ports(self, epoch: Epoch, port: int, relay: int, now: float) -> None:
         """The way is open: the answer to `PrepareCollective` of *epoch*."""
         if epoch == self._epoch:
             self._ports = _Ports(port, relay)
+            self._wait_for_tunnel(now)
 
     def is_of_now(self, epoch: Epoch) -> bool:
         """*epoch* is that of the collective under way."""
@@ -162,10 +170,30 @@ class Joining:
     def _epoch(self) -> Epoch:
         return self._order.epoch if self._order is not None else NO_EPOCH
 
-    def tunnel(self, rank: int, *, up: bool) -> None:
+    def tunnel(self, rank: int, now: float, *, up: bool) -> None:
         """The tunnel link with *rank* came up, or went down."""
         if rank == self._right:
             self._tunnel = up
+            self._wait_for_tunnel(now)
+
+    def _wait_for_tunnel(self, now: float) -> None:
+        """Begin to wait if it is all that is missing, or cease to."""
+        preparing = self.state is JoiningState.PREPARING
+        sealed = self._order is not None and not self._order.trusted
+        if self._tunnel or not (preparing and sealed and self._loaded and self._ports):
+            self._tunnel_ends = None
+        elif self._tunnel_ends is None:
+            self._tunnel_ends = now + TUNNEL_SECONDS
+
+    @property
+    def deadline(self) -> float | None:
+        """When the tunnel link has been waited for long enough, unless it comes up."""
+        return self._tunnel_ends if self.state is JoiningState.PREPARING else None
+
+    def give_up(self) -> str:
+        """The deadline has passed; what there is to say of it."""
+        self._tunnel_ends = None
+        return f"no tunnel link with rank {self._right} came up within {TUNNEL_SECONDS:.0f} s"
 
     def try_prepared(self, info: EngineInfo) -> Ready | None:
         """The answer to *prepare*, once, when there is nothing left to wait for."""

@@ -95,7 +95,7 @@ class Follower:
                 self._engine_ready = message
                 return self._try_ready()
             case Loaded():
-                self._joining.loaded()
+                self._joining.loaded(now)
                 return self._try_prepared()
             case Grouped():
                 self._joining.grouped(message)
@@ -139,9 +139,9 @@ class Follower:
         note = Note(Level.WARNING, f"this rank's engine is gone: {reason}")
         return [*ended, note, *self._fail(FailureKind.ENGINE_LOST, reason, now)]
 
-    def collective_prepared(self, epoch: Epoch, port: int, relay: int, _: float) -> list[Effect]:
+    def collective_prepared(self, epoch: Epoch, port: int, relay: int, now: float) -> list[Effect]:
         """The answer to `PrepareCollective`."""
-        self._joining.ports(epoch, port, relay)
+        self._joining.ports(epoch, port, relay, now)
         return self._try_prepared()
 
     def collective_failed(self, epoch: Epoch, reason: str, now: float) -> list[Effect]:
@@ -161,7 +161,7 @@ class Follower:
             self._next_up = True
             return self._try_ready()
         if purpose is Purpose.TUNNEL:
-            self._joining.tunnel(rank, up=True)
+            self._joining.tunnel(rank, now, up=True)
             return self._try_prepared()
         return []
 
@@ -182,7 +182,7 @@ class Follower:
             Note(Level.WARNING, f"the {kind} link with rank {rank} ({name}) broke: {reason}")
         ]
         if purpose is Purpose.TUNNEL:
-            self._joining.tunnel(rank, up=False)
+            self._joining.tunnel(rank, now, up=False)
             if self._joining.committed:
                 effects += self._fail(FailureKind.LINK_LOST, f"a tunnel broke: {reason}", now)
         elif rank == self._next and self._next_up:
@@ -352,10 +352,14 @@ class Follower:
 
     def next_timeout(self) -> float | None:
         """When `handle_timeout` wants to be called."""
-        return self._watch.deadline
+        times = (self._watch.deadline, self._joining.deadline)
+        return min((time for time in times if time is not None), default=None)
 
     def handle_timeout(self, now: float) -> list[Effect]:
         """Time has passed."""
+        if (ends := self._joining.deadline) is not None and now >= ends:
+            self._watch.clear()
+            return self._fail(FailureKind.GROUP, self._joining.give_up(), now)
         overdue = self._watch.deadline
         if overdue is None or now < overdue:
             return []

@@ -96,7 +96,7 @@ class Head(HeadEpochs):
                 self._engine_ready = message
                 return self._self_ready(now)
             case Loaded():
-                self._joining.loaded()
+                self._joining.loaded(now)
                 return self._self_prepared(now)
             case Grouped():
                 self._joining.grouped(message)
@@ -153,7 +153,7 @@ class Head(HeadEpochs):
 
     def collective_prepared(self, epoch: Epoch, port: int, relay: int, now: float) -> list[Effect]:
         """The answer to `PrepareCollective`."""
-        self._joining.ports(epoch, port, relay)
+        self._joining.ports(epoch, port, relay, now)
         return self._self_prepared(now)
 
     def collective_failed(self, epoch: Epoch, reason: str, now: float) -> list[Effect]:
@@ -170,7 +170,7 @@ class Head(HeadEpochs):
             self._next_up = True
             return self._self_ready(now)
         if purpose is Purpose.TUNNEL:
-            self._joining.tunnel(rank, up=True)
+            self._joining.tunnel(rank, now, up=True)
             return self._self_prepared(now)
         return []
 
@@ -184,7 +184,7 @@ class Head(HeadEpochs):
             tensor = self.plan is not None and self.plan.strategy is Strategy.TENSOR
             needed = not tensor
             if purpose is Purpose.TUNNEL:
-                self._joining.tunnel(rank, up=False)
+                self._joining.tunnel(rank, now, up=False)
                 needed = self._joining.committed
             elif rank == 1:
                 self._next_up = False
@@ -262,6 +262,7 @@ class Head(HeadEpochs):
             self._rounds.deadline,
             self._lockstep.deadline,
             self._drain_ends,
+            self._joining.deadline,
         )
         return min((time for time in times if time is not None), default=None)
 
@@ -270,6 +271,8 @@ class Head(HeadEpochs):
         if _is_due(self._watch.deadline, now):
             self._watch.clear()
             return [RestartEngine("it has not answered within its deadline")]
+        if _is_due(self._joining.deadline, now):
+            return self._refused(0, Failure(0, FailureKind.GROUP, self._joining.give_up()), now)
         if _is_due(self._rounds.deadline, now):
             return self._step_is_lost(now)
         if _is_due(self._drain_ends, now) and isinstance(self._machine, TensorLeader):
