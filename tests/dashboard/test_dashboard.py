@@ -122,6 +122,26 @@ def test_the_ring_is_told_to_the_eye_and_to_the_ear(page: Page) -> None:
         expect(page.get_by_role("region", name=name, exact=True)).to_be_visible()
 
 
+DRAWN_OPEN = """async () => {
+  const { Ring } = await import("/dashboard/ring.js");
+  const cluster = await (await fetch("/v1/cluster")).json();
+  const drawn = ["svg", "p", "ul"].map((name) => document.createElementNS(
+    name === "svg" ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml", name));
+  document.body.append(...drawn);
+  const ring = new Ring(...drawn);
+  return [true, false].map((sealed) => {
+    ring.show({ ...cluster, collective: { backend: "ring", sealed } });
+    const locks = [...drawn[0].querySelectorAll(".lock")];
+    return [locks.filter((lock) => getComputedStyle(lock).display !== "none").length,
+            drawn[1].textContent.includes("not sealed")];
+  });
+}"""
+
+
+def test_links_that_carry_open_sums_have_no_lock(page: Page) -> None:
+    assert page.evaluate(DRAWN_OPEN) == [[2, False], [0, True]]
+
+
 def test_a_load_is_seen(page: Page, served: Served) -> None:
     with busy(served):
         expect(page.locator("#now-tokens")).not_to_have_text("0")

@@ -6,7 +6,7 @@ import { byId, say } from "./dom.js";
 import { few, time } from "./format.js";
 import { Plots } from "./plot.js";
 import { Requests } from "./requests.js";
-import { Ring } from "./ring.js";
+import { Ring, isOpen } from "./ring.js";
 
 const LONGEST_PAUSE = 4000;
 const SILENCE = 6000; // an event comes every second; a head that says nothing for this long hangs
@@ -62,6 +62,7 @@ function show({ cluster, samples, over }) {
 }
 
 function sealed(cluster) {
+  if (isOpen(cluster)) return `${cluster.suite}, but for the sums: NOT SEALED`;
   return `${cluster.suite}${cluster.inner_seal ? ", twice" : ""}`;
 }
 

@@ -46,7 +46,7 @@ export class Ring {
       this.build(ranks);
     }
     ranks.forEach((rank, index) => this.showRank(rank, this.nodes[index]));
-    this.hops.forEach((hop, index) => showHop(hop, ranks, index));
+    this.hops.forEach((hop, index) => showHop(hop, cluster, index));
     say(this.rate, few(cluster.tokens_per_s));
     this.svg.classList.toggle("flowing", cluster.tokens_per_s > 0);
     say(this.summary, describe(cluster));
@@ -167,13 +167,18 @@ function hop(circle, index) {
 const move = ({ x, y }, turn) => `translate(${x} ${y})${turn === undefined ? "" : `rotate(${turn})`}`;
 
 /** A hop works when both its ends are ready, and no end knows the link to be down. */
-function showHop({ group }, ranks, index) {
+function showHop({ group }, cluster, index) {
+  const { ranks } = cluster;
   const from = ranks[index];
   const to = ranks[(index + 1) % ranks.length];
   const cut = (rank) => rank.links.step === false || rank.tunnel === false;
   const down = !from.ready || !to.ready || cut(from) || cut(to);
   group.dataset.state = down ? "bad" : "good";
+  group.dataset.open = isOpen(cluster) ? "yes" : "no";
 }
+
+/** The ranks' sums go beside the sealed links, as the owner of the ring allows. */
+export const isOpen = ({ collective }) => Boolean(collective) && !collective.sealed;
 
 const span = ({ layers: [first, end] }) =>
   end - first === 1 ? `layer ${first}` : `layers ${first}–${end - 1}`;
@@ -186,7 +191,8 @@ function describe(cluster) {
     return `rank ${rank.rank}, ${rank.name}: ${what}`;
   });
   const state = cluster.healthy ? "serves" : "does not serve";
-  return `A ring of ${cluster.ranks.length} that ${state}. ${parts.join("; ")}.`;
+  const open = isOpen(cluster) ? " The sums between its ranks are not sealed." : "";
+  return `A ring of ${cluster.ranks.length} that ${state}. ${parts.join("; ")}.${open}`;
 }
 
 const DETAILS = [
