@@ -242,6 +242,23 @@ def test_a_tunnel_that_never_comes_up_is_not_waited_for_as_long_as_loading_is():
     assert rank.next_timeout() is None
 
 
+def test_a_rank_that_leaves_whenever_a_collective_comes_up_has_a_pipeline_in_the_end():
+    """As one does whose owner has not said that its sums may go beside the links."""
+    head = Head(HeadConfig(HEAD, ("n0", "n1"), ("a", "b"), Wish(Strategy.AUTO)))
+    head.engine_message(info(splits=2), 0.0)
+    for now in (10.0, 20.0, 30.0):
+        head.message(1, CONTROL, HELLO, now)
+        assert head.membership.state is MembershipState.PREPARING
+        head.link_down(1, CONTROL, "it does not say trusted-link", now + 1)
+        head.engine_lost("replaced", now + 1)
+        head.engine_message(info(splits=2), now + 2)
+        head.handle_timeout(now + 9)
+    head.message(1, CONTROL, HELLO, 40.0)
+    assert head.membership.state is MembershipState.STARTING
+    assert head.plan.strategy is Strategy.PIPELINE
+    assert "rank 1 (n1) is gone: it does not say" in head.plan.reason
+
+
 def test_a_head_without_a_tunnel_goes_over_to_a_pipeline():
     head = Head(HeadConfig(HEAD, ("n0", "n1"), ("a", "b"), Wish(Strategy.AUTO)))
     head.engine_message(info(splits=2), 0.0)

@@ -178,8 +178,12 @@ class Head(HeadEpochs):
         """It is gone."""
         name = self._config.names[rank]
         if purpose is Purpose.CONTROL:
-            note = Note(Level.WARNING, f"rank {rank} ({name}) is gone: {reason}")
+            text = f"rank {rank} ({name}) is gone: {reason}"
+            note = Note(Level.WARNING, text)
+            gives_up = self._gives_up_tensor(FailureKind.LINK_LOST)
             running = self.membership.lost(rank)
+            if gives_up:
+                return [note, *self._without_tensor(text), *self._end_epoch(now)]
         else:
             tensor = self.plan is not None and self.plan.strategy is Strategy.TENSOR
             needed = not tensor
