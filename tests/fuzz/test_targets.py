@@ -47,6 +47,8 @@ def test_targets_are_these() -> None:
         "ledger",
         "scheduler",
         "lockstep",
+        "admission",
+        "channels",
         "bodies",
         "configs",
         "tensor",
