@@ -1,7 +1,7 @@
-"""How tests are dealt to workers, and the ring that many of them look at from outside.
+"""The ring that many tests look at from outside.
 
 Tests run in as many processes as there are cores, file by file, so that what a file has made is
-made once. All tests of the ring that `sealring serve` runs are one share: there is one such ring.
+made once.
 """
 
 from __future__ import annotations
@@ -11,13 +11,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.serving import Served, serving
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say which tests belong on one worker."""
-    for item in items:
-        served = "served" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("served" if served else str(item.path)))
 
 
 @pytest.fixture(scope="session")
