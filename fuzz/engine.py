@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import importlib
 import sys
+from hashlib import sha1
 from pathlib import Path
 
 import atheris  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
+from fuzz.corpora import inputs
+
 
 def write_seeds(folder: Path, name: str) -> None:
-    """The target's seeds, one file each, beside what earlier runs have found."""
+    """The target's inputs, one file each, beside what earlier runs have found."""
     folder.mkdir(parents=True, exist_ok=True)
-    for number, seed in enumerate(importlib.import_module(f"fuzz.targets.{name}").seeds()):
-        (folder / f"seed-{number}").write_bytes(seed)
+    for seed in inputs(name):
+        (folder / sha1(seed, usedforsecurity=False).hexdigest()).write_bytes(seed)
 
 
 def main() -> None:
@@ -25,7 +28,8 @@ def main() -> None:
     name, corpus, *options = sys.argv[1:]
     with atheris.instrument_imports(include=["sealring_protocol", "sealring_trio"]):
         target = importlib.import_module(f"fuzz.targets.{name}")
-    write_seeds(Path(corpus), name)
+    if "-merge=1" not in options:
+        write_seeds(Path(corpus), name)
     atheris.Setup([sys.argv[0], corpus, *options], target.check)
     atheris.Fuzz()
 
