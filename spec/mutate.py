@@ -283,7 +283,7 @@ def by_vector(mutant: Mutant) -> str:
 def by_test(mutant: Mutant) -> str:
     """The test that notices *mutant*, or nothing."""
     folders = TESTS[mutant.module.partition(".")[0]]
-    options = ["-x", "-q", "--no-cov", "-p", "spec.mutate_plugin", "-p", "no:cacheprovider"]
+    options = ["-x", "-q", "-n0", "-p", "spec.mutate_plugin", "-p", "no:cacheprovider"]
     try:
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *options, *folders],
