@@ -28,9 +28,10 @@ def main() -> None:
     name, corpus, *options = sys.argv[1:]
     with atheris.instrument_imports(include=["sealring_protocol", "sealring_trio"]):
         target = importlib.import_module(f"fuzz.targets.{name}")
-    if "-merge=1" not in options:
+    if not any(option.startswith("-merge") for option in options):
         write_seeds(Path(corpus), name)
-    atheris.Setup([sys.argv[0], corpus, *options], target.check)
+    again = f"{sys.executable} -m fuzz.engine {name}"  # as which libFuzzer starts itself to merge
+    atheris.Setup([again, corpus, *options], target.check)
     atheris.Fuzz()
 
 

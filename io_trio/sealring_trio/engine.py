@@ -3,7 +3,8 @@
 Computation lives in a child process, because MLX can hang, abort, hold the interpreter lock or
 change the process's limits, and none of that may touch the links. `engine_process` is one such
 child; here is who sees to it that there always is one. A new engine follows every dead one, after
-a pause that grows while engines die young; one that was to be replaced is followed at once.
+a pause that grows while engines die young and unproven; one that was to be replaced is followed at
+once.
 
 `engine_group` is the same for several processes that are one engine.
 """
@@ -16,6 +17,7 @@ from typing import Final, Protocol
 
 import trio
 from sealring_protocol.codec.local_messages import LocalMessage
+from sealring_protocol.codec.messages import Step, StepDone
 
 from sealring_trio.engine_process import EngineCommand, EngineProcess, pack
 
@@ -23,6 +25,10 @@ log = logging.getLogger("sealring.engine")
 
 YOUNG: Final = 120.0
 """Seconds before which an engine that dies has died young."""
+
+PROVEN: Final = 16
+"""Steps that it has answered in its life, after which it has not: what killed it is no fault of its
+start, and those who wait for it should not pay for others that died before."""
 
 FIRST_PAUSE: Final = 0.1
 """Seconds before an engine that died is replaced; doubled each time that one dies young."""
@@ -52,7 +58,14 @@ class Supervisor(abc.ABC):
     def __init__(self, owner: EngineOwner) -> None:
         self._owner = owner
         self._planned = False
+        self._answered = 0  # steps, in this life
         self.restarts = 0
+
+    def _hear(self, message: LocalMessage) -> None:
+        """The engine said *message*."""
+        if isinstance(message, Step | StepDone) and message.failed is None:
+            self._answered += 1
+        self._owner.engine_message(message)
 
     @property
     @abc.abstractmethod
@@ -92,7 +105,7 @@ class Supervisor(abc.ABC):
         pause = FIRST_PAUSE
         while True:
             started = trio.current_time()
-            self._planned = False
+            self._planned, self._answered = False, 0
             reason = await self._one_life()
             level = logging.INFO if self._planned else logging.WARNING
             log.log(level, "the engine process ended: %s; starting another", reason)
@@ -100,7 +113,7 @@ class Supervisor(abc.ABC):
             self.restarts += 1
             if self._planned:
                 continue
-            young = trio.current_time() - started < YOUNG
+            young = trio.current_time() - started < YOUNG and self._answered < PROVEN
             pause = min(2 * pause, LONGEST_PAUSE) if young else FIRST_PAUSE
             await trio.sleep(pause)
 
@@ -132,7 +145,7 @@ class Engine(Supervisor):
             self._process.end(reason)
 
     async def _one_life(self) -> str:
-        self._process = EngineProcess(self._command, self._owner.engine_message)
+        self._process = EngineProcess(self._command, self._hear)
         try:
             return await self._process.run()
         finally:

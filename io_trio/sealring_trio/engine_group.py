@@ -90,9 +90,9 @@ def choose_backend(wanted: Backend | None, have: int) -> Backend:
 class _Crew:
     """The members in one of their lives, and how far they are with being a group."""
 
-    def __init__(self, settings: GroupSettings, owner: EngineOwner) -> None:
+    def __init__(self, settings: GroupSettings, heard: Callable[[LocalMessage], None]) -> None:
         self._settings = settings
-        self._owner = owner
+        self._heard = heard
         self._merger = Merger(settings.size)
         self._machine = Machine(GROUP_TABLE, GroupState.APART)
         self.backend = Backend.RING
@@ -199,7 +199,7 @@ class _Crew:
             "can be a stage of a pipeline alone: use strategy pp",
         )
         trio.lowlevel.current_trio_token().run_sync_soon(
-            self._owner.engine_message, StepDone(order.epoch, 0, failed=failure)
+            self._heard, StepDone(order.epoch, 0, failed=failure)
         )
 
     def _send_each(self, make: Callable[[int], Group]) -> None:
@@ -236,7 +236,7 @@ class _Crew:
                 self._said(merged)
         except GroupBroken as broken:
             if broken.answer is not None:
-                self._owner.engine_message(broken.answer)
+                self._heard(broken.answer)
             self.end(str(broken))
 
     def _said(self, message: LocalMessage) -> None:
@@ -258,7 +258,7 @@ class _Crew:
                 return  # the node has not asked for a group
             case _:
                 pass
-        self._owner.engine_message(message)
+        self._heard(message)
 
 
 class EngineGroup(Supervisor):
@@ -294,7 +294,7 @@ class EngineGroup(Supervisor):
             self._crew.end(reason)
 
     async def _one_life(self) -> str:
-        crew = self._crew = _Crew(self.settings, self._owner)
+        crew = self._crew = _Crew(self.settings, self._hear)
         try:
             reason = await crew.run(self._commands)
             self._planned = self._planned or crew.planned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import psutil
 import pytest
 import trio
 from sealring_protocol.codec.local_messages import EngineInfo, LocalMessage
-from sealring_protocol.codec.messages import Ping, Pong, Progress
+from sealring_protocol.codec.messages import Epoch, Ping, Pong, Progress, StepDone
 from sealring_trio import engine as supervisor
 from sealring_trio import engine_process
 from sealring_trio.engine import Engine
@@ -117,6 +118,28 @@ async def test_pauses_grow_while_engines_die_young(
         await engine.run()
     assert pauses[:5] == [0.2, 0.4, 0.8, 1.6, 3.2]
     assert max(pauses) == supervisor.LONGEST_PAUSE
+
+
+async def test_an_engine_that_has_worked_is_replaced_at_once(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever kills it is no fault of its start, and earlier deaths are no matter."""
+    lives: list[float] = []
+
+    async def working_life(self: Engine) -> str:
+        lives.append(trio.current_time())
+        if len(lives) > 4:
+            for n in range(supervisor.PROVEN):
+                self._hear(StepDone(Epoch(1, 1), n + 1))
+        return await _short_life(self)
+
+    monkeypatch.setattr(Engine, "_one_life", working_life)
+    with trio.move_on_after(600):
+        await Engine(EngineCommand(FAKE, ("good",)), Owner()).run()
+    pauses = [after - before for before, after in itertools.pairwise(lives)]
+    assert pauses[:4] == pytest.approx([0.2, 0.4, 0.8, 1.6])
+    assert pauses[4:] == pytest.approx([supervisor.FIRST_PAUSE] * len(pauses[4:]))
+    assert len(pauses) > 8
 
 
 async def _short_life(self: Engine) -> str:
