@@ -105,7 +105,8 @@ class Trace:
         """A step with a row of this request has come back."""
         self.steps += 1
         began = now - step.total_us * 1e-6
-        fresh = max(0.0, now - max(began, self._covered)) * 1e6
+        # What it waited in the queue until it was told that it is begun is counted as that.
+        fresh = max(0.0, now - max(began, self._covered, self.opened or 0.0)) * 1e6
         self._covered = now
         self.steps_us += fresh
         # The rest of the step's time has been counted: what it waited then, it waited for that.

@@ -33,7 +33,7 @@ from tests.api import scripted
 UNDER_WAY = ("parse", "queued", "prefill", "decode")
 """States of a request that is not over."""
 
-TIMEOUT = 3.0
+TIMEOUT = 8.0
 """Seconds that a request of the team's ring may take."""
 
 PATIENCE = 60.0

@@ -287,7 +287,16 @@ def test_every_step_is_told_when_asked_for(team: Served) -> None:
         assert re.search(form + r"rank 0 [\d.]+ \(wait [\d.]+, seal [\d.]+\)", line), line
 
 
+def use_well(ring: Served) -> None:
+    """Have so much said that the keys of a hop change, which the first do after 64 frames."""
+    for _ in range(20):
+        if ring.http.get("/v1/cluster").json()["key_updates"]:
+            return
+        ring.post(ring.chat("Count to twenty.", max_tokens=40))
+
+
 def test_the_cluster(ring: Served) -> None:
+    use_well(ring)
     told = ring.http.get("/v1/cluster?history=1").json()
     assert (told["state"], told["strategy"], told["healthy"]) == ("serving", "pp", True)
     assert (told["model"], told["suite"], told["trust"]) == ("tiny", "aes-256-gcm", "software")
@@ -320,6 +329,7 @@ def test_a_rank_that_hangs_makes_the_ring_unhealthy(ring: Served) -> None:
 
 
 def test_metrics(ring: Served) -> None:
+    use_well(ring)
     ring.post(ring.chat("Hello.", max_tokens=4))
     ring.until("/v1/cluster", lambda told: told["ranks"][1]["rtt_us"])
     answer = ring.http.get("/metrics")

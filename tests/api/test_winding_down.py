@@ -27,16 +27,25 @@ def deaf_client(team: Served) -> socket.socket:
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.connect(("127.0.0.1", int(team.url.rsplit(":", 1)[1])))
+    over: set[str] = {told["id"] for told in team.http.get("/v1/requests").json()["data"]}
     client.sendall(header.encode() + content)
-    team.until("/v1/requests", lambda told: overdue(told["data"]))
+
+    def stuck(told: dict[str, Any]) -> bool:
+        """The latest request has had all its time, and cannot end: what it sends is not taken.
+
+        A slow machine makes too little in that time to fill what the kernel keeps: ask again.
+        """
+        latest = told["data"][0] if told["data"] else None
+        if latest is None or latest["id"] in over:
+            return False
+        if latest["state"] not in UNDER_WAY:
+            over.add(latest["id"])
+            client.sendall(header.encode() + content)
+            return False
+        return bool(latest["phases_ms"]["total"] > 1000 * (TIMEOUT + 0.5))
+
+    team.until("/v1/requests", stuck)
     return client
-
-
-def overdue(requests: list[dict[str, Any]]) -> bool:
-    """The latest request has had all its time, and cannot end: what it sends is not taken."""
-    if not requests or requests[0]["state"] not in UNDER_WAY:
-        return False
-    return bool(requests[0]["phases_ms"]["total"] > 1000 * (TIMEOUT + 0.5))
 
 
 def test_what_runs_is_finished_and_what_is_new_is_refused(team: Served) -> None:
