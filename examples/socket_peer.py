@@ -1,8 +1,4 @@
-"""The head of two ranks on blocking sockets: it brings rank 1 up and has it compute two steps.
-
-A link is pure: it takes bytes and the time, and gives events and bytes to send. All that it has
-no way to do itself (sockets, clock, entropy, signing) is here. README.md says what it is given.
-"""
+"""The head of two ranks on blocking sockets: it has rank 1 compute two steps (README.md)."""
 
 import json
 import secrets
@@ -12,18 +8,18 @@ import time
 from array import array
 
 import attrs
+from sealring_protocol import errors
 from sealring_protocol import link as links
 from sealring_protocol.codec import messages as m
 from sealring_protocol.control.ledger import Ledger
-from sealring_protocol.security import identity, roles, seal
-from sealring_protocol.security.handshake import HandshakeConfig
+from sealring_protocol.security import handshake, identity, roles, seal
 from sealring_protocol.security.roster import SignedRoster
 
 told = json.loads(input())
 signer = identity.SoftwareSigner.from_scalar(int(told["scalar"], 16))
 roster = SignedRoster.decode(bytes.fromhex(told["roster"]))
 pinned, cluster = bytes.fromhex(told["coordinator"]), roster.roster.cluster
-config = HandshakeConfig(signer.public_key, roster, pinned, secrets.randbits(64))
+config = handshake.HandshakeConfig(signer.public_key, roster, pinned, secrets.randbits(64))
 open_links, came = {}, []  # links, each with its socket; events that nobody has asked for yet
 
 
@@ -36,19 +32,20 @@ def expect(kind):
                     link.provide_signature(signer.sign(event.payload), time.monotonic())
                 elif isinstance(event, links.LinkClosed):
                     raise SystemExit(f"the peer would not have it: {event.reason}")
+                elif getattr(event, "failed", None):  # a rank may also say so of no step (0)
+                    raise SystemExit(f"step {event.n} failed: {event.failed.message}")
                 else:
                     came.append(event)
             sock.sendall(link.data_to_send())
         if found := [event for event in came if isinstance(event, kind)]:
-            came.remove(found[0])
-            return found[0]
-        due = min(link.next_timeout() for link in open_links) - time.monotonic()
-        readable, _, _ = select.select(list(open_links.values()), [], [], max(0, due))
+            return came.pop(came.index(found[0]))
+        due = max(0, min(link.next_timeout() for link in open_links) - time.monotonic())
+        readable, _, _ = select.select(list(open_links.values()), [], [], due)
         for link, sock in open_links.items():
-            link.handle_timeout(time.monotonic())
             if sock in readable:
                 data = sock.recv(1 << 16)
                 link.receive_data(data, time.monotonic()) if data else link.receive_eof()
+            link.handle_timeout(time.monotonic())
 
 
 def dial(purpose):
@@ -77,3 +74,6 @@ for step, group, tokens in ((read, seal.PREFILL_GROUP, 5), (decode, 3, 1)):
 result = seal.InnerOpener(up.suite, up.hop.receive, cluster).open(back, *done.tensors)
 told = {"suite": up.suite.name, "bounds": bounds, "back": array("f", result).tolist()}
 print(json.dumps(told))
+for link, sock in open_links.items():
+    link.close(errors.CloseCode.SHUTDOWN, "")
+    sock.sendall(link.data_to_send())

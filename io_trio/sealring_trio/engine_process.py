@@ -143,14 +143,16 @@ class EngineProcess:
 
     async def _look(self) -> None:
         """Have it killed if it is stopped, and stays so for a moment."""
-        stopped = False
-        with contextlib.suppress(psutil.Error):  # it is gone, as `_read` will see too
-            process = psutil.Process(self.pid)
-            while True:
-                await trio.sleep(LOOK)
-                before, stopped = stopped, process.status() == psutil.STATUS_STOPPED
-                if before and stopped:
-                    self.end("it was stopped, and would have hung whoever waits for it")
+        before = False
+        while True:
+            await trio.sleep(LOOK)
+            stopped = False
+            # Without a free file descriptor nobody can look; that it is gone is for `_read` to see.
+            with contextlib.suppress(psutil.Error, OSError):
+                stopped = psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+            if before and stopped:
+                self.end("it was stopped, and would have hung whoever waits for it")
+            before = stopped
 
     async def _read(self) -> None:
         decoder = FrameDecoder({FrameKind.LOCAL: MAX_LOCAL_BODY})

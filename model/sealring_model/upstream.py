@@ -18,6 +18,7 @@ import importlib.util
 import os
 import resource
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
@@ -28,6 +29,7 @@ from sealring_model.errors import LoadError
 
 _NAME: Final = "mlx_lm"
 _HUB: Final = "huggingface_hub"
+_finishing: Final = threading.RLock()
 
 
 @functools.cache
@@ -108,8 +110,14 @@ def _package() -> ModuleType:
 
 def _finish(package: ModuleType) -> None:
     """Run the ``__init__`` of *package*, if that has not been done."""
-    if vars(package).pop("__getattr__", None) and (found := package.__spec__) and found.loader:
-        found.loader.exec_module(package)
+    with _finishing:
+        missing = vars(package).pop("__getattr__", None)
+        if missing and (found := package.__spec__) and found.loader:
+            try:
+                found.loader.exec_module(package)
+            except BaseException:
+                vars(package)["__getattr__"] = missing  # so that the next who asks sees why, too
+                raise
 
 
 def _stand_in(name: str, *functions: str) -> None:

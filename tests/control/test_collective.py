@@ -259,6 +259,25 @@ def test_a_rank_that_leaves_whenever_a_collective_comes_up_has_a_pipeline_in_the
     assert "rank 1 (n1) is gone: it does not say" in head.plan.reason
 
 
+@pytest.mark.parametrize("first", [TUNNEL, CONTROL])
+def test_a_node_that_goes_with_all_its_links_is_lost_once(first):
+    head = preparing_head()
+    for now in (10.0, 20.0, 30.0):
+        assert head.plan.strategy is Strategy.TENSOR
+        for at, purpose in enumerate(sorted((TUNNEL, CONTROL), key=lambda p: p is not first)):
+            head.link_down(1, purpose, "it is gone", now + at / 1000)
+            head.engine_lost("replaced", now + 0.1)
+            head.handle_timeout(now + 0.2)
+        head.engine_message(info(splits=2), now + 5)
+        head.message(1, CONTROL, HELLO, now + 6)
+        head.handle_timeout(now + 7)
+        for wanted in [PrepareCollective(head.membership.epoch, sealed=True)]:
+            head.engine_message(Loaded(1, 1, 1), now + 7)
+            head.link_up(1, TUNNEL, now + 7)
+            head.collective_prepared(wanted.epoch, 7000, 7001, now + 7)
+    assert head.plan.strategy is Strategy.PIPELINE
+
+
 def test_a_head_without_a_tunnel_goes_over_to_a_pipeline():
     head = Head(HeadConfig(HEAD, ("n0", "n1"), ("a", "b"), Wish(Strategy.AUTO)))
     head.engine_message(info(splits=2), 0.0)

@@ -97,6 +97,29 @@ async def test_a_stopped_engine_is_killed_whatever_it_owes() -> None:
         assert isinstance(await owner.told.receive(), EngineInfo)
 
 
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), psutil.AccessDenied()])
+async def test_who_cannot_look_at_an_engine_looks_again(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = trio.Event()
+    status = psutil.Process.status
+
+    def cannot(process: psutil.Process) -> str:
+        if looked.is_set():
+            return status(process)
+        looked.set()
+        raise error
+
+    monkeypatch.setattr(psutil.Process, "status", cannot)
+    async with running("good") as (engine, owner):
+        assert isinstance(await owner.told.receive(), EngineInfo)
+        await looked.wait()
+        engine.send(Ping(7, Progress()))
+        assert isinstance(await owner.told.receive(), Pong)
+        psutil.Process(engine.pid).suspend()
+        assert "it was stopped" in str(await owner.told.receive())
+
+
 async def test_a_mute_engine_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_process, "START_TIMEOUT", 0.5)
     async with running("mute") as (_, owner):

@@ -90,8 +90,8 @@ class ApiServer:
         address = self.head.config.api
         if address is None:
             raise ValueError("this node has no API")
-        settings = _Settings(await _listen(*address))
         app = build_app(self.head, self.pages)
+        settings = _Settings(await _listen(*address))
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._sample)

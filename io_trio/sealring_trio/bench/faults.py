@@ -14,13 +14,14 @@ nothing of sealring knows of it.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import signal
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -125,12 +126,13 @@ def measure(
 class Ring:
     """Two nodes, and what they say when nothing breaks."""
 
-    def __init__(self, nodes: list[LocalNode], site: str, stack: contextlib.ExitStack) -> None:
+    def __init__(self, nodes: list[LocalNode], path: str, stack: contextlib.ExitStack) -> None:
         self._nodes = nodes
-        self._site = site
+        self._path = path
         self._stack = stack
-        self._pool = stack.enter_context(ThreadPoolExecutor(len(PROMPTS)))
-        self._expected = [self._say(prompt) for prompt in PROMPTS]
+        # Its threads end with the nodes that they ask; to wait for them before would be for ever.
+        self._pool = ThreadPoolExecutor(len(PROMPTS) + 1)
+        self._expected = [_last(self._ask(prompt)) for prompt in PROMPTS]
 
     @classmethod
     @contextlib.contextmanager
@@ -139,36 +141,47 @@ class Ring:
         with contextlib.ExitStack() as stack:
             site = stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-"))
             (Path(site) / "sitecustomize.py").write_text(_SITE)
-            places = [{"PYTHONPATH": site}] * 2
+            path = os.pathsep.join(filter(None, (site, os.environ.get("PYTHONPATH"))))
+            # Nodes that are started again end after the head, as those that they replace do.
+            again = stack.enter_context(contextlib.ExitStack())
+            places = [{"PYTHONPATH": path}] * 2
             nodes = stack.enter_context(local_ring(2, model, options=options, places=places))
-            yield cls(nodes, site, stack)
+            yield cls(nodes, path, again)
 
     def trial(self, fault: FaultName, chance: random.Random) -> Trial:
         """Break something at a random token of a text, while another is under way too."""
         token = chance.randrange(1, TOKENS // 2)
         engines = [psutil.Process(pid) for node in self._nodes for pid in _engines(node)]
-        other = self._pool.submit(self._say, PROMPTS[1])
-        said = self._nodes[0].ask(_asked(PROMPTS[0]))
+        other = self._pool.submit(_last, self._ask(PROMPTS[1]))
+        said = self._ask(PROMPTS[0])
         for _ in range(token):
             next(said)
         before = self._state()
         began = time.perf_counter()
         self._do(fault, chance)
-        wrong = []
+        wrong, noticed = [], 0.0
         if fault == "client-gone":
             said.close()  # type: ignore[attr-defined]
-            noticed = 0.0
         else:
-            watching = self._pool.submit(self._until_noticed, before, began)
-            if _last(said) != self._expected[0]:
-                wrong.append("another text than without the fault")
-            noticed = watching.result()
-        if other.result() != self._expected[1]:
-            wrong.append("the other text is another than without the fault")
+            text = self._pool.submit(_last, said)
+            noticed = self._until_noticed(before, began)
+            wrong += self._compare("the text", text, 0)
+        wrong += self._compare("the other text", other, 1)
         whole = time.perf_counter() - began
-        if self._say(PROMPTS[0]) != self._expected[0]:
-            wrong.append("the next text is another than without the fault")
+        after = self._pool.submit(_last, self._ask(PROMPTS[0]))
+        wrong += self._compare("the next text", after, 0)
         return Trial(fault, token, noticed, whole, (*wrong, *self._left(engines)))
+
+    def _compare(self, what: str, said: Future[list[int]], number: int) -> list[str]:
+        """What is wrong with *what*, which should be that of prompt *number*."""
+        try:
+            if said.result(PATIENCE) == self._expected[number]:
+                return []
+        except TimeoutError:
+            return [f"{what} was not whole after {PATIENCE:.0f} s"]
+        except OperationError as error:
+            return [f"{what} failed: {error.what}"]
+        return [f"{what} is another than without the fault"]
 
     def _do(self, fault: FaultName, chance: random.Random) -> None:
         leader, follower = self._nodes
@@ -184,13 +197,13 @@ class Ring:
             case "follower-node-killed":
                 follower.process.kill()
                 follower.process.wait()
-                again = running_node(follower.config, place={"PYTHONPATH": self._site})
+                again = running_node(follower.config, place={"PYTHONPATH": self._path})
                 self._nodes[1] = self._stack.enter_context(again)
             case "client-gone":
                 pass
 
-    def _say(self, prompt: str) -> list[int]:
-        return _last(self._nodes[0].ask(_asked(prompt)))
+    def _ask(self, prompt: str) -> Iterator[dict[str, Any]]:
+        return self._nodes[0].ask({"do": "generate", "prompt": prompt, "max_tokens": TOKENS})
 
     def _state(self) -> tuple[int, str]:
         status = self._nodes[0].status()
@@ -226,10 +239,6 @@ def wait_until_up_again(node: LocalNode) -> None:
         node.status()
         return
     wait_until_up(node)
-
-
-def _asked(prompt: str) -> dict[str, Any]:
-    return {"do": "generate", "prompt": prompt, "max_tokens": TOKENS}
 
 
 def _last(said: Iterator[dict[str, Any]]) -> list[int]:

@@ -37,7 +37,10 @@ from sealring_protocol.table import Machine, Table
 LOOPBACK: Final = "127.0.0.1"
 TUNNEL_SECONDS: Final = 30.0
 """Time for the tunnel link to come up once all else is there. Loading may take long; this may not,
-and who waits for a link that cannot be waits for nothing."""
+and who waits for a link that cannot be waits for nothing. It doubles each time that it is in vain,
+up to `LONGEST_TUNNEL_SECONDS`, for giving up costs every rank another load."""
+
+LONGEST_TUNNEL_SECONDS: Final = 600.0
 
 _NOWHERE: Final = (LOOPBACK, 1)
 """What an engine is told of ranks that it does not talk to."""
@@ -110,6 +113,7 @@ class Joining:
         self._loaded = False
         self._tunnel = False  # the link to the right neighbour is up
         self._tunnel_ends: float | None = None
+        self._tunnel_seconds = TUNNEL_SECONDS
         self._grouped: Grouped | None = None
 
     @property
@@ -183,7 +187,7 @@ class Joining:
         if self._tunnel or not (preparing and sealed and self._loaded and self._ports):
             self._tunnel_ends = None
         elif self._tunnel_ends is None:
-            self._tunnel_ends = now + TUNNEL_SECONDS
+            self._tunnel_ends = now + self._tunnel_seconds
 
     @property
     def deadline(self) -> float | None:
@@ -193,7 +197,9 @@ class Joining:
     def give_up(self) -> str:
         """The deadline has passed; what there is to say of it."""
         self._tunnel_ends = None
-        return f"no tunnel link with rank {self._right} came up within {TUNNEL_SECONDS:.0f} s"
+        waited, most = self._tunnel_seconds, LONGEST_TUNNEL_SECONDS
+        self._tunnel_seconds = min(2 * waited, most)
+        return f"no tunnel link with rank {self._right} came up within {waited:.0f} s"
 
     def try_prepared(self, info: EngineInfo) -> Ready | None:
         """The answer to *prepare*, once, when there is nothing left to wait for."""
@@ -229,6 +235,7 @@ class Joining:
     def joined(self, ready: Ready) -> Ready:
         """The engine can serve: the answer to *join*, out of its *ready*."""
         self._machine.fire(JoiningEvent.JOINED)
+        self._tunnel_seconds = TUNNEL_SECONDS
         if self._grouped is None:
             return ready
         return attrs.evolve(ready, sum_us=self._grouped.sum_us, token_us=self._grouped.token_us)

@@ -145,7 +145,7 @@ class Head(HeadEpochs):
         lost = Failure(0, FailureKind.ENGINE_LOST, reason)
         text = f"this rank's engine is gone: {reason}"
         effects.append(Note(Level.WARNING, text))
-        if self._gives_up_tensor():
+        if self._gives_up_tensor(now):
             effects += self._without_tensor(text)
         if self.membership.lost(0):
             effects += self._lost(lost, now)
@@ -180,7 +180,7 @@ class Head(HeadEpochs):
         if purpose is Purpose.CONTROL:
             text = f"rank {rank} ({name}) is gone: {reason}"
             note = Note(Level.WARNING, text)
-            gives_up = self._gives_up_tensor(FailureKind.LINK_LOST)
+            gives_up = self._gives_up_tensor(now, FailureKind.LINK_LOST)
             running = self.membership.lost(rank)
             if gives_up:
                 return [note, *self._without_tensor(text), *self._end_epoch(now)]
@@ -285,7 +285,7 @@ class Head(HeadEpochs):
             return self._lost(self._late(), now)
         if _is_due(self._bootstrap_ends, now):
             text = f"ranks {self.membership.missing} were not ready in time"
-            if self._gives_up_tensor():
+            if self._gives_up_tensor(now):
                 return [*self._without_tensor(text), *self._end_epoch(now)]
             return [Note(Level.WARNING, f"{text}; trying again"), *self._end_epoch(now)]
         if _is_due(self._recovery.until, now):

@@ -8,6 +8,7 @@ reason for the pipeline that follows. Whatever ends an epoch leads back here.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import attrs
@@ -32,6 +33,7 @@ from sealring_protocol.control.recovery import LONGEST_PAUSE
 from sealring_protocol.control.rows import SchedulerConfig
 from sealring_protocol.control.tensor import TensorLeader
 from sealring_protocol.errors import CloseCode, LocalProtocolError, RemoteProtocolError
+from sealring_protocol.limits import PING_TIMEOUT
 from sealring_protocol.security.roles import Purpose
 
 TENSOR_TRIES: Final = 3
@@ -72,7 +74,8 @@ class HeadEpochs(HeadSteps):
         self._next_up = world == 1  # the step link to rank 1
         self._bootstrap_ends: float | None = None
         self._tries = 1  # before `auto` does without tensor parallelism
-        self._cuts = 0  # links that were lost in a row while a collective came up
+        self._cuts = 0  # losses in a row of links while a collective came up
+        self._cut_at = -math.inf
 
     @property
     def _tensor(self) -> bool:
@@ -224,20 +227,22 @@ class HeadEpochs(HeadSteps):
         """A rank did not get ready. Loading is tried again after a longer pause."""
         name = self._config.names[rank]
         text = f"rank {rank} ({name}) cannot serve: {failed.message}"
-        if self._gives_up_tensor(failed.kind):
+        if self._gives_up_tensor(now, failed.kind):
             return [*self._without_tensor(text), *self._end_epoch(now)]
         if failed.kind in (FailureKind.LOAD, FailureKind.GROUP):
             self._recovery.wait(now, LONGEST_PAUSE)
         return [Note(Level.ERROR, text), *self._end_epoch(now)]
 
-    def _gives_up_tensor(self, kind: FailureKind = FailureKind.GROUP) -> bool:
+    def _gives_up_tensor(self, now: float, kind: FailureKind = FailureKind.GROUP) -> bool:
         """A collective does not come up, and nobody insists on it. One that once worked is tried
         some times again, and so is one whose links broke: a node may just have gone."""
         rising = self.membership.state in (MembershipState.PREPARING, MembershipState.STARTING)
         if not (rising and self._tensor and self._wish.strategy is Strategy.AUTO):
             return False
         if kind is FailureKind.LINK_LOST:
-            self._cuts += 1
+            if now - self._cut_at > PING_TIMEOUT:  # all links of a node that goes are one loss
+                self._cuts += 1
+                self._cut_at = now
             return self._cuts >= TENSOR_TRIES
         self._tries -= 1
         return self._tries <= 0
