@@ -1,5 +1,5 @@
-"""Writes every family's file. ``python -m spec.vectors.generate``; with ``--check``, none is
-written, and the exit code is 1 if one would change.
+"""Writes every family's file, and counts. ``python -m spec.vectors.generate``; with ``--check``,
+none is written, and the exit code is 1 if one would change.
 
 A family is a module with `GIVEN` (byte strings told once) and `vectors()`.
 """
@@ -7,6 +7,7 @@ A family is a module with `GIVEN` (byte strings told once) and `vectors()`.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,6 +37,7 @@ from spec.vectors import (
 from spec.vectors.model import to_text
 
 HERE: Final = Path(__file__).parent
+SPECIFICATION: Final = HERE.parent / "sealring-1.md"
 FAMILIES: Final[Mapping[str, ModuleType]] = {
     "frames": frames,
     "messages": messages,
@@ -64,6 +66,20 @@ def text_of(family: str) -> str:
     return to_text(module.vectors(), module.GIVEN)
 
 
+def count() -> str:
+    """How many vectors there are, how many of them are faulty, and what they are about."""
+    every = [vector for module in FAMILIES.values() for vector in module.vectors()]
+    faulty = sum(vector.faulty for vector in every)
+    defined = re.findall(r"^- \*\*\[(\w\w-\d\d)\]\*\*(†?)", SPECIFICATION.read_text(), re.MULTILINE)
+    shown = {name for vector in every for name in vector.requirements}
+    without = sum(bool(dagger) for _, dagger in defined)
+    return (
+        f"{len(every)} vectors in {len(FAMILIES)} families, {faulty} of them faulty "
+        f"({faulty / len(every):.0%}); {len(shown)} of {len(defined)} requirements have one, and "
+        f"{without} say that no vector can show them"
+    )
+
+
 def main() -> int:
     """Write the files, or check them."""
     parser = argparse.ArgumentParser(description="the conformance vectors")
@@ -78,6 +94,7 @@ def main() -> int:
             stale = 1
         if not check:
             path.write_text(text, encoding="ascii")
+    sys.stdout.write(f"{count()}\n")
     return stale
 
 
