@@ -377,6 +377,9 @@ def faults(
     from sealring_trio.bench.shown import show_faults  # noqa: PLC0415
 
     options = {"strategy": strategy}
-    found = list(measure(fault, times, find_model(model), options, seed, teller()))
+    tell, found = teller(), []
+    for summary in measure(fault, times, find_model(model), options, seed, tell):
+        found.append(summary)
+        tell(f"{summary.fault}: {'passed' if summary.passed else 'FAILED'}")
     show_faults(found, json)
     return 0 if all(summary.passed for summary in found) else 1
