@@ -271,10 +271,9 @@ def test_a_node_that_goes_with_all_its_links_is_lost_once(first):
         head.engine_message(info(splits=2), now + 5)
         head.message(1, CONTROL, HELLO, now + 6)
         head.handle_timeout(now + 7)
-        for wanted in [PrepareCollective(head.membership.epoch, sealed=True)]:
-            head.engine_message(Loaded(1, 1, 1), now + 7)
-            head.link_up(1, TUNNEL, now + 7)
-            head.collective_prepared(wanted.epoch, 7000, 7001, now + 7)
+        head.engine_message(Loaded(1, 1, 1), now + 7)
+        head.link_up(1, TUNNEL, now + 7)
+        head.collective_prepared(head.membership.epoch, 7000, 7001, now + 7)
     assert head.plan.strategy is Strategy.PIPELINE
 
 

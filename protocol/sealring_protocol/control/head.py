@@ -31,7 +31,6 @@ from sealring_protocol.codec.messages import (
 from sealring_protocol.control.effects import Effect, Level, Note, RestartEngine, Shut
 from sealring_protocol.control.head_epochs import HeadConfig, HeadEpochs
 from sealring_protocol.control.membership import MembershipState, hello
-from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.requests import Request
 from sealring_protocol.control.scheduler import Scheduler
 from sealring_protocol.control.tensor import TensorLeader
@@ -185,8 +184,7 @@ class Head(HeadEpochs):
             if gives_up:
                 return [note, *self._without_tensor(text), *self._end_epoch(now)]
         else:
-            tensor = self.plan is not None and self.plan.strategy is Strategy.TENSOR
-            needed = not tensor
+            needed = not self._tensor
             if purpose is Purpose.TUNNEL:
                 self._joining.tunnel(rank, now, up=False)
                 needed = self._joining.committed
