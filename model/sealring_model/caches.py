@@ -1,9 +1,13 @@
 """The caches of one rank: private ones per row, batched ones per group, snapshots by handle.
 
-All of them are mlx-lm's own. A row is read into private caches; when it joins a group, the
-joiners' caches are merged into batched ones (left-padded rectangles) and these are appended to
+All of them are mlx-lm's own. A row is read into private caches; when it joins others in a group,
+the joiners' caches are merged into batched ones (left-padded rectangles) and these are appended to
 the group's. Leaving rows are filtered out. When the last row has left, the caches go: filtering
 a batched cache down to nothing fails, and holding it would hold its memory.
+
+A row that is alone in its group keeps its private caches, or gets such back: a batch of one has
+offsets and padding on the device, which on a GPU are launches in every layer that a row alone has
+no use for.
 
 `CacheStore.apply` carries out a ledger's `Change` and nothing of its own: order and membership
 are the ledger's, the head's alone to decide.
@@ -41,20 +45,27 @@ class CacheStore:
         self._ledger = ledger
         self._private: dict[int, list[Any]] = {}
         self._snaps: dict[int, list[Any]] = {}
-        self._groups: dict[int, list[Any]] = {}
+        self._batches: dict[int, list[Any]] = {}  # by group
+        self._single: dict[int, list[Any]] = {}  # by group, of those that have one row
 
     def row(self, uid: int) -> list[Any]:
         """The private caches of row *uid*."""
         return _held(self._private, uid, "row")
 
     def group(self, group: int) -> list[Any]:
-        """The batched caches of *group*."""
-        return _held(self._groups, group, "group")
+        """The caches of *group*: batched ones, or those of the one row that it has."""
+        return _held(self._single if group in self._single else self._batches, group, "group")
+
+    def tidy(self, group: int) -> None:
+        """Have everything in the batched caches of *group* evaluated: what a model never looks at
+        is a sum that grows by a term, and so by memory, with every token."""
+        if group in self._batches:
+            start(*arrays(self._batches[group]))
 
     @property
     def nbytes(self) -> int:
         """Bytes that all caches occupy; what two share is counted for both."""
-        stores = (self._private, self._snaps, self._groups)
+        stores = (self._private, self._snaps, self._single, self._batches)
         return sum(c.nbytes for store in stores for slots in store.values() for c in slots)
 
     def apply(self, change: Change) -> None:
@@ -69,8 +80,8 @@ class CacheStore:
             self._private[row.uid] = self._opened(row)
         for group, regroup in change.regroup.items():
             self._regroup(group, regroup)
-            if len(change.regroup) > 1 and group in self._groups:
-                mx.eval(arrays(self._groups[group]))  # or there would be copies of all at once
+            if len(change.regroup) > 1 and group in self._batches:
+                mx.eval(arrays(self._batches[group]))  # or there would be copies of all at once
 
     def settle(self, uid: int) -> None:
         """Part of row *uid*'s prompt has been read: keep no more of it than will be looked at."""
@@ -80,9 +91,15 @@ class CacheStore:
     def _saved(self, save: Saved) -> list[Any]:
         if save.group is None:
             return copy.deepcopy(self.row(save.uid))
+        if save.group in self._single:
+            return copy.deepcopy(self._single[save.group])
+        return self._taken_out(self.group(save.group), save.index)
+
+    def _taken_out(self, batch: list[Any], at: int) -> list[Any]:
+        """The row at *at* of *batch* in private caches of its own."""
         slots = [
-            fresh if cache.empty() else _taken_out(cache, save.index)
-            for cache, fresh in zip(self.group(save.group), self._stage.new_caches(), strict=True)
+            fresh if cache.empty() else _taken_out(cache, at)
+            for cache, fresh in zip(batch, self._stage.new_caches(), strict=True)
         ]
         start(*arrays(slots))
         return slots
@@ -101,20 +118,27 @@ class CacheStore:
         return slots
 
     def _regroup(self, group: int, regroup: Regroup) -> None:
-        slots = self._groups.pop(group, [])
+        rows = [self._private.pop(uid) for uid in regroup.joined]
+        batch, single = self._batches.pop(group, []), self._single.pop(group, [])
         if not regroup.kept:
-            slots = []
+            batch = []
+        elif single:
+            rows.insert(0, single)
+        elif len(regroup.kept) == 1 and not rows:
+            rows, batch = [self._taken_out(batch, regroup.kept[0])], []
         elif len(regroup.kept) < regroup.before:
-            for cache in slots:
+            for cache in batch:
                 cache.filter(list(regroup.kept))
-        joiners = [self._private.pop(uid) for uid in regroup.joined]
-        if joiners:
-            merged = [type(rows[0]).merge(list(rows)) for rows in zip(*joiners, strict=True)]
-            slots = _extended(slots, merged)
-        if slots:
+        if len(rows) == 1 and not batch:
+            self._single[group] = rows[0]
+            return
+        if rows:
+            merged = [type(caches[0]).merge(list(caches)) for caches in zip(*rows, strict=True)]
+            batch = _extended(batch, merged)
+        if batch:
             # Now, so that the private caches go, and nothing unread piles up from change to change.
-            start(*arrays(slots))
-            self._groups[group] = slots
+            start(*arrays(batch))
+            self._batches[group] = batch
 
 
 def _extended(slots: list[Any], merged: list[Any]) -> list[Any]:

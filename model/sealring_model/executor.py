@@ -84,9 +84,8 @@ _FRESH: Final = 256
 rows grow, sizes do not come again, and it would keep more with every token."""
 
 _TIDY: Final = 64
-"""Decodes of a group between two that evaluate all of its caches' state. A layer without rotary
-positions never looks at its cache's offsets: left alone they are a sum that grows by a term, and
-so by memory, with every token."""
+"""Decodes of a group between two that evaluate all of its caches' state: a layer without rotary
+positions never looks at its cache's offsets."""
 
 Clock = Callable[[], Spent]
 """Tells where this rank's time with a message went, once there is nothing left to do on it."""
@@ -298,7 +297,7 @@ class Executor:
             inputs = self._received(step, context, (len(uids), 1, self._loaded.hidden))
         slots = self._caches.group(group)
         if self._ledger.length(uids[0]) % _TIDY == 0:
-            start(*arrays(slots))
+            self._caches.tidy(group)
         outputs = self._stage.run(inputs, slots)
         if self._first:
             positions = tuple(self._ledger.length(uid) for uid in uids)

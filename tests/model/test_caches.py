@@ -267,7 +267,7 @@ def test_offsets_that_nobody_reads_do_not_pile_up(tmp_path):
     config = {**config_of("llama", num_hidden_layers=2), "model_type": "smollm3"}
     config["no_rope_layers"] = [1, 0]
     ring = Ring(write_model(tmp_path / "smollm3", config, random_weights(config)))
-    ring.decode(join=[ring.admit(PROMPT[:5])])
+    ring.decode(join=[ring.admit(PROMPT[:5]), ring.admit(PROMPT[:5])])
     for _ in range(200):
         ring.decode()
     graph = io.StringIO()
