@@ -1,14 +1,15 @@
 """Between MLX arrays and tensors on the wire.
 
 Out: the memory of an evaluated, contiguous array is the tensor's data, uncopied. In: one copy,
-into memory that MLX has allocated, seen through an unsigned view since neither numpy nor the
-buffer protocol knows bfloat16. Nothing is ever cast: a ring fixes the dtype of its hidden states
-when its ranks say READY, and another dtype is refused.
+which MLX makes without its device, seen through an unsigned view since the buffer protocol knows
+no bfloat16. Nothing is ever cast: a ring fixes the dtype of its hidden states when its ranks say
+READY, and another dtype is refused.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from math import prod
+from typing import Any, Final, Literal
 
 import mlx.core as mx
 from sealring_protocol.codec.tensor import DType
@@ -22,7 +23,7 @@ MLX_DTYPES: Final = {
     DType.BF16: mx.bfloat16,
     DType.U32: mx.uint32,
 }
-_UNSIGNED: Final = {2: mx.uint16, 4: mx.uint32}
+_UNSIGNED: Final[dict[int, Literal["H", "I"]]] = {2: "H", 4: "I"}
 
 
 def outgoing(array: mx.array) -> mx.array:
@@ -31,7 +32,7 @@ def outgoing(array: mx.array) -> mx.array:
 
 
 def memory_of(array: mx.array) -> memoryview:
-    """The memory of *array*, evaluated and contiguous, to be read, or filled before its use."""
+    """The memory of *array*, evaluated and contiguous, to be read."""
     return memoryview(array)  # type: ignore[arg-type]
 
 
@@ -45,12 +46,11 @@ def from_data(dtype: DType, shape: tuple[int, ...], data: Buffer) -> mx.array:
 
     Raises `IntegrityError` when *data* is not of the size that dtype and shape give.
     """
-    words = mx.zeros(shape, _UNSIGNED[dtype.width])
-    if len(data) != words.nbytes:
-        raise IntegrityError(f"{len(data)} bytes of hidden state where {words.nbytes} belong")
-    mx.eval(words)
-    memory_of(words).cast("B")[:] = data
-    return words.view(MLX_DTYPES[dtype])
+    size = prod(shape) * dtype.width
+    if len(data) != size:
+        raise IntegrityError(f"{len(data)} bytes of hidden state where {size} belong")
+    words: Any = memoryview(data).cast("B").cast(_UNSIGNED[dtype.width], shape)
+    return mx.array(words).view(MLX_DTYPES[dtype])
 
 
 def ids_of(tokens: mx.array) -> tuple[int, ...]:

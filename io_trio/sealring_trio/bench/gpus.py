@@ -2,31 +2,39 @@
 
 For a machine with two CUDA devices. The model is random, in bf16 and of the shapes of an 8B Llama.
 Every rank is a node of its own with a device of its own; collectives go over NCCL, beside the
-sealed links. All take turns in one run, and leave their devices idle between.
+sealed links. All take turns in one run, and each is alone on the devices in its turn: processes
+that only wait there were seen to halve the pace of others.
 """
 
 from __future__ import annotations
 
 import contextlib
+import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import attrs
 from sealring_model.tokens import Tokenizer
 
-from sealring_trio.bench.batch import Case, Side, make_prompts, ring_pace, take_turns
+from sealring_trio.bench.batch import Case, Side, make_prompts, ring_pace
 from sealring_trio.bench.measure import Result
 from sealring_trio.bench.random_model import SizeName, write_random_model
-from sealring_trio.bench.yardstick import own_split
+from sealring_trio.bench.yardstick import one_process, own_split
 from sealring_trio.local_ring import local_ring
 
 _GPUS: Final = [{"CUDA_VISIBLE_DEVICES": str(device)} for device in range(2)]
-_TENSOR: Final = {"strategy": "tp", "collectives": "trusted-link", "backend": "nccl"}
+_TENSOR: Final[dict[str, str | float]] = {
+    "strategy": "tp",
+    "collectives": "trusted-link",
+    "backend": "nccl",
+}
 
 THEIRS: Final = "mlx-lm tensor parallel"
+THEIR_ONE: Final = "mlx-lm on one GPU"
 TP: Final = "tensor parallel"
 PP: Final = "pipeline"
 ONE: Final = "one GPU"
@@ -34,27 +42,35 @@ ONE: Final = "one GPU"
 
 @attrs.frozen
 class Plan:
-    """*rows* share a group; each gives *tokens* after about *prompt*, in so many *turns*."""
+    """*rows* share a group; each gives *tokens* after about *prompt*. Everybody is brought up in
+    each of so many *turns*, and then measured so many *times*."""
 
     rows: int = 32
-    turns: int = 3
+    turns: int = 2
+    times: int = 3
     tokens: int = 128
     prompt: int = 32
+
+
+Runs: TypeAlias = Mapping[Case, Callable[[], float]]
+"""What to run of one side that is up; each gives tokens a second."""
 
 
 def measure(plan: Plan, size: SizeName = "8b") -> list[Result]:
     """Tokens a second over all rows, medians. Raises `OperationError`."""
     one, many = Case(1, 1, 1), Case(1, 1, plan.rows)
     alone, few, both = Case(2, 1, 1), Case(2, 1, plan.rows), Case(2, 2, 2 * plan.rows)
-    with tempfile.TemporaryDirectory(prefix="sealring-") as folder, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="sealring-") as folder:
         model = write_random_model(Path(folder), size, "bf16")
-        found = take_turns(_sides(plan, model, stack), plan.turns)
+        found = _take_turns(plan, _sides(plan, model))
     told = [
         ((TP, alone), (THEIRS, alone), 1.1),
         ((TP, few), (THEIRS, few), None),
         ((PP, alone), (ONE, one), 0.8),
         ((PP, both), (ONE, many), 1.5),
         ((TP, alone), (ONE, one), None),
+        ((ONE, one), (THEIR_ONE, one), None),
+        ((ONE, many), (THEIR_ONE, many), None),
     ]
     return [
         Result(
@@ -64,23 +80,47 @@ def measure(plan: Plan, size: SizeName = "8b") -> list[Result]:
     ]
 
 
-def _sides(plan: Plan, model: Path, stack: contextlib.ExitStack) -> dict[Side, Callable[[], float]]:
+def _take_turns(
+    plan: Plan, sides: Mapping[str, Callable[[], AbstractContextManager[Runs]]]
+) -> dict[Side, float]:
+    paces: dict[Side, list[float]] = {}
+    for _ in range(plan.turns):
+        for name, up in sides.items():
+            with up() as runs:
+                for case, run in runs.items():
+                    run()  # warms up
+                    paces.setdefault((name, case), []).extend(run() for _ in range(plan.times))
+    return {side: statistics.median(each) for side, each in paces.items()}
+
+
+def _sides(plan: Plan, model: Path) -> dict[str, Callable[[], AbstractContextManager[Runs]]]:
     texts = make_prompts(2 * plan.rows, plan.prompt)
     ids = list(map(Tokenizer(model).encode, texts))
-    theirs = stack.enter_context(own_split(model, 2, "tensor", gpus=True))
-    rings: dict[str, tuple[int, dict[str, str | float]]] = {
-        ONE: (1, {"groups": 1}),
-        PP: (2, {"groups": 2}),
-        TP: (2, {"groups": 1, **_TENSOR}),
+
+    @contextlib.contextmanager
+    def theirs(ranks: int) -> Iterator[Runs]:
+        split = own_split(model, ranks, "tensor", gpus=True) if ranks > 1 else one_process(model)
+        with split as children:
+            yield {
+                Case(ranks, 1, rows): partial(
+                    children.pace, ids[:rows], plan.tokens, stream=rows == 1
+                )
+                for rows in (1, plan.rows)
+            }
+
+    @contextlib.contextmanager
+    def ours(ranks: int, groups: int, **options: str | float) -> Iterator[Runs]:
+        options |= {"rows": plan.rows, "groups": groups}
+        with local_ring(ranks, model, options=options, places=_GPUS) as nodes:
+            yield {
+                Case(ranks, of, rows): partial(ring_pace, nodes[0], texts[:rows], plan.tokens)
+                for of, rows in ((1, 1), (groups, groups * plan.rows))
+            }
+
+    return {
+        THEIR_ONE: partial(theirs, 1),
+        ONE: partial(ours, 1, 1),
+        THEIRS: partial(theirs, 2),
+        TP: partial(ours, 2, 1, **_TENSOR),
+        PP: partial(ours, 2, 2),
     }
-    sides: dict[Side, Callable[[], float]] = {}
-    for rows in (1, plan.rows):
-        case = Case(2, 1, rows)
-        sides[THEIRS, case] = partial(theirs.pace, ids[:rows], plan.tokens, stream=rows == 1)
-    for name, (ranks, options) in rings.items():
-        nodes = local_ring(ranks, model, options={"rows": plan.rows, **options}, places=_GPUS)
-        head = stack.enter_context(nodes)[0]
-        for rows in (1, 2 * plan.rows if name == PP else plan.rows):
-            case = Case(ranks, 2 if rows > plan.rows else 1, rows)
-            sides[name, case] = partial(ring_pace, head, texts[:rows], plan.tokens)
-    return sides

@@ -3,7 +3,8 @@
 They are of the Qwen2 family, since it is one that mlx-lm's own pipeline splits too, and have the
 tiny model's tokenizer, filled up to their vocabulary with words that no text contains. Weights are
 random signs and mantissas under one exponent, which big integers make in a moment: their values do
-not matter, as long as they are neither zeros nor infinities.
+not matter, as long as they are neither zeros nor infinities. Only the token that ends a text is
+all zeros, in the embedding that is the output head too: its logit is 0, and no text ends by itself.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ SIZES: Final[Mapping[SizeName, Size]] = {
 CONTEXT: Final = 4096
 POOL: Final = 1_000_003
 """Random values to cut weights from; a prime, so that no row of a matrix falls on another."""
+
+_EMBEDDING: Final = "model.embed_tokens.weight"
+_END: Final = 0
+"""The token that ends a text: the embedding's first line."""
 
 _STEP: Final = 70_001  # between the beginnings of two tensors
 
@@ -108,7 +113,7 @@ def write_random_model(folder: Path, size: SizeName = "25m", dtype: DType = "f32
         "rms_norm_eps": 1e-6,
         "rope_theta": 10_000.0,
         "tie_word_embeddings": True,
-        "eos_token_id": 0,
+        "eos_token_id": _END,
         "torch_dtype": form.torch,
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1))
@@ -126,7 +131,7 @@ def _write_tokenizer(source: Path, target: Path, vocabulary: int) -> None:
 def _shapes(size: Size) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, inner = size.hidden, size.feed_forward
     narrow = hidden // size.heads * size.kv_heads
-    yield "model.embed_tokens.weight", (size.vocabulary, hidden)
+    yield _EMBEDDING, (size.vocabulary, hidden)
     for layer in range(size.layers):
         prefix = f"model.layers.{layer}"
         for name, width in (("q", hidden), ("k", narrow), ("v", narrow)):
@@ -157,6 +162,10 @@ def _write_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]], form: _F
             first, last = entry["data_offsets"]
             if name.endswith("norm.weight"):
                 file.write(form.one * ((last - first) // form.size))
+            elif name == _EMBEDDING:
+                end = form.size * shapes[name][1]
+                file.write(bytes(end))
+                file.writelines(_cut(pool, 0, last - first - end))
             else:
                 file.writelines(_cut(pool, index * _STEP % POOL * form.size, last - first))
     # mlx-lm's pipeline looks up there which file has which layer.

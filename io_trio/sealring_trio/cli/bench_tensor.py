@@ -112,7 +112,7 @@ def gpus(
     *,
     size: Literal["25m", "450m", "8b"] = "8b",
     rows: Count = 32,
-    turns: Count = 3,
+    turns: Count = 2,
     tokens: Count = 128,
     check: bool = False,
     json: bool = False,
@@ -133,7 +133,8 @@ def gpus(
     rows
         Rows of a batch; the pipeline has two such batches in flight.
     turns
-        Turns, after one to warm up.
+        Turns; in each one, everybody is brought up again, and measured three
+        times.
     tokens
         Tokens of each row.
     check
@@ -143,5 +144,5 @@ def gpus(
     """
     from sealring_trio.bench.gpus import Plan, measure  # noqa: PLC0415
 
-    results = measure(Plan(rows, turns, tokens), size)
+    results = measure(Plan(rows=rows, turns=turns, tokens=tokens), size)
     return report(results, json=json, check=check)
