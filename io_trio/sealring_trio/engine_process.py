@@ -8,7 +8,7 @@ when the kernel says that it is stopped, which no deadline would tell as soon.
 None is left behind: the child ends at the end of its stream, the kernel kills it with its parent
 where it can (Linux), and whoever runs an `EngineProcess` and is cancelled kills the child first.
 The child gets its own session, so that an interrupt from the terminal reaches the node alone,
-which then ends it in good order.
+which then ends it in good order. It gives way to its node on a busy processor (`child`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class EngineCommand:
         """A new process that has *fd* as its socket."""
         # Not through trio's worker threads: the kernel ties the child's life to the thread that
         # made it, and worker threads end when they are idle.
-        launcher = (sys.executable, "-m", "sealring_trio.child", self.module)
+        launcher = (sys.executable, "-m", "sealring_trio.child", "--give-way", self.module)
         return subprocess.Popen(
             [*launcher, "--fd", str(fd), *self.arguments],
             stdin=subprocess.DEVNULL,
