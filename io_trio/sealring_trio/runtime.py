@@ -300,11 +300,19 @@ class Runtime:
 
     def _settle(self) -> None:
         """Carry out what the node wants, flush what has bytes, and set the clock."""
-        while (event := self.node.next_event()) is not None:
+        tunneled = False
+        while type(event := self.node.next_event()) is TunnelMessage:
+            self._relays.message(event.rank, event.message)
+            tunneled = True
+        moved = event is not None or not tunneled
+        while event is not None:
             self._carry_out(event)
+            event = self.node.next_event()
         for link in self.node.links_to_flush():
             if pump := self._pumps.get(link):
                 pump.flush()
+        if not moved:
+            return  # what a tunnel carries brings no deadline nearer
         deadline = self.node.next_timeout()
         if deadline is not None and deadline < self._armed:
             self._armed = deadline

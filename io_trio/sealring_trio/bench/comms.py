@@ -36,10 +36,11 @@ from sealring_trio.local_ring import write_cluster
 from sealring_trio.ports import free_ports
 from sealring_trio.service import build_runtime, prepare
 
-TURNS: Final = 15
-ROUNDS: Final = 200
-TURN_SECONDS: Final = 0.2
-"""What a turn takes at most, about: on a busy machine a sum may take a thousand times longer."""
+TURNS: Final = 11
+ROUNDS: Final = 1000
+TURN_SECONDS: Final = 0.6
+"""What a turn takes at most, about: on a busy machine a sum may take a thousand times longer. It is
+enough for everybody to be warm for most of it, as they are in the middle of a text."""
 
 FEWEST: Final = 5
 START_SECONDS: Final = 60.0
