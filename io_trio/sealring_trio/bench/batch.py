@@ -80,11 +80,12 @@ class Plan:
     layers: tuple[int, ...] = ()
 
 
-def measure(plan: Plan, model: Path, name: str) -> list[Result]:
+def measure(plan: Plan, model: Path, name: str, tell: Callable[[str], None]) -> list[Result]:
     """Tokens a second over all rows, greedy, medians of alternating turns: each case beside each
     of its yardsticks. *model* is told as *name*. Raises `OperationError`."""
     with contextlib.ExitStack() as stack:
-        found = take_turns(_sides(plan, model, stack), plan.turns)
+        tell("bringing everybody up")
+        found = take_turns(_sides(plan, model, stack), plan.turns, tell)
     return [
         Result(
             f"{name}, {case}",
@@ -100,8 +101,11 @@ def measure(plan: Plan, model: Path, name: str) -> list[Result]:
     ]
 
 
-def take_turns(sides: Mapping[Side, Callable[[], float]], turns: int) -> dict[Side, float]:
-    """The median pace of each of *sides*, in so many alternating *turns* after one to warm up.
+def take_turns(
+    sides: Mapping[Side, Callable[[], float]], turns: int, tell: Callable[[str], None]
+) -> dict[Side, float]:
+    """The median pace of each of *sides*, in so many alternating *turns* after one to warm up. Each
+    pace is told of as it is found.
 
     Raises `OperationError`.
     """
@@ -114,6 +118,8 @@ def take_turns(sides: Mapping[Side, Callable[[], float]], turns: int) -> dict[Si
                     f"{side[0]}: one row had ended before another began",
                     "There is nothing to measure then. Give them more --tokens.",
                 )
+            told = f"turn {turn} of {turns}" if turn else "to warm up"
+            tell(f"{told}: {side[0]}, {side[1]}: {pace:.1f} tokens/s")
             if turn:
                 paces[side].append(pace)
     return {side: statistics.median(each) for side, each in paces.items()}

@@ -56,13 +56,14 @@ Runs: TypeAlias = Mapping[Case, Callable[[], float]]
 """What to run of one side that is up; each gives tokens a second."""
 
 
-def measure(plan: Plan, size: SizeName = "8b") -> list[Result]:
+def measure(plan: Plan, size: SizeName, tell: Callable[[str], None]) -> list[Result]:
     """Tokens a second over all rows, medians. Raises `OperationError`."""
     one, many = Case(1, 1, 1), Case(1, 1, plan.rows)
     alone, few, both = Case(2, 1, 1), Case(2, 1, plan.rows), Case(2, 2, 2 * plan.rows)
     with tempfile.TemporaryDirectory(prefix="sealring-") as folder:
+        tell("writing the model")
         model = write_random_model(Path(folder), size, "bf16")
-        found = _take_turns(plan, _sides(plan, model))
+        found = _take_turns(plan, _sides(plan, model), tell)
     told = [
         ((TP, alone), (THEIRS, alone), 1.1),
         ((TP, few), (THEIRS, few), None),
@@ -81,15 +82,21 @@ def measure(plan: Plan, size: SizeName = "8b") -> list[Result]:
 
 
 def _take_turns(
-    plan: Plan, sides: Mapping[str, Callable[[], AbstractContextManager[Runs]]]
+    plan: Plan,
+    sides: Mapping[str, Callable[[], AbstractContextManager[Runs]]],
+    tell: Callable[[str], None],
 ) -> dict[Side, float]:
     paces: dict[Side, list[float]] = {}
-    for _ in range(plan.turns):
+    for turn in range(1, plan.turns + 1):
         for name, up in sides.items():
+            tell(f"turn {turn} of {plan.turns}: bringing up {name}")
             with up() as runs:
                 for case, run in runs.items():
                     run()  # warms up
-                    paces.setdefault((name, case), []).extend(run() for _ in range(plan.times))
+                    found = [run() for _ in range(plan.times)]
+                    paces.setdefault((name, case), []).extend(found)
+                    shown = ", ".join(f"{pace:.1f}" for pace in found)
+                    tell(f"turn {turn} of {plan.turns}: {name}, {case}: {shown} tokens/s")
     return {side: statistics.median(each) for side, each in paces.items()}
 
 

@@ -41,11 +41,12 @@ class Plan:
     prompt: int = 32
 
 
-def measure(plan: Plan, model: Path, name: str) -> list[Result]:
+def measure(plan: Plan, model: Path, name: str, tell: Callable[[str], None]) -> list[Result]:
     """Tokens a second over all rows, greedy, medians of alternating turns: ours, either way,
     beside mlx-lm's. *model* is told as *name*. Raises `OperationError`."""
     with contextlib.ExitStack() as stack:
-        found = take_turns(_sides(plan, model, stack), plan.turns)
+        tell("bringing everybody up")
+        found = take_turns(_sides(plan, model, stack), plan.turns, tell)
     return [
         Result(
             f"{name}, {case}, {told}",

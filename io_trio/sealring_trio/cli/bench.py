@@ -186,7 +186,7 @@ def batch(
 
     plan = Plan(rows, groups, ranks, turns, tokens, prompt, layers)
     with model_or_random(model, size, dtype) as (folder, name):
-        results = measure(plan, folder, name)
+        results = measure(plan, folder, name, teller())
     return report(results, json=json, check=check)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import cyclopts
 
 from sealring_trio.bench.shown import report
+from sealring_trio.cli.output import teller
 from sealring_trio.models import describe_model, find_model
 
 Count = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
@@ -104,7 +105,7 @@ def tp(
 
     plan = Plan(rows, ranks, turns, tokens, prompt)
     with model_or_random(model, size, dtype) as (folder, name):
-        results = measure(plan, folder, name)
+        results = measure(plan, folder, name, teller())
     return report(results, json=json, check=check)
 
 
@@ -144,5 +145,5 @@ def gpus(
     """
     from sealring_trio.bench.gpus import Plan, measure  # noqa: PLC0415
 
-    results = measure(Plan(rows=rows, turns=turns, tokens=tokens), size)
+    results = measure(Plan(rows=rows, turns=turns, tokens=tokens), size, teller())
     return report(results, json=json, check=check)
