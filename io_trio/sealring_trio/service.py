@@ -15,7 +15,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import trio
@@ -29,10 +29,8 @@ from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.identity import Signer, node_id
 from sealring_protocol.security.roster import SignedRoster
 
-from sealring_trio.api.server import ApiServer, check_keys
 from sealring_trio.config import Config
 from sealring_trio.control import serve_control
-from sealring_trio.dashboard.pages import routes as dashboard_routes
 from sealring_trio.engine import Engine, EngineOwner, Supervisor
 from sealring_trio.engine_group import EngineGroup, GroupSettings
 from sealring_trio.engine_process import EngineCommand
@@ -46,6 +44,9 @@ from sealring_trio.roster_files import verify_roster
 from sealring_trio.runtime import Runtime, wall_ms
 from sealring_trio.suites import SUITES
 from sealring_trio.units import format_address
+
+if TYPE_CHECKING:
+    from sealring_trio.api.server import ApiServer
 
 log = logging.getLogger("sealring")
 
@@ -91,7 +92,9 @@ def prepare(config: Config) -> Prepared:
             "Give one number for each rank; they add up to the model's. See: sealring plan --help",
         )
     _check_strategy(config, world, info)
-    if roster.roster.rank(own) == 0:
+    if roster.roster.rank(own) == 0 and config.api is not None:
+        from sealring_trio.api.server import check_keys  # noqa: PLC0415 - see `_make_server`
+
         check_keys(config)
     for note in info.notes:
         log.info("%s (see: sealring digest --help)", note)
@@ -217,7 +220,7 @@ async def serve(prepared: Prepared, lifeline: int | None) -> None:
         await nursery.start(serve_control, config.control_socket, requests.answer)
         server = None
         if config.api is not None and not runtime.node.rank:
-            server = ApiServer.of(generator, config, dashboard_routes())
+            server = _make_server(generator, config)
             await nursery.start(server.run)
         await nursery.start(runtime.run)
         if not runtime.node.rank:
@@ -230,6 +233,14 @@ async def serve(prepared: Prepared, lifeline: int | None) -> None:
         nursery.cancel_scope.cancel()
         if server is not None:
             server.abort()
+
+
+def _make_server(generator: Generator, config: Config) -> ApiServer:
+    # More than a second of imports, which only a node that serves the API pays.
+    from sealring_trio.api.server import ApiServer  # noqa: PLC0415
+    from sealring_trio.dashboard.pages import routes  # noqa: PLC0415
+
+    return ApiServer.of(generator, config, routes())
 
 
 def _tell_where(runtime: Runtime, config: Config) -> None:
