@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import struct
+from pathlib import Path
+
 import pytest
 from sealring_trio.bench import random_model
 from sealring_trio.bench.batch import FLOORS, ONE_ROW
@@ -10,10 +14,11 @@ from sealring_trio.bench.random_model import Size
 
 from tests.io_trio.helpers import sealring
 
+SMALL = Size(layers=2, hidden=32, feed_forward=64, heads=2, kv_heads=1, vocabulary=1500)
+
 
 def test_every_side_of_the_batch_bench(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = Size(layers=2, hidden=32, feed_forward=64, heads=2, kv_heads=1, vocabulary=1500)
-    monkeypatch.setitem(random_model.SIZES, "25m", small)
+    monkeypatch.setitem(random_model.SIZES, "25m", SMALL)
     monkeypatch.setitem(FLOORS, ("25m bf16", "2 ranks, 1 group, 2 rows", ONE_ROW), 1e9)
     options = ("--rows", "1", "--rows", "2", "--groups", "1", "--tokens", "40", "--turns", "1")
     done = sealring("bench", "batch", "--dtype", "bf16", *options, "--check", "--json")
@@ -38,6 +43,21 @@ def test_a_model_that_mlx_lm_cannot_split() -> None:
     assert done.code == 1
     assert "mlx-lm cannot be compared with: The model does not support pipelining" in done.err
     assert "or --ranks 1" in done.err
+
+
+def test_only_the_end_of_a_random_text_is_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(random_model.SIZES, "25m", SMALL)
+    model = random_model.write_random_model(tmp_path, "25m", "bf16")
+    end = json.loads((model / "config.json").read_text("utf-8"))["eos_token_id"]
+    data = (model / "model.safetensors").read_bytes()
+    (size,) = struct.unpack_from("<Q", data)
+    head = json.loads(data[8 : 8 + size])["model.embed_tokens.weight"]
+    first, last = (8 + size + offset for offset in head["data_offsets"])
+    lines = [data[at : at + 2 * SMALL.hidden] for at in range(first, last, 2 * SMALL.hidden)]
+    assert [at for at, line in enumerate(lines) if not any(line)] == [end]
+    assert len(lines) == SMALL.vocabulary
 
 
 @pytest.mark.parametrize(

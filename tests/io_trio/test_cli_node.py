@@ -274,6 +274,17 @@ def test_commands_that_need_no_model_import_no_mlx(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == ""
 
 
+def test_a_node_imports_no_web_server_that_it_does_not_run() -> None:
+    program = (
+        "import sys, sealring_trio.service;"
+        "print(*(m for m in ('hypercorn', 'starlette', 'transformers') if m in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "\n"
+
+
 def test_help_teaches() -> None:
     program = (
         "from sealring_trio.cli import COMMANDS, run;"

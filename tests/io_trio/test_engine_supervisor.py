@@ -16,6 +16,7 @@ from sealring_protocol.codec.local_messages import EngineInfo, LocalMessage
 from sealring_protocol.codec.messages import Epoch, Ping, Pong, Progress, StepDone
 from sealring_trio import engine as supervisor
 from sealring_trio import engine_process
+from sealring_trio.child import NICE
 from sealring_trio.engine import Engine
 from sealring_trio.engine_process import EngineCommand
 
@@ -55,6 +56,17 @@ async def test_messages_go_both_ways_and_large_ones_too() -> None:
         for echo in range(3000):
             assert await owner.told.receive() == Pong(echo, Progress(memory=pid))
     assert not psutil.pid_exists(pid)
+
+
+async def test_an_engine_gives_way_to_its_node() -> None:
+    async with running("good") as (engine, owner):
+        await owner.told.receive()
+        process = psutil.Process(engine.pid)
+        assert process.nice() == min(19, psutil.Process().nice() + NICE)
+        group = trio.Path(f"/proc/{engine.pid}/autogroup")
+        if await group.exists():
+            assert (await group.read_text()).endswith(f"nice {NICE}\n")
+        assert process.environ()["MALLOC_ARENA_MAX"] == "1"
 
 
 LOSSES = {

@@ -273,3 +273,32 @@ def test_offsets_that_nobody_reads_do_not_pile_up(tmp_path):
     graph = io.StringIO()
     mx.export_to_dot(graph, *(cache.offset for cache in ring.executors[0]._caches.group(0)))
     assert 0 < graph.getvalue().count("Add") <= 64 + 2
+
+
+def kinds_of(ring: Ring) -> set[str]:
+    return {type(cache).__name__ for cache in ring.executors[0]._caches.group(0)}
+
+
+def test_a_row_alone_in_its_group_has_no_batch(models, references):
+    """It keeps its private caches; others make a batch of it, and it gets them back after."""
+    model, reference = models["llama"], references["llama"]
+    ring = Ring(model)
+    first = ring.admit(PROMPT)
+    ring.decode(join=[first])
+    ring.decode()
+    assert kinds_of(ring) == {"KVCache"}
+    second = ring.admit(OTHER)
+    ring.decode(join=[second])
+    assert kinds_of(ring) == {"BatchKVCache"}
+    ring.decode()
+    ring.decode(evict=[first])
+    assert kinds_of(ring) == {"KVCache"}
+    handle = ring.save(second)
+    third = ring.admit(PROMPT)
+    ring.decode(join=[third], evict=[second])
+    assert kinds_of(ring) == {"KVCache"}
+    again = ring.open_from(handle, len(OTHER) + 2, [*OTHER, *ring.text[second]])
+    ring.decode(join=[again])
+    texts = ring.text[first], [*ring.text[second], *ring.text[again]], ring.text[third]
+    for text, prompt in zip(texts, (PROMPT, OTHER, PROMPT), strict=True):
+        assert text == reference_tokens(reference, prompt, len(text))
