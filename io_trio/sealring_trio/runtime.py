@@ -312,7 +312,9 @@ class Runtime:
             if pump := self._pumps.get(link):
                 pump.flush()
         if not moved:
-            return  # what a tunnel carries brings no deadline nearer
+            # What a tunnel carries brings no deadline nearer, but for one: bytes that come between
+            # a PING and its PONG. The PONG, which is no event, sets the clock.
+            return
         deadline = self.node.next_timeout()
         if deadline is not None and deadline < self._armed:
             self._armed = deadline
