@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from sealring_protocol import limits
+from sealring_protocol import link as link_module
 from sealring_protocol.codec.frame import FrameKind, frame_header
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
@@ -373,6 +374,15 @@ def test_links_end_when_the_roster_does():
     assert 3.9 < pair.now < 4.5
 
 
+def test_a_link_ends_the_moment_its_roster_does():
+    roster = make_roster(3, lifetime_ms=3000)
+    link = established(a=config(1, roster), b=config(0, roster)).a.link
+    while (deadline := link.next_timeout()) != link._expires:
+        link.keepalive.heard(deadline)  # the peer is there all the while
+    with pytest.raises(RosterExpired):
+        link.handle_timeout(link._expires)
+
+
 def test_an_expired_roster_opens_no_link():
     roster = make_roster(3, lifetime_ms=1)
     pair = Pair(config(1, roster), config(0, roster), skew_ms=100)
@@ -489,6 +499,38 @@ def test_a_message_that_does_not_fit_is_the_callers_fault_and_sends_nothing():
     pair.a.link.send(STEP)
     pair.run()
     assert messages(pair.b) == [STEP]
+
+
+def test_as_much_as_the_limit_may_wait_to_be_sent(monkeypatch):
+    pair = established()
+    pair.a.link.send(READY)
+    frame = len(pair.a.link.data_to_send())
+    monkeypatch.setattr(link_module, "MAX_UNSENT", 2 * frame)
+    pair.a.link.send(READY)
+    pair.a.link.send(READY)
+    with pytest.raises(LimitExceeded):
+        pair.a.link.send(READY)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda link: link.receive_data(b"", 0.0),
+        lambda link: link.receive_eof(),
+        lambda link: link.next_event(),
+        lambda link: link.send(READY),
+        lambda link: link.close(CloseCode.SHUTDOWN, "over"),
+        lambda link: link.handle_timeout(0.0),
+    ],
+)
+def test_whatever_is_asked_of_a_dead_link_its_error_is_the_answer(call):
+    link = established().a.link
+    link.receive_data(b"no frame", 0.0)
+    with pytest.raises(RemoteProtocolError) as first:
+        link.next_event()
+    with pytest.raises(RemoteProtocolError) as again:
+        call(link)
+    assert again.value is first.value
 
 
 def test_the_owner_may_find_a_peer_at_fault():
