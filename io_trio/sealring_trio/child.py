@@ -39,7 +39,8 @@ def die_with_parent() -> None:
 
 def give_way() -> None:
     """Be nicer than the parent. This process must be the first of its session: where Linux shares
-    the processor among sessions first, it is the session that has to be nicer."""
+    the processor among sessions first, it is the session that has to be nicer, and a new one is as
+    nice as any."""
     os.nice(NICE)
     group = Path("/proc/self/autogroup")
     for _ in range(_TRIES):

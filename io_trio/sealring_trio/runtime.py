@@ -312,8 +312,8 @@ class Runtime:
             if pump := self._pumps.get(link):
                 pump.flush()
         if not moved:
-            # What a tunnel carries brings no deadline nearer, but for one: bytes that come between
-            # a PING and its PONG. The PONG, which is no event, sets the clock.
+            # What a tunnel carries brings no deadline nearer but that of its link's next PING, by
+            # half a second at most. It is not worth a look at every link with every sum.
             return
         deadline = self.node.next_timeout()
         if deadline is not None and deadline < self._armed:

@@ -14,9 +14,9 @@ are the ledger's, the head's alone to decide.
 
 A snapshot of a private row, and a row opened from a snapshot, share its arrays: MLX writes to an
 array in place only when nobody else holds it, and copies it otherwise, so the first of the two
-to go on pays for the copy, and one that never goes on costs nothing. A snapshot of a row in a
-group is copied out of the rectangle at once, into memory of its own, for to share would be to
-hold the whole rectangle.
+to go on pays for the copy, and one that never goes on costs nothing. A snapshot of a row
+that shares a rectangle with others is copied out of it at once, into memory of its own, for to
+share would be to hold the whole rectangle.
 
 Caches are kept per slot of the stage's layout; `row` and `group` give the slots, and the stage
 spreads them over the model's layers.
@@ -80,8 +80,8 @@ class CacheStore:
             self._private[row.uid] = self._opened(row)
         for group, regroup in change.regroup.items():
             self._regroup(group, regroup)
-            if len(change.regroup) > 1 and group in self._batches:
-                mx.eval(arrays(self._batches[group]))  # or there would be copies of all at once
+            if len(change.regroup) > 1 and self._ledger.rows(group):
+                mx.eval(arrays(self.group(group)))  # or there would be copies of all at once
 
     def settle(self, uid: int) -> None:
         """Part of row *uid*'s prompt has been read: keep no more of it than will be looked at."""

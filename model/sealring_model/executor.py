@@ -254,7 +254,8 @@ class Executor:
 
     def _check_room(self, step: Step, change: Change) -> None:
         """Refuse what would surely not fit. A regrouped rectangle is copied: it counts whole, and
-        so does that of the joiners, which becomes a part of it. Groups are copied one by one."""
+        so does that of the joiners, which becomes a part of it. Groups are copied one by one. A row
+        that joins nobody is copied when its next token is written, if at all, and is charged so."""
         cost, copies = self._loaded.cost, [0]
         for group, regroup in change.regroup.items():
             copy = 0

@@ -32,7 +32,7 @@ def outgoing(array: mx.array) -> mx.array:
 
 
 def memory_of(array: mx.array) -> memoryview:
-    """The memory of *array*, evaluated and contiguous, to be read."""
+    """The memory of *array*, evaluated and contiguous, to be read, or filled before its use."""
     return memoryview(array)  # type: ignore[arg-type]
 
 

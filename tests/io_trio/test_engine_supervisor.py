@@ -58,7 +58,8 @@ async def test_messages_go_both_ways_and_large_ones_too() -> None:
     assert not psutil.pid_exists(pid)
 
 
-async def test_an_engine_gives_way_to_its_node() -> None:
+async def test_an_engine_gives_way_to_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
     async with running("good") as (engine, owner):
         await owner.told.receive()
         process = psutil.Process(engine.pid)

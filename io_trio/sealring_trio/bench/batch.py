@@ -112,17 +112,22 @@ def take_turns(
     paces: dict[Side, list[float]] = {side: [] for side in sides}
     for turn in range(turns + 1):
         for side, run in sides.items():
-            pace = run()
-            if not pace:
-                raise OperationError(
-                    f"{side[0]}: one row had ended before another began",
-                    "There is nothing to measure then. Give them more --tokens.",
-                )
+            pace = checked(side[0], run())
             told = f"turn {turn} of {turns}" if turn else "to warm up"
             tell(f"{told}: {side[0]}, {side[1]}: {pace:.1f} tokens/s")
             if turn:
                 paces[side].append(pace)
     return {side: statistics.median(each) for side, each in paces.items()}
+
+
+def checked(name: str, pace: float) -> float:
+    """*pace*, of *name*'s. Raises `OperationError` when there was none."""
+    if not pace:
+        raise OperationError(
+            f"{name}: one row had ended before another began",
+            "There is nothing to measure then. Give them more --tokens.",
+        )
+    return pace
 
 
 def _cases(plan: Plan) -> list[Case]:

@@ -44,7 +44,7 @@ enough for everybody to be warm for most of it, as they are in the middle of a t
 
 FEWEST: Final = 5
 START_SECONDS: Final = 60.0
-ANSWER_SECONDS: Final = 60.0
+ANSWER_SECONDS: Final = 300.0
 SUMS_PER_LAYER: Final = 2
 
 SEALED: Final = "sealed"
@@ -219,9 +219,8 @@ def _line(sock: socket.socket) -> dict[str, Any]:
         ready, _, _ = select.select([sock], [], [], ANSWER_SECONDS)
         part = sock.recv(1024) if ready else b""
         if not part:
-            raise OperationError(
-                "a rank ended in the middle of the measurement", "Its messages are above."
-            )
+            how = "ended in the middle of" if ready else f"took over {ANSWER_SECONDS:.0f} s for"
+            raise OperationError(f"a rank {how} its sums", "Its messages are above.")
         data += part
     answer: dict[str, Any] = json.loads(data)
     return answer

@@ -20,7 +20,7 @@ from typing import Final, TypeAlias
 import attrs
 from sealring_model.tokens import Tokenizer
 
-from sealring_trio.bench.batch import Case, Side, make_prompts, ring_pace
+from sealring_trio.bench.batch import Case, Side, checked, make_prompts, ring_pace
 from sealring_trio.bench.measure import Result
 from sealring_trio.bench.random_model import SizeName, write_random_model
 from sealring_trio.bench.yardstick import one_process, own_split
@@ -92,8 +92,8 @@ def _take_turns(
             tell(f"turn {turn} of {plan.turns}: bringing up {name}")
             with up() as runs:
                 for case, run in runs.items():
-                    run()  # warms up
-                    found = [run() for _ in range(plan.times)]
+                    checked(name, run())  # warms up
+                    found = [checked(name, run()) for _ in range(plan.times)]
                     paces.setdefault((name, case), []).extend(found)
                     shown = ", ".join(f"{pace:.1f}" for pace in found)
                     tell(f"turn {turn} of {plan.turns}: {name}, {case}: {shown} tokens/s")
