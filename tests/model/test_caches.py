@@ -16,7 +16,7 @@ from model_families import (
 from model_rings import Ring, StepFailed, stage_of
 from sealring_model.caches import cost_of, is_trimmable
 from sealring_model.upstream import mlx_lm
-from sealring_protocol.codec.messages import CacheCost, Decode, FailureKind, Join, Open, Prefill
+from sealring_protocol.codec.messages import CacheCost, FailureKind, Join, Open, Prefill
 
 PROMPT = [(5 * i * i + 11 * i) % 251 for i in range(50)]
 OTHER = [*PROMPT[:30], *[(13 * i) % 251 for i in range(17)]]
@@ -273,26 +273,6 @@ def test_offsets_that_nobody_reads_do_not_pile_up(tmp_path):
     graph = io.StringIO()
     mx.export_to_dot(graph, *(cache.offset for cache in ring.executors[0]._caches.group(0)))
     assert 0 < graph.getvalue().count("Add") <= 64 + 2
-
-
-def test_groups_that_shrink_together_are_copied_one_by_one(models):
-    """Each to one row, which gets its private caches back: no more than one such copy is under way
-    while the rectangles are still there."""
-    ring = Ring(models["llama"])
-    groups = []
-    for group in range(4):
-        uids = [ring.admit([1] * 1000), ring.admit([2] * 1000)]
-        for uid in uids:
-            join = (Join(uid, group),)
-            ring.step(join=join, ids=(ring.last[uid],), work=Decode(group))
-        groups.append(uids)
-    gc.collect()
-    mx.clear_cache()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
-    ring.evict(*(uids[0] for uids in groups))
-    row = ring.executors[0]._caches.nbytes // 4
-    assert mx.get_peak_memory() - before <= 2 * row
 
 
 def kinds_of(ring: Ring) -> set[str]:
