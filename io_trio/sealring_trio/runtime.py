@@ -300,21 +300,11 @@ class Runtime:
 
     def _settle(self) -> None:
         """Carry out what the node wants, flush what has bytes, and set the clock."""
-        tunneled = False
-        while type(event := self.node.next_event()) is TunnelMessage:
-            self._relays.message(event.rank, event.message)
-            tunneled = True
-        moved = event is not None or not tunneled
-        while event is not None:
+        while (event := self.node.next_event()) is not None:
             self._carry_out(event)
-            event = self.node.next_event()
         for link in self.node.links_to_flush():
             if pump := self._pumps.get(link):
                 pump.flush()
-        if not moved:
-            # What a tunnel carries brings no deadline nearer but that of its link's next PING, by
-            # half a second at most. It is not worth a look at every link with every sum.
-            return
         deadline = self.node.next_timeout()
         if deadline is not None and deadline < self._armed:
             self._armed = deadline

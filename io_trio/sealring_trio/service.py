@@ -236,7 +236,7 @@ async def serve(prepared: Prepared, lifeline: int | None) -> None:
 
 
 def _make_server(generator: Generator, config: Config) -> ApiServer:
-    # More than a second of imports, which only a node that serves the API pays.
+    # Imports that only a node which serves the API pays for.
     from sealring_trio.api.server import ApiServer  # noqa: PLC0415
     from sealring_trio.dashboard.pages import routes  # noqa: PLC0415
 

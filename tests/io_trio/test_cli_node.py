@@ -245,6 +245,13 @@ def test_the_solo_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result["ratio"] > 0
 
 
+def python(program: str) -> subprocess.CompletedProcess[str]:
+    """A *program* that has run in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+
+
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
     program = (
         "import sys; from sealring_trio.cli import run; run(['--help']);"
@@ -252,9 +259,7 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
         " 'cryptography', 'sealring_model') if m in sys.modules), file=sys.stderr)"
     )
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    done = python(program)
     spent = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
     assert done.stderr.strip() == ""
     assert spent < 2.0  # 0.25 s of a core on an idle machine
@@ -268,9 +273,7 @@ def test_commands_that_need_no_model_import_no_mlx(tmp_path: Path) -> None:
         "run(['status', '--config', 'none.toml']);"
         "print(*(m for m in ('mlx', 'mlx_lm', 'transformers') if m in sys.modules))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    done = python(program)
     assert done.stdout.splitlines()[-1] == ""
 
 
@@ -279,9 +282,7 @@ def test_a_node_imports_no_web_server_that_it_does_not_run() -> None:
         "import sys, sealring_trio.service;"
         "print(*(m for m in ('hypercorn', 'starlette', 'transformers') if m in sys.modules))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    done = python(program)
     assert done.stdout == "\n"
 
 
@@ -290,9 +291,7 @@ def test_help_teaches() -> None:
         "from sealring_trio.cli import COMMANDS, run;"
         "[(run([c, '--help']), print('\\f', end='')) for c in COMMANDS]"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    done = python(program)
     pages = done.stdout.split("\f")
     for command, page in zip(COMMANDS, pages, strict=False):
         usage, _, text = page.partition("\n")

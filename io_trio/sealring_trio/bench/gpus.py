@@ -2,8 +2,8 @@
 
 For a machine with two CUDA devices. The model is random, in bf16 and of the shapes of an 8B Llama.
 Every rank is a node of its own with a device of its own; collectives go over NCCL, beside the
-sealed links. All take turns in one run, and each is alone on the devices in its turn: processes
-that only wait there were seen to halve the pace of others.
+sealed links. All take turns in one run, and each is alone on the devices in its turn, so that none
+disturbs another.
 """
 
 from __future__ import annotations
