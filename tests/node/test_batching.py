@@ -85,7 +85,9 @@ def test_a_group_never_has_two_steps_in_flight():
         assert len(groups) == len(set(groups))
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize(
+    "world", [1, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (2, 3))]
+)
 def test_thousands_of_clients_that_go_away_leave_nothing_and_change_nobodys_tokens(world):
     random = Random(world)
     scheduler = SchedulerConfig(

@@ -280,6 +280,7 @@ class Head(HeadEpochs):
         if _is_due(self._drain_ends, now) and isinstance(self._machine, TensorLeader):
             return self._act(self._machine.drained(), now)
         if _is_due(self._lockstep.deadline, now):
+            self._lockstep.late()
             return self._lost(self._late(), now)
         if _is_due(self._bootstrap_ends, now):
             text = f"ranks {self.membership.missing} were not ready in time"

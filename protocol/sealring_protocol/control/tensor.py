@@ -17,17 +17,19 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from typing import Final
+from typing import Final, NamedTuple
 
 import attrs
 
 from sealring_protocol.codec.messages import (
+    Decode,
     Epoch,
     Failure,
     FailureKind,
     Prefill,
     Step,
     StepDone,
+    Work,
 )
 from sealring_protocol.control.pipeline import Action, Answered, ToEngine, ToRanks
 from sealring_protocol.errors import RemoteProtocolError
@@ -211,12 +213,40 @@ class TensorLeader:
 
 @attrs.frozen
 class Lateness:
-    """Seconds that a step may take: *first* at least until one of its kind has been seen, then
-    *factor* times the slowest, but no less than *least*."""
+    """Seconds that a step may take: *factor* times the slowest of its kind, but no less than
+    *least*; than *unseen* if none of its shape has been in this epoch; than *first* if none of its
+    kind ever has."""
 
     first: float = 30.0
+    unseen: float = 10.0
     least: float = 1.0
     factor: float = 4.0
+
+
+GRACE: Final = 6.0
+"""How much longer `Lateness.unseen` and `least` may become, at most, by being too short."""
+
+STEADY: Final = 64
+"""Steps of an epoch after which they are what they were."""
+
+
+class _Shape(NamedTuple):
+    """What of a step decides which code a device runs: its kind of work, how many tokens
+    (rounded down to a power of two), and whether rows leave a group or have their caches copied."""
+
+    kind: type[Work]
+    size: int
+    evicts: bool
+    copies: bool
+
+
+class _Owed(NamedTuple):
+    """A step under way: its shape and tokens. *joins*: rows enter a group, and may be the first
+    that draw as they do."""
+
+    shape: _Shape
+    tokens: int
+    joins: bool
 
 
 class Lockstep:
@@ -224,51 +254,73 @@ class Lockstep:
 
     A rank that is frozen hangs every other one in a collective, so the deadline is short. What a
     step takes grows with its tokens at most (a decode has one for each row), and no step is done
-    sooner than one token is.
+    sooner than one token is. But the first of a shape may have a device compile for it, which takes
+    seconds where the step takes milliseconds; and the engines of an epoch are new. Should that
+    take longer than it may, it may take twice as long in the next epoch, or no epoch would ever
+    get past it.
     """
 
-    __slots__ = ("_lateness", "_owed", "_since", "_slowest", "_token")
+    __slots__ = ("_grace", "_lateness", "_owed", "_seen", "_since", "_slowest", "_steps", "_token")
 
     def __init__(self, lateness: Lateness | None = None) -> None:
         self._lateness = lateness or Lateness()
-        self._owed: deque[tuple[bool, int]] = deque()  # whether a prefill, and its tokens
+        self._owed: deque[_Owed] = deque()
+        self._seen: set[_Shape] = set()
         self._since = 0.0
-        self._slowest: dict[bool, float] = {}  # seconds a token
+        self._slowest: dict[type[Work], float] = {}  # seconds a token, but for firsts of a shape
         self._token = 0.0  # seconds of a forward of one
+        self._grace = 1.0
+        self._steps = 0
 
     def owe(self, step: Step, rows: int, now: float) -> None:
         """*step*, which works on *rows* rows, was sent."""
         if not self._owed:
             self._since = now
         work = step.work
-        prefill = isinstance(work, Prefill)
-        self._owed.append((prefill, work.count if isinstance(work, Prefill) else max(1, rows)))
+        tokens = work.count if isinstance(work, Prefill) else rows * isinstance(work, Decode)
+        copies = bool(step.save or step.open)
+        shape = _Shape(type(work), tokens.bit_length(), bool(step.evict), copies)
+        self._owed.append(_Owed(shape, tokens, bool(step.join)))
 
     def answered(self, now: float) -> None:
         """The oldest step is over."""
         if not self._owed:
             return
-        kind, count = self._owed.popleft()
-        self._slowest[kind] = max(self._slowest.get(kind, 0.0), (now - self._since) / count)
+        shape, tokens, joins = self._owed.popleft()
+        if shape in self._seen and tokens and not joins:
+            rate = (now - self._since) / tokens
+            self._slowest[shape.kind] = max(self._slowest.get(shape.kind, 0.0), rate)
+        self._seen.add(shape)
         self._since = now
+        self._steps += 1
+        if self._steps == STEADY:
+            self._grace = 1.0
 
     def expect(self, seconds: float) -> None:
         """A forward of one token has been seen to take *seconds*, or so it was said."""
         self._token = min(seconds, self._lateness.first)
 
+    def late(self) -> None:
+        """The deadline has passed."""
+        self._grace = min(2 * self._grace, GRACE)
+
     def clear(self) -> None:
-        """Nothing is owed any more."""
+        """Nothing is owed any more: the epoch is over, and its engines with it."""
         self._owed.clear()
+        self._seen.clear()
+        self._steps = 0
 
     @property
     def deadline(self) -> float | None:
         """When the oldest step is overdue; None while none is under way."""
         if not self._owed:
             return None
-        prefill, count = self._owed[0]
-        seen = self._slowest.get(prefill)
-        # Until a prefill has been seen, it is as if its tokens came one by one.
-        rate = self._token if seen is None else seen if prefill else max(seen, self._token)
-        unknown = seen is None and (prefill or not self._token)
-        least = self._lateness.first if unknown else self._lateness.least
-        return self._since + max(least, self._lateness.factor * max(self._token, count * rate))
+        shape, tokens, joins = self._owed[0]
+        lateness, slowest = self._lateness, self._slowest.get(shape.kind, 0.0)
+        # Until more is known, it is as if the tokens of a prefill came one by one.
+        rate = slowest if slowest and shape.kind is Prefill else max(slowest, self._token)
+        known = shape in self._seen and not joins
+        least = self._grace * (lateness.least if known else lateness.unseen)
+        if not slowest and (shape.kind is Prefill or not self._token):
+            least = max(least, lateness.first)
+        return self._since + max(least, lateness.factor * max(self._token, tokens * rate))
