@@ -114,3 +114,20 @@ def test_limits_apply_to_the_next_frame_of_the_same_piece():
 def test_a_body_too_long_to_frame_is_the_callers_fault():
     with pytest.raises(LocalProtocolError):
         frame_header(FrameKind.SEALED, 2**32)
+
+
+def test_what_is_held_is_counted_at_every_moment():
+    decoder = FrameDecoder(LIMITS)
+    assert decoder.buffered == 0
+    whole = frame(FrameKind.SEALED, b"abc")
+    decoder.receive_data(whole + whole[:6])
+    assert decoder.buffered == len(whole) + 6
+    assert decoder.next_frame() is not None
+    assert decoder.buffered == 6
+    decoder.receive_data(whole[6:9])
+    assert decoder.buffered == 9
+    assert decoder.next_frame() is None
+    assert decoder.buffered == 9
+    decoder.receive_data(whole[9:])
+    assert decoder.next_frame() is not None
+    assert decoder.buffered == 0

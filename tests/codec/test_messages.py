@@ -10,6 +10,8 @@ from sealring_protocol import limits
 from sealring_protocol.codec.encoding import decode, decode_local, encode
 from sealring_protocol.codec.local_messages import Group, Logprobs
 from sealring_protocol.codec.messages import (
+    NO_LOGPROBS,
+    Accept,
     Backend,
     Bootstrap,
     CacheCost,
@@ -20,6 +22,7 @@ from sealring_protocol.codec.messages import (
     FailureKind,
     Join,
     MessageCode,
+    Open,
     Prefill,
     Row,
     Step,
@@ -28,7 +31,7 @@ from sealring_protocol.codec.messages import (
     TunnelEvent,
 )
 from sealring_protocol.codec.tensor import DType, Tensor
-from sealring_protocol.codec.wire import clip
+from sealring_protocol.codec.wire import clip, is_plain
 from sealring_protocol.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
 
 from tests.codec.cases import DIGEST, EPOCH, LOCAL, MESSAGES, OPEN_ENDED
@@ -268,3 +271,48 @@ def test_failures_know_their_rank_and_kind():
     assert done.failed is not None
     assert done.failed.rank == 15
     assert len(done.failed.message) == limits.MAX_REASON
+
+
+def test_a_row_that_says_nothing_draws_greedily_and_from_the_beginning():
+    assert Open(5) == Open(5, 0, 0)
+    plain = Row(5, 0, 0, 0.0, 1.0, 0, 0.0, 1.0, 0.0, 0.0, NO_LOGPROBS, (), (), 0)
+    assert Row(5) == plain
+    assert not plain.penalised
+
+
+@pytest.mark.parametrize("penalty", ["repetition", "presence", "frequency"])
+def test_each_penalty_alone_makes_history_matter(penalty):
+    assert Row(5, **{penalty: 0.5}).penalised
+
+
+def test_alternatives_are_at_most_so_many_or_not_told():
+    for count in (limits.MAX_LOGPROBS + 1, NO_LOGPROBS - 1, NO_LOGPROBS + 1):
+        with pytest.raises(LocalProtocolError, match="alternatives"):
+            Row(5, logprobs=count)
+
+
+def test_a_tensor_knows_its_bytes():
+    assert Tensor(DType.F32, (3, 5), bytes(60)).nbytes == 60
+    assert Tensor(DType.BF16, (2, 3, 5), bytes(76), True, 1).nbytes == 60  # without the tag
+
+
+@pytest.mark.parametrize("size", [31, 33])
+def test_a_transcript_of_another_size_is_the_callers_fault(size):
+    with pytest.raises(LocalProtocolError, match="32 bytes"):
+        encode(Accept(bytes(size), 1, b""))
+
+
+HIDDEN = [
+    *(0x00, 0x1F, 0x7F, 0x9F, 0xAD, 0x61C, 0x200B, 0x200F, 0x2028, 0x202E, 0x2060, 0x206F),
+    *(0xFEFF, 0xFFF9, 0xFFFB),
+]
+PLAIN = [
+    *(0x20, 0x7E, 0xA0, 0xAC, 0xAE, 0x61B, 0x61D, 0x200A, 0x2010, 0x2027, 0x202F, 0x205F, 0x2070),
+    *(0xFEFE, 0xFF00, 0xFFF8, 0xFFFC),
+]
+
+
+def test_which_characters_hide():
+    """The ends of each range, and their neighbours."""
+    assert [code for code in HIDDEN if is_plain(chr(code))] == []
+    assert [code for code in PLAIN if not is_plain(chr(code))] == []

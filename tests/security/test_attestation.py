@@ -74,6 +74,7 @@ def test_the_encoding_byte_by_byte():
         {"attesters": {EVE.public_key}},
         {"subject": BEN.public_key},
         {"digest": bytes(32)},
+        {"digest": b"\xff" * 32},
         {"wall_ms": NOW - 1},
         {"wall_ms": NOW + 10},
     ],
@@ -127,6 +128,7 @@ def test_unknown_versions_and_kinds(at, bits):
 
 
 def test_claims_at_and_beyond_the_limit():
+    assert MAX_CLAIMS == 16_384
     full = sign_evidence(attrs.evolve(STATEMENT, claims=bytes(MAX_CLAIMS)), ATTESTER)
     assert Evidence.decode(full.encode()) == full
     with pytest.raises(LocalProtocolError):

@@ -14,7 +14,7 @@ from sealring_protocol.security.keys import (
     sha256,
     traffic_keys,
 )
-from sealring_protocol.security.schedule import Direction
+from sealring_protocol.security.schedule import Direction, key_exchange
 
 from . import reference
 
@@ -76,3 +76,8 @@ def test_traffic_keys_differ_from_each_other_and_the_next():
     assert keys.iv == int.from_bytes(reference.expand(secret, b"iv", 12), "big")
     assert keys.next == reference.expand(secret, b"next")
     assert len({secret, keys.key, keys.next, traffic_keys(keys.next).key}) == 4
+
+
+def test_secrets_stay_out_of_logs():
+    exchange = key_exchange(Suite.AES256GCM, b"k" * 32, b"x" * 32, bytes(32))
+    assert repr(exchange) == f"Exchange(suite={Suite.AES256GCM!r})"

@@ -130,3 +130,9 @@ def test_nobody_sends_accept():
 def test_who_opens_which_links(purpose, pairs):
     opened = {(a, b) for a in range(3) for b in range(3) if may_open(purpose, a, b, 3)}
     assert opened == pairs
+
+
+def test_ranks_beyond_the_ring_have_no_place_in_it():
+    for purpose, world in itertools.product(Purpose, range(5)):
+        for sender, receiver in ((world, world + 1), (world + 1, world), (world, 0), (0, world)):
+            assert role(purpose, sender, receiver, world) is Role.PEER

@@ -403,3 +403,10 @@ def test_no_two_contexts_are_taken_for_each_other():
         else:
             with pytest.raises(AuthenticationFailed):
                 opener.open(context, moved)
+
+
+def test_updates_are_counted_from_none():
+    sealing, opening = channels(Suite.AES256GCM)
+    for count in range(FIRST_KEY_UPDATE + 1):
+        assert (sealing.updates, opening.updates) == (count // FIRST_KEY_UPDATE,) * 2
+        opening.open(frame(sealing.seal([b"x"])))

@@ -2,27 +2,57 @@
 
 from __future__ import annotations
 
-from spec import mutate
+import pytest
+
+from spec import mutants, mutate
 
 
 def test_the_checks_are_found() -> None:
-    changes = {mutant.change for mutant in mutate.mutants("codec.frame")}
+    changes = {mutant.change for mutant in mutants.checks("codec.frame")}
     assert "never length > limit" in changes
     assert "length >= limit for length > limit" in changes
     assert all(
-        mutate.mutants(module) or module in {"security.keys", "security.schedule"}
-        for module in mutate.MODULES
+        mutants.checks(module) or module in {"security.keys", "security.schedule"}
+        for module in mutants.MODULES
     )
 
 
 def test_a_check_that_is_gone_is_noticed() -> None:
-    found = mutate.mutants("codec.frame")
+    found = mutants.checks("codec.frame")
     limit = next(mutant for mutant in found if mutant.change == "never length > limit")
     assert mutate.by_vector(limit).startswith("vector frame/")
 
 
-def test_survivors_are_checks_that_there_are_and_have_a_reason() -> None:
-    every = {mutant.name for module in mutate.MODULES for mutant in mutate.mutants(module)}
+def test_an_operator_that_is_another_is_noticed() -> None:
+    pytest.importorskip("cosmic_ray")
+    found = mutants.operators("codec.frame")
+    lines = mutants.path_of("codec.frame").read_text("utf-8").splitlines()
+    limit = lines.index("        if length > limit:") + 1
+    found = [
+        each for mutant in found if mutant.line == limit and (each := mutants.described(mutant))
+    ]
+    edge = next(mutant for mutant in found if mutant.change.startswith("if length >= limit"))
+    assert edge.place == "FrameDecoder._check"
+    assert edge.change == "if length >= limit: for if length > limit:"
+    assert mutate.by_vector(edge).startswith("vector frame/")
+
+
+def test_what_is_in_an_annotation_is_no_mutant() -> None:
+    pytest.importorskip("cosmic_ray")
+    found = [m for m in mutants.operators("codec.frame") if m.place == "FrameDecoder.next_frame"]
+    signature = min(mutant.line for mutant in found)
+    assert next(mutants.described(mutant) for mutant in found if mutant.line == signature) is None
+
+
+def test_survivors_are_mutants_that_there_can_be_and_have_a_reason() -> None:
+    checks = {mutant.name for module in mutants.MODULES for mutant in mutants.checks(module)}
     for name, why in mutate.survivors().items():
-        assert name in every
         assert why
+        line = name.partition(" for ")[2]
+        code = mutants.path_of(name.partition(" ")[0]).read_text("utf-8")
+        assert name in checks or f"{line}\n" in code or f"{line}  #" in code
+
+
+def test_nothing_is_noticed_where_nothing_is_changed() -> None:
+    same = mutants.Mutant("codec.frame", mutants.UNCHANGED, 0, "", "nothing")
+    assert mutate.by_vector(same) == ""
