@@ -1,9 +1,10 @@
 """The time that ranks take to sum up one row's hidden state: direct, relayed, and sealed.
 
 Tensor parallelism sums twice a layer, so that is a floor for the time of a token, whatever the
-model computes. Three rings of two MLX processes each take turns in one run: one in which the ranks
-are connected directly, one with a plain forwarder process between each rank and the next, and one
-whose ranks are engines of two real nodes, with a sealed link between them that carries the ring.
+model computes. Four rings of two MLX processes each take turns in one run: one in which the ranks
+are connected directly, one with a plain forwarder process between each rank and the next, one with
+two of them, and one whose ranks are engines of two real nodes, with a sealed link between them that
+carries the ring. Each node relays, so bytes pass two processes as they do with two forwarders.
 
 The nodes are `service.build_runtime`'s, as `sealring up` runs them; this module, run with a config,
 is such a node. Only their engines are the bench's own (`bench.sums`), since an engine has no ear
@@ -49,6 +50,7 @@ SUMS_PER_LAYER: Final = 2
 
 SEALED: Final = "sealed"
 PLAIN: Final = "plain relay"
+TWO: Final = "two plain relays"
 DIRECT: Final = "direct"
 
 CEILING: Final = 5.0
@@ -106,7 +108,8 @@ def measure(shape: Shape) -> list[Result]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
         rings = {
             DIRECT: stack.enter_context(_direct(folder)),
-            PLAIN: stack.enter_context(_forwarded(folder)),
+            PLAIN: stack.enter_context(_forwarded(folder, 1)),
+            TWO: stack.enter_context(_forwarded(folder, 2)),
             SEALED: stack.enter_context(_sealed(folder)),
         }
         times: dict[str, list[float]] = {name: [] for name in rings}
@@ -128,11 +131,11 @@ def measure(shape: Shape) -> list[Result]:
             ceiling=CEILING if name == SEALED else None,
         )
         for what, unit, scale in ((each, "us", 1.0), (token, "ms", sums / 1000))
-        for name in (PLAIN, SEALED)
+        for name in (PLAIN, TWO, SEALED)
     ]
 
 
-# ----------------------------------------------------------------- three rings
+# ----------------------------------------------------------------- four rings
 
 
 @contextlib.contextmanager
@@ -143,19 +146,23 @@ def _direct(folder: Path) -> Iterator[Ring]:
 
 
 @contextlib.contextmanager
-def _forwarded(folder: Path) -> Iterator[Ring]:
+def _forwarded(folder: Path, relays: int) -> Iterator[Ring]:
+    """*relays* forwarders on the way from each rank to the next."""
     ports = free_ports(_RANKS)
     with contextlib.ExitStack() as stack:
-        path, listener = stack.enter_context(_commands(folder / "plain.sock"))
+        path, listener = stack.enter_context(_commands(folder / f"plain{relays}.sock"))
         places = []
         for rank in range(_RANKS):
             right = (rank + 1) % _RANKS
-            server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            onward = ports[right]
+            for _ in range(relays):
+                server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+                arguments = ("sealring_trio.bench.forward", str(server.fileno()), str(onward))
+                stack.enter_context(_child(arguments, server.fileno()))
+                onward = int(server.getsockname()[1])
             hosts = [("127.0.0.1", port) for port in ports]
-            hosts[right] = ("127.0.0.1", int(server.getsockname()[1]))
+            hosts[right] = ("127.0.0.1", onward)
             places.append(hosts)
-            arguments = ("sealring_trio.bench.forward", str(server.fileno()), str(ports[right]))
-            stack.enter_context(_child(arguments, server.fileno()))
         stack.enter_context(_ranks(path, places))
         yield from _joined(listener)
 

@@ -192,7 +192,7 @@ async def _whole(http: httpx2.AsyncClient, ask: Ask, began: float) -> Outcome:
 
 
 async def _streamed(http: httpx2.AsyncClient, ask: Ask, began: float) -> Outcome:
-    name, parts, finish, first = "", [], "", None
+    name, parts, finish, error, first = "", [], "", "", None
     async with http.stream("POST", "/v1/chat/completions", json=ask.body) as response:
         if response.status_code != 200:
             await response.aread()
@@ -201,8 +201,8 @@ async def _streamed(http: httpx2.AsyncClient, ask: Ask, began: float) -> Outcome
             if (event := client.event_of(line)) is None:
                 continue
             if "error" in event:
-                what = str(event["error"]["message"])
-                return Outcome(ask, name, error=what, total_s=time.perf_counter() - began)
+                error = str(event["error"]["message"])  # and nothing follows
+                continue
             name = event["id"]
             for choice in event["choices"]:
                 if piece := choice["delta"].get("content"):
@@ -210,7 +210,8 @@ async def _streamed(http: httpx2.AsyncClient, ask: Ask, began: float) -> Outcome
                     parts.append(piece)
                 finish = choice["finish_reason"] or finish
     total = time.perf_counter() - began
-    error = "" if finish else "the stream ended early"
+    if not (finish or error):
+        error = "the stream ended early"
     return Outcome(ask, name, "".join(parts), finish, error, first, total)
 
 

@@ -107,10 +107,10 @@ async def _soak(api: LocalApi, seconds: float, show: Callable[[Reading], None]) 
         raise OperationError(f"the ring fails before any load: {failed[0]}", "See its log.")
     before = await _read(api, 0.0, 0)
     show(before)
-    clients = Clients(todo, known)
     readings = [before]
     began = trio.current_time()
     async with load.opened(todo) as open_clients, trio.open_nursery() as nursery:
+        clients = Clients(todo, known, nursery)
         for number in range(CLIENTS):
             nursery.start_soon(clients.run, open_clients, random.Random(number))  # noqa: S311
         while (now := trio.current_time() - began) < seconds:
@@ -126,11 +126,14 @@ async def _soak(api: LocalApi, seconds: float, show: Callable[[Reading], None]) 
 
 
 class Clients:
-    """Those who ask, and what they do."""
+    """Those who ask, and what they do; what one does beside its stream runs in *nursery*."""
 
-    def __init__(self, todo: Sequence[Ask], known: Sequence[Outcome]) -> None:
+    def __init__(
+        self, todo: Sequence[Ask], known: Sequence[Outcome], nursery: trio.Nursery
+    ) -> None:
         self.deeds: Counter[str] = Counter()
         self.wrong: list[str] = []
+        self._nursery = nursery
         self._todo = todo
         self._known = known
         self._deeds = {self._stay: 70, self._leave: 15, self._cancel: 10, self._err: 5}
@@ -149,7 +152,7 @@ class Clients:
             try:
                 await deed(clients[ask.target.url, ask.key], ask, chance)
             except httpx2.HTTPError as error:
-                self.wrong.append(f"request {ask.number}: {type(error).__name__} {error}")
+                self._failed(ask, error)
 
     async def _stay(self, http: httpx2.AsyncClient, ask: Ask, chance: random.Random) -> None:
         """Have the whole answer, which must be the known one."""
@@ -173,14 +176,25 @@ class Clients:
         """Cancel by name, after some tokens."""
         count = chance.randrange(1, LOAD.max_tokens // 2)
         async with http.stream("POST", "/v1/chat/completions", json=ask.body) as response:
+            # Nothing is awaited in here: the library's iterators are closed properly only when
+            # what ends them comes from below.
             async for line in response.aiter_lines():
                 event = client.event_of(line)
                 if event is None or "error" in event:
                     continue
                 count -= 1
                 if not count:
-                    await http.delete(f"/v1/requests/{event['id']}")
+                    self._nursery.start_soon(self._delete, http, ask, event["id"])
         self.deeds["cancelled"] += 1
+
+    async def _delete(self, http: httpx2.AsyncClient, ask: Ask, name: str) -> None:
+        try:
+            await http.delete(f"/v1/requests/{name}")
+        except httpx2.HTTPError as error:
+            self._failed(ask, error)
+
+    def _failed(self, ask: Ask, error: httpx2.HTTPError) -> None:
+        self.wrong.append(f"request {ask.number}: {type(error).__name__} {error}")
 
     async def _err(self, http: httpx2.AsyncClient, ask: Ask, chance: random.Random) -> None:
         """Ask what cannot be."""

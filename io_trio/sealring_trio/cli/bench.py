@@ -64,6 +64,9 @@ def handshake(*, json: bool = False) -> None:
 def hop(*, json: bool = False) -> None:
     """One hop of 8 KiB between two processes, beside a plain trio message.
 
+    And its parts, measured in the same way: a node's socket code alone, with
+    the cipher, and with the message's encoding.
+
     Parameters
     ----------
     json

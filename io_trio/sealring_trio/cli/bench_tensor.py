@@ -25,8 +25,9 @@ def comms(
     """Summing a row's hidden state over two ranks: direct, relayed, sealed.
 
     Tensor parallelism sums twice a layer, which is the least time that a token
-    takes. Three rings of two MLX processes take turns: connected directly,
-    through a plain forwarder, and through two real nodes and a sealed link.
+    takes. Four rings of two MLX processes take turns: connected directly,
+    through one plain forwarder, through two, and through two real nodes and a
+    sealed link.
     On one machine they share its cores with the relays; real hosts do not.
 
         sealring bench comms
