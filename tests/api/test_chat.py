@@ -165,6 +165,7 @@ def test_every_form_of_message(ring: Served) -> None:
     assert system.choices[0].message.content == developer.choices[0].message.content
 
 
+@pytest.mark.slow
 def test_a_hundred_at_once(ring: Served) -> None:
     prompts = [f"Count to {number}." for number in ("ten", "twenty", "thirty", "five")]
     bodies = [ring.chat(prompt, max_tokens=6) for prompt in prompts]

@@ -10,6 +10,8 @@ import signal
 import socket
 from typing import Any
 
+import pytest
+
 from tests.api.conftest import PATIENCE, TIMEOUT, UNDER_WAY, Served
 
 CHAT = "/v1/chat/completions"
@@ -48,6 +50,7 @@ def deaf_client(team: Served) -> socket.socket:
     return client
 
 
+@pytest.mark.slow
 def test_what_runs_is_finished_and_what_is_new_is_refused(team: Served) -> None:
     process = team.head.process
     body = team.chat("endless", max_tokens=100, stream=True)

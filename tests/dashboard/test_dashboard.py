@@ -301,6 +301,7 @@ def closed() -> Iterator[Guarded]:
         yield ring
 
 
+@pytest.mark.slow
 def test_a_key_is_asked_for_and_kept_in_this_tab(browser: Browser, closed: Guarded) -> None:
     with window(browser, closed.url, expected="a status of 401") as page:
         dialog = page.get_by_role("dialog", name="This ring asks for a key")
@@ -322,6 +323,7 @@ def test_a_key_is_asked_for_and_kept_in_this_tab(browser: Browser, closed: Guard
         expect(page.locator(".cost")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_a_head_that_goes_away_and_comes_back(browser: Browser, closed: Guarded) -> None:
     with window(browser, closed.url, expected="Failed to load resource") as page:
         page.get_by_label("API key").fill(closed.key)

@@ -104,6 +104,7 @@ def of_node(config: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_the_blocking_peer_has_a_trio_node_compute(cluster: list[Path]) -> None:
     head, rank1 = cluster
     port = load_config(rank1).listen[1]
@@ -122,6 +123,7 @@ def test_the_blocking_peer_has_a_trio_node_compute(cluster: list[Path]) -> None:
     assert done["back"] == pytest.approx(out.flatten().tolist(), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_trio_head_generates_with_the_asyncio_peer(cluster: list[Path]) -> None:
     head, rank1 = cluster
     info = describe(tiny.path())

@@ -21,6 +21,7 @@ def bench(served: Served, *options: str) -> Outcome:
     return sealring("bench", "serve", "--url", served.url, *SMALL, *options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--whole", "--users", "2")], ids=["streamed", "whole"])
 def test_a_load_is_answered_and_set_out_by_phase(served: Served, options: tuple[str, ...]) -> None:
     done = bench(served, "--check", "--json", *options)
@@ -57,6 +58,7 @@ def test_a_load_is_answered_and_set_out_by_phase(served: Served, options: tuple[
     ]
 
 
+@pytest.mark.slow
 def test_a_limit_that_is_broken(served: Served) -> None:
     done = bench(served, "--max-total-ms", "0.1")
     assert done.code == 1
@@ -65,6 +67,7 @@ def test_a_limit_that_is_broken(served: Served) -> None:
     assert "compute of rank 1" in done.out
 
 
+@pytest.mark.slow
 def test_requests_that_fail(served: Served) -> None:
     done = bench(served, "--chars", "30000", "--json")
     (report,) = done.json()
@@ -73,9 +76,13 @@ def test_requests_that_fail(served: Served) -> None:
     assert report["limits"][0] == {"name": "errors", "found": 6, "limit": 0, "holds": False}
 
 
-def test_mistakes(served: Served) -> None:
+def test_nobody_answers() -> None:
     done = sealring("bench", "serve", "--url", "127.0.0.1:1")
     assert (done.code, "no head answers at http://127.0.0.1:1" in done.err) == (1, True)
+
+
+@pytest.mark.slow
+def test_a_scenario_for_more_rings_than_there_are(served: Served) -> None:
     done = bench(served, "--scenario", "two-models")
     assert done.code == 2
     assert "'two-models' is spread over 2 rings, and there is one" in done.err
@@ -102,6 +109,7 @@ def test_phases_that_are_missing() -> None:
     assert "2 traces have no parse" not in faults
 
 
+@pytest.mark.slow
 def test_a_short_soak(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = client.settings
 

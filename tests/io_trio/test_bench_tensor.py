@@ -10,6 +10,7 @@ from sealring_trio.bench.random_model import Size
 from tests.io_trio.helpers import sealring
 
 
+@pytest.mark.slow
 def test_sums_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comms, "TURNS", 1)
     monkeypatch.setattr(comms, "ROUNDS", 10)
@@ -17,16 +18,19 @@ def test_sums_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
     done = sealring("bench", "comms", "--bytes", "4096", "--layers", "3", "--check", "--json")
     assert [(line["name"], line["unit"], line["yardstick_name"]) for line in done.json()] == [
         ("sum of 4096 bytes, plain relay", "us", "direct"),
+        ("sum of 4096 bytes, two plain relays", "us", "direct"),
         ("sum of 4096 bytes, sealed", "us", "direct"),
         ("sums of a token of 3 layers, plain relay", "ms", "direct"),
+        ("sums of a token of 3 layers, two plain relays", "ms", "direct"),
         ("sums of a token of 3 layers, sealed", "ms", "direct"),
     ]
-    one, token = done.json()[1], done.json()[3]
+    one, token = done.json()[2], done.json()[5]
     assert token["ours"] == pytest.approx(6 * one["ours"] / 1000)
     assert one["ceiling"] == 1e-9
     assert done.code == 1  # which no ratio reaches
 
 
+@pytest.mark.slow
 def test_every_side_of_the_tensor_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     small = Size(layers=2, hidden=32, feed_forward=64, heads=4, kv_heads=2, vocabulary=1500)
     monkeypatch.setitem(random_model.SIZES, "25m", small)

@@ -24,6 +24,7 @@ def test_it_says_where_everything_is(served: Served) -> None:
     assert "<title>sealring</title>" in page.text
 
 
+@pytest.mark.slow
 def test_an_interrupt_finishes_what_runs() -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Tell me a story."}]}
     with serving("--ranks", "1") as running, httpx2.Client(timeout=PATIENCE) as http:
@@ -38,6 +39,7 @@ def test_an_interrupt_finishes_what_runs() -> None:
         assert running.process.wait(PATIENCE) == 0
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_it() -> None:
     with serving("--ranks", "1") as running:
         os.kill(running.about["ranks"][0]["pid"], signal.SIGKILL)

@@ -248,6 +248,7 @@ def test_members_that_ignore_their_stream_die_with_their_daemon() -> None:
     assert not alive
 
 
+@pytest.mark.slow
 def test_two_stages_of_two_say_what_two_ranks_say(ring: Ring) -> None:
     request = {"do": "generate", "prompt": "Tell me a story about a fox.", "max_tokens": 12}
     *_, expected = ring.nodes[0].ask(request)

@@ -9,6 +9,7 @@ from sealring_trio.bench.faults import Summary, Trial
 from tests.io_trio.helpers import sealring
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["tp", "pp"])
 def test_a_request_goes_on_whatever_breaks(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults, "DETECTION", faults.PATIENCE)  # a busy machine may take longer

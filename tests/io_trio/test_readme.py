@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
 from sealring_trio.local_ring import running_node, wait_until_up
 from sealring_trio.ports import free_ports
 
@@ -27,6 +28,7 @@ def commands(text: str) -> list[list[str]]:
     return [words[3:] for words in split if words[:3] == ["uv", "run", "sealring"]]
 
 
+@pytest.mark.slow
 def test_two_nodes_as_the_readme_says() -> None:
     text = README.read_text(encoding="utf-8")
     section = text.split("## Two machines of your own")[1].split("\n## ")[0]

@@ -294,6 +294,7 @@ def test_an_engine_killed_in_the_middle_of_an_answer(ring: Ring) -> None:
     assert tokens == whole["token_ids"]
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_stops_the_tokens_and_they_go_on_with_it(ring: Ring) -> None:
     head, rank = ring.nodes
     whole = ask(head, max_tokens=200)
@@ -338,6 +339,7 @@ def sign_again(folder: Path) -> None:
     (folder / "demo.roster").write_bytes(newer.encode())
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_reported_and_welcome_back(
     ring: Ring, expected: dict[str, object]
 ) -> None:
@@ -385,6 +387,7 @@ ENDS: dict[str, Callable[[LocalNode], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_a_node_stops_in_good_order(end: Callable[[LocalNode], object]) -> None:
     with tempfile.TemporaryDirectory(prefix="sealring-") as folder:

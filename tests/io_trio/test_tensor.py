@@ -16,6 +16,8 @@ from sealring_trio.status import Collective, collective_link
 
 from tests.io_trio.helpers import sealring
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "Tell me a story about a fox named Pip."
 TOKENS = 24
 ASKED = {"do": "generate", "prompt": PROMPT, "max_tokens": TOKENS}

@@ -7,9 +7,21 @@ from typing import Any
 
 import attrs
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
+from sealring_protocol.codec.messages import (
+    NO_EPOCH,
+    Backend,
+    Bootstrap,
+    CacheCost,
+    Epoch,
+    Ready,
+    Step,
+    StepDone,
+)
+from sealring_protocol.codec.tensor import DType
 from sealring_protocol.link import (
     EncapsulationRequested,
     Link,
+    LinkClosed,
     LinkUp,
     PeerProved,
     RosterReceived,
@@ -23,6 +35,12 @@ from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import SignedRoster
 
 from tests.sim.cluster import COORDINATOR, WALL, make_roster, signer
+
+EPOCH = Epoch(5, 1)
+READY = Ready(NO_EPOCH, b"m" * 32, 0, 0, 6, DType.F32, 8, True, 1, CacheCost(0, 0))
+ORDER = Bootstrap(EPOCH, Backend.PIPELINE, 1, True, 1000, b"m" * 32, (0, 2, 4, 6))
+STEP = Step(EPOCH, 1, bytes(16))
+DONE = StepDone(EPOCH, 1)
 
 Mangle = Callable[[bytes], bytes]
 
@@ -136,3 +154,21 @@ class Pair:
             end.take(self.now)
         except Exception as error:  # noqa: BLE001
             end.error = error
+
+
+def established(**arguments) -> Pair:
+    pair = Pair(**arguments).run()
+    assert pair.a.error is None
+    assert pair.b.error is None
+    assert pair.a.link.established
+    assert pair.b.link.established
+    return pair
+
+
+def messages(end):
+    return [e for e in end.events if isinstance(e, (Ready, Bootstrap, Step, StepDone, LinkClosed))]
+
+
+def first_flight():
+    pair = Pair()
+    return bytes(pair.a.link.data_to_send())

@@ -1,66 +1,43 @@
-"""One link: what it carries, what it refuses, and what it says to whom."""
+"""One link: what it carries, what it refuses, and what it answers."""
 
 from __future__ import annotations
 
+import attrs
 import pytest
 from sealring_protocol import limits
 from sealring_protocol import link as link_module
 from sealring_protocol.codec.frame import FrameKind, frame_header
 from sealring_protocol.codec.messages import (
-    NO_EPOCH,
     Accept,
-    Backend,
-    Bootstrap,
-    CacheCost,
     Close,
-    Epoch,
-    Ping,
-    Pong,
-    Progress,
-    Ready,
     Step,
-    StepDone,
 )
-from sealring_protocol.codec.tensor import DType
 from sealring_protocol.errors import (
     AuthenticationFailed,
     CloseCode,
     ConnectionLost,
     LimitExceeded,
     LocalProtocolError,
-    PeerTimeout,
     RemoteProtocolError,
     RoleViolation,
-    RosterConflict,
-    RosterExpired,
 )
 from sealring_protocol.link import LinkClosed, PeerProved
-from sealring_protocol.security.admission import Admission
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roles import Purpose
 
-from tests.link.pair import Pair, config
-from tests.sim.cluster import make_roster, signer
-
-EPOCH = Epoch(5, 1)
-READY = Ready(NO_EPOCH, b"m" * 32, 0, 0, 6, DType.F32, 8, True, 1, CacheCost(0, 0))
-ORDER = Bootstrap(EPOCH, Backend.PIPELINE, 1, True, 1000, b"m" * 32, (0, 2, 4, 6))
-STEP = Step(EPOCH, 1, bytes(16))
-DONE = StepDone(EPOCH, 1)
-
-
-def established(**arguments) -> Pair:
-    pair = Pair(**arguments).run()
-    assert pair.a.error is None
-    assert pair.b.error is None
-    assert pair.a.link.established
-    assert pair.b.link.established
-    return pair
-
-
-def messages(end):
-    return [e for e in end.events if isinstance(e, (Ready, Bootstrap, Step, StepDone, LinkClosed))]
-
+from tests.link.pair import (
+    DONE,
+    EPOCH,
+    ORDER,
+    READY,
+    STEP,
+    Pair,
+    config,
+    established,
+    first_flight,
+    messages,
+)
+from tests.sim.cluster import signer
 
 # -------------------------------------------------------------------- it works
 
@@ -119,7 +96,7 @@ def test_an_end_without_close_is_a_loss():
         pair.a.link.send(READY)
 
 
-# --------------------------------------------------------------- who may say what
+# ------------------------------------------------------------ who may say what
 
 
 WRONG = [
@@ -151,133 +128,7 @@ def test_a_valid_key_is_no_licence(purpose, indexes, message):
     assert closed.code == CloseCode.ROLE_VIOLATION
 
 
-# ------------------------------------------------------------ strangers, not a byte
-
-
-def first_flight():
-    pair = Pair()
-    return bytes(pair.a.link.data_to_send())
-
-
-GREETINGS = {
-    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-    "tls": bytes.fromhex("1603010200010001fc0303") + bytes(200),
-    "zeros": bytes(64),
-    "ssh": b"SSH-2.0-OpenSSH_9.6\r\n",
-    "long": frame_header(FrameKind.HANDSHAKE, 1 << 20),
-    "sealed": frame_header(FrameKind.SEALED, 40) + bytes(40),
-    "local": frame_header(FrameKind.LOCAL, 40) + bytes(40),
-    "empty": frame_header(FrameKind.HANDSHAKE, 0),
-}
-
-
-@pytest.mark.parametrize("name", GREETINGS)
-def test_a_port_scanner_gets_not_a_byte(name):
-    pair = Pair()
-    pair._feed(pair.b, GREETINGS[name])
-    pair.ended(pair.b)
-    assert isinstance(pair.b.error, RemoteProtocolError)
-    assert not pair.b.link.data_to_send()
-
-
-def test_every_flipped_byte_of_the_handshake_is_refused_and_strangers_get_nothing():
-    clean = Pair().run()
-    flights = {"ab": clean.a.sent, "ba": clean.b.sent}
-    for way, number in (("ab", 0), ("ba", 0), ("ab", 1)):
-        size = len(flights[way][number])
-        for at in range(0, size, 1 if size < 400 else 13):
-            pair = Pair()
-            count = 0
-
-            def flip(data, at=at, number=number):
-                nonlocal count
-                count += 1
-                if count - 1 != number:
-                    return data
-                return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-
-            pair.mangle[way] = flip
-            pair.run()
-            victim = pair.b if way == "ab" else pair.a
-            assert victim.up is None, (way, number, at)
-            if victim.error is None:  # a longer length: it waits, until its deadline
-                with pytest.raises((PeerTimeout, ConnectionLost)):
-                    victim.link.handle_timeout(pair.now + 10)
-            if victim is pair.b:
-                assert len(pair.b.sent) == number
-                assert not pair.b.link.data_to_send()
-
-
-def test_a_replayed_init_is_refused():
-    admission = Admission(0.0)
-    first = Pair(admission=admission).run()
-    assert first.b.up is not None
-    again = Pair(admission=admission)
-    again.run()
-    assert isinstance(again.b.error, AuthenticationFailed)
-    assert "been here before" in str(again.b.error)
-    assert not again.b.sent
-
-
-@pytest.mark.parametrize("skew", [-121_000, 121_000])
-def test_a_clock_that_is_off_is_reported_with_its_size(skew):
-    pair = Pair(skew_ms=skew).run()
-    assert isinstance(pair.b.error, AuthenticationFailed)
-    assert "121" in str(pair.b.error)
-    assert not pair.b.sent
-
-
-def test_a_reflected_message_is_refused():
-    pair = Pair()
-    init = bytes(pair.a.link.data_to_send())
-    pair._feed(pair.a, init)
-    assert isinstance(pair.a.error, RemoteProtocolError)
-    assert not pair.a.link.data_to_send()
-    pair = established()
-    pair.a.link.send(READY)
-    frame = bytes(pair.a.link.data_to_send())
-    pair._feed(pair.a, frame)
-    assert isinstance(pair.a.error, AuthenticationFailed)
-
-
-def test_one_who_is_not_on_the_roster_is_refused_without_a_byte_after_resp():
-    before = make_roster(4, serial=1)  # node 3 was a member then
-    now = make_roster(3, serial=2)
-    pair = Pair(config(3, before), config(0, now), indexes=(3, 0)).run()
-    assert isinstance(pair.b.error, AuthenticationFailed)
-    assert pair.b.up is None
-    assert len(pair.b.sent) == 1  # RESP: its id is known only from FIN
-    assert not pair.b.link.data_to_send()
-
-
-def test_the_wrong_node_at_the_address_is_noticed():
-    pair = Pair(config(1), config(2), indexes=(1, 0))
-    pair.b.index = 2
-    pair.run()
-    assert isinstance(pair.b.error, AuthenticationFailed)
-    assert not pair.b.sent
-
-
-def test_data_after_init_before_resp_is_too_much():
-    pair = Pair()
-    init = bytes(pair.a.link.data_to_send())
-    pair.b.link.receive_data(init, 1.0)
-    assert pair.b.link.next_event() is not None
-    with pytest.raises(LimitExceeded):
-        pair.b.link.receive_data(b"x", 1.0)
-    assert not pair.b.link.data_to_send()
-
-
-def test_too_many_signatures_are_refused():
-    admission = Admission(1.0)
-    for _ in range(limits.SIGNATURES_PER_SOURCE):
-        admission.take_signature("a host", 1.0)
-    pair = Pair(admission=admission).run()
-    assert isinstance(pair.b.error, LimitExceeded)
-    assert not pair.b.sent
-
-
-# ----------------------------------------------------------------------- frames
+# ---------------------------------------------------------------------- frames
 
 
 def test_every_flipped_byte_of_a_frame_is_refused_and_said():
@@ -336,130 +187,7 @@ def test_accept_comes_once():
     assert isinstance(pair.a.error, RoleViolation)
 
 
-# --------------------------------------------------------------------- rosters
-
-
-def test_a_newer_roster_is_carried_either_way_and_stored_first():
-    old, new = make_roster(3, serial=1), make_roster(3, serial=2)
-    for mine, theirs in ((old, new), (new, old)):
-        pair = established(a=config(1, mine), b=config(0, theirs))
-        behind = pair.a if mine is old else pair.b
-        ahead = pair.b if mine is old else pair.a
-        assert [roster.roster.serial for roster in behind.stored] == [2]
-        assert not ahead.stored
-
-
-def test_two_rosters_with_one_serial_are_a_conflict_that_is_told():
-    pair = Pair(config(1, make_roster(3)), config(0, make_roster(3, inner_seal=False))).run()
-    errors = [end.error for end in (pair.a, pair.b) if end.error]
-    assert any(isinstance(error, RosterConflict) for error in errors)
-    assert pair.a.up is None
-    assert pair.b.up is None
-
-
-def test_links_end_when_the_roster_does():
-    roster = make_roster(3, lifetime_ms=3000)
-    pair = established(a=config(1, roster), b=config(0, roster))
-    for _ in range(20):
-        pair.now += 0.4
-        for end in (pair.a, pair.b):
-            try:
-                end.link.handle_timeout(pair.now)
-            except RosterExpired as error:
-                end.error = error
-        if pair.a.error:
-            break
-        pair.run()
-    assert isinstance(pair.a.error, RosterExpired)
-    assert 3.9 < pair.now < 4.5
-
-
-def test_a_link_ends_the_moment_its_roster_does():
-    roster = make_roster(3, lifetime_ms=3000)
-    link = established(a=config(1, roster), b=config(0, roster)).a.link
-    while (deadline := link.next_timeout()) != link._expires:
-        link.keepalive.heard(deadline)  # the peer is there all the while
-    with pytest.raises(RosterExpired):
-        link.handle_timeout(link._expires)
-
-
-def test_an_expired_roster_opens_no_link():
-    roster = make_roster(3, lifetime_ms=1)
-    pair = Pair(config(1, roster), config(0, roster), skew_ms=100)
-    pair.run()
-    assert pair.a.up is None
-    assert pair.b.up is None
-
-
-# --------------------------------------------------------------------- timers
-
-
-def test_silence_is_asked_about_and_then_the_end():
-    pair = established()
-    start = pair.now
-    assert pair.a.link.next_timeout() == start + limits.PING_INTERVAL
-    pair.now += limits.PING_INTERVAL
-    pair.a.link.handle_timeout(pair.now)
-    pair.run()
-    assert pair.a.link.keepalive.rtt == 0.0
-    pair.now = pair.a.link.next_timeout()
-    pair.a.link.handle_timeout(pair.now)
-    pair.now = pair.a.link.next_timeout()
-    assert pair.now - start < 2.6
-    with pytest.raises(PeerTimeout, match="not a byte"):
-        pair.a.link.handle_timeout(pair.now)
-    pair.a.sent.clear()
-    pair.move(pair.a, pair.b, "ab")
-    assert messages(pair.b)[-1].code == CloseCode.TIMEOUT
-
-
-def test_a_node_that_slept_asks_before_it_blames():
-    pair = established()
-    pair.now += 3600
-    pair.a.link.handle_timeout(pair.now)
-    pair.run()
-    assert pair.a.error is None
-    assert pair.a.link.established
-
-
-def test_pings_are_answered_with_progress_and_have_a_budget():
-    pair = established()
-    pair.b.link.keepalive.progress = Progress(memory=77)
-    for echo in range(limits.PINGS_PER_SECOND):
-        pair.a.link.send(Ping(echo, Progress(rows=3)))
-    pair.a.link.keepalive._asked.extend((echo, 0.0) for echo in range(100))
-    pair.run()
-    assert pair.b.link.keepalive.peer_progress.rows == 3
-    assert pair.a.link.keepalive.peer_progress.memory == 77
-    pair.a.link.send(Ping(9, Progress()))
-    pair.run()
-    assert isinstance(pair.b.error, LimitExceeded)
-
-
-def test_a_pong_to_no_ping_is_an_error():
-    pair = established()
-    pair.a.link.send(Pong(1, Progress()))
-    pair.run()
-    assert isinstance(pair.b.error, RemoteProtocolError)
-
-
-@pytest.mark.parametrize("stage", ["init", "all"])
-def test_the_handshake_has_deadlines(stage):
-    pair = Pair()
-    if stage == "all":
-        pair.move(pair.a, pair.b, "ab")
-        expected = limits.HANDSHAKE_TIMEOUT
-    else:
-        expected = limits.INIT_TIMEOUT
-    assert pair.b.link.next_timeout() == pair.now + expected
-    pair.b.link.handle_timeout(pair.now + expected - 0.01)
-    with pytest.raises(PeerTimeout):
-        pair.b.link.handle_timeout(pair.now + expected)
-    assert not pair.b.link.data_to_send()
-    assert pair.b.link.next_timeout() is None
-
-
-# -------------------------------------------------------------------- decisions
+# ------------------------------------------------------------------- decisions
 
 
 def test_a_peer_that_is_refused_is_told_why():
@@ -521,10 +249,15 @@ def test_as_much_as_the_limit_may_wait_to_be_sent(monkeypatch):
         lambda link: link.send(READY),
         lambda link: link.close(CloseCode.SHUTDOWN, "over"),
         lambda link: link.handle_timeout(0.0),
+        lambda link: link.admit(0.0),
+        lambda link: link.refuse(CloseCode.SHUTDOWN, "over"),
+        lambda link: link.roster_stored(0.0),
+        lambda link: link.provide_signature(bytes(64), 0.0),
+        lambda link: link.provide_encapsulation(bytes(1088), bytes(32), 0.0),
     ],
 )
 def test_whatever_is_asked_of_a_dead_link_its_error_is_the_answer(call):
-    link = established().a.link
+    link = established().b.link
     link.receive_data(b"no frame", 0.0)
     with pytest.raises(RemoteProtocolError) as first:
         link.next_event()
@@ -559,3 +292,13 @@ def test_keys_do_not_show_in_logs():
     assert pair.a.up is not None
     assert repr(pair.a.up.hop.send) not in repr(pair.a.up)
     assert signer(0).public_key
+
+
+def test_both_ends_give_a_log_the_same_keys():
+    told = []
+    ends = [attrs.evolve(config(index), key_log=told.append) for index in (1, 0)]
+    established(a=ends[0], b=ends[1])
+    dialed, accepted = told
+    assert dialed == accepted
+    assert len({dialed.to_responder, dialed.to_initiator, dialed.transcript}) == 3
+    assert repr(dialed.to_responder) not in repr(dialed)
