@@ -6,6 +6,8 @@ this link are drained only when the socket can take them, and go out in the same
 `await` stands between the drain and the send, nothing can come between them: the bytes of a link
 leave in the order in which they were sealed, or the link dies.
 
+A tunnel link, once it is up, is read by a thread instead, in which it may also be flushed.
+
 Anything that ends the pump kills the link: an end of stream, an error of the socket, cancellation.
 A link that the node ends itself (`hang_up`) has its last bytes flushed first.
 """
@@ -13,15 +15,20 @@ A link that the node ends itself (`hang_up`) has its last bytes flushed first.
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from typing import Protocol
 
 import trio
 
-from sealring_trio.wire import Wire
+from sealring_trio.shared_wire import Guard, SharedWire
 
 
 class LinkOwner(Protocol):
     """The runtime, as its pumps see it."""
+
+    @property
+    def guard(self) -> Guard:
+        """Its lock is held whenever the node is entered."""
 
     def received(self, link: int, data: bytes) -> None:
         """*data* came in; the owner flushes all pumps before it returns."""
@@ -39,15 +46,18 @@ class Pump:
     def __init__(self, owner: LinkOwner, link: int, sock: socket.socket) -> None:
         self._owner = owner
         self._link = link
-        self._wire = Wire(sock, self.flush)
+        self._wire = SharedWire(sock, self.flush, owner.guard)
         self._open = trio.CancelScope()
+        self._over = False
         self._graceful = False
+        self._by_loop = trio.CancelScope()
+        self._heard: Callable[[bytes], None] | None = None
 
     def flush(self) -> None:
         """Send what the node has for this link, as far as the socket takes it."""
-        if self._wire.busy or self._open.cancel_called:
-            return
-        self._send(self._owner.data_to_send(self._link))
+        with self._owner.guard.lock:
+            if not self._wire.busy and not self._over:
+                self._send(self._owner.data_to_send(self._link))
 
     @property
     def busy(self) -> bool:
@@ -58,19 +68,29 @@ class Pump:
         """Wait until none do, or the stream is over."""
         await self._wire.idle()
 
+    def hand_over(self, heard: Callable[[bytes], None]) -> None:
+        """Have a thread read from here on, and give what comes to *heard*."""
+        self._heard = heard
+        self._by_loop.cancel()
+
     def hang_up(self, last: bytes) -> None:
         """End the stream once *last*, and what waits before it, has been sent."""
-        if not self._open.cancel_called:
+        if not self._over:
             self._send(last)
             self._graceful = True
-            self._open.cancel()
+            self._wire.be_polite()
+            self._end()
+
+    def _end(self) -> None:
+        self._over = True  # from now on a flush drains nothing
+        self._owner.guard.soon(self._open.cancel)
 
     def _send(self, data: bytes | bytearray) -> None:
         if data:
             try:
                 self._wire.send(data)
             except OSError:
-                self._open.cancel()
+                self._end()
 
     async def run(self) -> None:
         """Pump until either side ends the stream."""
@@ -83,19 +103,22 @@ class Pump:
             if self._graceful:
                 await self._wire.hang_up()
         finally:
-            self._open.cancel()  # from now on a flush drains nothing
+            self._over = True
             self._wire.close()
             self._owner.ended(self._link)
 
     async def _read(self) -> None:
         try:
-            while data := await self._wire.receive():
-                self._owner.received(self._link, data)
+            with self._by_loop:
+                while data := await self._wire.receive():
+                    self._owner.received(self._link, data)
         except OSError:
             return
+        if self._heard is not None:
+            await self._wire.hear(self._heard)
 
     async def _write(self) -> None:
         try:
             await self._wire.write()
         except OSError:
-            self._open.cancel()
+            self._end()

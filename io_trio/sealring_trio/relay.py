@@ -12,10 +12,13 @@ Nobody else can get in. The listener takes one connection, of the node's own eng
 kernel says whose a socket is); what a neighbour's stream is connected to must belong to that
 process too.
 
-Latency counts, since a model waits for two such exchanges in every layer: bytes go on from the
-handler that received them, with no task in between. While the tunnel's wire has bytes that wait,
-the engine is not read; bytes that the engine does not take are kept, up to `MAX_UNTAKEN`, which
-is more than a ring can have under way, as its ranks wait for each other.
+Latency counts, since a model waits for two such exchanges in every layer: bytes go on in the thread
+that reads them. While the tunnel's wire has bytes that wait, the engine is not read; bytes that the
+engine does not take are kept, up to `MAX_UNTAKEN`, which is more than a ring can have under way, as
+its ranks wait for each other.
+
+Streams begin and end in the event loop alone. All methods need the guard's lock; tasks and threads
+take it where they do not wait.
 
 When one collective follows another, a tunnel link may still hold what was said in the first. So
 every message names its epoch, and what is of another is dropped.
@@ -27,10 +30,10 @@ by that, with an error: a closed connection is the one thing that MLX does not w
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final, Protocol
 
 import attrs
@@ -38,11 +41,10 @@ import trio
 from sealring_protocol.codec.messages import Epoch, Tunnel, TunnelEvent
 from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.control.effects import EndCollective, PrepareCollective
-from sealring_protocol.events import TunnelLost, TunnelMessage
 from sealring_protocol.node import Node
 
 from sealring_trio.ports import belongs_to, reserve
-from sealring_trio.wire import Wire
+from sealring_trio.shared_wire import Guard, SharedWire
 
 log = logging.getLogger("sealring.relay")
 
@@ -60,7 +62,11 @@ MAX_UNTAKEN: Final = 64 << 20
 
 
 class RelayOwner(Protocol):
-    """The runtime, as a relay sees it."""
+    """The node's tunnels, as a relay sees them."""
+
+    @property
+    def guard(self) -> Guard:
+        """Its lock is held for whatever a relay does."""
 
     def spawn(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
         """Run *task* beside everything else."""
@@ -68,11 +74,11 @@ class RelayOwner(Protocol):
     def engine_pids(self) -> list[int]:
         """The processes that may take part in the collective."""
 
-    def tunnel(self, rank: int, message: Tunnel) -> None:
-        """Send *message* on the tunnel link with *rank*, now."""
+    def send(self, rank: int, message: Tunnel) -> bool:
+        """Send *message* on the tunnel link with *rank*; whether more may follow at once."""
 
-    async def tunnel_idle(self, rank: int) -> None:
-        """Wait until nothing waits on the tunnel link with *rank*; at once if nothing does."""
+    async def idle(self, rank: int) -> None:
+        """Wait until more may."""
 
 
 @attrs.define(eq=False)
@@ -82,7 +88,7 @@ class _Stream:
     number: int
     rank: int
     early: bytearray = attrs.field(factory=bytearray)  # what came before the engine was reached
-    wire: Wire | None = None
+    wire: SharedWire | None = None
     open: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     life: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     ended: bool = False
@@ -148,13 +154,16 @@ class Relay:
                 if number == self._left:
                     self._begin(number, rank, None)
             case TunnelEvent.DATA:
-                if stream := self._streams.get(number):
-                    self._give(stream, message.data)
+                if (stream := self._streams.get(number)) and not self._give(stream, message.data):
+                    self._end(stream)
             case TunnelEvent.CLOSE:
                 if stream := self._streams.pop(number, None):
                     stream.ended = True
-                    # What the engine has been given goes out first.
-                    (stream.open if stream.wire else stream.life).cancel()
+                    if stream.wire is None:
+                        stream.life.cancel()
+                    else:  # what the engine has been given goes out first
+                        stream.wire.be_polite()
+                        stream.open.cancel()
 
     def lost(self, rank: int) -> None:
         """The tunnel link with *rank* is gone."""
@@ -162,20 +171,32 @@ class Relay:
             if stream.rank == rank:
                 self._end(stream)
 
-    def _give(self, stream: _Stream, data: Buffer) -> None:
+    def carry(self, rank: int, message: Tunnel) -> bool:
+        """Give *message*, which came from *rank*, to the engine, in any thread: False, with nothing
+        done, where it is more than bytes of a stream that is open."""
+        stream = self._streams.get(message.stream)
+        return (
+            stream is not None
+            and stream.wire is not None
+            and stream.rank == rank
+            and message.event is TunnelEvent.DATA
+            and message.epoch == self.epoch
+            and self._give(stream, message.data)
+        )
+
+    def _give(self, stream: _Stream, data: Buffer) -> bool:
+        """Give the engine *data*, or keep it for it; False where that cannot be."""
+        if stream.untaken + len(data) > MAX_UNTAKEN:
+            log.warning("the engine leaves %d bytes of a collective untaken", stream.untaken)
+            return False
         if stream.wire is None:
             stream.early += data
-        else:
-            try:
-                stream.wire.send(data)
-            except OSError:
-                self._end(stream)
-                return
-            if not stream.wire.busy:
-                return
-        if stream.untaken > MAX_UNTAKEN:
-            log.warning("the engine leaves %d bytes of a collective untaken", stream.untaken)
-            self._end(stream)
+            return True
+        try:
+            stream.wire.send(data)
+        except OSError:
+            return False
+        return True
 
     def _end(self, stream: _Stream) -> None:
         """*stream* is over, whoever ended it: close our side, and have the other one closed."""
@@ -185,8 +206,8 @@ class Relay:
             _cut(stream)
             self._say(stream.rank, stream.number, TunnelEvent.CLOSE)
 
-    def _say(self, rank: int, stream: int, event: TunnelEvent, data: bytes = b"") -> None:
-        self._owner.tunnel(rank, Tunnel(self.epoch, stream, event, data))
+    def _say(self, rank: int, stream: int, event: TunnelEvent, data: bytes = b"") -> bool:
+        return self._owner.send(rank, Tunnel(self.epoch, stream, event, data))
 
     # ------------------------------------------------------------ the engine
 
@@ -202,8 +223,9 @@ class Relay:
             if self._listening.cancel_called:  # while it was asked whose the connection is
                 sock.close()
                 return
-            self._begin(self._own, self._right, sock)
-            self._say(self._right, self._own, TunnelEvent.OPEN)
+            with self._owner.guard.lock:
+                self._begin(self._own, self._right, sock)
+                self._say(self._right, self._own, TunnelEvent.OPEN)
 
     async def _accept(self, server: trio.socket.SocketType) -> socket.socket:
         level = logging.WARNING
@@ -270,22 +292,25 @@ class Relay:
                     await self._carry(stream, sock)
         finally:
             self._alive.discard(stream)
-            self._end(stream)
+            with self._owner.guard.lock:
+                self._end(stream)
 
     async def _carry(self, stream: _Stream, sock: socket.socket) -> None:
         try:
-            wire = stream.wire = Wire(sock, lambda: None)
+            wire = SharedWire(sock, lambda: None, self._owner.guard)
         except OSError:  # it is over already
             sock.close()
             return
         try:
             with stream.open:
-                if stream.early:
-                    wire.send(stream.early)
-                    stream.early = bytearray()
+                with self._owner.guard.lock:
+                    stream.wire = wire
+                    if stream.early:
+                        wire.send(stream.early)
+                        stream.early = bytearray()
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write, stream, wire)
-                    await self._read(stream, wire)
+                    await wire.hear(partial(self._pass_on, stream))
                     nursery.cancel_scope.cancel()
             if stream.open.cancelled_caught:
                 await wire.hang_up()
@@ -294,20 +319,19 @@ class Relay:
         finally:
             wire.close()
 
-    async def _read(self, stream: _Stream, wire: Wire) -> None:
-        """Pass on what the engine says, until it stops."""
-        with contextlib.suppress(OSError):
-            while data := await wire.receive():
-                self._say(stream.rank, stream.number, TunnelEvent.DATA, data)
-                if stream.ended:
-                    return
-                await self._owner.tunnel_idle(stream.rank)
+    def _pass_on(self, stream: _Stream, data: bytes) -> None:
+        """The engine said *data*; in the thread that reads it."""
+        with self._owner.guard.lock:
+            if stream.ended or self._say(stream.rank, stream.number, TunnelEvent.DATA, data):
+                return
+        trio.from_thread.run(self._owner.idle, stream.rank)
 
-    async def _write(self, stream: _Stream, wire: Wire) -> None:
+    async def _write(self, stream: _Stream, wire: SharedWire) -> None:
         try:
             await wire.write()
         except OSError:
-            self._end(stream)
+            with self._owner.guard.lock:
+                self._end(stream)
 
 
 def _cut(stream: _Stream) -> None:
@@ -325,15 +349,9 @@ class Relays:
         self._owner = owner
         self._relay: Relay | None = None
 
-    def carry_out(
-        self, event: TunnelMessage | TunnelLost | PrepareCollective | EndCollective, node: Node
-    ) -> None:
+    def carry_out(self, event: PrepareCollective | EndCollective, node: Node) -> None:
         """Do what *node* wants."""
         match event:
-            case TunnelMessage(rank, message):
-                self.message(rank, message)
-            case TunnelLost(rank):
-                self.lost(rank)
             case EndCollective(epoch):
                 self.end(epoch)
             case PrepareCollective(epoch, sealed):
@@ -366,6 +384,10 @@ class Relays:
         """*message* came on the tunnel link with *rank*."""
         if self._relay is not None:
             self._relay.message(rank, message)
+
+    def carry(self, rank: int, message: Tunnel) -> bool:
+        """The same in any thread, where it takes no more than passing bytes on; False if not."""
+        return self._relay is not None and self._relay.carry(rank, message)
 
     def lost(self, rank: int) -> None:
         """The tunnel link with *rank* is gone."""

@@ -3,7 +3,8 @@
 The node decides everything and does nothing; the runtime does everything and decides nothing.
 Whatever happens (bytes, a dial that came up, a word of the engine, a deadline, a request) is told
 to the node, and then `_settle` carries out what the node wants, in order, until it wants no more,
-and flushes every link. All of this runs without an `await`, so the node is never entered twice.
+and flushes every link. All of this runs without an `await`, and with the lock that threads take for
+what they do on tunnel links, so the node is never entered twice.
 
 One task keeps the deadline. The node is asked for its next one each time things have settled, and
 the task is woken only when that is earlier than the one it sleeps for.
@@ -19,12 +20,11 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, ParamSpec
 
 import trio
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from sealring_protocol.codec.local_messages import EngineInfo, Loaded, LocalMessage
-from sealring_protocol.codec.messages import Tunnel
 from sealring_protocol.control.effects import (
     EndCollective,
     Level,
@@ -44,6 +44,7 @@ from sealring_protocol.events import (
     StoreRoster,
     TunnelLost,
     TunnelMessage,
+    TunnelUp,
 )
 from sealring_protocol.node import Node
 from sealring_protocol.security.identity import Signer
@@ -52,8 +53,9 @@ from sealring_trio.engine import EngineOwner, Supervisor
 from sealring_trio.errors import OperationError
 from sealring_trio.files import replace_file
 from sealring_trio.pump import Pump
-from sealring_trio.relay import Relays
 from sealring_trio.request_stream import Stream
+from sealring_trio.shared_wire import Guard
+from sealring_trio.tunnels import Tunnels
 from sealring_trio.units import format_address, parse_address
 
 log = logging.getLogger("sealring.node")
@@ -75,6 +77,8 @@ TIMINGS_KEPT: Final = 4096
 
 STOP_TIMEOUT: Final = 2.0
 """Seconds that all links together may take to close."""
+
+P = ParamSpec("P")
 
 _LEVELS: Final = {
     Level.DEBUG: logging.DEBUG,
@@ -118,8 +122,8 @@ class Runtime:
         self._listen = listen
         self._store = store
         self._pumps: dict[int, Pump] = {}
-        self._relays = Relays(self)
-        self._tunnels: dict[int, Pump] = {}  # by rank, those that were last sent on
+        self.guard = Guard()
+        self._tunnels = Tunnels(self, self.guard)
         self._streams: dict[int, Stream] = {}
         self._nursery: trio.Nursery | None = None
         self._armed = math.inf
@@ -139,8 +143,7 @@ class Runtime:
                 nursery.start_soon(self._accept, listener)
             nursery.start_soon(self.engine.run)
             nursery.start_soon(self._keep_time)
-            self.node.start(trio.current_time())
-            self._settle()
+            self._enter(self.node.start, trio.current_time())
             task_status.started()
 
     async def _open_listeners(self) -> list[trio.SocketListener]:
@@ -156,8 +159,7 @@ class Runtime:
     def stop(self) -> None:
         """Close every link with CLOSE; see `links_closed`."""
         self._stopping = True
-        self.node.stop(trio.current_time())
-        self._settle()
+        self._enter(self.node.stop, trio.current_time())
 
     async def links_closed(self) -> None:
         """Wait until no link is left, for a moment at most."""
@@ -174,22 +176,21 @@ class Runtime:
 
         Raises `LocalProtocolError` when it can never be done.
         """
-        uid = self.node.submit(request, trio.current_time())
-        stream = self._streams[uid] = Stream()
-        known(uid)
-        self._settle()
+        with self.guard.lock:
+            uid = self.node.submit(request, trio.current_time())
+            stream = self._streams[uid] = Stream()
+            known(uid)
+            self._settle()
         return uid, stream
 
     def finish(self, uid: int) -> None:
         """The text of *uid* has reached its end before its tokens have."""
-        self.node.finish(uid, trio.current_time())
-        self._settle()
+        self._enter(self.node.finish, uid, trio.current_time())
 
     def cancel(self, uid: int) -> None:
         """End *uid* wherever it is; whoever still reads its stream is told."""
         if self.node.rank == 0:  # a roster may have made another the head, which ended all
-            self.node.cancel(uid, trio.current_time())
-            self._settle()
+            self._enter(self.node.cancel, uid, trio.current_time())
 
     def forget(self, uid: int) -> None:
         """Nobody reads the stream of *uid* any more; it ends if it has not."""
@@ -209,8 +210,9 @@ class Runtime:
                     continue
                 sock = socket.socket(fileno=connection.detach())
                 entropy, now = secrets.token_bytes(ACCEPT_ENTROPY), trio.current_time()
-                link = self.node.accepted(address[0], entropy, now, wall_ms())
-                self._pump(link, sock)
+                with self.guard.lock:
+                    link = self.node.accepted(address[0], entropy, now, wall_ms())
+                    self._pump(link, sock)
 
     async def _dial(self, dial: Dial) -> None:
         try:
@@ -218,13 +220,13 @@ class Runtime:
             with trio.fail_after(DIAL_TIMEOUT):
                 stream = await trio.open_tcp_stream(host, port)
         except (OSError, ValueError, trio.TooSlowError) as error:
-            self.node.dial_failed(dial.link, _reason(error), trio.current_time())
-            self._settle()
+            self._enter(self.node.dial_failed, dial.link, _reason(error), trio.current_time())
             return
         sock = socket.socket(fileno=stream.socket.detach())
         entropy = secrets.token_bytes(DIAL_ENTROPY)
-        self.node.connected(dial.link, entropy, trio.current_time(), wall_ms())
-        self._pump(dial.link, sock)
+        with self.guard.lock:
+            self.node.connected(dial.link, entropy, trio.current_time(), wall_ms())
+            self._pump(dial.link, sock)
 
     def _pump(self, link: int, sock: socket.socket) -> None:
         pump = self._pumps[link] = Pump(self, link, sock)
@@ -233,19 +235,19 @@ class Runtime:
 
     def received(self, link: int, data: bytes) -> None:
         """A pump read *data*."""
-        self.bytes_received += len(data)
-        self.node.receive_data(link, data, trio.current_time())
-        self._settle()
+        with self.guard.lock:
+            self.bytes_received += len(data)
+            self.node.receive_data(link, data, trio.current_time())
+            self._settle()
 
     def ended(self, link: int) -> None:
         """A pump's stream is over."""
         self._pumps.pop(link, None)
         self._quiet.set()
-        self.node.receive_eof(link, trio.current_time())
-        self._settle()
+        self._enter(self.node.receive_eof, link, trio.current_time())
 
     def data_to_send(self, link: int) -> bytes | bytearray:
-        """What the node has for *link*."""
+        """What the node has for *link*, in any thread that has the lock."""
         data = self.node.data_to_send(link)
         self.bytes_sent += len(data)
         return data
@@ -255,48 +257,29 @@ class Runtime:
     def engine_message(self, message: LocalMessage) -> None:
         """The engine said *message*."""
         self.engine_heard = trio.current_time()
-        self.node.engine_message(message, self.engine_heard)
         if isinstance(message, EngineInfo):
             self.informed.set()
         elif isinstance(message, Loaded):
             self.weights_read += message.read
-        self._settle()
+        self._enter(self.node.engine_message, message, self.engine_heard)
 
     def engine_lost(self, reason: str) -> None:
         """The engine process is gone."""
         self.weights_read = 0
         self.engine_heard = -math.inf
-        self.node.engine_lost(reason, trio.current_time())
-        self._settle()
+        self._enter(self.node.engine_lost, reason, trio.current_time())
 
     def engine_pids(self) -> list[int]:
         """The processes that compute."""
         return self.engine.pids
 
-    # ------------------------------------------------------------ collectives
-
-    def tunnel(self, rank: int, message: Tunnel) -> None:
-        """Send *message* on the tunnel link with *rank*."""
-        others = self.node.links_to_flush()  # of what led here, if anything did
-        self.node.tunnel(rank, message, trio.current_time())
-        for link in self.node.links_to_flush():
-            if pump := self._pumps.get(link):
-                self._tunnels[rank] = pump
-                pump.flush()
-        for link in others:
-            if pump := self._pumps.get(link):
-                pump.flush()
-        # A message sent moves no deadline, and mostly nothing else: a model waits for the next.
-        if (event := self.node.next_event()) is not None:
-            self._carry_out(event)
-            self._settle()
-
-    async def tunnel_idle(self, rank: int) -> None:
-        """Wait until nothing waits on the tunnel link with *rank*."""
-        if (pump := self._tunnels.get(rank)) and pump.busy:
-            await pump.idle()
-
     # --------------------------------------------------------------- effects
+
+    def _enter(self, call: Callable[P, None], *args: P.args, **named: P.kwargs) -> None:
+        """Enter the node by *call*, and carry out what it wants then."""
+        with self.guard.lock:
+            call(*args, **named)
+            self._settle()
 
     def _settle(self) -> None:
         """Carry out what the node wants, flush what has bytes, and set the clock."""
@@ -314,8 +297,10 @@ class Runtime:
         match event:
             case ToEngine(message):
                 self.engine.send(message)
-            case TunnelMessage() | TunnelLost() | PrepareCollective() | EndCollective():
-                self._relays.carry_out(event, self.node)
+            case (
+                TunnelUp() | TunnelMessage() | TunnelLost() | PrepareCollective() | EndCollective()
+            ):
+                self._tunnels.carry_out(event, self.node, self._pumps)
             case TokenOut(uid) | RequestDone(uid):
                 if stream := self._streams.get(uid):
                     stream.put(event)
@@ -364,18 +349,16 @@ class Runtime:
     async def _sign(self, link: int, payload: bytes) -> None:
         # In a thread, for a signer may be a slow chip.
         signature = await trio.to_thread.run_sync(self._signer.sign, payload)
-        self.node.provide_signature(link, signature, trio.current_time())
-        self._settle()
+        self._enter(self.node.provide_signature, link, signature, trio.current_time())
 
     async def _store_roster(self, link: int, data: bytes) -> None:
         try:
             await trio.to_thread.run_sync(replace_file, self._store, data)
         except OSError as error:
             log.warning("cannot keep a newer roster in %s: %s", self._store, error.strerror)
-            self.node.roster_not_stored(link, trio.current_time())
+            self._enter(self.node.roster_not_stored, link, trio.current_time())
         else:
-            self.node.roster_stored(link, trio.current_time())
-        self._settle()
+            self._enter(self.node.roster_stored, link, trio.current_time())
 
     async def _keep_time(self) -> None:
         while True:
@@ -384,11 +367,12 @@ class Runtime:
             self._rearm = trio.Event()
             self._armed = -math.inf  # awake: nobody needs to wake this task
             now = trio.current_time()
-            deadline = self.node.next_timeout()
-            if deadline is not None and now >= deadline:
-                self.node.handle_timeout(now)
-                self._settle()
-            deadline = self.node.next_timeout()
+            with self.guard.lock:
+                deadline = self.node.next_timeout()
+                if deadline is not None and now >= deadline:
+                    self.node.handle_timeout(now)
+                    self._settle()
+                deadline = self.node.next_timeout()
             self._armed = math.inf if deadline is None else deadline
 
 

@@ -73,12 +73,16 @@ class Wire:
         sent = 0
         if not self._waiting:
             try:
-                sent = self._socket.send(data)
+                sent = self._socket.send(data, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 sent = 0
         if sent < len(data):
             self._keep(memoryview(data)[sent:])
-            self._wake.set()
+            self._rouse()
+
+    def _rouse(self) -> None:
+        """Have the writer look."""
+        self._wake.set()
 
     def _keep(self, rest: memoryview) -> None:
         """Have *rest* wait. Small pieces become one: alone they take more room than their bytes."""
@@ -97,16 +101,21 @@ class Wire:
         self._eager -= 1
         if self._eager >= 0:
             try:
-                return self._socket.recv(RECEIVE_SIZE)
+                return self.take()
             except BlockingIOError:
                 pass
         self._eager = EAGER_RECEIVES
         while True:
             await trio.lowlevel.wait_readable(self._socket)
             try:
-                return self._socket.recv(RECEIVE_SIZE)
+                return self.take()
             except BlockingIOError:
                 continue
+
+    def take(self) -> bytes:
+        """What is there already, or none at the end of the stream. Raises `BlockingIOError` where
+        there is nothing yet, or another `OSError`."""
+        return self._socket.recv(RECEIVE_SIZE)
 
     async def write(self) -> None:
         """Send what waits, for ever. Raises `OSError`."""
@@ -123,13 +132,17 @@ class Wire:
         while self._waiting:
             await trio.lowlevel.wait_writable(self._socket)
             with contextlib.suppress(BlockingIOError):
-                # A view, so that nothing is added to it from here on.
-                self._waiting[0] = memoryview(self._waiting[0])
-                sent = self._socket.send(self._waiting[0])
-                self._unsent -= sent
-                self._waiting[0] = self._waiting[0][sent:]
-                if not self._waiting[0]:
-                    self._waiting.popleft()
+                self._push()
+
+    def _push(self) -> None:
+        """Send of what waits first as much as goes."""
+        # A view, so that nothing is added to it from here on.
+        self._waiting[0] = memoryview(self._waiting[0])
+        sent = self._socket.send(self._waiting[0], socket.MSG_DONTWAIT)
+        self._unsent -= sent
+        self._waiting[0] = self._waiting[0][sent:]
+        if not self._waiting[0]:
+            self._waiting.popleft()
 
     async def hang_up(self) -> None:
         """Flush, end the stream, and wait a moment for the peer to end its own.

@@ -13,11 +13,14 @@ from sealring_protocol.security.roles import Purpose
 
 @attrs.frozen
 class Up:
-    """The link with *purpose* to *rank* is up; *hop* has its activation secrets."""
+    """The *link* with *purpose* to *rank* is up, on connection *number*; *hop* has its activation
+    secrets."""
 
     rank: int
     purpose: Purpose
     hop: Hop
+    number: int
+    link: Link
 
 
 @attrs.frozen

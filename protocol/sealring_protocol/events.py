@@ -14,6 +14,7 @@ from sealring_protocol.control.effects import (
     ToEngine,
 )
 from sealring_protocol.control.requests import RequestDone, RowOpened, TokenOut
+from sealring_protocol.link import Link
 
 
 @attrs.frozen
@@ -60,6 +61,20 @@ class StoreRoster:
 
 
 @attrs.frozen
+class TunnelUp:
+    """The tunnel link with *rank* is up, on connection *link*.
+
+    Its *session* may be used beside the node, though not at the same time, until `TunnelLost` or
+    `Hangup`: TUNNEL messages may be sent there, and taken out of what came in. When it has
+    something `pending` then, the node must be entered by `Node.receive_data`, with no data.
+    """
+
+    rank: int
+    link: int
+    session: Link = attrs.field(repr=False)
+
+
+@attrs.frozen
 class TunnelMessage:
     """*message* came on the tunnel link with *rank*."""
 
@@ -84,6 +99,7 @@ NodeEvent = (
     | RestartEngine
     | PrepareCollective
     | EndCollective
+    | TunnelUp
     | TunnelMessage
     | TunnelLost
     | TokenOut

@@ -384,8 +384,9 @@ class Switchboard:
         return None
 
     def _established(self, connection: Connection, event: LinkUp, now: float) -> None:
-        key = connection.key
+        key, link = connection.key, connection.link
         assert key is not None  # noqa: S101  a dial has it, a peer that was proved too
+        assert link is not None  # noqa: S101  it is up
         if not self._custody.is_in_force(event.roster):
             self._down(connection, LocalProtocolError(_OTHER_ROSTER), now, Level.DEBUG)
             return
@@ -403,7 +404,7 @@ class Switchboard:
             if connection.dialed:
                 self._shut(connection, CloseCode.SHUTDOWN, "the rosters are exchanged", now)
             return
-        self._news.append(Up(rank, key[1], event.hop))
+        self._news.append(Up(rank, key[1], event.hop, connection.number, link))
 
     def _closed(self, connection: Connection, code: int, reason: str, now: float) -> None:
         known = CloseCode(code).name if code in {int(c) for c in CloseCode} else str(code)

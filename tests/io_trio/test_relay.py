@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ import trio
 from sealring_protocol.codec.messages import Epoch, Tunnel, TunnelEvent
 from sealring_trio import relay as relays
 from sealring_trio.relay import Relay, Relays
+from sealring_trio.shared_wire import Guard
 
 LOOPBACK = "127.0.0.1"
 BEFORE, EPOCH, NEXT = (Epoch(7, counter) for counter in (1, 2, 3))
@@ -30,13 +32,17 @@ DATA, OPEN, CLOSE = TunnelEvent.DATA, TunnelEvent.OPEN, TunnelEvent.CLOSE
 class Side:
     """A node with no links: what its relay sends on a tunnel goes straight to *others*."""
 
-    def __init__(self, rank: int, nursery: trio.Nursery, others: dict[int, Side]) -> None:
+    def __init__(
+        self, rank: int, nursery: trio.Nursery, others: dict[int, Side], guard: Guard
+    ) -> None:
         self.rank = rank
+        self.guard = guard
         self.pids = [os.getpid()]
         self.sent: list[Tunnel] = []
         self.news = trio.Event()
         self.room = trio.Event()
         self.room.set()
+        self.left: deque[tuple[int, Tunnel]] = deque()
         self.relays = Relays(self)
         self._nursery = nursery
         self._others = others
@@ -48,14 +54,28 @@ class Side:
     def engine_pids(self) -> list[int]:
         return self.pids
 
-    def tunnel(self, rank: int, message: Tunnel) -> None:
+    def send(self, rank: int, message: Tunnel) -> bool:
         self.sent.append(message)
+        self.guard.soon(self._tell)
+        if rank in self._others:
+            self._others[rank].take(self.rank, message)
+        return self.room.is_set()
+
+    def _tell(self) -> None:
         self.news.set()
         self.news = trio.Event()
-        if rank in self._others:
-            self._others[rank].relays.message(self.rank, message)
 
-    async def tunnel_idle(self, rank: int) -> None:
+    def take(self, rank: int, message: Tunnel) -> None:
+        if self.left or not self.relays.carry(rank, message):
+            self.left.append((rank, message))
+            self.guard.soon(self._deal)
+
+    def _deal(self) -> None:
+        with self.guard.lock:
+            while self.left:
+                self.relays.message(*self.left.popleft())
+
+    async def idle(self, rank: int) -> None:
         await self.room.wait()
 
     async def has_sent(self, *messages: tuple[int, TunnelEvent]) -> None:
@@ -69,12 +89,14 @@ async def sides(count: int = 2) -> AsyncIterator[list[Side]]:
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
             others: dict[int, Side] = {}
-            made = [Side(rank, nursery, others) for rank in range(count)]
+            guard = Guard()
+            made = [Side(rank, nursery, others, guard) for rank in range(count)]
             try:
                 yield made
             finally:
                 for side in made:
-                    side.relays.close()
+                    with guard.lock:
+                        side.relays.close()
             nursery.cancel_scope.cancel()
 
 

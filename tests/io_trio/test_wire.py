@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 
 import pytest
 import trio
 from sealring_trio.pump import Pump
+from sealring_trio.shared_wire import Guard, SharedWire
 from sealring_trio.wire import Wire
 
 
@@ -29,6 +31,7 @@ class Owner:
         self.got = bytearray()
         self.drains = 0
         self.over = trio.Event()
+        self.guard = Guard()
 
     def received(self, link: int, data: bytes) -> None:
         self.got += data
@@ -223,3 +226,78 @@ async def test_a_reset_kills_the_link(waiting: bool) -> None:
     owner.queued = [b"too late"]
     pump.flush()
     assert owner.queued == [b"too late"]
+
+
+async def test_a_thread_hears_until_the_stream_ends() -> None:
+    near, far = pair()
+    wire = SharedWire(near, lambda: None, Guard())
+    heard = bytearray()
+    with trio.fail_after(10), far:
+        far.sendall(b"one")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wire.hear, heard.extend)
+            far.shutdown(socket.SHUT_WR)
+    assert heard == b"one"
+    wire.close()
+    assert near.fileno() == -1
+
+
+async def test_what_a_thread_reads_is_shut_down_at_once_and_closed_when_it_is_done() -> None:
+    near, far = pair()
+    guard = Guard()
+    wire = SharedWire(near, lambda: None, guard)
+    begun, go = trio.Event(), threading.Event()
+
+    def heard(_: bytes) -> None:
+        guard.soon(begun.set)
+        assert go.wait(10)
+
+    with trio.fail_after(10), far:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wire.hear, heard)
+            far.sendall(b"x")
+            await begun.wait()
+            wire.close()
+            assert far.recv(1) == b""
+            assert near.fileno() >= 0  # or the thread might read what has its number next
+            go.set()
+    assert near.fileno() == -1
+
+
+async def test_a_defect_in_a_thread_is_not_lost() -> None:
+    near, far = pair()
+    wire = SharedWire(near, lambda: None, Guard())
+
+    def heard(_: bytes) -> None:
+        raise ZeroDivisionError
+
+    with trio.fail_after(10), far:
+        far.sendall(b"x")
+        with pytest.RaisesGroup(ZeroDivisionError):
+            await wire.hear(heard)
+    wire.close()
+
+
+async def test_a_thread_that_waits_is_freed_and_what_waits_goes_out_first() -> None:
+    near, far = pair()
+    guard = Guard()
+    wire = SharedWire(near, lambda: None, guard)
+    got = bytearray()
+
+    def take() -> None:
+        while data := far.recv(65536):
+            got.extend(data)
+
+    with trio.fail_after(10), far:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wire.hear, bytes)
+            await trio.testing.wait_all_tasks_blocked()
+            with guard.lock:
+                wire.send(bytes(1_000_000))
+                assert wire.busy
+            wire.be_polite()
+            nursery.start_soon(trio.to_thread.run_sync, take)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+    assert len(got) == 1_000_000
+    wire.close()

@@ -37,6 +37,7 @@ from sealring_protocol.events import (
     StoreRoster,
     TunnelLost,
     TunnelMessage,
+    TunnelUp,
 )
 from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.identity import SoftwareSigner
@@ -333,7 +334,7 @@ class Cluster:
                 self.after(0.0005, lambda: self._prepared(host, epoch, relay))
             case EndCollective():
                 self._leave(host)
-            case TunnelMessage() | TunnelLost():
+            case TunnelUp() | TunnelMessage() | TunnelLost():
                 pass
             case TokenOut(uid, token):
                 self.tokens[uid].append(token)

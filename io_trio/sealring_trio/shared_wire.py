@@ -1,0 +1,121 @@
+"""Sockets that threads read, and the lock under which they enter what the event loop owns.
+
+A sum of tensor parallelism passes two nodes twice, and whatever a node adds to it the model waits
+for in every layer. An event loop adds most of that: for 4 KiB it costs several times what sealing
+does. So each socket on that way (a tunnel link's, and those of the engine's collective) is read by
+a thread that waits in the kernel for it alone. `bench comms` measures it.
+
+What both such a thread and trio's may touch is touched with the lock of the `Guard` held: the node,
+its links, and the sending side of `SharedWire`s. Nobody waits for anything while holding it. All
+else is trio's alone; what happens in a thread and is trio's to deal with goes there by `soon`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import trio
+
+from sealring_trio.wire import LINGER, Wire
+
+
+class Guard:
+    """One lock, and ways back to the event loop in which it was made."""
+
+    def __init__(self) -> None:
+        self.lock: Final = threading.RLock()
+        self._token: Final = trio.lowlevel.current_trio_token()
+        self._clock: Final = trio.lowlevel.current_clock()
+
+    def now(self) -> float:
+        """What `trio.current_time` gives, in any thread."""
+        return self._clock.current_time()
+
+    def soon(self, call: Callable[..., object], *arguments: Any) -> None:
+        """Have the event loop do *call*, after those that it was given before."""
+        with contextlib.suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(call, *arguments)
+
+
+class SharedWire(Wire):
+    """A wire that a thread may read, and on which any thread may `send` with the lock held."""
+
+    def __init__(self, sock: socket.socket, drained: Callable[[], None], guard: Guard) -> None:
+        super().__init__(sock, drained)
+        self._guard = guard
+        self._polite = False
+        self._deaf = False
+        self._hears = False
+        self._to_close = False
+
+    async def hear(self, heard: Callable[[bytes], None]) -> None:
+        """Give what comes in to *heard*, in a thread of its own, until the stream ends, by an error
+        too. What comes once this is cancelled is dropped."""
+        self._hears = True
+        self._socket.setblocking(True)
+        ended = trio.Event()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._free, ended)
+                limiter = trio.CapacityLimiter(1)
+                await trio.to_thread.run_sync(self._read, heard, ended, limiter=limiter)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._hears = False
+            self._socket.setblocking(False)
+            if self._to_close:
+                self.close()
+
+    def be_polite(self) -> None:
+        """When `hear` is cancelled, send what waits, and give the peer a moment to end its side."""
+        self._polite = True
+
+    def close(self) -> None:
+        """As `Wire.close`; from the event loop. What a thread reads is shut down at once, and is
+        closed when the thread is done."""
+        with self._guard.lock:
+            if self._hears:
+                self._to_close = True
+                self._shut_down()
+            else:
+                super().close()
+
+    def _read(self, heard: Callable[[bytes], None], ended: trio.Event) -> None:
+        try:
+            while data := self.take():
+                if not self._deaf:
+                    heard(data)
+        except (OSError, trio.Cancelled):
+            return
+        finally:
+            self._guard.soon(ended.set)
+
+    async def _free(self, ended: trio.Event) -> None:
+        """Once cancelled, free the thread that waits in the kernel. The socket must not be closed
+        before, for its number could be another's when the thread reads again."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            self._deaf = True
+            with contextlib.suppress(OSError), trio.CancelScope(shield=True):
+                if self._polite:
+                    with trio.move_on_after(LINGER):
+                        await self.flush()
+                        self._socket.shutdown(socket.SHUT_WR)
+                        await ended.wait()
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _rouse(self) -> None:
+        self._guard.soon(super()._rouse)
+
+    def _push(self) -> None:
+        with self._guard.lock:
+            super()._push()
