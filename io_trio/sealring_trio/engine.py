@@ -20,6 +20,7 @@ from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.codec.messages import Step, StepDone
 
 from sealring_trio.engine_process import EngineCommand, EngineProcess, pack
+from sealring_trio.shared_wire import Guard
 
 log = logging.getLogger("sealring.engine")
 
@@ -38,10 +39,14 @@ LONGEST_PAUSE: Final = 30.0
 
 
 class EngineOwner(Protocol):
-    """Who hears of the engine: called from the supervisor's task, never re-entered."""
+    """Who hears of the engine."""
+
+    @property
+    def guard(self) -> Guard:
+        """Its lock is held whenever the engine is spoken to or heard."""
 
     def engine_message(self, message: LocalMessage) -> None:
-        """A message came in."""
+        """A message came in; in the thread that reads it."""
 
     def engine_lost(self, reason: str) -> None:
         """The process is gone, and with it everything that it held."""
@@ -51,8 +56,8 @@ class Supervisor(abc.ABC):
     """Keeps an engine alive.
 
     `run` goes on until it is cancelled; `send` and `restart` may be called from anywhere in
-    between, also while there is no process: what is sent then is lost, as the owner has been told
-    of the loss and starts the next one from the beginning.
+    between, in any thread, also while there is no process: what is sent then is lost, as the owner
+    has been told of the loss and starts the next one from the beginning.
     """
 
     def __init__(self, owner: EngineOwner) -> None:
@@ -87,14 +92,20 @@ class Supervisor(abc.ABC):
         """What the first of them is doing, in a word; "none" if there is none."""
         return next((process.state.value for process in self.processes), "none")
 
-    @abc.abstractmethod
     def send(self, message: LocalMessage) -> None:
         """Send *message* to the engine."""
+        with self._owner.guard.lock:
+            self._send(message)
 
     def restart(self, reason: str, *, planned: bool = False) -> None:
         """Kill the engine; another one follows, at once if that is *planned*."""
-        self._planned = planned
-        self._end(reason)
+        with self._owner.guard.lock:
+            self._planned = planned
+            self._end(reason)
+
+    @abc.abstractmethod
+    def _send(self, message: LocalMessage) -> None:
+        """Send *message* to what there is."""
 
     @abc.abstractmethod
     def _end(self, reason: str) -> None:
@@ -135,8 +146,7 @@ class Engine(Supervisor):
         """The one, or none."""
         return [] if self._process is None else [self._process]
 
-    def send(self, message: LocalMessage) -> None:
-        """Send *message* to the engine."""
+    def _send(self, message: LocalMessage) -> None:
         if self._process is not None:
             self._process.send(message, pack(message))
 
@@ -145,7 +155,7 @@ class Engine(Supervisor):
             self._process.end(reason)
 
     async def _one_life(self) -> str:
-        self._process = EngineProcess(self._command, self._hear)
+        self._process = EngineProcess(self._command, self._hear, self._owner.guard)
         try:
             return await self._process.run()
         finally:

@@ -45,6 +45,7 @@ from sealring_trio.engine_merge import GroupBroken, Merger
 from sealring_trio.engine_process import EngineCommand, EngineProcess, pack
 from sealring_trio.engine_states import GROUP_TABLE, GroupEvent, GroupState
 from sealring_trio.ports import Port, reserve
+from sealring_trio.shared_wire import Guard
 
 DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 LOOPBACK: Final = "127.0.0.1"
@@ -90,8 +91,11 @@ def choose_backend(wanted: Backend | None, have: int) -> Backend:
 class _Crew:
     """The members in one of their lives, and how far they are with being a group."""
 
-    def __init__(self, settings: GroupSettings, heard: Callable[[LocalMessage], None]) -> None:
+    def __init__(
+        self, settings: GroupSettings, heard: Callable[[LocalMessage], None], guard: Guard
+    ) -> None:
         self._settings = settings
+        self._guard = guard
         self._heard = heard
         self._merger = Merger(settings.size)
         self._machine = Machine(GROUP_TABLE, GroupState.APART)
@@ -113,7 +117,7 @@ class _Crew:
                 nursery.start_soon(self._keep_deadline)
                 async with trio.open_nursery() as members:
                     for member, command in enumerate(commands):
-                        process = EngineProcess(command, partial(self._hear, member))
+                        process = EngineProcess(command, partial(self._hear, member), self._guard)
                         self.processes.append(process)
                         members.start_soon(self._run_member, member, process)
                 nursery.cancel_scope.cancel()
@@ -123,7 +127,8 @@ class _Crew:
 
     async def _run_member(self, member: int, process: EngineProcess) -> None:
         how = await process.run()
-        self.end(f"of member {member} of {self._settings.size}: {how}")
+        with self._guard.lock:
+            self.end(f"of member {member} of {self._settings.size}: {how}")
 
     def _check_splits(self, splits: int) -> None:
         size = self._settings.size
@@ -140,7 +145,8 @@ class _Crew:
         with trio.move_on_after(self._settings.seconds + GRACE):
             await self._joined.wait()
             return
-        self.end(f"its members did not form a group within {self._settings.seconds:g} s")
+        with self._guard.lock:
+            self.end(f"its members did not form a group within {self._settings.seconds:g} s")
 
     def end(self, reason: str) -> None:
         """End them all."""
@@ -198,9 +204,12 @@ class _Crew:
             f"it is a group of {self._settings.size} processes itself (tp in its config), and "
             "can be a stage of a pipeline alone: use strategy pp",
         )
-        trio.lowlevel.current_trio_token().run_sync_soon(
-            self._heard, StepDone(order.epoch, 0, failed=failure)
-        )
+        # Later: whoever sends does not expect an answer meanwhile.
+        self._guard.soon(self._answer, StepDone(order.epoch, 0, failed=failure))
+
+    def _answer(self, message: LocalMessage) -> None:
+        with self._guard.lock:
+            self._heard(message)
 
     def _send_each(self, make: Callable[[int], Group]) -> None:
         for member, process in enumerate(self.processes):
@@ -223,7 +232,7 @@ class _Crew:
         if not ring:  # the first one coordinates; the others are reached through it
             hosts *= self._settings.size
         self._send_each(partial(self._group, hosts=tuple(hosts)))
-        self._joining.set()
+        self._guard.soon(self._joining.set)
 
     # ------------------------------------------------------ from the members
 
@@ -253,7 +262,7 @@ class _Crew:
             case Grouped():
                 self._machine.fire(GroupEvent.GROUPED)
                 self.grouped = message
-                self._joined.set()
+                self._guard.soon(self._joined.set)
                 self._release_ports()
                 return  # the node has not asked for a group
             case _:
@@ -284,8 +293,7 @@ class EngineGroup(Supervisor):
         crew = self._crew
         return (crew.backend, crew.grouped) if crew and crew.grouped else None
 
-    def send(self, message: LocalMessage) -> None:
-        """Send *message* to every member."""
+    def _send(self, message: LocalMessage) -> None:
         if self._crew is not None:
             self._crew.send(message)
 
@@ -294,7 +302,7 @@ class EngineGroup(Supervisor):
             self._crew.end(reason)
 
     async def _one_life(self) -> str:
-        crew = self._crew = _Crew(self.settings, self._hear)
+        crew = self._crew = _Crew(self.settings, self._hear, self._owner.guard)
         try:
             reason = await crew.run(self._commands)
             self._planned = self._planned or crew.planned

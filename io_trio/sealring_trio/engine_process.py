@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import attrs
@@ -34,7 +35,7 @@ from sealring_protocol.limits import MAX_SEALED_BODY
 from sealring_protocol.table import Machine
 
 from sealring_trio.engine_states import ENGINE_TABLE, EngineEvent, EngineState
-from sealring_trio.wire import Wire
+from sealring_trio.shared_wire import Guard, SharedWire
 
 MAX_LOCAL_BODY: Final = MAX_SEALED_BODY + (1 << 20)
 """Body of one local frame: a sealed frame's worth and the token ids that no link carries."""
@@ -85,13 +86,17 @@ def pack(message: LocalMessage) -> bytes:
 
 
 class EngineProcess:
-    """One life of one engine. *heard* gets each of its messages, from the task of `run`."""
+    """One life of one engine. *heard* gets each of its messages, from the thread that reads them
+    and with the lock of *guard* held. `send` and `end` need that lock too."""
 
-    def __init__(self, command: EngineCommand, heard: Callable[[LocalMessage], None]) -> None:
+    def __init__(
+        self, command: EngineCommand, heard: Callable[[LocalMessage], None], guard: Guard
+    ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             self._process = command.start(theirs.fileno())
-        self._wire = Wire(ours, lambda: None)
+        self._guard = guard
+        self._wire = SharedWire(ours, lambda: None, guard)
         self._heard = heard
         self._machine = Machine(ENGINE_TABLE, EngineState.SPAWNED)
         self._asked: tuple[Epoch, int] | None = None
@@ -118,12 +123,15 @@ class EngineProcess:
             try:
                 self._wire.send(data)
             except OSError:
-                self._scope.cancel()  # it is dead, or dying: how is for `_bury` to say
+                self._stop()  # it is dead, or dying: how is for `_bury` to say
 
     def end(self, reason: str) -> None:
         """Kill it. `run` then gives *reason*, or that of an earlier call."""
         self._reason = self._reason or reason
-        self._scope.cancel()
+        self._stop()
+
+    def _stop(self) -> None:
+        self._guard.soon(self._scope.cancel)
 
     async def run(self) -> str:
         """Talk with it until it has ended; how that came about."""
@@ -135,7 +143,8 @@ class EngineProcess:
                     await self._read()
                     nursery.cancel_scope.cancel()
         finally:
-            self._machine.fire(EngineEvent.ENDED)
+            with self._guard.lock:
+                self._machine.fire(EngineEvent.ENDED)
             self._wire.close()
             status = await _bury(self._process, EXIT_GRACE if not self._reason else 0.0)
         return self._reason or status
@@ -144,7 +153,7 @@ class EngineProcess:
         try:
             await self._wire.write()
         except OSError:
-            self._scope.cancel()
+            self._stop()
 
     async def _look(self) -> None:
         """Have it killed if it is stopped, and stays so for a moment."""
@@ -156,24 +165,29 @@ class EngineProcess:
             with contextlib.suppress(psutil.Error, OSError):
                 stopped = psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
             if before and stopped:
-                self.end("it was stopped, and would have hung whoever waits for it")
+                with self._guard.lock:
+                    self.end("it was stopped, and would have hung whoever waits for it")
             before = stopped
 
     async def _read(self) -> None:
         decoder = FrameDecoder({FrameKind.LOCAL: MAX_LOCAL_BODY})
         with trio.move_on_after(START_TIMEOUT) as starting:
-            try:
-                while data := await self._wire.receive():
-                    decoder.receive_data(data)
-                    while not self._reason and (frame := decoder.next_frame()):
-                        starting.deadline = float("inf")
-                        self._hear(decode_local(frame.body))
-            except OSError:
-                return
-            except RemoteProtocolError as error:
-                self._reason = f"it broke the local protocol ({error})"
+            spoke = partial(setattr, starting, "deadline", float("inf"))
+            await self._wire.hear(partial(self._take, decoder, spoke))
         if starting.cancelled_caught and self.state is EngineState.SPAWNED:
             self._reason = f"it said nothing for {START_TIMEOUT:.0f} s"
+
+    def _take(self, decoder: FrameDecoder, spoke: Callable[[], None], data: bytes) -> None:
+        """*data* came in, in the thread that reads it."""
+        with self._guard.lock:
+            try:
+                decoder.receive_data(data)
+                while not self._reason and (frame := decoder.next_frame()):
+                    if self.state is EngineState.SPAWNED:
+                        self._guard.soon(spoke)
+                    self._hear(decode_local(frame.body))
+            except RemoteProtocolError as error:
+                self.end(f"it broke the local protocol ({error})")
 
     def _hear(self, message: LocalMessage) -> None:
         if self.state is EngineState.SPAWNED:

@@ -235,9 +235,10 @@ class Generator:
 
     def missing(self) -> str:
         """Whom the ring still waits for, in words; empty when it serves."""
-        brain = self.runtime.node.brain
-        if not isinstance(brain, Head) or brain.membership.state is MembershipState.SERVING:
-            return ""
-        members = self.runtime.node.roster.roster.members
-        names = [f"rank {rank} ({members[rank].name})" for rank in brain.membership.missing]
+        with self.runtime.guard.lock:
+            brain = self.runtime.node.brain
+            if not isinstance(brain, Head) or brain.membership.state is MembershipState.SERVING:
+                return ""
+            members = self.runtime.node.roster.roster.members
+            names = [f"rank {rank} ({members[rank].name})" for rank in brain.membership.missing]
         return ", ".join(names) or "the ring"

@@ -78,19 +78,17 @@ class Pump:
         if not self._over:
             self._send(last)
             self._graceful = True
+            self._over = True  # from now on a flush drains nothing
             self._wire.be_polite()
-            self._end()
-
-    def _end(self) -> None:
-        self._over = True  # from now on a flush drains nothing
-        self._owner.guard.soon(self._open.cancel)
+            self._open.cancel()
 
     def _send(self, data: bytes | bytearray) -> None:
         if data:
             try:
                 self._wire.send(data)
             except OSError:
-                self._end()
+                self._over = True
+                self._owner.guard.soon(self._open.cancel)
 
     async def run(self) -> None:
         """Pump until either side ends the stream."""
@@ -121,4 +119,4 @@ class Pump:
         try:
             await self._wire.write()
         except OSError:
-            self._end()
+            self._open.cancel()

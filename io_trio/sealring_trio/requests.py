@@ -64,7 +64,8 @@ class Requests:
         """Answer *request* by calls of *reply*. Raises `UserError` or `OperationError`."""
         match request.get("do"):
             case "status":
-                status = describe_node(self._runtime, self._generator.model)
+                with self._runtime.guard.lock:
+                    status = describe_node(self._runtime, self._generator.model)
                 await reply({"event": "status", **status})
             case "generate":
                 asked = read_request(request)

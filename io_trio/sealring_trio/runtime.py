@@ -3,8 +3,13 @@
 The node decides everything and does nothing; the runtime does everything and decides nothing.
 Whatever happens (bytes, a dial that came up, a word of the engine, a deadline, a request) is told
 to the node, and then `_settle` carries out what the node wants, in order, until it wants no more,
-and flushes every link. All of this runs without an `await`, and with the lock that threads take for
-what they do on tunnel links, so the node is never entered twice.
+and flushes every link. All of this runs without an `await`, and with the lock of the guard, so the
+node is never entered twice.
+
+What comes on links and from the engine is read by threads (`shared_wire` says why), and the node is
+entered there: a step goes from a link to the engine, and what the engine made of it to the next
+link, without the event loop. What only the event loop can do is left for it, and holds up what the
+node wants after that; but not what merely tells somebody something.
 
 One task keeps the deadline. The node is asked for its next one each time things have settled, and
 the task is woken only when that is earlier than the one it sleeps for.
@@ -19,8 +24,9 @@ import socket
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from typing import Final, ParamSpec
+from typing import Final, TypeVarTuple
 
 import trio
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
@@ -38,17 +44,20 @@ from sealring_protocol.control.requests import Request, RequestDone, RowOpened, 
 from sealring_protocol.events import (
     Dial,
     EncapsulationWanted,
+    Established,
     Hangup,
     NodeEvent,
     SignatureWanted,
     StoreRoster,
     TunnelLost,
     TunnelMessage,
-    TunnelUp,
 )
+from sealring_protocol.link import Link
 from sealring_protocol.node import Node
 from sealring_protocol.security.identity import Signer
+from sealring_protocol.security.roles import Purpose
 
+from sealring_trio.connecting import accept, dial, open_listeners
 from sealring_trio.engine import EngineOwner, Supervisor
 from sealring_trio.errors import OperationError
 from sealring_trio.files import replace_file
@@ -56,7 +65,6 @@ from sealring_trio.pump import Pump
 from sealring_trio.request_stream import Stream
 from sealring_trio.shared_wire import Guard
 from sealring_trio.tunnels import Tunnels
-from sealring_trio.units import format_address, parse_address
 
 log = logging.getLogger("sealring.node")
 
@@ -66,19 +74,19 @@ ACCEPT_ENTROPY: Final = 32
 DIAL_ENTROPY: Final = 96
 """The same, of a dialed one."""
 
-ACCEPT_PAUSE: Final = 0.1
-"""Seconds to wait when no connection can be accepted (out of file descriptors, say)."""
-
-DIAL_TIMEOUT: Final = 5.0
-"""Seconds that a TCP connection may take to come up."""
-
 TIMINGS_KEPT: Final = 4096
 """Step timings kept for the quantiles of `status`."""
+
+MAX_LEFT: Final = 1000
+"""Things that are left for the event loop before a thread that reads a link waits for it."""
 
 STOP_TIMEOUT: Final = 2.0
 """Seconds that all links together may take to close."""
 
-P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
+
+_TOLD: Final = (TokenOut, RequestDone, RowOpened, StepTiming, Note)
+"""What the node wants somebody to be told, and nothing else."""
 
 _LEVELS: Final = {
     Level.DEBUG: logging.DEBUG,
@@ -94,7 +102,8 @@ def wall_ms() -> int:
 
 
 class Runtime:
-    """One node at work. `run` until cancelled; the other methods are for its own event loop."""
+    """One node at work. `run` until cancelled; the other methods are for its own event loop, but
+    those that say so. Whoever looks at the node or its links needs the lock of `guard`."""
 
     def __init__(
         self,
@@ -108,6 +117,7 @@ class Runtime:
         """Run *node*: sign with *signer*, keep an *engine* alive, listen at *listen* (host, port),
         and keep adopted rosters in the file *store*."""
         self.node = node
+        self.guard = Guard()
         self.engine = engine(self)
         self.timings: deque[StepTiming] = deque(maxlen=TIMINGS_KEPT)
         self.weights_read = 0  # bytes, since the present engine began
@@ -122,7 +132,9 @@ class Runtime:
         self._listen = listen
         self._store = store
         self._pumps: dict[int, Pump] = {}
-        self.guard = Guard()
+        self._left: deque[Callable[[], None]] = deque()  # for the event loop to do
+        self._behind = trio.Event()  # there is something
+        self._held = False  # some of it is more than telling somebody something
         self._tunnels = Tunnels(self, self.guard)
         self._streams: dict[int, Stream] = {}
         self._nursery: trio.Nursery | None = None
@@ -136,30 +148,21 @@ class Runtime:
 
         Raises `OperationError` when it cannot listen.
         """
-        listeners = await self._open_listeners()
+        listeners = await open_listeners(*self._listen)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             for listener in listeners:
-                nursery.start_soon(self._accept, listener)
+                nursery.start_soon(accept, listener, self._accepted)
             nursery.start_soon(self.engine.run)
             nursery.start_soon(self._keep_time)
-            self._enter(self.node.start, trio.current_time())
+            nursery.start_soon(self._catch_up)
+            self._enter(self.node.start)
             task_status.started()
-
-    async def _open_listeners(self) -> list[trio.SocketListener]:
-        host, port = self._listen
-        try:
-            return list(await trio.open_tcp_listeners(port, host=host))
-        except OSError as error:
-            raise OperationError(
-                f"cannot listen at {format_address(host, port)}: {error.strerror or error}",
-                "Is another node running with this address? Change 'listen' in the config.",
-            ) from None
 
     def stop(self) -> None:
         """Close every link with CLOSE; see `links_closed`."""
         self._stopping = True
-        self._enter(self.node.stop, trio.current_time())
+        self._enter(self.node.stop)
 
     async def links_closed(self) -> None:
         """Wait until no link is left, for a moment at most."""
@@ -177,7 +180,7 @@ class Runtime:
         Raises `LocalProtocolError` when it can never be done.
         """
         with self.guard.lock:
-            uid = self.node.submit(request, trio.current_time())
+            uid = self.node.submit(request, self.guard.now())
             stream = self._streams[uid] = Stream()
             known(uid)
             self._settle()
@@ -185,12 +188,12 @@ class Runtime:
 
     def finish(self, uid: int) -> None:
         """The text of *uid* has reached its end before its tokens have."""
-        self._enter(self.node.finish, uid, trio.current_time())
+        self._enter(self.node.finish, uid)
 
     def cancel(self, uid: int) -> None:
         """End *uid* wherever it is; whoever still reads its stream is told."""
         if self.node.rank == 0:  # a roster may have made another the head, which ended all
-            self._enter(self.node.cancel, uid, trio.current_time())
+            self._enter(self.node.cancel, uid)
 
     def forget(self, uid: int) -> None:
         """Nobody reads the stream of *uid* any more; it ends if it has not."""
@@ -199,34 +202,21 @@ class Runtime:
 
     # ----------------------------------------------------------------- links
 
-    async def _accept(self, listener: trio.SocketListener) -> None:
-        async with listener:
-            while True:
-                try:
-                    connection, address = await listener.socket.accept()
-                except OSError as error:
-                    log.warning("cannot accept a connection: %s", error.strerror)
-                    await trio.sleep(ACCEPT_PAUSE)
-                    continue
-                sock = socket.socket(fileno=connection.detach())
-                entropy, now = secrets.token_bytes(ACCEPT_ENTROPY), trio.current_time()
-                with self.guard.lock:
-                    link = self.node.accepted(address[0], entropy, now, wall_ms())
-                    self._pump(link, sock)
+    def _accepted(self, sock: socket.socket, source: str) -> None:
+        with self.guard.lock:
+            entropy = secrets.token_bytes(ACCEPT_ENTROPY)
+            self._pump(self.node.accepted(source, entropy, self.guard.now(), wall_ms()), sock)
 
-    async def _dial(self, dial: Dial) -> None:
+    async def _dial(self, dialed: Dial) -> None:
         try:
-            host, port = parse_address(dial.address)
-            with trio.fail_after(DIAL_TIMEOUT):
-                stream = await trio.open_tcp_stream(host, port)
-        except (OSError, ValueError, trio.TooSlowError) as error:
-            self._enter(self.node.dial_failed, dial.link, _reason(error), trio.current_time())
+            sock = await dial(dialed.address)
+        except OperationError as error:
+            self._enter(self.node.dial_failed, dialed.link, error.what)
             return
-        sock = socket.socket(fileno=stream.socket.detach())
         entropy = secrets.token_bytes(DIAL_ENTROPY)
         with self.guard.lock:
-            self.node.connected(dial.link, entropy, trio.current_time(), wall_ms())
-            self._pump(dial.link, sock)
+            self.node.connected(dialed.link, entropy, self.guard.now(), wall_ms())
+            self._pump(dialed.link, sock)
 
     def _pump(self, link: int, sock: socket.socket) -> None:
         pump = self._pumps[link] = Pump(self, link, sock)
@@ -234,17 +224,21 @@ class Runtime:
         self._settle()
 
     def received(self, link: int, data: bytes) -> None:
-        """A pump read *data*."""
+        """A pump read *data*; in any thread."""
         with self.guard.lock:
             self.bytes_received += len(data)
-            self.node.receive_data(link, data, trio.current_time())
-            self._settle()
+            self._enter(self.node.receive_data, link, data)
+            left = len(self._left)
+        if left > MAX_LEFT and not self.guard.at_home:
+            trio.from_thread.run_sync(self._enter, _nothing)
 
     def ended(self, link: int) -> None:
         """A pump's stream is over."""
         self._pumps.pop(link, None)
         self._quiet.set()
-        self._enter(self.node.receive_eof, link, trio.current_time())
+        with self.guard.lock:
+            self._tunnels.forget(link)
+        self._enter(self.node.receive_eof, link)
 
     def data_to_send(self, link: int) -> bytes | bytearray:
         """What the node has for *link*, in any thread that has the lock."""
@@ -252,22 +246,27 @@ class Runtime:
         self.bytes_sent += len(data)
         return data
 
+    def links(self) -> list[tuple[int, Purpose, Link]]:
+        """As `Node.links`."""
+        with self.guard.lock:
+            return self.node.links()
+
     # ---------------------------------------------------------------- engine
 
     def engine_message(self, message: LocalMessage) -> None:
-        """The engine said *message*."""
-        self.engine_heard = trio.current_time()
+        """The engine said *message*; in any thread."""
+        self.engine_heard = self.guard.now()
         if isinstance(message, EngineInfo):
-            self.informed.set()
+            self.guard.soon(self.informed.set)
         elif isinstance(message, Loaded):
             self.weights_read += message.read
-        self._enter(self.node.engine_message, message, self.engine_heard)
+        self._enter(self.node.engine_message, message)
 
     def engine_lost(self, reason: str) -> None:
         """The engine process is gone."""
         self.weights_read = 0
         self.engine_heard = -math.inf
-        self._enter(self.node.engine_lost, reason, trio.current_time())
+        self._enter(self.node.engine_lost, reason)
 
     def engine_pids(self) -> list[int]:
         """The processes that compute."""
@@ -275,31 +274,58 @@ class Runtime:
 
     # --------------------------------------------------------------- effects
 
-    def _enter(self, call: Callable[P, None], *args: P.args, **named: P.kwargs) -> None:
-        """Enter the node by *call*, and carry out what it wants then."""
+    def _enter(self, call: Callable[[*Ts, float], None], *arguments: *Ts) -> None:
+        """Enter the node by *call*, which takes *arguments* and the time, and carry out what it
+        wants then."""
         with self.guard.lock:
-            call(*args, **named)
+            call(*arguments, self.guard.now())
             self._settle()
 
     def _settle(self) -> None:
-        """Carry out what the node wants, flush what has bytes, and set the clock."""
+        """Carry out what the node wants, flush what has bytes, and set the clock; in any thread
+        that has the lock."""
+        here = self.guard.at_home
+        if here:
+            self._carry_out_left()
         while (event := self.node.next_event()) is not None:
-            self._carry_out(event)
+            if here or (isinstance(event, ToEngine) and not self._held):
+                self._carry_out(event)
+            else:
+                self._held = self._held or not isinstance(event, _TOLD)
+                self.later(partial(self._carry_out, event))
         for link in self.node.links_to_flush():
             if pump := self._pumps.get(link):
                 pump.flush()
         deadline = self.node.next_timeout()
         if deadline is not None and deadline < self._armed:
             self._armed = deadline
-            self._rearm.set()
+            self.guard.soon(self._rearm.set)
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Have the event loop do *call*, with the lock; in any thread that has it."""
+        if not self._left:
+            self.guard.soon(self._tell_behind)
+        self._left.append(call)
+
+    def _tell_behind(self) -> None:
+        self._behind.set()
+
+    def _carry_out_left(self) -> None:
+        while self._left:
+            self._left.popleft()()
+        self._held = False
+
+    async def _catch_up(self) -> None:
+        while True:
+            await self._behind.wait()
+            self._behind = trio.Event()
+            self._enter(_nothing)
 
     def _carry_out(self, event: NodeEvent) -> None:
         match event:
             case ToEngine(message):
                 self.engine.send(message)
-            case (
-                TunnelUp() | TunnelMessage() | TunnelLost() | PrepareCollective() | EndCollective()
-            ):
+            case TunnelMessage() | TunnelLost() | PrepareCollective() | EndCollective():
                 self._tunnels.carry_out(event, self.node, self._pumps)
             case TokenOut(uid) | RequestDone(uid):
                 if stream := self._streams.get(uid):
@@ -315,9 +341,15 @@ class Runtime:
                 self._carry_out_link(event)
 
     def _carry_out_link(
-        self, event: Dial | Hangup | EncapsulationWanted | SignatureWanted | StoreRoster
+        self,
+        event: Dial | Hangup | Established | EncapsulationWanted | SignatureWanted | StoreRoster,
     ) -> None:
         match event:
+            case Established(_, Purpose.TUNNEL):
+                self._tunnels.carry_out(event, self.node, self._pumps)
+            case Established(_, _, link):
+                if pump := self._pumps.get(link):
+                    pump.hand_over(partial(self.received, link))
             case Dial():
                 self.spawn(self._dial, event)
             case Hangup(link, last):
@@ -349,34 +381,30 @@ class Runtime:
     async def _sign(self, link: int, payload: bytes) -> None:
         # In a thread, for a signer may be a slow chip.
         signature = await trio.to_thread.run_sync(self._signer.sign, payload)
-        self._enter(self.node.provide_signature, link, signature, trio.current_time())
+        self._enter(self.node.provide_signature, link, signature)
 
     async def _store_roster(self, link: int, data: bytes) -> None:
         try:
             await trio.to_thread.run_sync(replace_file, self._store, data)
         except OSError as error:
             log.warning("cannot keep a newer roster in %s: %s", self._store, error.strerror)
-            self._enter(self.node.roster_not_stored, link, trio.current_time())
+            self._enter(self.node.roster_not_stored, link)
         else:
-            self._enter(self.node.roster_stored, link, trio.current_time())
+            self._enter(self.node.roster_stored, link)
 
     async def _keep_time(self) -> None:
         while True:
             with trio.move_on_at(self._armed):
                 await self._rearm.wait()
-            self._rearm = trio.Event()
-            self._armed = -math.inf  # awake: nobody needs to wake this task
-            now = trio.current_time()
             with self.guard.lock:
+                self._rearm = trio.Event()
+                self._armed = -math.inf  # awake: nobody needs to wake this task
                 deadline = self.node.next_timeout()
-                if deadline is not None and now >= deadline:
-                    self.node.handle_timeout(now)
-                    self._settle()
+                if deadline is not None and self.guard.now() >= deadline:
+                    self._enter(self.node.handle_timeout)
                 deadline = self.node.next_timeout()
-            self._armed = math.inf if deadline is None else deadline
+                self._armed = math.inf if deadline is None else deadline
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, trio.TooSlowError):
-        return f"no answer within {DIAL_TIMEOUT:.0f} s"
-    return getattr(error, "strerror", None) or str(error)
+def _nothing(_: float) -> None:
+    """Enters the node for nothing."""

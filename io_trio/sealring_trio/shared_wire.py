@@ -13,6 +13,8 @@ else is trio's alone; what happens in a thread and is trio's to deal with goes t
 from __future__ import annotations
 
 import contextlib
+import logging
+import select
 import socket
 import threading
 from collections.abc import Callable
@@ -22,6 +24,8 @@ import trio
 
 from sealring_trio.wire import LINGER, Wire
 
+log = logging.getLogger("sealring.node")
+
 
 class Guard:
     """One lock, and ways back to the event loop in which it was made."""
@@ -30,6 +34,12 @@ class Guard:
         self.lock: Final = threading.RLock()
         self._token: Final = trio.lowlevel.current_trio_token()
         self._clock: Final = trio.lowlevel.current_clock()
+        self._home: Final = threading.get_ident()
+
+    @property
+    def at_home(self) -> bool:
+        """Whether this is the event loop's thread."""
+        return threading.get_ident() == self._home
 
     def now(self) -> float:
         """What `trio.current_time` gives, in any thread."""
@@ -51,22 +61,26 @@ class SharedWire(Wire):
         self._deaf = False
         self._hears = False
         self._to_close = False
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
 
     async def hear(self, heard: Callable[[bytes], None]) -> None:
         """Give what comes in to *heard*, in a thread of its own, until the stream ends, by an error
         too. What comes once this is cancelled is dropped."""
+        begun, ended = threading.Event(), trio.Event()
         self._hears = True
-        self._socket.setblocking(True)
-        ended = trio.Event()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._free, ended)
+                nursery.start_soon(self._free, begun, ended)
                 limiter = trio.CapacityLimiter(1)
-                await trio.to_thread.run_sync(self._read, heard, ended, limiter=limiter)
+                await trio.to_thread.run_sync(self._read, heard, begun, ended, limiter=limiter)
                 nursery.cancel_scope.cancel()
+        except* RuntimeError:
+            if begun.is_set():
+                raise
+            log.warning("a connection is given up: the system gives no thread to read it")
         finally:
             self._hears = False
-            self._socket.setblocking(False)
             if self._to_close:
                 self.close()
 
@@ -84,30 +98,51 @@ class SharedWire(Wire):
             else:
                 super().close()
 
-    def _read(self, heard: Callable[[bytes], None], ended: trio.Event) -> None:
+    def _read(
+        self, heard: Callable[[bytes], None], begun: threading.Event, ended: trio.Event
+    ) -> None:
+        begun.set()
         try:
-            while data := self.take():
+            while data := self._next():
                 if not self._deaf:
                     heard(data)
-        except (OSError, trio.Cancelled):
+        except trio.Cancelled:  # while *heard* waited for the event loop
             return
         finally:
             self._guard.soon(ended.set)
 
-    async def _free(self, ended: trio.Event) -> None:
+    def _next(self) -> bytes:
+        """What comes next; nothing at the end of the stream. The socket stays one that nobody waits
+        in, for a send must not either."""
+        while True:
+            self._readable.poll()
+            try:
+                return self.take()
+            except BlockingIOError:
+                continue
+            except OSError:
+                return b""
+
+    async def _free(self, begun: threading.Event, ended: trio.Event) -> None:
         """Once cancelled, free the thread that waits in the kernel. The socket must not be closed
         before, for its number could be another's when the thread reads again."""
         try:
             await trio.sleep_forever()
         finally:
             self._deaf = True
-            with contextlib.suppress(OSError), trio.CancelScope(shield=True):
-                if self._polite:
-                    with trio.move_on_after(LINGER):
-                        await self.flush()
-                        self._socket.shutdown(socket.SHUT_WR)
-                        await ended.wait()
-            self._shut_down()
+            try:
+                with trio.CancelScope(shield=True):
+                    await self._part(begun, ended)
+            finally:
+                self._shut_down()
+
+    async def _part(self, begun: threading.Event, ended: trio.Event) -> None:
+        if self._polite:
+            with trio.move_on_after(LINGER), contextlib.suppress(OSError):
+                await self.flush()
+                self._socket.shutdown(socket.SHUT_WR)
+                if begun.is_set():
+                    await ended.wait()
 
     def _shut_down(self) -> None:
         with contextlib.suppress(OSError):

@@ -22,7 +22,8 @@ from sealring_trio.suites import SUITE_NAMES
 
 
 def describe_node(runtime: Runtime, model: Path) -> dict[str, Any]:
-    """The state of *runtime*'s node as a JSON object. Sizes are bytes, times microseconds."""
+    """The state of *runtime*'s node as a JSON object. Sizes are bytes, times microseconds. Needs
+    the lock of the runtime's guard."""
     node = runtime.node
     roster = node.roster.roster
     links = node.links()

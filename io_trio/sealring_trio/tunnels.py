@@ -9,16 +9,18 @@ it has been dealt with, so that nothing changes places.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
 import attrs
+import trio
 from sealring_protocol.codec.messages import Tunnel
 from sealring_protocol.control.effects import EndCollective, PrepareCollective
 from sealring_protocol.errors import SealringError
-from sealring_protocol.events import TunnelLost, TunnelMessage, TunnelUp
+from sealring_protocol.events import Established, TunnelLost, TunnelMessage
 from sealring_protocol.link import Link
 from sealring_protocol.node import Node
 
@@ -26,7 +28,7 @@ from sealring_trio.pump import Pump
 from sealring_trio.relay import Relays
 from sealring_trio.shared_wire import Guard
 
-TunnelNews = TunnelUp | TunnelLost | TunnelMessage | PrepareCollective | EndCollective
+TunnelNews = Established | TunnelLost | TunnelMessage | PrepareCollective | EndCollective
 
 
 class TunnelOwner(Protocol):
@@ -43,6 +45,9 @@ class TunnelOwner(Protocol):
     def received(self, link: int, data: bytes) -> None:
         """Enter the node with *data* of connection *link*."""
 
+    def later(self, call: Callable[[], None]) -> None:
+        """Have the event loop do *call*, with the lock of the guard."""
+
 
 @attrs.frozen(eq=False)
 class _Lane:
@@ -56,7 +61,7 @@ class _Lane:
 
 
 class Tunnels:
-    """All of them. Every call needs the lock of *guard*."""
+    """All of them. Every call but `idle` needs the lock of *guard*."""
 
     def __init__(self, owner: TunnelOwner, guard: Guard) -> None:
         self._owner = owner
@@ -67,7 +72,7 @@ class Tunnels:
     def carry_out(self, event: TunnelNews, node: Node, pumps: dict[int, Pump]) -> None:
         """Do what *node*, whose links are on *pumps*, wants."""
         match event:
-            case TunnelUp(rank, number, session):
+            case Established(rank, _, number, session):
                 if pump := pumps.get(number):
                     lane = self._lanes[rank] = _Lane(rank, number, session, pump)
                     pump.hand_over(partial(self._heard, lane))
@@ -79,6 +84,11 @@ class Tunnels:
                 self._relays.message(rank, message)
             case _:
                 self._relays.carry_out(event, node)
+
+    def forget(self, link: int) -> None:
+        """Connection *link* is gone, whoever ended it."""
+        for lane in [lane for lane in self._lanes.values() if lane.number == link]:
+            del self._lanes[lane.rank]
 
     # -------------------------------------------------------- for the relay
 
@@ -99,7 +109,7 @@ class Tunnels:
         try:
             lane.session.send(message)
         except SealringError:
-            self._look(lane)
+            self._owner.later(partial(self._deal, lane))
         lane.pump.flush()
         return not lane.pump.busy
 
@@ -115,24 +125,19 @@ class Tunnels:
         session = lane.session
         with self.guard.lock:
             self._owner.bytes_received += len(data)
-            try:
+            with contextlib.suppress(SealringError):  # which stays pending
                 session.receive_data(data, self.guard.now())
-            except SealringError:
-                self._look(lane)
-                return
             while (message := session.take(Tunnel)) is not None:
                 if lane.left or not self._relays.carry(lane.rank, message):
                     lane.left.append(message)
-            if lane.left or session.pending:
-                self._look(lane)
             if session.has_data_to_send:
                 lane.pump.flush()
-
-    def _look(self, lane: _Lane) -> None:
-        """Have the event loop deal with what is left."""
-        self.guard.soon(self._deal, lane)
+            left = lane.left or session.pending
+        if left:  # and nothing more is read meanwhile
+            trio.from_thread.run_sync(self._deal, lane)
 
     def _deal(self, lane: _Lane) -> None:
+        """What is left is the event loop's."""
         with self.guard.lock:
             self._give_left(lane)
             if lane.session.pending:

@@ -51,6 +51,7 @@ class Wire:
         self._unsent = 0
         self._wake = trio.Event()
         self._idle = trio.Event()
+        self._flushing = trio.Lock()
         self._eager = EAGER_RECEIVES
 
     @property
@@ -73,7 +74,7 @@ class Wire:
         sent = 0
         if not self._waiting:
             try:
-                sent = self._socket.send(data, socket.MSG_DONTWAIT)
+                sent = self._socket.send(data)
             except BlockingIOError:
                 sent = 0
         if sent < len(data):
@@ -129,16 +130,18 @@ class Wire:
 
     async def flush(self) -> None:
         """Send what waits. Raises `OSError`."""
-        while self._waiting:
-            await trio.lowlevel.wait_writable(self._socket)
-            with contextlib.suppress(BlockingIOError):
-                self._push()
+        if self._waiting:
+            async with self._flushing:  # two tasks may not wait for one socket
+                while self._waiting:
+                    await trio.lowlevel.wait_writable(self._socket)
+                    with contextlib.suppress(BlockingIOError):
+                        self._push()
 
     def _push(self) -> None:
         """Send of what waits first as much as goes."""
         # A view, so that nothing is added to it from here on.
         self._waiting[0] = memoryview(self._waiting[0])
-        sent = self._socket.send(self._waiting[0], socket.MSG_DONTWAIT)
+        sent = self._socket.send(self._waiting[0])
         self._unsent -= sent
         self._waiting[0] = self._waiting[0][sent:]
         if not self._waiting[0]:
@@ -165,6 +168,8 @@ class Wire:
         if self._socket.fileno() >= 0:
             trio.lowlevel.notify_closing(self._socket)
             self._socket.close()
+            self._waiting.clear()
+            self._unsent = 0
             self._tell_idle()
 
     def _tell_idle(self) -> None:

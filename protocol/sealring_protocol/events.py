@@ -15,6 +15,7 @@ from sealring_protocol.control.effects import (
 )
 from sealring_protocol.control.requests import RequestDone, RowOpened, TokenOut
 from sealring_protocol.link import Link
+from sealring_protocol.security.roles import Purpose
 
 
 @attrs.frozen
@@ -61,15 +62,16 @@ class StoreRoster:
 
 
 @attrs.frozen
-class TunnelUp:
-    """The tunnel link with *rank* is up, on connection *link*.
+class Established:
+    """The link with *purpose* to *rank* is up, on connection *link*.
 
-    Its *session* may be used beside the node, though not at the same time, until `TunnelLost` or
-    `Hangup`: TUNNEL messages may be sent there, and taken out of what came in. When it has
-    something `pending` then, the node must be entered by `Node.receive_data`, with no data.
+    The *session* of a TUNNEL link may be used beside the node, though not at the same time, until
+    `TunnelLost` or `Hangup`: TUNNEL messages may be sent there, and taken out of what came in. When
+    it has something `pending` then, the node must be entered by `Node.receive_data`, with no data.
     """
 
     rank: int
+    purpose: Purpose
     link: int
     session: Link = attrs.field(repr=False)
 
@@ -99,7 +101,7 @@ NodeEvent = (
     | RestartEngine
     | PrepareCollective
     | EndCollective
-    | TunnelUp
+    | Established
     | TunnelMessage
     | TunnelLost
     | TokenOut

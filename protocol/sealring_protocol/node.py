@@ -44,7 +44,7 @@ from sealring_protocol.control.plan import Collectives, Strategy, Wish
 from sealring_protocol.control.requests import FinishReason, Request, RequestDone
 from sealring_protocol.control.rows import SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
-from sealring_protocol.events import NodeEvent, TunnelLost, TunnelMessage, TunnelUp
+from sealring_protocol.events import Established, NodeEvent, TunnelLost, TunnelMessage
 from sealring_protocol.link import Link
 from sealring_protocol.security.handshake import HandshakeConfig, TrafficSecrets
 from sealring_protocol.security.keys import Suite
@@ -353,8 +353,7 @@ class Node:
             case Up(rank, purpose):
                 if purpose is Purpose.STEP and self.roster.roster.inner_seal:
                     self._hand_down(news)
-                if purpose is Purpose.TUNNEL:
-                    self._events.append(TunnelUp(rank, news.number, news.link))
+                self._events.append(Established(rank, purpose, news.number, news.link))
                 self._carry_out(self._brain.link_up(rank, purpose, now), now)
             case Down(rank, purpose, reason):
                 if purpose is Purpose.TUNNEL:

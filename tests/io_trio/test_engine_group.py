@@ -230,12 +230,17 @@ def test_members_that_ignore_their_stream_die_with_their_daemon() -> None:
         "import trio\n"
         "from sealring_trio.engine_group import EngineGroup, GroupSettings\n"
         "from sealring_trio.engine_process import EngineCommand\n"
+        "from sealring_trio.shared_wire import Guard\n"
         "class Owner:\n"
+        "    def __init__(self): self.guard = Guard()\n"
         "    def engine_message(self, message): print(*group.pids, flush=True)\n"
         "    def engine_lost(self, reason): pass\n"
         f"command = EngineCommand({FAKE!r}, ('orphan',))\n"
-        "group = EngineGroup(command, Owner(), GroupSettings(2))\n"
-        "trio.run(group.run)\n"
+        "async def run():\n"
+        "    global group\n"
+        "    group = EngineGroup(command, Owner(), GroupSettings(2))\n"
+        "    await group.run()\n"
+        "trio.run(run)\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=os.getcwd()

@@ -19,6 +19,7 @@ from sealring_trio import engine_process
 from sealring_trio.child import NICE
 from sealring_trio.engine import Engine
 from sealring_trio.engine_process import EngineCommand
+from sealring_trio.shared_wire import Guard
 
 FAKE = "tests.io_trio.fake_engine"
 
@@ -28,9 +29,10 @@ class Owner:
 
     def __init__(self) -> None:
         self.send, self.told = trio.open_memory_channel[LocalMessage | str](10_000)
+        self.guard = Guard()
 
     def engine_message(self, message: LocalMessage) -> None:
-        self.send.send_nowait(message)
+        self.guard.soon(self.send.send_nowait, message)
 
     def engine_lost(self, reason: str) -> None:
         self.send.send_nowait(reason)
@@ -188,14 +190,19 @@ async def _short_life(self: Engine) -> str:
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel does this on Linux alone")
 def test_a_child_that_ignores_its_stream_dies_with_its_daemon() -> None:
     program = (
-        "import trio, sys\n"
+        "import trio\n"
         "from sealring_trio.engine import Engine\n"
         "from sealring_trio.engine_process import EngineCommand\n"
+        "from sealring_trio.shared_wire import Guard\n"
         "class Owner:\n"
+        "    def __init__(self): self.guard = Guard()\n"
         "    def engine_message(self, message): print(engine.pid, flush=True)\n"
         "    def engine_lost(self, reason): pass\n"
-        f"engine = Engine(EngineCommand({FAKE!r}, ('orphan',)), Owner())\n"
-        "trio.run(engine.run)\n"
+        "async def run():\n"
+        "    global engine\n"
+        f"    engine = Engine(EngineCommand({FAKE!r}, ('orphan',)), Owner())\n"
+        "    await engine.run()\n"
+        "trio.run(run)\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=os.getcwd()

@@ -14,7 +14,7 @@ import trio
 from sealring_protocol.codec.messages import Epoch, Message, Tunnel, TunnelEvent
 from sealring_protocol.control.effects import EndCollective, PrepareCollective
 from sealring_protocol.errors import CloseCode, SealringError
-from sealring_protocol.events import TunnelLost, TunnelMessage, TunnelUp
+from sealring_protocol.events import Established, TunnelLost, TunnelMessage
 from sealring_protocol.link import LinkClosed
 from sealring_protocol.security.roles import Purpose
 from sealring_trio.pump import Pump
@@ -50,7 +50,7 @@ class Node:
     def begin(self, sock: socket.socket) -> None:
         self.pumps[LINK] = Pump(self, LINK, sock)
         self.spawn(self.pumps[LINK].run)
-        self.carry_out(TunnelUp(0, LINK, self.end.link))
+        self.carry_out(Established(0, Purpose.TUNNEL, LINK, self.end.link))
         self.carry_out(PrepareCollective(EPOCH, True))
 
     def carry_out(self, event: Any) -> None:
@@ -80,6 +80,9 @@ class Node:
         except SealringError as error:
             self.error = error
             self.news.set()
+
+    def later(self, call: Callable[[], None]) -> None:
+        self.guard.soon(call)
 
     def ended(self, link: int) -> None:
         self.over.set()

@@ -301,3 +301,70 @@ async def test_a_thread_that_waits_is_freed_and_what_waits_goes_out_first() -> N
             nursery.cancel_scope.cancel()
     assert len(got) == 1_000_000
     wire.close()
+
+
+@pytest.mark.parametrize("turn", range(8))  # which of two tasks comes first is for the loop to draw
+async def test_what_begins_to_wait_as_a_thread_is_freed_goes_out_once(turn: int) -> None:
+    near, far = pair()
+    guard = Guard()
+    wire = SharedWire(near, lambda: None, guard)
+    sent, got = os.urandom(1_000_000), bytearray()
+
+    def take() -> None:
+        while data := far.recv(65536):
+            got.extend(data)
+
+    with trio.fail_after(10), far:
+        async with trio.open_nursery() as reading, trio.open_nursery() as nursery:
+            nursery.start_soon(wire.hear, bytes)
+            nursery.start_soon(wire.write)
+            await trio.testing.wait_all_tasks_blocked()
+            wire.be_polite()
+            with guard.lock:
+                wire.send(sent)
+            guard.soon(nursery.cancel_scope.cancel)
+            reading.start_soon(trio.to_thread.run_sync, take)
+    assert got == sent
+    wire.close()
+
+
+@pytest.mark.parametrize("heard", [False, True])
+async def test_last_words_that_do_not_fit_go_out_all_the_same(heard: bool) -> None:
+    near, far = pair()
+    owner = Owner()
+    pump = Pump(owner, 1, near)
+    other = Wire(far, lambda: None)
+    got = bytearray()
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            if heard:
+                pump.hand_over(bytes)
+            nursery.start_soon(pump.run)
+            await trio.testing.wait_all_tasks_blocked()
+            owner.queued = [bytes(1_000_000)]
+            pump.flush()
+            pump.hang_up(bytes(1_000_000) + b"bye")
+            while data := await other.receive():
+                got += data
+            other.close()
+            await owner.over.wait()
+    assert len(got) == 2_000_003
+    assert got.endswith(b"bye")
+
+
+async def test_without_a_thread_the_connection_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    near, far = pair()
+
+    async def none(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    wire = SharedWire(near, lambda: None, Guard())
+    monkeypatch.setattr(trio.to_thread, "run_sync", none)
+    with trio.fail_after(10), far:
+        wire.be_polite()
+        await wire.hear(bytes)
+        assert far.recv(1) == b""
+    assert "no thread" in caplog.text
+    wire.close()

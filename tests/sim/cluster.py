@@ -32,12 +32,12 @@ from sealring_protocol.control.rows import SchedulerConfig
 from sealring_protocol.events import (
     Dial,
     EncapsulationWanted,
+    Established,
     Hangup,
     SignatureWanted,
     StoreRoster,
     TunnelLost,
     TunnelMessage,
-    TunnelUp,
 )
 from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.identity import SoftwareSigner
@@ -334,7 +334,7 @@ class Cluster:
                 self.after(0.0005, lambda: self._prepared(host, epoch, relay))
             case EndCollective():
                 self._leave(host)
-            case TunnelUp() | TunnelMessage() | TunnelLost():
+            case Established() | TunnelMessage() | TunnelLost():
                 pass
             case TokenOut(uid, token):
                 self.tokens[uid].append(token)

@@ -27,6 +27,11 @@ _AT_ONCE: Final = 16  # traces that are told before others have their turn
 
 def describe(head: ApiHead) -> dict[str, Any]:
     """The ring as it is now. Sizes are bytes, times are microseconds or as the name says."""
+    with head.generator.runtime.guard.lock:
+        return _describe(head)
+
+
+def _describe(head: ApiHead) -> dict[str, Any]:
     runtime = head.generator.runtime
     node = runtime.node
     roster = node.roster.roster

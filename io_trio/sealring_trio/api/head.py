@@ -75,16 +75,16 @@ class ApiHead:
 
     def key_updates(self) -> int:
         """Keys that the head's links have gone through. A link that broke counts as last seen."""
-        for _, _, link in self.generator.runtime.node.links():
+        for _, _, link in self.generator.runtime.links():
             self._key_updates += link.key_updates - self._seen_updates.get(link, 0)
             self._seen_updates[link] = link.key_updates
         return self._key_updates
 
     def progress(self) -> dict[int, Progress]:
         """What each rank last said of its engine."""
-        node = self.generator.runtime.node
-        told = {0: node.progress}
-        for rank, purpose, link in node.links():
+        runtime = self.generator.runtime
+        told = {0: runtime.node.progress}
+        for rank, purpose, link in runtime.links():
             if purpose is Purpose.CONTROL:
                 told[rank] = link.keepalive.peer_progress
         return told

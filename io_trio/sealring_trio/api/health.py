@@ -35,7 +35,7 @@ def faults(head: ApiHead) -> list[str]:
     silence = trio.current_time() - runtime.engine_heard
     if silence > ENGINE_SECONDS:
         told.append(f"rank 0: its engine has said nothing for {silence:.0f} s")
-    up = {rank for rank, purpose, _ in runtime.node.links() if purpose is Purpose.CONTROL}
+    up = {rank for rank, purpose, _ in runtime.links() if purpose is Purpose.CONTROL}
     for rank, member in enumerate(runtime.node.roster.roster.members):
         if rank and rank not in up:
             told.append(f"rank {rank} ({member.name}): no answer within {PING_TIMEOUT:g} s")

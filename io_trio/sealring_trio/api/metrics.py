@@ -212,7 +212,7 @@ class _RingCollector(Collector):
         rtt = GaugeMetricFamily(
             "sealring_link_rtt_seconds", "A PING, there and back.", labels=["rank", "purpose"]
         )
-        for rank, purpose, link in runtime.node.links():
+        for rank, purpose, link in runtime.links():
             if link.keepalive.rtt is not None:
                 rtt.add_metric([str(rank), purpose.name.lower()], link.keepalive.rtt)
         yield rtt

@@ -1,10 +1,9 @@
-"""A hop of 8 KiB between two processes over trio: sealed by a link, beside a plain trio message.
+"""A hop of 8 KiB between two processes: sealed by a link, beside a plain trio message.
 
 All go there and back; a hop is half of that. The plain one is what trio's own stream does with the
-same number of bytes. Parts of the sealed hop are measured in the same way, each alone: a node's
-socket code with nothing on it, and with that the encryption and decryption (AES-256-GCM from the
-library), or a STEP encoded and decoded. Each costs more here than in a loop of its own, for a
-process that has waited finds its code and data in no cache.
+same number of bytes. The sealed one comes in as a node's links do, in a thread (`shared_wire`), and
+its parts are measured in the same way, each alone: that wire with nothing on it, and with that the
+encryption and decryption (AES-256-GCM from the library), or a STEP encoded and decoded.
 
 The other process is this module, run with as many connected sockets.
 """
@@ -18,18 +17,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sealring_protocol.codec.encoding import decode, encode
 from sealring_protocol.codec.messages import Decode, Epoch, Step, StepDone
 from sealring_protocol.codec.tensor import DType, Tensor
+from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.security.handshake import Admission
 
-from sealring_trio.bench.links import End, accept, configs, dial
+from sealring_trio.bench.links import accept, configs, dial
 from sealring_trio.bench.measure import Result
-from sealring_trio.wire import Wire
+from sealring_trio.shared_wire import Guard, SharedWire
 
 SIZE: Final = 8192
 ROUNDS: Final = 15
@@ -39,14 +39,24 @@ _TENSOR: Final = Tensor(DType.F32, (1, 1, SIZE // 4), bytes(SIZE))
 _STEP: Final = Step(_EPOCH, 1, bytes(16), work=Decode(0), tensors=(_TENSOR,))
 _AEAD: Final = AESGCM(bytes(32))
 _NONCE: Final = bytes(12)  # always the same: nobody's secret is sent
-_SIDES: Final = 5
 
-Trip = Callable[[], Awaitable[None]]
+Turn = Callable[[], Awaitable[float]]
+"""Gives the median of the seconds that a message takes there and back."""
+
+
+class Talk(Protocol):
+    """One end of what goes there and back."""
+
+    def say(self) -> Buffer:
+        """The bytes of a message."""
+
+    def take(self, data: bytes) -> bool:
+        """*data* came in; whether a message is whole with it."""
 
 
 def measure() -> list[Result]:
     """Microseconds per hop, medians of alternating turns: the sealed hop, and its parts alone."""
-    pairs = [_pair() for _ in range(_SIDES)]
+    pairs = [_pair() for _ in range(1 + len(_TALKS))]
     try:
         descriptors = [far.fileno() for _, far in pairs]
         process = subprocess.Popen(
@@ -66,34 +76,6 @@ def measure() -> list[Result]:
                 end.close()
 
 
-async def _alternate(socks: list[socket.socket]) -> list[Result]:
-    trips = {
-        "plain": await _plain(socks[0]),
-        f"{SIZE // 1024} KiB hop between processes": await _sealed(socks[1]),
-        "its wire alone": await _bare(socks[2]),
-        "its wire and AES-256-GCM": await _encrypted(socks[3]),
-        "its wire and STEP's encoding": await _encoded(socks[4]),
-    }
-    found: dict[str, list[float]] = {name: [] for name in trips}
-    for _ in range(ROUNDS):
-        for name, trip in trips.items():
-            found[name].append(await _median(trip))
-    hops = {name: statistics.median(times) * 1e6 / 2 for name, times in found.items()}
-    yardstick = hops.pop("plain")
-    return [
-        Result(name, "us", ours, yardstick, "plain trio message") for name, ours in hops.items()
-    ]
-
-
-async def _median(trip: Trip) -> float:
-    times = []
-    for _ in range(TRIPS):
-        start = time.perf_counter()
-        await trip()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
 def _pair() -> tuple[socket.socket, socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         near = socket.create_connection(server.getsockname())
@@ -106,83 +88,173 @@ def _pair() -> tuple[socket.socket, socket.socket]:
 # ------------------------------------------------------------------- this process
 
 
-async def _plain(sock: socket.socket) -> Trip:
+async def _alternate(socks: list[socket.socket]) -> list[Result]:
+    plain = _plain(socks[0])
+    found: dict[str, list[float]] = {name: [] for name in ("plain", *_TALKS)}
+    async with trio.open_nursery() as nursery:
+        turns = {"plain": plain}
+        for (name, talk), sock in zip(_TALKS.items(), socks[1:], strict=True):
+            asker = Asker(sock, talk(dials=True))
+            nursery.start_soon(asker.run)
+            turns[name] = asker.turn
+        for _ in range(ROUNDS):
+            for name, turn in turns.items():
+                found[name].append(await turn())
+        nursery.cancel_scope.cancel()
+    hops = {name: statistics.median(times) * 1e6 / 2 for name, times in found.items()}
+    yardstick = hops.pop("plain")
+    return [
+        Result(name, "us", ours, yardstick, "plain trio message") for name, ours in hops.items()
+    ]
+
+
+def _plain(sock: socket.socket) -> Turn:
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
     message = os.urandom(SIZE)
 
-    async def trip() -> None:
-        await stream.send_all(message)
-        await _receive(stream.receive_some, SIZE)
+    async def turn() -> float:
+        times = []
+        for _ in range(TRIPS):
+            start = time.perf_counter()
+            await stream.send_all(message)
+            await _receive(stream)
+            times.append(time.perf_counter() - start)
+        return statistics.median(times)
 
-    return trip
-
-
-async def _sealed(sock: socket.socket) -> Trip:
-    wire = Wire(sock, lambda: None)
-    near, far = configs()
-    end = dial(near, far.node_id, trio.current_time())
-    await _come_up(end, wire)
-
-    async def trip() -> None:
-        end.link.send(_STEP)
-        wire.send(end.link.data_to_send())
-        while end.take(await wire.receive(), trio.current_time()) is None:
-            pass
-
-    return trip
+    return turn
 
 
-async def _come_up(end: End, wire: Wire) -> None:
-    while not end.up:
-        wire.send(end.link.data_to_send())
-        end.take(await wire.receive(), trio.current_time())
-    wire.send(end.link.data_to_send())
-
-
-async def _bare(sock: socket.socket) -> Trip:
-    wire = Wire(sock, lambda: None)
-    message = os.urandom(SIZE)
-
-    async def trip() -> None:
-        wire.send(message)
-        await _receive(wire.receive, SIZE)
-
-    return trip
-
-
-async def _encrypted(sock: socket.socket) -> Trip:
-    wire = Wire(sock, lambda: None)
-    message = os.urandom(SIZE)
-
-    async def trip() -> None:
-        sealed = _AEAD.encrypt(_NONCE, message, None)
-        wire.send(sealed)
-        _AEAD.decrypt(_NONCE, await _receive(wire.receive, len(sealed)), None)
-
-    return trip
-
-
-async def _encoded(sock: socket.socket) -> Trip:
-    wire = Wire(sock, lambda: None)
-
-    async def trip() -> None:
-        data = b"".join(encode(_STEP))
-        wire.send(data)
-        decode(await _receive(wire.receive, len(data)))
-
-    return trip
-
-
-async def _receive(receive: Callable[[], Awaitable[bytes]], size: int) -> bytes:
-    """The next *size* bytes, or fewer at the end of the stream."""
+async def _receive(stream: trio.SocketStream) -> bytes:
+    """The next `SIZE` bytes, or fewer at the end of the stream."""
     parts = []
-    left = size
+    left = SIZE
     while left:
-        parts.append(await receive())
+        parts.append(await stream.receive_some())
         left -= len(parts[-1])
         if not parts[-1]:
             break
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class Asker:
+    """Has *talk* go there and back over *sock*, each time as soon as it is back."""
+
+    def __init__(self, sock: socket.socket, talk: Talk) -> None:
+        self._guard = Guard()
+        self._wire = SharedWire(sock, lambda: None, self._guard)
+        self._talk = talk
+        self._times: list[float] = []
+        self._began = 0.0
+        self._done = trio.Event()
+
+    async def run(self) -> None:
+        """Hear what comes back, until cancelled."""
+        await self._wire.hear(self._heard)
+
+    async def turn(self) -> float:
+        """As `Turn`."""
+        self._times.clear()
+        self._done = trio.Event()
+        with self._guard.lock:
+            self._ask()
+        await self._done.wait()
+        return statistics.median(self._times)
+
+    def _ask(self) -> None:
+        self._began = time.perf_counter()
+        self._wire.send(self._talk.say())
+
+    def _heard(self, data: bytes) -> None:
+        with self._guard.lock:
+            if not self._talk.take(data):
+                return
+            self._times.append(time.perf_counter() - self._began)
+            if len(self._times) < TRIPS:
+                self._ask()
+            else:
+                self._guard.soon(self._done.set)
+
+
+# ------------------------------------------------------------------ what is said
+
+
+class Sealed:
+    """STEPs one way, and STEP_DONEs back, over a link, which comes up at the first turn."""
+
+    def __init__(self, *, dials: bool) -> None:
+        now = time.monotonic()
+        near, far = configs()
+        self._end = dial(near, far.node_id, now) if dials else accept(far, Admission(now), now)
+        self._answer = StepDone(_EPOCH, 1, tensors=(_TENSOR,))
+        self._dials = dials
+
+    def say(self) -> Buffer:
+        """What the link has to say, and a message once it is up."""
+        if self._end.up:
+            self._end.link.send(_STEP if self._dials else self._answer)
+        return self._end.link.data_to_send()
+
+    def take(self, data: bytes) -> bool:
+        """Also true where the handshake has something to say."""
+        message = self._end.take(data, time.monotonic())
+        return message is not None or self._end.link.has_data_to_send
+
+
+class Bare:
+    """`SIZE` bytes."""
+
+    def __init__(self, *, dials: bool) -> None:
+        self._message = os.urandom(SIZE)
+        self._came: list[bytes] = []
+        self._missing = self._size = len(self.say())
+
+    def say(self) -> Buffer:
+        """As they are."""
+        return self._message
+
+    def take(self, data: bytes) -> bool:
+        """Counts them."""
+        self._came.append(data)
+        self._missing -= len(data)
+        if self._missing:
+            return False
+        self._missing = self._size
+        self._open(self._came[0] if len(self._came) == 1 else b"".join(self._came))
+        self._came.clear()
+        return True
+
+    def _open(self, message: bytes) -> None:
+        """Nothing to do."""
+
+
+class Encrypted(Bare):
+    """The same, encrypted."""
+
+    def say(self) -> Buffer:
+        """By AES-256-GCM."""
+        return _AEAD.encrypt(_NONCE, self._message, None)
+
+    def _open(self, message: bytes) -> None:
+        _AEAD.decrypt(_NONCE, message, None)
+
+
+class Encoded(Bare):
+    """The same, in a STEP."""
+
+    def say(self) -> Buffer:
+        """Encoded."""
+        return b"".join(encode(_STEP))
+
+    def _open(self, message: bytes) -> None:
+        decode(message)
+
+
+_TALKS: Final[dict[str, Callable[..., Talk]]] = {
+    f"{SIZE // 1024} KiB hop between processes": Sealed,
+    "its wire alone": Bare,
+    "its wire and AES-256-GCM": Encrypted,
+    "its wire and STEP's encoding": Encoded,
+}
 
 
 # --------------------------------------------------------------- the other process
@@ -190,47 +262,29 @@ async def _receive(receive: Callable[[], Awaitable[bytes]], size: int) -> bytes:
 
 async def _echo_plain(sock: socket.socket) -> None:
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
-    while message := await _receive(stream.receive_some, SIZE):
+    while message := await _receive(stream):
         await stream.send_all(message)
 
 
-async def _echo_sealed(sock: socket.socket) -> None:
-    wire = Wire(sock, lambda: None)
-    _, far = configs()
-    end = accept(far, Admission(trio.current_time()), trio.current_time())
-    while data := await wire.receive():
-        message = end.take(data, trio.current_time())
-        if message is not None:
-            end.link.send(StepDone(message.epoch, message.n, tensors=message.tensors))
-        if end.link.has_data_to_send:
-            wire.send(end.link.data_to_send())
+async def _echo(sock: socket.socket, talk: Talk) -> None:
+    guard = Guard()
+    wire = SharedWire(sock, lambda: None, guard)
 
+    def heard(data: bytes) -> None:
+        with guard.lock:
+            if talk.take(data):
+                wire.send(talk.say())
 
-async def _echo_bare(sock: socket.socket) -> None:
-    wire = Wire(sock, lambda: None)
-    while data := await _receive(wire.receive, SIZE):
-        wire.send(data)
-
-
-async def _echo_encrypted(sock: socket.socket) -> None:
-    wire = Wire(sock, lambda: None)
-    while sealed := await _receive(wire.receive, SIZE + 16):
-        wire.send(_AEAD.encrypt(_NONCE, _AEAD.decrypt(_NONCE, sealed, None), None))
-
-
-async def _echo_encoded(sock: socket.socket) -> None:
-    wire = Wire(sock, lambda: None)
-    size = len(b"".join(encode(_STEP)))
-    while data := await _receive(wire.receive, size):
-        wire.send(b"".join(encode(decode(data))))
+    await wire.hear(heard)
 
 
 async def _serve(descriptors: list[int]) -> None:
-    echoes = (_echo_plain, _echo_sealed, _echo_bare, _echo_encrypted, _echo_encoded)
+    plain, *others = (socket.socket(fileno=descriptor) for descriptor in descriptors)
     async with trio.open_nursery() as nursery:
-        for echo, descriptor in zip(echoes, descriptors, strict=True):
-            nursery.start_soon(echo, socket.socket(fileno=descriptor))
+        nursery.start_soon(_echo_plain, plain)
+        for talk, sock in zip(_TALKS.values(), others, strict=True):
+            nursery.start_soon(_echo, sock, talk(dials=False))
 
 
 if __name__ == "__main__":
-    trio.run(_serve, [int(argument) for argument in sys.argv[1 : 1 + _SIDES]])
+    trio.run(_serve, [int(argument) for argument in sys.argv[1:]])

@@ -1,0 +1,60 @@
+"""TCP connections between nodes, as they come to be: listening, accepting, dialing."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from sealring_trio.errors import OperationError
+from sealring_trio.units import format_address, parse_address
+
+log = logging.getLogger("sealring.node")
+
+ACCEPT_PAUSE: Final = 0.1
+"""Seconds to wait when no connection can be accepted (out of file descriptors, say)."""
+
+DIAL_TIMEOUT: Final = 5.0
+"""Seconds that a connection may take to come up."""
+
+
+async def open_listeners(host: str, port: int) -> list[trio.SocketListener]:
+    """Listen at *host* (empty: everywhere) and *port*. Raises `OperationError`."""
+    try:
+        return list(await trio.open_tcp_listeners(port, host=host))
+    except OSError as error:
+        raise OperationError(
+            f"cannot listen at {format_address(host, port)}: {error.strerror or error}",
+            "Is another node running with this address? Change 'listen' in the config.",
+        ) from None
+
+
+async def accept(
+    listener: trio.SocketListener, accepted: Callable[[socket.socket, str], None]
+) -> None:
+    """Give *accepted* each connection that comes in, and the host that it comes from; for ever."""
+    async with listener:
+        while True:
+            try:
+                connection, address = await listener.socket.accept()
+            except OSError as error:
+                log.warning("cannot accept a connection: %s", error.strerror)
+                await trio.sleep(ACCEPT_PAUSE)
+                continue
+            accepted(socket.socket(fileno=connection.detach()), address[0])
+
+
+async def dial(address: str) -> socket.socket:
+    """A connection to *address*, ``host:port``. Raises `OperationError` with the reason alone."""
+    try:
+        host, port = parse_address(address)
+        with trio.fail_after(DIAL_TIMEOUT):
+            stream = await trio.open_tcp_stream(host, port)
+    except trio.TooSlowError:
+        raise OperationError(f"no answer within {DIAL_TIMEOUT:.0f} s", "") from None
+    except (OSError, ValueError) as error:
+        raise OperationError(getattr(error, "strerror", None) or str(error), "") from None
+    return socket.socket(fileno=stream.socket.detach())
