@@ -155,8 +155,11 @@ class Engine(Supervisor):
             self._process.end(reason)
 
     async def _one_life(self) -> str:
-        self._process = EngineProcess(self._command, self._hear, self._owner.guard)
+        process = EngineProcess(self._command, self._hear, self._owner.guard)
+        with self._owner.guard.lock:
+            self._process = process
         try:
-            return await self._process.run()
+            return await process.run()
         finally:
-            self._process = None
+            with self._owner.guard.lock:
+                self._process = None

@@ -118,7 +118,8 @@ class _Crew:
                 async with trio.open_nursery() as members:
                     for member, command in enumerate(commands):
                         process = EngineProcess(command, partial(self._hear, member), self._guard)
-                        self.processes.append(process)
+                        with self._guard.lock:
+                            self.processes.append(process)
                         members.start_soon(self._run_member, member, process)
                 nursery.cancel_scope.cancel()
         finally:
@@ -205,10 +206,10 @@ class _Crew:
             "can be a stage of a pipeline alone: use strategy pp",
         )
         # Later: whoever sends does not expect an answer meanwhile.
-        self._guard.soon(self._answer, StepDone(order.epoch, 0, failed=failure))
+        self._guard.later(partial(self._answer, StepDone(order.epoch, 0, failed=failure)))
 
     def _answer(self, message: LocalMessage) -> None:
-        with self._guard.lock:
+        if not self._reason:
             self._heard(message)
 
     def _send_each(self, make: Callable[[int], Group]) -> None:
@@ -302,10 +303,13 @@ class EngineGroup(Supervisor):
             self._crew.end(reason)
 
     async def _one_life(self) -> str:
-        crew = self._crew = _Crew(self.settings, self._hear, self._owner.guard)
+        crew = _Crew(self.settings, self._hear, self._owner.guard)
+        with self._owner.guard.lock:
+            self._crew = crew
         try:
             reason = await crew.run(self._commands)
             self._planned = self._planned or crew.planned
             return reason
         finally:
-            self._crew = None
+            with self._owner.guard.lock:
+                self._crew = None

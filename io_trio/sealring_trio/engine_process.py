@@ -46,6 +46,9 @@ START_TIMEOUT: Final = 120.0
 LOOK: Final = 0.4
 """Seconds between two looks at whether it is stopped; the second that finds it so has it killed."""
 
+EXIT_LOOK: Final = 0.005
+"""Seconds between two looks at whether it has exited."""
+
 EXIT_GRACE: Final = 2.0
 """Seconds that an engine whose stream has ended may take to exit by itself."""
 
@@ -203,11 +206,19 @@ class EngineProcess:
 async def _bury(process: subprocess.Popen[bytes], grace: float) -> str:
     """Wait for *process*, at most *grace* seconds before it is killed; how it ended."""
     with trio.CancelScope(shield=True):
-        try:
-            code = await trio.to_thread.run_sync(process.wait, grace)
-        except subprocess.TimeoutExpired:
+        with trio.move_on_after(grace):
+            await _ended(process)
+        if process.poll() is None:
             process.kill()
-            code = await trio.to_thread.run_sync(process.wait)
+        code = await _ended(process)
     if code < 0:
         return f"it was ended by {signal.Signals(-code).name}"
     return f"it exited with code {code}"
+
+
+async def _ended(process: subprocess.Popen[bytes]) -> int:
+    """The exit code of *process*, once it has ended."""
+    # To wait would take a thread, and there may be none.
+    while (code := process.poll()) is None:  # noqa: ASYNC110
+        await trio.sleep(EXIT_LOOK)
+    return code

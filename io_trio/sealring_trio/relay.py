@@ -272,6 +272,9 @@ class Relay:
         except trio.Cancelled:
             sock.close()
             raise
+        except RuntimeError as error:  # the system has no thread for it
+            log.warning("cannot look whose a connection is: %s", error)
+            return False
 
     # --------------------------------------------------------------- a stream
 

@@ -77,9 +77,6 @@ DIAL_ENTROPY: Final = 96
 TIMINGS_KEPT: Final = 4096
 """Step timings kept for the quantiles of `status`."""
 
-MAX_LEFT: Final = 1000
-"""Things that are left for the event loop before a thread that reads a link waits for it."""
-
 STOP_TIMEOUT: Final = 2.0
 """Seconds that all links together may take to close."""
 
@@ -132,9 +129,7 @@ class Runtime:
         self._listen = listen
         self._store = store
         self._pumps: dict[int, Pump] = {}
-        self._left: deque[Callable[[], None]] = deque()  # for the event loop to do
-        self._behind = trio.Event()  # there is something
-        self._held = False  # some of it is more than telling somebody something
+        self._held = 0  # what is left for the event loop and is more than to tell somebody
         self._tunnels = Tunnels(self, self.guard)
         self._streams: dict[int, Stream] = {}
         self._nursery: trio.Nursery | None = None
@@ -155,7 +150,7 @@ class Runtime:
                 nursery.start_soon(accept, listener, self._accepted)
             nursery.start_soon(self.engine.run)
             nursery.start_soon(self._keep_time)
-            nursery.start_soon(self._catch_up)
+            nursery.start_soon(self.guard.keep_up, self._settle)
             self._enter(self.node.start)
             task_status.started()
 
@@ -228,9 +223,6 @@ class Runtime:
         with self.guard.lock:
             self.bytes_received += len(data)
             self._enter(self.node.receive_data, link, data)
-            left = len(self._left)
-        if left > MAX_LEFT and not self.guard.at_home:
-            trio.from_thread.run_sync(self._enter, _nothing)
 
     def ended(self, link: int) -> None:
         """A pump's stream is over."""
@@ -286,13 +278,15 @@ class Runtime:
         that has the lock."""
         here = self.guard.at_home
         if here:
-            self._carry_out_left()
+            self.guard.catch_up()
         while (event := self.node.next_event()) is not None:
-            if here or (isinstance(event, ToEngine) and not self._held):
+            if here or (isinstance(event, ToEngine | RestartEngine) and not self._held):
                 self._carry_out(event)
+            elif isinstance(event, _TOLD):
+                self.guard.later(partial(self._carry_out, event))
             else:
-                self._held = self._held or not isinstance(event, _TOLD)
-                self.later(partial(self._carry_out, event))
+                self._held += 1
+                self.guard.later(partial(self._carry_out_held, event))
         for link in self.node.links_to_flush():
             if pump := self._pumps.get(link):
                 pump.flush()
@@ -301,25 +295,9 @@ class Runtime:
             self._armed = deadline
             self.guard.soon(self._rearm.set)
 
-    def later(self, call: Callable[[], None]) -> None:
-        """Have the event loop do *call*, with the lock; in any thread that has it."""
-        if not self._left:
-            self.guard.soon(self._tell_behind)
-        self._left.append(call)
-
-    def _tell_behind(self) -> None:
-        self._behind.set()
-
-    def _carry_out_left(self) -> None:
-        while self._left:
-            self._left.popleft()()
-        self._held = False
-
-    async def _catch_up(self) -> None:
-        while True:
-            await self._behind.wait()
-            self._behind = trio.Event()
-            self._enter(_nothing)
+    def _carry_out_held(self, event: NodeEvent) -> None:
+        self._held -= 1
+        self._carry_out(event)
 
     def _carry_out(self, event: NodeEvent) -> None:
         match event:
@@ -380,14 +358,21 @@ class Runtime:
 
     async def _sign(self, link: int, payload: bytes) -> None:
         # In a thread, for a signer may be a slow chip.
-        signature = await trio.to_thread.run_sync(self._signer.sign, payload)
-        self._enter(self.node.provide_signature, link, signature)
+        try:
+            signature = await trio.to_thread.run_sync(self._signer.sign, payload)
+        except RuntimeError as error:  # the system has no thread for it
+            log.warning("cannot sign for a link: %s", error)
+            if pump := self._pumps.get(link):
+                pump.hang_up(b"")
+        else:
+            self._enter(self.node.provide_signature, link, signature)
 
     async def _store_roster(self, link: int, data: bytes) -> None:
         try:
             await trio.to_thread.run_sync(replace_file, self._store, data)
-        except OSError as error:
-            log.warning("cannot keep a newer roster in %s: %s", self._store, error.strerror)
+        except (OSError, RuntimeError) as error:  # the latter where there is no thread
+            reason = getattr(error, "strerror", None) or error
+            log.warning("cannot keep a newer roster in %s: %s", self._store, reason)
             self._enter(self.node.roster_not_stored, link)
         else:
             self._enter(self.node.roster_stored, link)
@@ -404,7 +389,3 @@ class Runtime:
                     self._enter(self.node.handle_timeout)
                 deadline = self.node.next_timeout()
                 self._armed = math.inf if deadline is None else deadline
-
-
-def _nothing(_: float) -> None:
-    """Enters the node for nothing."""

@@ -6,8 +6,9 @@ does. So each socket on that way (a tunnel link's, and those of the engine's col
 a thread that waits in the kernel for it alone. `bench comms` measures it.
 
 What both such a thread and trio's may touch is touched with the lock of the `Guard` held: the node,
-its links, and the sending side of `SharedWire`s. Nobody waits for anything while holding it. All
-else is trio's alone; what happens in a thread and is trio's to deal with goes there by `soon`.
+its links, its engine, and the sending side of `SharedWire`s. Nobody waits for anything while
+holding it. All else is trio's alone; what happens in a thread and is trio's to deal with is left
+for it, and a thread that has left too much waits until the event loop has had a turn.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import logging
 import select
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -27,11 +29,17 @@ from sealring_trio.wire import LINGER, Wire
 log = logging.getLogger("sealring.node")
 
 
+MAX_LEFT: Final = 1000
+"""Things left for the event loop from which on threads that read wait for it."""
+
+
 class Guard:
     """One lock, and ways back to the event loop in which it was made."""
 
     def __init__(self) -> None:
         self.lock: Final = threading.RLock()
+        self._left: deque[Callable[[], None]] = deque()
+        self._behind = trio.Event()
         self._token: Final = trio.lowlevel.current_trio_token()
         self._clock: Final = trio.lowlevel.current_clock()
         self._home: Final = threading.get_ident()
@@ -46,9 +54,39 @@ class Guard:
         return self._clock.current_time()
 
     def soon(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Have the event loop do *call*, after those that it was given before."""
+        """Have the event loop do *call*, which cannot fail, after those that it was given before;
+        without the lock."""
         with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(call, *arguments)
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Leave *call* for the event loop to do, with the lock, in the order of such calls. Needs
+        the lock."""
+        if not self._left:
+            self.soon(self._tell)
+        self._left.append(call)
+
+    def _tell(self) -> None:
+        self._behind.set()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether too much is left for the event loop."""
+        return len(self._left) > MAX_LEFT
+
+    def catch_up(self) -> None:
+        """Do what is left. For the event loop, with the lock."""
+        while self._left:
+            self._left.popleft()()
+
+    async def keep_up(self, then: Callable[[], None] = lambda: None) -> None:
+        """Do what is left, and *then* this, for ever."""
+        while True:
+            await self._behind.wait()
+            self._behind = trio.Event()
+            with self.lock:
+                self.catch_up()
+                then()
 
 
 class SharedWire(Wire):
@@ -103,9 +141,13 @@ class SharedWire(Wire):
     ) -> None:
         begun.set()
         try:
+            if self._deaf:  # and nobody is going to free this thread
+                return
             while data := self._next():
                 if not self._deaf:
                     heard(data)
+                if self._guard.is_behind:
+                    trio.from_thread.run(trio.lowlevel.checkpoint)
         except trio.Cancelled:  # while *heard* waited for the event loop
             return
         finally:
@@ -130,19 +172,19 @@ class SharedWire(Wire):
             await trio.sleep_forever()
         finally:
             self._deaf = True
-            try:
-                with trio.CancelScope(shield=True):
-                    await self._part(begun, ended)
-            finally:
-                self._shut_down()
+            if begun.is_set():  # or it will see at once that nobody hears
+                try:
+                    with trio.CancelScope(shield=True):
+                        await self._part(ended)
+                finally:
+                    self._shut_down()
 
-    async def _part(self, begun: threading.Event, ended: trio.Event) -> None:
+    async def _part(self, ended: trio.Event) -> None:
         if self._polite:
             with trio.move_on_after(LINGER), contextlib.suppress(OSError):
                 await self.flush()
                 self._socket.shutdown(socket.SHUT_WR)
-                if begun.is_set():
-                    await ended.wait()
+                await ended.wait()
 
     def _shut_down(self) -> None:
         with contextlib.suppress(OSError):

@@ -45,9 +45,6 @@ class TunnelOwner(Protocol):
     def received(self, link: int, data: bytes) -> None:
         """Enter the node with *data* of connection *link*."""
 
-    def later(self, call: Callable[[], None]) -> None:
-        """Have the event loop do *call*, with the lock of the guard."""
-
 
 @attrs.frozen(eq=False)
 class _Lane:
@@ -109,7 +106,7 @@ class Tunnels:
         try:
             lane.session.send(message)
         except SealringError:
-            self._owner.later(partial(self._deal, lane))
+            self.guard.later(partial(self._deal, lane))
         lane.pump.flush()
         return not lane.pump.busy
 
@@ -139,6 +136,7 @@ class Tunnels:
     def _deal(self, lane: _Lane) -> None:
         """What is left is the event loop's."""
         with self.guard.lock:
+            self.guard.catch_up()  # it was there before
             self._give_left(lane)
             if lane.session.pending:
                 self._owner.received(lane.number, b"")

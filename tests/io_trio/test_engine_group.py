@@ -61,6 +61,7 @@ async def running(mode: str = "good", size: int = 2) -> AsyncIterator[tuple[Engi
     group = EngineGroup(EngineCommand(FAKE, (mode,)), owner, settings)
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(owner.guard.keep_up)
             nursery.start_soon(group.run)
             yield group, owner
             nursery.cancel_scope.cancel()

@@ -81,9 +81,6 @@ class Node:
             self.error = error
             self.news.set()
 
-    def later(self, call: Callable[[], None]) -> None:
-        self.guard.soon(call)
-
     def ended(self, link: int) -> None:
         self.over.set()
 
@@ -120,6 +117,7 @@ async def tunnel() -> AsyncIterator[tuple[Node, Peer]]:
         async with trio.open_nursery() as nursery:
             node = Node(links.b, nursery)
             stream = trio.SocketStream(trio.socket.from_stdlib_socket(far))
+            nursery.start_soon(node.guard.keep_up)
             node.begin(near)
             yield node, Peer(links.a, stream)
             node.carry_out(EndCollective(EPOCH))

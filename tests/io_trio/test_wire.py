@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 import trio
+from sealring_trio import shared_wire
 from sealring_trio.pump import Pump
 from sealring_trio.shared_wire import Guard, SharedWire
 from sealring_trio.wire import Wire
@@ -228,6 +231,16 @@ async def test_a_reset_kills_the_link(waiting: bool) -> None:
     assert owner.queued == [b"too late"]
 
 
+async def hearing(
+    nursery: trio.Nursery, wire: SharedWire, guard: Guard, far: socket.socket
+) -> None:
+    """Have *wire* heard, and wait until its thread is there."""
+    there = trio.Event()
+    nursery.start_soon(wire.hear, lambda _: guard.soon(there.set))
+    far.sendall(b"x")
+    await there.wait()
+
+
 async def test_a_thread_hears_until_the_stream_ends() -> None:
     near, far = pair()
     wire = SharedWire(near, lambda: None, Guard())
@@ -290,7 +303,7 @@ async def test_a_thread_that_waits_is_freed_and_what_waits_goes_out_first() -> N
 
     with trio.fail_after(10), far:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(wire.hear, bytes)
+            await hearing(nursery, wire, guard, far)
             await trio.testing.wait_all_tasks_blocked()
             with guard.lock:
                 wire.send(bytes(1_000_000))
@@ -316,7 +329,7 @@ async def test_what_begins_to_wait_as_a_thread_is_freed_goes_out_once(turn: int)
 
     with trio.fail_after(10), far:
         async with trio.open_nursery() as reading, trio.open_nursery() as nursery:
-            nursery.start_soon(wire.hear, bytes)
+            await hearing(nursery, wire, guard, far)
             nursery.start_soon(wire.write)
             await trio.testing.wait_all_tasks_blocked()
             wire.be_polite()
@@ -365,6 +378,47 @@ async def test_without_a_thread_the_connection_is_given_up(
     with trio.fail_after(10), far:
         wire.be_polite()
         await wire.hear(bytes)
+        wire.close()
         assert far.recv(1) == b""
     assert "no thread" in caplog.text
+
+
+async def test_a_thread_that_has_left_too_much_waits_for_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared_wire, "MAX_LEFT", 5)
+    near, far = pair()
+    guard = Guard()
+    wire = SharedWire(near, lambda: None, guard)
+    done: list[int] = []
+    over, waits, run = trio.Event(), threading.Event(), trio.from_thread.run
+
+    def wait(call: Callable[[], Awaitable[None]]) -> None:
+        waits.set()
+        run(call)
+
+    def do(byte: int) -> None:
+        done.append(byte)
+        if byte == ord("z"):
+            over.set()
+
+    def heard(data: bytes) -> None:
+        with guard.lock:
+            for byte in data:
+                guard.later(partial(do, byte))
+
+    monkeypatch.setattr(trio.from_thread, "run", wait)
+    with trio.fail_after(20), far:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(guard.keep_up)
+            await trio.lowlevel.checkpoint()
+            nursery.start_soon(wire.hear, heard)
+            await trio.testing.wait_all_tasks_blocked()
+            far.sendall(b"0123456789")
+            assert waits.wait(10)  # the loop stands still here
+            assert not done
+            far.sendall(b"z")
+            await over.wait()
+            nursery.cancel_scope.cancel()
+    assert bytes(done) == b"0123456789z"
     wire.close()

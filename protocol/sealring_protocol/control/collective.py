@@ -168,7 +168,8 @@ class Joining:
 
     def is_of_now(self, epoch: Epoch) -> bool:
         """*epoch* is that of the collective under way."""
-        return epoch == self._epoch and self.state is not JoiningState.OUT
+        over = (JoiningState.OUT, JoiningState.REPLACING)
+        return epoch == self._epoch and self.state not in over
 
     @property
     def _epoch(self) -> Epoch:
