@@ -2,11 +2,11 @@
 
 The pump is the only code that touches the socket. Bytes that come in go to the node through its
 owner, which then settles whatever they caused and flushes every pump; bytes that the node has for
-this link are drained only when the socket can take them, and go out in the same call. Since no
-`await` stands between the drain and the send, nothing can come between them: the bytes of a link
-leave in the order in which they were sealed, or the link dies.
+this link are drained only when the socket can take them, and go out in the same call, with the lock
+held: nothing can come between, so the bytes of a link leave in the order in which they were sealed,
+or the link dies.
 
-A tunnel link, once it is up, is read by a thread instead, in which it may also be flushed.
+Once a link is up, a thread reads it (`hand_over`): strangers are not given one.
 
 Anything that ends the pump kills the link: an end of stream, an error of the socket, cancellation.
 A link that the node ends itself (`hang_up`) has its last bytes flushed first.
