@@ -17,6 +17,7 @@ import contextlib
 import logging
 import select
 import socket
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -28,6 +29,10 @@ from sealring_trio.wire import LINGER, Wire
 
 log = logging.getLogger("sealring.node")
 
+
+WAITS_IN_RECEIVE: Final = sys.platform == "linux"
+"""Whether a thread may wait in the receive itself, which saves it a system call: where a send on
+the same socket can be told not to wait, which macOS does not heed."""
 
 MAX_LEFT: Final = 1000
 """Things left for the event loop from which on threads that read wait for it."""
@@ -107,6 +112,7 @@ class SharedWire(Wire):
         too. What comes once this is cancelled is dropped."""
         begun, ended = threading.Event(), trio.Event()
         self._hears = True
+        self._socket.setblocking(WAITS_IN_RECEIVE)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._free, begun, ended)
@@ -119,6 +125,7 @@ class SharedWire(Wire):
             log.warning("a connection is given up: the system gives no thread to read it")
         finally:
             self._hears = False
+            self._socket.setblocking(False)
             if self._to_close:
                 self.close()
 
@@ -154,10 +161,10 @@ class SharedWire(Wire):
             self._guard.soon(ended.set)
 
     def _next(self) -> bytes:
-        """What comes next; nothing at the end of the stream. The socket stays one that nobody waits
-        in, for a send must not either."""
+        """What comes next; nothing at the end of the stream."""
         while True:
-            self._readable.poll()
+            if not WAITS_IN_RECEIVE:
+                self._readable.poll()
             try:
                 return self.take()
             except BlockingIOError:

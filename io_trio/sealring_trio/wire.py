@@ -74,7 +74,7 @@ class Wire:
         sent = 0
         if not self._waiting:
             try:
-                sent = self._socket.send(data)
+                sent = self._socket.send(data, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 sent = 0
         if sent < len(data):
@@ -141,7 +141,7 @@ class Wire:
         """Send of what waits first as much as goes."""
         # A view, so that nothing is added to it from here on.
         self._waiting[0] = memoryview(self._waiting[0])
-        sent = self._socket.send(self._waiting[0])
+        sent = self._socket.send(self._waiting[0], socket.MSG_DONTWAIT)
         self._unsent -= sent
         self._waiting[0] = self._waiting[0][sent:]
         if not self._waiting[0]:

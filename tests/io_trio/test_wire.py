@@ -231,6 +231,12 @@ async def test_a_reset_kills_the_link(waiting: bool) -> None:
     assert owner.queued == [b"too late"]
 
 
+@pytest.fixture(params=[True, False])
+def either_wait(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads wait as on Linux, and as elsewhere."""
+    monkeypatch.setattr(shared_wire, "WAITS_IN_RECEIVE", request.param)
+
+
 async def hearing(
     nursery: trio.Nursery, wire: SharedWire, guard: Guard, far: socket.socket
 ) -> None:
@@ -241,6 +247,7 @@ async def hearing(
     await there.wait()
 
 
+@pytest.mark.usefixtures("either_wait")
 async def test_a_thread_hears_until_the_stream_ends() -> None:
     near, far = pair()
     wire = SharedWire(near, lambda: None, Guard())
@@ -255,6 +262,7 @@ async def test_a_thread_hears_until_the_stream_ends() -> None:
     assert near.fileno() == -1
 
 
+@pytest.mark.usefixtures("either_wait")
 async def test_what_a_thread_reads_is_shut_down_at_once_and_closed_when_it_is_done() -> None:
     near, far = pair()
     guard = Guard()
@@ -291,6 +299,7 @@ async def test_a_defect_in_a_thread_is_not_lost() -> None:
     wire.close()
 
 
+@pytest.mark.usefixtures("either_wait")
 async def test_a_thread_that_waits_is_freed_and_what_waits_goes_out_first() -> None:
     near, far = pair()
     guard = Guard()
