@@ -304,7 +304,7 @@ class Runtime:
             case ToEngine(message):
                 self.engine.send(message)
             case TunnelMessage() | TunnelLost() | PrepareCollective() | EndCollective():
-                self._tunnels.carry_out(event, self.node, self._pumps)
+                self._tunnels.carry_out(event, self.node)
             case TokenOut(uid) | RequestDone(uid):
                 if stream := self._streams.get(uid):
                     stream.put(event)
@@ -323,11 +323,12 @@ class Runtime:
         event: Dial | Hangup | Established | EncapsulationWanted | SignatureWanted | StoreRoster,
     ) -> None:
         match event:
-            case Established(_, Purpose.TUNNEL):
-                self._tunnels.carry_out(event, self.node, self._pumps)
-            case Established(_, _, link):
+            case Established(_, purpose, link):
                 if pump := self._pumps.get(link):
-                    pump.hand_over(partial(self.received, link))
+                    if purpose is Purpose.TUNNEL:
+                        self._tunnels.up(event, pump)
+                    else:
+                        pump.hand_over(partial(self.received, link))
             case Dial():
                 self.spawn(self._dial, event)
             case Hangup(link, last):
@@ -354,7 +355,7 @@ class Runtime:
 
     def _encapsulate(self, link: int, key: bytes) -> None:
         secret, ciphertext = MLKEM768PublicKey.from_public_bytes(key).encapsulate()
-        self.node.provide_encapsulation(link, ciphertext, secret, trio.current_time())
+        self.node.provide_encapsulation(link, ciphertext, secret, self.guard.now())
 
     async def _sign(self, link: int, payload: bytes) -> None:
         # In a thread, for a signer may be a slow chip.

@@ -1,9 +1,10 @@
 """Sockets that threads read, and the lock under which they enter what the event loop owns.
 
-A sum of tensor parallelism passes two nodes twice, and whatever a node adds to it the model waits
-for in every layer. An event loop adds most of that: for 4 KiB it costs several times what sealing
-does. So each socket on that way (a tunnel link's, and those of the engine's collective) is read by
-a thread that waits in the kernel for it alone. `bench comms` measures it.
+A step passes every node, and a sum of tensor parallelism passes two of them twice in every layer;
+the model waits for whatever a node adds. An event loop adds most of that: for 4 KiB it costs
+several times what sealing does. So each socket on the way (links once they are up, the engine's,
+and those of its collective) is read by a thread that waits in the kernel for it alone. `bench hop`
+and `bench comms` measure it.
 
 What both such a thread and trio's may touch is touched with the lock of the `Guard` held: the node,
 its links, its engine, and the sending side of `SharedWire`s. Nobody waits for anything while

@@ -28,7 +28,7 @@ from sealring_trio.pump import Pump
 from sealring_trio.relay import Relays
 from sealring_trio.shared_wire import Guard
 
-TunnelNews = Established | TunnelLost | TunnelMessage | PrepareCollective | EndCollective
+TunnelNews = TunnelLost | TunnelMessage | PrepareCollective | EndCollective
 
 
 class TunnelOwner(Protocol):
@@ -66,13 +66,15 @@ class Tunnels:
         self._lanes: dict[int, _Lane] = {}
         self._relays = Relays(self)
 
-    def carry_out(self, event: TunnelNews, node: Node, pumps: dict[int, Pump]) -> None:
-        """Do what *node*, whose links are on *pumps*, wants."""
+    def up(self, event: Established, pump: Pump) -> None:
+        """A tunnel link is up, on *pump*."""
+        lane = _Lane(event.rank, event.link, event.session, pump)
+        self._lanes[lane.rank] = lane
+        pump.hand_over(partial(self._heard, lane))
+
+    def carry_out(self, event: TunnelNews, node: Node) -> None:
+        """Do what *node* wants."""
         match event:
-            case Established(rank, _, number, session):
-                if pump := pumps.get(number):
-                    lane = self._lanes[rank] = _Lane(rank, number, session, pump)
-                    pump.hand_over(partial(self._heard, lane))
             case TunnelLost(rank):
                 if gone := self._lanes.pop(rank, None):
                     self._give_left(gone)

@@ -74,12 +74,17 @@ class Wire:
         sent = 0
         if not self._waiting:
             try:
-                sent = self._socket.send(data, socket.MSG_DONTWAIT)
+                sent = self._offer(data)
             except BlockingIOError:
                 sent = 0
         if sent < len(data):
             self._keep(memoryview(data)[sent:])
             self._rouse()
+
+    def _offer(self, data: Buffer) -> int:
+        """How many bytes of *data* the kernel takes. It never waits, though a socket may be one
+        that does (`shared_wire`)."""
+        return self._socket.send(data, socket.MSG_DONTWAIT)
 
     def _rouse(self) -> None:
         """Have the writer look."""
@@ -141,7 +146,7 @@ class Wire:
         """Send of what waits first as much as goes."""
         # A view, so that nothing is added to it from here on.
         self._waiting[0] = memoryview(self._waiting[0])
-        sent = self._socket.send(self._waiting[0], socket.MSG_DONTWAIT)
+        sent = self._offer(self._waiting[0])
         self._unsent -= sent
         self._waiting[0] = self._waiting[0][sent:]
         if not self._waiting[0]:
@@ -168,8 +173,6 @@ class Wire:
         if self._socket.fileno() >= 0:
             trio.lowlevel.notify_closing(self._socket)
             self._socket.close()
-            self._waiting.clear()
-            self._unsent = 0
             self._tell_idle()
 
     def _tell_idle(self) -> None:

@@ -65,9 +65,9 @@ class StoreRoster:
 class Established:
     """The link with *purpose* to *rank* is up, on connection *link*.
 
-    The *session* of a TUNNEL link may be used beside the node, though not at the same time, until
-    `TunnelLost` or `Hangup`: TUNNEL messages may be sent there, and taken out of what came in. When
-    it has something `pending` then, the node must be entered by `Node.receive_data`, with no data.
+    The *session* of a TUNNEL link is used beside the node, though not at the same time, until
+    `TunnelLost` or `Hangup`: TUNNEL messages are sent there, and may be taken out of what came in.
+    When it has something `pending` then, enter the node by `Node.receive_data`, with no data.
     """
 
     rank: int

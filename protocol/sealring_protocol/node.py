@@ -275,11 +275,6 @@ class Node:
         self._carry_out(self._brain.collective_failed(epoch, reason, now), now)
         self._settle(now)
 
-    def tunnel(self, rank: int, message: Tunnel, now: float) -> None:
-        """Send *message* on the tunnel link with *rank*; dropped if there is none."""
-        self._switchboard.send(rank, Purpose.TUNNEL, message, now)
-        self._settle(now)
-
     # ----------------------------------------------------------- connections
 
     def accepted(self, source: str, entropy: bytes, now: float, wall_ms: int) -> int:

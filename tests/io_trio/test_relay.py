@@ -21,7 +21,7 @@ import pytest
 import trio
 from sealring_protocol.codec.messages import Epoch, Tunnel, TunnelEvent
 from sealring_trio import relay as relays
-from sealring_trio.relay import Relay, Relays
+from sealring_trio.relay import Relays
 from sealring_trio.shared_wire import Guard
 
 LOOPBACK = "127.0.0.1"
@@ -107,18 +107,18 @@ async def joined() -> AsyncIterator[tuple[list[Side], trio.SocketStream, trio.So
         dialed = near.relays.prepare(EPOCH, 0, 2, sealed=True)
         listens = far.relays.prepare(EPOCH, 1, 2, sealed=True)
         async with await trio.open_tcp_stream(LOOPBACK, dialed.relay) as ours:
-            server = engine_listens(listens)
+            server = engine_listens(listens.port)
             async with trio.SocketStream((await server.accept())[0]) as theirs:
                 server.close()
                 yield [near, far], ours, theirs
 
 
-def engine_listens(at: Relay) -> trio.socket.SocketType:
+def engine_listens(port: int) -> trio.socket.SocketType:
     """What MLX's ring does: its port may be somebody's who waits there with the same option."""
     server = trio.socket.socket()
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    server._sock.bind((LOOPBACK, at.port))  # type: ignore[attr-defined]
+    server._sock.bind((LOOPBACK, port))  # type: ignore[attr-defined]
     server.listen()
     return server
 
@@ -161,7 +161,7 @@ async def test_an_engine_may_listen_late_and_loses_nothing() -> None:
         async with await trio.open_tcp_stream(LOOPBACK, dialed.relay) as ours:
             await ours.send_all(b"early")
             await near.has_sent((0, OPEN), (0, DATA))
-            server = engine_listens(listens)
+            server = engine_listens(listens.port)
             async with trio.SocketStream((await server.accept())[0]) as theirs:
                 assert await receive(theirs, 5) == b"early"
             server.close()
@@ -234,7 +234,7 @@ async def test_a_stranger_that_listens_in_the_engines_place_hears_nothing() -> N
         dialed = near.relays.prepare(EPOCH, 0, 2, sealed=True)
         listens = far.relays.prepare(EPOCH, 1, 2, sealed=True)
         far.pids = []
-        server = engine_listens(listens)
+        server = engine_listens(listens.port)
         async with await trio.open_tcp_stream(LOOPBACK, dialed.relay) as ours:
             await ours.send_all(b"secret")
             async with trio.SocketStream((await server.accept())[0]) as theirs:

@@ -21,6 +21,7 @@ from sealring_trio.pump import Pump
 from sealring_trio.shared_wire import Guard
 from sealring_trio.tunnels import Tunnels
 
+from tests.io_trio.test_relay import engine_listens, receive
 from tests.io_trio.test_wire import pair
 from tests.link.pair import End, established
 
@@ -50,12 +51,14 @@ class Node:
     def begin(self, sock: socket.socket) -> None:
         self.pumps[LINK] = Pump(self, LINK, sock)
         self.spawn(self.pumps[LINK].run)
-        self.carry_out(Established(0, Purpose.TUNNEL, LINK, self.end.link))
+        with self.guard.lock:
+            up = Established(0, Purpose.TUNNEL, LINK, self.end.link)
+            self.tunnels.up(up, self.pumps[LINK])
         self.carry_out(PrepareCollective(EPOCH, True))
 
     def carry_out(self, event: Any) -> None:
         with self.guard.lock:
-            self.tunnels.carry_out(event, self, self.pumps)  # type: ignore[arg-type]
+            self.tunnels.carry_out(event, self)  # type: ignore[arg-type]
 
     def collective_prepared(self, epoch: Epoch, port: int, relay: int, now: float) -> None:
         self.port = port
@@ -127,12 +130,7 @@ async def tunnel() -> AsyncIterator[tuple[Node, Peer]]:
 
 @asynccontextmanager
 async def engine(node: Node) -> AsyncIterator[trio.SocketListener]:
-    sock = trio.socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    await sock.bind(("127.0.0.1", node.port))
-    sock.listen()
-    async with trio.SocketListener(sock) as listener:
+    async with trio.SocketListener(engine_listens(node.port)) as listener:
         yield listener
 
 
@@ -140,27 +138,18 @@ def data(*pieces: bytes) -> list[Tunnel]:
     return [Tunnel(EPOCH, 0, DATA, piece) for piece in pieces]
 
 
-async def read(stream: trio.SocketStream, size: int) -> bytes:
-    got = b""
-    while len(got) < size:
-        part = await stream.receive_some()
-        assert part
-        got += part
-    return got
-
-
 async def test_what_comes_right_behind_the_opening_of_a_stream_keeps_its_place() -> None:
     async with tunnel() as (node, peer), engine(node) as listener:
         await peer.send(Tunnel(EPOCH, 0, OPEN), *data(b"a", b"b"))
         await peer.send(*data(b"c"))
         async with await listener.accept() as stream:
-            assert await read(stream, 3) == b"abc"
+            assert await receive(stream, 3) == b"abc"
             await peer.send(*data(b"d"))
-            assert await read(stream, 1) == b"d"
+            assert await receive(stream, 1) == b"d"
             await stream.send_all(b"back")
             assert await peer.receive() == data(b"back")
             await peer.send(*data(b"e"), Tunnel(EPOCH, 0, CLOSE), *data(b"too late"))
-            assert await read(stream, 1) == b"e"
+            assert await receive(stream, 1) == b"e"
             assert await stream.receive_some() == b""
     assert node.events == []
     assert node.error is None
@@ -174,7 +163,7 @@ async def test_a_link_that_is_closed_behind_data_loses_none_and_the_node_hears_o
                 peer.end.link.send(message)
             peer.end.link.close(CloseCode.SHUTDOWN, "enough")
             await peer.stream.send_all(bytes(peer.end.link.data_to_send()))
-            assert await read(stream, 4) == b"last"
+            assert await receive(stream, 4) == b"last"
             await node.news.wait()
             assert node.events == [LinkClosed(CloseCode.SHUTDOWN, "enough")]
             node.carry_out(TunnelLost(0))

@@ -164,27 +164,6 @@ async def test_a_pump_drains_only_what_the_socket_takes() -> None:
     assert owner.got == b"answer"
 
 
-async def test_hang_up_flushes_first() -> None:
-    near, far = pair()
-    owner = Owner()
-    pump = Pump(owner, 1, near)
-    other = Wire(far, lambda: None)
-    got = bytearray()
-    with trio.fail_after(10):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(pump.run)
-            owner.queued = [bytes(1_000_000)]
-            pump.flush()
-            pump.hang_up(b"bye")
-            pump.hang_up(b"again")
-            while data := await other.receive():
-                got += data
-            other.close()
-            await owner.over.wait()
-    assert len(got) == 1_000_003
-    assert got.endswith(b"bye")
-
-
 async def test_a_peer_that_never_ends_is_left_after_a_moment(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
@@ -366,6 +345,7 @@ async def test_last_words_that_do_not_fit_go_out_all_the_same(heard: bool) -> No
             owner.queued = [bytes(1_000_000)]
             pump.flush()
             pump.hang_up(bytes(1_000_000) + b"bye")
+            pump.hang_up(b"again")
             while data := await other.receive():
                 got += data
             other.close()
