@@ -349,6 +349,15 @@ def test_a_new_epoch_takes_another_engine_process():
     assert (share.hosts, alone.epoch) == ((), again.epoch)
 
 
+def test_a_port_that_is_missed_when_a_new_epoch_has_begun_is_no_failure_of_it():
+    rank = prepared()
+    again = attrs.evolve(PREPARE, epoch=Epoch(HEAD, 2))
+    assert of(rank.message(0, CONTROL, again, 0.0), RestartEngine)
+    assert rank.collective_failed(EPOCH, "no port is free", 0.0) == []
+    assert rank.engine_lost("replaced", 0.0) == []
+    assert told(rank.engine_message(info(splits=2), 0.0))[1].epoch == again.epoch
+
+
 @pytest.mark.parametrize("backend", [Backend.JACCL, Backend.NCCL])
 def test_what_cannot_be_sealed_is_nothing_but_trusted(backend):
     with pytest.raises(LocalProtocolError, match="sealed"):
