@@ -53,11 +53,6 @@ EXIT_GRACE: Final = 2.0
 """Seconds that an engine whose stream has ended may take to exit by itself."""
 
 
-_MEMORY: Final = {"MALLOC_ARENA_MAX": "1"}
-"""For the C library of Linux. What one thread of an engine allocates another frees; with an arena
-for each thread that leaves holes, and an engine grew by half in half an hour."""
-
-
 @attrs.frozen
 class EngineCommand:
     """How to start an engine: its *module*, its *arguments* without ``--fd``, and what its
@@ -75,7 +70,7 @@ class EngineCommand:
         return subprocess.Popen(
             [*launcher, "--fd", str(fd), *self.arguments],
             stdin=subprocess.DEVNULL,
-            env={**_MEMORY, **os.environ, **self.environment},
+            env={**os.environ, **self.environment},
             pass_fds=[fd],
             start_new_session=True,
         )

@@ -383,3 +383,45 @@ def test_what_is_no_frame_ends_the_child_without_a_traceback(models, place):
         assert status == 2
         assert said.startswith("sealring engine: the channel to the node broke: frame version 71")
         assert said.count("\n") == 1
+
+
+ARENAS = """
+import ctypes, sys, threading
+from sealring_model.engine import spare_arenas
+if sys.argv[1] == "spare":
+    spare_arenas()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+gate = threading.Barrier(5)
+def allocate():
+    libc.malloc(5000)
+    gate.wait()
+    gate.wait()
+for _ in range(4):
+    threading.Thread(target=allocate).start()
+gate.wait()
+libc.fopen.restype = ctypes.c_void_p
+out = ctypes.c_void_p(libc.fopen(b"/dev/stdout", b"w"))
+libc.malloc_info(0, out)
+libc.fclose(out)
+gate.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="arenas are those of Linux's C library")
+@pytest.mark.parametrize(
+    ("how", "environment", "one"),
+    [("spare", {}, True), ("plain", {}, False), ("spare", {"MALLOC_ARENA_MAX": "8"}, False)],
+)
+def test_where_the_processor_computes_threads_share_an_arena(how, environment, one):
+    """Unless whoever starts the engine has said otherwise."""
+    bare = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"}
+    ran = subprocess.run(
+        [sys.executable, "-c", ARENAS, how],
+        env={**bare, **environment},
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ran.stdout.count("<heap ") == 1) == one
