@@ -6,6 +6,9 @@ about a hundred). A thread that launches the next step would tell the last one's
 most of the next is done, and the rank that waits for it would idle. So one thread launches and
 this one waits, seals and sends, in the order of launching.
 
+Whoever waits for the answer waits for this thread, and both need the interpreter. So graphs that
+are not needed yet are built (see `ahead`) once every answer is out, of which this thread tells.
+
 MLX lets any thread wait for an array that is on its way, but not two threads use one while it is:
 what `Launched` holds is for this thread alone (`tensors.outgoing`), and no graph is made here.
 """
@@ -42,6 +45,11 @@ class Answers:
         """Answer *launched* once it is done."""
         self._queue.put((executor, launched))
 
+    @property
+    def is_idle(self) -> bool:
+        """Every answer is out."""
+        return not self._queue.unfinished_tasks
+
     def drain(self) -> None:
         """Wait until every answer is out."""
         self._queue.join()
@@ -53,6 +61,7 @@ class Answers:
 
     def _run(self) -> None:
         while (job := self._queue.get()) is not None:
+            prepares = job[0].prepares
             try:
                 self._answer(*job)
             except ChannelClosed as error:
@@ -62,6 +71,8 @@ class Answers:
                 del job
                 self._room.release()
                 self._queue.task_done()
+            if prepares and self.is_idle:
+                self._channel.wake()
 
     def _answer(self, executor: Executor, launched: Launched) -> None:
         answer = executor.finish(launched)

@@ -56,6 +56,15 @@ class CacheStore:
         """The caches of *group*: batched ones, or those of the one row that it has."""
         return _held(self._single if group in self._single else self._batches, group, "group")
 
+    def fork(self, group: int) -> list[Any]:
+        """What `group` gives, once more, to build on without a trace: the arrays are shared."""
+        return copy.deepcopy(self.group(group))
+
+    def put(self, group: int, slots: list[Any]) -> None:
+        """*slots*, a fork, are the caches of *group* from now on. With the former ones gone, MLX
+        writes to their arrays in place."""
+        (self._single if group in self._single else self._batches)[group] = slots
+
     def tidy(self, group: int) -> None:
         """Have everything in the batched caches of *group* evaluated: what a model never looks at
         is a sum that grows by a term, and so by memory, with every token."""

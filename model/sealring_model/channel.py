@@ -51,7 +51,7 @@ class Channel:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, 4 * 1024 * 1024)
         self._sock = sock
-        self._inbox: queue.Queue[tuple[LocalMessage | ChannelClosed, int]] = queue.Queue()
+        self._inbox: queue.Queue[tuple[LocalMessage | ChannelClosed | None, int]] = queue.Queue()
         self.arrived = 0
         self._end: ChannelClosed | None = None
         self._sending = threading.Lock()
@@ -78,8 +78,17 @@ class Channel:
         if self._end is not None:
             raise self._end
 
-    def receive(self) -> LocalMessage:
-        """The next message; waits for it."""
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing is there to be received."""
+        return self._inbox.empty()
+
+    def wake(self) -> None:
+        """Have whoever receives look up, in its turn; for any thread."""
+        self._inbox.put((None, 0))
+
+    def receive(self) -> LocalMessage | None:
+        """The next message, or None for a call of `wake`; waits for it."""
         message, self.arrived = self._inbox.get()
         if isinstance(message, ChannelClosed):
             raise message

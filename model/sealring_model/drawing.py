@@ -2,7 +2,8 @@
 
 A decode begins a `Drawing` when it is launched and ends it when there are logits: at once on a
 single rank, in a pipeline when the hidden states have come round. In between, rows may leave or
-come back under their old number, so all that the draw needs is in the `Drawing`.
+come back under their old number, so all that the draw needs is in the `Drawing`. To end it is to
+build a graph; when the device is set to work on it is up to who ends it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sealring_model.adjusting import Adjustment, Adjustments
 from sealring_model.logprobs import LogprobArrays, logprobs_of
 from sealring_model.rows import LastTokens, RowBook
 from sealring_model.sampling import sample
-from sealring_model.tensors import outgoing, start
+from sealring_model.tensors import outgoing
 
 
 @attrs.frozen(eq=False)
@@ -36,11 +37,12 @@ class Drawing:
 
 @attrs.frozen(eq=False)
 class Drawn:
-    """*tokens*, one for each row, uint32, and what is told of them, all on the device. They are for
-    the answer alone: the next decode reads an array of its own."""
+    """*tokens*, one for each row, uint32, and what is told of them, for the answer alone: the next
+    decode reads an array of its own, and the next draw starts from what has *changed*."""
 
     tokens: mx.array
     logprobs: LogprobArrays | None
+    changed: tuple[mx.array, ...]
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:
@@ -84,15 +86,14 @@ class Draws:
         return Drawing(group, uids, rows, positions, self._adjustments.take(group, rows))
 
     def end(self, drawing: Drawing, logits: mx.array) -> Drawn:
-        """Draw, from *logits* ``(rows, vocabulary)``, and set the device to work on it."""
+        """Draw, from *logits* ``(rows, vocabulary)``."""
         adjustment = drawing.adjustment
         adjusted = logits if adjustment is None else adjustment.apply(logits)
         tokens = sample(adjusted, drawing.rows, drawing.positions)
-        drawn = Drawn(outgoing(tokens), logprobs_of(logits, drawing.rows, tokens))
-        start(*drawn.arrays)
         self._last.sampled(drawing.group, drawing.uids, tokens)
+        changed: tuple[mx.array, ...] = ()
         if adjustment is not None:
             after = adjustment.after(tokens)
-            start(*after.arrays)
+            changed = after.arrays
             self._adjustments.put(drawing.group, after)
-        return drawn
+        return Drawn(outgoing(tokens), logprobs_of(logits, drawing.rows, tokens), changed)

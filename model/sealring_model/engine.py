@@ -15,7 +15,8 @@ no other place.
 One thread computes (MLX's streams belong to threads), the main one; the channel's thread reads,
 and that of `answers` waits for the device, seals and sends. So a step is launched as soon as it
 is there, while the one before is on the device, and an answer goes out as soon as it is ready,
-whatever is being launched.
+whatever is being launched. When there is neither, what is likely to come next is built (see
+`ahead`).
 
 Whatever fails in a step or in loading is answered as a `Failure`. The process ends with its
 channel; SIGINT is the node's business.
@@ -102,9 +103,18 @@ class Engine:
         self._channel.send(self._info.engine_info(self._room, splits, backends()))
         try:
             while True:
-                self._take(self._channel.receive())
+                self._prepare()
+                message = self._channel.receive()
+                if message is not None:
+                    self._take(message)
         finally:
             self._answers.finish()
+
+    def _prepare(self) -> None:
+        """Build ahead as long as there is nothing else to do."""
+        while self._executor is not None and self._channel.is_quiet and self._answers.is_idle:
+            if not self._executor.prepare():
+                return
 
     def _take(self, message: LocalMessage) -> None:
         self._channel.check()

@@ -30,7 +30,7 @@ from __future__ import annotations
 import hmac
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 import mlx.core as mx
@@ -47,19 +47,20 @@ from sealring_protocol.codec.messages import (
     StepDone,
 )
 from sealring_protocol.codec.tensor import Tensor
-from sealring_protocol.codec.wire import clip
+from sealring_protocol.codec.wire import Buffer, clip
 from sealring_protocol.control.ledger import Change, Ledger
 from sealring_protocol.errors import SealringError
 from sealring_protocol.limits import MAX_REASON, MAX_SEALED_BODY
 from sealring_protocol.security.seal import PREFILL_GROUP, InnerContext
 
+from sealring_model.ahead import Ahead, Closing, Decoding
 from sealring_model.assemble import LoadedStage
 from sealring_model.caches import CacheStore, arrays
-from sealring_model.drawing import Drawing, Draws
+from sealring_model.drawing import Drawing, Drawn, Draws
 from sealring_model.errors import IntegrityError, LedgerError, ModelError, RoomError
 from sealring_model.hops import Hops
 from sealring_model.rows import RowBook
-from sealring_model.tensors import data_of, from_data, ids_of, outgoing, start
+from sealring_model.tensors import Inlet, data_of, from_data, ids_of, outgoing, start
 
 FORWARD_ERRORS: Final = (
     ModelError,
@@ -140,11 +141,19 @@ class Executor:
         self._ledger: Final = Ledger()
         self._caches: Final = CacheStore(loaded.stage, self._ledger)
         self._away: Final[dict[int, Drawing]] = {}
+        self._ahead: Final = Ahead(
+            lambda group: self._next(group, self._caches.fork(group)), self._closing
+        )
         self._due = 1
         self._finished = 0
         self._failure: Failure | None = None
         self._lost: Failure | None = None
         self.compute_us = 0
+
+    @property
+    def prepares(self) -> bool:
+        """Whether `prepare` may ever have something to do."""
+        return self._place.world > 1
 
     @property
     def live_rows(self) -> int:
@@ -225,6 +234,7 @@ class Executor:
         self._check_ids(step)
         change = self._apply(step)
         self._check_room(step, change)
+        self._ahead.change(change)
         self._caches.apply(change)
         self._remember(step, change)
         match step.work:
@@ -291,21 +301,37 @@ class Executor:
 
     def _decode(self, step: Step, group: int) -> Pending:
         uids = self._ledger.rows(group)
-        if self._first:
-            inputs = self._draws.inputs(group, uids)[:, None]
-        else:
+        if any(drawing.group == group for drawing in self._away.values()):
+            raise LedgerError(f"group {group} decodes, and its last tokens have not come back")
+        decoding = self._ahead.decoding(group) or self._next(group, self._caches.group(group))
+        if decoding.inlet is not None:
             context = self._context(step.n, group, self._place.rank, uids)
-            inputs = self._received(step, context, (len(uids), 1, self._loaded.hidden))
-        slots = self._caches.group(group)
+            decoding.inlet.fill(self._opened(step, context, decoding.inlet.shape))
+        self._caches.put(group, decoding.slots)
+        pending = self._decoded(step, group, decoding.outputs)
         if self._ledger.length(uids[0]) % _TIDY == 0:
             self._caches.tidy(group)
-        outputs = self._stage.run(inputs, slots)
+        return pending
+
+    def _next(self, group: int, slots: list[Any]) -> Decoding:
+        """The graph of *group*'s next decode over *slots*."""
+        uids = self._ledger.rows(group)
+        if self._first:
+            outputs = self._stage.run(self._draws.inputs(group, uids)[:, None], slots)
+            return Decoding(None, slots, outputs)
+        inlet = Inlet(self._loaded.dtype, (len(uids), 1, self._loaded.hidden))
+        return Decoding(inlet, slots, self._stage.run(inlet.array, slots))
+
+    def _decoded(self, step: Step, group: int, outputs: mx.array) -> Pending:
+        uids = self._ledger.rows(group)
         if self._first:
             positions = tuple(self._ledger.length(uid) for uid in uids)
             drawing = self._draws.begin(group, uids, positions)
             if self._last:
-                return self._draw(step, drawing, self._stage.logits(outputs))
+                return self._draw(step, self._draws.end(drawing, self._stage.logits(outputs)))
             self._away[step.n] = drawing
+            self._ahead.sent(step.n, drawing)
+        self._ahead.decoded(group)
         context = self._context(step.n, group, self._place.rank + 1, uids)
         return self._sending(step, context, outputs, ())
 
@@ -314,7 +340,8 @@ class Executor:
             inputs = mx.array(step.ids[len(step.join) :], mx.uint32)[None]
         else:
             context = self._context(step.n, PREFILL_GROUP, self._place.rank, (uid,))
-            inputs = self._received(step, context, (1, count, self._loaded.hidden))
+            shape = (1, count, self._loaded.hidden)
+            inputs = from_data(self._loaded.dtype, shape, self._opened(step, context, shape))
         slots = self._caches.row(uid)
         outputs = self._stage.run(inputs, slots)
         self._caches.settle(uid)
@@ -331,10 +358,23 @@ class Executor:
         drawing = self._away.pop(done.n, None)
         if drawing is None:
             raise LedgerError(f"hidden states of step {done.n} came back, and none are away")
+        closing = self._ahead.closing(done.n) or self._closing(drawing)
         context = self._context(done.n, drawing.group, self._place.world, drawing.uids)
-        shape = (len(drawing.uids), 1, self._loaded.hidden)
-        logits = self._stage.logits(self._received(done, context, shape))
-        return self._draw(done, drawing, logits)
+        closing.inlet.fill(self._opened(done, context, closing.inlet.shape))
+        return self._draw(done, closing.drawn)
+
+    def _closing(self, drawing: Drawing) -> Closing:
+        """The graph of the end of *drawing*."""
+        inlet = Inlet(self._loaded.dtype, (len(drawing.uids), 1, self._loaded.hidden))
+        return Closing(inlet, self._draws.end(drawing, self._stage.logits(inlet.array)))
+
+    def prepare(self) -> bool:
+        """Build, on a rank of several, a part of what is to come (see `ahead`); whether there was
+        any. For when there is nothing else to do."""
+        try:
+            return self._failure is None and self._ahead.build()
+        except (SealringError, *FORWARD_ERRORS):
+            return True  # the step itself will fail alike, and say so
 
     # --------------------------------------------------------- in, out, sampled
 
@@ -342,9 +382,9 @@ class Executor:
         """Where the hidden states that leave rank *hop* - 1 belong."""
         return InnerContext(self._place.epoch, n, group, self._place.bounds[hop], uids)
 
-    def _received(
+    def _opened(
         self, message: Step | StepDone, context: InnerContext, shape: tuple[int, ...]
-    ) -> mx.array:
+    ) -> Buffer:
         if len(message.tensors) != 1:
             raise IntegrityError(f"{len(message.tensors)} tensors came where one belongs")
         tensor = message.tensors[0]
@@ -353,7 +393,7 @@ class Executor:
                 f"hidden states came as {tensor.dtype.name} {tensor.shape}, "
                 f"not {self._loaded.dtype.name} {shape}"
             )
-        return from_data(tensor.dtype, shape, self._hops.open(context, tensor))
+        return self._hops.open(context, tensor)
 
     def _sending(
         self, step: Step, context: InnerContext, hidden: mx.array, others: tuple[mx.array, ...]
@@ -379,8 +419,8 @@ class Executor:
             return StepDone(step.epoch, step.n, tensors=tensors, spent=spent)
         return attrs.evolve(step, ids=(), tensors=tensors, spent=spent)
 
-    def _draw(self, message: Step | StepDone, drawing: Drawing, logits: mx.array) -> Pending:
-        drawn = self._draws.end(drawing, logits)
+    def _draw(self, message: Step | StepDone, drawn: Drawn) -> Pending:
+        start(*drawn.arrays, *drawn.changed)
 
         def answer(clock: Clock) -> StepDone:
             ids = ids_of(drawn.tokens)

@@ -1,8 +1,8 @@
 """Between MLX arrays and tensors on the wire.
 
 Out: the memory of an evaluated, contiguous array is the tensor's data, uncopied. In: one copy,
-which MLX makes without its device, seen through an unsigned view since the buffer protocol knows
-no bfloat16. Nothing is ever cast: a ring fixes the dtype of its hidden states when its ranks say
+made without MLX's device, seen through an unsigned view since the buffer protocol knows no
+bfloat16. Nothing is ever cast: a ring fixes the dtype of its hidden states when its ranks say
 READY, and another dtype is refused.
 """
 
@@ -46,11 +46,36 @@ def from_data(dtype: DType, shape: tuple[int, ...], data: Buffer) -> mx.array:
 
     Raises `IntegrityError` when *data* is not of the size that dtype and shape give.
     """
+    return _words(dtype, shape, data).view(MLX_DTYPES[dtype])
+
+
+def _words(dtype: DType, shape: tuple[int, ...], data: Buffer) -> mx.array:
+    _check_size(dtype, shape, data)
+    words: Any = memoryview(data).cast("B").cast(_UNSIGNED[dtype.width], shape)
+    return mx.array(words)
+
+
+def _check_size(dtype: DType, shape: tuple[int, ...], data: Buffer) -> None:
     size = prod(shape) * dtype.width
     if len(data) != size:
         raise IntegrityError(f"{len(data)} bytes of hidden state where {size} belong")
-    words: Any = memoryview(data).cast("B").cast(_UNSIGNED[dtype.width], shape)
-    return mx.array(words).view(MLX_DTYPES[dtype])
+
+
+class Inlet:
+    """An array to build graphs on before its contents have come. Nothing of such a graph may be
+    evaluated until `fill` has been called, once."""
+
+    def __init__(self, dtype: DType, shape: tuple[int, ...]) -> None:
+        self._dtype: Final = dtype
+        self.shape: Final = shape
+        self._memory: Final = _words(dtype, shape, bytes(prod(shape) * dtype.width))
+        self.array: Final = self._memory.view(MLX_DTYPES[dtype])
+
+    def fill(self, data: Buffer) -> None:
+        """Put a copy of *data* into the array. Raises `IntegrityError` for *data* of another
+        size."""
+        _check_size(self._dtype, self.shape, data)
+        memory_of(self._memory).cast("B")[:] = data
 
 
 def ids_of(tokens: mx.array) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 Messages between them go through their encodings, as they would on a link.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import attrs
@@ -91,7 +91,9 @@ class Ring:
         *,
         seal: bool = False,
         limit: int = 1 << 40,
+        idle: Callable[[], int] = lambda: 0,
     ) -> None:
+        """*idle* tells how much a rank builds ahead while it waits for its next message."""
         info = describe(folder)
         self.bounds = tuple(bounds or (0, len(info.layers)))
         world = len(self.bounds) - 1
@@ -107,6 +109,7 @@ class Ring:
             place = place_of(info, self.bounds, rank, seal)
             book = self.book if rank == 0 else RowBook()
             self.executors.append(Executor(loaded, place, book, hops, limit))
+        self.idle = idle
         self.uids = iter(range(1, 1 << 30))
         self.last: dict[int, int] = {}
         self.text: dict[int, list[int]] = {}
@@ -128,6 +131,8 @@ class Ring:
 
     def _finished(self, executor: Executor, launched: Launched):
         message = travelled(executor.finish(launched))
+        for _ in range(self.idle()):
+            executor.prepare()
         if message.failed:
             raise StepFailed(message.failed)
         for told in map(travelled, launched.pending.told()):

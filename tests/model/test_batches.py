@@ -39,10 +39,10 @@ def mingled(ring: Ring, count: int, sampling: dict | None = None) -> list[list[i
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("world", [1, 2])
-def test_eight_rows_that_come_and_go(models, references, family, world):
+@pytest.mark.parametrize(("world", "idle"), [(1, 0), (2, 0), (2, 9)])
+def test_eight_rows_that_come_and_go(models, references, family, world, idle):
     layers = FAMILIES[family]["num_hidden_layers"]
-    ring = Ring(models[family], bounds_for(layers, world))
+    ring = Ring(models[family], bounds_for(layers, world), idle=lambda: idle)
     expected = [reference_tokens(references[family], prompt, 20) for prompt in PROMPTS]
     assert mingled(ring, 20) == expected
 

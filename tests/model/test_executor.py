@@ -86,7 +86,7 @@ def test_a_decode_before_the_answer_of_the_one_before(ring):
     assert not head.finish(head.launch(first)).failed
     done = head.finish(head.launch(ring.author.write(work=Decode(1))))
     assert done.failed.kind is FailureKind.LEDGER
-    assert "last token is not known" in done.failed.message
+    assert "last tokens have not come back" in done.failed.message
 
 
 def test_hidden_states_that_nobody_waits_for(ring):

@@ -2,7 +2,8 @@
 
 Rows are admitted, joined to one of two groups, evicted and re-admitted with what they have said so
 far, cancelled, saved (waiting or in their group) and opened again, in any order that the ledger
-allows; some are greedy, some sample, some are penalised.
+allows; some are greedy, some sample, some are penalised. Between its messages a rank builds ahead
+as much as it has time for, none or all.
 """
 
 import random
@@ -128,6 +129,7 @@ def alone(models):
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("family", ["llama", "llama-sliding", "gpt-oss", "gemma3"])
 def test_any_schedule_gives_every_row_its_own_text(models, alone, family, seed):
-    ring = Ring(models[family], (0, 2, FAMILIES[family]["num_hidden_layers"]))
     rng = random.Random(f"{family} {seed}")
+    bounds = (0, 2, FAMILIES[family]["num_hidden_layers"])
+    ring = Ring(models[family], bounds, idle=lambda: rng.randrange(4))
     Schedule(ring, rng, lambda prompt, way: alone(family, prompt, way)).run(70)

@@ -1,0 +1,100 @@
+"""What comes next on a rank of a pipeline, built before its input is there.
+
+Of the time that a stage spends on a token, a third or so goes into building the graph in Python:
+nothing that needs the hidden states, only their shape. While they are under way a rank has nothing
+to do. So it builds then, on an `Inlet` that is filled when they come:
+
+- on rank 0, the end of a decode whose hidden states are away: norm, output head and draw. They are
+  sure to come;
+- on any rank, the next decode of a group, as if no row were to join or to leave before. Where that
+  turns out wrong the graph is dropped, and the step is built when it comes.
+
+Nothing is evaluated on a guess, so one that fails costs time that nobody needed. Caches take part
+as forks: what a graph does to them shows once it is used. They share their arrays with the caches
+that they are forks of, and these go before anything is evaluated, for MLX to write in place.
+
+A rank alone has no use for this: it launches a step while the device works on the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import attrs
+import mlx.core as mx
+from sealring_protocol.control.ledger import Change
+
+from sealring_model.drawing import Drawing, Drawn
+from sealring_model.tensors import Inlet
+
+
+@attrs.frozen(eq=False)
+class Decoding:
+    """The next decode of a group: *outputs* of its layers, once *inlet* is filled, if there is one,
+    and the caches after it."""
+
+    inlet: Inlet | None
+    slots: list[Any]
+    outputs: mx.array
+
+
+@attrs.frozen(eq=False)
+class Closing:
+    """The end of a decode on rank 0: what is *drawn* once *inlet* is filled."""
+
+    inlet: Inlet
+    drawn: Drawn
+
+
+class Ahead:
+    """What one rank has built ahead. *decode* builds the next decode of a group, *close* the end of
+    one that is away."""
+
+    def __init__(
+        self, decode: Callable[[int], Decoding], close: Callable[[Drawing], Closing]
+    ) -> None:
+        self._decode: Final = decode
+        self._close: Final = close
+        self._likely: dict[int, None] = {}  # groups, in the order of their last decodes
+        self._decodings: dict[int, Decoding] = {}
+        self._away: dict[int, Drawing] = {}
+        self._closings: dict[int, Closing] = {}
+
+    def change(self, change: Change) -> None:
+        """The ledger has changed: what was built on it as it was is of no use."""
+        touched = {save.group for save in change.saved if save.group is not None}
+        for group in touched.union(change.regroup):
+            self._decodings.pop(group, None)
+            self._likely.pop(group, None)
+
+    def decoded(self, group: int) -> None:
+        """*group* has been given a decode, and the next is likely to be like it."""
+        self._likely[group] = None
+
+    def sent(self, n: int, drawing: Drawing) -> None:
+        """The hidden states of step *n* are away."""
+        self._away[n] = drawing
+
+    def build(self) -> bool:
+        """Build one thing that is to come; whether there was any. Raises what models raise."""
+        if self._away:
+            n = next(iter(self._away))
+            self._closings[n] = self._close(self._away.pop(n))
+        elif self._likely:
+            group = next(iter(self._likely))
+            del self._likely[group]
+            self._decodings[group] = self._decode(group)
+        else:
+            return False
+        return True
+
+    def decoding(self, group: int) -> Decoding | None:
+        """The next decode of *group*, if it was built; not given again."""
+        self._likely.pop(group, None)
+        return self._decodings.pop(group, None)
+
+    def closing(self, n: int) -> Closing | None:
+        """The end of step *n*, if it was built; not given again."""
+        self._away.pop(n, None)
+        return self._closings.pop(n, None)
