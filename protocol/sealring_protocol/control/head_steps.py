@@ -107,6 +107,9 @@ class HeadSteps:
                 case pipeline.ToEngine(message):
                     self._watch.owe(now)
                     effects.append(ToEngine(message))
+                    if isinstance(message, StepDone) and self.scheduler is not None:
+                        self.scheduler.returned(message.n)
+                        effects += self._pump(now)
                 case pipeline.ToNext(message):
                     self._rounds.owe(now)
                     effects.append(Send(1, Purpose.STEP, message))

@@ -81,12 +81,14 @@ _BEFORE_READY = (RowState.QUEUED, RowState.PREFILL, RowState.PREEMPTED)
 
 @attrs.frozen
 class Flight:
-    """A step that waits for its answer: its rows, and the position of the token each will give."""
+    """A step that waits for its answer: its rows, and the position of the token each will give. It
+    is *back* once all that is left of it is the head's to do."""
 
     work: Work
     uids: tuple[int, ...]
     positions: tuple[int, ...]
     sent: float
+    back: bool = False
 
 
 @attrs.frozen

@@ -10,9 +10,11 @@ one that begins as a snapshot does is opened from it.
 
 Steps travel first in, first out, so a step may name rows whose earlier steps are still under
 way: an evict takes effect behind the decode in flight, whose surplus token is then dropped
-because its row is gone or its position is taken. In a pipeline a group has one decode in flight
-(*window* 1), for its next one needs the token; what keeps the stages busy is several groups in
-flight. With one rank the token stays on the device and two may be in flight (*window* 2).
+because its row is gone or its position is taken. In a pipeline a group has one decode on its way
+round (*window* 1), for its next one needs the token; what keeps the stages busy is several groups
+in flight. Where the token is drawn it is on the device at once, and the next decode follows before
+it is known: with one rank two may be in flight (*window* 2), and a pipeline's is no longer counted
+from when its hidden states are back at the head.
 
 When a forward fails, the rows of that very step are suspects. After the new epoch each is run
 alone until it has got past the point; then it makes room for the next. So a request that
@@ -210,7 +212,7 @@ class Scheduler:
         """The group that has waited longest, of those that have rows and credit."""
         ready = []
         for group in range(len(self._decoded)):
-            flying = sum(f.work == Decode(group) for f in self._flights.values())
+            flying = sum(f.work == Decode(group) and not f.back for f in self._flights.values())
             rows = self._residents.staying(group) or self._residents.joiners(group)
             if flying < self._window and rows:
                 ready.append(group)
@@ -303,6 +305,10 @@ class Scheduler:
         return self._flights[n].uids
 
     # --------------------------------------------------------------- answers
+
+    def returned(self, n: int) -> None:
+        """Step *n* has been round: the head's engine makes its tokens, and can go on from there."""
+        self._flights[n] = attrs.evolve(self._flights[n], back=True)
 
     def expects(self, n: int) -> int:
         """How many tokens the answer to step *n* has; 0 as well for one that is not in flight."""
