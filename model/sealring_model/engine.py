@@ -25,7 +25,6 @@ channel; SIGINT is the node's business.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import os
 import signal
@@ -63,6 +62,7 @@ from sealring_protocol.limits import MAX_REASON
 from sealring_model.answers import Answers
 from sealring_model.assemble import LoadedStage, load_stage
 from sealring_model.channel import Channel, ChannelBroken, ChannelClosed
+from sealring_model.devices import choose_launches, share_arena
 from sealring_model.errors import GroupError, LoadError, ModelError
 from sealring_model.executor import FORWARD_ERRORS, Executor, Launched
 from sealring_model.group import backends, check_backend, join, medians
@@ -72,8 +72,6 @@ from sealring_model.rows import RowBook
 from sealring_model.shares import Share, load_share, splits_of
 
 M = TypeVar("M", Step, StepDone)
-
-_M_ARENA_MAX: Final = -8  # malloc.h
 
 _MEMBER_WAIT: Final = 0.3
 """Seconds that a member of a group has to end once its node is gone: it may wait for a peer."""
@@ -237,6 +235,10 @@ class Engine:
         gc.collect()
         mx.clear_cache()
         group = self._group
+        choose_launches(
+            nccl=group is not None and group.backend is Backend.NCCL,
+            part=last - first < len(self._info.layers),
+        )
         loaded = (
             load_stage(self._info, first, last)
             if group is None
@@ -257,11 +259,6 @@ class Engine:
 
     def _share(self, order: Group) -> None:
         """Load the share of *order* from now on; that of one alone is the whole."""
-        if order.backend is Backend.NCCL and order.size > 1:
-            # MLX records what it launches into CUDA graphs. NCCL makes and ends a stream for each
-            # sum that is recorded, and with two H200s a token of 32 rows took twice as long and
-            # more. MLX reads this when it first launches something.
-            os.environ.setdefault("MLX_USE_CUDA_GRAPHS", "0")
         before, self._group = self._group, order if order.size > 1 else None
         if _member(before) != _member(self._group):
             self._loaded = None
@@ -339,18 +336,6 @@ def end_with_thread(failed: threading.ExceptHookArgs) -> None:
     os._exit(70)
 
 
-def spare_arenas() -> None:
-    """Have the C library of Linux keep one arena for all threads, where the processor computes.
-
-    What one thread of an engine allocates another frees; with an arena for each thread that leaves
-    holes, and an engine grew by half in half an hour. With CUDA, whose threads allocate at every
-    launch, they would wait for each other instead: a token took a third longer.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ and not mx.cuda.is_available():
-        mallopt(_M_ARENA_MAX, 1)
-
-
 def main() -> int:
     """The command of the child process."""
     parser = argparse.ArgumentParser(prog="sealring_model.engine")
@@ -360,7 +345,7 @@ def main() -> int:
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.excepthook = end_with_thread
-    spare_arenas()
+    share_arena()
     # The thread that answers waits for the interpreter while another one builds a graph.
     sys.setswitchinterval(0.0005)
     return serve(socket.socket(fileno=options.fd), options.model, options.memory_limit)

@@ -1,0 +1,46 @@
+"""What MLX and the C library are told for the device that an engine computes on.
+
+All of it is known to be right only by measurement: on the CPU of two cores, and on H200 GPUs with
+MLX 0.32.4 (`sealring bench gpus`). Whoever sets one of the variables named here has the say.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Final
+
+import mlx.core as mx
+
+_M_ARENA_MAX: Final = -8  # malloc.h
+
+_SOON: Final = "30"
+"""Operations of one CUDA graph on a stage. MLX would launch a hundred at a time, while the device,
+which has nothing to do before the hidden states come, waits for the first."""
+
+
+def share_arena() -> None:
+    """Have the C library of Linux keep one arena for all threads, where the processor computes.
+
+    What one thread of an engine allocates another frees; with an arena for each thread that leaves
+    holes, and an engine grew by half in half an hour. With CUDA, where several threads allocate and
+    free at every launch, they wait for each other instead: one H200 gave 209 tokens/s, and 149
+    with one arena.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ and not mx.cuda.is_available():
+        mallopt(_M_ARENA_MAX, 1)
+
+
+def choose_launches(*, nccl: bool, part: bool) -> None:
+    """How MLX launches on CUDA, as long as it has launched nothing yet: for a member of a group
+    whose sums go over *nccl*, or for a *part* of the layers.
+
+    MLX records what it launches into CUDA graphs. For each sum that is recorded NCCL makes a stream
+    and ends it again, so a member launches without: two H200s gave 3,400 tokens/s for 32 rows, and
+    900 at most with graphs.
+    """
+    if nccl:
+        os.environ.setdefault("MLX_USE_CUDA_GRAPHS", "0")
+    elif part and mx.cuda.is_available():
+        os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", _SOON)

@@ -1,0 +1,75 @@
+"""What the process is told for its device."""
+
+import os
+import subprocess
+import sys
+
+import mlx.core as mx
+import pytest
+from sealring_model.devices import choose_launches
+
+ARENAS = """
+import ctypes, sys, threading
+from sealring_model.devices import share_arena
+if sys.argv[1] == "share":
+    share_arena()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+gate = threading.Barrier(5)
+def allocate():
+    libc.malloc(5000)
+    gate.wait()
+    gate.wait()
+for _ in range(4):
+    threading.Thread(target=allocate).start()
+gate.wait()
+libc.fopen.restype = ctypes.c_void_p
+out = ctypes.c_void_p(libc.fopen(b"/dev/stdout", b"w"))
+libc.malloc_info(0, out)
+libc.fclose(out)
+gate.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="arenas are those of Linux's C library")
+@pytest.mark.parametrize(
+    ("how", "environment", "one"),
+    [("share", {}, True), ("plain", {}, False), ("share", {"MALLOC_ARENA_MAX": "8"}, False)],
+)
+def test_where_the_processor_computes_threads_share_an_arena(how, environment, one):
+    """Unless whoever starts the engine has said otherwise."""
+    bare = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"}
+    ran = subprocess.run(
+        [sys.executable, "-c", ARENAS, how],
+        env={**bare, **environment},
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ran.stdout.count("<heap ") == 1) == one
+
+
+GRAPHS, OPERATIONS = "MLX_USE_CUDA_GRAPHS", "MLX_MAX_OPS_PER_BUFFER"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "said", "launches", "told"),
+    [
+        (True, {}, {"nccl": True, "part": False}, ("0", None)),
+        (True, {}, {"nccl": True, "part": True}, ("0", None)),
+        (True, {}, {"nccl": False, "part": True}, (None, "30")),
+        (True, {}, {"nccl": False, "part": False}, (None, None)),
+        (False, {}, {"nccl": False, "part": True}, (None, None)),
+        (True, {GRAPHS: "1"}, {"nccl": True, "part": False}, ("1", None)),
+        (True, {OPERATIONS: "50"}, {"nccl": False, "part": True}, (None, "50")),
+    ],
+)
+def test_how_mlx_launches(cuda, said, launches, told, monkeypatch):
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: cuda)
+    for name in (GRAPHS, OPERATIONS):
+        monkeypatch.setenv(name, said.get(name, ""))  # put back, and what is set meanwhile too
+        if name not in said:
+            monkeypatch.delenv(name)
+    choose_launches(**launches)
+    assert (os.environ.get(GRAPHS), os.environ.get(OPERATIONS)) == told
