@@ -20,7 +20,8 @@ import threading
 from typing import Final
 
 from sealring_model.channel import Channel, ChannelClosed
-from sealring_model.executor import Executor, Launched
+from sealring_model.executor import Executor
+from sealring_model.launched import Launched
 
 _ON_DEVICE: Final = 2
 """Steps launched and not yet answered, at most: one that the device works on, and the next."""

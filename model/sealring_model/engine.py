@@ -63,10 +63,11 @@ from sealring_model.answers import Answers
 from sealring_model.assemble import LoadedStage, load_stage
 from sealring_model.channel import Channel, ChannelBroken, ChannelClosed
 from sealring_model.devices import choose_launches, share_arena
-from sealring_model.errors import GroupError, LoadError, ModelError
-from sealring_model.executor import FORWARD_ERRORS, Executor, Launched
+from sealring_model.errors import FORWARD_ERRORS, GroupError, LoadError, ModelError
+from sealring_model.executor import Executor
 from sealring_model.group import backends, check_backend, join, medians
 from sealring_model.hops import PlainHops, SealedHops
+from sealring_model.launched import Launched
 from sealring_model.loading import ModelInfo, describe, find, memory_room
 from sealring_model.rows import RowBook
 from sealring_model.shares import Share, load_share, splits_of

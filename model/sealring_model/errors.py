@@ -7,7 +7,7 @@ The engine turns them into a `Failure` of their kind; anything else is an ENGINE
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from sealring_protocol.codec.messages import FailureKind
 
@@ -46,3 +46,16 @@ class RoomError(ModelError):
     """A step needs more memory than this rank may use."""
 
     KIND = FailureKind.MEMORY
+
+
+FORWARD_ERRORS: Final = (
+    ModelError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    MemoryError,
+)
+"""What a forward of some model may raise; all of it is answered, none of it ends the process."""

@@ -22,7 +22,8 @@ Members of a group (see `group`) each carry out the same steps. MLX matches thei
 order alone, so whatever leads to one is launched by the compute thread, in the order of steps, as
 the same graph on every member: nothing here may depend on time, on memory or on the member before
 that. What does (room, caches given back) comes before the graph and refuses the step, or launches
-nothing. So one member may fail alone, and tells; the others wait for it until they are ended.
+nothing; and what was built ahead is what would be built now. So one member may fail alone, and
+tells; the others wait for it until they are ended.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ from typing import Any, Final, TypeVar
 
 import attrs
 import mlx.core as mx
-from sealring_protocol.codec.local_messages import Logprobs
 from sealring_protocol.codec.messages import (
     Bootstrap,
     Decode,
@@ -57,22 +57,17 @@ from sealring_model.ahead import Ahead, Closing, Decoding
 from sealring_model.assemble import LoadedStage
 from sealring_model.caches import CacheStore, arrays
 from sealring_model.drawing import Drawing, Drawn, Draws
-from sealring_model.errors import IntegrityError, LedgerError, ModelError, RoomError
+from sealring_model.errors import (
+    FORWARD_ERRORS,
+    IntegrityError,
+    LedgerError,
+    ModelError,
+    RoomError,
+)
 from sealring_model.hops import Hops
+from sealring_model.launched import Clock, Launched, Pending
 from sealring_model.rows import RowBook
 from sealring_model.tensors import Inlet, data_of, from_data, ids_of, outgoing, start
-
-FORWARD_ERRORS: Final = (
-    ModelError,
-    RuntimeError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    MemoryError,
-)
-"""What a forward of some model may raise; all of it is answered, none of it ends the process."""
 
 M = TypeVar("M", Step, StepDone)
 
@@ -87,31 +82,6 @@ rows grow, sizes do not come again, and it would keep more with every token."""
 _TIDY: Final = 64
 """Decodes of a group between two that evaluate all of its caches' state: a layer without rotary
 positions never looks at its cache's offsets."""
-
-Clock = Callable[[], Spent]
-"""Tells where this rank's time with a message went, once there is nothing left to do on it."""
-
-
-@attrs.frozen
-class Pending:
-    """What the device works on: *arrays* to wait for, then *answer* makes what to send, and *told*
-    what goes before it."""
-
-    arrays: tuple[mx.array, ...]
-    answer: Callable[[Clock], Step | StepDone]
-    told: Callable[[], tuple[Logprobs, ...]] = tuple
-
-
-@attrs.frozen
-class Launched:
-    """*message*, that came at *arrived*, on the device. Times are nanoseconds of
-    `time.perf_counter_ns`; *opening* of them, before *begun*, went into opening hidden states."""
-
-    message: Step | StepDone
-    pending: Pending
-    arrived: int
-    begun: int
-    opening: int
 
 
 class Executor:

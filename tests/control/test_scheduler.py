@@ -117,6 +117,29 @@ def test_with_one_rank_the_next_decode_is_launched_on_the_token_not_yet_known():
     assert made.ledger.empty
 
 
+def test_in_a_pipeline_the_next_decode_follows_once_the_hidden_states_are_back():
+    """The token is not known, but will be drawn where the next decode reads it."""
+    made = scheduler()
+    uid = made.submit(Request((5,), 4, frozenset({99})))
+    first = plan(made)
+    assert plan(made) is None
+    made.returned(first.n)
+    second = plan(made)
+    assert (second.work, second.ids) == (Decode(0), ())
+    assert plan(made) is None
+    assert answer(made, first, 1) == [TokenOut(uid, 1, 1)]
+    assert plan(made) is None
+    made.returned(second.n)
+    third = plan(made)
+    assert answer(made, second, 99) == [RequestDone(uid, FinishReason.STOP)]
+    made.returned(third.n)
+    last = plan(made)
+    assert (last.evict, last.work) == ((uid,), NO_WORK)
+    assert answer(made, third, 5) == []
+    assert answer(made, last) == []
+    assert made.ledger.empty
+
+
 def test_a_row_whose_last_token_is_in_flight_leaves_before_the_next_decode():
     made = scheduler(window=2)
     short = made.submit(Request((5,), 1))

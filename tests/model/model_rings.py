@@ -8,8 +8,9 @@ from pathlib import Path
 
 import attrs
 from sealring_model.assemble import LoadedStage, load_stage
-from sealring_model.executor import Executor, Launched
+from sealring_model.executor import Executor
 from sealring_model.hops import PlainHops, SealedHops
+from sealring_model.launched import Launched
 from sealring_model.loading import ModelInfo, describe
 from sealring_model.rows import RowBook
 from sealring_protocol.codec.encoding import decode_local, encode
