@@ -13,13 +13,15 @@ Nothing is evaluated on a guess, so one that fails costs time that nobody needed
 as forks: what a graph does to them shows once it is used. They share their arrays with the caches
 that they are forks of, and these go before anything is evaluated, for MLX to write in place.
 
-A rank alone has no use for this: it launches a step while the device works on the one before.
+A rank alone has no use for this: it launches a step while the device works on the one before. And
+it is only for models whose forwards are *blind*, that is, never look at a value to decide what to
+do: such a one would see what an inlet has before it is filled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import attrs
 import mlx.core as mx
@@ -48,14 +50,9 @@ class Closing:
 
 
 class Ahead:
-    """What one rank has built ahead. *decode* builds the next decode of a group, *close* the end of
-    one that is away."""
+    """What one rank has built ahead."""
 
-    def __init__(
-        self, decode: Callable[[int], Decoding], close: Callable[[Drawing], Closing]
-    ) -> None:
-        self._decode: Final = decode
-        self._close: Final = close
+    def __init__(self) -> None:
         self._likely: dict[int, None] = {}  # groups, in the order of their last decodes
         self._decodings: dict[int, Decoding] = {}
         self._away: dict[int, Drawing] = {}
@@ -76,18 +73,25 @@ class Ahead:
         """The hidden states of step *n* are away."""
         self._away[n] = drawing
 
-    def build(self) -> bool:
-        """Build one thing that is to come; whether there was any. Raises what models raise."""
+    def build(self, decode: Callable[[int], Decoding], close: Callable[[Drawing], Closing]) -> bool:
+        """Build one thing that is to come; whether there was any. *decode* makes the next decode of
+        a group, *close* the end of one that is away. What they raise is raised, and then nothing
+        that is there can be relied on: `forget` it."""
         if self._away:
             n = next(iter(self._away))
-            self._closings[n] = self._close(self._away.pop(n))
+            self._closings[n] = close(self._away.pop(n))
         elif self._likely:
             group = next(iter(self._likely))
             del self._likely[group]
-            self._decodings[group] = self._decode(group)
+            self._decodings[group] = decode(group)
         else:
             return False
         return True
+
+    def forget(self) -> None:
+        """Drop all that was built, and what was to be."""
+        for known in (self._likely, self._decodings, self._away, self._closings):
+            known.clear()
 
     def decoding(self, group: int) -> Decoding | None:
         """The next decode of *group*, if it was built; not given again."""

@@ -7,7 +7,8 @@ nothing and that no layer kept here may depend on: its value is not a number, wh
 would show.
 
 That first run, of two tokens, also measures what the stage really does: the dtype of its hidden
-states, and what its caches cost a row.
+states, and what its caches cost a row. A second one, which is only traced, tells whether it looks
+at values.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from sealring_protocol.codec.messages import CacheCost
 from sealring_protocol.codec.tensor import DType
 
 from sealring_model.caches import cost_of, is_trimmable
-from sealring_model.errors import LoadError
+from sealring_model.errors import FORWARD_ERRORS, LoadError
 from sealring_model.loading import ModelInfo
 from sealring_model.stage import FirstStage, LaterStage, Stage, WholeStage
 from sealring_model.tensors import MLX_DTYPES, memory_of
@@ -66,6 +67,7 @@ class LoadedStage:
     dtype: DType
     cost: CacheCost
     trimmable: bool
+    blind: bool
     read: int
     held: int
     load_us: int
@@ -100,6 +102,7 @@ def measured(
         dtype=info.dtype,
         cost=cost,
         trimmable=trimmable,
+        blind=_is_blind(info, stage, bounds[0]),
         read=read,
         held=held,
         load_us=(time.perf_counter_ns() - start) // 1000,
@@ -219,6 +222,21 @@ def _measure(info: ModelInfo, stage: Stage, first: int) -> tuple[CacheCost, bool
         raise LoadError(f"hidden states are {outputs.dtype}, not the {info.dtype.name} expected")
     owned = slots[: stage.layout.owned]
     return cost_of(owned), is_trimmable(owned)
+
+
+def _is_blind(info: ModelInfo, stage: Stage, first: int) -> bool:
+    """Whether the graph of a forward depends on shapes alone: tracing one, MLX refuses to evaluate
+    anything. Nothing is launched."""
+    hidden = mx.zeros((1, 1, info.hidden), MLX_DTYPES[info.dtype])
+    inputs = hidden if first else mx.zeros((1, 1), mx.uint32)
+    slots = stage.new_caches()
+    try:
+        mx.compile(lambda given: stage.run(given, slots))(inputs)
+        if isinstance(stage, FirstStage):
+            mx.compile(stage.logits)(hidden)
+    except FORWARD_ERRORS:
+        return False
+    return True
 
 
 def _leaves(tree: Any) -> list[mx.array]:

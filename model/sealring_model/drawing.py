@@ -90,10 +90,11 @@ class Draws:
         adjustment = drawing.adjustment
         adjusted = logits if adjustment is None else adjustment.apply(logits)
         tokens = sample(adjusted, drawing.rows, drawing.positions)
+        after = None if adjustment is None else adjustment.after(tokens)
+        changed = () if after is None else after.arrays
+        drawn = Drawn(outgoing(tokens), logprobs_of(logits, drawing.rows, tokens), changed)
+        # Last, when nothing can fail any more: from now on the next draws follow this one.
         self._last.sampled(drawing.group, drawing.uids, tokens)
-        changed: tuple[mx.array, ...] = ()
-        if adjustment is not None:
-            after = adjustment.after(tokens)
-            changed = after.arrays
+        if after is not None:
             self._adjustments.put(drawing.group, after)
-        return Drawn(outgoing(tokens), logprobs_of(logits, drawing.rows, tokens), changed)
+        return drawn

@@ -56,14 +56,12 @@ from sealring_protocol.codec.messages import (
     Step,
     StepDone,
 )
-from sealring_protocol.codec.wire import clip
-from sealring_protocol.limits import MAX_REASON
 
 from sealring_model.answers import Answers
 from sealring_model.assemble import LoadedStage, load_stage
 from sealring_model.channel import Channel, ChannelBroken, ChannelClosed
 from sealring_model.devices import choose_launches, share_arena
-from sealring_model.errors import FORWARD_ERRORS, GroupError, LoadError, ModelError
+from sealring_model.errors import FORWARD_ERRORS, GroupError, LoadError, ModelError, told
 from sealring_model.executor import Executor
 from sealring_model.group import backends, check_backend, join, medians
 from sealring_model.hops import PlainHops, SealedHops
@@ -206,7 +204,7 @@ class Engine:
         """A place or a group was not taken, for *error*."""
         kind = error.KIND if isinstance(error, ModelError) else kind
         epoch, rank = (self._place.epoch, self._place.rank) if self._place else (NO_EPOCH, 0)
-        self._channel.send(StepDone(epoch, 0, failed=Failure(rank, kind, _told(error))))
+        self._channel.send(StepDone(epoch, 0, failed=Failure(rank, kind, told(error))))
 
     def _check(self, place: Bootstrap) -> None:
         if self._joined and not self._stays(place):
@@ -298,11 +296,6 @@ def _member(group: Group | None) -> tuple[Backend, int, int] | None:
     return None if group is None else (group.backend, group.rank, group.size)
 
 
-def _told(error: Exception) -> str:
-    text = str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {error}"
-    return clip(text, MAX_REASON)
-
-
 def serve(sock: socket.socket, model: str, memory_limit: int) -> int:
     """Be the engine of *model* at the other end of *sock* until it closes; an exit status."""
     channel = Channel(sock)
@@ -314,7 +307,7 @@ def serve(sock: socket.socket, model: str, memory_limit: int) -> int:
             mx.set_memory_limit(memory_limit)
         Engine(channel, info, room).run()
     except LoadError as error:
-        failure = Failure(0, FailureKind.LOAD, _told(error))
+        failure = Failure(0, FailureKind.LOAD, told(error))
         channel.send(StepDone(NO_EPOCH, 0, failed=failure))
         print(f"sealring engine: {error}", file=sys.stderr)
         return 2

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from sealring_protocol.codec.messages import FailureKind
+from sealring_protocol.codec.messages import Failure, FailureKind
+from sealring_protocol.codec.wire import clip
+from sealring_protocol.errors import SealringError
+from sealring_protocol.limits import MAX_REASON
 
 
 class ModelError(Exception):
@@ -59,3 +62,22 @@ FORWARD_ERRORS: Final = (
     MemoryError,
 )
 """What a forward of some model may raise; all of it is answered, none of it ends the process."""
+
+
+def told(error: Exception) -> str:
+    """What a peer is told of *error*."""
+    named = isinstance(error, ModelError | SealringError)
+    return clip(str(error) if named else f"{type(error).__name__}: {error}", MAX_REASON)
+
+
+def failure_of(error: Exception, rank: int) -> Failure:
+    """The failure of *rank* that *error*, one of a step's or a model's, is."""
+    text = told(error)
+    kind = FailureKind.ENGINE_ERROR
+    if isinstance(error, ModelError):
+        kind = error.KIND
+    elif isinstance(error, SealringError):
+        kind = FailureKind.LEDGER
+    elif isinstance(error, MemoryError) or "malloc" in text or "out of memory" in text:
+        kind = FailureKind.MEMORY
+    return Failure(rank, kind, text)

@@ -31,7 +31,7 @@ from __future__ import annotations
 import hmac
 import time
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import attrs
 import mlx.core as mx
@@ -39,7 +39,6 @@ from sealring_protocol.codec.messages import (
     Bootstrap,
     Decode,
     Failure,
-    FailureKind,
     NoWork,
     Prefill,
     Spent,
@@ -47,10 +46,10 @@ from sealring_protocol.codec.messages import (
     StepDone,
 )
 from sealring_protocol.codec.tensor import Tensor
-from sealring_protocol.codec.wire import Buffer, clip
+from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.control.ledger import Change, Ledger
 from sealring_protocol.errors import SealringError
-from sealring_protocol.limits import MAX_REASON, MAX_SEALED_BODY
+from sealring_protocol.limits import MAX_SEALED_BODY
 from sealring_protocol.security.seal import PREFILL_GROUP, InnerContext
 
 from sealring_model.ahead import Ahead, Closing, Decoding
@@ -63,6 +62,7 @@ from sealring_model.errors import (
     LedgerError,
     ModelError,
     RoomError,
+    failure_of,
 )
 from sealring_model.hops import Hops
 from sealring_model.launched import Clock, Launched, Pending
@@ -111,9 +111,7 @@ class Executor:
         self._ledger: Final = Ledger()
         self._caches: Final = CacheStore(loaded.stage, self._ledger)
         self._away: Final[dict[int, Drawing]] = {}
-        self._ahead: Final = Ahead(
-            lambda group: self._next(group, self._caches.fork(group)), self._closing
-        )
+        self._ahead: Final = Ahead()
         self._due = 1
         self._finished = 0
         self._failure: Failure | None = None
@@ -123,7 +121,7 @@ class Executor:
     @property
     def prepares(self) -> bool:
         """Whether `prepare` may ever have something to do."""
-        return self._place.world > 1
+        return self._place.world > 1 and self._loaded.blind
 
     @property
     def live_rows(self) -> int:
@@ -155,7 +153,7 @@ class Executor:
             except (SealringError, *FORWARD_ERRORS) as error:
                 # Nothing of this epoch is waited for again: a collective that has lost a member
                 # says so once or twice, and then never comes back.
-                self._lost = self._failure = self._failure or self._told(error)
+                self._lost = self._failure = self._failure or failure_of(error, self._place.rank)
         return self._failed(launched.message, self._lost)
 
     def _stopped(self, launched: Launched) -> Clock:
@@ -179,19 +177,9 @@ class Executor:
             try:
                 return do(message)
             except (SealringError, *FORWARD_ERRORS) as error:
-                self._failure = self._told(error)
+                self._failure = failure_of(error, self._place.rank)
         failure = self._failure
         return Pending((), lambda _: self._failed(message, failure))
-
-    def _told(self, error: Exception) -> Failure:
-        kind, text = FailureKind.ENGINE_ERROR, f"{type(error).__name__}: {error}"
-        if isinstance(error, ModelError):
-            kind, text = error.KIND, str(error)
-        elif isinstance(error, SealringError):
-            kind, text = FailureKind.LEDGER, str(error)
-        elif isinstance(error, MemoryError) or "malloc" in text or "out of memory" in text:
-            kind = FailureKind.MEMORY
-        return Failure(self._place.rank, kind, clip(text, MAX_REASON))
 
     def _failed(self, message: Step | StepDone, failure: Failure) -> Step | StepDone:
         if isinstance(message, StepDone) or self._last:
@@ -273,24 +261,32 @@ class Executor:
         uids = self._ledger.rows(group)
         if any(drawing.group == group for drawing in self._away.values()):
             raise LedgerError(f"group {group} decodes, and its last tokens have not come back")
-        decoding = self._ahead.decoding(group) or self._next(group, self._caches.group(group))
-        if decoding.inlet is not None:
-            context = self._context(step.n, group, self._place.rank, uids)
-            decoding.inlet.fill(self._opened(step, context, decoding.inlet.shape))
-        self._caches.put(group, decoding.slots)
-        pending = self._decoded(step, group, decoding.outputs)
+        built = self._ahead.decoding(group)
+        if built is None:
+            outputs = self._stage.run(self._inputs(step, group), self._caches.group(group))
+        else:
+            outputs = built.outputs
+            if built.inlet is not None:
+                built.inlet.fill(self._opened(step, *self._incoming(step, group)))
+            self._caches.put(group, built.slots)
+        pending = self._decoded(step, group, outputs)
         if self._ledger.length(uids[0]) % _TIDY == 0:
             self._caches.tidy(group)
         return pending
 
-    def _next(self, group: int, slots: list[Any]) -> Decoding:
-        """The graph of *group*'s next decode over *slots*."""
-        uids = self._ledger.rows(group)
+    def _inputs(self, step: Step, group: int) -> mx.array:
         if self._first:
-            outputs = self._stage.run(self._draws.inputs(group, uids)[:, None], slots)
-            return Decoding(None, slots, outputs)
-        inlet = Inlet(self._loaded.dtype, (len(uids), 1, self._loaded.hidden))
-        return Decoding(inlet, slots, self._stage.run(inlet.array, slots))
+            return self._tokens(group)
+        context, shape = self._incoming(step, group)
+        return from_data(self._loaded.dtype, shape, self._opened(step, context, shape))
+
+    def _tokens(self, group: int) -> mx.array:
+        return self._draws.inputs(group, self._ledger.rows(group))[:, None]
+
+    def _incoming(self, step: Step, group: int) -> tuple[InnerContext, tuple[int, ...]]:
+        uids = self._ledger.rows(group)
+        context = self._context(step.n, group, self._place.rank, uids)
+        return context, (len(uids), 1, self._loaded.hidden)
 
     def _decoded(self, step: Step, group: int, outputs: mx.array) -> Pending:
         uids = self._ledger.rows(group)
@@ -328,23 +324,42 @@ class Executor:
         drawing = self._away.pop(done.n, None)
         if drawing is None:
             raise LedgerError(f"hidden states of step {done.n} came back, and none are away")
-        closing = self._ahead.closing(done.n) or self._closing(drawing)
         context = self._context(done.n, drawing.group, self._place.world, drawing.uids)
-        closing.inlet.fill(self._opened(done, context, closing.inlet.shape))
-        return self._draw(done, closing.drawn)
+        shape = (len(drawing.uids), 1, self._loaded.hidden)
+        data = self._opened(done, context, shape)
+        built = self._ahead.closing(done.n)
+        if built is None:
+            logits = self._stage.logits(from_data(self._loaded.dtype, shape, data))
+            return self._draw(done, self._draws.end(drawing, logits))
+        built.inlet.fill(data)
+        return self._draw(done, built.drawn)
 
-    def _closing(self, drawing: Drawing) -> Closing:
-        """The graph of the end of *drawing*."""
-        inlet = Inlet(self._loaded.dtype, (len(drawing.uids), 1, self._loaded.hidden))
-        return Closing(inlet, self._draws.end(drawing, self._stage.logits(inlet.array)))
+    # ---------------------------------------------------------------- built ahead
 
     def prepare(self) -> bool:
         """Build, on a rank of several, a part of what is to come (see `ahead`); whether there was
         any. For when there is nothing else to do."""
+        if self._failure is not None or not self.prepares:
+            return False
         try:
-            return self._failure is None and self._ahead.build()
+            return self._ahead.build(self._next, self._closing)
         except (SealringError, *FORWARD_ERRORS):
-            return True  # the step itself will fail alike, and say so
+            self._ahead.forget()  # the step itself tells what is wrong, if it is still wrong then
+            return False
+
+    def _next(self, group: int) -> Decoding:
+        slots = self._caches.fork(group)
+        if self._first:
+            return Decoding(None, slots, self._stage.run(self._tokens(group), slots))
+        inlet = self._inlet(len(self._ledger.rows(group)))
+        return Decoding(inlet, slots, self._stage.run(inlet.array, slots))
+
+    def _closing(self, drawing: Drawing) -> Closing:
+        inlet = self._inlet(len(drawing.uids))
+        return Closing(inlet, self._draws.end(drawing, self._stage.logits(inlet.array)))
+
+    def _inlet(self, rows: int) -> Inlet:
+        return Inlet(self._loaded.dtype, (rows, 1, self._loaded.hidden))
 
     # --------------------------------------------------------- in, out, sampled
 

@@ -389,6 +389,27 @@ def test_a_row_that_keeps_crashing_spends_its_own_retries_only():
     assert good != bad
 
 
+def test_an_engine_that_dies_with_two_decodes_of_a_group_leaves_the_rows_of_both_suspect():
+    """Which of them it died of nobody knows; who is innocent gets past the point alone."""
+    made = scheduler(retries=1, window=2)
+    good = made.submit(Request((1,), 30))
+    first = plan(made)
+    bad = made.submit(Request((2,), 30))
+    assert made.uids(plan(made).n) == (good, bad)
+    ended = crash(made, first, FailureKind.ENGINE_LOST)
+    while not ended:
+        step = plan(made)
+        rows = made.uids(step.n)
+        if bad in rows:
+            assert rows == (bad,)
+            ended = crash(made, step, FailureKind.ENGINE_LOST)
+        else:
+            answer(made, step, *([8] * len(rows) if isinstance(step.work, Decode) else ()))
+    assert [outcome.uid for outcome in ended] == [bad]
+    drain(made, 8)
+    assert made.live == 0
+
+
 @pytest.mark.parametrize("kind", [FailureKind.LINK_LOST, FailureKind.DEADLINE])
 def test_a_lost_link_makes_nobody_a_suspect(kind):
     made = scheduler(retries=0)

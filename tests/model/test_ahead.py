@@ -1,9 +1,15 @@
 """What a rank builds ahead is what it would have built, and holds nothing."""
 
+import gc
+import weakref
+
 import mlx.core as mx
 import pytest
-from model_families import reference_tokens
-from model_rings import Ring
+from model_families import FAMILIES, make_model, reference_model, reference_tokens
+from model_rings import Ring, stage_of
+from sealring_model import drawing
+from sealring_model.assemble import load_stage
+from sealring_model.loading import describe
 from sealring_protocol.codec.messages import NO_WORK, Decode, Join
 
 PROMPT = [(5 * i * i + 11 * i) % 251 for i in range(400)]
@@ -108,7 +114,6 @@ def test_what_cannot_be_built_fails_in_its_step(models, monkeypatch):
 
     with monkeypatch.context() as broken:
         broken.setattr(head._stage, "run", refuse)
-        assert head.prepare()
         assert not head.prepare()
     assert not head.finish(head.launch(ring.author.write(work=Decode(0)))).failed
 
@@ -122,3 +127,66 @@ def test_a_group_that_empties_and_fills_again(models, references):
         ring.decode()
         ring.evict(uid)
         assert ring.text[uid] == reference_tokens(references["llama"], prompt, 2)
+
+
+def test_an_executor_that_is_not_held_any_more_is_gone_at_once(models):
+    """And with it all caches: the next epoch's room depends on it."""
+    ring = idle_ring(models)
+    ring.decode(join=[ring.admit(PROMPT)])
+    ring.decode()
+    references = list(map(weakref.ref, ring.executors))
+    gc.disable()
+    try:
+        ring.executors.clear()
+        assert [reference() for reference in references] == [None, None]
+    finally:
+        gc.enable()
+
+
+DBRX = {
+    "model_type": "dbrx",
+    "d_model": 64,
+    "n_layers": 4,
+    "num_hidden_layers": 4,
+    "n_heads": 4,
+    "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+    "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
+}
+"""Its router reads, with `tolist`, which experts it has chosen."""
+
+
+def test_nothing_is_built_ahead_for_a_model_that_looks_at_values(tmp_path, monkeypatch):
+    """It would see what is not there yet."""
+    monkeypatch.setitem(FAMILIES, "dbrx", DBRX)
+    folder = make_model(tmp_path / "dbrx", "dbrx")
+    info = describe(folder)
+    assert not any(load_stage(info, *span).blind for span in ((0, 2), (2, 4)))
+    prompt = PROMPT[:20]
+    expected = reference_tokens(reference_model(folder), prompt, 12)
+    assert Ring(folder, (0, 2, 4), idle=lambda: ALL).generate(prompt, 12) == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_stages_of_all_other_families_are_blind(models, family):
+    layers = FAMILIES[family]["num_hidden_layers"]
+    assert all(stage_of(models[family], *span).blind for span in ((0, 2), (2, layers)))
+
+
+@pytest.mark.parametrize("where", ["logprobs_of", "sample"])
+def test_what_failed_ahead_is_done_when_it_is_due(models, references, monkeypatch, where):
+    """The end of a step, and the decode after it, which must not follow the draw before."""
+    ring = idle_ring(models)
+    uid = ring.admit(PROMPT[:20])
+    ring.decode(join=[uid])
+    head, last = ring.executors
+    away = head.finish(head.launch(ring.author.write(work=Decode(0))))
+    with monkeypatch.context() as broken:
+        broken.setattr(drawing, where, lambda *_: [].pop())
+        while head.prepare():
+            pass
+    while head.prepare():
+        pass
+    done = head.finish(head.close(last.finish(last.launch(away))))
+    ring.text[uid] += done.ids
+    ring.decode()
+    assert ring.text[uid] == reference_tokens(references["llama"], PROMPT[:20], 3)

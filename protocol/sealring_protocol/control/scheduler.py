@@ -23,6 +23,7 @@ crashes engines spends only its own retry budget.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -160,10 +161,9 @@ class Scheduler:
     def failed(self, n: int, failure: Failure) -> list[Outcome]:
         """Step *n* failed, and its epoch with it. Its rows are suspects if a forward was at fault;
         one that has spent its retries, or gets nowhere, ends here."""
-        flight = self._flights.get(n)
+        uids = self._at_fault(n, failure.kind)
         self.abandon()
         outcomes: list[Outcome] = []
-        uids = flight.uids if flight is not None else ()
         for row in [self._residents.rows[uid] for uid in uids if uid in self._residents.rows]:
             row.tries += 1
             row.stalls += _STALLS.get(failure.kind, 1)
@@ -177,6 +177,17 @@ class Scheduler:
                 )
                 outcomes += self._residents.end(row.uid, FinishReason.FAILED, message)
         return outcomes
+
+    def _at_fault(self, n: int, kind: FailureKind) -> Iterable[int]:
+        """The rows of step *n*. An engine that has died does not say which step it died of: of two
+        decodes of one group in a row, the rows of the second count too."""
+        flight = self._flights.get(n)
+        if flight is None:
+            return ()
+        if kind is not FailureKind.ENGINE_LOST:
+            return flight.uids
+        alike = [f.uids for f in self._flights.values() if f.work == flight.work]
+        return dict.fromkeys(itertools.chain(*alike))
 
     # ----------------------------------------------------------------- steps
 
