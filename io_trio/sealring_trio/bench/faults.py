@@ -7,8 +7,9 @@ the next one; the head must have noticed within `DETECTION` seconds; and of the 
 there none may be left that is not needed.
 
 A forward that raises is the one thing that cannot be done to a process from outside. The nodes are
-therefore started with a `sitecustomize` on their path that makes the next forward raise on SIGUSR1;
-nothing of sealring knows of it.
+therefore started with a `sitecustomize` on their path that, on SIGUSR1, makes every forward raise
+up to the next epoch; nothing of sealring knows of it. (One alone might be one that is built ahead,
+and would then be done again when it is due.)
 """
 
 from __future__ import annotations
@@ -45,18 +46,29 @@ _SITE: Final = """
 import signal
 
 
-def fail_next(*_):
+def fail(*_):
+    raise RuntimeError("a forward that was made to raise")
+
+
+def fail_from_now_on(*_):
     from sealring_model import stage
+    from sealring_model.executor import Executor
 
-    for kind in (stage.WholeStage, stage.FirstStage, stage.LaterStage):
-        def once(self, *inputs, _kind=kind, _run=kind.run):
-            _kind.run = _run
-            raise RuntimeError("a forward that was made to raise")
+    begin = Executor.__init__
+    runs = {kind: kind.run for kind in (stage.WholeStage, stage.FirstStage, stage.LaterStage)}
 
-        kind.run = once
+    def begin_anew(self, *args, **kwargs):
+        Executor.__init__ = begin
+        for kind, run in runs.items():
+            kind.run = run
+        begin(self, *args, **kwargs)
+
+    Executor.__init__ = begin_anew
+    for kind in runs:
+        kind.run = fail
 
 
-signal.signal(signal.SIGUSR1, fail_next)
+signal.signal(signal.SIGUSR1, fail_from_now_on)
 """
 
 
