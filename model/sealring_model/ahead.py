@@ -1,6 +1,6 @@
 """What comes next on a rank of a pipeline, built before its input is there.
 
-Of the time that a stage spends on a token, a third or so goes into building the graph in Python:
+Of the time that a stage spends on a token, a quarter or so goes into building the graph in Python:
 nothing that needs the hidden states, only their shape. While they are under way a rank has nothing
 to do. So it builds then, on an `Inlet` that is filled when they come:
 

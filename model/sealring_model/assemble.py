@@ -230,10 +230,17 @@ def _is_blind(info: ModelInfo, stage: Stage, first: int) -> bool:
     hidden = mx.zeros((1, 1, info.hidden), MLX_DTYPES[info.dtype])
     inputs = hidden if first else mx.zeros((1, 1), mx.uint32)
     slots = stage.new_caches()
+    return (
+        _can_be_traced(lambda given: stage.run(given, slots), inputs)
+        and (not isinstance(stage, FirstStage) or _can_be_traced(stage.logits, hidden))
+        # Somebody may have switched tracing off, and then nothing is known.
+        and not _can_be_traced(lambda given: given * given.sum().item(), hidden)
+    )
+
+
+def _can_be_traced(function: Callable[[mx.array], mx.array], given: mx.array) -> bool:
     try:
-        mx.compile(lambda given: stage.run(given, slots))(inputs)
-        if isinstance(stage, FirstStage):
-            mx.compile(stage.logits)(hidden)
+        mx.compile(function)(given)
     except FORWARD_ERRORS:
         return False
     return True

@@ -24,8 +24,8 @@ def share_arena() -> None:
 
     What one thread of an engine allocates another frees; with an arena for each thread that leaves
     holes, and an engine grew by half in half an hour. With CUDA, where several threads allocate and
-    free at every launch, they wait for each other instead: one H200 gave 209 tokens/s, and 149
-    with one arena.
+    free at every launch, they wait for each other instead: sharing a model, two H200s gave 117 to
+    119 tokens/s, and 62 to 96 with one arena.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ and not mx.cuda.is_available():
@@ -37,8 +37,8 @@ def choose_launches(*, nccl: bool, part: bool) -> None:
     whose sums go over *nccl*, or for a *part* of the layers.
 
     MLX records what it launches into CUDA graphs. For each sum that is recorded NCCL makes a stream
-    and ends it again, so a member launches without: two H200s gave 3,400 tokens/s for 32 rows, and
-    900 at most with graphs.
+    and ends it again, so a member launches without: for 32 rows two H200s gave 1,500 to 2,100
+    tokens/s, and 600 to 900 with graphs.
     """
     if nccl:
         os.environ.setdefault("MLX_USE_CUDA_GRAPHS", "0")

@@ -172,6 +172,14 @@ def test_the_stages_of_all_other_families_are_blind(models, family):
     assert all(stage_of(models[family], *span).blind for span in ((0, 2), (2, layers)))
 
 
+def test_without_tracing_nobody_knows_who_is_blind(models):
+    mx.disable_compile()
+    try:
+        assert not load_stage(describe(models["llama"]), 0, 2).blind
+    finally:
+        mx.enable_compile()
+
+
 @pytest.mark.parametrize("where", ["logprobs_of", "sample"])
 def test_what_failed_ahead_is_done_when_it_is_due(models, references, monkeypatch, where):
     """The end of a step, and the decode after it, which must not follow the draw before."""
