@@ -6,8 +6,8 @@ to do. So it builds then, on an `Inlet` that is filled when they come:
 
 - on rank 0, the end of a decode whose hidden states are away: norm, output head and draw. They are
   sure to come;
-- on any rank, the next decode of a group, as if no row were to join or to leave before. Where that
-  turns out wrong the graph is dropped, and the step is built when it comes.
+- on any rank, once that is done, the next decode of a group, as if no row were to join or to leave
+  before. Where that turns out wrong the graph is dropped, and the step is built when it comes.
 
 Nothing is evaluated on a guess, so one that fails costs time that nobody needed. Caches take part
 as forks: what a graph does to them shows once it is used. They share their arrays with the caches
@@ -20,7 +20,7 @@ do: such a one would see what an inlet has before it is filled.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -55,7 +55,6 @@ class Ahead:
     def __init__(self) -> None:
         self._likely: dict[int, None] = {}  # groups, in the order of their last decodes
         self._decodings: dict[int, Decoding] = {}
-        self._away: dict[int, Drawing] = {}
         self._closings: dict[int, Closing] = {}
 
     def change(self, change: Change) -> None:
@@ -69,29 +68,25 @@ class Ahead:
         """*group* has been given a decode, and the next is likely to be like it."""
         self._likely[group] = None
 
-    def sent(self, n: int, drawing: Drawing) -> None:
-        """The hidden states of step *n* are away."""
-        self._away[n] = drawing
-
-    def build(self, decode: Callable[[int], Decoding], close: Callable[[Drawing], Closing]) -> bool:
-        """Build one thing that is to come; whether there was any. *decode* makes the next decode of
-        a group, *close* the end of one that is away. What they raise is raised, and then nothing
-        that is there can be relied on: `forget` it."""
-        if self._away:
-            n = next(iter(self._away))
-            self._closings[n] = close(self._away.pop(n))
-        elif self._likely:
-            group = next(iter(self._likely))
-            del self._likely[group]
-            self._decodings[group] = decode(group)
-        else:
+    def build(
+        self,
+        away: Mapping[int, Drawing],
+        close: Callable[[Drawing], Closing],
+        decode: Callable[[int], Decoding],
+    ) -> bool:
+        """Build one thing that is to come; whether there was any. *close* makes the end of a step
+        that is *away*, *decode* the next decode of a group, which may follow such an end. What they
+        raise is raised, and changes nothing."""
+        n = next((n for n in away if n not in self._closings), None)
+        if n is not None:
+            self._closings[n] = close(away[n])
+            return True
+        group = next(iter(self._likely), None)
+        if group is None:
             return False
+        self._decodings[group] = decode(group)
+        del self._likely[group]
         return True
-
-    def forget(self) -> None:
-        """Drop all that was built, and what was to be."""
-        for known in (self._likely, self._decodings, self._away, self._closings):
-            known.clear()
 
     def decoding(self, group: int) -> Decoding | None:
         """The next decode of *group*, if it was built; not given again."""
@@ -100,5 +95,4 @@ class Ahead:
 
     def closing(self, n: int) -> Closing | None:
         """The end of step *n*, if it was built; not given again."""
-        self._away.pop(n, None)
         return self._closings.pop(n, None)

@@ -54,7 +54,7 @@ class CacheStore:
 
     def group(self, group: int) -> list[Any]:
         """The caches of *group*: batched ones, or those of the one row that it has."""
-        return _held(self._single if group in self._single else self._batches, group, "group")
+        return _held(self._home(group), group, "group")
 
     def fork(self, group: int) -> list[Any]:
         """What `group` gives, once more, to build on without a trace: the arrays are shared."""
@@ -63,7 +63,10 @@ class CacheStore:
     def put(self, group: int, slots: list[Any]) -> None:
         """*slots*, a fork, are the caches of *group* from now on. With the former ones gone, MLX
         writes to their arrays in place."""
-        (self._single if group in self._single else self._batches)[group] = slots
+        self._home(group)[group] = slots
+
+    def _home(self, group: int) -> dict[int, list[Any]]:
+        return self._single if group in self._single else self._batches
 
     def tidy(self, group: int) -> None:
         """Have everything in the batched caches of *group* evaluated: what a model never looks at

@@ -261,32 +261,26 @@ class Executor:
         uids = self._ledger.rows(group)
         if any(drawing.group == group for drawing in self._away.values()):
             raise LedgerError(f"group {group} decodes, and its last tokens have not come back")
+        context = self._context(step.n, group, self._place.rank, uids)
         built = self._ahead.decoding(group)
         if built is None:
-            outputs = self._stage.run(self._inputs(step, group), self._caches.group(group))
+            if self._first:
+                inputs = self._tokens(group)
+            else:
+                inputs = self._received(step, context, self._block(len(uids)))
+            outputs = self._stage.run(inputs, self._caches.group(group))
         else:
             outputs = built.outputs
             if built.inlet is not None:
-                built.inlet.fill(self._opened(step, *self._incoming(step, group)))
+                built.inlet.fill(self._opened(step, context, built.inlet.shape))
             self._caches.put(group, built.slots)
         pending = self._decoded(step, group, outputs)
         if self._ledger.length(uids[0]) % _TIDY == 0:
             self._caches.tidy(group)
         return pending
 
-    def _inputs(self, step: Step, group: int) -> mx.array:
-        if self._first:
-            return self._tokens(group)
-        context, shape = self._incoming(step, group)
-        return from_data(self._loaded.dtype, shape, self._opened(step, context, shape))
-
     def _tokens(self, group: int) -> mx.array:
         return self._draws.inputs(group, self._ledger.rows(group))[:, None]
-
-    def _incoming(self, step: Step, group: int) -> tuple[InnerContext, tuple[int, ...]]:
-        uids = self._ledger.rows(group)
-        context = self._context(step.n, group, self._place.rank, uids)
-        return context, (len(uids), 1, self._loaded.hidden)
 
     def _decoded(self, step: Step, group: int, outputs: mx.array) -> Pending:
         uids = self._ledger.rows(group)
@@ -296,7 +290,6 @@ class Executor:
             if self._last:
                 return self._draw(step, self._draws.end(drawing, self._stage.logits(outputs)))
             self._away[step.n] = drawing
-            self._ahead.sent(step.n, drawing)
         self._ahead.decoded(group)
         context = self._context(step.n, group, self._place.rank + 1, uids)
         return self._sending(step, context, outputs, ())
@@ -306,8 +299,7 @@ class Executor:
             inputs = mx.array(step.ids[len(step.join) :], mx.uint32)[None]
         else:
             context = self._context(step.n, PREFILL_GROUP, self._place.rank, (uid,))
-            shape = (1, count, self._loaded.hidden)
-            inputs = from_data(self._loaded.dtype, shape, self._opened(step, context, shape))
+            inputs = self._received(step, context, (1, count, self._loaded.hidden))
         slots = self._caches.row(uid)
         outputs = self._stage.run(inputs, slots)
         self._caches.settle(uid)
@@ -325,14 +317,12 @@ class Executor:
         if drawing is None:
             raise LedgerError(f"hidden states of step {done.n} came back, and none are away")
         context = self._context(done.n, drawing.group, self._place.world, drawing.uids)
-        shape = (len(drawing.uids), 1, self._loaded.hidden)
-        data = self._opened(done, context, shape)
         built = self._ahead.closing(done.n)
-        if built is None:
-            logits = self._stage.logits(from_data(self._loaded.dtype, shape, data))
-            return self._draw(done, self._draws.end(drawing, logits))
-        built.inlet.fill(data)
-        return self._draw(done, built.drawn)
+        if built is not None:
+            built.inlet.fill(self._opened(done, context, built.inlet.shape))
+            return self._draw(done, built.drawn)
+        hidden = self._received(done, context, self._block(len(drawing.uids)))
+        return self._draw(done, self._draws.end(drawing, self._stage.logits(hidden)))
 
     # ---------------------------------------------------------------- built ahead
 
@@ -342,30 +332,35 @@ class Executor:
         if self._failure is not None or not self.prepares:
             return False
         try:
-            return self._ahead.build(self._next, self._closing)
+            return self._ahead.build(self._away, self._closing, self._next)
         except (SealringError, *FORWARD_ERRORS):
-            self._ahead.forget()  # the step itself tells what is wrong, if it is still wrong then
-            return False
+            return False  # the step itself tells what is wrong, if it is still wrong then
 
     def _next(self, group: int) -> Decoding:
         slots = self._caches.fork(group)
         if self._first:
             return Decoding(None, slots, self._stage.run(self._tokens(group), slots))
-        inlet = self._inlet(len(self._ledger.rows(group)))
+        inlet = Inlet(self._loaded.dtype, self._block(len(self._ledger.rows(group))))
         return Decoding(inlet, slots, self._stage.run(inlet.array, slots))
 
     def _closing(self, drawing: Drawing) -> Closing:
-        inlet = self._inlet(len(drawing.uids))
+        inlet = Inlet(self._loaded.dtype, self._block(len(drawing.uids)))
         return Closing(inlet, self._draws.end(drawing, self._stage.logits(inlet.array)))
-
-    def _inlet(self, rows: int) -> Inlet:
-        return Inlet(self._loaded.dtype, (rows, 1, self._loaded.hidden))
 
     # --------------------------------------------------------- in, out, sampled
 
     def _context(self, n: int, group: int, hop: int, uids: tuple[int, ...]) -> InnerContext:
         """Where the hidden states that leave rank *hop* - 1 belong."""
         return InnerContext(self._place.epoch, n, group, self._place.bounds[hop], uids)
+
+    def _block(self, rows: int) -> tuple[int, ...]:
+        """The shape of a decode's hidden states."""
+        return rows, 1, self._loaded.hidden
+
+    def _received(
+        self, message: Step | StepDone, context: InnerContext, shape: tuple[int, ...]
+    ) -> mx.array:
+        return from_data(self._loaded.dtype, shape, self._opened(message, context, shape))
 
     def _opened(
         self, message: Step | StepDone, context: InnerContext, shape: tuple[int, ...]

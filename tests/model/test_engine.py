@@ -3,10 +3,8 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 
 import attrs
@@ -14,11 +12,8 @@ import pytest
 from model_child import Child
 from model_families import reference_tokens
 from model_rings import Author, hop_keys, place_of
-from sealring_model.ahead import Ahead
-from sealring_model.engine import serve
 from sealring_model.loading import describe
 from sealring_model.weights import MANIFEST, write_manifest
-from sealring_protocol.codec.frame import FrameDecoder, FrameKind
 from sealring_protocol.codec.local_messages import HopKey, Loaded, Logprobs
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
@@ -35,7 +30,6 @@ from sealring_protocol.codec.messages import (
     Row,
     StepDone,
 )
-from sealring_protocol.limits import MAX_SEALED_BODY
 
 PROMPT = [(7 * i * i + 3 * i) % 251 for i in range(40)]
 
@@ -389,48 +383,3 @@ def test_what_is_no_frame_ends_the_child_without_a_traceback(models, place):
         assert status == 2
         assert said.startswith("sealring engine: the channel to the node broke: frame version 71")
         assert said.count("\n") == 1
-
-
-class InThread(Child):
-    """The engine in a thread of this process, to be looked into."""
-
-    def __init__(self, folder):
-        self.sock, self._theirs = socket.socketpair()
-        self.sock.settimeout(60)
-        self._decoder = FrameDecoder({FrameKind.LOCAL: MAX_SEALED_BODY})
-        self._thread = threading.Thread(target=serve, args=(self._theirs, str(folder), 0))
-        self._thread.start()
-
-    def __exit__(self, *_):
-        self.sock.close()
-        self._thread.join(60)
-        self._theirs.close()
-
-
-def test_an_engine_with_nothing_to_do_builds_what_comes_next(models, monkeypatch):
-    """As soon as its answer is out, though nobody says anything to it."""
-    built = threading.Event()
-    build = Ahead.build
-
-    def noticed(self, *how):
-        done = build(self, *how)
-        if done:
-            built.set()
-        return done
-
-    monkeypatch.setattr(Ahead, "build", noticed)
-    info = describe(models["llama"])
-    author = Author()
-    with InThread(models["llama"]) as head:
-        head.info()
-        head.start(place_of(info, (0, 2, 5), 0))
-        head.send(Row(1))
-        for fields in (
-            {"open": (Open(1),)},
-            {"work": Prefill(1, 0, 8), "ids": tuple(PROMPT[:8])},
-            {"join": (Join(1, 0),), "work": Decode(0), "ids": (PROMPT[8],)},
-        ):
-            assert not built.is_set()
-            head.send(author.write(**fields))
-            assert not head.receive().failed
-        assert built.wait(20)

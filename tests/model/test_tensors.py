@@ -1,7 +1,15 @@
 import mlx.core as mx
 import pytest
 from sealring_model.errors import IntegrityError
-from sealring_model.tensors import MLX_DTYPES, data_of, from_data, ids_of, memory_of, outgoing
+from sealring_model.tensors import (
+    MLX_DTYPES,
+    Inlet,
+    data_of,
+    from_data,
+    ids_of,
+    memory_of,
+    outgoing,
+)
 from sealring_protocol.codec.tensor import DType
 
 FLOATS = [DType.F32, DType.F16, DType.BF16]
@@ -46,6 +54,25 @@ def test_in_is_a_copy():
 def test_data_of_another_size_is_refused(size):
     with pytest.raises(IntegrityError):
         from_data(DType.F32, (2, 4), bytes(size))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_graph_sees_what_its_inlet_is_filled_with(dtype):
+    array = outgoing((mx.random.normal((2, 1, 8)) * 10).astype(MLX_DTYPES[dtype]))
+    mx.eval(array)
+    inlet = Inlet(dtype, (2, 1, 8))
+    doubled = inlet.array + inlet.array
+    data = bytearray(data_of(array))
+    inlet.fill(data)
+    data[:] = bytes(len(data))  # what it has is a copy
+    assert doubled.dtype == array.dtype
+    assert mx.array_equal(doubled, array + array)
+
+
+@pytest.mark.parametrize("size", [0, 31, 33])
+def test_an_inlet_takes_no_data_of_another_size(size):
+    with pytest.raises(IntegrityError):
+        Inlet(DType.F32, (2, 4)).fill(bytes(size))
 
 
 def test_ids():
