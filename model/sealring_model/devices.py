@@ -1,7 +1,8 @@
 """What MLX and the C library are told for the device that an engine computes on.
 
 All of it is known to be right only by measurement: on the CPU of two cores, and on H200 GPUs with
-MLX 0.32.4 (`sealring bench gpus`). Whoever sets one of the variables named here has the say.
+MLX 0.32.4. Whoever sets one of the variables named here has the say, and so `sealring bench gpus`
+can be run with either value.
 """
 
 from __future__ import annotations
