@@ -36,6 +36,15 @@ def answer(made, step, *ids, now=0.0):
     return made.answered(step.n, ids, now)
 
 
+def drops(made, surplus, uid):
+    """Row *uid* leaves behind *surplus*, a decode under way, whose token is nobody's."""
+    last = plan(made)
+    assert (last.evict, last.work) == ((uid,), NO_WORK)
+    assert answer(made, surplus, 5) == []
+    assert answer(made, last) == []
+    assert made.ledger.empty
+
+
 def drain(made, token=7):
     """Plan and answer until nothing is left; gives all steps."""
     steps = []
@@ -110,11 +119,7 @@ def test_with_one_rank_the_next_decode_is_launched_on_the_token_not_yet_known():
     assert third.work == Decode(0)
     # The end of sequence shows while another decode is under way: its token is dropped.
     assert answer(made, second, 99) == [RequestDone(uid, FinishReason.STOP)]
-    last = plan(made)
-    assert (last.evict, last.work) == ((uid,), NO_WORK)
-    assert answer(made, third, 5) == []
-    assert answer(made, last) == []
-    assert made.ledger.empty
+    drops(made, third, uid)
 
 
 def test_in_a_pipeline_the_next_decode_follows_once_the_hidden_states_are_back():
@@ -133,11 +138,7 @@ def test_in_a_pipeline_the_next_decode_follows_once_the_hidden_states_are_back()
     third = plan(made)
     assert answer(made, second, 99) == [RequestDone(uid, FinishReason.STOP)]
     made.returned(third.n)
-    last = plan(made)
-    assert (last.evict, last.work) == ((uid,), NO_WORK)
-    assert answer(made, third, 5) == []
-    assert answer(made, last) == []
-    assert made.ledger.empty
+    drops(made, third, uid)
 
 
 def test_a_row_whose_last_token_is_in_flight_leaves_before_the_next_decode():
