@@ -1,77 +1,153 @@
-"""What comes next on a rank of a pipeline, built before its input is there.
+"""What comes next on a rank of a pipeline, done before its input is there.
 
 Of the time that a stage spends on a token, a quarter or so goes into building the graph in Python:
 nothing that needs the hidden states, only their shape. While they are under way a rank has nothing
-to do. So it builds then, on an `Inlet` that is filled when they come:
+to do. So it builds then, on an inlet that is filled when they come (see `doors`):
 
 - on rank 0, the end of a decode whose hidden states are away: norm, output head and draw. They are
   sure to come;
 - on any rank, once that is done, the next decode of a group, as if no row were to join or to leave
   before. Where that turns out wrong the graph is dropped, and the step is built when it comes.
 
-Nothing is evaluated on a guess, so one that fails costs time that nobody needed. Caches take part
-as forks: what a graph does to them shows once it is used. They share their arrays with the caches
-that they are forks of, and these go before anything is evaluated, for MLX to write in place.
+Caches take part as forks: what a graph does to them shows once it is used. They share their arrays
+with the caches that they are forks of, and these go before anything is evaluated, for MLX to write
+in place.
 
-A rank alone has no use for this: it launches a step while the device works on the one before. And
-it is only for models whose forwards are *blind*, that is, never look at a value to decide what to
-do: such a one would see what an inlet has before it is filled.
+Where inlets wait, what comes next is *launched* as well, which takes another half of that time:
+one thing that waits, and on rank 0 the decode that follows such an end. The device then does
+nothing else; so whatever else comes first has it go on, and what it makes is dropped. Written on a
+guess is then one token behind the last one of each row of the group, in caches that can be cut:
+so it is cut off, and written again. Guesses that fail cost the device a decode, so after one some
+decodes are left to themselves.
+
+A rank alone has no use for any of this: it launches a step while the device works on the one
+before. And it is only for models whose forwards are *blind*, that is, never look at a value to
+decide what to do: such a one would see what an inlet has before it is filled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import mlx.core as mx
+from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.control.ledger import Change
 
+from sealring_model.caches import CacheStore
+from sealring_model.doors import Doors, Inlet, Outlet
 from sealring_model.drawing import Drawing, Drawn
-from sealring_model.tensors import Inlet
+
+_INTERRUPTED: Final = 4
+"""Decodes that are not launched ahead after one for which something else came first."""
+_LATE: Final = 64
+"""And after one that the device did not wait for long enough; twice as many after the next."""
+_LATEST: Final = 4096
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Decoding:
-    """The next decode of a group: *outputs* of its layers, once *inlet* is filled, if there is one,
-    and the caches after it."""
+    """The next decode of a *group*, once *inlet* is filled, if there is one: what goes out, and
+    the caches after it."""
 
+    group: int
     inlet: Inlet | None
     slots: list[Any]
-    outputs: mx.array
+    outlet: Outlet
+    launched: bool = False
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Closing:
     """The end of a decode on rank 0: what is *drawn* once *inlet* is filled."""
 
+    n: int
+    group: int
     inlet: Inlet
     drawn: Drawn
+    launched: bool = False
+
+    def arrays(self) -> tuple[mx.array, ...]:
+        """What to launch."""
+        return (*self.drawn.arrays, *self.drawn.changed)
 
 
 class Ahead:
-    """What one rank has built ahead."""
+    """What one rank has done ahead. *launches* if it may launch what waits."""
 
-    def __init__(self) -> None:
-        self._likely: dict[int, None] = {}  # groups, in the order of their last decodes
-        self._decodings: dict[int, Decoding] = {}
-        self._closings: dict[int, Closing] = {}
+    def __init__(self, caches: CacheStore, doors: Doors, *, launches: bool) -> None:
+        self._caches: Final = caches
+        self._doors: Final = doors
+        self._launches: Final = launches
+        self._likely: Final[dict[int, None]] = {}  # groups, in the order of their last decodes
+        self._decodings: Final[dict[int, Decoding]] = {}
+        self._closings: Final[dict[int, Closing]] = {}
+        self._held: Decoding | Closing | None = None  # what the device waits in
+        self._left = 0  # decodes that are not launched
+        self._penalty = _LATE
 
-    def change(self, change: Change) -> None:
-        """The ledger has changed: what was built on it as it was is of no use."""
+    # ------------------------------------------------------------- what comes
+
+    def change(self, change: Change, decoding: int | None) -> None:
+        """A step that changes the ledger so has come, before the caches are changed; it is a
+        decode of group *decoding*, or none. What was done on the ledger as it was is of no use."""
         touched = {save.group for save in change.saved if save.group is not None}
-        for group in touched.union(change.regroup):
-            self._decodings.pop(group, None)
+        touched.update(change.regroup)
+        expected = None if decoding is None else self._decodings.get(decoding)
+        if expected is None or not expected.launched or change != Change():
+            self._give_up(_INTERRUPTED)
+        for group in touched:
+            self._forget(group)
             self._likely.pop(group, None)
 
     def decoded(self, group: int) -> None:
         """*group* has been given a decode, and the next is likely to be like it."""
         self._likely[group] = None
+        self._left = max(0, self._left - 1)
+
+    def decoding(
+        self, group: int, contents: Callable[[tuple[int, ...]], Buffer]
+    ) -> Decoding | None:
+        """The next decode of *group*, launched, if it was built; not given again. *contents* of
+        its inlet are asked for by shape."""
+        self._likely.pop(group, None)
+        decoding = self._decodings.get(group)
+        if decoding is None or not self._filled(decoding, contents):
+            return None
+        if not decoding.launched:
+            self._launch(decoding)
+        del self._decodings[group]
+        return decoding
+
+    def closing(self, n: int, contents: Callable[[tuple[int, ...]], Buffer]) -> Closing | None:
+        """The end of step *n*, launched, if it was built; not given again."""
+        closing = self._closings.get(n)
+        if closing is not self._held:
+            self._give_up(_INTERRUPTED)
+        if closing is None or not self._filled(closing, contents):
+            return None
+        if not closing.launched:
+            self._launch(closing)
+        del self._closings[n]
+        return closing
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the device waits in something, and so nothing else can be done on it."""
+        return self._held is not None
+
+    def end(self) -> None:
+        """Nothing of this will be asked for, and the device waits for nothing."""
+        if self._held is not None and self._held.inlet is not None:
+            self._held.inlet.shut()
+
+    # ---------------------------------------------------------- in the meantime
 
     def build(
         self,
         away: Mapping[int, Drawing],
-        close: Callable[[Drawing], Closing],
+        close: Callable[[Drawing], tuple[Inlet, Drawn]],
         decode: Callable[[int], Decoding],
     ) -> bool:
         """Build one thing that is to come; whether there was any. *close* makes the end of a step
@@ -79,7 +155,7 @@ class Ahead:
         raise is raised, and changes nothing."""
         n = next((n for n in away if n not in self._closings), None)
         if n is not None:
-            self._closings[n] = close(away[n])
+            self._closings[n] = Closing(n, away[n].group, *close(away[n]))
             return True
         group = next(iter(self._likely), None)
         if group is None:
@@ -88,11 +164,65 @@ class Ahead:
         del self._likely[group]
         return True
 
-    def decoding(self, group: int) -> Decoding | None:
-        """The next decode of *group*, if it was built; not given again."""
-        self._likely.pop(group, None)
-        return self._decodings.pop(group, None)
+    def launch(self) -> bool:
+        """Launch one thing that was built; whether there was any that may be."""
+        if not self._launches or self._left:
+            return False
+        waiting = {closing.group for closing in self._closings.values() if not closing.launched}
+        for decoding in self._decodings.values():
+            if not decoding.launched and decoding.inlet is None and decoding.group not in waiting:
+                self._launch(decoding)
+                return True
+        if self._held is not None:
+            return False
+        ready: list[Closing | Decoding] = [*self._closings.values(), *self._decodings.values()]
+        for built in ready:
+            if not built.launched and built.inlet is not None:
+                self._held = built
+                self._launch(built)
+                return True
+        return False
 
-    def closing(self, n: int) -> Closing | None:
-        """The end of step *n*, if it was built; not given again."""
-        return self._closings.pop(n, None)
+    # ------------------------------------------------------------------ inside
+
+    def _launch(self, built: Decoding | Closing) -> None:
+        built.launched = True
+        if built is self._held and built.inlet is not None:
+            built.inlet.hold()
+        if isinstance(built, Decoding):
+            self._caches.put(built.group, built.slots)
+            self._doors.start(built.outlet.ready)
+        else:
+            self._doors.start(*built.arrays())
+
+    def _filled(
+        self, built: Decoding | Closing, contents: Callable[[tuple[int, ...]], Buffer]
+    ) -> bool:
+        """Whether *built* goes on with *contents*."""
+        if built.inlet is None or built.inlet.fill(contents(built.inlet.shape)):
+            if built is self._held:
+                self._held = None
+            return True
+        self._give_up(self._penalty)
+        self._penalty = min(2 * self._penalty, _LATEST)
+        return False
+
+    def _give_up(self, leave: int) -> None:
+        """The device waits for nothing any more, and *leave* decodes will not be launched."""
+        held, self._held = self._held, None
+        if held is None:
+            return
+        if held.inlet is not None:
+            held.inlet.shut()
+        if isinstance(held, Closing):
+            del self._closings[held.n]
+        self._forget(held.group)
+        self._left = max(self._left, leave)
+
+    def _forget(self, group: int) -> None:
+        """The next decode of *group* was none, and will be built again."""
+        decoding = self._decodings.pop(group, None)
+        if decoding is not None:
+            self._likely[group] = None
+            if decoding.launched:
+                self._caches.cut(group)

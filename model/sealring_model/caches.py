@@ -65,6 +65,12 @@ class CacheStore:
         writes to their arrays in place."""
         self._home(group)[group] = slots
 
+    def cut(self, group: int) -> None:
+        """Take the last token of every row off the caches of *group*, which can be cut. What it
+        was is written over by the next."""
+        for cache in _flat(self.group(group)):
+            cache.trim(1)
+
     def _home(self, group: int) -> dict[int, list[Any]]:
         return self._single if group in self._single else self._batches
 

@@ -17,10 +17,10 @@ from sealring_protocol.codec.local_messages import Logprobs
 from sealring_protocol.codec.messages import Row
 
 from sealring_model.adjusting import Adjustment, Adjustments
+from sealring_model.doors import Doors, Outlet
 from sealring_model.logprobs import LogprobArrays, logprobs_of
 from sealring_model.rows import LastTokens, RowBook
 from sealring_model.sampling import sample
-from sealring_model.tensors import outgoing
 
 
 @attrs.frozen(eq=False)
@@ -40,14 +40,18 @@ class Drawn:
     """*tokens*, one for each row, uint32, and what is told of them, for the answer alone: the next
     decode reads an array of its own, and the next draw starts from what has *changed*."""
 
-    tokens: mx.array
+    tokens: Outlet
     logprobs: LogprobArrays | None
     changed: tuple[mx.array, ...]
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:
         """What an answer waits for."""
-        return (self.tokens, *(self.logprobs.arrays if self.logprobs else ()))
+        return (self.tokens.ready, *(self.logprobs.arrays if self.logprobs else ()))
+
+    def ids(self) -> tuple[int, ...]:
+        """The tokens, which must have come."""
+        return tuple(self.tokens.data().cast("I"))
 
     def told(self, n: int) -> tuple[Logprobs, ...]:
         """The messages that go before the answer to step *n*."""
@@ -57,7 +61,8 @@ class Drawn:
 class Draws:
     """The draws of every group, each following the one before."""
 
-    def __init__(self, book: RowBook, vocabulary: int) -> None:
+    def __init__(self, book: RowBook, vocabulary: int, doors: Doors) -> None:
+        self._doors: Final = doors
         self._book: Final = book
         self._last: Final = LastTokens()
         self._adjustments: Final = Adjustments(vocabulary)
@@ -92,7 +97,9 @@ class Draws:
         tokens = sample(adjusted, drawing.rows, drawing.positions)
         after = None if adjustment is None else adjustment.after(tokens)
         changed = () if after is None else after.arrays
-        drawn = Drawn(outgoing(tokens), logprobs_of(logits, drawing.rows, tokens), changed)
+        drawn = Drawn(
+            self._doors.outlet(tokens), logprobs_of(logits, drawing.rows, tokens), changed
+        )
         # Last, when nothing can fail any more: from now on the next draws follow this one.
         self._last.sampled(drawing.group, drawing.uids, tokens)
         if after is not None:

@@ -67,6 +67,7 @@ from sealring_model.group import backends, check_backend, join, medians
 from sealring_model.hops import PlainHops, SealedHops
 from sealring_model.launched import Launched
 from sealring_model.loading import ModelInfo, describe, find, memory_room
+from sealring_model.mailbox import doors
 from sealring_model.rows import RowBook
 from sealring_model.shares import Share, load_share, splits_of
 
@@ -105,12 +106,15 @@ class Engine:
                 if message is not None:
                     self._take(message)
         finally:
+            if self._executor is not None:
+                self._executor.end()
             self._answers.finish()
 
     def _prepare(self) -> None:
-        """Build ahead as long as there is nothing else to do."""
-        while self._executor is not None and self._channel.is_quiet and self._answers.is_idle:
-            if not self._executor.prepare():
+        """Build and launch ahead as long as there is nothing else to do."""
+        executor = self._executor
+        while executor is not None and self._channel.is_quiet:
+            if not (executor.launches or self._answers.is_idle) or not executor.prepare():
                 return
 
     def _take(self, message: LocalMessage) -> None:
@@ -176,6 +180,8 @@ class Engine:
     # ---------------------------------------------------------------- bootstrap
 
     def _bootstrap(self, place: Bootstrap) -> None:
+        if self._executor is not None:
+            self._executor.end()
         self._answers.drain()
         if self._executor is not None:
             self._compute_us += self._executor.compute_us
@@ -197,7 +203,10 @@ class Engine:
         """Take *place* with *loaded*."""
         tells = self._group is None or self._group.rank == 0
         hops = self._sealed if place.inner_seal else PlainHops()
-        self._executor = Executor(loaded, place, self._book, hops, self._room, tells=tells)
+        ways = doors(loaded.dtype, wait=self._group is None)
+        self._executor = Executor(
+            loaded, place, self._book, hops, self._room, doors=ways, tells=tells
+        )
         self._channel.send(self._ready(place, loaded))
 
     def _refuse(self, error: Exception, kind: FailureKind) -> None:

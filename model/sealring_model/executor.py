@@ -31,6 +31,7 @@ from __future__ import annotations
 import hmac
 import time
 from collections.abc import Callable
+from math import prod
 from typing import Final, TypeVar
 
 import attrs
@@ -52,9 +53,10 @@ from sealring_protocol.errors import SealringError
 from sealring_protocol.limits import MAX_SEALED_BODY
 from sealring_protocol.security.seal import PREFILL_GROUP, InnerContext
 
-from sealring_model.ahead import Ahead, Closing, Decoding
+from sealring_model.ahead import Ahead, Decoding
 from sealring_model.assemble import LoadedStage
 from sealring_model.caches import CacheStore, arrays
+from sealring_model.doors import Doors, Inlet, Outlet
 from sealring_model.drawing import Drawing, Drawn, Draws
 from sealring_model.errors import (
     FORWARD_ERRORS,
@@ -67,7 +69,7 @@ from sealring_model.errors import (
 from sealring_model.hops import Hops
 from sealring_model.launched import Clock, Launched, Pending
 from sealring_model.rows import RowBook
-from sealring_model.tensors import Inlet, data_of, from_data, ids_of, outgoing, start
+from sealring_model.tensors import from_data, start
 
 M = TypeVar("M", Step, StepDone)
 
@@ -96,6 +98,7 @@ class Executor:
         hops: Hops,
         limit: int,
         *,
+        doors: Doors,
         tells: bool = True,
     ) -> None:
         self._loaded: Final = loaded
@@ -104,14 +107,16 @@ class Executor:
         self._first: Final = place.rank == 0
         self._last: Final = place.rank == place.world - 1
         self._book: Final = book
-        self._draws: Final = Draws(book, loaded.vocabulary)
+        self._doors: Final = doors
+        self._draws: Final = Draws(book, loaded.vocabulary, doors)
         self._hops: Final = hops
         self._limit: Final = limit
         self._tells: Final = tells
         self._ledger: Final = Ledger()
         self._caches: Final = CacheStore(loaded.stage, self._ledger)
         self._away: Final[dict[int, Drawing]] = {}
-        self._ahead: Final = Ahead()
+        self._ahead: Final = Ahead(self._caches, doors, launches=self.launches)
+        self._stale = False
         self._due = 1
         self._finished = 0
         self._failure: Failure | None = None
@@ -122,6 +127,11 @@ class Executor:
     def prepares(self) -> bool:
         """Whether `prepare` may ever have something to do."""
         return self._place.world > 1 and self._loaded.blind
+
+    @property
+    def launches(self) -> bool:
+        """Whether it may launch something, and so has something to do while the device works."""
+        return self._doors.waits and self._loaded.trimmable
 
     @property
     def live_rows(self) -> int:
@@ -173,13 +183,22 @@ class Executor:
         return Launched(message, pending, arrived or started, started + opening, opening)
 
     def _done(self, message: M, do: Callable[[M], Pending]) -> Pending:
-        if self._failure is None:
+        failure = self._failure
+        if failure is None:
             try:
                 return do(message)
             except (SealringError, *FORWARD_ERRORS) as error:
-                self._failure = failure_of(error, self._place.rank)
-        failure = self._failure
+                failure = self._fail(error)
         return Pending((), lambda _: self._failed(message, failure))
+
+    def _fail(self, error: Exception) -> Failure:
+        self.end()
+        self._failure = failure = failure_of(error, self._place.rank)
+        return failure
+
+    def end(self) -> None:
+        """There will be no more steps: the device waits for nothing."""
+        self._ahead.end()
 
     def _failed(self, message: Step | StepDone, failure: Failure) -> Step | StepDone:
         if isinstance(message, StepDone) or self._last:
@@ -192,7 +211,7 @@ class Executor:
         self._check_ids(step)
         change = self._apply(step)
         self._check_room(step, change)
-        self._ahead.change(change)
+        self._ahead.change(change, step.work.group if isinstance(step.work, Decode) else None)
         self._caches.apply(change)
         self._remember(step, change)
         match step.work:
@@ -255,6 +274,9 @@ class Executor:
                 self._draws.give(join.uid, token)
         idle = (gone or change.dropped_snaps) and not self.live_rows
         if idle or isinstance(step.work, Prefill) or step.n % _FRESH == 0:
+            self._stale = True
+        if self._stale and not self._ahead.is_held:  # to give back may be to wait for the device
+            self._stale = False
             mx.clear_cache()
 
     def _decode(self, step: Step, group: int) -> Pending:
@@ -262,19 +284,16 @@ class Executor:
         if any(drawing.group == group for drawing in self._away.values()):
             raise LedgerError(f"group {group} decodes, and its last tokens have not come back")
         context = self._context(step.n, group, self._place.rank, uids)
-        built = self._ahead.decoding(group)
-        if built is None:
+        built = self._ahead.decoding(group, lambda shape: self._opened(step, context, shape))
+        if built is not None:
+            pending = self._decoded(step, group, built.outlet, built.inlet)
+        else:
             if self._first:
                 inputs = self._tokens(group)
             else:
                 inputs = self._received(step, context, self._block(len(uids)))
             outputs = self._stage.run(inputs, self._caches.group(group))
-        else:
-            outputs = built.outputs
-            if built.inlet is not None:
-                built.inlet.fill(self._opened(step, context, built.inlet.shape))
-            self._caches.put(group, built.slots)
-        pending = self._decoded(step, group, outputs)
+            pending = self._decoded(step, group, outputs)
         if self._ledger.length(uids[0]) % _TIDY == 0:
             self._caches.tidy(group)
         return pending
@@ -282,17 +301,19 @@ class Executor:
     def _tokens(self, group: int) -> mx.array:
         return self._draws.inputs(group, self._ledger.rows(group))[:, None]
 
-    def _decoded(self, step: Step, group: int, outputs: mx.array) -> Pending:
+    def _decoded(
+        self, step: Step, group: int, outputs: mx.array | Outlet, inlet: Inlet | None = None
+    ) -> Pending:
         uids = self._ledger.rows(group)
         if self._first:
             positions = tuple(self._ledger.length(uid) for uid in uids)
             drawing = self._draws.begin(group, uids, positions)
-            if self._last:
-                return self._draw(step, self._draws.end(drawing, self._stage.logits(outputs)))
+            if isinstance(outputs, mx.array) and self._last:
+                return self._drawn(step, self._draws.end(drawing, self._stage.logits(outputs)))
             self._away[step.n] = drawing
         self._ahead.decoded(group)
         context = self._context(step.n, group, self._place.rank + 1, uids)
-        return self._sending(step, context, outputs, ())
+        return self._sending(step, context, self._block(len(uids)), outputs, inlet=inlet)
 
     def _prefill(self, step: Step, uid: int, count: int) -> Pending:
         if self._first:
@@ -310,26 +331,32 @@ class Executor:
             start(written)
             return Pending(tuple(written), lambda clock: self._onward(step, clock, ()))
         context = self._context(step.n, PREFILL_GROUP, self._place.rank + 1, (uid,))
-        return self._sending(step, context, outputs, tuple(written))
+        return self._sending(step, context, outputs.shape, outputs, tuple(written))
 
     def _close(self, done: StepDone) -> Pending:
         drawing = self._away.pop(done.n, None)
         if drawing is None:
             raise LedgerError(f"hidden states of step {done.n} came back, and none are away")
         context = self._context(done.n, drawing.group, self._place.world, drawing.uids)
-        built = self._ahead.closing(done.n)
+        shape = self._block(len(drawing.uids))
+        built = self._ahead.closing(done.n, lambda shape: self._opened(done, context, shape))
         if built is not None:
-            built.inlet.fill(self._opened(done, context, built.inlet.shape))
-            return self._draw(done, built.drawn)
-        hidden = self._received(done, context, self._block(len(drawing.uids)))
-        return self._draw(done, self._draws.end(drawing, self._stage.logits(hidden)))
+            return self._draw(done, built.drawn, built.inlet)
+        hidden = self._received(done, context, shape)
+        return self._drawn(done, self._draws.end(drawing, self._stage.logits(hidden)))
 
-    # ---------------------------------------------------------------- built ahead
+    # ---------------------------------------------------------------- done ahead
 
     def prepare(self) -> bool:
-        """Build, on a rank of several, a part of what is to come (see `ahead`); whether there was
+        """Do, on a rank of several, a part of what is to come (see `ahead`); whether there was
         any. For when there is nothing else to do."""
         if self._failure is not None or not self.prepares:
+            return False
+        try:
+            if self._ahead.launch():
+                return True
+        except (SealringError, *FORWARD_ERRORS) as error:
+            self._fail(error)
             return False
         try:
             return self._ahead.build(self._away, self._closing, self._next)
@@ -339,13 +366,17 @@ class Executor:
     def _next(self, group: int) -> Decoding:
         slots = self._caches.fork(group)
         if self._first:
-            return Decoding(None, slots, self._stage.run(self._tokens(group), slots))
-        inlet = Inlet(self._loaded.dtype, self._block(len(self._ledger.rows(group))))
-        return Decoding(inlet, slots, self._stage.run(inlet.array, slots))
+            inlet, inputs = None, self._tokens(group)
+        else:
+            shape = self._block(len(self._ledger.rows(group)))
+            inlet = self._doors.inlet(self._loaded.dtype, shape)
+            inputs = inlet.array
+        outlet = self._doors.outlet(self._stage.run(inputs, slots))
+        return Decoding(group, inlet, slots, outlet)
 
-    def _closing(self, drawing: Drawing) -> Closing:
-        inlet = Inlet(self._loaded.dtype, self._block(len(drawing.uids)))
-        return Closing(inlet, self._draws.end(drawing, self._stage.logits(inlet.array)))
+    def _closing(self, drawing: Drawing) -> tuple[Inlet, Drawn]:
+        inlet = self._doors.inlet(self._loaded.dtype, self._block(len(drawing.uids)))
+        return inlet, self._draws.end(drawing, self._stage.logits(inlet.array))
 
     # --------------------------------------------------------- in, out, sampled
 
@@ -376,22 +407,32 @@ class Executor:
         return self._hops.open(context, tensor)
 
     def _sending(
-        self, step: Step, context: InnerContext, hidden: mx.array, others: tuple[mx.array, ...]
+        self,
+        step: Step,
+        context: InnerContext,
+        shape: tuple[int, ...],
+        hidden: mx.array | Outlet,
+        others: tuple[mx.array, ...] = (),
+        inlet: Inlet | None = None,
     ) -> Pending:
-        if hidden.nbytes > MAX_SEALED_BODY - _FRAME_SLACK:
+        """Hidden states of *shape* go out: an array to be launched, or what was launched behind
+        *inlet*."""
+        size = prod(shape) * self._loaded.dtype.width
+        if size > MAX_SEALED_BODY - _FRAME_SLACK:
             raise ModelError(
-                f"{hidden.shape[1]} tokens make {hidden.nbytes} bytes of hidden state, more than "
-                "a frame takes; read the prompt in smaller chunks"
+                f"{shape[1]} tokens make {size} bytes of hidden state, more than a frame takes; "
+                "read the prompt in smaller chunks"
             )
-        block = outgoing(hidden)
-        start(block, *others)
+        outlet = hidden if isinstance(hidden, Outlet) else self._doors.outlet(hidden)
+        if outlet is not hidden:
+            self._doors.start(outlet.ready, *others)
 
         def answer(clock: Clock) -> Step | StepDone:
-            shape = tuple(block.shape)
-            tensor = self._hops.seal(context, self._loaded.dtype, shape, data_of(block))
+            _check_filled(inlet)
+            tensor = self._hops.seal(context, self._loaded.dtype, shape, outlet.data())
             return self._onward(step, clock, (tensor,))
 
-        return Pending((block, *others), answer)
+        return Pending((outlet.ready, *others), answer)
 
     def _onward(self, step: Step, clock: Clock, tensors: tuple[Tensor, ...]) -> Step | StepDone:
         spent = (*step.spent, clock())
@@ -399,13 +440,22 @@ class Executor:
             return StepDone(step.epoch, step.n, tensors=tensors, spent=spent)
         return attrs.evolve(step, ids=(), tensors=tensors, spent=spent)
 
-    def _draw(self, message: Step | StepDone, drawn: Drawn) -> Pending:
-        start(*drawn.arrays, *drawn.changed)
+    def _drawn(self, message: Step | StepDone, drawn: Drawn) -> Pending:
+        self._doors.start(*drawn.arrays, *drawn.changed)
+        return self._draw(message, drawn, None)
+
+    def _draw(self, message: Step | StepDone, drawn: Drawn, inlet: Inlet | None) -> Pending:
+        """What *drawn*, that was launched behind *inlet*, is answered with."""
 
         def answer(clock: Clock) -> StepDone:
-            ids = ids_of(drawn.tokens)
-            return StepDone(message.epoch, message.n, ids, spent=(*message.spent, clock()))
+            _check_filled(inlet)
+            return StepDone(message.epoch, message.n, drawn.ids(), spent=(*message.spent, clock()))
 
         # Members of a group all compute what one of them tells, for their graphs to be the same.
         told = (lambda: drawn.told(message.n)) if self._tells else tuple
         return Pending(drawn.arrays, answer, told)
+
+
+def _check_filled(inlet: Inlet | None) -> None:
+    if inlet is not None and not inlet.was_filled:
+        raise IntegrityError("the device did not wait for the hidden states that came")

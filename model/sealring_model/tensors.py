@@ -46,42 +46,21 @@ def from_data(dtype: DType, shape: tuple[int, ...], data: Buffer) -> mx.array:
 
     Raises `IntegrityError` when *data* is not of the size that dtype and shape give.
     """
-    return _words(dtype, shape, data).view(MLX_DTYPES[dtype])
+    return words_of(dtype, shape, data).view(MLX_DTYPES[dtype])
 
 
-def _words(dtype: DType, shape: tuple[int, ...], data: Buffer) -> mx.array:
-    _check_size(dtype, shape, data)
+def words_of(dtype: DType, shape: tuple[int, ...], data: Buffer) -> mx.array:
+    """What `from_data` gives, as unsigned integers of the same width, evaluated."""
+    check_size(dtype, shape, data)
     words: Any = memoryview(data).cast("B").cast(_UNSIGNED[dtype.width], shape)
     return mx.array(words)
 
 
-def _check_size(dtype: DType, shape: tuple[int, ...], data: Buffer) -> None:
+def check_size(dtype: DType, shape: tuple[int, ...], data: Buffer) -> None:
+    """Raises `IntegrityError` when *data* is not of the size that dtype and shape give."""
     size = prod(shape) * dtype.width
     if len(data) != size:
         raise IntegrityError(f"{len(data)} bytes of hidden state where {size} belong")
-
-
-class Inlet:
-    """An array to build graphs on before its contents have come. Nothing of such a graph may be
-    evaluated until `fill` has been called, once."""
-
-    def __init__(self, dtype: DType, shape: tuple[int, ...]) -> None:
-        self._dtype: Final = dtype
-        self.shape: Final = shape
-        self._memory: Final = _words(dtype, shape, bytes(prod(shape) * dtype.width))
-        self.array: Final = self._memory.view(MLX_DTYPES[dtype])
-
-    def fill(self, data: Buffer) -> None:
-        """Put a copy of *data* into the array. Raises `IntegrityError` for *data* of another
-        size."""
-        _check_size(self._dtype, self.shape, data)
-        memory_of(self._memory).cast("B")[:] = data
-
-
-def ids_of(tokens: mx.array) -> tuple[int, ...]:
-    """*tokens*, a vector, as integers; waits for them."""
-    values: Any = tokens.tolist()
-    return tuple(values)
 
 
 def start(*values: mx.array) -> None:

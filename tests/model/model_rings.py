@@ -8,6 +8,7 @@ from pathlib import Path
 
 import attrs
 from sealring_model.assemble import LoadedStage, load_stage
+from sealring_model.doors import Doors
 from sealring_model.executor import Executor
 from sealring_model.hops import PlainHops, SealedHops
 from sealring_model.launched import Launched
@@ -93,8 +94,10 @@ class Ring:
         seal: bool = False,
         limit: int = 1 << 40,
         idle: Callable[[], int] = lambda: 0,
+        doors: Callable[[], Doors] = Doors,
     ) -> None:
-        """*idle* tells how much a rank builds ahead while it waits for its next message."""
+        """*idle* tells how much a rank does ahead while it waits for its next message; each has
+        its own *doors*."""
         info = describe(folder)
         self.bounds = tuple(bounds or (0, len(info.layers)))
         world = len(self.bounds) - 1
@@ -109,7 +112,7 @@ class Ring:
             loaded = stage_of(folder, self.bounds[rank], self.bounds[rank + 1])
             place = place_of(info, self.bounds, rank, seal)
             book = self.book if rank == 0 else RowBook()
-            self.executors.append(Executor(loaded, place, book, hops, limit))
+            self.executors.append(Executor(loaded, place, book, hops, limit, doors=doors()))
         self.idle = idle
         self.uids = iter(range(1, 1 << 30))
         self.last: dict[int, int] = {}

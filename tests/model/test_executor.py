@@ -13,6 +13,7 @@ from model_rings import (
     place_of,
     stage_of,
 )
+from sealring_model.doors import Doors
 from sealring_model.executor import Executor
 from sealring_model.hops import PlainHops, SealedHops
 from sealring_model.loading import describe
@@ -228,7 +229,9 @@ def _digest_with_row_two(ring: Ring) -> bytes:
 def test_without_a_key_nothing_goes_out(models):
     info = describe(models["llama"])
     place = place_of(info, (0, 2, 5), 0, True)
-    head = Executor(stage_of(models["llama"], 0, 2), place, RowBook(), SealedHops(), 1 << 40)
+    head = Executor(
+        stage_of(models["llama"], 0, 2), place, RowBook(), SealedHops(), 1 << 40, doors=Doors()
+    )
     ring = Ring(models["llama"], (0, 2, 5))
     assert not head.finish(head.launch(ring.author.write(open=(Open(1),)))).failed
     done = head.finish(head.launch(ring.author.write(work=Prefill(1, 0, 2), ids=(1, 2))))
@@ -239,7 +242,9 @@ def test_a_sealed_tensor_where_no_seal_was_agreed(models):
     _, step = sealed_pair(models)
     info = describe(models["llama"])
     place = place_of(info, (0, 2, 5), 1, False)
-    last = Executor(stage_of(models["llama"], 2, 5), place, RowBook(), PlainHops(), 1 << 40)
+    last = Executor(
+        stage_of(models["llama"], 2, 5), place, RowBook(), PlainHops(), 1 << 40, doors=Doors()
+    )
     last.finish(last.launch(Ring(models["llama"]).author.write(open=(Open(1),))))
     assert last.finish(last.launch(step)).failed.kind is FailureKind.INTEGRITY
 

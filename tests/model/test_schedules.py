@@ -11,6 +11,8 @@ import random
 import pytest
 from model_families import FAMILIES
 from model_rings import Ring
+from sealring_model import ahead
+from waiting import WaitingDoors
 
 LENGTH = 16
 SAMPLING = (
@@ -124,6 +126,26 @@ def alone(models):
         return known[key]
 
     return text
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_what_was_launched_on_a_guess_leaves_no_trace(models, alone, monkeypatch, family, seed):
+    """On a device that waits for hidden states, and may have gone on without them. All that may
+    be is launched ahead, whatever came of the guess before."""
+    for penalty in ("_INTERRUPTED", "_LATE", "_LATEST"):
+        monkeypatch.setattr(ahead, penalty, 0)
+    rng = random.Random(f"{family} {seed} waits")
+    ranks: list[WaitingDoors] = []
+
+    def doors() -> WaitingDoors:
+        ranks.append(WaitingDoors(lambda: rng.random() < 0.1))
+        return ranks[-1]
+
+    bounds = (0, 2, FAMILIES[family]["num_hidden_layers"])
+    ring = Ring(models[family], bounds, idle=lambda: rng.randrange(8), doors=doors)
+    Schedule(ring, rng, lambda prompt, way: alone(family, prompt, way)).run(70)
+    assert all(doors.waited > 5 and doors.missed > 5 for doors in ranks)
 
 
 @pytest.mark.parametrize("seed", range(2))

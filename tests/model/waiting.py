@@ -1,0 +1,74 @@
+"""Doors of a device that waits, on one that cannot.
+
+What is started behind an inlet that has not been filled is kept back, and started in order once it
+is, or has been shut: so it is what a device would do whose stream is held up. There may be one
+such inlet at a time, as for `Ahead`, and it may be filled too late.
+"""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+from sealring_model.doors import Doors, Inlet
+from sealring_protocol.codec.tensor import DType
+from sealring_protocol.codec.wire import Buffer
+
+
+class WaitingDoors(Doors):
+    """*late* tells, for each inlet that is waited for, whether it is filled too late. Of those,
+    *waited* were filled in time, and *missed* were not, or not at all."""
+
+    waits = True
+
+    def __init__(self, late: Callable[[], bool] = lambda: False) -> None:
+        self.late = late
+        self.held: _Waiting | None = None
+        self.waited = self.missed = 0
+        self._behind: list[tuple[mx.array, ...]] = []
+
+    def inlet(self, dtype: DType, shape: tuple[int, ...]) -> Inlet:
+        return _Waiting(self, super().inlet(dtype, shape))
+
+    def start(self, *arrays: mx.array) -> None:
+        if self.held is None:
+            super().start(*arrays)
+        else:
+            self._behind.append(arrays)
+
+    def go_on(self) -> None:
+        self.held = None
+        behind, self._behind = self._behind, []
+        for arrays in behind:
+            super().start(*arrays)
+
+
+class _Waiting(Inlet):
+    def __init__(self, doors: WaitingDoors, inlet: Inlet) -> None:
+        super().__init__(inlet.dtype, inlet.shape, inlet.array)
+        self._doors = doors
+        self._inlet = inlet
+        self._seen = True
+
+    def hold(self) -> None:
+        assert self._doors.held is None
+        self._doors.held = self
+
+    def fill(self, data: Buffer) -> bool:
+        waits = self._doors.held is self
+        if waits and self._doors.late():
+            self.shut()
+            return False
+        self._inlet.fill(data)
+        if waits:
+            self._doors.waited += 1
+            self._doors.go_on()
+        return True
+
+    def shut(self) -> None:
+        self._seen = False
+        if self._doors.held is self:
+            self._doors.missed += 1
+            self._doors.go_on()
+
+    @property
+    def was_filled(self) -> bool:
+        return self._seen
