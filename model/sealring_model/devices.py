@@ -15,9 +15,11 @@ import mlx.core as mx
 
 _M_ARENA_MAX: Final = -8  # malloc.h
 
-_SOON: Final = "30"
-"""Operations of one CUDA graph on a stage. MLX would launch a hundred at a time, while the device,
-which has nothing to do before the hidden states come, waits for the first."""
+_LAUNCHES: Final = 100
+"""Operations of one CUDA graph on a stage, or as many as make eight graphs of it. MLX takes no
+more than ten that the device has not done, and what waits for hidden states is not done."""
+_NODES: Final = 24
+"""Operations of a layer, at most: a guess."""
 
 
 def share_arena() -> None:
@@ -33,9 +35,9 @@ def share_arena() -> None:
         mallopt(_M_ARENA_MAX, 1)
 
 
-def choose_launches(*, nccl: bool, part: bool) -> None:
+def choose_launches(*, nccl: bool, part: int) -> None:
     """How MLX launches on CUDA, as long as it has launched nothing yet: for a member of a group
-    whose sums go over *nccl*, or for a *part* of the layers.
+    whose sums go over *nccl*, or for a *part* of so many layers, 0 for all.
 
     MLX records what it launches into CUDA graphs. For each sum that is recorded NCCL makes a stream
     and ends it again, so a member launches without: for 32 rows two H200s gave 1,500 to 2,100
@@ -44,4 +46,6 @@ def choose_launches(*, nccl: bool, part: bool) -> None:
     if nccl:
         os.environ.setdefault("MLX_USE_CUDA_GRAPHS", "0")
     elif part and mx.cuda.is_available():
-        os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", _SOON)
+        launches = max(_LAUNCHES, part * _NODES // 8)
+        os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", str(launches))
+        os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", str(1 << 20))

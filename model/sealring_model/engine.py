@@ -245,7 +245,7 @@ class Engine:
         group = self._group
         choose_launches(
             nccl=group is not None and group.backend is Backend.NCCL,
-            part=last - first < len(self._info.layers),
+            part=(last - first) % len(self._info.layers),
         )
         loaded = (
             load_stage(self._info, first, last)

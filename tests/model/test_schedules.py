@@ -145,7 +145,8 @@ def test_what_was_launched_on_a_guess_leaves_no_trace(models, alone, monkeypatch
     bounds = (0, 2, FAMILIES[family]["num_hidden_layers"])
     ring = Ring(models[family], bounds, idle=lambda: rng.randrange(8), doors=doors)
     Schedule(ring, rng, lambda prompt, way: alone(family, prompt, way)).run(70)
-    assert all(doors.waited > 5 and doors.missed > 5 for doors in ranks)
+    assert sum(doors.waited for doors in ranks) > 15
+    assert sum(doors.missed for doors in ranks) > 15
 
 
 @pytest.mark.parametrize("seed", range(2))
