@@ -275,7 +275,12 @@ class Executor:
         idle = (gone or change.dropped_snaps) and not self.live_rows
         if idle or isinstance(step.work, Prefill) or step.n % _FRESH == 0:
             self._stale = True
-        if self._stale and not self._ahead.is_held:  # to give back may be to wait for the device
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Give memory back that is due to be, unless that would be to wait for a device that
+        waits."""
+        if self._stale and not self._ahead.is_held:
             self._stale = False
             mx.clear_cache()
 
@@ -353,6 +358,7 @@ class Executor:
         if self._failure is not None or not self.prepares:
             return False
         try:
+            self._refresh()
             if self._ahead.launch():
                 return True
         except (SealringError, *FORWARD_ERRORS) as error:

@@ -16,7 +16,8 @@ that only, and asks afterwards (`Inlet.was_filled`): between looking at the cloc
 device, this process may be stopped for any time.
 
 Uses of one box follow each other with rising *tickets*, as in a stream do their kernels: one that
-was told to go on by an earlier use cannot be held by a later one.
+was told to go on by an earlier use cannot be held by a later one. A box that the device writes to
+is never one that the host writes to: what was given up may still be under way.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ _PATIENCE: Final = 100_000_000
 _HEAD: Final = 64
 """Bytes of a box before the contents: the last ticket that was filled, and the last one seen."""
 _TOLD, _SEEN = 0, 1
+
+_RELEASE_THRESHOLD: Final = 4  # cuda.h
 
 _SMALLEST: Final = 4096
 _LARGEST: Final = 1 << 20
@@ -169,7 +172,9 @@ class Mailbox(Doors):
     def __init__(self, *, waits: bool) -> None:
         self.waits = waits
         self._driver: Final = ctypes.CDLL("libcuda.so.1")
-        self._boxes: Final[dict[int, deque[_Box]]] = {}
+        self._keep_memory()
+        self._inboxes: Final[dict[int, deque[_Box]]] = {}
+        self._outboxes: Final[dict[int, deque[_Box]]] = {}
         make: Any = mx.fast.cuda_kernel
         self._wait: Final = make(
             name="sealring_wait",
@@ -186,22 +191,35 @@ class Mailbox(Doors):
             header=_HELPERS,
         )
 
-    def _loan(self, size: int) -> _Loan:
+    def _keep_memory(self) -> None:
+        """Have CUDA keep what MLX gives back: to take it from the device, it waits for that."""
+        device, pool = ctypes.c_int(), ctypes.c_void_p()
+        all_of_it = ctypes.c_uint64((1 << 64) - 1)
+        for error in (
+            self._driver.cuCtxGetDevice(ctypes.byref(device)),
+            self._driver.cuDeviceGetDefaultMemPool(ctypes.byref(pool), device),
+            self._driver.cuMemPoolSetAttribute(pool, _RELEASE_THRESHOLD, ctypes.byref(all_of_it)),
+        ):
+            if error:
+                raise OSError(f"libcuda says {error}")
+
+    def _loan(self, boxes: dict[int, deque[_Box]], size: int) -> _Loan:
         capacity = max(_SMALLEST, 1 << (size - 1).bit_length())
-        return _Loan(self._boxes.setdefault(capacity, deque()), self._driver, capacity)
+        return _Loan(boxes.setdefault(capacity, deque()), self._driver, capacity)
 
     def inlet(self, dtype: DType, shape: tuple[int, ...]) -> Inlet:
         """An array of *shape*, for which the device may wait."""
         if not self.waits:
             return super().inlet(dtype, shape)
-        return _WaitingInlet(self._loan(prod(shape) * dtype.width), self._wait, dtype, shape)
+        loan = self._loan(self._inboxes, prod(shape) * dtype.width)
+        return _WaitingInlet(loan, self._wait, dtype, shape)
 
     def outlet(self, array: mx.array) -> Outlet:
         """Where *array* comes out, in memory of the host."""
         size = array.nbytes
         if size > _LARGEST:
             return super().outlet(array)
-        loan = self._loan(size)
+        loan = self._loan(self._outboxes, size)
         (ready,) = self._post(
             inputs=[array, loan.box.where, mx.array(size, mx.uint32)],
             output_shapes=[(1,)],

@@ -35,7 +35,7 @@ def test_without_cuda_there_are_ordinary_doors():
 @pytest.mark.parametrize("dtype", [DType.F32, DType.BF16])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_goes_in_while_the_device_waits_comes_out(dtype, shape):
-    ways = made()
+    ways = doors(dtype, wait=True)
     data = data_for(dtype, shape)
     for _ in range(3):  # a box is used again
         inlet = ways.inlet(dtype, shape)
