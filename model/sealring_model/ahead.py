@@ -40,9 +40,10 @@ from sealring_model.doors import Doors, Inlet, Outlet
 from sealring_model.drawing import Drawing, Drawn
 
 _INTERRUPTED: Final = 4
-"""Decodes that are not launched ahead after one for which something else came first."""
-_LATE: Final = 64
-"""And after one that the device did not wait for long enough; twice as many after the next."""
+"""Decodes that are not launched ahead at first, nor after one for which something else came."""
+_LATE: Final = 16
+"""And after one that the device did not wait for long enough: as it does not where what is
+launched takes longer than that. Each time that this comes again at once there are twice as many."""
 _LATEST: Final = 4096
 
 
@@ -84,7 +85,7 @@ class Ahead:
         self._decodings: Final[dict[int, Decoding]] = {}
         self._closings: Final[dict[int, Closing]] = {}
         self._held: Decoding | Closing | None = None  # what the device waits in
-        self._left = 0  # decodes that are not launched
+        self._left = _INTERRUPTED  # decodes that are not launched
         self._penalty = _LATE
 
     # ------------------------------------------------------------- what comes
@@ -106,11 +107,9 @@ class Ahead:
         self._likely[group] = None
         self._left = max(0, self._left - 1)
 
-    def decoding(
-        self, group: int, contents: Callable[[tuple[int, ...]], Buffer]
-    ) -> Decoding | None:
-        """The next decode of *group*, launched, if it was built; not given again. *contents* of
-        its inlet are asked for by shape."""
+    def decoding(self, group: int, contents: Buffer | None) -> Decoding | None:
+        """The next decode of *group*, launched, on *contents* of its inlet; if it was built, and
+        not too late. Not given again."""
         self._likely.pop(group, None)
         decoding = self._decodings.get(group)
         if decoding is None or not self._filled(decoding, contents):
@@ -120,8 +119,8 @@ class Ahead:
         del self._decodings[group]
         return decoding
 
-    def closing(self, n: int, contents: Callable[[tuple[int, ...]], Buffer]) -> Closing | None:
-        """The end of step *n*, launched, if it was built; not given again."""
+    def closing(self, n: int, contents: Buffer) -> Closing | None:
+        """The end of step *n*, as `decoding` gives a decode."""
         closing = self._closings.get(n)
         if closing is not self._held:
             self._give_up(_INTERRUPTED)
@@ -195,13 +194,12 @@ class Ahead:
         else:
             self._doors.start(*built.arrays())
 
-    def _filled(
-        self, built: Decoding | Closing, contents: Callable[[tuple[int, ...]], Buffer]
-    ) -> bool:
+    def _filled(self, built: Decoding | Closing, contents: Buffer | None) -> bool:
         """Whether *built* goes on with *contents*."""
-        if built.inlet is None or built.inlet.fill(contents(built.inlet.shape)):
+        if built.inlet is None or contents is None or built.inlet.fill(contents):
             if built is self._held:
                 self._held = None
+                self._penalty = _LATE
             return True
         self._give_up(self._penalty)
         self._penalty = min(2 * self._penalty, _LATEST)

@@ -289,14 +289,13 @@ class Executor:
         if any(drawing.group == group for drawing in self._away.values()):
             raise LedgerError(f"group {group} decodes, and its last tokens have not come back")
         context = self._context(step.n, group, self._place.rank, uids)
-        built = self._ahead.decoding(group, lambda shape: self._opened(step, context, shape))
+        shape = self._block(len(uids))
+        came = None if self._first else self._opened(step, context, shape)
+        built = self._ahead.decoding(group, came)
         if built is not None:
             pending = self._decoded(step, group, built.outlet, built.inlet)
         else:
-            if self._first:
-                inputs = self._tokens(group)
-            else:
-                inputs = self._received(step, context, self._block(len(uids)))
+            inputs = self._tokens(group) if came is None else self._array(shape, came)
             outputs = self._stage.run(inputs, self._caches.group(group))
             pending = self._decoded(step, group, outputs)
         if self._ledger.length(uids[0]) % _TIDY == 0:
@@ -325,7 +324,8 @@ class Executor:
             inputs = mx.array(step.ids[len(step.join) :], mx.uint32)[None]
         else:
             context = self._context(step.n, PREFILL_GROUP, self._place.rank, (uid,))
-            inputs = self._received(step, context, (1, count, self._loaded.hidden))
+            shape = (1, count, self._loaded.hidden)
+            inputs = self._array(shape, self._opened(step, context, shape))
         slots = self._caches.row(uid)
         outputs = self._stage.run(inputs, slots)
         self._caches.settle(uid)
@@ -344,11 +344,12 @@ class Executor:
             raise LedgerError(f"hidden states of step {done.n} came back, and none are away")
         context = self._context(done.n, drawing.group, self._place.world, drawing.uids)
         shape = self._block(len(drawing.uids))
-        built = self._ahead.closing(done.n, lambda shape: self._opened(done, context, shape))
+        came = self._opened(done, context, shape)
+        built = self._ahead.closing(done.n, came)
         if built is not None:
             return self._draw(done, built.drawn, built.inlet)
-        hidden = self._received(done, context, shape)
-        return self._drawn(done, self._draws.end(drawing, self._stage.logits(hidden)))
+        logits = self._stage.logits(self._array(shape, came))
+        return self._drawn(done, self._draws.end(drawing, logits))
 
     # ---------------------------------------------------------------- done ahead
 
@@ -394,10 +395,8 @@ class Executor:
         """The shape of a decode's hidden states."""
         return rows, 1, self._loaded.hidden
 
-    def _received(
-        self, message: Step | StepDone, context: InnerContext, shape: tuple[int, ...]
-    ) -> mx.array:
-        return from_data(self._loaded.dtype, shape, self._opened(message, context, shape))
+    def _array(self, shape: tuple[int, ...], data: Buffer) -> mx.array:
+        return from_data(self._loaded.dtype, shape, data)
 
     def _opened(
         self, message: Step | StepDone, context: InnerContext, shape: tuple[int, ...]

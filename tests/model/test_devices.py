@@ -51,20 +51,19 @@ def test_where_the_processor_computes_threads_share_an_arena(how, environment, o
 
 
 GRAPHS, OPERATIONS = "MLX_USE_CUDA_GRAPHS", "MLX_MAX_OPS_PER_BUFFER"
-MEMORY = "MLX_MAX_MB_PER_BUFFER"
 
 
 @pytest.mark.parametrize(
     ("cuda", "said", "launches", "told"),
     [
         (True, {}, {"nccl": True, "part": 0}, ("0", None)),
-        (True, {}, {"nccl": True, "part": 16}, ("0", None)),
-        (True, {}, {"nccl": False, "part": 16}, (None, "100")),
+        (True, {}, {"nccl": True, "part": 16}, ("0", "100")),
+        (True, {}, {"nccl": False, "part": 16}, ("0", "100")),
+        (True, {}, {"nccl": False, "part": 80}, ("0", "240")),
         (True, {}, {"nccl": False, "part": 0}, (None, None)),
-        (True, {}, {"nccl": False, "part": 80}, (None, "240")),
         (False, {}, {"nccl": False, "part": 16}, (None, None)),
         (True, {GRAPHS: "1"}, {"nccl": True, "part": 0}, ("1", None)),
-        (True, {OPERATIONS: "50"}, {"nccl": False, "part": 16}, (None, "50")),
+        (True, {OPERATIONS: "50"}, {"nccl": False, "part": 16}, ("0", "50")),
     ],
 )
 def test_how_mlx_launches(cuda, said, launches, told, monkeypatch):
