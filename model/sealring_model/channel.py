@@ -51,7 +51,8 @@ class Channel:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, 4 * 1024 * 1024)
         self._sock = sock
-        self._inbox: queue.Queue[tuple[LocalMessage | ChannelClosed | None, int]] = queue.Queue()
+        self._inbox: queue.SimpleQueue[tuple[LocalMessage | ChannelClosed | None, int]]
+        self._inbox = queue.SimpleQueue()
         self.arrived = 0
         self._end: ChannelClosed | None = None
         self._sending = threading.Lock()
