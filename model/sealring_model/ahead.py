@@ -20,6 +20,12 @@ guess is then one token behind the last one of each row of the group, in caches 
 so it is cut off, and written again. Guesses that fail cost the device a decode, so after one some
 decodes are left to themselves.
 
+The decode before must be done by then. As long as the device works on it MLX holds the caches that
+it reads, and what is launched writes to copies: of as many layers as are not done yet, so that each
+launch is another CUDA graph, and that one may have to be made. To make one, as to load a kernel
+that was never used, CUDA waits for the whole device; hence the first decodes of a group are not
+launched ahead either.
+
 A rank alone has no use for any of this: it launches a step while the device works on the one
 before. And it is only for models whose forwards are *blind*, that is, never look at a value to
 decide what to do: such a one would see what an inlet has before it is filled.
@@ -45,6 +51,8 @@ _LATE: Final = 16
 """And after one that the device did not wait for long enough: as it does not where what is
 launched takes longer than that. Each time that this comes again at once there are twice as many."""
 _LATEST: Final = 4096
+_USUAL: Final = 3
+"""The decode of a group, since its rows changed, after which nothing about the next is new."""
 
 
 @attrs.define(eq=False)
@@ -82,6 +90,7 @@ class Ahead:
         self._doors: Final = doors
         self._launches: Final = launches
         self._likely: Final[dict[int, None]] = {}  # groups, in the order of their last decodes
+        self._runs: Final[dict[int, tuple[int, int]]] = {}  # by group: decodes, the last one's step
         self._decodings: Final[dict[int, Decoding]] = {}
         self._closings: Final[dict[int, Closing]] = {}
         self._held: Decoding | Closing | None = None  # what the device waits in
@@ -101,11 +110,13 @@ class Ahead:
         for group in touched:
             self._forget(group)
             self._likely.pop(group, None)
+            self._runs.pop(group, None)
 
-    def decoded(self, group: int) -> None:
-        """*group* has been given a decode, and the next is likely to be like it."""
+    def decoded(self, group: int, n: int) -> None:
+        """*group* has been given a decode, step *n*, and the next is likely to be like it."""
         self._likely[group] = None
         self._left = max(0, self._left - 1)
+        self._runs[group] = self._runs.get(group, (0, 0))[0] + 1, n
 
     def decoding(self, group: int, contents: Buffer | None) -> Decoding | None:
         """The next decode of *group*, launched, on *contents* of its inlet; if it was built, and
@@ -163,24 +174,30 @@ class Ahead:
         del self._likely[group]
         return True
 
-    def launch(self) -> bool:
-        """Launch one thing that was built; whether there was any that may be."""
+    def launch(self, done: int) -> bool:
+        """Launch one thing that was built; whether there was any that may be. Steps up to *done*
+        are, on the device."""
         if not self._launches or self._left:
             return False
+        ready: list[Closing | Decoding] = [*self._closings.values(), *self._decodings.values()]
+        ready = [built for built in ready if not built.launched and self._is_usual(built, done)]
         waiting = {closing.group for closing in self._closings.values() if not closing.launched}
-        for decoding in self._decodings.values():
-            if not decoding.launched and decoding.inlet is None and decoding.group not in waiting:
-                self._launch(decoding)
+        for built in ready:
+            if built.inlet is None and built.group not in waiting:
+                self._launch(built)
                 return True
         if self._held is not None:
             return False
-        ready: list[Closing | Decoding] = [*self._closings.values(), *self._decodings.values()]
         for built in ready:
-            if not built.launched and built.inlet is not None:
+            if built.inlet is not None:
                 self._held = built
                 self._launch(built)
                 return True
         return False
+
+    def _is_usual(self, built: Closing | Decoding, done: int) -> bool:
+        decodes, last = self._runs.get(built.group, (0, 0))
+        return decodes >= _USUAL and last <= done
 
     # ------------------------------------------------------------------ inside
 

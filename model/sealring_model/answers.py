@@ -8,6 +8,8 @@ this one waits, seals and sends, in the order of launching.
 
 Whoever waits for the answer waits for this thread, and both need the interpreter. So graphs that
 are not needed yet are built (see `ahead`) once every answer is out, of which this thread tells.
+Where they are launched as well there is no time to wait for that; but a decode is launched once the
+one before is done, and so this thread tells of each.
 
 MLX lets any thread wait for an array that is on its way, but not two threads use one while it is:
 what `Launched` holds is for this thread alone (`tensors.outgoing`), and no graph is made here.
@@ -62,7 +64,7 @@ class Answers:
 
     def _run(self) -> None:
         while (job := self._queue.get()) is not None:
-            prepares = job[0].prepares
+            prepares, launches = job[0].prepares, job[0].launches
             try:
                 self._answer(*job)
             except ChannelClosed as error:
@@ -72,7 +74,7 @@ class Answers:
                 del job
                 self._room.release()
                 self._queue.task_done()
-            if prepares and self.is_idle:
+            if prepares and (launches or self.is_idle):
                 self._channel.wake()
 
     def _answer(self, executor: Executor, launched: Launched) -> None:

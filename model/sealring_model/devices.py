@@ -15,14 +15,17 @@ import mlx.core as mx
 
 _M_ARENA_MAX: Final = -8  # malloc.h
 
-_TASKS: Final = 8
-"""MLX hands the device so many operations at a time, and lets ten of these wait to be done. All of
-a stage has to fit into them, for it may be launched before the device can begin (see `mailbox`)."""
+_GRAPHS: Final = 8
+"""MLX hands the device CUDA graphs of so many operations, and lets ten of these wait to be done.
+All of a stage has to fit into them, for it may be launched before the device can begin (see
+`mailbox`)."""
 _OPERATIONS: Final = 24
 """Operations of a layer, at most: a guess."""
 _DEFAULT: Final = 100
 """What MLX does with as large a device, and not more: memory that operations have used is free
 when those are done that they were handed over with."""
+_ANY: Final = 1 << 20
+"""Mebibytes, weights and all, that the operations of one graph may use: no limit."""
 
 
 def share_arena() -> None:
@@ -42,14 +45,19 @@ def choose_launches(*, nccl: bool, part: int) -> None:
     """How MLX launches on CUDA, as long as it has launched nothing yet: for a member of a group
     whose sums go over *nccl*, or for a *part* of so many layers, 0 for all.
 
-    MLX records what it launches into CUDA graphs; for these two it does not. For each sum that is
-    recorded NCCL makes a stream and ends it again: for 32 rows two H200s gave 1,500 to 2,100
-    tokens/s, and 600 to 900 with graphs. And to make a graph CUDA waits for the whole device, which
-    may itself wait for hidden states. That costs a stage half a millisecond, of the two that it
-    has from not being launched when they come.
+    MLX records what it launches into CUDA graphs. For each sum that is recorded NCCL makes a stream
+    and ends it again, so a member launches without: for 32 rows two H200s gave 1,500 to 2,100
+    tokens/s, and 600 to 900 with graphs.
+
+    It keeps the graphs that it has made, and from the 800th that it makes on it raises an error
+    each time, be it after days: that is for whoever tries to make programs fast, and is switched
+    off.
     """
-    if nccl or (part and mx.cuda.is_available()):
+    if nccl:
         os.environ.setdefault("MLX_USE_CUDA_GRAPHS", "0")
-    if part and mx.cuda.is_available():
-        operations = max(_DEFAULT, part * _OPERATIONS // _TASKS)
-        os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", str(operations))
+    if mx.cuda.is_available():
+        os.environ.setdefault("MLX_ENABLE_CACHE_THRASHING_CHECK", "0")
+        if part:
+            operations = max(_DEFAULT, part * _OPERATIONS // _GRAPHS)
+            os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", str(operations))
+            os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", str(_ANY))

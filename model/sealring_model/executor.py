@@ -119,6 +119,7 @@ class Executor:
         self._stale = False
         self._due = 1
         self._finished = 0
+        self._done_to = 0
         self._failure: Failure | None = None
         self._lost: Failure | None = None
         self.compute_us = 0
@@ -131,7 +132,7 @@ class Executor:
     @property
     def launches(self) -> bool:
         """Whether it may launch something, and so has something to do while the device works."""
-        return self._doors.waits and self._loaded.trimmable
+        return self.prepares and self._doors.waits and self._loaded.trimmable
 
     @property
     def live_rows(self) -> int:
@@ -159,6 +160,8 @@ class Executor:
         if self._lost is None:
             try:
                 mx.eval(*launched.pending.arrays)
+                if isinstance(launched.message, Step):
+                    self._done_to = launched.message.n
                 return launched.pending.answer(self._stopped(launched))
             except (SealringError, *FORWARD_ERRORS) as error:
                 # Nothing of this epoch is waited for again: a collective that has lost a member
@@ -315,7 +318,7 @@ class Executor:
             if isinstance(outputs, mx.array) and self._last:
                 return self._drawn(step, self._draws.end(drawing, self._stage.logits(outputs)))
             self._away[step.n] = drawing
-        self._ahead.decoded(group)
+        self._ahead.decoded(group, step.n)
         context = self._context(step.n, group, self._place.rank + 1, uids)
         return self._sending(step, context, self._block(len(uids)), outputs, inlet=inlet)
 
@@ -360,7 +363,7 @@ class Executor:
             return False
         try:
             self._refresh()
-            if self._ahead.launch():
+            if self._ahead.launch(self._done_to):
                 return True
         except (SealringError, *FORWARD_ERRORS) as error:
             self._fail(error)

@@ -50,24 +50,29 @@ def test_where_the_processor_computes_threads_share_an_arena(how, environment, o
     assert (ran.stdout.count("<heap ") == 1) == one
 
 
-GRAPHS, OPERATIONS = "MLX_USE_CUDA_GRAPHS", "MLX_MAX_OPS_PER_BUFFER"
+GRAPHS, OPERATIONS, CHECK = (
+    "MLX_USE_CUDA_GRAPHS",
+    "MLX_MAX_OPS_PER_BUFFER",
+    "MLX_ENABLE_CACHE_THRASHING_CHECK",
+)
 
 
 @pytest.mark.parametrize(
     ("cuda", "said", "launches", "told"),
     [
-        (True, {}, {"nccl": True, "part": 0}, ("0", None)),
-        (True, {}, {"nccl": True, "part": 16}, ("0", "100")),
-        (True, {}, {"nccl": False, "part": 16}, ("0", "100")),
-        (True, {}, {"nccl": False, "part": 80}, ("0", "240")),
-        (True, {}, {"nccl": False, "part": 0}, (None, None)),
-        (False, {}, {"nccl": False, "part": 16}, (None, None)),
-        (True, {GRAPHS: "1"}, {"nccl": True, "part": 0}, ("1", None)),
-        (True, {OPERATIONS: "50"}, {"nccl": False, "part": 16}, ("0", "50")),
+        (True, {}, {"nccl": True, "part": 0}, ("0", None, "0")),
+        (True, {}, {"nccl": True, "part": 16}, ("0", "100", "0")),
+        (True, {}, {"nccl": False, "part": 16}, (None, "100", "0")),
+        (True, {}, {"nccl": False, "part": 80}, (None, "240", "0")),
+        (True, {}, {"nccl": False, "part": 0}, (None, None, "0")),
+        (False, {}, {"nccl": False, "part": 16}, (None, None, None)),
+        (True, {GRAPHS: "1"}, {"nccl": True, "part": 0}, ("1", None, "0")),
+        (True, {OPERATIONS: "50"}, {"nccl": False, "part": 16}, (None, "50", "0")),
+        (True, {CHECK: "1"}, {"nccl": False, "part": 0}, (None, None, "1")),
     ],
 )
 def test_how_mlx_launches(cuda, said, launches, told, monkeypatch):
     monkeypatch.setattr(mx.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(os, "environ", said.copy())
     choose_launches(**launches)
-    assert (os.environ.get(GRAPHS), os.environ.get(OPERATIONS)) == told
+    assert tuple(map(os.environ.get, (GRAPHS, OPERATIONS, CHECK))) == told
