@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import attrs
 from sealring_model.tokens import Tokenizer
@@ -56,14 +56,16 @@ Runs: TypeAlias = Mapping[Case, Callable[[], float]]
 """What to run of one side that is up; each gives tokens a second."""
 
 
-def measure(plan: Plan, size: SizeName, tell: Callable[[str], None]) -> list[Result]:
+Split: TypeAlias = Literal["tensor", "pipeline", "both"]
+"""Which of our ways to split the model is measured."""
+
+
+def measure(
+    plan: Plan, size: SizeName, tell: Callable[[str], None], split: Split = "both"
+) -> list[Result]:
     """Tokens a second over all rows, medians. Raises `OperationError`."""
     one, many = Case(1, 1, 1), Case(1, 1, plan.rows)
     alone, few, both = Case(2, 1, 1), Case(2, 1, plan.rows), Case(2, 2, 2 * plan.rows)
-    with tempfile.TemporaryDirectory(prefix="sealring-") as folder:
-        tell("writing the model")
-        model = write_random_model(Path(folder), size, "bf16")
-        found = _take_turns(plan, _sides(plan, model), tell)
     told = [
         ((TP, alone), (THEIRS, alone), 1.1),
         ((TP, few), (THEIRS, few), None),
@@ -73,6 +75,14 @@ def measure(plan: Plan, size: SizeName, tell: Callable[[str], None]) -> list[Res
         ((ONE, one), (THEIR_ONE, one), None),
         ((ONE, many), (THEIR_ONE, many), None),
     ]
+    left_out = {"tensor": PP, "pipeline": TP, "both": None}[split]
+    told = [line for line in told if line[0][0] != left_out]
+    wanted = {side for ours, its, _ in told for side, _ in (ours, its)}
+    with tempfile.TemporaryDirectory(prefix="sealring-") as folder:
+        tell("writing the model")
+        model = write_random_model(Path(folder), size, "bf16")
+        sides = {name: up for name, up in _sides(plan, model).items() if name in wanted}
+        found = _take_turns(plan, sides, tell)
     return [
         Result(
             f"{size} bf16, {ours[0]}, {ours[1]}", "tokens/s", found[ours], found[its], its[0], to

@@ -113,6 +113,7 @@ def tp(
 def gpus(
     *,
     size: Literal["25m", "450m", "8b"] = "8b",
+    split: Literal["tensor", "pipeline", "both"] = "both",
     rows: Count = 32,
     turns: Count = 2,
     tokens: Count = 128,
@@ -127,11 +128,14 @@ def gpus(
 
         sealring bench gpus
         sealring bench gpus --size 450m --json
+        sealring bench gpus --split pipeline
 
     Parameters
     ----------
     size
         Parameters of the model.
+    split
+        How the model is split over two GPUs.
     rows
         Rows of a batch; the pipeline has two such batches in flight.
     turns
@@ -146,5 +150,5 @@ def gpus(
     """
     from sealring_trio.bench.gpus import Plan, measure  # noqa: PLC0415
 
-    results = measure(Plan(rows=rows, turns=turns, tokens=tokens), size, teller())
+    results = measure(Plan(rows=rows, turns=turns, tokens=tokens), size, teller(), split)
     return report(results, json=json, check=check)
