@@ -33,6 +33,7 @@ decide what to do: such a one would see what an inlet has before it is filled.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -44,6 +45,7 @@ from sealring_protocol.control.ledger import Change
 from sealring_model.caches import CacheStore
 from sealring_model.doors import Doors, Inlet, Outlet
 from sealring_model.drawing import Drawing, Drawn
+from sealring_model.errors import FORWARD_ERRORS
 
 _INTERRUPTED: Final = 4
 """Decodes that are not launched ahead at first, nor after one for which something else came."""
@@ -65,6 +67,10 @@ class Decoding:
     slots: list[Any]
     outlet: Outlet
     launched: bool = False
+
+    def arrays(self) -> tuple[mx.array, ...]:
+        """What to launch."""
+        return (self.outlet.ready,)
 
 
 @attrs.define(eq=False)
@@ -149,8 +155,10 @@ class Ahead:
 
     def end(self) -> None:
         """Nothing of this will be asked for, and the device waits for nothing."""
-        if self._held is not None and self._held.inlet is not None:
-            self._held.inlet.shut()
+        launches: list[Closing | Decoding] = [*self._closings.values(), *self._decodings.values()]
+        with contextlib.suppress(*FORWARD_ERRORS):
+            for built in launches:
+                self._finish(built)
 
     # ---------------------------------------------------------- in the meantime
 
@@ -207,9 +215,7 @@ class Ahead:
             built.inlet.hold()
         if isinstance(built, Decoding):
             self._caches.put(built.group, built.slots)
-            self._doors.start(built.outlet.ready)
-        else:
-            self._doors.start(*built.arrays())
+        self._doors.start(*built.arrays())
 
     def _filled(self, built: Decoding | Closing, contents: Buffer | None) -> bool:
         """Whether *built* goes on with *contents*."""
@@ -227,17 +233,25 @@ class Ahead:
         held, self._held = self._held, None
         if held is None:
             return
-        if held.inlet is not None:
-            held.inlet.shut()
+        self._finish(held)
         if isinstance(held, Closing):
             del self._closings[held.n]
         self._forget(held.group)
         self._left = max(self._left, leave)
+
+    def _finish(self, built: Decoding | Closing) -> None:
+        """Nobody wants *built* any more. What the device works on is not let go before it is done:
+        MLX would give its memory to others who may look at it too soon."""
+        if built.launched:
+            if built.inlet is not None:
+                built.inlet.shut()
+            mx.eval(*built.arrays())
 
     def _forget(self, group: int) -> None:
         """The next decode of *group* was none, and will be built again."""
         decoding = self._decodings.pop(group, None)
         if decoding is not None:
             self._likely[group] = None
+            self._finish(decoding)
             if decoding.launched:
                 self._caches.cut(group)

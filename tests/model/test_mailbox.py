@@ -101,7 +101,7 @@ def test_an_inlet_that_will_not_be_filled_holds_nothing_up(how):
     ways.start(outlets[1].ready)
     data = data_for(DType.F32, (1, 1, 8))
     assert second.fill(data)
-    mx.eval(outlets[1].ready)
+    mx.eval(*(outlet.ready for outlet in outlets))
     assert second.was_filled
     assert bytes(outlets[1].data()) == data
 
@@ -124,10 +124,11 @@ def test_much_can_be_done_while_the_device_waits():
         mx.array([1.0, 2.0, 3.0])
         other = ways.inlet(DType.F32, (3, 1, 8192 << holds))
         ways.outlet(other.array)
-        ways.start(*(weights @ weights + at for at in range(200)))
+        others = [weights @ weights + at for at in range(200)]
+        ways.start(*others)
         mx.clear_cache()
         assert inlet.fill(data)
-        mx.eval(outlet.ready)
+        mx.eval(outlet.ready, *others)
         assert inlet.was_filled
 
 
