@@ -47,11 +47,12 @@ from sealring_model.doors import Doors, Inlet, Outlet
 from sealring_model.drawing import Drawing, Drawn
 from sealring_model.errors import FORWARD_ERRORS
 
-_INTERRUPTED: Final = 4
-"""Decodes that are not launched ahead at first, nor after one for which something else came."""
-_LATE: Final = 16
-"""And after one that the device did not wait for long enough: as it does not where what is
-launched takes longer than that. Each time that this comes again at once there are twice as many."""
+_UNUSUAL: Final = 4
+"""Decodes that are not launched ahead at first, nor after a step that is more than a decode: where
+rows come and go, the next such step is soon to come."""
+_LATE: Final = 4
+"""And after one that the device did not wait for long enough. Each time that this comes again at
+once there are twice as many: the other ranks may be slower than that."""
 _LATEST: Final = 4096
 _USUAL: Final = 3
 """The decode of a group, since its rows changed, after which nothing about the next is new."""
@@ -100,7 +101,7 @@ class Ahead:
         self._decodings: Final[dict[int, Decoding]] = {}
         self._closings: Final[dict[int, Closing]] = {}
         self._held: Decoding | Closing | None = None  # what the device waits in
-        self._left = _INTERRUPTED  # decodes that are not launched
+        self._left = _UNUSUAL  # decodes that are not launched
         self._penalty = _LATE
 
     # ------------------------------------------------------------- what comes
@@ -110,9 +111,12 @@ class Ahead:
         decode of group *decoding*, or none. What was done on the ledger as it was is of no use."""
         touched = {save.group for save in change.saved if save.group is not None}
         touched.update(change.regroup)
+        plain = decoding is not None and change == Change()
+        if not plain:
+            self._left = max(self._left, _UNUSUAL)
         expected = None if decoding is None else self._decodings.get(decoding)
-        if expected is None or not expected.launched or change != Change():
-            self._give_up(_INTERRUPTED)
+        if not plain or expected is None or not expected.launched:
+            self._give_up(_UNUSUAL)
         for group in touched:
             self._forget(group)
             self._likely.pop(group, None)
@@ -140,7 +144,7 @@ class Ahead:
         """The end of step *n*, as `decoding` gives a decode."""
         closing = self._closings.get(n)
         if closing is not self._held:
-            self._give_up(_INTERRUPTED)
+            self._give_up(_UNUSUAL)
         if closing is None or not self._filled(closing, contents):
             return None
         if not closing.launched:

@@ -36,8 +36,9 @@ from sealring_protocol.codec.wire import Buffer
 from sealring_model.doors import Doors, Inlet, Outlet
 from sealring_model.tensors import MLX_DTYPES, check_size
 
-_PATIENCE: Final = 100_000_000
-"""Nanoseconds that the device waits at an inlet, at most."""
+_PATIENCE: Final = 30_000_000
+"""Nanoseconds that the device waits at an inlet, at most. Where hidden states take longer to come
+than half of that, what is launched before they come gains little."""
 
 _HEAD: Final = 64
 """Bytes of a box before the contents: the last ticket that was filled, and the last one seen."""

@@ -133,7 +133,7 @@ def alone(models):
 def test_what_was_launched_on_a_guess_leaves_no_trace(models, alone, monkeypatch, family, seed):
     """On a device that waits for hidden states, and may have gone on without them. All that may
     be is launched ahead, whatever came of the guess before."""
-    for patience in ("_INTERRUPTED", "_LATE", "_LATEST", "_USUAL"):
+    for patience in ("_UNUSUAL", "_LATE", "_LATEST", "_USUAL"):
         monkeypatch.setattr(ahead, patience, 0)
     rng = random.Random(f"{family} {seed} waits")
     ranks: list[WaitingDoors] = []
