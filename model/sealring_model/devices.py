@@ -41,6 +41,28 @@ def share_arena() -> None:
         mallopt(_M_ARENA_MAX, 1)
 
 
+def shares_device() -> bool:
+    """Whether another process computes on the CUDA device of this one, as far as that can be told.
+
+    They take turns, and one that has its device wait takes its turns with nothing.
+    """
+    try:
+        driver, management = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libnvidia-ml.so.1")
+        device, handle, count = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint()
+        name = ctypes.create_string_buffer(32)
+        found = (
+            driver.cuCtxGetDevice(ctypes.byref(device)) == 0
+            and driver.cuDeviceGetPCIBusId(name, len(name), device) == 0
+            and management.nvmlInit_v2() == 0
+            and management.nvmlDeviceGetHandleByPciBusId_v2(name, ctypes.byref(handle)) == 0
+        )
+        if found:  # says that there is no room for as many as it has counted
+            management.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), None)
+    except (OSError, AttributeError):
+        return False
+    return count.value > 1
+
+
 def choose_launches(*, nccl: bool, part: int) -> None:
     """How MLX launches on CUDA, as long as it has launched nothing yet: for a member of a group
     whose sums go over *nccl*, or for a *part* of so many layers, 0 for all.

@@ -60,7 +60,7 @@ from sealring_protocol.codec.messages import (
 from sealring_model.answers import Answers
 from sealring_model.assemble import LoadedStage, load_stage
 from sealring_model.channel import Channel, ChannelBroken, ChannelClosed
-from sealring_model.devices import choose_launches, share_arena
+from sealring_model.devices import choose_launches, share_arena, shares_device
 from sealring_model.errors import FORWARD_ERRORS, GroupError, LoadError, ModelError, told
 from sealring_model.executor import Executor
 from sealring_model.group import backends, check_backend, join, medians
@@ -203,7 +203,8 @@ class Engine:
         """Take *place* with *loaded*."""
         tells = self._group is None or self._group.rank == 0
         hops = self._sealed if place.inner_seal else PlainHops()
-        ways = doors(loaded.dtype, wait=self._group is None)
+        # Members of a group would wait with one that waits, for what is only a guess.
+        ways = doors(loaded.dtype, wait=self._group is None and not shares_device())
         self._executor = Executor(
             loaded, place, self._book, hops, self._room, doors=ways, tells=tells
         )

@@ -31,10 +31,8 @@ from __future__ import annotations
 import hmac
 import time
 from collections.abc import Callable
-from math import prod
 from typing import Final, TypeVar
 
-import attrs
 import mlx.core as mx
 from sealring_protocol.codec.messages import (
     Bootstrap,
@@ -46,36 +44,29 @@ from sealring_protocol.codec.messages import (
     Step,
     StepDone,
 )
-from sealring_protocol.codec.tensor import Tensor
 from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.control.ledger import Change, Ledger
 from sealring_protocol.errors import SealringError
-from sealring_protocol.limits import MAX_SEALED_BODY
-from sealring_protocol.security.seal import PREFILL_GROUP, InnerContext
+from sealring_protocol.security.seal import PREFILL_GROUP
 
 from sealring_model.ahead import Ahead, Decoding
 from sealring_model.assemble import LoadedStage
 from sealring_model.caches import CacheStore, arrays
-from sealring_model.doors import Doors, Inlet, Outlet
+from sealring_model.doors import Doors, Inlet
 from sealring_model.drawing import Drawing, Drawn, Draws
 from sealring_model.errors import (
     FORWARD_ERRORS,
-    IntegrityError,
     LedgerError,
-    ModelError,
     RoomError,
     failure_of,
 )
 from sealring_model.hops import Hops
 from sealring_model.launched import Clock, Launched, Pending
+from sealring_model.passage import Passage, check_filled
 from sealring_model.rows import RowBook
-from sealring_model.tensors import from_data, start
+from sealring_model.tensors import start
 
 M = TypeVar("M", Step, StepDone)
-
-_FRAME_SLACK: Final = 256 * 1024
-"""Bytes of a frame kept for everything but the hidden states."""
-
 
 _FRESH: Final = 256
 """Steps after which MLX gives back the memory that it keeps for arrays of sizes seen before. As
@@ -108,6 +99,7 @@ class Executor:
         self._last: Final = place.rank == place.world - 1
         self._book: Final = book
         self._doors: Final = doors
+        self._passage: Final = Passage(place, loaded.dtype, loaded.hidden, hops, doors)
         self._draws: Final = Draws(book, loaded.vocabulary, doors)
         self._hops: Final = hops
         self._limit: Final = limit
@@ -167,7 +159,7 @@ class Executor:
                 # Nothing of this epoch is waited for again: a collective that has lost a member
                 # says so once or twice, and then never comes back.
                 self._lost = self._failure = self._failure or failure_of(error, self._place.rank)
-        return self._failed(launched.message, self._lost)
+        return self._passage.failed(launched.message, self._lost)
 
     def _stopped(self, launched: Launched) -> Clock:
         """The clock of *launched*, whose arrays are there; sealing them is still to come."""
@@ -192,7 +184,7 @@ class Executor:
                 return do(message)
             except (SealringError, *FORWARD_ERRORS) as error:
                 failure = self._fail(error)
-        return Pending((), lambda _: self._failed(message, failure))
+        return Pending((), lambda _: self._passage.failed(message, failure))
 
     def _fail(self, error: Exception) -> Failure:
         self.end()
@@ -202,11 +194,6 @@ class Executor:
     def end(self) -> None:
         """There will be no more steps: the device waits for nothing."""
         self._ahead.end()
-
-    def _failed(self, message: Step | StepDone, failure: Failure) -> Step | StepDone:
-        if isinstance(message, StepDone) or self._last:
-            return StepDone(message.epoch, message.n, spent=message.spent, failed=failure)
-        return attrs.evolve(message, ids=(), tensors=(), failed=failure)
 
     # --------------------------------------------------------------- the steps
 
@@ -223,7 +210,7 @@ class Executor:
             case Prefill(uid, _, count):
                 return self._prefill(step, uid, count)
             case NoWork():
-                return Pending((), lambda clock: self._onward(step, clock, ()))
+                return Pending((), lambda clock: self._passage.onward(step, clock))
 
     def _check_ids(self, step: Step) -> None:
         count = step.work.count if isinstance(step.work, Prefill) else 0
@@ -291,16 +278,12 @@ class Executor:
         uids = self._ledger.rows(group)
         if any(drawing.group == group for drawing in self._away.values()):
             raise LedgerError(f"group {group} decodes, and its last tokens have not come back")
-        context = self._context(step.n, group, self._place.rank, uids)
-        shape = self._block(len(uids))
-        came = None if self._first else self._opened(step, context, shape)
+        came = None
+        if not self._first:
+            context = self._passage.coming(step.n, group, uids)
+            came = self._passage.opened(step, context, self._passage.block(len(uids)))
         built = self._ahead.decoding(group, came)
-        if built is not None:
-            pending = self._decoded(step, group, built.outlet, built.inlet)
-        else:
-            inputs = self._tokens(group) if came is None else self._array(shape, came)
-            outputs = self._stage.run(inputs, self._caches.group(group))
-            pending = self._decoded(step, group, outputs)
+        pending = self._decoded(step, group, came, built)
         if self._ledger.length(uids[0]) % _TIDY == 0:
             self._caches.tidy(group)
         return pending
@@ -309,26 +292,32 @@ class Executor:
         return self._draws.inputs(group, self._ledger.rows(group))[:, None]
 
     def _decoded(
-        self, step: Step, group: int, outputs: mx.array | Outlet, inlet: Inlet | None = None
+        self, step: Step, group: int, came: Buffer | None, built: Decoding | None
     ) -> Pending:
         uids = self._ledger.rows(group)
+        shape = self._passage.block(len(uids))
+        if built is None:
+            inputs = self._tokens(group) if came is None else self._passage.array(shape, came)
+            outputs = self._stage.run(inputs, self._caches.group(group))
         if self._first:
             positions = tuple(self._ledger.length(uid) for uid in uids)
             drawing = self._draws.begin(group, uids, positions)
-            if isinstance(outputs, mx.array) and self._last:
+            if self._last:
                 return self._drawn(step, self._draws.end(drawing, self._stage.logits(outputs)))
             self._away[step.n] = drawing
         self._ahead.decoded(group, step.n)
-        context = self._context(step.n, group, self._place.rank + 1, uids)
-        return self._sending(step, context, self._block(len(uids)), outputs, inlet=inlet)
+        context = self._passage.leaving(step.n, group, uids)
+        if built is None:
+            return self._passage.sent(step, context, outputs)
+        return self._passage.forwarded(step, context, shape, built.outlet, built.inlet)
 
     def _prefill(self, step: Step, uid: int, count: int) -> Pending:
         if self._first:
             inputs = mx.array(step.ids[len(step.join) :], mx.uint32)[None]
         else:
-            context = self._context(step.n, PREFILL_GROUP, self._place.rank, (uid,))
-            shape = (1, count, self._loaded.hidden)
-            inputs = self._array(shape, self._opened(step, context, shape))
+            context = self._passage.coming(step.n, PREFILL_GROUP, (uid,))
+            shape = self._passage.block(1, count)
+            inputs = self._passage.array(shape, self._passage.opened(step, context, shape))
         slots = self._caches.row(uid)
         outputs = self._stage.run(inputs, slots)
         self._caches.settle(uid)
@@ -337,21 +326,21 @@ class Executor:
         written = mx.depends([mx.array(0)], arrays(slots))
         if self._last:
             start(written)
-            return Pending(tuple(written), lambda clock: self._onward(step, clock, ()))
-        context = self._context(step.n, PREFILL_GROUP, self._place.rank + 1, (uid,))
-        return self._sending(step, context, outputs.shape, outputs, tuple(written))
+            return Pending(tuple(written), lambda clock: self._passage.onward(step, clock))
+        context = self._passage.leaving(step.n, PREFILL_GROUP, (uid,))
+        return self._passage.sent(step, context, outputs, tuple(written))
 
     def _close(self, done: StepDone) -> Pending:
         drawing = self._away.pop(done.n, None)
         if drawing is None:
             raise LedgerError(f"hidden states of step {done.n} came back, and none are away")
-        context = self._context(done.n, drawing.group, self._place.world, drawing.uids)
-        shape = self._block(len(drawing.uids))
-        came = self._opened(done, context, shape)
+        context = self._passage.returning(done.n, drawing.group, drawing.uids)
+        shape = self._passage.block(len(drawing.uids))
+        came = self._passage.opened(done, context, shape)
         built = self._ahead.closing(done.n, came)
         if built is not None:
             return self._draw(done, built.drawn, built.inlet)
-        logits = self._stage.logits(self._array(shape, came))
+        logits = self._stage.logits(self._passage.array(shape, came))
         return self._drawn(done, self._draws.end(drawing, logits))
 
     # ---------------------------------------------------------------- done ahead
@@ -378,75 +367,16 @@ class Executor:
         if self._first:
             inlet, inputs = None, self._tokens(group)
         else:
-            shape = self._block(len(self._ledger.rows(group)))
-            inlet = self._doors.inlet(self._loaded.dtype, shape)
+            inlet = self._passage.inlet(len(self._ledger.rows(group)))
             inputs = inlet.array
         outlet = self._doors.outlet(self._stage.run(inputs, slots))
         return Decoding(group, inlet, slots, outlet)
 
     def _closing(self, drawing: Drawing) -> tuple[Inlet, Drawn]:
-        inlet = self._doors.inlet(self._loaded.dtype, self._block(len(drawing.uids)))
+        inlet = self._passage.inlet(len(drawing.uids))
         return inlet, self._draws.end(drawing, self._stage.logits(inlet.array))
 
-    # --------------------------------------------------------- in, out, sampled
-
-    def _context(self, n: int, group: int, hop: int, uids: tuple[int, ...]) -> InnerContext:
-        """Where the hidden states that leave rank *hop* - 1 belong."""
-        return InnerContext(self._place.epoch, n, group, self._place.bounds[hop], uids)
-
-    def _block(self, rows: int) -> tuple[int, ...]:
-        """The shape of a decode's hidden states."""
-        return rows, 1, self._loaded.hidden
-
-    def _array(self, shape: tuple[int, ...], data: Buffer) -> mx.array:
-        return from_data(self._loaded.dtype, shape, data)
-
-    def _opened(
-        self, message: Step | StepDone, context: InnerContext, shape: tuple[int, ...]
-    ) -> Buffer:
-        if len(message.tensors) != 1:
-            raise IntegrityError(f"{len(message.tensors)} tensors came where one belongs")
-        tensor = message.tensors[0]
-        if tensor.dtype != self._loaded.dtype or tensor.shape != shape:
-            raise IntegrityError(
-                f"hidden states came as {tensor.dtype.name} {tensor.shape}, "
-                f"not {self._loaded.dtype.name} {shape}"
-            )
-        return self._hops.open(context, tensor)
-
-    def _sending(
-        self,
-        step: Step,
-        context: InnerContext,
-        shape: tuple[int, ...],
-        hidden: mx.array | Outlet,
-        others: tuple[mx.array, ...] = (),
-        inlet: Inlet | None = None,
-    ) -> Pending:
-        """Hidden states of *shape* go out: an array to be launched, or what was launched behind
-        *inlet*."""
-        size = prod(shape) * self._loaded.dtype.width
-        if size > MAX_SEALED_BODY - _FRAME_SLACK:
-            raise ModelError(
-                f"{shape[1]} tokens make {size} bytes of hidden state, more than a frame takes; "
-                "read the prompt in smaller chunks"
-            )
-        outlet = hidden if isinstance(hidden, Outlet) else self._doors.outlet(hidden)
-        if outlet is not hidden:
-            self._doors.start(outlet.ready, *others)
-
-        def answer(clock: Clock) -> Step | StepDone:
-            _check_filled(inlet)
-            tensor = self._hops.seal(context, self._loaded.dtype, shape, outlet.data())
-            return self._onward(step, clock, (tensor,))
-
-        return Pending((outlet.ready, *others), answer)
-
-    def _onward(self, step: Step, clock: Clock, tensors: tuple[Tensor, ...]) -> Step | StepDone:
-        spent = (*step.spent, clock())
-        if self._last:
-            return StepDone(step.epoch, step.n, tensors=tensors, spent=spent)
-        return attrs.evolve(step, ids=(), tensors=tensors, spent=spent)
+    # ------------------------------------------------------------------ sampled
 
     def _drawn(self, message: Step | StepDone, drawn: Drawn) -> Pending:
         self._doors.start(*drawn.arrays, *drawn.changed)
@@ -456,14 +386,9 @@ class Executor:
         """What *drawn*, that was launched behind *inlet*, is answered with."""
 
         def answer(clock: Clock) -> StepDone:
-            _check_filled(inlet)
+            check_filled(inlet)
             return StepDone(message.epoch, message.n, drawn.ids(), spent=(*message.spent, clock()))
 
         # Members of a group all compute what one of them tells, for their graphs to be the same.
         told = (lambda: drawn.told(message.n)) if self._tells else tuple
         return Pending(drawn.arrays, answer, told)
-
-
-def _check_filled(inlet: Inlet | None) -> None:
-    if inlet is not None and not inlet.was_filled:
-        raise IntegrityError("the device did not wait for the hidden states that came")

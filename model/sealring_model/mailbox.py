@@ -23,6 +23,7 @@ is never one that the host writes to: what was given up may still be under way.
 from __future__ import annotations
 
 import ctypes
+import functools
 import platform
 import time
 from collections import deque
@@ -231,9 +232,10 @@ class Mailbox(Doors):
         return Outlet(ready, lambda: loan.box.contents[:size])
 
 
+@functools.cache
 def doors(dtype: DType, *, wait: bool) -> Doors:
-    """The best doors that there are here, for hidden states of *dtype*. Inlets *wait* if they can:
-    not for a member of a group, as the others would wait with it for what is only a guess.
+    """The best doors that there are here, for hidden states of *dtype*, whose inlets *wait* if they
+    can. There is one of each kind, for what it has locked is not given back.
 
     A mailbox relies on the order in which an x86-64 stores; on other processors it was never
     tried.
