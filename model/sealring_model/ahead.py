@@ -9,9 +9,8 @@ to do. So it builds then, on an inlet that is filled when they come (see `doors`
 - on any rank, once that is done, the next decode of a group, as if no row were to join or to leave
   before. Where that turns out wrong the graph is dropped, and the step is built when it comes.
 
-Caches take part as forks: what a graph does to them shows once it is used. They share their arrays
-with the caches that they are forks of, and these go before anything is evaluated, for MLX to write
-in place.
+Caches take part as forks: what a graph does to them shows once it is launched. They share their
+arrays with the caches that they are forks of, and these go before that, for MLX to write in place.
 
 Where inlets wait, what comes next is *launched* as well, which takes another half of that time:
 one thing that waits, and on rank 0 the decode that follows such an end. The device then does
@@ -154,7 +153,7 @@ class Ahead:
 
     @property
     def is_held(self) -> bool:
-        """Whether the device waits in something, and so nothing else can be done on it."""
+        """Whether the device waits in something, as far as is known, and so does nothing else."""
         return self._held is not None
 
     def end(self) -> None:
@@ -194,11 +193,13 @@ class Ahead:
         ready: list[Closing | Decoding] = [*self._closings.values(), *self._decodings.values()]
         ready = [built for built in ready if not built.launched and self._is_usual(built, done)]
         waiting = {closing.group for closing in self._closings.values() if not closing.launched}
+        held = self._held
         for built in ready:
-            if built.inlet is None and built.group not in waiting:
+            follows = held is None or held.group == built.group
+            if built.inlet is None and built.group not in waiting and follows:
                 self._launch(built)
                 return True
-        if self._held is not None:
+        if held is not None:
             return False
         for built in ready:
             if built.inlet is not None:

@@ -69,7 +69,8 @@ class CacheStore:
         """Take the last token of every row off the caches of *group*, which can be cut. What it
         was is written over by the next."""
         for cache in _flat(self.group(group)):
-            cache.trim(1)
+            if not cache.empty():  # as those stay that stand in for other ranks' layers
+                cache.trim(1)
 
     def _home(self, group: int) -> dict[int, list[Any]]:
         return self._single if group in self._single else self._batches

@@ -7,6 +7,7 @@ can be run with either value.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from typing import Final
@@ -15,11 +16,11 @@ import mlx.core as mx
 
 _M_ARENA_MAX: Final = -8  # malloc.h
 
-_GRAPHS: Final = 8
+_GRAPHS: Final = 6
 """MLX hands the device CUDA graphs of so many operations, and lets ten of these wait to be done.
 All of a stage has to fit into them, for it may be launched before the device can begin (see
 `mailbox`)."""
-_OPERATIONS: Final = 24
+_OPERATIONS: Final = 40
 """Operations of a layer, at most: a guess."""
 _DEFAULT: Final = 100
 """What MLX does with as large a device, and not more: memory that operations have used is free
@@ -63,23 +64,56 @@ def shares_device() -> bool:
     return count.value > 1
 
 
-def choose_launches(*, nccl: bool, part: int) -> None:
-    """How MLX launches on CUDA, as long as it has launched nothing yet: for a member of a group
-    whose sums go over *nccl*, or for a *part* of so many layers, 0 for all.
-
-    MLX records what it launches into CUDA graphs. For each sum that is recorded NCCL makes a stream
-    and ends it again, so a member launches without: for 32 rows two H200s gave 1,500 to 2,100
-    tokens/s, and 600 to 900 with graphs.
-
-    It keeps the graphs that it has made, and from the 800th that it makes on it raises an error
-    each time, be it after days: that is for whoever tries to make programs fast, and is switched
-    off.
-    """
-    if nccl:
-        os.environ.setdefault("MLX_USE_CUDA_GRAPHS", "0")
+def give_back() -> None:
+    """Give the CUDA device back what MLX has given back and `Mailbox` has kept (see there)."""
     if mx.cuda.is_available():
-        os.environ.setdefault("MLX_ENABLE_CACHE_THRASHING_CHECK", "0")
-        if part:
-            operations = max(_DEFAULT, part * _OPERATIONS // _GRAPHS)
-            os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", str(operations))
-            os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", str(_ANY))
+        with contextlib.suppress(OSError):
+            driver = ctypes.CDLL("libcuda.so.1")
+            driver.cuMemPoolTrimTo(memory_pool(driver), ctypes.c_size_t(0))
+
+
+def memory_pool(driver: ctypes.CDLL) -> ctypes.c_void_p:
+    """CUDA's pool of memory that MLX allocates from. Raises `OSError`."""
+    device, pool = ctypes.c_int(), ctypes.c_void_p()
+    for error in (
+        driver.cuCtxGetDevice(ctypes.byref(device)),
+        driver.cuDeviceGetDefaultMemPool(ctypes.byref(pool), device),
+    ):
+        if error:
+            raise OSError(f"libcuda says {error}")
+    return pool
+
+
+class Launches:
+    """How MLX launches on CUDA. It is told once, before it has launched anything."""
+
+    def __init__(self) -> None:
+        self._layers: int | None = None
+
+    def choose(self, *, nccl: bool, part: int) -> None:
+        """For a member of a group whose sums go over *nccl*, or for a *part* of so many layers, 0
+        for all.
+
+        MLX records what it launches into CUDA graphs. For each sum that is recorded NCCL makes a
+        stream and ends it again, so a member launches without: for 32 rows two H200s gave 1,500 to
+        2,100 tokens/s, and 600 to 900 with graphs.
+
+        It keeps the graphs that it has made, and from the 800th that it makes on it raises an error
+        each time, be it after days: that is for whoever tries to make programs fast, and is
+        switched off.
+        """
+        if self._layers is not None:
+            return
+        self._layers = part
+        if nccl:
+            os.environ.setdefault("MLX_USE_CUDA_GRAPHS", "0")
+        if mx.cuda.is_available():
+            os.environ.setdefault("MLX_ENABLE_CACHE_THRASHING_CHECK", "0")
+            if part:
+                operations = max(_DEFAULT, part * _OPERATIONS // _GRAPHS)
+                os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", str(operations))
+                os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", str(_ANY))
+
+    def fit(self, part: int) -> bool:
+        """Whether what was chosen lets a *part* of so many layers be launched at once."""
+        return self._layers is not None and part <= self._layers

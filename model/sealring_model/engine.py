@@ -15,8 +15,8 @@ no other place.
 One thread computes (MLX's streams belong to threads), the main one; the channel's thread reads,
 and that of `answers` waits for the device, seals and sends. So a step is launched as soon as it
 is there, while the one before is on the device, and an answer goes out as soon as it is ready,
-whatever is being launched. When there is neither, what is likely to come next is built (see
-`ahead`).
+whatever is being launched. In the meantime what is likely to come next is built, and launched where
+the device can wait for its input (see `ahead`).
 
 Whatever fails in a step or in loading is answered as a `Failure`. The process ends with its
 channel; SIGINT is the node's business.
@@ -60,7 +60,7 @@ from sealring_protocol.codec.messages import (
 from sealring_model.answers import Answers
 from sealring_model.assemble import LoadedStage, load_stage
 from sealring_model.channel import Channel, ChannelBroken, ChannelClosed
-from sealring_model.devices import choose_launches, share_arena, shares_device
+from sealring_model.devices import Launches, give_back, share_arena, shares_device
 from sealring_model.errors import FORWARD_ERRORS, GroupError, LoadError, ModelError, told
 from sealring_model.executor import Executor
 from sealring_model.group import backends, check_backend, join, medians
@@ -87,6 +87,7 @@ class Engine:
         self._sealed: Final = SealedHops()
         self._book: Final = RowBook()
         self._answers: Final = Answers(channel)
+        self._launches: Final = Launches()
         self._loaded: LoadedStage | Share | None = None
         self._group: Group | None = None
         self._joined = False
@@ -204,7 +205,8 @@ class Engine:
         tells = self._group is None or self._group.rank == 0
         hops = self._sealed if place.inner_seal else PlainHops()
         # Members of a group would wait with one that waits, for what is only a guess.
-        ways = doors(loaded.dtype, wait=self._group is None and not shares_device())
+        waits = self._group is None and self._launches.fit(loaded.last - loaded.first)
+        ways = doors(loaded.dtype, wait=waits and not shares_device())
         self._executor = Executor(
             loaded, place, self._book, hops, self._room, doors=ways, tells=tells
         )
@@ -243,8 +245,9 @@ class Engine:
         self._loaded = None
         gc.collect()
         mx.clear_cache()
+        give_back()
         group = self._group
-        choose_launches(
+        self._launches.choose(
             nccl=group is not None and group.backend is Backend.NCCL,
             part=(last - first) % len(self._info.layers),
         )

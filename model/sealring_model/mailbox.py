@@ -34,6 +34,7 @@ import mlx.core as mx
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.codec.wire import Buffer
 
+from sealring_model.devices import memory_pool
 from sealring_model.doors import Doors, Inlet, Outlet
 from sealring_model.tensors import MLX_DTYPES, check_size
 
@@ -42,7 +43,7 @@ _PATIENCE: Final = 30_000_000
 than half of that, what is launched before they come gains little."""
 
 _HEAD: Final = 64
-"""Bytes of a box before the contents: the last ticket that was filled, and the last one seen."""
+"""Bytes of a box before the contents: the last ticket that need not wait, and the last seen."""
 _TOLD, _SEEN = 0, 1
 
 _RELEASE_THRESHOLD: Final = 4  # cuda.h
@@ -174,7 +175,8 @@ class Mailbox(Doors):
     def __init__(self, *, waits: bool) -> None:
         self.waits = waits
         self._driver: Final = ctypes.CDLL("libcuda.so.1")
-        self._keep_memory()
+        if waits:
+            self._keep_memory()
         self._inboxes: Final[dict[int, deque[_Box]]] = {}
         self._outboxes: Final[dict[int, deque[_Box]]] = {}
         make: Any = mx.fast.cuda_kernel
@@ -194,16 +196,11 @@ class Mailbox(Doors):
         )
 
     def _keep_memory(self) -> None:
-        """Have CUDA keep what MLX gives back: to take it from the device, it waits for that."""
-        device, pool = ctypes.c_int(), ctypes.c_void_p()
-        all_of_it = ctypes.c_uint64((1 << 64) - 1)
-        for error in (
-            self._driver.cuCtxGetDevice(ctypes.byref(device)),
-            self._driver.cuDeviceGetDefaultMemPool(ctypes.byref(pool), device),
-            self._driver.cuMemPoolSetAttribute(pool, _RELEASE_THRESHOLD, ctypes.byref(all_of_it)),
-        ):
-            if error:
-                raise OSError(f"libcuda says {error}")
+        """Have CUDA keep what MLX gives back for what MLX asks for next: to take it from the device
+        may be to wait for that."""
+        pool, all_of_it = memory_pool(self._driver), ctypes.c_uint64((1 << 64) - 1)
+        if self._driver.cuMemPoolSetAttribute(pool, _RELEASE_THRESHOLD, ctypes.byref(all_of_it)):
+            raise OSError("libcuda does not keep memory")
 
     def _loan(self, boxes: dict[int, deque[_Box]], size: int) -> _Loan:
         capacity = max(_SMALLEST, 1 << (size - 1).bit_length())
@@ -247,7 +244,7 @@ def doors(dtype: DType, *, wait: bool) -> Doors:
         # Its kernels are compiled now, and not while the device waits.
         inlet = mailbox.inlet(dtype, (1, 1, 1))
         inlet.fill(bytes(dtype.width))
-        mx.eval(mailbox.outlet(inlet.array).ready)
+        mx.eval(mailbox.outlet(inlet.array).ready, mailbox.outlet(mx.zeros((1,), mx.uint32)).ready)
     except (OSError, RuntimeError):
         return Doors()
     return mailbox

@@ -6,7 +6,7 @@ import sys
 
 import mlx.core as mx
 import pytest
-from sealring_model.devices import choose_launches
+from sealring_model.devices import Launches
 
 ARENAS = """
 import ctypes, sys, threading
@@ -61,9 +61,9 @@ GRAPHS, OPERATIONS, CHECK = (
     ("cuda", "said", "launches", "told"),
     [
         (True, {}, {"nccl": True, "part": 0}, ("0", None, "0")),
-        (True, {}, {"nccl": True, "part": 16}, ("0", "100", "0")),
-        (True, {}, {"nccl": False, "part": 16}, (None, "100", "0")),
-        (True, {}, {"nccl": False, "part": 80}, (None, "240", "0")),
+        (True, {}, {"nccl": True, "part": 16}, ("0", "106", "0")),
+        (True, {}, {"nccl": False, "part": 16}, (None, "106", "0")),
+        (True, {}, {"nccl": False, "part": 80}, (None, "533", "0")),
         (True, {}, {"nccl": False, "part": 0}, (None, None, "0")),
         (False, {}, {"nccl": False, "part": 16}, (None, None, None)),
         (True, {GRAPHS: "1"}, {"nccl": True, "part": 0}, ("1", None, "0")),
@@ -74,5 +74,18 @@ GRAPHS, OPERATIONS, CHECK = (
 def test_how_mlx_launches(cuda, said, launches, told, monkeypatch):
     monkeypatch.setattr(mx.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(os, "environ", said.copy())
-    choose_launches(**launches)
+    chosen = Launches()
+    chosen.choose(**launches)
+    chosen.choose(nccl=True, part=100)  # too late
     assert tuple(map(os.environ.get, (GRAPHS, OPERATIONS, CHECK))) == told
+
+
+def test_a_stage_larger_than_what_was_chosen_for_is_not_launched_at_once(monkeypatch):
+    monkeypatch.setattr(os, "environ", {})
+    chosen = Launches()
+    assert not chosen.fit(1)
+    chosen.choose(nccl=False, part=8)
+    assert [chosen.fit(part) for part in (7, 8, 9)] == [True, True, False]
+    alone = Launches()
+    alone.choose(nccl=False, part=0)
+    assert not alone.fit(1)

@@ -2,7 +2,7 @@
 
 What is started behind an inlet that has not been filled is kept back, and started in order once it
 is, or has been shut: so it is what a device would do whose stream is held up. There may be one
-such inlet at a time, as for `Ahead`, and it may be filled too late.
+such inlet at a time, as for `Ahead`, it may be filled too late, and the device may `lose_patience`.
 """
 
 from collections.abc import Callable
@@ -34,6 +34,16 @@ class WaitingDoors(Doors):
         else:
             self._behind.append(arrays)
 
+    def holds(self, arrays: tuple[mx.array, ...]) -> bool:
+        """Whether the device will do any of *arrays* only once it is told to go on."""
+        behind = {id(array) for started in self._behind for array in started}
+        return not behind.isdisjoint(map(id, arrays))
+
+    def lose_patience(self) -> None:
+        """Go on by itself, if it waits."""
+        if self.held is not None:
+            self.held.expire()
+
     def go_on(self) -> None:
         self.held = None
         behind, self._behind = self._behind, []
@@ -47,12 +57,15 @@ class _Waiting(Inlet):
         self._doors = doors
         self._inlet = inlet
         self._seen = True
+        self._expired = False
 
     def hold(self) -> None:
         assert self._doors.held is None
         self._doors.held = self
 
     def fill(self, data: Buffer) -> bool:
+        if self._expired:
+            return False
         waits = self._doors.held is self
         if waits and self._doors.late():
             self.shut()
@@ -68,6 +81,10 @@ class _Waiting(Inlet):
         if self._doors.held is self:
             self._doors.missed += 1
             self._doors.go_on()
+
+    def expire(self) -> None:
+        self._expired = True
+        self.shut()
 
     @property
     def was_filled(self) -> bool:

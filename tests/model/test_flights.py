@@ -1,0 +1,186 @@
+"""Random schedules with steps in flight: every row says what it says alone.
+
+As on a real ring, ranks take their messages when they like, several groups are on their way at
+once, rows leave while their tokens are away, and a group's next decode is written when its hidden
+states are back at the head, before its tokens are known. The devices wait for hidden states, and
+lose their patience at times.
+"""
+
+import random
+from collections import Counter, deque
+
+import pytest
+from model_families import FAMILIES
+from model_rings import Ring, StepFailed, travelled
+from sealring_model import ahead
+from sealring_protocol.codec.messages import NO_WORK, Decode, Join, Open, Prefill, StepDone
+from waiting import WaitingDoors
+
+LENGTH = 14
+ON_DEVICE = 2
+"""Steps launched and not answered, as in `answers`."""
+SAMPLING = (
+    {},
+    {"seed": 11, "temperature": 0.8, "top_k": 40},
+    {"seed": 12, "temperature": 0.4, "repetition": 1.4, "frequency": 0.3, "bias": ((7, 2.0),)},
+)
+
+
+class Flights:
+    """One random run of *groups*."""
+
+    def __init__(self, folder, bounds, groups: int, rng: random.Random, expected) -> None:
+        self.rng = rng
+        self.expected = expected
+        self.doors: list[WaitingDoors] = []
+        self.ring = Ring(folder, bounds, seal=True, doors=self._made_doors)
+        self.world = len(self.ring.executors)
+        self.inbox = [deque() for _ in range(self.world)]
+        self.launched = [deque() for _ in range(self.world)]
+        self.rows: dict[int, list[int]] = {group: [] for group in range(groups)}
+        self.waiting: list[int] = []
+        self.prompts: dict[int, tuple[tuple[int, ...], int]] = {}
+        self.said: dict[int, list[int]] = {}
+        self.away: dict[int, tuple[int, tuple[int, ...]]] = {}  # by step: group, rows
+        self.back: set[int] = set()
+        self.due: Counter[int] = Counter()  # tokens on their way, by row
+
+    def _made_doors(self) -> WaitingDoors:
+        self.doors.append(WaitingDoors(lambda: self.rng.random() < 0.05))
+        return self.doors[-1]
+
+    def run(self, ticks: int) -> None:
+        for _ in range(ticks):
+            self._head()
+            for _ in range(self.rng.choice((4, 12, 60))):
+                rank = self.rng.randrange(self.world)
+                self.rng.choice((self._take, self._answer, self._idle, self._idle))(rank)
+            if self.rng.random() < 0.05:
+                self.rng.choice(self.doors).lose_patience()
+
+    # -------------------------------------------------------------------- head
+
+    def _send(self, **fields) -> int:
+        step = self.ring.author.write(**fields)
+        self.inbox[0].append(travelled(step))
+        return step.n
+
+    def _head(self) -> None:
+        if len(self.away) + sum(map(len, self.inbox)) > 6:
+            return
+        chance = self.rng.random()
+        rows = [(group, uid) for group, uids in self.rows.items() for uid in uids]
+        if len(self.prompts) < 3 or (chance < 0.05 and len(rows) + len(self.waiting) < 6):
+            self._admit()
+        elif chance < 0.1 and rows:
+            group, uid = self.rng.choice(rows)
+            self.rows[group].remove(uid)
+            self._send(evict=(uid,), work=NO_WORK)
+        else:
+            self._decode(self.rng.choice(list(self.rows)))
+
+    def _admit(self) -> None:
+        prompt = tuple(self.rng.randrange(256) for _ in range(self.rng.choice((2, 5, 16, 40))))
+        way = self.rng.choice((0, 0, 1, 2))
+        uid = next(self.ring.uids)
+        self.ring.announce(uid, prompt, **SAMPLING[way])
+        self._send(open=(Open(uid),))
+        self._send(work=Prefill(uid, 0, len(prompt) - 1), ids=prompt[:-1])
+        self.prompts[uid], self.said[uid] = (prompt, way), []
+        self.waiting.append(uid)
+
+    def _decode(self, group: int) -> None:
+        if any(of == group and n not in self.back for n, (of, _) in self.away.items()):
+            return
+        rows = self.rows[group]
+        over = tuple(uid for uid in rows if len(self.said[uid]) + self.due[uid] >= LENGTH)
+        joining = [uid for uid in self.waiting if self.rng.random() < 0.5]
+        self.waiting = [uid for uid in self.waiting if uid not in joining]
+        rows[:] = [uid for uid in rows if uid not in over] + joining
+        if not rows:
+            if over:
+                self._send(evict=over, work=NO_WORK)
+            return
+        joins = tuple(Join(uid, group) for uid in joining)
+        ids = tuple(self.prompts[uid][0][-1] for uid in joining)
+        n = self._send(evict=over, join=joins, ids=ids, work=Decode(group))
+        self.away[n] = (group, tuple(rows))
+        self.due.update(rows)
+
+    # ------------------------------------------------------------------- ranks
+
+    def _take(self, rank: int) -> None:
+        if self.inbox[rank] and len(self.launched[rank]) < ON_DEVICE:
+            executor, message = self.ring.executors[rank], self.inbox[rank].popleft()
+            is_back = isinstance(message, StepDone)
+            launched = executor.close(message) if is_back else executor.launch(message)
+            # What is due must not wait for what is not.
+            assert not self.doors[rank].holds(launched.pending.arrays)
+            self.launched[rank].append(launched)
+
+    def _answer(self, rank: int) -> None:
+        if not self.launched[rank]:
+            return
+        launched = self.launched[rank].popleft()
+        answer = travelled(self.ring.executors[rank].finish(launched))
+        if answer.failed:
+            raise StepFailed(answer.failed)
+        if isinstance(launched.message, StepDone):
+            self._drawn(answer)
+        elif rank < self.world - 1:
+            self.inbox[rank + 1].append(answer)
+        elif answer.tensors:
+            self.back.add(answer.n)
+            self.inbox[0].append(answer)
+
+    def _idle(self, rank: int) -> None:
+        if not self.inbox[rank]:
+            self.ring.executors[rank].prepare()
+
+    def _drawn(self, done: StepDone) -> None:
+        _, rows = self.away.pop(done.n)
+        self.back.discard(done.n)
+        for uid, token in zip(rows, done.ids, strict=True):
+            self.due[uid] -= 1
+            self.said[uid].append(token)
+            text = self.said[uid]
+            assert text == self.expected(*self.prompts[uid])[: len(text)], (done.n, uid)
+
+
+@pytest.fixture(scope="module")
+def alone(models):
+    """The text of a prompt alone."""
+    known: dict[tuple, list[int]] = {}
+    rings = {family: Ring(folder) for family, folder in models.items()}
+
+    def text(family: str, prompt: tuple[int, ...], way: int) -> list[int]:
+        key = (family, prompt, way)
+        if key not in known:
+            known[key] = rings[family].generate(list(prompt), LENGTH + 4, **SAMPLING[way])
+        return known[key]
+
+    return text
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("family", "cuts"),
+    [("llama", (2,)), ("qwen3", (1, 3)), ("qwen3-next", (3,)), ("gpt-oss", (2,))],
+)
+@pytest.mark.parametrize("eager", [True, False])
+def test_steps_in_flight(models, alone, monkeypatch, family, cuts, seed, eager):
+    if eager:
+        for patience in ("_UNUSUAL", "_LATE", "_LATEST", "_USUAL"):
+            monkeypatch.setattr(ahead, patience, 0)
+    rng = random.Random(f"{family} {cuts} {seed} {eager}")
+    bounds = (0, *cuts, FAMILIES[family]["num_hidden_layers"])
+    groups = rng.choice((1, 2, 4))
+    flights = Flights(
+        models[family], bounds, groups, rng, lambda prompt, way: alone(family, prompt, way)
+    )
+    flights.run(400)
+    assert sum(len(text) for text in flights.said.values()) > 60
+    tried = [doors.waited + doors.missed for doors in flights.doors]
+    able = [executor.launches for executor in flights.ring.executors]
+    assert not any(tries for tries, can in zip(tried, able, strict=True) if not can)
+    assert not eager or all(tries > 5 for tries, can in zip(tried, able, strict=True) if can)
