@@ -7,10 +7,11 @@ import weakref
 
 import mlx.core as mx
 import pytest
+import waiting
 from model_child import Child
 from model_families import FAMILIES, make_model, reference_model, reference_tokens
-from model_rings import Author, Ring, place_of, stage_of
-from sealring_model import drawing
+from model_rings import Author, Ring, StepFailed, place_of, stage_of
+from sealring_model import ahead, drawing
 from sealring_model.ahead import Ahead
 from sealring_model.assemble import load_stage
 from sealring_model.engine import serve
@@ -243,6 +244,52 @@ def test_a_step_that_fails_leaves_no_device_waiting(models):
     assert second.finish(second.launch(step)).failed  # it has no hidden states
     assert last.held is None
     assert not second.prepare()
+
+
+def test_a_group_whose_rows_have_changed_is_left_alone_for_some_decodes(models, monkeypatch):
+    """CUDA waits for the whole device to do what it has not done before."""
+    monkeypatch.setattr(ahead, "_UNUSUAL", 0)
+    ring, ranks = waiting_ring(models)
+    ring.decode(join=[ring.admit(PROMPT[:20])])
+    for _ in range(5):
+        ring.decode()
+    ring.decode(join=[ring.admit(PROMPT[:9])])
+    taken = []
+    for _ in range(4):
+        before = [doors.waited for doors in ranks]
+        ring.decode()
+        taken.append([doors.waited - waited for doors, waited in zip(ranks, before, strict=True)])
+    # Rank 0 waits for the hidden states of the third, which is launched after two.
+    assert taken == [[0, 0], [1, 0], [1, 1], [1, 1]]
+
+
+def test_while_rows_come_nothing_is_launched_on_a_guess(models):
+    ring, ranks = waiting_ring(models)
+    ring.decode(join=[ring.admit(PROMPT[:20])])
+    for _ in range(9):
+        ring.decode()
+    ring.idle = lambda: 0
+    ring.decode()  # nothing is launched ahead any more, so there is nothing to interrupt
+    ring.admit(PROMPT[:9])
+    ring.idle = lambda: ALL
+    before = [doors.waited + doors.missed for doors in ranks]
+    for _ in range(3):
+        ring.decode()
+    assert [doors.waited + doors.missed for doors in ranks] == before
+    for _ in range(2):
+        ring.decode()
+    assert all(doors.waited > waited for doors, waited in zip(ranks, before, strict=True))
+
+
+def test_what_the_device_has_not_seen_is_not_answered(models, monkeypatch):
+    """It went on just when it was told that the hidden states are there."""
+    ring, _ = waiting_ring(models)
+    ring.decode(join=[ring.admit(PROMPT[:20])])
+    for _ in range(9):
+        ring.decode()
+    monkeypatch.setattr(waiting.WaitingInlet, "was_filled", False)
+    with pytest.raises(StepFailed, match="did not wait"):
+        ring.decode()
 
 
 @pytest.mark.parametrize("patience", [True, False])

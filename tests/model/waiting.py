@@ -21,12 +21,12 @@ class WaitingDoors(Doors):
 
     def __init__(self, late: Callable[[], bool] = lambda: False) -> None:
         self.late = late
-        self.held: _Waiting | None = None
+        self.held: WaitingInlet | None = None
         self.waited = self.missed = 0
         self._behind: list[tuple[mx.array, ...]] = []
 
     def inlet(self, dtype: DType, shape: tuple[int, ...]) -> Inlet:
-        return _Waiting(self, super().inlet(dtype, shape))
+        return WaitingInlet(self, super().inlet(dtype, shape))
 
     def start(self, *arrays: mx.array) -> None:
         if self.held is None:
@@ -51,7 +51,9 @@ class WaitingDoors(Doors):
             super().start(*arrays)
 
 
-class _Waiting(Inlet):
+class WaitingInlet(Inlet):
+    """An inlet of these doors."""
+
     def __init__(self, doors: WaitingDoors, inlet: Inlet) -> None:
         super().__init__(inlet.dtype, inlet.shape, inlet.array)
         self._doors = doors
