@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from model_families import FAMILIES, SHARED, make_model, reference_model
+from model_rings import SAMPLING, Ring
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +28,19 @@ def shared(tmp_path_factory) -> dict[str, Path]:
 def references(models):
     """mlx-lm's own model of each family, whole."""
     return {family: reference_model(folder) for family, folder in models.items()}
+
+
+@pytest.fixture(scope="session")
+def alone(models):
+    """The text of a prompt alone, 20 tokens of it, from a ring of one: test_stage compares that
+    with mlx-lm's."""
+    known: dict[tuple, list[int]] = {}
+    rings = {family: Ring(folder) for family, folder in models.items()}
+
+    def text(family: str, prompt: tuple[int, ...], way: int) -> list[int]:
+        key = (family, prompt, way)
+        if key not in known:
+            known[key] = rings[family].generate(list(prompt), 20, **SAMPLING[way])
+        return known[key]
+
+    return text

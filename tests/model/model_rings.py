@@ -32,6 +32,13 @@ from sealring_protocol.codec.messages import (
 )
 from sealring_protocol.control.ledger import Ledger
 
+SAMPLING = (
+    {},
+    {"seed": 11, "temperature": 0.8, "top_k": 40},
+    {"seed": 12, "temperature": 0.4, "repetition": 1.4, "frequency": 0.3, "bias": ((7, 2.0),)},
+)
+"""Ways to sample, for rows of random schedules."""
+
 EPOCH = Epoch(77, 1)
 CLUSTER = b"c" * 32
 _STAGES: dict[tuple, LoadedStage] = {}

@@ -11,7 +11,7 @@ from collections import Counter, deque
 
 import pytest
 from model_families import FAMILIES
-from model_rings import Ring, StepFailed, travelled
+from model_rings import SAMPLING, Ring, StepFailed, travelled
 from sealring_model import ahead
 from sealring_protocol.codec.messages import NO_WORK, Decode, Join, Open, Prefill, StepDone
 from waiting import WaitingDoors
@@ -19,11 +19,6 @@ from waiting import WaitingDoors
 LENGTH = 14
 ON_DEVICE = 2
 """Steps launched and not answered, as in `answers`."""
-SAMPLING = (
-    {},
-    {"seed": 11, "temperature": 0.8, "top_k": 40},
-    {"seed": 12, "temperature": 0.4, "repetition": 1.4, "frequency": 0.3, "bias": ((7, 2.0),)},
-)
 
 
 class Flights:
@@ -145,21 +140,6 @@ class Flights:
             self.said[uid].append(token)
             text = self.said[uid]
             assert text == self.expected(*self.prompts[uid])[: len(text)], (done.n, uid)
-
-
-@pytest.fixture(scope="module")
-def alone(models):
-    """The text of a prompt alone."""
-    known: dict[tuple, list[int]] = {}
-    rings = {family: Ring(folder) for family, folder in models.items()}
-
-    def text(family: str, prompt: tuple[int, ...], way: int) -> list[int]:
-        key = (family, prompt, way)
-        if key not in known:
-            known[key] = rings[family].generate(list(prompt), LENGTH + 4, **SAMPLING[way])
-        return known[key]
-
-    return text
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -10,16 +10,11 @@ import random
 
 import pytest
 from model_families import FAMILIES
-from model_rings import Ring
+from model_rings import SAMPLING, Ring
 from sealring_model import ahead
 from waiting import WaitingDoors
 
 LENGTH = 16
-SAMPLING = (
-    {},
-    {"seed": 11, "temperature": 0.8, "top_k": 40},
-    {"seed": 12, "temperature": 0.4, "repetition": 1.4, "frequency": 0.3, "bias": ((7, 2.0),)},
-)
 
 
 def prompt_of(rng: random.Random) -> tuple[int, ...]:
@@ -111,21 +106,6 @@ class Schedule:
         again = self.ring.open_from(handle, len(tokens) - 1, tokens, len(said), **SAMPLING[way])
         self.ring.step(drop=(handle,))
         self._waits(again, prompt, said, way)
-
-
-@pytest.fixture(scope="module")
-def alone(models):
-    """The text of a prompt alone, from a ring of one: test_stage compares that with mlx-lm's."""
-    known: dict[tuple, list[int]] = {}
-    rings = {family: Ring(folder) for family, folder in models.items()}
-
-    def text(family: str, prompt: tuple[int, ...], way: int) -> list[int]:
-        key = (family, prompt, way)
-        if key not in known:
-            known[key] = rings[family].generate(list(prompt), LENGTH + 4, **SAMPLING[way])
-        return known[key]
-
-    return text
 
 
 @pytest.mark.parametrize("seed", range(4))
