@@ -8,6 +8,7 @@ lose their patience at times.
 
 import random
 from collections import Counter, deque
+from functools import partial
 
 import pytest
 from model_families import FAMILIES
@@ -21,6 +22,11 @@ ON_DEVICE = 2
 """Steps launched and not answered, as in `answers`."""
 
 
+def _made_doors(known: list[WaitingDoors], rng: random.Random) -> WaitingDoors:
+    known.append(WaitingDoors(lambda: rng.random() < 0.05))
+    return known[-1]
+
+
 class Flights:
     """One random run of *groups*."""
 
@@ -28,7 +34,7 @@ class Flights:
         self.rng = rng
         self.expected = expected
         self.doors: list[WaitingDoors] = []
-        self.ring = Ring(folder, bounds, seal=True, doors=self._made_doors)
+        self.ring = Ring(folder, bounds, seal=True, doors=partial(_made_doors, self.doors, rng))
         self.world = len(self.ring.executors)
         self.inbox = [deque() for _ in range(self.world)]
         self.launched = [deque() for _ in range(self.world)]
@@ -39,10 +45,6 @@ class Flights:
         self.away: dict[int, tuple[int, tuple[int, ...]]] = {}  # by step: group, rows
         self.back: set[int] = set()
         self.due: Counter[int] = Counter()  # tokens on their way, by row
-
-    def _made_doors(self) -> WaitingDoors:
-        self.doors.append(WaitingDoors(lambda: self.rng.random() < 0.05))
-        return self.doors[-1]
 
     def run(self, ticks: int) -> None:
         for _ in range(ticks):

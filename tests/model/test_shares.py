@@ -1,5 +1,6 @@
 """A member's share of a stage: what is read, held and verified, and what is refused. No group."""
 
+import gc
 import json
 import shutil
 
@@ -40,6 +41,7 @@ def wide(tmp_path_factory):
 
 def loaded(info, *args):
     """A share, what it made MLX hold, and the most that MLX held meanwhile."""
+    gc.collect()  # or what other tests have left might go meanwhile
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()

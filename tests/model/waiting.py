@@ -5,6 +5,7 @@ is, or has been shut: so it is what a device would do whose stream is held up. T
 such inlet at a time, as for `Ahead`, it may be filled too late, and the device may `lose_patience`.
 """
 
+import weakref
 from collections.abc import Callable
 
 import mlx.core as mx
@@ -56,7 +57,7 @@ class WaitingInlet(Inlet):
 
     def __init__(self, doors: WaitingDoors, inlet: Inlet) -> None:
         super().__init__(inlet.dtype, inlet.shape, inlet.array)
-        self._doors = doors
+        self._doors = weakref.proxy(doors)  # which hold this one
         self._inlet = inlet
         self._seen = True
         self._expired = False
