@@ -15,6 +15,7 @@ from typing import Final
 import mlx.core as mx
 
 _M_ARENA_MAX: Final = -8  # malloc.h
+_RELEASE_THRESHOLD: Final = 4  # cuda.h
 
 _GRAPHS: Final = 6
 """MLX hands the device CUDA graphs of so many operations, and lets ten of these wait to be done.
@@ -64,16 +65,25 @@ def shares_device() -> bool:
     return count.value > 1
 
 
+def keep_memory() -> None:
+    """Have CUDA keep what MLX gives back for what MLX asks for next: to take it from the device may
+    be to wait for that. Raises `OSError`."""
+    driver, all_of_it = ctypes.CDLL("libcuda.so.1"), ctypes.c_uint64((1 << 64) - 1)
+    pool = _memory_pool(driver)
+    if driver.cuMemPoolSetAttribute(pool, _RELEASE_THRESHOLD, ctypes.byref(all_of_it)):
+        raise OSError("libcuda does not keep memory")
+
+
 def give_back() -> None:
-    """Give the CUDA device back what MLX has given back and `Mailbox` has kept (see there)."""
+    """Give the CUDA device back what MLX has given back, though it was to be kept."""
     if mx.cuda.is_available():
         with contextlib.suppress(OSError):
             driver = ctypes.CDLL("libcuda.so.1")
-            driver.cuMemPoolTrimTo(memory_pool(driver), ctypes.c_size_t(0))
+            driver.cuMemPoolTrimTo(_memory_pool(driver), ctypes.c_size_t(0))
 
 
-def memory_pool(driver: ctypes.CDLL) -> ctypes.c_void_p:
-    """CUDA's pool of memory that MLX allocates from. Raises `OSError`."""
+def _memory_pool(driver: ctypes.CDLL) -> ctypes.c_void_p:
+    """What MLX allocates from."""
     device, pool = ctypes.c_int(), ctypes.c_void_p()
     for error in (
         driver.cuCtxGetDevice(ctypes.byref(device)),

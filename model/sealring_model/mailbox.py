@@ -2,8 +2,7 @@
 
 Launching a stage takes MLX about as long as the device then works on it. With these doors that
 happens while the hidden states are still under way: the first thing launched is a kernel that
-waits for them, and when they have come there is nothing left to do but to tell it. Of 16 layers of
-the 8B shapes on one H200 that leaves 2.3 of 3.4 ms between hidden states in and out, with one row.
+waits for them, and when they have come there is nothing left to do but to tell it.
 
 Both go through memory of the host that is locked and that the device sees too. So nothing is
 copied by MLX, which would allocate managed memory for each read, and nobody waits for a page.
@@ -34,7 +33,7 @@ import mlx.core as mx
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.codec.wire import Buffer
 
-from sealring_model.devices import memory_pool
+from sealring_model.devices import keep_memory
 from sealring_model.doors import Doors, Inlet, Outlet
 from sealring_model.tensors import MLX_DTYPES, check_size
 
@@ -45,8 +44,6 @@ than half of that, what is launched before they come gains little."""
 _HEAD: Final = 64
 """Bytes of a box before the contents: the last ticket that need not wait, and the last seen."""
 _TOLD, _SEEN = 0, 1
-
-_RELEASE_THRESHOLD: Final = 4  # cuda.h
 
 _SMALLEST: Final = 4096
 _LARGEST: Final = 1 << 20
@@ -176,7 +173,7 @@ class Mailbox(Doors):
         self.waits = waits
         self._driver: Final = ctypes.CDLL("libcuda.so.1")
         if waits:
-            self._keep_memory()
+            keep_memory()
         self._inboxes: Final[dict[int, deque[_Box]]] = {}
         self._outboxes: Final[dict[int, deque[_Box]]] = {}
         make: Any = mx.fast.cuda_kernel
@@ -194,13 +191,6 @@ class Mailbox(Doors):
             source=_POST,
             header=_HELPERS,
         )
-
-    def _keep_memory(self) -> None:
-        """Have CUDA keep what MLX gives back for what MLX asks for next: to take it from the device
-        may be to wait for that."""
-        pool, all_of_it = memory_pool(self._driver), ctypes.c_uint64((1 << 64) - 1)
-        if self._driver.cuMemPoolSetAttribute(pool, _RELEASE_THRESHOLD, ctypes.byref(all_of_it)):
-            raise OSError("libcuda does not keep memory")
 
     def _loan(self, boxes: dict[int, deque[_Box]], size: int) -> _Loan:
         capacity = max(_SMALLEST, 1 << (size - 1).bit_length())
