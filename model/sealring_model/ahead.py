@@ -132,24 +132,18 @@ class Ahead:
         not too late. Not given again."""
         self._likely.pop(group, None)
         decoding = self._decodings.get(group)
-        if decoding is None or not self._filled(decoding, contents):
+        if decoding is None or not self._goes_on(decoding, contents):
             return None
-        if not decoding.launched:
-            self._launch(decoding)
-        del self._decodings[group]
-        return decoding
+        return self._decodings.pop(group)
 
     def closing(self, n: int, contents: Buffer) -> Closing | None:
         """The end of step *n*, as `decoding` gives a decode."""
         closing = self._closings.get(n)
         if closing is not self._held:
             self._give_up(_UNUSUAL)
-        if closing is None or not self._filled(closing, contents):
+        if closing is None or not self._goes_on(closing, contents):
             return None
-        if not closing.launched:
-            self._launch(closing)
-        del self._closings[n]
-        return closing
+        return self._closings.pop(n)
 
     @property
     def is_held(self) -> bool:
@@ -158,9 +152,8 @@ class Ahead:
 
     def end(self) -> None:
         """Nothing of this will be asked for, and the device waits for nothing."""
-        launches: list[Closing | Decoding] = [*self._closings.values(), *self._decodings.values()]
         with contextlib.suppress(*FORWARD_ERRORS):
-            for built in launches:
+            for built in self._built:
                 self._finish(built)
 
     # ---------------------------------------------------------- in the meantime
@@ -190,8 +183,9 @@ class Ahead:
         are, on the device."""
         if not self._launches or self._left:
             return False
-        ready: list[Closing | Decoding] = [*self._closings.values(), *self._decodings.values()]
-        ready = [built for built in ready if not built.launched and self._is_usual(built, done)]
+        ready = [
+            built for built in self._built if not built.launched and self._is_usual(built, done)
+        ]
         waiting = {closing.group for closing in self._closings.values() if not closing.launched}
         held = self._held
         for built in ready:
@@ -214,6 +208,10 @@ class Ahead:
 
     # ------------------------------------------------------------------ inside
 
+    @property
+    def _built(self) -> list[Decoding | Closing]:
+        return [*self._closings.values(), *self._decodings.values()]
+
     def _launch(self, built: Decoding | Closing) -> None:
         built.launched = True
         if built is self._held and built.inlet is not None:
@@ -222,12 +220,14 @@ class Ahead:
             self._caches.put(built.group, built.slots)
         self._doors.start(*built.arrays())
 
-    def _filled(self, built: Decoding | Closing, contents: Buffer | None) -> bool:
-        """Whether *built* goes on with *contents*."""
+    def _goes_on(self, built: Decoding | Closing, contents: Buffer | None) -> bool:
+        """Whether *built*, launched by now, goes on with *contents*."""
         if built.inlet is None or contents is None or built.inlet.fill(contents):
             if built is self._held:
                 self._held = None
                 self._penalty = _LATE
+            if not built.launched:
+                self._launch(built)
             return True
         self._give_up(self._penalty)
         self._penalty = min(2 * self._penalty, _LATEST)

@@ -64,7 +64,6 @@ from sealring_model.hops import Hops
 from sealring_model.launched import Clock, Launched, Pending
 from sealring_model.passage import Passage, check_filled
 from sealring_model.rows import RowBook
-from sealring_model.tensors import start
 
 M = TypeVar("M", Step, StepDone)
 
@@ -325,7 +324,7 @@ class Executor:
         # chunk copy them.
         written = mx.depends([mx.array(0)], arrays(slots))
         if self._last:
-            start(written)
+            self._doors.start(*written)
             return Pending(tuple(written), lambda clock: self._passage.onward(step, clock))
         context = self._passage.leaving(step.n, PREFILL_GROUP, (uid,))
         return self._passage.sent(step, context, outputs, tuple(written))
