@@ -1,0 +1,164 @@
+"""What a rank launches before its hidden states come, on a device that waits for them."""
+
+import pytest
+import waiting
+from model_families import FAMILIES, reference_tokens
+from model_rings import Ring, StepFailed
+from sealring_model import ahead
+from sealring_protocol.codec.messages import Decode
+from waiting import WaitingDoors
+
+PROMPT = [(5 * i * i + 11 * i) % 251 for i in range(40)]
+ALL = 9
+"""More than there ever is to do."""
+
+
+def waiting_ring(models, family="llama", bounds=(0, 2, 5), idle=ALL, **options):
+    """A ring on devices that wait, and their doors."""
+    ranks: list[WaitingDoors] = []
+
+    def doors() -> WaitingDoors:
+        ranks.append(WaitingDoors())
+        return ranks[-1]
+
+    return Ring(models[family], bounds, idle=lambda: idle, doors=doors, **options), ranks
+
+
+def test_where_the_device_waits_it_has_the_next_decode_before_its_hidden_states(models, references):
+    ring, ranks = waiting_ring(models)
+    uid = ring.admit(PROMPT[:20])
+    ring.decode(join=[uid])
+    while len(ring.text[uid]) < 10:
+        ring.decode()
+    for doors in ranks:
+        doors.waited = 0
+    for _ in range(20):
+        assert ranks[1].held is not None
+        ring.decode()
+    assert [doors.waited for doors in ranks] == [20, 20]
+    assert [doors.missed for doors in ranks] == [0, 0]
+    assert ring.text[uid] == reference_tokens(references["llama"], PROMPT[:20], 30)
+
+
+def test_a_decode_is_not_launched_while_the_one_before_is_on_the_device(models):
+    """MLX would have it write to copies of the caches."""
+    ring, (head, last) = waiting_ring(models)
+    ring.decode(join=[ring.admit(PROMPT[:20])])
+    for _ in range(9):
+        ring.decode()
+    first, second = ring.executors
+    away = first.finish(first.launch(ring.author.write(work=Decode(0))))
+    launched = second.launch(away)
+    while second.prepare():
+        pass
+    assert last.held is None
+    done = second.finish(launched)
+    assert second.prepare()
+    assert last.held is not None
+    while first.prepare():  # the decode before the one that is to be drawn is long done
+        pass
+    assert head.held is not None
+    assert first.finish(first.close(done)).ids
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gpt-oss", "llama-sliding"])
+def test_what_cannot_be_cut_is_not_launched_on_a_guess(models, family):
+    ring, ranks = waiting_ring(models, family, (0, 2, FAMILIES[family]["num_hidden_layers"]))
+    ring.decode(join=[ring.admit(PROMPT[:20])])
+    for _ in range(12):
+        ring.decode()
+    assert not any(executor.launches for executor in ring.executors)
+    assert [doors.waited + doors.missed for doors in ranks] == [0, 0]
+
+
+def test_a_rank_alone_launches_nothing_on_a_guess(models):
+    ring, (doors,) = waiting_ring(models, bounds=(0, 5))
+    ring.decode(join=[ring.admit(PROMPT[:20])])
+    for _ in range(12):
+        ring.decode()
+    assert not ring.executors[0].launches
+    assert doors.waited + doors.missed == 0
+
+
+def test_at_the_end_of_an_epoch_no_device_waits(models):
+    ring, ranks = waiting_ring(models)
+    ring.decode(join=[ring.admit(PROMPT[:20])])
+    for _ in range(12):
+        ring.decode()
+    assert ranks[1].held is not None
+    for executor in ring.executors:
+        executor.end()
+    assert [doors.held for doors in ranks] == [None, None]
+
+
+def test_a_step_that_fails_leaves_no_device_waiting(models):
+    ring, (_, last) = waiting_ring(models)
+    ring.decode(join=[ring.admit(PROMPT[:20])])
+    for _ in range(12):
+        ring.decode()
+    assert last.held is not None
+    second = ring.executors[1]
+    step = ring.author.write(work=Decode(0))
+    assert second.finish(second.launch(step)).failed  # it has no hidden states
+    assert last.held is None
+    assert not second.prepare()
+
+
+def test_a_group_whose_rows_have_changed_is_left_alone_for_some_decodes(models, monkeypatch):
+    """CUDA waits for the whole device to do what it has not done before."""
+    monkeypatch.setattr(ahead, "_UNUSUAL", 0)
+    ring, ranks = waiting_ring(models)
+    ring.decode(join=[ring.admit(PROMPT[:20])])
+    for _ in range(5):
+        ring.decode()
+    ring.decode(join=[ring.admit(PROMPT[:9])])
+    taken = []
+    for _ in range(4):
+        before = [doors.waited for doors in ranks]
+        ring.decode()
+        taken.append([doors.waited - waited for doors, waited in zip(ranks, before, strict=True)])
+    # Rank 0 waits for the hidden states of the third, which is launched after two.
+    assert taken == [[0, 0], [1, 0], [1, 1], [1, 1]]
+
+
+def test_while_rows_come_nothing_is_launched_on_a_guess(models):
+    ring, ranks = waiting_ring(models)
+    ring.decode(join=[ring.admit(PROMPT[:20])])
+    for _ in range(9):
+        ring.decode()
+    ring.idle = lambda: 0
+    ring.decode()  # nothing is launched ahead any more, so there is nothing to interrupt
+    ring.admit(PROMPT[:9])
+    ring.idle = lambda: ALL
+    before = [doors.waited + doors.missed for doors in ranks]
+    for _ in range(3):
+        ring.decode()
+    assert [doors.waited + doors.missed for doors in ranks] == before
+    for _ in range(2):
+        ring.decode()
+    assert all(doors.waited > waited for doors, waited in zip(ranks, before, strict=True))
+
+
+def test_what_the_device_has_not_seen_is_not_answered(models, monkeypatch):
+    """It went on just when it was told that the hidden states are there."""
+    ring, _ = waiting_ring(models)
+    ring.decode(join=[ring.admit(PROMPT[:20])])
+    for _ in range(9):
+        ring.decode()
+    monkeypatch.setattr(waiting.WaitingInlet, "was_filled", False)
+    with pytest.raises(StepFailed, match="did not wait"):
+        ring.decode()
+
+
+@pytest.mark.parametrize("patience", [True, False])
+def test_devices_that_wait_too_short_a_time_are_left_alone_for_longer_and_longer(models, patience):
+    ring, ranks = waiting_ring(models)
+    ring.decode(join=[ring.admit(PROMPT[:20])])
+    for _ in range(9):
+        ring.decode()
+    for doors in ranks:
+        doors.waited, doors.late = 0, lambda: not patience
+    for _ in range(100):
+        ring.decode()
+    tries = [doors.waited + doors.missed for doors in ranks]
+    assert all(tried == 100 if patience else 3 <= tried <= 6 for tried in tries)
