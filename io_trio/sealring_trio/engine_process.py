@@ -40,6 +40,10 @@ from sealring_trio.shared_wire import Guard, SharedWire
 MAX_LOCAL_BODY: Final = MAX_SEALED_BODY + (1 << 20)
 """Body of one local frame: a sealed frame's worth and the token ids that no link carries."""
 
+ROOM: Final = 1 << 22
+"""Bytes that the socket is to have room for, where the system allows as much. What it has no room
+for goes out by the event loop, which takes a hop longer than all the rest."""
+
 START_TIMEOUT: Final = 120.0
 """Seconds from the start of an engine to its first message. Imports from a cold disk are slow."""
 
@@ -91,6 +95,8 @@ class EngineProcess:
         self, command: EngineCommand, heard: Callable[[LocalMessage], None], guard: Guard
     ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            ours.setsockopt(socket.SOL_SOCKET, option, ROOM)
         with theirs:
             self._process = command.start(theirs.fileno())
         self._guard = guard

@@ -63,7 +63,7 @@ from sealring_trio.errors import OperationError
 from sealring_trio.files import replace_file
 from sealring_trio.pump import Pump
 from sealring_trio.request_stream import Stream
-from sealring_trio.shared_wire import Guard
+from sealring_trio.shared_wire import Guard, give_way
 from sealring_trio.tunnels import Tunnels
 
 log = logging.getLogger("sealring.node")
@@ -143,6 +143,7 @@ class Runtime:
 
         Raises `OperationError` when it cannot listen.
         """
+        give_way()
         listeners = await open_listeners(*self._listen)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery

@@ -39,6 +39,16 @@ MAX_LEFT: Final = 1000
 """Things left for the event loop from which on threads that read wait for it."""
 
 
+SWITCH: Final = 0.0001
+"""Seconds after which who runs Python gives way to who waits to."""
+
+
+def give_way() -> None:
+    """For a process whose event loop has much to do besides: have what comes on a link or from the
+    engine not wait for that. Python's own 5 ms are as long as a step."""
+    sys.setswitchinterval(SWITCH)
+
+
 class Guard:
     """One lock, and ways back to the event loop in which it was made."""
 

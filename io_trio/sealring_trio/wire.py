@@ -21,8 +21,9 @@ from typing import Final
 import trio
 from sealring_protocol.codec.wire import Buffer
 
-RECEIVE_SIZE: Final = 1 << 18
-"""Bytes asked of the kernel at once. Memory: that much per wire while data arrives."""
+RECEIVE_SIZE: Final = 1 << 20
+"""Bytes asked of the kernel at once: hidden states of many rows in one go. Memory: that much per
+wire, at most."""
 
 SMALL: Final = 1 << 12
 """Bytes up to which pieces that wait are put together."""
@@ -46,6 +47,8 @@ class Wire:
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
+        # Kept, for to allocate and to give back as much each time takes longer than to copy.
+        self._room = memoryview(bytearray(RECEIVE_SIZE))
         self._drained = drained
         self._waiting: deque[memoryview | bytearray] = deque()
         self._unsent = 0
@@ -121,7 +124,7 @@ class Wire:
     def take(self) -> bytes:
         """What is there already, or none at the end of the stream. Raises `BlockingIOError` where
         there is nothing yet, or another `OSError`."""
-        return self._socket.recv(RECEIVE_SIZE)
+        return self._room[: self._socket.recv_into(self._room)].tobytes()
 
     async def write(self) -> None:
         """Send what waits, for ever. Raises `OSError`."""

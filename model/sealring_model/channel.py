@@ -27,7 +27,8 @@ from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.errors import SealringError
 from sealring_protocol.limits import MAX_SEALED_BODY
 
-_READ: Final = 256 * 1024
+_READ: Final = 1 << 20
+"""Bytes to read at once: hidden states of many rows in one go."""
 _PARTS: Final = 512
 _LAST_WAIT: Final = 5.0
 
@@ -130,8 +131,9 @@ class Channel:
 
     def _pump(self) -> None:
         decoder = FrameDecoder({FrameKind.LOCAL: MAX_SEALED_BODY})
-        while data := self._sock.recv(_READ):
+        room = memoryview(bytearray(_READ))
+        while count := self._sock.recv_into(room):
             arrived = time.perf_counter_ns()
-            decoder.receive_data(data)
+            decoder.receive_data(room[:count].tobytes())
             while (frame := decoder.next_frame()) is not None:
                 self._inbox.put((decode_local(frame.body), arrived))

@@ -73,6 +73,9 @@ from sealring_model.shares import Share, load_share, splits_of
 
 M = TypeVar("M", Step, StepDone)
 
+_SWITCH: Final = 0.0001
+"""Seconds after which a thread that runs Python gives way to one that waits to."""
+
 _MEMBER_WAIT: Final = 0.3
 """Seconds that a member of a group has to end once its node is gone: it may wait for a peer."""
 
@@ -354,7 +357,7 @@ def main() -> int:
     threading.excepthook = end_with_thread
     share_arena()
     # The thread that answers waits for the interpreter while another one builds a graph.
-    sys.setswitchinterval(0.0005)
+    sys.setswitchinterval(_SWITCH)
     return serve(socket.socket(fileno=options.fd), options.model, options.memory_limit)
 
 

@@ -97,6 +97,7 @@ class Node:
         self._info: EngineInfo | None = None
         self._next_engine_ping: float | None = None
         self._requests: set[int] = set()
+        self._now = now
         self._next_uid = 1
         self.loaded: Loaded | None = None
         self.progress = Progress()
@@ -147,7 +148,12 @@ class Node:
         return self._switchboard.links()
 
     def next_event(self) -> NodeEvent | None:
-        """What the caller has to do or know next."""
+        """What the caller has to do or know next. What may wait for the caller to have done so far
+        what it was told is done here: the device has hidden states that came back before the next
+        step is planned."""
+        if not self._events and isinstance(self._brain, Head) and self._brain.unplanned:
+            self._carry_out(self._brain.go_on(self._now), self._now)
+            self._settle(self._now)
         return self._events.popleft() if self._events else None
 
     def links_to_flush(self) -> set[int]:
@@ -331,6 +337,7 @@ class Node:
 
     def _settle(self, now: float) -> None:
         """Let the brain hear what the switchboard has for it."""
+        self._now = now
         while (news := self._switchboard.take()) is not None:
             self._hear(news, now)
 

@@ -134,6 +134,8 @@ class Brains:
                     self.start_engine(rank)
                 case Shut() | Want():
                     raise AssertionError(effect)
+        if self.head.unplanned:
+            self.absorb(0, self.head.go_on(self.now))
 
     def step(self) -> bool:
         """Deliver one message of one queue."""

@@ -58,6 +58,7 @@ class HeadSteps:
         self._flights: dict[int, tuple[float, Work, tuple[int, ...]]] = {}  # when sent, what, whose
         self._pace = Pace(world) if tuned else None
         self._logprobs: dict[tuple[int, int], Logprobs] = {}  # of (step, uid), for its answer
+        self.unplanned = False  # there may be room for a step, see `go_on`
 
     def _end_epoch(self, now: float) -> list[Effect]:
         """The epoch is over, and what was under way has been settled: on to the next."""
@@ -78,6 +79,7 @@ class HeadSteps:
 
     def _pump(self, now: float) -> list[Effect]:
         """Plan and begin steps while there is work and credit."""
+        self.unplanned = False
         effects: list[Effect] = []
         while self._machine is not None and self._machine.open and self.scheduler is not None:
             planned = self.scheduler.plan(now)
@@ -91,6 +93,10 @@ class HeadSteps:
             effects += planned.opened
             effects += self._act(self._machine.begin(planned.step), now)
         return effects
+
+    def go_on(self, now: float) -> list[Effect]:
+        """Go on planning, when what came before has been carried out (`unplanned`)."""
+        return self._pump(now)
 
     def _announce(self, row: Row) -> list[Effect]:
         """Tell every engine that draws how it draws for *row*."""
@@ -109,7 +115,7 @@ class HeadSteps:
                     effects.append(ToEngine(message))
                     if isinstance(message, StepDone) and self.scheduler is not None:
                         self.scheduler.returned(message.n)
-                        effects += self._pump(now)
+                        self.unplanned = True
                 case pipeline.ToNext(message):
                     self._rounds.owe(now)
                     effects.append(Send(1, Purpose.STEP, message))
