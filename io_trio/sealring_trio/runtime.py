@@ -31,6 +31,7 @@ from typing import Final, TypeVarTuple
 import trio
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from sealring_protocol.codec.local_messages import EngineInfo, Loaded, LocalMessage
+from sealring_protocol.codec.messages import Backend
 from sealring_protocol.control.effects import (
     EndCollective,
     Level,
@@ -63,7 +64,7 @@ from sealring_trio.errors import OperationError
 from sealring_trio.files import replace_file
 from sealring_trio.pump import Pump
 from sealring_trio.request_stream import Stream
-from sealring_trio.shared_wire import Guard, give_way
+from sealring_trio.shared_wire import SPARE, Guard, give_way
 from sealring_trio.tunnels import Tunnels
 
 log = logging.getLogger("sealring.node")
@@ -251,6 +252,7 @@ class Runtime:
         self.engine_heard = self.guard.now()
         if isinstance(message, EngineInfo):
             self.guard.soon(self.informed.set)
+            self.guard.eager = SPARE and bool(message.backends >> Backend.NCCL & 1)
         elif isinstance(message, Loaded):
             self.weights_read += message.read
         self._enter(self.node.engine_message, message)

@@ -6,6 +6,10 @@ several times what sealing does. So each socket on the way (links once they are 
 and those of its collective) is read by a thread that waits in the kernel for it alone. `bench hop`
 and `bench comms` measure it.
 
+To wake a thread takes as long as what it then does with a step. Where processors are many and the
+device of the engine is so fast that a step comes every few milliseconds, threads that read are
+*eager*: after what came soon they look for the next without sleeping.
+
 What both such a thread and trio's may touch is touched with the lock of the `Guard` held: the node,
 its links, its engine, and the sending side of `SharedWire`s. Nobody waits for anything while
 holding it. All else is trio's alone; what happens in a thread and is trio's to deal with is left
@@ -16,10 +20,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import select
 import socket
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -34,6 +40,12 @@ log = logging.getLogger("sealring.node")
 WAITS_IN_RECEIVE: Final = sys.platform == "linux"
 """Whether a thread may wait in the receive itself, which saves it a system call: where a send on
 the same socket can be told not to wait, which macOS does not heed."""
+
+SOON: Final = 0.01
+"""Seconds between two receives that are soon."""
+
+SPARE: Final = (os.cpu_count() or 1) >= 16
+"""Whether there are processors to spare for threads that do not sleep."""
 
 MAX_LEFT: Final = 1000
 """Things left for the event loop from which on threads that read wait for it."""
@@ -51,6 +63,9 @@ def give_way() -> None:
 
 class Guard:
     """One lock, and ways back to the event loop in which it was made."""
+
+    eager = False
+    """Whether threads that read look for what is to come soon without sleeping."""
 
     def __init__(self) -> None:
         self.lock: Final = threading.RLock()
@@ -115,6 +130,7 @@ class SharedWire(Wire):
         self._deaf = False
         self._hears = False
         self._to_close = False
+        self._next_by = 0.0  # when to sleep at last, if what came was soon
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
 
@@ -173,11 +189,21 @@ class SharedWire(Wire):
 
     def _next(self) -> bytes:
         """What comes next; nothing at the end of the stream."""
+        begun = time.perf_counter()
+        try:
+            return self._awaited()
+        finally:
+            now = time.perf_counter()
+            soon = self._guard.eager and now - begun < SOON
+            self._next_by = now + SOON if soon and WAITS_IN_RECEIVE else 0.0
+
+    def _awaited(self) -> bytes:
         while True:
+            eager = time.perf_counter() < self._next_by
             if not WAITS_IN_RECEIVE:
                 self._readable.poll()
             try:
-                return self.take()
+                return self.take(socket.MSG_DONTWAIT if eager else 0)
             except BlockingIOError:
                 continue
             except OSError:

@@ -121,10 +121,10 @@ class Wire:
             except BlockingIOError:
                 continue
 
-    def take(self) -> bytes:
+    def take(self, flags: int = 0) -> bytes:
         """What is there already, or none at the end of the stream. Raises `BlockingIOError` where
-        there is nothing yet, or another `OSError`."""
-        return self._room[: self._socket.recv_into(self._room)].tobytes()
+        there is nothing yet, or another `OSError`. *flags* are for the system call."""
+        return self._room[: self._socket.recv_into(self._room, 0, flags)].tobytes()
 
     async def write(self) -> None:
         """Send what waits, for ever. Raises `OSError`."""

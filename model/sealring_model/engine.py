@@ -106,13 +106,19 @@ class Engine:
         try:
             while True:
                 self._prepare()
-                message = self._channel.receive()
+                message = self._channel.receive(soon=self._is_held)
                 if message is not None:
                     self._take(message)
         finally:
             if self._executor is not None:
                 self._executor.end()
             self._answers.finish()
+
+    @property
+    def _is_held(self) -> bool:
+        """The device waits for what is to come, and nobody else in this process has to do."""
+        held = self._executor is not None and self._executor.is_held
+        return held and self._answers.is_idle
 
     def _prepare(self) -> None:
         """Build and launch ahead as long as there is nothing else to do."""
@@ -213,6 +219,7 @@ class Engine:
         self._executor = Executor(
             loaded, place, self._book, hops, self._room, doors=ways, tells=tells
         )
+        self._channel.attentive = self._executor.launches
         self._channel.send(self._ready(place, loaded))
 
     def _refuse(self, error: Exception, kind: FailureKind) -> None:

@@ -126,6 +126,11 @@ class Executor:
         return self.prepares and self._doors.waits and self._loaded.trimmable
 
     @property
+    def is_held(self) -> bool:
+        """Whether the device waits for hidden states, and does nothing else until they come."""
+        return self._ahead.is_held
+
+    @property
     def live_rows(self) -> int:
         """Rows that have caches here."""
         groups = self._ledger.groups.values()
@@ -269,7 +274,7 @@ class Executor:
     def _refresh(self) -> None:
         """Give memory back that is due to be, unless that would be to wait for a device that
         waits."""
-        if self._stale and not self._ahead.is_held:
+        if self._stale and not self.is_held:
             self._stale = False
             mx.clear_cache()
 

@@ -71,7 +71,7 @@ _WAIT: Final = f"""
         do {{
             told = static_cast<int>(words[{_TOLD}] - what[0]) >= 0;
             asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-        }} while (!told && now - begun < {_PATIENCE}ull);
+        }} while (!told && now - begun < what[2]);
         __threadfence_system();
         if (told) words[{_SEEN}] = what[0];
     }}
@@ -126,12 +126,15 @@ class _Loan:
 class _WaitingInlet(Inlet):
     """An inlet at which the device waits."""
 
-    def __init__(self, loan: _Loan, kernel: Any, dtype: DType, shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, loan: _Loan, kernel: Any, dtype: DType, shape: tuple[int, ...], patience: int
+    ) -> None:
         self._loan: Final = loan
+        self._patience: Final = patience
         self._box: Final = loan.box
         self._box.ticket = self._ticket = (loan.box.ticket + 1) & 0xFFFFFFFF
         self._held_since: int | None = None
-        what = mx.array([self._ticket, prod(shape) * dtype.width], mx.uint32)
+        what = mx.array([self._ticket, prod(shape) * dtype.width, patience], mx.uint32)
         (array,) = kernel(
             inputs=[self._box.where, what],
             output_shapes=[shape],
@@ -147,7 +150,7 @@ class _WaitingInlet(Inlet):
     def fill(self, data: Buffer) -> bool:
         check_size(self.dtype, self.shape, data)
         held = self._held_since
-        if held is not None and time.perf_counter_ns() - held > _PATIENCE // 2:
+        if held is not None and time.perf_counter_ns() - held > self._patience // 2:
             self.shut()
             return False
         self._box.contents[: len(data)] = data
@@ -167,10 +170,12 @@ class _WaitingInlet(Inlet):
 
 
 class Mailbox(Doors):
-    """Doors of a CUDA device; its inlets wait if *waits*. Raises `OSError` if there can be none."""
+    """Doors of a CUDA device; its inlets wait if *waits*, for so many nanoseconds at most. Raises
+    `OSError` if there can be none."""
 
-    def __init__(self, *, waits: bool) -> None:
+    def __init__(self, *, waits: bool, patience: int = _PATIENCE) -> None:
         self.waits = waits
+        self._patience: Final = patience
         self._driver: Final = ctypes.CDLL("libcuda.so.1")
         if waits:
             keep_memory()
@@ -201,7 +206,7 @@ class Mailbox(Doors):
         if not self.waits:
             return super().inlet(dtype, shape)
         loan = self._loan(self._inboxes, prod(shape) * dtype.width)
-        return _WaitingInlet(loan, self._wait, dtype, shape)
+        return _WaitingInlet(loan, self._wait, dtype, shape, self._patience)
 
     def outlet(self, array: mx.array) -> Outlet:
         """Where *array* comes out, in memory of the host."""

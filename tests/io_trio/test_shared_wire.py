@@ -16,10 +16,12 @@ from sealring_trio.shared_wire import Guard, SharedWire
 from tests.io_trio.test_wire import pair
 
 
-@pytest.fixture(params=[True, False])
+@pytest.fixture(params=["as on Linux", "as elsewhere", "eager"])
 def either_wait(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads wait as on Linux, and as elsewhere."""
-    monkeypatch.setattr(shared_wire, "WAITS_IN_RECEIVE", request.param)
+    """Threads wait as on Linux, as elsewhere, and without sleeping."""
+    monkeypatch.setattr(shared_wire, "WAITS_IN_RECEIVE", request.param != "as elsewhere")
+    monkeypatch.setattr(Guard, "eager", request.param == "eager")
+    monkeypatch.setattr(shared_wire, "SOON", 0.2)
 
 
 async def hearing(

@@ -116,7 +116,7 @@ def gpus(
     split: Literal["tensor", "pipeline", "both"] = "both",
     rows: Count = 32,
     turns: Count = 2,
-    tokens: Count = 128,
+    tokens: Count = 256,
     check: bool = False,
     json: bool = False,
 ) -> int:

@@ -1,0 +1,126 @@
+"""The engine's end of its channel, on both ways to read it."""
+
+import os
+import socket
+import threading
+import time
+
+import pytest
+from sealring_model import channel as channel_module
+from sealring_model.channel import Channel, ChannelBroken, ChannelClosed
+from sealring_protocol.codec.encoding import encode
+from sealring_protocol.codec.frame import FrameKind, frame_header
+from sealring_protocol.codec.messages import Ping, Progress
+
+LONG = 10.0
+
+
+def frame(message):
+    body = b"".join(encode(message))
+    return frame_header(FrameKind.LOCAL, len(body)) + body
+
+
+def ping(number):
+    return Ping(number, Progress())
+
+
+@pytest.fixture(params=[False, True], ids=["read by a thread", "attentive"])
+def ends(request, monkeypatch):
+    """The node's end, and an open channel at the other."""
+    monkeypatch.setattr(channel_module, "_SOON", 50_000_000)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        made = Channel(theirs)
+        made.last_wait = LONG
+        made.attentive = request.param
+        made.open()
+        try:
+            yield ours, made
+        finally:
+            made.finish()
+            ours.close()
+            made._reader.join()
+
+
+def until(condition):
+    deadline = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+@pytest.mark.parametrize("soon", [False, True])
+def test_messages_come_in_order_however_they_are_cut(ends, soon):
+    node, channel = ends
+    stream = b"".join(frame(ping(number)) for number in range(200))
+    cuts = [stream[at : at + 37] for at in range(0, len(stream), 37)]
+    sender = threading.Thread(target=lambda: [node.sendall(cut) for cut in cuts])
+    sender.start()
+    came = [channel.receive(soon=soon).echo for _ in range(200)]
+    sender.join()
+    assert came == list(range(200))
+    assert channel.is_quiet
+
+
+def test_who_waits_is_woken_by_another_thread(ends):
+    _, channel = ends
+    waker = threading.Thread(target=channel.wake)
+    waker.start()
+    assert channel.receive() is None
+    waker.join()
+    for _ in range(100_000):  # more than any pipe holds
+        channel.wake()
+    assert all(channel.receive() is None for _ in range(100_000))
+    assert channel.is_quiet
+
+
+def test_what_came_is_not_quiet(ends):
+    node, channel = ends
+    node.sendall(frame(ping(7)))
+    until(lambda: not channel.is_quiet)
+    assert channel.receive().echo == 7
+    assert channel.arrived <= time.perf_counter_ns()
+
+
+def test_the_end_comes_behind_what_was_sent(ends):
+    node, channel = ends
+    node.sendall(frame(ping(1)) + frame(ping(2)))
+    node.shutdown(socket.SHUT_WR)
+    assert [channel.receive().echo, channel.receive().echo] == [1, 2]
+    with pytest.raises(ChannelClosed):
+        channel.receive()
+    with pytest.raises(ChannelClosed):
+        channel.check()
+
+
+def test_a_stream_that_is_none_of_ours_is_told_of(ends):
+    node, channel = ends
+    node.sendall(b"G" * 64)
+    with pytest.raises(ChannelBroken, match="frame version 71"):
+        channel.receive()
+
+
+def test_who_is_away_for_long_is_told_by_the_thread(ends):
+    """What it reads then is there when the receiver is back, and so is the end."""
+    node, channel = ends
+    node.sendall(frame(ping(1)))
+    assert channel.receive().echo == 1
+    node.sendall(frame(ping(2)))
+    node.shutdown(socket.SHUT_WR)
+    until(lambda: channel._end is not None)
+    with pytest.raises(ChannelClosed):
+        channel.check()
+    assert channel.receive().echo == 2
+    with pytest.raises(ChannelClosed):
+        channel.receive()
+
+
+def test_both_read_at_once_and_nothing_is_lost(ends, monkeypatch):
+    """A receiver that counts as away at every moment: the thread reads beside it."""
+    monkeypatch.setattr(channel_module, "_AWAY", 0.0)
+    node, channel = ends
+    stream = b"".join(frame(ping(number)) for number in range(3000))
+    sender = threading.Thread(target=node.sendall, args=(stream,))
+    sender.start()
+    assert [channel.receive().echo for _ in range(3000)] == list(range(3000))
+    sender.join()
