@@ -41,8 +41,8 @@ MAX_LOCAL_BODY: Final = MAX_SEALED_BODY + (1 << 20)
 """Body of one local frame: a sealed frame's worth and the token ids that no link carries."""
 
 ROOM: Final = 1 << 22
-"""Bytes that the socket is to have room for, where the system allows as much. What it has no room
-for goes out by the event loop, which takes a hop longer than all the rest."""
+"""Bytes that the socket is to have room for, where the system allows as much: what it has no room
+for goes out later."""
 
 START_TIMEOUT: Final = 120.0
 """Seconds from the start of an engine to its first message. Imports from a cold disk are slow."""

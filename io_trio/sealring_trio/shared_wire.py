@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import select
 import socket
@@ -47,11 +48,15 @@ SOON: Final = 0.01
 SPARE: Final = (os.cpu_count() or 1) >= 16
 """Whether there are processors to spare for threads that do not sleep."""
 
+MOMENT: Final = 0.004
+"""Seconds that a thread takes to send the rest of what the kernel took in part. For the event loop
+to do it takes longer than all else on the way of a step."""
+
 MAX_LEFT: Final = 1000
 """Things left for the event loop from which on threads that read wait for it."""
 
 
-SWITCH: Final = 0.0001
+SWITCH: Final = 0.00005
 """Seconds after which who runs Python gives way to who waits to."""
 
 
@@ -70,6 +75,7 @@ class Guard:
     def __init__(self) -> None:
         self.lock: Final = threading.RLock()
         self._left: deque[Callable[[], None]] = deque()
+        self._stuck: deque[SharedWire] = deque()
         self._behind = trio.Event()
         self._token: Final = trio.lowlevel.current_trio_token()
         self._clock: Final = trio.lowlevel.current_clock()
@@ -99,6 +105,18 @@ class Guard:
 
     def _tell(self) -> None:
         self._behind.set()
+
+    def stuck(self, wire: SharedWire) -> None:
+        """*wire* has not sent all that it was given."""
+        if not self.at_home:
+            self._stuck.append(wire)
+
+    def unstick(self) -> None:
+        """Send what got stuck, as far as that takes a moment; without the lock, and not for the
+        event loop, which does the rest."""
+        while self._stuck:
+            with contextlib.suppress(IndexError):  # another thread was first
+                self._stuck.popleft().push()
 
     @property
     def is_behind(self) -> bool:
@@ -180,6 +198,7 @@ class SharedWire(Wire):
             while data := self._next():
                 if not self._deaf:
                     heard(data)
+                    self._guard.unstick()
                 if self._guard.is_behind:
                     trio.from_thread.run(trio.lowlevel.checkpoint)
         except trio.Cancelled:  # while *heard* waited for the event loop
@@ -189,17 +208,17 @@ class SharedWire(Wire):
 
     def _next(self) -> bytes:
         """What comes next; nothing at the end of the stream."""
+        if not self._guard.eager:
+            return self._wait(0.0)
         begun = time.perf_counter()
-        try:
-            return self._awaited()
-        finally:
-            now = time.perf_counter()
-            soon = self._guard.eager and now - begun < SOON
-            self._next_by = now + SOON if soon and WAITS_IN_RECEIVE else 0.0
+        data = self._wait(self._next_by)
+        now = time.perf_counter()
+        self._next_by = now + SOON if now - begun < SOON else 0.0
+        return data
 
-    def _awaited(self) -> bytes:
+    def _wait(self, eager_until: float) -> bytes:
         while True:
-            eager = time.perf_counter() < self._next_by
+            eager = WAITS_IN_RECEIVE and time.perf_counter() < eager_until
             if not WAITS_IN_RECEIVE:
                 self._readable.poll()
             try:
@@ -234,9 +253,23 @@ class SharedWire(Wire):
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
+    def push(self) -> None:
+        """Send what waits, as the peer takes it, for a `MOMENT`. In any thread, without the
+        lock."""
+        until = time.perf_counter() + MOMENT
+        with contextlib.suppress(OSError, ValueError):  # closed, or as good as: not for here
+            writable = select.poll()
+            writable.register(self._socket, select.POLLOUT)
+            while self._waiting and (rest := until - time.perf_counter()) > 0:
+                writable.poll(math.ceil(1000 * rest))
+                with contextlib.suppress(BlockingIOError):
+                    self._push()
+
     def _rouse(self) -> None:
         self._guard.soon(super()._rouse)
+        self._guard.stuck(self)
 
     def _push(self) -> None:
         with self._guard.lock:
-            super()._push()
+            if self._waiting:  # or another thread has sent it
+                super()._push()

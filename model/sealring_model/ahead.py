@@ -25,6 +25,12 @@ launch is another CUDA graph, and that one may have to be made. To make one, as 
 that was never used, CUDA waits for the whole device; hence the first decodes of a group are not
 launched ahead either.
 
+A decode whose hidden states are there before it is launched is launched as well before the device
+is told of them. Were it to begin at once, what it is done with would be used again by what is not
+launched yet, differently each time, and each time there would be CUDA graphs to make: that took
+twice as long as to launch it, and longer than until the next one came, so that a rank that was
+late once stayed so.
+
 A rank alone has no use for any of this: it launches a step while the device works on the one
 before. And it is only for models whose forwards are *blind*, that is, never look at a value to
 decide what to do: such a one would see what an inlet has before it is filled.
@@ -127,10 +133,14 @@ class Ahead:
         self._left = max(0, self._left - 1)
         self._runs[group] = self._runs.get(group, (0, 0))[0] + 1, n
 
-    def decoding(self, group: int, contents: Buffer | None) -> Decoding | None:
-        """The next decode of *group*, launched, on *contents* of its inlet; if it was built, and
-        not too late. Not given again."""
+    def decoding(
+        self, group: int, contents: Buffer | None, decode: Callable[[int], Decoding]
+    ) -> Decoding | None:
+        """The next decode of *group*, launched, on *contents* of its inlet; if it was built, or is
+        better built by *decode* now, and not too late. Not given again."""
         self._likely.pop(group, None)
+        if contents is not None and group not in self._decodings and self._may_hold(group):
+            self._decodings[group] = decode(group)
         decoding = self._decodings.get(group)
         if decoding is None or not self._goes_on(decoding, contents):
             return None
@@ -202,6 +212,12 @@ class Ahead:
                 return True
         return False
 
+    def _may_hold(self, group: int) -> bool:
+        """Whether something of *group* that was not launched may be, for the device to wait in."""
+        decodes, _ = self._runs.get(group, (0, 0))
+        free = self._launches and not self._left and self._held is None
+        return free and decodes >= _USUAL
+
     def _is_usual(self, built: Closing | Decoding, done: int) -> bool:
         decodes, last = self._runs.get(built.group, (0, 0))
         return decodes >= _USUAL and last <= done
@@ -222,6 +238,9 @@ class Ahead:
 
     def _goes_on(self, built: Decoding | Closing, contents: Buffer | None) -> bool:
         """Whether *built*, launched by now, goes on with *contents*."""
+        if contents is not None and not built.launched and self._may_hold(built.group):
+            self._held = built
+            self._launch(built)
         if built.inlet is None or contents is None or built.inlet.fill(contents):
             if built is self._held:
                 self._held = None

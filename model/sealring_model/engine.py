@@ -73,7 +73,7 @@ from sealring_model.shares import Share, load_share, splits_of
 
 M = TypeVar("M", Step, StepDone)
 
-_SWITCH: Final = 0.0001
+_SWITCH: Final = 0.00005
 """Seconds after which a thread that runs Python gives way to one that waits to."""
 
 _MEMBER_WAIT: Final = 0.3

@@ -286,7 +286,7 @@ class Executor:
         if not self._first:
             context = self._passage.coming(step.n, group, uids)
             came = self._passage.opened(step, context, self._passage.block(len(uids)))
-        built = self._ahead.decoding(group, came)
+        built = self._ahead.decoding(group, came, self._next)
         pending = self._decoded(step, group, came, built)
         if self._ledger.length(uids[0]) % _TIDY == 0:
             self._caches.tidy(group)

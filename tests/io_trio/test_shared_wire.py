@@ -137,6 +137,37 @@ async def test_what_begins_to_wait_as_a_thread_is_freed_goes_out_once(turn: int)
     wire.close()
 
 
+async def test_what_a_thread_did_not_get_rid_of_at_once_it_sends_without_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared_wire, "MOMENT", 10.0)
+    guard = Guard()
+    (near, far), (out, there) = pair(), pair()
+    wire = SharedWire(near, lambda: None, guard)
+    onward = SharedWire(out, lambda: None, guard)  # for which nobody writes
+    sent, got = os.urandom(1_000_000), bytearray()
+
+    def heard(_: bytes) -> None:
+        with guard.lock:
+            onward.send(sent)
+            assert onward.busy
+
+    def take() -> None:
+        while len(got) < len(sent):
+            got.extend(there.recv(65536))
+
+    with trio.fail_after(10), far, there:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wire.hear, heard)
+            far.sendall(b"x")
+            await trio.to_thread.run_sync(take)
+            far.shutdown(socket.SHUT_WR)
+    assert got == sent
+    assert not onward.busy
+    onward.close()
+    wire.close()
+
+
 async def test_without_a_thread_the_connection_is_given_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -40,6 +40,25 @@ def test_where_the_device_waits_it_has_the_next_decode_before_its_hidden_states(
     assert ring.text[uid] == reference_tokens(references["llama"], PROMPT[:20], 30)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_rank_with_no_time_to_build_ahead_has_its_device_wait_while_it_launches(
+    models, references, late
+):
+    """What it is given is there already, and is told to the device last."""
+    ring, (head, last) = waiting_ring(models, idle=0)
+    ring.decode(join=[ring.admit(PROMPT[:20])])
+    for _ in range(9):
+        ring.decode()
+    last.late = lambda: late
+    head.waited = last.waited = 0
+    for _ in range(12):
+        ring.decode()
+    assert ring.text[1] == reference_tokens(references["llama"], PROMPT[:20], 22)
+    assert (head.waited, head.missed) == (0, 0)
+    # What comes too late is done as ever, and then left alone for twice as long each time.
+    assert (last.waited, last.missed) == ((0, 2) if late else (12, 0))
+
+
 def test_a_decode_is_not_launched_while_the_one_before_is_on_the_device(models):
     """MLX would have it write to copies of the caches."""
     ring, (head, last) = waiting_ring(models)
