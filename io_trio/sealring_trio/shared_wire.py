@@ -45,7 +45,9 @@ the same socket can be told not to wait, which macOS does not heed."""
 SOON: Final = 0.01
 """Seconds between two receives that are soon."""
 
-SPARE: Final = (os.cpu_count() or 1) >= 16
+SPARE: Final = (
+    len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+) >= 16
 """Whether there are processors to spare for threads that do not sleep."""
 
 MOMENT: Final = 0.004

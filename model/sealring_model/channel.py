@@ -23,6 +23,7 @@ import os
 import queue
 import select
 import socket
+import sys
 import threading
 import time
 from typing import Final
@@ -42,7 +43,10 @@ _LAST_WAIT: Final = 5.0
 _AWAY: Final = 0.05
 """Seconds after which an attentive thread is away for long."""
 
-_SOON: Final = 15_000_000 if (os.cpu_count() or 1) >= 8 else 0
+_PROCESSORS: Final = (
+    len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+)
+_SOON: Final = 15_000_000 if _PROCESSORS >= 8 else 0
 """Nanoseconds to look for what is about to come without sleeping; where processors are few, others
 need this one."""
 
