@@ -96,11 +96,13 @@ class EngineProcess:
     ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            ours.setsockopt(socket.SOL_SOCKET, option, ROOM)
+            with contextlib.suppress(OSError):
+                ours.setsockopt(socket.SOL_SOCKET, option, ROOM)
         with theirs:
             self._process = command.start(theirs.fileno())
         self._guard = guard
         self._wire = SharedWire(ours, lambda: None, guard)
+        self._wire.eager = True
         self._heard = heard
         self._machine = Machine(ENGINE_TABLE, EngineState.SPAWNED)
         self._asked: tuple[Epoch, int] | None = None

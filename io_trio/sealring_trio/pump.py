@@ -68,9 +68,10 @@ class Pump:
         """Wait until none do, or the stream is over."""
         await self._wire.idle()
 
-    def hand_over(self, heard: Callable[[bytes], None]) -> None:
-        """Have a thread read from here on, and give what comes to *heard*."""
+    def hand_over(self, heard: Callable[[bytes], None], *, eager: bool = False) -> None:
+        """Have a thread read from here on, *eager* or not, and give what comes to *heard*."""
         self._heard = heard
+        self._wire.eager = eager
         self._by_loop.cancel()
 
     def hang_up(self, last: bytes) -> None:

@@ -327,6 +327,7 @@ class Relay:
         with self._owner.guard.lock:
             if stream.ended or self._say(stream.rank, stream.number, TunnelEvent.DATA, data):
                 return
+        self._owner.guard.unstick()
         trio.from_thread.run(self._owner.idle, stream.rank)
 
     async def _write(self, stream: _Stream, wire: SharedWire) -> None:

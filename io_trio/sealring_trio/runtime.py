@@ -331,7 +331,8 @@ class Runtime:
                     if purpose is Purpose.TUNNEL:
                         self._tunnels.up(event, pump)
                     else:
-                        pump.hand_over(partial(self.received, link))
+                        eager = purpose is Purpose.STEP
+                        pump.hand_over(partial(self.received, link), eager=eager)
             case Dial():
                 self.spawn(self._dial, event)
             case Hangup(link, last):

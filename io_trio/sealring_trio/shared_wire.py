@@ -68,16 +68,23 @@ def give_way() -> None:
     sys.setswitchinterval(SWITCH)
 
 
+class _Here(threading.local):
+    """What each thread has for itself."""
+
+    def __init__(self) -> None:
+        self.stuck: list[SharedWire] = []
+
+
 class Guard:
     """One lock, and ways back to the event loop in which it was made."""
 
     eager = False
-    """Whether threads that read look for what is to come soon without sleeping."""
+    """Whether threads that read an eager wire look for what is to come soon without sleeping."""
 
     def __init__(self) -> None:
         self.lock: Final = threading.RLock()
         self._left: deque[Callable[[], None]] = deque()
-        self._stuck: deque[SharedWire] = deque()
+        self._here: Final = _Here()
         self._behind = trio.Event()
         self._token: Final = trio.lowlevel.current_trio_token()
         self._clock: Final = trio.lowlevel.current_clock()
@@ -109,16 +116,17 @@ class Guard:
         self._behind.set()
 
     def stuck(self, wire: SharedWire) -> None:
-        """*wire* has not sent all that it was given."""
+        """This thread has given *wire* what does not all go out at once."""
         if not self.at_home:
-            self._stuck.append(wire)
+            self._here.stuck.append(wire)
 
     def unstick(self) -> None:
-        """Send what got stuck, as far as that takes a moment; without the lock, and not for the
-        event loop, which does the rest."""
-        while self._stuck:
-            with contextlib.suppress(IndexError):  # another thread was first
-                self._stuck.popleft().push()
+        """Send what this thread got stuck, as far as that takes a `MOMENT`; without the lock. The
+        event loop does the rest."""
+        if self._here.stuck:
+            until = time.perf_counter() + MOMENT
+            while self._here.stuck:
+                self._here.stuck.pop().push(until)
 
     @property
     def is_behind(self) -> bool:
@@ -141,7 +149,8 @@ class Guard:
 
 
 class SharedWire(Wire):
-    """A wire that a thread may read, and on which any thread may `send` with the lock held."""
+    """A wire that a thread may read, and on which any thread may `send` with the lock held. An
+    *eager* one carries steps."""
 
     def __init__(self, sock: socket.socket, drained: Callable[[], None], guard: Guard) -> None:
         super().__init__(sock, drained)
@@ -150,6 +159,7 @@ class SharedWire(Wire):
         self._deaf = False
         self._hears = False
         self._to_close = False
+        self.eager = False
         self._next_by = 0.0  # when to sleep at last, if what came was soon
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
@@ -158,6 +168,7 @@ class SharedWire(Wire):
         """Give what comes in to *heard*, in a thread of its own, until the stream ends, by an error
         too. What comes once this is cancelled is dropped."""
         begun, ended = threading.Event(), trio.Event()
+        self.make_room()
         self._hears = True
         self._socket.setblocking(WAITS_IN_RECEIVE)
         try:
@@ -210,7 +221,7 @@ class SharedWire(Wire):
 
     def _next(self) -> bytes:
         """What comes next; nothing at the end of the stream."""
-        if not self._guard.eager:
+        if not (self.eager and self._guard.eager):
             return self._wait(0.0)
         begun = time.perf_counter()
         data = self._wait(self._next_by)
@@ -255,10 +266,9 @@ class SharedWire(Wire):
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def push(self) -> None:
-        """Send what waits, as the peer takes it, for a `MOMENT`. In any thread, without the
-        lock."""
-        until = time.perf_counter() + MOMENT
+    def push(self, until: float) -> None:
+        """Send what waits, as the peer takes it, *until* then on the performance counter. In any
+        thread, without the lock."""
         with contextlib.suppress(OSError, ValueError):  # closed, or as good as: not for here
             writable = select.poll()
             writable.register(self._socket, select.POLLOUT)
@@ -269,7 +279,11 @@ class SharedWire(Wire):
 
     def _rouse(self) -> None:
         self._guard.soon(super()._rouse)
-        self._guard.stuck(self)
+
+    def _keep(self, rest: memoryview) -> None:
+        if not self._waiting:
+            self._guard.stuck(self)
+        super()._keep(rest)
 
     def _push(self) -> None:
         with self._guard.lock:

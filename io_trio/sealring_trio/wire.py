@@ -21,9 +21,12 @@ from typing import Final
 import trio
 from sealring_protocol.codec.wire import Buffer
 
-RECEIVE_SIZE: Final = 1 << 20
-"""Bytes asked of the kernel at once: hidden states of many rows in one go. Memory: that much per
-wire, at most."""
+RECEIVE_SIZE: Final = 1 << 16
+"""Bytes asked of the kernel at once."""
+
+ROOM: Final = 1 << 20
+"""The same, where hidden states of many rows are to come in one go. Memory: that much per such
+wire, which strangers do not get."""
 
 SMALL: Final = 1 << 12
 """Bytes up to which pieces that wait are put together."""
@@ -47,8 +50,7 @@ class Wire:
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
-        # Kept, for to allocate and to give back as much each time takes longer than to copy.
-        self._room = memoryview(bytearray(RECEIVE_SIZE))
+        self._room: memoryview | None = None
         self._drained = drained
         self._waiting: deque[memoryview | bytearray] = deque()
         self._unsent = 0
@@ -124,7 +126,14 @@ class Wire:
     def take(self, flags: int = 0) -> bytes:
         """What is there already, or none at the end of the stream. Raises `BlockingIOError` where
         there is nothing yet, or another `OSError`. *flags* are for the system call."""
+        if self._room is None:
+            return self._socket.recv(RECEIVE_SIZE, flags)
         return self._room[: self._socket.recv_into(self._room, 0, flags)].tobytes()
+
+    def make_room(self) -> None:
+        """Have `take` give much at once."""
+        # Kept, for to allocate and to give back as much each time takes longer than to copy.
+        self._room = self._room or memoryview(bytearray(ROOM))
 
     async def write(self) -> None:
         """Send what waits, for ever. Raises `OSError`."""

@@ -46,6 +46,7 @@ import attrs
 import mlx.core as mx
 from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.control.ledger import Change
+from sealring_protocol.errors import SealringError
 
 from sealring_model.caches import CacheStore
 from sealring_model.doors import Doors, Inlet, Outlet
@@ -140,7 +141,8 @@ class Ahead:
         better built by *decode* now, and not too late. Not given again."""
         self._likely.pop(group, None)
         if contents is not None and group not in self._decodings and self._may_hold(group):
-            self._decodings[group] = decode(group)
+            with contextlib.suppress(SealringError, *FORWARD_ERRORS):  # if it is still so, it tells
+                self._decodings[group] = decode(group)
         decoding = self._decodings.get(group)
         if decoding is None or not self._goes_on(decoding, contents):
             return None
@@ -162,6 +164,7 @@ class Ahead:
 
     def end(self) -> None:
         """Nothing of this will be asked for, and the device waits for nothing."""
+        self._held = None
         with contextlib.suppress(*FORWARD_ERRORS):
             for built in self._built:
                 self._finish(built)

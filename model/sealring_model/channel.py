@@ -74,6 +74,7 @@ class Channel:
         self._decoder = FrameDecoder({FrameKind.LOCAL: MAX_SEALED_BODY})
         self._room = memoryview(bytearray(_READ))
         self._reading = threading.Lock()  # from the socket to the inbox
+        self._ringing = threading.Lock()
         self._bell, self._rope = os.pipe()
         for end in (self._bell, self._rope):
             os.set_blocking(end, False)
@@ -101,9 +102,10 @@ class Channel:
     def finish(self) -> None:
         """The compute thread is done: nothing needs to be forced, and nobody wakes it."""
         self._finished.set()
-        self.attentive = False
-        for end in (self._bell, self._rope):
-            os.close(end)
+        with self._ringing:
+            self.attentive = False
+            for end in (self._bell, self._rope):
+                os.close(end)
 
     def end(self, reason: ChannelClosed) -> None:
         """There is no more to do: who receives is told *reason*."""
@@ -113,6 +115,8 @@ class Channel:
 
     def check(self) -> None:
         """Raise `ChannelClosed` if the stream has ended, even if messages are left."""
+        if self.attentive:
+            self._look(0)
         if self._end is not None:
             raise self._end
 
@@ -151,8 +155,8 @@ class Channel:
                 self._take()
 
     def _ring(self) -> None:
-        if self.attentive:
-            with contextlib.suppress(OSError):  # it has rung often enough, or nobody is there
+        with self._ringing, contextlib.suppress(BlockingIOError):  # it has rung often enough
+            if self.attentive:
                 os.write(self._rope, b"!")
 
     def send(self, message: LocalMessage) -> None:

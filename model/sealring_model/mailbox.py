@@ -97,7 +97,7 @@ class _Box:
         pointer, both = ctypes.c_void_p(), 0x1 | 0x2  # for any context; mapped
         size = ctypes.c_size_t(_HEAD + capacity)
         if error := driver.cuMemHostAlloc(ctypes.byref(pointer), size, both):
-            raise OSError(f"cuMemHostAlloc says {error}")
+            raise MemoryError(f"cuMemHostAlloc says {error}")
         address = pointer.value or 0
         memory: Any = (ctypes.c_char * size.value).from_address(address)
         self._memory: Final = memoryview(memory).cast("B")
@@ -171,7 +171,7 @@ class _WaitingInlet(Inlet):
 
 class Mailbox(Doors):
     """Doors of a CUDA device; its inlets wait if *waits*, for so many nanoseconds at most. Raises
-    `OSError` if there can be none."""
+    `OSError` or `MemoryError` if there can be none."""
 
     def __init__(self, *, waits: bool, patience: int = _PATIENCE) -> None:
         self.waits = waits
@@ -240,6 +240,6 @@ def doors(dtype: DType, *, wait: bool) -> Doors:
         inlet = mailbox.inlet(dtype, (1, 1, 1))
         inlet.fill(bytes(dtype.width))
         mx.eval(mailbox.outlet(inlet.array).ready, mailbox.outlet(mx.zeros((1,), mx.uint32)).ready)
-    except (OSError, RuntimeError):
+    except (OSError, RuntimeError, MemoryError):
         return Doors()
     return mailbox

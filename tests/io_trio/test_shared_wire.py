@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -16,11 +17,18 @@ from sealring_trio.shared_wire import Guard, SharedWire
 from tests.io_trio.test_wire import pair
 
 
+def eager_init(wire: SharedWire, *arguments: Any, make: Any = SharedWire.__init__) -> None:
+    """What a wire is made with, and that it carries steps."""
+    make(wire, *arguments)
+    wire.eager = True
+
+
 @pytest.fixture(params=["as on Linux", "as elsewhere", "eager"])
 def either_wait(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads wait as on Linux, as elsewhere, and without sleeping."""
     monkeypatch.setattr(shared_wire, "WAITS_IN_RECEIVE", request.param != "as elsewhere")
     monkeypatch.setattr(Guard, "eager", request.param == "eager")
+    monkeypatch.setattr(SharedWire, "__init__", eager_init)
     monkeypatch.setattr(shared_wire, "SOON", 0.2)
 
 
@@ -166,6 +174,40 @@ async def test_what_a_thread_did_not_get_rid_of_at_once_it_sends_without_the_eve
     assert not onward.busy
     onward.close()
     wire.close()
+
+
+async def test_what_is_stuck_holds_its_thread_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no other one: a peer that does not read is the event loop's to wait for."""
+    guard = Guard()
+    ends = [pair() for _ in range(3)]
+    wires = [SharedWire(near, lambda: None, guard) for near, _ in ends]
+    stalled, pushed, heard_last = wires[2], [], trio.Event()
+
+    def push(wire: SharedWire, _: float) -> None:
+        pushed.append((wire, threading.get_ident()))
+
+    def heard(_: bytes) -> None:
+        with guard.lock:
+            for _ in range(100):
+                stalled.send(bytes(100_000))
+            pushed.append((None, threading.get_ident()))
+
+    monkeypatch.setattr(SharedWire, "push", push)
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wires[0].hear, heard)
+            ends[0][1].sendall(b"x")
+            while not pushed or pushed[-1][0] is None:
+                await trio.lowlevel.checkpoint()
+            nursery.start_soon(wires[1].hear, lambda _: guard.soon(heard_last.set))
+            ends[1][1].sendall(b"x")
+            await heard_last.wait()
+            for _, far in ends:
+                far.close()
+    assert [wire for wire, _ in pushed] == [None, stalled]
+    assert len({thread for _, thread in pushed}) == 1
+    for wire in wires:
+        wire.close()
 
 
 async def test_without_a_thread_the_connection_is_given_up(

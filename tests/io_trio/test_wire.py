@@ -9,7 +9,7 @@ import pytest
 import trio
 from sealring_trio.pump import Pump
 from sealring_trio.shared_wire import Guard
-from sealring_trio.wire import Wire
+from sealring_trio.wire import RECEIVE_SIZE, Wire
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -229,3 +229,15 @@ async def test_last_words_that_do_not_fit_go_out_all_the_same(heard: bool) -> No
             await owner.over.wait()
     assert len(got) == 2_000_003
     assert got.endswith(b"bye")
+
+
+async def test_a_wire_has_much_room_once_it_is_to_carry_much() -> None:
+    near, far = pair()
+    wire = Wire(near, lambda: None)
+    with trio.fail_after(10), far:
+        far.setblocking(False)
+        far.send(bytes(200_000))
+        assert len(await wire.receive()) <= RECEIVE_SIZE
+        wire.make_room()
+        assert len(await wire.receive()) > RECEIVE_SIZE
+    wire.close()

@@ -59,6 +59,24 @@ def test_a_rank_with_no_time_to_build_ahead_has_its_device_wait_while_it_launche
     assert (last.waited, last.missed) == ((0, 2) if late else (12, 0))
 
 
+@pytest.mark.parametrize("idle", [0, ALL])
+def test_without_memory_for_an_inlet_a_decode_is_done_as_ever(
+    models, references, monkeypatch, idle
+):
+    ring, (_, last) = waiting_ring(models, idle=idle)
+    ring.decode(join=[ring.admit(PROMPT[:20])])
+    for _ in range(9):
+        ring.decode()
+
+    def none(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(last, "inlet", none)
+    for _ in range(12):
+        ring.decode()
+    assert ring.text[1] == reference_tokens(references["llama"], PROMPT[:20], 22)
+
+
 def test_a_decode_is_not_launched_while_the_one_before_is_on_the_device(models):
     """MLX would have it write to copies of the caches."""
     ring, (head, last) = waiting_ring(models)
