@@ -57,6 +57,10 @@ importing what it needs. The deadline for all of it is the head's, and shorter."
 CONNECT_PAUSE: Final = 0.01
 """Seconds between two attempts to connect to it."""
 
+CHUNK: Final = 1 << 18
+"""Bytes of a stream that go on in one message, at most: the peer has the first of many when the
+last are read."""
+
 MAX_UNTAKEN: Final = 64 << 20
 """Bytes that wait for the engine to take them. Memory: that much per stream, two per node."""
 
@@ -313,6 +317,7 @@ class Relay:
                         stream.early = bytearray()
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write, stream, wire)
+                    wire.make_room(CHUNK)
                     await wire.hear(partial(self._pass_on, stream))
                     nursery.cancel_scope.cancel()
             if stream.open.cancelled_caught:

@@ -25,11 +25,10 @@ launch is another CUDA graph, and that one may have to be made. To make one, as 
 that was never used, CUDA waits for the whole device; hence the first decodes of a group are not
 launched ahead either.
 
-A decode whose hidden states are there before it is launched is launched as well before the device
-is told of them. Were it to begin at once, what it is done with would be used again by what is not
-launched yet, differently each time, and each time there would be CUDA graphs to make: that took
-twice as long as to launch it, and longer than until the next one came, so that a rank that was
-late once stayed so.
+A decode whose hidden states are there before it is launched is launched, too, before the device is
+told of them. To launch it while its beginning is worked on took twice as long, which was longer
+than until the next one came: a rank that was late once stayed so. MLX tells graphs apart by who
+uses whose memory again, and so what the device is done with by then makes for other graphs.
 
 A rank alone has no use for any of this: it launches a step while the device works on the one
 before. And it is only for models whose forwards are *blind*, that is, never look at a value to

@@ -21,7 +21,7 @@ import pytest
 import trio
 from sealring_protocol.codec.messages import Epoch, Tunnel, TunnelEvent
 from sealring_trio import relay as relays
-from sealring_trio.relay import Relays
+from sealring_trio.relay import CHUNK, Relays
 from sealring_trio.shared_wire import Guard
 
 LOOPBACK = "127.0.0.1"
@@ -150,7 +150,7 @@ async def test_bytes_go_both_ways_in_chunks_that_fit() -> None:
         assert await receive(ours, 4) == b"back"
         assert near.sent[0] == Tunnel(EPOCH, 0, OPEN)
         assert {m.event for m in near.sent[1:]} == {DATA}
-        assert max(len(m.data) for m in near.sent) <= 256 << 10
+        assert max(len(m.data) for m in near.sent) <= CHUNK
         assert far.sent == [Tunnel(EPOCH, 0, DATA, b"back")]
 
 
