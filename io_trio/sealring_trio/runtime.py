@@ -253,6 +253,7 @@ class Runtime:
         if isinstance(message, EngineInfo):
             self.guard.soon(self.informed.set)
             self.guard.eager = SPARE and bool(message.backends >> Backend.NCCL & 1)
+            give_way(eager=self.guard.eager)
         elif isinstance(message, Loaded):
             self.weights_read += message.read
         self._enter(self.node.engine_message, message)

@@ -73,7 +73,8 @@ from sealring_model.shares import Share, load_share, splits_of
 
 M = TypeVar("M", Step, StepDone)
 
-_SWITCH: Final = 0.00005
+_SWITCH: Final = 0.0005
+_ATTENTIVE_SWITCH: Final = 0.00005
 """Seconds after which a thread that runs Python gives way to one that waits to."""
 
 _MEMBER_WAIT: Final = 0.3
@@ -219,7 +220,8 @@ class Engine:
         self._executor = Executor(
             loaded, place, self._book, hops, self._room, doors=ways, tells=tells
         )
-        self._channel.attentive = self._executor.launches
+        self._channel.attentive = attentive = self._executor.launches
+        sys.setswitchinterval(_ATTENTIVE_SWITCH if attentive else _SWITCH)
         self._channel.send(self._ready(place, loaded))
 
     def _refuse(self, error: Exception, kind: FailureKind) -> None:
