@@ -317,8 +317,7 @@ class Relay:
                         stream.early = bytearray()
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write, stream, wire)
-                    wire.make_room(CHUNK)
-                    await wire.hear(partial(self._pass_on, stream))
+                    await wire.hear(partial(self._pass_on, stream), CHUNK)
                     nursery.cancel_scope.cancel()
             if stream.open.cancelled_caught:
                 await wire.hang_up()

@@ -30,6 +30,7 @@ from typing import Final, TypeVarTuple
 
 import trio
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
+from sealring_model.threads import share_interpreter
 from sealring_protocol.codec.local_messages import EngineInfo, Loaded, LocalMessage
 from sealring_protocol.codec.messages import Backend
 from sealring_protocol.control.effects import (
@@ -64,7 +65,7 @@ from sealring_trio.errors import OperationError
 from sealring_trio.files import replace_file
 from sealring_trio.pump import Pump
 from sealring_trio.request_stream import Stream
-from sealring_trio.shared_wire import SPARE, Guard, give_way
+from sealring_trio.shared_wire import SPARE, Guard
 from sealring_trio.tunnels import Tunnels
 
 log = logging.getLogger("sealring.node")
@@ -144,7 +145,7 @@ class Runtime:
 
         Raises `OperationError` when it cannot listen.
         """
-        give_way()
+        share_interpreter()
         listeners = await open_listeners(*self._listen)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -252,8 +253,9 @@ class Runtime:
         self.engine_heard = self.guard.now()
         if isinstance(message, EngineInfo):
             self.guard.soon(self.informed.set)
+            # It computes with CUDA, and fast, as only there is NCCL.
             self.guard.eager = SPARE and bool(message.backends >> Backend.NCCL & 1)
-            give_way(eager=self.guard.eager)
+            share_interpreter(at_once=self.guard.eager)
         elif isinstance(message, Loaded):
             self.weights_read += message.read
         self._enter(self.node.engine_message, message)

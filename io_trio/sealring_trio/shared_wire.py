@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import select
 import socket
 import sys
@@ -32,8 +31,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import trio
+from sealring_model.threads import PROCESSORS
 
-from sealring_trio.wire import LINGER, Wire
+from sealring_trio.wire import LINGER, ROOM, Wire
 
 log = logging.getLogger("sealring.node")
 
@@ -45,9 +45,7 @@ the same socket can be told not to wait, which macOS does not heed."""
 SOON: Final = 0.01
 """Seconds between two receives that are soon."""
 
-SPARE: Final = (
-    len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-) >= 16
+SPARE: Final = PROCESSORS >= 16
 """Whether there are processors to spare for threads that do not sleep."""
 
 MOMENT: Final = 0.004
@@ -56,18 +54,6 @@ to do it takes longer than all else on the way of a step."""
 
 MAX_LEFT: Final = 1000
 """Things left for the event loop from which on threads that read wait for it."""
-
-
-SWITCH: Final = 0.0005
-EAGER_SWITCH: Final = 0.00005
-"""Seconds after which who runs Python gives way to who waits to; as little as the latter costs a
-sum of tensor parallelism a tenth."""
-
-
-def give_way(*, eager: bool = False) -> None:
-    """For a process whose event loop has much to do besides: have what comes on a link or from the
-    engine not wait for that. Python's own 5 ms are as long as a step."""
-    sys.setswitchinterval(EAGER_SWITCH if eager else SWITCH)
 
 
 class _Here(threading.local):
@@ -151,8 +137,10 @@ class Guard:
 
 
 class SharedWire(Wire):
-    """A wire that a thread may read, and on which any thread may `send` with the lock held. An
-    *eager* one carries steps."""
+    """A wire that a thread may read, and on which any thread may `send` with the lock held."""
+
+    eager = False
+    """Whether it carries steps."""
 
     def __init__(self, sock: socket.socket, drained: Callable[[], None], guard: Guard) -> None:
         super().__init__(sock, drained)
@@ -161,16 +149,15 @@ class SharedWire(Wire):
         self._deaf = False
         self._hears = False
         self._to_close = False
-        self.eager = False
         self._next_by = 0.0  # when to sleep at last, if what came was soon
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
 
-    async def hear(self, heard: Callable[[bytes], None]) -> None:
-        """Give what comes in to *heard*, in a thread of its own, until the stream ends, by an error
-        too. What comes once this is cancelled is dropped."""
+    async def hear(self, heard: Callable[[bytes], None], room: int = ROOM) -> None:
+        """Give what comes in to *heard*, in a thread of its own and up to *room* bytes at once,
+        until the stream ends, by an error too. What comes once this is cancelled is dropped."""
         begun, ended = threading.Event(), trio.Event()
-        self.make_room()
+        self.make_room(room)
         self._hears = True
         self._socket.setblocking(WAITS_IN_RECEIVE)
         try:

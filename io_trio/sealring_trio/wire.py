@@ -130,10 +130,10 @@ class Wire:
             return self._socket.recv(RECEIVE_SIZE, flags)
         return self._room[: self._socket.recv_into(self._room, 0, flags)].tobytes()
 
-    def make_room(self, size: int = ROOM) -> None:
-        """Have `take` give as many bytes at once, if nobody has said so before."""
+    def make_room(self, size: int) -> None:
+        """Have `take` give as many bytes at once."""
         # Kept, for to allocate and to give back as much each time takes longer than to copy.
-        self._room = self._room or memoryview(bytearray(size))
+        self._room = memoryview(bytearray(size))
 
     async def write(self) -> None:
         """Send what waits, for ever. Raises `OSError`."""

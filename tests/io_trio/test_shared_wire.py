@@ -7,7 +7,6 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import trio
@@ -17,18 +16,12 @@ from sealring_trio.shared_wire import Guard, SharedWire
 from tests.io_trio.test_wire import pair
 
 
-def eager_init(wire: SharedWire, *arguments: Any, make: Any = SharedWire.__init__) -> None:
-    """What a wire is made with, and that it carries steps."""
-    make(wire, *arguments)
-    wire.eager = True
-
-
 @pytest.fixture(params=["as on Linux", "as elsewhere", "eager"])
 def either_wait(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads wait as on Linux, as elsewhere, and without sleeping."""
     monkeypatch.setattr(shared_wire, "WAITS_IN_RECEIVE", request.param != "as elsewhere")
     monkeypatch.setattr(Guard, "eager", request.param == "eager")
-    monkeypatch.setattr(SharedWire, "__init__", eager_init)
+    monkeypatch.setattr(SharedWire, "eager", True)
     monkeypatch.setattr(shared_wire, "SOON", 0.2)
 
 

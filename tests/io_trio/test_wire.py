@@ -9,7 +9,7 @@ import pytest
 import trio
 from sealring_trio.pump import Pump
 from sealring_trio.shared_wire import Guard
-from sealring_trio.wire import RECEIVE_SIZE, Wire
+from sealring_trio.wire import RECEIVE_SIZE, ROOM, Wire
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -238,6 +238,6 @@ async def test_a_wire_has_much_room_once_it_is_to_carry_much() -> None:
         far.setblocking(False)
         far.send(bytes(200_000))
         assert len(await wire.receive()) <= RECEIVE_SIZE
-        wire.make_room()
+        wire.make_room(ROOM)
         assert len(await wire.receive()) > RECEIVE_SIZE
     wire.close()
