@@ -26,9 +26,10 @@ that was never used, CUDA waits for the whole device; hence the first decodes of
 launched ahead either.
 
 A decode whose hidden states are there before it is launched is launched, too, before the device is
-told of them. To launch it while its beginning is worked on took twice as long, which was longer
-than until the next one came: a rank that was late once stayed so. MLX tells graphs apart by who
-uses whose memory again, and so what the device is done with by then makes for other graphs.
+told of them; one of rank 0, which waits for none, behind a *gate* that is opened then. To launch it
+while its beginning is worked on took twice as long, which was longer than until the next one came:
+a rank that was late once stayed so. MLX tells graphs apart by who uses whose memory again, and so
+what the device is done with by then makes for other graphs.
 
 A rank alone has no use for any of this: it launches a step while the device works on the one
 before. And it is only for models whose forwards are *blind*, that is, never look at a value to
@@ -43,6 +44,7 @@ from typing import Any, Final
 
 import attrs
 import mlx.core as mx
+from sealring_protocol.codec.messages import Decode, Step, StepDone
 from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.control.ledger import Change
 from sealring_protocol.errors import SealringError
@@ -66,10 +68,12 @@ _USUAL: Final = 3
 @attrs.define(eq=False)
 class Decoding:
     """The next decode of a *group*, once *inlet* is filled, if there is one: what goes out, and
-    the caches after it."""
+    the caches after it. Without one there may be a *gate*, an inlet of one element
+    that nobody looks at."""
 
     group: int
     inlet: Inlet | None
+    gate: Inlet | None
     slots: list[Any]
     outlet: Outlet
     launched: bool = False
@@ -105,7 +109,8 @@ class Ahead:
         self._runs: Final[dict[int, tuple[int, int]]] = {}  # by group: decodes, the last one's step
         self._decodings: Final[dict[int, Decoding]] = {}
         self._closings: Final[dict[int, Closing]] = {}
-        self._held: Decoding | Closing | None = None  # what the device waits in
+        self.held: Decoding | Closing | None = None
+        """What the device waits in, as far as is known, and so does nothing else."""
         self._left = _UNUSUAL  # decodes that are not launched
         self._penalty = _LATE
 
@@ -136,10 +141,10 @@ class Ahead:
     def decoding(
         self, group: int, contents: Buffer | None, decode: Callable[[int], Decoding]
     ) -> Decoding | None:
-        """The next decode of *group*, launched, on *contents* of its inlet; if it was built, or is
-        better built by *decode* now, and not too late. Not given again."""
+        """The next decode of *group*, launched, on *contents* of its inlet if there is one; if it
+        was built, or is better built by *decode* now, and not too late. Not given again."""
         self._likely.pop(group, None)
-        if contents is not None and group not in self._decodings and self._may_hold(group):
+        if group not in self._decodings and self._may_hold(group):
             with contextlib.suppress(SealringError, *FORWARD_ERRORS):  # if it is still so, it tells
                 self._decodings[group] = decode(group)
         decoding = self._decodings.get(group)
@@ -150,20 +155,27 @@ class Ahead:
     def closing(self, n: int, contents: Buffer) -> Closing | None:
         """The end of step *n*, as `decoding` gives a decode."""
         closing = self._closings.get(n)
-        if closing is not self._held:
+        if closing is not self.held:
             self._give_up(_UNUSUAL)
         if closing is None or not self._goes_on(closing, contents):
             return None
         return self._closings.pop(n)
 
-    @property
-    def is_held(self) -> bool:
-        """Whether the device waits in something, as far as is known, and so does nothing else."""
-        return self._held is not None
+    def awaits(self, message: Step | StepDone, due: int) -> Decoding | Closing | None:
+        """What the device waits in, if *message* is what it waits for; the step that comes next is
+        the one that is *due*."""
+        held = self.held
+        if held is None or message.failed:
+            return None
+        if isinstance(message, StepDone):
+            return held if isinstance(held, Closing) and held.n == message.n else None
+        changes = message.save or message.evict or message.drop or message.open or message.join
+        usual = message.n == due and not changes and message.work == Decode(held.group)
+        return held if usual and isinstance(held, Decoding) else None
 
     def end(self) -> None:
         """Nothing of this will be asked for, and the device waits for nothing."""
-        self._held = None
+        self.held = None
         with contextlib.suppress(*FORWARD_ERRORS):
             for built in self._built:
                 self._finish(built)
@@ -196,10 +208,14 @@ class Ahead:
         if not self._launches or self._left:
             return False
         ready = [
-            built for built in self._built if not built.launched and self._is_usual(built, done)
+            built
+            for built in self._built
+            if not built.launched
+            and self._is_usual(built.group)
+            and self._is_done(built.group, done)
         ]
         waiting = {closing.group for closing in self._closings.values() if not closing.launched}
-        held = self._held
+        held = self.held
         for built in ready:
             follows = held is None or held.group == built.group
             if built.inlet is None and built.group not in waiting and follows:
@@ -209,20 +225,22 @@ class Ahead:
             return False
         for built in ready:
             if built.inlet is not None:
-                self._held = built
+                self.held = built
                 self._launch(built)
                 return True
         return False
 
     def _may_hold(self, group: int) -> bool:
         """Whether something of *group* that was not launched may be, for the device to wait in."""
-        decodes, _ = self._runs.get(group, (0, 0))
-        free = self._launches and not self._left and self._held is None
-        return free and decodes >= _USUAL
+        return self._launches and not self._left and self.held is None and self._is_usual(group)
 
-    def _is_usual(self, built: Closing | Decoding, done: int) -> bool:
-        decodes, last = self._runs.get(built.group, (0, 0))
-        return decodes >= _USUAL and last <= done
+    def _is_usual(self, group: int) -> bool:
+        decodes, _ = self._runs.get(group, (0, 0))
+        return decodes >= _USUAL
+
+    def _is_done(self, group: int, done: int) -> bool:
+        _, last = self._runs.get(group, (0, 0))
+        return last <= done
 
     # ------------------------------------------------------------------ inside
 
@@ -230,25 +248,39 @@ class Ahead:
     def _built(self) -> list[Decoding | Closing]:
         return [*self._closings.values(), *self._decodings.values()]
 
-    def _launch(self, built: Decoding | Closing) -> None:
+    def _launch(self, built: Decoding | Closing, *, due: bool = False) -> None:
         built.launched = True
-        if built is self._held and built.inlet is not None:
+        if built is self.held and built.inlet is not None:
             built.inlet.hold()
         if isinstance(built, Decoding):
             self._caches.put(built.group, built.slots)
+            if built.gate is not None:
+                self._launch_gated(built, built.gate, due)
+                return
         self._doors.start(*built.arrays())
+
+    def _launch_gated(self, decoding: Decoding, gate: Inlet, due: bool) -> None:
+        anything = bytes(gate.dtype.width)
+        if due:
+            gate.hold()
+        else:
+            gate.fill(anything)
+        try:
+            self._doors.start(*decoding.arrays())
+        finally:
+            gate.fill(anything)
 
     def _goes_on(self, built: Decoding | Closing, contents: Buffer | None) -> bool:
         """Whether *built*, launched by now, goes on with *contents*."""
         if contents is not None and not built.launched and self._may_hold(built.group):
-            self._held = built
+            self.held = built
             self._launch(built)
         if built.inlet is None or contents is None or built.inlet.fill(contents):
-            if built is self._held:
-                self._held = None
+            if built is self.held:
+                self.held = None
                 self._penalty = _LATE
             if not built.launched:
-                self._launch(built)
+                self._launch(built, due=self._may_hold(built.group))
             return True
         self._give_up(self._penalty)
         self._penalty = min(2 * self._penalty, _LATEST)
@@ -256,7 +288,7 @@ class Ahead:
 
     def _give_up(self, leave: int) -> None:
         """The device waits for nothing any more, and *leave* decodes will not be launched."""
-        held, self._held = self._held, None
+        held, self.held = self.held, None
         if held is None:
             return
         self._finish(held)

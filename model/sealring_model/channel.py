@@ -4,10 +4,11 @@ A thread of its own reads, so that steps and tensors are in memory by the time t
 wants them, and the node never waits for room in the socket. Any thread writes, gathered from the
 message's parts, so that a hidden state is not copied on its way out.
 
-To be woken by another thread takes about as long as all else that is done with a hidden state here.
-So a compute thread that has nothing to do in between is *attentive*: it reads itself, and that of
-its own only looks, now and then, whether it has been away for long. Where the device waits for what
-comes next, the thread looks for it without sleeping, as the device does.
+Where the device waits for what comes next, that thread may give it to somebody who tells the device
+(`expect`), whatever the compute thread does at the time: to wake that takes as long as all else
+that is done with a hidden state here, and it may be launching something for milliseconds. An
+*attentive* channel, as long as nobody has anything to do until then, looks for it without sleeping,
+as the device does.
 
 When the node's end closes, by intent or because its process died, the reader says so in order,
 behind what it has read, and at once to who asks with `check`. Should the compute thread not come
@@ -18,15 +19,14 @@ knows whether that thread lasts, so asking for it is left to them.)
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import select
 import socket
-import sys
 import threading
 import time
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
 from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.frame import FrameDecoder, FrameKind, frame_header
@@ -40,15 +40,13 @@ _READ: Final = 1 << 20
 _PARTS: Final = 512
 _LAST_WAIT: Final = 5.0
 
-_AWAY: Final = 0.05
-"""Seconds after which an attentive thread is away for long."""
+First: TypeAlias = Callable[[LocalMessage], None]
+"""What gets a message first. It raises nothing."""
 
-_PROCESSORS: Final = (
-    len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-)
-_SOON: Final = 15_000_000 if _PROCESSORS >= 8 else 0
-"""Nanoseconds to look for what is about to come without sleeping; where processors are few, others
-need this one."""
+_SOON: Final = 15_000_000
+"""Nanoseconds to look for what is about to come without sleeping."""
+_NAP: Final = 1
+"""Milliseconds after which to see again whether to sleep."""
 
 
 class ChannelClosed(Exception):
@@ -62,8 +60,8 @@ class ChannelBroken(ChannelClosed):
 class Channel:
     """Messages from and to the node. Raises `ChannelClosed` once it has ended.
 
-    *arrived* is when the message received last came, in nanoseconds of `time.perf_counter_ns`; to
-    one who is *attentive*, when it was looked for.
+    *arrived* is when the message received last came, in nanoseconds of `time.perf_counter_ns`. An
+    *attentive* channel does not sleep while what comes next is to come soon.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -73,21 +71,15 @@ class Channel:
         self._sock = sock
         self._decoder = FrameDecoder({FrameKind.LOCAL: MAX_SEALED_BODY})
         self._room = memoryview(bytearray(_READ))
-        self._reading = threading.Lock()  # from the socket to the inbox
-        self._ringing = threading.Lock()
-        self._bell, self._rope = os.pipe()
-        for end in (self._bell, self._rope):
-            os.set_blocking(end, False)
-        self._arriving = select.poll()  # for the reader alone, as the other for who receives
-        self._anything = select.poll()
-        for poll in (self._arriving, self._anything):
-            poll.register(sock, select.POLLIN)
-        self._anything.register(self._bell, select.POLLIN)
+        self._arriving = select.poll()
+        self._arriving.register(sock, select.POLLIN)
         self._inbox: queue.SimpleQueue[tuple[LocalMessage | ChannelClosed | None, int]]
         self._inbox = queue.SimpleQueue()
+        self._order = threading.Lock()  # of who gets what comes next
+        self._first: First | None = None
         self.arrived = 0
         self.attentive = False
-        self._left_at = 0  # when the attentive thread went away, or 0
+        self._soon = False
         self._end: ChannelClosed | None = None
         self._sending = threading.Lock()
         self._finished = threading.Event()
@@ -100,64 +92,43 @@ class Channel:
         self._reader.start()
 
     def finish(self) -> None:
-        """The compute thread is done: nothing needs to be forced, and nobody wakes it."""
+        """The compute thread is done: nothing needs to be forced."""
         self._finished.set()
-        with self._ringing:
-            self.attentive = False
-            for end in (self._bell, self._rope):
-                os.close(end)
 
     def end(self, reason: ChannelClosed) -> None:
         """There is no more to do: who receives is told *reason*."""
         self._end = reason
         self._inbox.put((reason, time.perf_counter_ns()))
-        self._ring()
 
     def check(self) -> None:
         """Raise `ChannelClosed` if the stream has ended, even if messages are left."""
-        if self.attentive:
-            self._look(0)
         if self._end is not None:
             raise self._end
 
     @property
     def is_quiet(self) -> bool:
         """Nothing is there to be received."""
-        if self.attentive and self._inbox.empty():
-            self._look(0)
         return self._inbox.empty()
 
     def wake(self) -> None:
         """Have whoever receives look up, in its turn; for any thread."""
         self._inbox.put((None, 0))
-        self._ring()
+
+    def expect(self, first: First) -> None:
+        """Unless there is something to be received, give *first* the message that comes next, in
+        the thread that reads and before it can be received."""
+        with self._order:
+            self._first = first if self._inbox.empty() else None
 
     def receive(self, *, soon: bool = False) -> LocalMessage | None:
-        """The next message, or None for a call of `wake`; waits for it. An attentive thread may
-        know that it is to come *soon*."""
-        if self.attentive:
-            self._left_at = 0
-            until = time.perf_counter_ns() + _SOON if soon else 0
-            while self._inbox.empty():
-                self._look(0 if time.perf_counter_ns() < until else None)
+        """The next message, or None for a call of `wake`; waits for it. *soon*: nobody has anything
+        to do until it comes, and that will not take long."""
+        self._soon = soon
         message, self.arrived = self._inbox.get()
-        self._left_at = time.perf_counter_ns()
+        self._soon = False
         if isinstance(message, ChannelClosed):
             raise message
         return message
-
-    def _look(self, timeout: int | None) -> None:
-        """Take what has come, or comes in as many milliseconds."""
-        for at, _ in self._anything.poll(timeout):
-            if at == self._bell:
-                os.read(at, _PARTS)
-            else:
-                self._take()
-
-    def _ring(self) -> None:
-        with self._ringing, contextlib.suppress(BlockingIOError):  # it has rung often enough
-            if self.attentive:
-                os.write(self._rope, b"!")
 
     def send(self, message: LocalMessage) -> None:
         """Write *message* as one frame; waits until the socket has it."""
@@ -182,37 +153,36 @@ class Channel:
 
     def _read(self) -> None:
         while self._end is None:
-            if self._is_minded:
-                time.sleep(_AWAY)
-            elif self._arriving.poll() and not self._is_minded:
-                self._take()
-                self._ring()
-        if not self._finished.wait(self.last_wait):
-            os._exit(70)
-
-    @property
-    def _is_minded(self) -> bool:
-        """Whether the attentive thread is there, or not long away."""
-        away = time.perf_counter_ns() - self._left_at if self._left_at else 0
-        return self.attentive and away < _AWAY * 1e9
-
-    def _take(self) -> None:
-        """Put what has come, as far as it is there, into the inbox."""
-        with self._reading:
             try:
+                if self.attentive:
+                    self._watch()
                 self._receive()
-            except BlockingIOError:
-                return  # another thread was first
             except OSError as error:
                 self.end(ChannelClosed(f"the node is gone: {error.strerror}"))
             except SealringError as error:
                 self.end(ChannelBroken(f"the channel to the node broke: {error}"))
+        if not self._finished.wait(self.last_wait):
+            os._exit(70)
+
+    def _watch(self) -> None:
+        """Wait until something is there, for a while without sleeping when it is to come soon."""
+        until = time.perf_counter_ns() + _SOON
+        while not self._arriving.poll(0 if self._soon else _NAP):
+            if time.perf_counter_ns() > until:
+                self._arriving.poll()
 
     def _receive(self) -> None:
-        count = self._sock.recv_into(self._room, 0, socket.MSG_DONTWAIT)
+        count = self._sock.recv_into(self._room)
         if not count:
             self.end(ChannelClosed("the node is gone"))
         arrived = time.perf_counter_ns()
         self._decoder.receive_data(self._room[:count].tobytes())
         while (frame := self._decoder.next_frame()) is not None:
-            self._inbox.put((decode_local(frame.body), arrived))
+            self._put(decode_local(frame.body), arrived)
+
+    def _put(self, message: LocalMessage, arrived: int) -> None:
+        with self._order:
+            first, self._first = self._first, None
+            if first is not None:
+                first(message)
+            self._inbox.put((message, arrived))

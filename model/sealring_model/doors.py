@@ -41,8 +41,9 @@ class Inlet:
         """What follows the array is about to be launched, and a device that can wait will."""
 
     def fill(self, data: Buffer) -> bool:
-        """Put a copy of *data* into the array, once; whether that was in time. If not, a device
-        that waited has gone on without. Raises `IntegrityError` for *data* of another size."""
+        """Put a copy of *data* into the array; whether that was in time. If not, a device that
+        waited has gone on without. One that waits takes what it is given first, and tells of that
+        whenever it is asked again. Raises `IntegrityError` for *data* of another size."""
         raise NotImplementedError
 
     def shut(self) -> None:

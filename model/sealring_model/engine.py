@@ -70,12 +70,12 @@ from sealring_model.loading import ModelInfo, describe, find, memory_room
 from sealring_model.mailbox import doors
 from sealring_model.rows import RowBook
 from sealring_model.shares import Share, load_share, splits_of
+from sealring_model.threads import PROCESSORS, share_interpreter
 
 M = TypeVar("M", Step, StepDone)
 
-_SWITCH: Final = 0.0005
-_ATTENTIVE_SWITCH: Final = 0.00005
-"""Seconds after which a thread that runs Python gives way to one that waits to."""
+_MANY: Final = 8
+"""Processors from which on one thread may do nothing but look for what is about to come."""
 
 _MEMBER_WAIT: Final = 0.3
 """Seconds that a member of a group has to end once its node is gone: it may wait for a peer."""
@@ -125,8 +125,16 @@ class Engine:
         """Build and launch ahead as long as there is nothing else to do."""
         executor = self._executor
         while executor is not None and self._channel.is_quiet:
+            if executor.is_held:
+                self._channel.expect(self._tell)
             if not (executor.launches or self._answers.is_idle) or not executor.prepare():
                 return
+
+    def _tell(self, message: LocalMessage) -> None:
+        """In the thread that reads: *message* has come, and nothing before it is left to do."""
+        executor = self._executor
+        if executor and isinstance(message, Step | StepDone) and self._of_this_epoch(message):
+            executor.tell(message)
 
     def _take(self, message: LocalMessage) -> None:
         self._channel.check()
@@ -220,8 +228,9 @@ class Engine:
         self._executor = Executor(
             loaded, place, self._book, hops, self._room, doors=ways, tells=tells
         )
-        self._channel.attentive = attentive = self._executor.launches
-        sys.setswitchinterval(_ATTENTIVE_SWITCH if attentive else _SWITCH)
+        launches = self._executor.launches
+        self._channel.attentive = launches and PROCESSORS >= _MANY
+        share_interpreter(at_once=launches)
         self._channel.send(self._ready(place, loaded))
 
     def _refuse(self, error: Exception, kind: FailureKind) -> None:
@@ -365,8 +374,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.excepthook = end_with_thread
     share_arena()
-    # The thread that answers waits for the interpreter while another one builds a graph.
-    sys.setswitchinterval(_SWITCH)
+    share_interpreter()
     return serve(socket.socket(fileno=options.fd), options.model, options.memory_limit)
 
 

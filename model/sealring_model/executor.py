@@ -28,11 +28,13 @@ tells; the others wait for it until they are ended.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+import attrs
 import mlx.core as mx
 from sealring_protocol.codec.messages import (
     Bootstrap,
@@ -49,7 +51,7 @@ from sealring_protocol.control.ledger import Change, Ledger
 from sealring_protocol.errors import SealringError
 from sealring_protocol.security.seal import PREFILL_GROUP
 
-from sealring_model.ahead import Ahead, Decoding
+from sealring_model.ahead import Ahead, Closing, Decoding
 from sealring_model.assemble import LoadedStage
 from sealring_model.caches import CacheStore, arrays
 from sealring_model.doors import Doors, Inlet
@@ -66,6 +68,18 @@ from sealring_model.passage import Passage, check_filled
 from sealring_model.rows import RowBook
 
 M = TypeVar("M", Step, StepDone)
+
+
+@attrs.frozen(eq=False)
+class _Told:
+    """*message*, whose *contents* the device was told before its turn. *begun* and *opening* are
+    as in `Launched`."""
+
+    message: Step | StepDone
+    contents: Buffer
+    begun: int
+    opening: int
+
 
 _FRESH: Final = 256
 """Steps after which MLX gives back the memory that it keeps for arrays of sizes seen before. As
@@ -107,6 +121,7 @@ class Executor:
         self._caches: Final = CacheStore(loaded.stage, self._ledger)
         self._away: Final[dict[int, Drawing]] = {}
         self._ahead: Final = Ahead(self._caches, doors, launches=self.launches)
+        self._told: _Told | None = None
         self._stale = False
         self._due = 1
         self._finished = 0
@@ -128,7 +143,7 @@ class Executor:
     @property
     def is_held(self) -> bool:
         """Whether the device waits for hidden states, and does nothing else until they come."""
-        return self._ahead.is_held
+        return self._ahead.held is not None
 
     @property
     def live_rows(self) -> int:
@@ -176,8 +191,10 @@ class Executor:
         return lambda: Spent(compute, wait, (self._hops.sealing_ns - sealing) // 1000)
 
     def _guarded(self, message: M, do: Callable[[M], Pending], arrived: int) -> Launched:
-        started, opened = time.perf_counter_ns(), self._hops.opening_ns
+        told, started, opened = self._told, time.perf_counter_ns(), self._hops.opening_ns
         pending = self._done(message, do)
+        if told is not None and told.message is message:
+            return Launched(message, pending, arrived or told.begun, told.begun, told.opening)
         opening = self._hops.opening_ns - opened
         return Launched(message, pending, arrived or started, started + opening, opening)
 
@@ -234,21 +251,8 @@ class Executor:
         return change
 
     def _check_room(self, step: Step, change: Change) -> None:
-        """Refuse what would surely not fit. A regrouped rectangle is copied: it counts whole, and
-        so does that of the joiners, which becomes a part of it. Groups are copied one by one. A row
-        that joins nobody is copied when its next token is written, if at all, and is charged so."""
-        cost, copies = self._loaded.cost, [0]
-        for group, regroup in change.regroup.items():
-            copy = 0
-            for rows in (self._ledger.rows(group), regroup.joined):
-                lengths = [self._ledger.length(uid) for uid in rows]
-                copy += len(rows) * cost.of(max(lengths, default=0))
-            copies.append(copy)
-        needed = max(copies)
-        needed += sum(cost.of(save.length) for save in change.saved)
-        needed += sum(cost.of(row.keep) for row in change.opened if row.handle)
-        if isinstance(step.work, Prefill):
-            needed += cost.of(step.work.position + step.work.count) - cost.of(step.work.position)
+        """Refuse what would surely not fit."""
+        needed = self._caches.needed(step, change, self._loaded.cost)
         if needed and mx.get_active_memory() + needed > self._limit:
             raise RoomError(
                 f"step {step.n} needs {needed >> 20} MiB more for caches; "
@@ -282,10 +286,7 @@ class Executor:
         uids = self._ledger.rows(group)
         if any(drawing.group == group for drawing in self._away.values()):
             raise LedgerError(f"group {group} decodes, and its last tokens have not come back")
-        came = None
-        if not self._first:
-            context = self._passage.coming(step.n, group, uids)
-            came = self._passage.opened(step, context, self._passage.block(len(uids)))
+        came = None if self._first else self._opened(step, group, uids)
         built = self._ahead.decoding(group, came, self._next)
         pending = self._decoded(step, group, came, built)
         if self._ledger.length(uids[0]) % _TIDY == 0:
@@ -319,9 +320,8 @@ class Executor:
         if self._first:
             inputs = mx.array(step.ids[len(step.join) :], mx.uint32)[None]
         else:
-            context = self._passage.coming(step.n, PREFILL_GROUP, (uid,))
-            shape = self._passage.block(1, count)
-            inputs = self._passage.array(shape, self._passage.opened(step, context, shape))
+            came = self._passage.opened(step, PREFILL_GROUP, (uid,), count)
+            inputs = self._passage.array(self._passage.block(1, count), came)
         slots = self._caches.row(uid)
         outputs = self._stage.run(inputs, slots)
         self._caches.settle(uid)
@@ -338,16 +338,41 @@ class Executor:
         drawing = self._away.pop(done.n, None)
         if drawing is None:
             raise LedgerError(f"hidden states of step {done.n} came back, and none are away")
-        context = self._passage.returning(done.n, drawing.group, drawing.uids)
-        shape = self._passage.block(len(drawing.uids))
-        came = self._passage.opened(done, context, shape)
+        came = self._opened(done, drawing.group, drawing.uids)
         built = self._ahead.closing(done.n, came)
         if built is not None:
             return self._draw(done, built.drawn, built.inlet)
+        shape = self._passage.block(len(drawing.uids))
         logits = self._stage.logits(self._passage.array(shape, came))
         return self._drawn(done, self._draws.end(drawing, logits))
 
     # ---------------------------------------------------------------- done ahead
+
+    def tell(self, message: Step | StepDone) -> None:
+        """If *message* is what the device waits for, tell the device now. All else is done when its
+        turn comes.
+
+        For any thread, while nothing that came before *message* is left to do, and none does more
+        than `prepare`.
+        """
+        held = self._ahead.awaits(message, self._due)
+        if held is None or held.inlet is None or self._failure is not None:
+            return
+        away = self._away.get(message.n) if isinstance(held, Closing) else None
+        uids = away.uids if away is not None else self._ledger.rows(held.group)
+        opened = self._hops.opening_ns
+        with contextlib.suppress(SealringError, *FORWARD_ERRORS):  # it fails again in its turn
+            contents = self._passage.opened(message, held.group, uids)
+            opening, begun = self._hops.opening_ns - opened, time.perf_counter_ns()
+            self._told = _Told(message, contents, begun, opening)
+            held.inlet.fill(contents)
+
+    def _opened(self, message: Step | StepDone, group: int, uids: tuple[int, ...]) -> Buffer:
+        """The hidden states of *message*."""
+        told, self._told = self._told, None
+        if told is not None and told.message is message:
+            return told.contents
+        return self._passage.opened(message, group, uids)
 
     def prepare(self) -> bool:
         """Do, on a rank of several, a part of what is to come (see `ahead`); whether there was
@@ -368,13 +393,17 @@ class Executor:
 
     def _next(self, group: int) -> Decoding:
         slots = self._caches.fork(group)
-        if self._first:
-            inlet, inputs = None, self._tokens(group)
-        else:
+        inlet = gate = None
+        if not self._first:
             inlet = self._passage.inlet(len(self._ledger.rows(group)))
             inputs = inlet.array
+        else:
+            inputs = self._tokens(group)
+            if self.launches:
+                gate = self._doors.inlet(self._loaded.dtype, (1, 1, 1))
+                inputs = mx.depends(inputs, gate.array)
         outlet = self._doors.outlet(self._stage.run(inputs, slots))
-        return Decoding(group, inlet, slots, outlet)
+        return Decoding(group, inlet, gate, slots, outlet)
 
     def _closing(self, drawing: Drawing) -> tuple[Inlet, Drawn]:
         inlet = self._passage.inlet(len(drawing.uids))

@@ -134,6 +134,7 @@ class _WaitingInlet(Inlet):
         self._box: Final = loan.box
         self._box.ticket = self._ticket = (loan.box.ticket + 1) & 0xFFFFFFFF
         self._held_since: int | None = None
+        self._filled: bool | None = None
         what = mx.array([self._ticket, prod(shape) * dtype.width, patience], mx.uint32)
         (array,) = kernel(
             inputs=[self._box.where, what],
@@ -148,14 +149,15 @@ class _WaitingInlet(Inlet):
         self._held_since = time.perf_counter_ns()
 
     def fill(self, data: Buffer) -> bool:
-        check_size(self.dtype, self.shape, data)
-        held = self._held_since
-        if held is not None and time.perf_counter_ns() - held > self._patience // 2:
+        if self._filled is None:
+            check_size(self.dtype, self.shape, data)
+            held = self._held_since
+            late = held is not None and time.perf_counter_ns() - held > self._patience // 2
+            if not late:
+                self._box.contents[: len(data)] = data
+            self._filled = not late
             self.shut()
-            return False
-        self._box.contents[: len(data)] = data
-        self.shut()
-        return True
+        return self._filled
 
     def shut(self) -> None:
         self._box.words[_TOLD] = self._ticket

@@ -39,16 +39,8 @@ class Passage:
         """The shape of hidden states."""
         return rows, tokens, self._hidden
 
-    def coming(self, n: int, group: int, uids: tuple[int, ...]) -> InnerContext:
-        """Where the hidden states of step *n* belong that come to this rank."""
-        return self._context(n, group, self._place.rank, uids)
-
-    def returning(self, n: int, group: int, uids: tuple[int, ...]) -> InnerContext:
-        """And those that come back to rank 0."""
-        return self._context(n, group, self._place.world, uids)
-
     def leaving(self, n: int, group: int, uids: tuple[int, ...]) -> InnerContext:
-        """And those that leave."""
+        """Where those of step *n* belong that leave this rank."""
         return self._context(n, group, self._place.rank + 1, uids)
 
     def _context(self, n: int, group: int, hop: int, uids: tuple[int, ...]) -> InnerContext:
@@ -57,18 +49,21 @@ class Passage:
     # ---------------------------------------------------------------------- in
 
     def opened(
-        self, message: Step | StepDone, context: InnerContext, shape: tuple[int, ...]
+        self, message: Step | StepDone, group: int, uids: tuple[int, ...], tokens: int = 1
     ) -> Buffer:
-        """The hidden states of *message*, which can be opened once. Raises `IntegrityError`."""
+        """The hidden states of rows *uids* of *group* in *message*, which can be opened once: a
+        step comes from the rank before, its end comes back to rank 0. Raises `IntegrityError`."""
         if len(message.tensors) != 1:
             raise IntegrityError(f"{len(message.tensors)} tensors came where one belongs")
         tensor = message.tensors[0]
+        shape = self.block(len(uids), tokens)
         if tensor.dtype != self._dtype or tensor.shape != shape:
             raise IntegrityError(
                 f"hidden states came as {tensor.dtype.name} {tensor.shape}, "
                 f"not {self._dtype.name} {shape}"
             )
-        return self._hops.open(context, tensor)
+        hop = self._place.rank if isinstance(message, Step) else self._place.world
+        return self._hops.open(self._context(message.n, group, hop, uids), tensor)
 
     def array(self, shape: tuple[int, ...], data: Buffer) -> mx.array:
         """Hidden states that are there."""

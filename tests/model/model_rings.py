@@ -101,10 +101,12 @@ class Ring:
         seal: bool = False,
         limit: int = 1 << 40,
         idle: Callable[[], int] = lambda: 0,
+        early: Callable[[], bool] = lambda: False,
         doors: Callable[[], Doors] = Doors,
     ) -> None:
-        """*idle* tells how much a rank does ahead while it waits for its next message; each has
-        its own *doors*."""
+        """*idle* tells how much a rank does ahead while it waits for its next message, and *early*
+        whether that is told before its turn, while the rank is at such work; each has its own
+        *doors*."""
         info = describe(folder)
         self.bounds = tuple(bounds or (0, len(info.layers)))
         world = len(self.bounds) - 1
@@ -121,6 +123,7 @@ class Ring:
             book = self.book if rank == 0 else RowBook()
             self.executors.append(Executor(loaded, place, book, hops, limit, doors=doors()))
         self.idle = idle
+        self.early = early
         self.uids = iter(range(1, 1 << 30))
         self.last: dict[int, int] = {}
         self.text: dict[int, list[int]] = {}
@@ -135,20 +138,30 @@ class Ring:
     def send(self, step: Step) -> StepDone:
         message = step
         for executor in self.executors:
-            message = self._finished(executor, executor.launch(travelled(message)))
+            message = self._done(executor, executor.launch, message)
         if len(self.executors) > 1 and message.tensors:
-            message = self._finished(self.executors[0], self.executors[0].close(message))
+            message = self._done(self.executors[0], self.executors[0].close, message)
         return message
+
+    def _done(self, executor: Executor, launch: Callable, message):
+        message = travelled(message)
+        if self.early():
+            executor.tell(message)
+            self._idle(executor)
+        return self._finished(executor, launch(message))
 
     def _finished(self, executor: Executor, launched: Launched):
         message = travelled(executor.finish(launched))
-        for _ in range(self.idle()):
-            executor.prepare()
+        self._idle(executor)
         if message.failed:
             raise StepFailed(message.failed)
         for told in map(travelled, launched.pending.told()):
             self.told.setdefault(told.uid, []).append(told)
         return message
+
+    def _idle(self, executor: Executor) -> None:
+        for _ in range(self.idle()):
+            executor.prepare()
 
     # -------------------------------------------------------------- rows
 

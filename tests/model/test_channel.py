@@ -1,4 +1,4 @@
-"""The engine's end of its channel, on both ways to read it."""
+"""The engine's end of its channel, attentive or not."""
 
 import os
 import socket
@@ -24,10 +24,10 @@ def ping(number):
     return Ping(number, Progress())
 
 
-@pytest.fixture(params=[False, True], ids=["read by a thread", "attentive"])
+@pytest.fixture(params=[False, True], ids=["calm", "attentive"])
 def ends(request, monkeypatch):
     """The node's end, and an open channel at the other."""
-    monkeypatch.setattr(channel_module, "_SOON", 50_000_000)
+    monkeypatch.setattr(channel_module, "_SOON", 3_000_000)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         made = Channel(theirs)
@@ -100,8 +100,8 @@ def test_a_stream_that_is_none_of_ours_is_told_of(ends):
         channel.receive()
 
 
-def test_who_is_away_for_long_is_told_by_the_thread(ends):
-    """What it reads then is there when the receiver is back, and so is the end."""
+def test_what_comes_while_nobody_receives_is_there_afterwards(ends):
+    """And so is the end."""
     node, channel = ends
     node.sendall(frame(ping(1)))
     assert channel.receive().echo == 1
@@ -115,12 +115,38 @@ def test_who_is_away_for_long_is_told_by_the_thread(ends):
         channel.receive()
 
 
-def test_both_read_at_once_and_nothing_is_lost(ends, monkeypatch):
-    """A receiver that counts as away at every moment: the thread reads beside it."""
-    monkeypatch.setattr(channel_module, "_AWAY", 0.0)
+def test_who_expects_a_message_gets_it_before_it_can_be_received(ends):
     node, channel = ends
-    stream = b"".join(frame(ping(number)) for number in range(3000))
-    sender = threading.Thread(target=node.sendall, args=(stream,))
-    sender.start()
-    assert [channel.receive().echo for _ in range(3000)] == list(range(3000))
-    sender.join()
+    first = []
+    channel.expect(lambda message: first.append((message.echo, channel.is_quiet)))
+    node.sendall(frame(ping(1)) + frame(ping(2)))
+    assert [channel.receive().echo, channel.receive().echo] == [1, 2]
+    assert first == [(1, True)]
+
+
+@pytest.mark.parametrize("there", ["a message", "a call"])
+def test_nobody_gets_ahead_of_what_is_there(ends, there):
+    node, channel = ends
+    first = []
+    if there == "a message":
+        node.sendall(frame(ping(1)))
+        until(lambda: not channel.is_quiet)
+    else:
+        channel.wake()
+    channel.expect(first.append)
+    channel.receive()
+    node.sendall(frame(ping(2)))
+    assert channel.receive().echo == 2
+    assert first == []
+
+
+def test_who_expects_anew_takes_the_place_of_who_did(ends):
+    node, channel = ends
+    first, second = [], []
+    channel.expect(first.append)
+    channel.wake()  # which takes nobody's place
+    assert channel.receive() is None
+    channel.expect(second.append)
+    node.sendall(frame(ping(1)))
+    assert channel.receive().echo == 1
+    assert (len(first), len(second)) == (0, 1)

@@ -14,7 +14,7 @@ import pytest
 from model_families import FAMILIES
 from model_rings import SAMPLING, Ring, StepFailed, travelled
 from sealring_model import ahead
-from sealring_protocol.codec.messages import NO_WORK, Decode, Join, Open, Prefill, StepDone
+from sealring_protocol.codec.messages import NO_WORK, Decode, Join, Open, Prefill, Step, StepDone
 from waiting import WaitingDoors
 
 LENGTH = 14
@@ -59,7 +59,7 @@ class Flights:
 
     def _send(self, **fields) -> int:
         step = self.ring.author.write(**fields)
-        self.inbox[0].append(travelled(step))
+        self._arrive(0, travelled(step))
         return step.n
 
     def _head(self) -> None:
@@ -106,6 +106,12 @@ class Flights:
 
     # ------------------------------------------------------------------- ranks
 
+    def _arrive(self, rank: int, message: Step | StepDone) -> None:
+        """It may be told at once, if nothing is to be done before it."""
+        if not self.inbox[rank] and self.rng.random() < 0.5:
+            self.ring.executors[rank].tell(message)
+        self.inbox[rank].append(message)
+
     def _take(self, rank: int) -> None:
         if self.inbox[rank] and len(self.launched[rank]) < ON_DEVICE:
             executor, message = self.ring.executors[rank], self.inbox[rank].popleft()
@@ -125,10 +131,10 @@ class Flights:
         if isinstance(launched.message, StepDone):
             self._drawn(answer)
         elif rank < self.world - 1:
-            self.inbox[rank + 1].append(answer)
+            self._arrive(rank + 1, answer)
         elif answer.tensors:
             self.back.add(answer.n)
-            self.inbox[0].append(answer)
+            self._arrive(0, answer)
 
     def _idle(self, rank: int) -> None:
         if not self.inbox[rank]:
@@ -160,7 +166,7 @@ def test_steps_in_flight(models, alone, monkeypatch, family, cuts, seed, eager):
     flights = Flights(
         models[family], bounds, groups, rng, lambda prompt, way: alone(family, prompt, way)
     )
-    flights.run(400)
+    flights.run(500)
     assert sum(len(text) for text in flights.said.values()) > 60
     tried = [doors.waited + doors.missed for doors in flights.doors]
     able = [executor.launches for executor in flights.ring.executors]

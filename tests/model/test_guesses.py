@@ -1,11 +1,14 @@
 """What a rank launches before its hidden states come, on a device that waits for them."""
 
+import time
+
+import attrs
 import pytest
 import waiting
 from model_families import FAMILIES, reference_tokens
 from model_rings import Ring, StepFailed
 from sealring_model import ahead
-from sealring_protocol.codec.messages import Decode
+from sealring_protocol.codec.messages import Decode, Failure, FailureKind, StepDone
 from waiting import WaitingDoors
 
 PROMPT = [(5 * i * i + 11 * i) % 251 for i in range(40)]
@@ -40,21 +43,101 @@ def test_where_the_device_waits_it_has_the_next_decode_before_its_hidden_states(
     assert ring.text[uid] == reference_tokens(references["llama"], PROMPT[:20], 30)
 
 
+def decoding_ring(models, **options):
+    """A ring on devices that wait, where one row has said ten tokens."""
+    ring, ranks = waiting_ring(models, **options)
+    ring.decode(join=[ring.admit(PROMPT[:20])])
+    for _ in range(9):
+        ring.decode()
+    for doors in ranks:
+        doors.waited = 0
+    return ring, ranks
+
+
+@pytest.mark.parametrize("seal", [False, True])
+@pytest.mark.parametrize("idle", [0, 1, ALL])
+def test_the_device_can_be_told_before_the_message_has_its_turn(models, references, seal, idle):
+    """Whatever the rank still launches in between."""
+    ring, ranks = decoding_ring(models, seal=seal, idle=idle)
+    ring.early = lambda: True
+    for _ in range(20):
+        ring.decode()
+    assert ranks[1].waited == 20
+    assert ranks[0].waited == 20 or idle < ALL
+    assert [doors.missed for doors in ranks] == [0, 0]
+    assert ring.text[1] == reference_tokens(references["llama"], PROMPT[:20], 30)
+
+
+def test_the_device_is_told_of_what_it_waits_for_and_of_nothing_else(models):
+    ring, (head_doors, last_doors) = decoding_ring(models, seal=True)
+    head, last = ring.executors
+    step = ring.author.write(work=Decode(0))
+    head.tell(step)
+    message = head.finish(head.launch(step))
+    ring._idle(head)
+    for other in (
+        attrs.evolve(message, n=message.n + 1),
+        attrs.evolve(message, work=Decode(1)),
+        attrs.evolve(message, evict=(1,)),
+        attrs.evolve(message, failed=Failure(0, FailureKind.ENGINE_ERROR, "why")),
+        attrs.evolve(message, tensors=()),
+        attrs.evolve(message, tensors=(attrs.evolve(message.tensors[0], shape=(1, 2, 32)),)),
+        StepDone(message.epoch, message.n, tensors=message.tensors),
+    ):
+        last.tell(other)
+    assert last.is_held
+    assert last_doors.waited == 0
+    last.tell(message)
+    assert last_doors.waited == 1
+    done = last.finish(last.launch(message))
+    for other in (attrs.evolve(done, n=done.n + 1), attrs.evolve(done, tensors=()), message):
+        head.tell(other)
+    assert head.is_held
+    assert head_doors.waited == 0
+    head.tell(done)
+    assert head_doors.waited == 1
+    assert head.finish(head.close(done)).failed is None
+
+
+def test_what_does_not_open_fails_in_its_turn(models):
+    ring, (_, doors) = decoding_ring(models, seal=True)
+    head, last = ring.executors
+    message = head.finish(head.launch(ring.author.write(work=Decode(0))))
+    (tensor,) = message.tensors
+    forged = attrs.evolve(message, tensors=(attrs.evolve(tensor, data=bytes(len(tensor.data))),))
+    last.tell(forged)
+    assert doors.waited == 0
+    failed = last.finish(last.launch(forged)).failed
+    assert failed.kind is FailureKind.INTEGRITY
+    assert doors.held is None
+
+
+def test_what_was_told_has_its_times(models):
+    """The device worked from when it was told on; to open it took what it took then."""
+    ring, _ = decoding_ring(models, seal=True)
+    head, last = ring.executors
+    message = head.finish(head.launch(ring.author.write(work=Decode(0))))
+    before = time.perf_counter_ns()
+    last.tell(message)
+    after = time.perf_counter_ns()
+    launched = last.launch(message)
+    assert before < launched.begun <= after
+    assert 0 < launched.opening <= after - before
+    assert not last.finish(launched).failed
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_a_rank_with_no_time_to_build_ahead_has_its_device_wait_while_it_launches(
     models, references, late
 ):
-    """What it is given is there already, and is told to the device last."""
-    ring, (head, last) = waiting_ring(models, idle=0)
-    ring.decode(join=[ring.admit(PROMPT[:20])])
-    for _ in range(9):
-        ring.decode()
-    last.late = lambda: late
-    head.waited = last.waited = 0
+    """What it is given is there already, and is told to the device last. Rank 0 is given nothing;
+    it has a gate, and a device that has lost patience with that does nothing wrong."""
+    ring, (head, last) = decoding_ring(models, idle=0)
+    head.late = last.late = lambda: late
     for _ in range(12):
         ring.decode()
     assert ring.text[1] == reference_tokens(references["llama"], PROMPT[:20], 22)
-    assert (head.waited, head.missed) == (0, 0)
+    assert (head.waited, head.missed) == ((0, 12) if late else (12, 0))
     # What comes too late is done as ever, and then left alone for twice as long each time.
     assert (last.waited, last.missed) == ((0, 2) if late else (12, 0))
 

@@ -5,6 +5,7 @@ what is timed has been done before, and without graphs.
 """
 
 import os
+import threading
 import time
 
 import mlx.core as mx
@@ -90,6 +91,25 @@ def test_the_device_does_not_wait_for_ever():
     assert not inlet.was_filled
     assert not inlet.fill(bytes(32))
     assert outlet.data().cast("f").tolist() == [1.0] * 8
+
+
+@cuda
+def test_an_inlet_that_is_filled_by_another_thread_holds_up_until_then_what_depends_on_it():
+    ways = Mailbox(waits=True, patience=1_000_000_000)
+    for _ in range(2):  # once to warm up
+        gate = ways.inlet(DType.F32, (1, 1, 1))
+        outlet = ways.outlet(mx.depends(mx.arange(8, dtype=mx.uint32), gate.array) * 2)
+        gate.hold()
+        ways.start(outlet.ready)
+        begun = time.perf_counter_ns()
+        other = threading.Timer(0.1, gate.fill, [bytes(4)])
+        other.start()
+        mx.eval(outlet.ready)
+        assert 100_000_000 < time.perf_counter_ns() - begun < 400_000_000
+        assert outlet.data().cast("I").tolist() == list(range(0, 16, 2))
+        other.join()
+        assert gate.was_filled
+        assert gate.fill(b"what is said again is not looked at")
 
 
 @cuda

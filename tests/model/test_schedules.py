@@ -123,7 +123,14 @@ def test_what_was_launched_on_a_guess_leaves_no_trace(models, alone, monkeypatch
         return ranks[-1]
 
     bounds = (0, 2, FAMILIES[family]["num_hidden_layers"])
-    ring = Ring(models[family], bounds, seal=True, idle=lambda: rng.randrange(8), doors=doors)
+    ring = Ring(
+        models[family],
+        bounds,
+        seal=True,
+        idle=lambda: rng.randrange(8),
+        early=lambda: rng.random() < 0.5,
+        doors=doors,
+    )
     Schedule(ring, rng, lambda prompt, way: alone(family, prompt, way)).run(70)
     assert sum(doors.waited for doors in ranks) > 15
     assert sum(doors.missed for doors in ranks) > 15

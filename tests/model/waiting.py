@@ -61,26 +61,28 @@ class WaitingInlet(Inlet):
         self._inlet = inlet
         self._seen = True
         self._expired = False
+        self._filled = False
 
     def hold(self) -> None:
         assert self._doors.held is None
         self._doors.held = self
 
     def fill(self, data: Buffer) -> bool:
-        if self._expired:
-            return False
+        if self._expired or self._filled:
+            return self._filled
         waits = self._doors.held is self
         if waits and self._doors.late():
-            self.shut()
+            self.expire()
             return False
         self._inlet.fill(data)
+        self._filled = True
         if waits:
             self._doors.waited += 1
             self._doors.go_on()
         return True
 
     def shut(self) -> None:
-        self._seen = False
+        self._seen = self._filled
         if self._doors.held is self:
             self._doors.missed += 1
             self._doors.go_on()
