@@ -26,10 +26,11 @@ that was never used, CUDA waits for the whole device; hence the first decodes of
 launched ahead either.
 
 A decode whose hidden states are there before it is launched is launched, too, before the device is
-told of them; one of rank 0, which waits for none, behind a *gate* that is opened then. To launch it
-while its beginning is worked on took twice as long, which was longer than until the next one came:
-a rank that was late once stayed so. MLX tells graphs apart by who uses whose memory again, and so
-what the device is done with by then makes for other graphs.
+told of them; one of rank 0, which waits for none, beside a *gate* that is opened then. To launch it
+while the device is done with its beginning took twice as long, which was longer than until the next
+one came: a rank that was late once stayed so. MLX tells graphs apart by who uses whose memory
+again, and so what the device is done with by then makes for other graphs. What does not depend on
+a gate and is in the same graph may be worked on; nothing is done before it is open.
 
 A rank alone has no use for any of this: it launches a step while the device works on the one
 before. And it is only for models whose forwards are *blind*, that is, never look at a value to
@@ -110,7 +111,8 @@ class Ahead:
         self._decodings: Final[dict[int, Decoding]] = {}
         self._closings: Final[dict[int, Closing]] = {}
         self.held: Decoding | Closing | None = None
-        """What the device waits in, as far as is known, and so does nothing else."""
+        """What the device waits in, as far as is known, and so does nothing else. Another thread
+        may look at it."""
         self._left = _UNUSUAL  # decodes that are not launched
         self._penalty = _LATE
 
@@ -169,8 +171,7 @@ class Ahead:
             return None
         if isinstance(message, StepDone):
             return held if isinstance(held, Closing) and held.n == message.n else None
-        changes = message.save or message.evict or message.drop or message.open or message.join
-        usual = message.n == due and not changes and message.work == Decode(held.group)
+        usual = message.n == due and not message.changes and message.work == Decode(held.group)
         return held if usual and isinstance(held, Decoding) else None
 
     def end(self) -> None:
@@ -268,7 +269,10 @@ class Ahead:
         try:
             self._doors.start(*decoding.arrays())
         finally:
-            gate.fill(anything)
+            if not gate.fill(anything):  # which does no harm
+                self._leave()
+            elif due:
+                self._penalty = _LATE
 
     def _goes_on(self, built: Decoding | Closing, contents: Buffer | None) -> bool:
         """Whether *built*, launched by now, goes on with *contents*."""
@@ -282,9 +286,14 @@ class Ahead:
             if not built.launched:
                 self._launch(built, due=self._may_hold(built.group))
             return True
-        self._give_up(self._penalty)
-        self._penalty = min(2 * self._penalty, _LATEST)
+        self._give_up(0)
+        self._leave()
         return False
+
+    def _leave(self) -> None:
+        """The device did not wait for long enough: some decodes will not be launched."""
+        self._left = max(self._left, self._penalty)
+        self._penalty = min(2 * self._penalty, _LATEST)
 
     def _give_up(self, leave: int) -> None:
         """The device waits for nothing any more, and *leave* decodes will not be launched."""

@@ -8,7 +8,7 @@ Where the device waits for what comes next, that thread may give it to somebody 
 (`expect`), whatever the compute thread does at the time: to wake that takes as long as all else
 that is done with a hidden state here, and it may be launching something for milliseconds. An
 *attentive* channel, as long as nobody has anything to do until then, looks for it without sleeping,
-as the device does.
+as the device does, for a while after what came last.
 
 When the node's end closes, by intent or because its process died, the reader says so in order,
 behind what it has read, and at once to who asks with `check`. Should the compute thread not come
@@ -44,7 +44,7 @@ First: TypeAlias = Callable[[LocalMessage], None]
 """What gets a message first. It raises nothing."""
 
 _SOON: Final = 15_000_000
-"""Nanoseconds to look for what is about to come without sleeping."""
+"""Nanoseconds after what came last in which the next is looked for without sleeping."""
 _NAP: Final = 1
 """Milliseconds after which to see again whether to sleep."""
 
@@ -61,7 +61,7 @@ class Channel:
     """Messages from and to the node. Raises `ChannelClosed` once it has ended.
 
     *arrived* is when the message received last came, in nanoseconds of `time.perf_counter_ns`. An
-    *attentive* channel does not sleep while what comes next is to come soon.
+    *attentive* channel does not sleep while the next one is to come soon.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -118,7 +118,8 @@ class Channel:
         """Unless there is something to be received, give *first* the message that comes next, in
         the thread that reads and before it can be received."""
         with self._order:
-            self._first = first if self._inbox.empty() else None
+            if self._inbox.empty():
+                self._first = first
 
     def receive(self, *, soon: bool = False) -> LocalMessage | None:
         """The next message, or None for a call of `wake`; waits for it. *soon*: nobody has anything

@@ -16,7 +16,7 @@ One thread computes (MLX's streams belong to threads), the main one; the channel
 and that of `answers` waits for the device, seals and sends. So a step is launched as soon as it
 is there, while the one before is on the device, and an answer goes out as soon as it is ready,
 whatever is being launched. In the meantime what is likely to come next is built, and launched where
-the device can wait for its input (see `ahead`).
+the device can wait for its input (see `ahead`); that is then told to it by the channel's thread.
 
 Whatever fails in a step or in loading is answered as a `Failure`. The process ends with its
 channel; SIGINT is the node's business.
@@ -107,7 +107,7 @@ class Engine:
         try:
             while True:
                 self._prepare()
-                message = self._channel.receive(soon=self._is_held)
+                message = self._channel.receive(soon=self._only_waits)
                 if message is not None:
                     self._take(message)
         finally:
@@ -116,7 +116,7 @@ class Engine:
             self._answers.finish()
 
     @property
-    def _is_held(self) -> bool:
+    def _only_waits(self) -> bool:
         """The device waits for what is to come, and nobody else in this process has to do."""
         held = self._executor is not None and self._executor.is_held
         return held and self._answers.is_idle

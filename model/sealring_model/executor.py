@@ -51,7 +51,7 @@ from sealring_protocol.control.ledger import Change, Ledger
 from sealring_protocol.errors import SealringError
 from sealring_protocol.security.seal import PREFILL_GROUP
 
-from sealring_model.ahead import Ahead, Closing, Decoding
+from sealring_model.ahead import Ahead, Decoding
 from sealring_model.assemble import LoadedStage
 from sealring_model.caches import CacheStore, arrays
 from sealring_model.doors import Doors, Inlet
@@ -72,12 +72,12 @@ M = TypeVar("M", Step, StepDone)
 
 @attrs.frozen(eq=False)
 class _Told:
-    """*message*, whose *contents* the device was told before its turn. *begun* and *opening* are
-    as in `Launched`."""
+    """*message*, whose *contents* the device was told before its turn; *begun*, if that was in
+    time, and *opening* are as in `Launched`."""
 
     message: Step | StepDone
     contents: Buffer
-    begun: int
+    begun: int | None
     opening: int
 
 
@@ -194,7 +194,8 @@ class Executor:
         told, started, opened = self._told, time.perf_counter_ns(), self._hops.opening_ns
         pending = self._done(message, do)
         if told is not None and told.message is message:
-            return Launched(message, pending, arrived or told.begun, told.begun, told.opening)
+            begun = told.begun or started
+            return Launched(message, pending, arrived or begun, begun, told.opening)
         opening = self._hops.opening_ns - opened
         return Launched(message, pending, arrived or started, started + opening, opening)
 
@@ -352,20 +353,18 @@ class Executor:
         """If *message* is what the device waits for, tell the device now. All else is done when its
         turn comes.
 
-        For any thread, while nothing that came before *message* is left to do, and none does more
-        than `prepare`.
+        For any thread, once all that came before *message* is done, and while no other thread does
+        anything here but `prepare`.
         """
-        held = self._ahead.awaits(message, self._due)
-        if held is None or held.inlet is None or self._failure is not None:
-            return
-        away = self._away.get(message.n) if isinstance(held, Closing) else None
-        uids = away.uids if away is not None else self._ledger.rows(held.group)
-        opened = self._hops.opening_ns
         with contextlib.suppress(SealringError, *FORWARD_ERRORS):  # it fails again in its turn
-            contents = self._passage.opened(message, held.group, uids)
+            held = self._ahead.awaits(message, self._due)
+            if held is None or held.inlet is None:
+                return
+            opened = self._hops.opening_ns
+            contents = self._passage.opened(message, held.group, self._ledger.rows(held.group))
             opening, begun = self._hops.opening_ns - opened, time.perf_counter_ns()
-            self._told = _Told(message, contents, begun, opening)
-            held.inlet.fill(contents)
+            in_time = held.inlet.fill(contents)
+            self._told = _Told(message, contents, begun if in_time else None, opening)
 
     def _opened(self, message: Step | StepDone, group: int, uids: tuple[int, ...]) -> Buffer:
         """The hidden states of *message*."""

@@ -24,8 +24,8 @@ from sealring_model.errors import IntegrityError
 class Hops(Protocol):
     """How tensors go out to the next rank and come in from the one before.
 
-    One thread may seal and another open; *sealing_ns* and *opening_ns* are the nanoseconds that
-    each has spent on it so far.
+    One thread may seal while another opens; *sealing_ns* and *opening_ns* are the nanoseconds that
+    went into either so far.
     """
 
     sealing_ns: int

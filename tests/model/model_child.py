@@ -1,10 +1,15 @@
 """An engine as a real child process, driven over a socketpair."""
 
+import os
 import socket
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+from sealring_model.engine import serve
 from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.frame import FrameDecoder, FrameKind, frame_header
 from sealring_protocol.codec.local_messages import EngineInfo, LocalMessage
@@ -78,3 +83,27 @@ class Child:
         message = self.receive()
         assert isinstance(message, Pong), message
         return message.progress
+
+
+class InThread(Child):
+    """The engine in a thread of this process, to be looked into."""
+
+    def __init__(self, folder):
+        self.sock, self._theirs = socket.socketpair()
+        self.sock.settimeout(60)
+        self._decoder = FrameDecoder({FrameKind.LOCAL: MAX_SEALED_BODY})
+        self._thread = threading.Thread(target=serve, args=(self._theirs, str(folder), 0))
+        self._thread.start()
+
+    def __exit__(self, *_):
+        self.sock.close()
+        self._thread.join(60)
+        self._theirs.close()
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what another thread does."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        os.sched_yield()

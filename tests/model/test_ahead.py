@@ -1,23 +1,19 @@
 """What a rank builds ahead is what it would have built, and holds nothing."""
 
 import gc
-import socket
 import threading
 import weakref
 
 import mlx.core as mx
 import pytest
-from model_child import Child
+from model_child import InThread
 from model_families import FAMILIES, make_model, reference_model, reference_tokens
 from model_rings import Author, Ring, place_of, stage_of
 from sealring_model import drawing
 from sealring_model.ahead import Ahead
 from sealring_model.assemble import load_stage
-from sealring_model.engine import serve
 from sealring_model.loading import describe
-from sealring_protocol.codec.frame import FrameDecoder, FrameKind
 from sealring_protocol.codec.messages import NO_WORK, Decode, Join, Open, Prefill, Row
-from sealring_protocol.limits import MAX_SEALED_BODY
 
 PROMPT = [(5 * i * i + 11 * i) % 251 for i in range(400)]
 ALL = 9
@@ -208,22 +204,6 @@ def test_what_failed_ahead_is_done_when_it_is_due(models, references, monkeypatc
     ring.text[uid] += done.ids
     ring.decode()
     assert ring.text[uid] == reference_tokens(references["llama"], PROMPT[:20], 3)
-
-
-class InThread(Child):
-    """The engine in a thread of this process, to be looked into."""
-
-    def __init__(self, folder):
-        self.sock, self._theirs = socket.socketpair()
-        self.sock.settimeout(60)
-        self._decoder = FrameDecoder({FrameKind.LOCAL: MAX_SEALED_BODY})
-        self._thread = threading.Thread(target=serve, args=(self._theirs, str(folder), 0))
-        self._thread.start()
-
-    def __exit__(self, *_):
-        self.sock.close()
-        self._thread.join(60)
-        self._theirs.close()
 
 
 def test_an_engine_with_nothing_to_do_builds_what_comes_next(models, monkeypatch):

@@ -1,11 +1,12 @@
 """The engine's end of its channel, attentive or not."""
 
-import os
+import select
 import socket
 import threading
 import time
 
 import pytest
+from model_child import until
 from sealring_model import channel as channel_module
 from sealring_model.channel import Channel, ChannelBroken, ChannelClosed
 from sealring_protocol.codec.encoding import encode
@@ -40,13 +41,6 @@ def ends(request, monkeypatch):
             made.finish()
             ours.close()
             made._reader.join()
-
-
-def until(condition):
-    deadline = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < deadline
-        os.sched_yield()
 
 
 @pytest.mark.parametrize("soon", [False, True])
@@ -138,6 +132,32 @@ def test_nobody_gets_ahead_of_what_is_there(ends, there):
     node.sendall(frame(ping(2)))
     assert channel.receive().echo == 2
     assert first == []
+
+
+def test_what_is_to_come_soon_is_looked_for_for_a_while_and_then_waited_for(ends, monkeypatch):
+    """Nobody burns a processor for what does not come."""
+    monkeypatch.setattr(channel_module, "_SOON", 300_000_000)
+    node, channel = ends
+    looks, poll = [], select.poll()
+    poll.register(channel._sock, select.POLLIN)
+
+    class Looks:
+        def poll(self, timeout=None):
+            looks.append(timeout)
+            return poll.poll(timeout)
+
+    monkeypatch.setattr(channel, "_arriving", Looks())
+    node.sendall(frame(ping(1)))
+    channel.receive()
+    receiver = threading.Thread(target=channel.receive, kwargs={"soon": True})
+    receiver.start()
+    if channel.attentive:
+        until(lambda: looks and looks[-1] is None)
+        assert 0 in looks
+    else:
+        assert not looks
+    node.sendall(frame(ping(2)))
+    receiver.join()
 
 
 def test_who_expects_anew_takes_the_place_of_who_did(ends):

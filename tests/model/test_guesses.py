@@ -1,13 +1,18 @@
 """What a rank launches before its hidden states come, on a device that waits for them."""
 
+import threading
 import time
 
 import attrs
 import pytest
 import waiting
+from model_child import InThread, until
 from model_families import FAMILIES, reference_tokens
-from model_rings import Ring, StepFailed
-from sealring_model import ahead
+from model_rings import Ring, StepFailed, place_of
+from sealring_model import ahead, engine
+from sealring_model.channel import Channel
+from sealring_model.executor import Executor
+from sealring_model.loading import describe
 from sealring_protocol.codec.messages import Decode, Failure, FailureKind, StepDone
 from waiting import WaitingDoors
 
@@ -71,9 +76,7 @@ def test_the_device_can_be_told_before_the_message_has_its_turn(models, referenc
 def test_the_device_is_told_of_what_it_waits_for_and_of_nothing_else(models):
     ring, (head_doors, last_doors) = decoding_ring(models, seal=True)
     head, last = ring.executors
-    step = ring.author.write(work=Decode(0))
-    head.tell(step)
-    message = head.finish(head.launch(step))
+    message = head.finish(head.launch(ring.author.write(work=Decode(0))))
     ring._idle(head)
     for other in (
         attrs.evolve(message, n=message.n + 1),
@@ -126,20 +129,90 @@ def test_what_was_told_has_its_times(models):
     assert not last.finish(launched).failed
 
 
+def test_what_comes_too_late_has_the_times_of_what_is_done_in_its_turn(models):
+    ring, (_, doors) = decoding_ring(models, seal=True)
+    head, last = ring.executors
+    message = head.finish(head.launch(ring.author.write(work=Decode(0))))
+    doors.late = lambda: True
+    last.tell(message)
+    before = time.perf_counter_ns()
+    launched = last.launch(message)
+    assert launched.begun >= before
+    assert not last.finish(launched).failed
+
+
+def test_a_gate_is_open_even_if_nothing_could_be_launched_behind_it(models, monkeypatch):
+    ring, (doors, _) = decoding_ring(models, idle=0)
+    head = ring.executors[0]
+
+    def none(*_):
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(doors, "start", none)
+    assert head.finish(head.launch(ring.author.write(work=Decode(0)))).failed
+    assert (doors.held, doors.waited) == (None, 1)
+
+
+@pytest.mark.parametrize("attentive", [False, True])
+def test_in_an_engine_the_thread_that_reads_tells_the_device(
+    models, references, monkeypatch, attentive
+):
+    """The compute thread does the rest, and whatever comes while the device does not wait."""
+    for patience in ("_UNUSUAL", "_LATE", "_USUAL"):
+        monkeypatch.setattr(ahead, patience, 0)
+    monkeypatch.setattr(engine, "PROCESSORS", 99 if attentive else 1)
+    doors, channels, tellers = WaitingDoors(), [], []
+    monkeypatch.setattr(engine, "doors", lambda _, **__: doors)
+    expect, tell = Channel.expect, Executor.tell
+
+    def noted(channel, first):
+        channels.append(channel)
+        expect(channel, first)
+
+    def told(executor, message):
+        tell(executor, message)
+        tellers.append((threading.current_thread().name, doors.waited))
+
+    monkeypatch.setattr(Channel, "expect", noted)
+    ring = Ring(models["llama"], (0, 2, 5))
+    head, ring_done = ring.executors[0], ring._done
+    with InThread(models["llama"]) as last:
+        last.info()
+        last.start(place_of(describe(models["llama"]), (0, 2, 5), 1))
+
+        def done(executor, launch, message):
+            if executor is head:
+                return ring_done(executor, launch, message)
+            last.send(message)
+            return last.receive()
+
+        monkeypatch.setattr(ring, "_done", done)
+        ring.decode(join=[ring.admit(PROMPT[:20])])
+        monkeypatch.setattr(Executor, "tell", told)
+        for _ in range(10):
+            until(lambda: channels and channels[-1]._first is not None)
+            waited = doors.waited
+            ring.decode()
+            assert tellers.pop() == ("channel", waited + 1)
+            assert not tellers
+        assert ring.text[1] == reference_tokens(references["llama"], PROMPT[:20], 11)
+        assert doors.missed == 0
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_a_rank_with_no_time_to_build_ahead_has_its_device_wait_while_it_launches(
     models, references, late
 ):
     """What it is given is there already, and is told to the device last. Rank 0 is given nothing;
-    it has a gate, and a device that has lost patience with that does nothing wrong."""
+    it has a gate, and a device that has lost patience with that has done nothing wrong."""
     ring, (head, last) = decoding_ring(models, idle=0)
     head.late = last.late = lambda: late
     for _ in range(12):
         ring.decode()
     assert ring.text[1] == reference_tokens(references["llama"], PROMPT[:20], 22)
-    assert (head.waited, head.missed) == ((0, 12) if late else (12, 0))
     # What comes too late is done as ever, and then left alone for twice as long each time.
-    assert (last.waited, last.missed) == ((0, 2) if late else (12, 0))
+    for doors in (head, last):
+        assert (doors.waited, doors.missed) == ((0, 2) if late else (12, 0))
 
 
 @pytest.mark.parametrize("idle", [0, ALL])

@@ -3,8 +3,10 @@
 What is started behind an inlet that has not been filled is kept back, and started in order once it
 is, or has been shut: so it is what a device would do whose stream is held up. There may be one
 such inlet at a time, as for `Ahead`, it may be filled too late, and the device may `lose_patience`.
+Only the thread that launches can start anything: what another one has told, it says again.
 """
 
+import threading
 import weakref
 from collections.abc import Callable
 
@@ -62,24 +64,25 @@ class WaitingInlet(Inlet):
         self._seen = True
         self._expired = False
         self._filled = False
+        self._home = 0
 
     def hold(self) -> None:
         assert self._doors.held is None
         self._doors.held = self
+        self._home = threading.get_ident()
 
     def fill(self, data: Buffer) -> bool:
-        if self._expired or self._filled:
-            return self._filled
-        waits = self._doors.held is self
-        if waits and self._doors.late():
-            self.expire()
-            return False
-        self._inlet.fill(data)
-        self._filled = True
-        if waits:
-            self._doors.waited += 1
+        held = self._doors.held is self
+        if not (self._expired or self._filled):
+            if held and self._doors.late():
+                self.expire()
+                return False
+            self._inlet.fill(data)
+            self._filled = True
+            self._doors.waited += held
+        if held and self._filled and threading.get_ident() == self._home:
             self._doors.go_on()
-        return True
+        return self._filled
 
     def shut(self) -> None:
         self._seen = self._filled

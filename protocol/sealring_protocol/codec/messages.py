@@ -343,6 +343,11 @@ class Step:
     failed: Failure | None = None
     spent: tuple[Spent, ...] = ()
 
+    @property
+    def changes(self) -> bool:
+        """Whether rows or snapshots come, go or move before its work is done."""
+        return bool(self.save or self.evict or self.drop or self.open or self.join)
+
 
 @attrs.frozen
 class StepDone:

@@ -226,7 +226,7 @@ def encode_step(message: Step) -> list[Buffer]:
     )
     parts: list[Buffer] = [head]
     # Most steps of a running ring change no row.
-    if message.save or message.evict or message.drop or message.open or message.join:
+    if message.changes:
         parts += _composition(message)
     _add_tail(parts, message)
     return parts

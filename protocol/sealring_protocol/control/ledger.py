@@ -112,10 +112,7 @@ class Ledger:
 
     def apply(self, step: Step) -> Change:
         """Carry out *step* and say what it changes."""
-        if step.save or step.evict or step.drop or step.open or step.join:
-            change = self._compose(step)
-        else:
-            change = _UNCHANGED
+        change = self._compose(step) if step.changes else _UNCHANGED
         match step.work:
             case Decode(group):
                 rows = self._groups.get(group)
