@@ -27,10 +27,10 @@ launched ahead either.
 
 A decode whose hidden states are there before it is launched is launched, too, before the device is
 told of them; one of rank 0, which waits for none, beside a *gate* that is opened then. To launch it
-while the device is done with its beginning took twice as long, which was longer than until the next
-one came: a rank that was late once stayed so. MLX tells graphs apart by who uses whose memory
-again, and so what the device is done with by then makes for other graphs. What does not depend on
-a gate and is in the same graph may be worked on; nothing is done before it is open.
+while the device is done with its beginning took up to twice as long, which could be longer than
+until the next one came: a rank that was late once stayed so. MLX tells graphs apart by who uses
+whose memory again, and so what the device is done with by then makes for other graphs. What does
+not depend on a gate and is in the same graph may be worked on; nothing is done before it is open.
 
 A rank alone has no use for any of this: it launches a step while the device works on the one
 before. And it is only for models whose forwards are *blind*, that is, never look at a value to
@@ -69,8 +69,8 @@ _USUAL: Final = 3
 @attrs.define(eq=False)
 class Decoding:
     """The next decode of a *group*, once *inlet* is filled, if there is one: what goes out, and
-    the caches after it. Without one there may be a *gate*, an inlet of one element
-    that nobody looks at."""
+    the caches after it. Without one there may be a *gate*, an inlet of one element that nobody
+    looks at."""
 
     group: int
     inlet: Inlet | None
@@ -261,6 +261,7 @@ class Ahead:
         self._doors.start(*built.arrays())
 
     def _launch_gated(self, decoding: Decoding, gate: Inlet, due: bool) -> None:
+        """What is *due* begins once all of it is launched, all else at once."""
         anything = bytes(gate.dtype.width)
         if due:
             gate.hold()

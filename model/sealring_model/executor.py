@@ -393,14 +393,14 @@ class Executor:
     def _next(self, group: int) -> Decoding:
         slots = self._caches.fork(group)
         inlet = gate = None
-        if not self._first:
-            inlet = self._passage.inlet(len(self._ledger.rows(group)))
-            inputs = inlet.array
-        else:
+        if self._first:
             inputs = self._tokens(group)
             if self.launches:
                 gate = self._doors.inlet(self._loaded.dtype, (1, 1, 1))
                 inputs = mx.depends(inputs, gate.array)
+        else:
+            inlet = self._passage.inlet(len(self._ledger.rows(group)))
+            inputs = inlet.array
         outlet = self._doors.outlet(self._stage.run(inputs, slots))
         return Decoding(group, inlet, gate, slots, outlet)
 

@@ -9,10 +9,10 @@ copied by MLX, which would allocate managed memory for each read, and nobody wai
 
 A kernel that waits keeps the device's stream: what is launched behind it waits as well, and some
 calls of CUDA wait for the whole device. Whoever is to end it must not get stuck in such a call, or
-behind the number of operations that MLX lets wait. So a wait ends by itself after
-`_PATIENCE`, with zeros; what comes out of those is dropped. Who fills an inlet relies on half of
-that only, and asks afterwards (`Inlet.was_filled`): between looking at the clock and telling the
-device, this process may be stopped for any time.
+behind the number of operations that MLX lets wait. So a wait ends by itself after `_PATIENCE`, with
+zeros; what comes out of those is dropped. Who fills an inlet relies on half of that only, and asks
+afterwards (`Inlet.was_filled`): between looking at the clock and telling the device, this process
+may be stopped for any time.
 
 Uses of one box follow each other with rising *tickets*, as in a stream do their kernels: one that
 was told to go on by an earlier use cannot be held by a later one. A box that the device writes to

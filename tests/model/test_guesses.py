@@ -32,6 +32,17 @@ def waiting_ring(models, family="llama", bounds=(0, 2, 5), idle=ALL, **options):
     return Ring(models[family], bounds, idle=lambda: idle, doors=doors, **options), ranks
 
 
+def decoding_ring(models, **options):
+    """A ring on devices that wait, where one row has said ten tokens."""
+    ring, ranks = waiting_ring(models, **options)
+    ring.decode(join=[ring.admit(PROMPT[:20])])
+    for _ in range(9):
+        ring.decode()
+    for doors in ranks:
+        doors.waited = 0
+    return ring, ranks
+
+
 def test_where_the_device_waits_it_has_the_next_decode_before_its_hidden_states(models, references):
     ring, ranks = waiting_ring(models)
     uid = ring.admit(PROMPT[:20])
@@ -46,17 +57,6 @@ def test_where_the_device_waits_it_has_the_next_decode_before_its_hidden_states(
     assert [doors.waited for doors in ranks] == [20, 20]
     assert [doors.missed for doors in ranks] == [0, 0]
     assert ring.text[uid] == reference_tokens(references["llama"], PROMPT[:20], 30)
-
-
-def decoding_ring(models, **options):
-    """A ring on devices that wait, where one row has said ten tokens."""
-    ring, ranks = waiting_ring(models, **options)
-    ring.decode(join=[ring.admit(PROMPT[:20])])
-    for _ in range(9):
-        ring.decode()
-    for doors in ranks:
-        doors.waited = 0
-    return ring, ranks
 
 
 @pytest.mark.parametrize("seal", [False, True])
@@ -219,10 +219,7 @@ def test_a_rank_with_no_time_to_build_ahead_has_its_device_wait_while_it_launche
 def test_without_memory_for_an_inlet_a_decode_is_done_as_ever(
     models, references, monkeypatch, idle
 ):
-    ring, (_, last) = waiting_ring(models, idle=idle)
-    ring.decode(join=[ring.admit(PROMPT[:20])])
-    for _ in range(9):
-        ring.decode()
+    ring, (_, last) = decoding_ring(models, idle=idle)
 
     def none(*_):
         raise MemoryError
@@ -235,10 +232,7 @@ def test_without_memory_for_an_inlet_a_decode_is_done_as_ever(
 
 def test_a_decode_is_not_launched_while_the_one_before_is_on_the_device(models):
     """MLX would have it write to copies of the caches."""
-    ring, (head, last) = waiting_ring(models)
-    ring.decode(join=[ring.admit(PROMPT[:20])])
-    for _ in range(9):
-        ring.decode()
+    ring, (head, last) = decoding_ring(models)
     first, second = ring.executors
     away = first.finish(first.launch(ring.author.write(work=Decode(0))))
     launched = second.launch(away)
@@ -315,10 +309,7 @@ def test_a_group_whose_rows_have_changed_is_left_alone_for_some_decodes(models, 
 
 
 def test_while_rows_come_nothing_is_launched_on_a_guess(models):
-    ring, ranks = waiting_ring(models)
-    ring.decode(join=[ring.admit(PROMPT[:20])])
-    for _ in range(9):
-        ring.decode()
+    ring, ranks = decoding_ring(models)
     ring.idle = lambda: 0
     ring.decode()  # nothing is launched ahead any more, so there is nothing to interrupt
     ring.admit(PROMPT[:9])
@@ -334,10 +325,7 @@ def test_while_rows_come_nothing_is_launched_on_a_guess(models):
 
 def test_what_the_device_has_not_seen_is_not_answered(models, monkeypatch):
     """It went on just when it was told that the hidden states are there."""
-    ring, _ = waiting_ring(models)
-    ring.decode(join=[ring.admit(PROMPT[:20])])
-    for _ in range(9):
-        ring.decode()
+    ring, _ = decoding_ring(models)
     monkeypatch.setattr(waiting.WaitingInlet, "was_filled", False)
     with pytest.raises(StepFailed, match="did not wait"):
         ring.decode()
@@ -345,10 +333,7 @@ def test_what_the_device_has_not_seen_is_not_answered(models, monkeypatch):
 
 @pytest.mark.parametrize("patience", [True, False])
 def test_devices_that_wait_too_short_a_time_are_left_alone_for_longer_and_longer(models, patience):
-    ring, ranks = waiting_ring(models)
-    ring.decode(join=[ring.admit(PROMPT[:20])])
-    for _ in range(9):
-        ring.decode()
+    ring, ranks = decoding_ring(models)
     for doors in ranks:
         doors.waited, doors.late = 0, lambda: not patience
     for _ in range(100):
