@@ -32,6 +32,9 @@ until the next one came: a rank that was late once stayed so. MLX tells graphs a
 whose memory again, and so what the device is done with by then makes for other graphs. What does
 not depend on a gate and is in the same graph may be worked on; nothing is done before it is open.
 
+Most of the time that a rank needs for a step it is launching, and beside that another thread builds
+(`beside`): so what is launched next is there when the launch is done.
+
 A rank alone has no use for any of this: it launches a step while the device works on the one
 before. And it is only for models whose forwards are *blind*, that is, never look at a value to
 decide what to do: such a one would see what an inlet has before it is filled.
@@ -41,7 +44,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
+from weakref import WeakMethod
 
 import attrs
 import mlx.core as mx
@@ -50,6 +55,7 @@ from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.control.ledger import Change
 from sealring_protocol.errors import SealringError
 
+from sealring_model.beside import Beside
 from sealring_model.caches import CacheStore
 from sealring_model.doors import Doors, Inlet, Outlet
 from sealring_model.drawing import Drawing, Drawn
@@ -100,12 +106,17 @@ class Closing:
 
 
 class Ahead:
-    """What one rank has done ahead. *launches* if it may launch what waits."""
+    """What one rank has done ahead. *launches* if it may launch what waits; *build*, which calls
+    `build`, is then called beside that, in another thread."""
 
-    def __init__(self, caches: CacheStore, doors: Doors, *, launches: bool) -> None:
+    def __init__(
+        self, caches: CacheStore, doors: Doors, build: Callable[[], bool], *, launches: bool
+    ) -> None:
         self._caches: Final = caches
         self._doors: Final = doors
+        self._build: Final = WeakMethod(build)  # whose owner has this
         self._launches: Final = launches
+        self._beside: Final = Beside() if launches else None
         self._likely: Final[dict[int, None]] = {}  # groups, in the order of their last decodes
         self._runs: Final[dict[int, tuple[int, int]]] = {}  # by group: decodes, the last one's step
         self._decodings: Final[dict[int, Decoding]] = {}
@@ -177,6 +188,8 @@ class Ahead:
     def end(self) -> None:
         """Nothing of this will be asked for, and the device waits for nothing."""
         self.held = None
+        if self._beside is not None:
+            self._beside.end()
         with contextlib.suppress(*FORWARD_ERRORS):
             for built in self._built:
                 self._finish(built)
@@ -255,25 +268,35 @@ class Ahead:
             built.inlet.hold()
         if isinstance(built, Decoding):
             self._caches.put(built.group, built.slots)
-            if built.gate is not None:
-                self._launch_gated(built, built.gate, due)
-                return
-        self._doors.start(*built.arrays())
+            self._launch_decoding(built, due)
+        else:
+            self._doors.start(*built.arrays())
 
-    def _launch_gated(self, decoding: Decoding, gate: Inlet, due: bool) -> None:
-        """What is *due* begins once all of it is launched, all else at once."""
+    def _launch_decoding(self, decoding: Decoding, due: bool) -> None:
+        """One with a gate begins, if it is *due*, once all of it is launched, and else at once."""
+        gate = decoding.gate
+        if gate is None:
+            self._start(decoding)
+            return
         anything = bytes(gate.dtype.width)
         if due:
             gate.hold()
         else:
             gate.fill(anything)
         try:
-            self._doors.start(*decoding.arrays())
+            self._start(decoding)
         finally:
             if not gate.fill(anything):  # which does no harm
                 self._leave()
             elif due:
                 self._penalty = _LATE
+
+    def _start(self, decoding: Decoding) -> None:
+        start, build = partial(self._doors.start, *decoding.arrays()), self._build()
+        if self._beside is None or build is None:
+            start()
+        else:
+            self._beside.launch(start, build)
 
     def _goes_on(self, built: Decoding | Closing, contents: Buffer | None) -> bool:
         """Whether *built*, launched by now, goes on with *contents*."""

@@ -120,7 +120,7 @@ class Executor:
         self._ledger: Final = Ledger()
         self._caches: Final = CacheStore(loaded.stage, self._ledger)
         self._away: Final[dict[int, Drawing]] = {}
-        self._ahead: Final = Ahead(self._caches, doors, launches=self.launches)
+        self._ahead: Final = Ahead(self._caches, doors, self._build, launches=self.launches)
         self._told: _Told | None = None
         self._stale = False
         self._due = 1
@@ -385,6 +385,10 @@ class Executor:
         except (SealringError, *FORWARD_ERRORS) as error:
             self._fail(error)
             return False
+        return self._build()
+
+    def _build(self) -> bool:
+        """Build one thing that is to come; in a thread of its own while another is launched."""
         try:
             return self._ahead.build(self._away, self._closing, self._next)
         except (SealringError, *FORWARD_ERRORS):

@@ -15,7 +15,7 @@ from model_families import FAMILIES
 from model_rings import SAMPLING, Ring, StepFailed, travelled
 from sealring_model import ahead
 from sealring_protocol.codec.messages import NO_WORK, Decode, Join, Open, Prefill, Step, StepDone
-from waiting import WaitingDoors
+from waiting import Thorough, WaitingDoors
 
 LENGTH = 14
 ON_DEVICE = 2
@@ -157,6 +157,8 @@ class Flights:
 )
 @pytest.mark.parametrize("eager", [True, False])
 def test_steps_in_flight(models, alone, monkeypatch, family, cuts, seed, eager):
+    if seed:
+        monkeypatch.setattr(ahead, "Beside", Thorough)
     if eager:
         for patience in ("_UNUSUAL", "_LATE", "_LATEST", "_USUAL"):
             monkeypatch.setattr(ahead, patience, 0)

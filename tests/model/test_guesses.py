@@ -14,7 +14,7 @@ from sealring_model.channel import Channel
 from sealring_model.executor import Executor
 from sealring_model.loading import describe
 from sealring_protocol.codec.messages import Decode, Failure, FailureKind, StepDone
-from waiting import WaitingDoors
+from waiting import Thorough, WaitingDoors
 
 PROMPT = [(5 * i * i + 11 * i) % 251 for i in range(40)]
 ALL = 9
@@ -57,6 +57,38 @@ def test_where_the_device_waits_it_has_the_next_decode_before_its_hidden_states(
     assert [doors.waited for doors in ranks] == [20, 20]
     assert [doors.missed for doors in ranks] == [0, 0]
     assert ring.text[uid] == reference_tokens(references["llama"], PROMPT[:20], 30)
+
+
+def test_what_comes_next_is_built_while_something_else_is_launched(models, references, monkeypatch):
+    monkeypatch.setattr(ahead, "Beside", Thorough)
+    monkeypatch.setattr(Thorough, "built", 0)
+    ring, _ = waiting_ring(models)
+    groups = [ring.admit(PROMPT[:20]), ring.admit(PROMPT[3:30])]
+    for group, uid in enumerate(groups):
+        ring.decode(group, join=[uid])
+    for _ in range(19):
+        for group in range(len(groups)):
+            ring.decode(group)
+    assert Thorough.built > 30
+    for uid, prompt in zip(groups, (PROMPT[:20], PROMPT[3:30]), strict=True):
+        assert ring.text[uid] == reference_tokens(references["llama"], prompt, 20)
+
+
+def test_what_cannot_be_built_beside_tells_when_it_comes(models, monkeypatch):
+    monkeypatch.setattr(ahead, "Beside", Thorough)
+    ring, _ = decoding_ring(models)
+    other = ring.admit(PROMPT[3:30])
+    ring.decode(1, join=[other])
+
+    def fails(*_):
+        raise RuntimeError("no graph today")
+
+    for executor in ring.executors:
+        monkeypatch.setattr(executor, "_next", fails)
+        monkeypatch.setattr(executor._stage, "run", fails)
+    with pytest.raises(StepFailed, match="no graph today"):
+        for group in (0, 1) * 9:  # what was built before is used up first
+            ring.decode(group)
 
 
 @pytest.mark.parametrize("seal", [False, True])

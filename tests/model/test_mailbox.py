@@ -153,13 +153,8 @@ def launched(ways: Doors, weights: mx.array, _: mx.array) -> list[mx.array]:
     return others
 
 
-def given_back(_: Doors, __: mx.array, ___: mx.array) -> list[mx.array]:
-    mx.clear_cache()
-    return []
-
-
 @cuda
-@pytest.mark.parametrize("do", [read, made_of_host_memory, locked_memory, launched, given_back])
+@pytest.mark.parametrize("do", [read, made_of_host_memory, locked_memory, launched])
 def test_what_does_not_wait_for_a_device_that_waits(do):
     """Or it would come back when the device has lost its patience."""
     ways = Mailbox(waits=True, patience=1_000_000_000)

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 
 import mlx.core as mx
+from sealring_model.beside import Beside
 from sealring_model.doors import Doors, Inlet
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.codec.wire import Buffer
@@ -97,3 +98,28 @@ class WaitingInlet(Inlet):
     @property
     def was_filled(self) -> bool:
         return self._seen
+
+
+class Thorough(Beside):
+    """While something is launched, all is built that there is to build; *built* counts it."""
+
+    built = 0
+
+    def launch(self, call: Callable[[], None], build: Callable[[], bool]) -> None:
+        ended = threading.Event()
+
+        def counted() -> bool:
+            more = False
+            try:
+                more = build()
+            finally:
+                Thorough.built += more
+                if not more:
+                    ended.set()
+            return more
+
+        def long() -> None:
+            call()
+            assert ended.wait(10)
+
+        super().launch(long, counted)
