@@ -58,6 +58,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
 )
 
+from sealring_model import attention
 from sealring_model.answers import Answers
 from sealring_model.assemble import LoadedStage, load_stage
 from sealring_model.channel import Channel, ChannelBroken, ChannelClosed
@@ -340,6 +341,7 @@ def serve(sock: socket.socket, model: str, memory_limit: int) -> int:
         room = memory_room(memory_limit)
         if memory_limit:
             mx.set_memory_limit(memory_limit)
+        attention.install()
         Engine(channel, info, room).run()
     except LoadError as error:
         failure = Failure(0, FailureKind.LOAD, told(error))

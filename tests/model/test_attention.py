@@ -1,0 +1,179 @@
+"""Attention of a decode with a mask, as one kernel, on machines that have CUDA."""
+
+import mlx.core as mx
+import pytest
+from sealring_model import attention
+from sealring_model.attention import attend, fits
+
+cuda = pytest.mark.skipif(not mx.cuda.is_available(), reason="needs CUDA")
+
+SCALE = 0.09
+
+
+def made(rows=3, groups=2, queries=4, length=37, width=128, dtype=mx.bfloat16, seed=0):
+    """Queries, and keys and values as they stand in a cache that has room for more."""
+    key = mx.random.split(mx.random.key(seed), 3)
+    room = length + 11
+    return (
+        mx.random.normal((rows, groups * queries, 1, width), key=key[0]).astype(dtype),
+        mx.random.normal((rows, groups, room, width), key=key[1]).astype(dtype)[..., :length, :],
+        mx.random.normal((rows, groups, room, width), key=key[2]).astype(dtype)[..., :length, :],
+    )
+
+
+def padded(rows, length, pads):
+    """The mask of left-padded rows."""
+    return mx.arange(length)[None, None, None] >= mx.array(pads[:rows])[:, None, None, None]
+
+
+def expected(queries, keys, values, mask):
+    """In f32, by hand."""
+    times = queries.shape[1] // keys.shape[1]
+    keys, values = (mx.repeat(x.astype(mx.float32), times, axis=1) for x in (keys, values))
+    scores = (queries.astype(mx.float32)[:, :, :, None] * keys[:, :, None]).sum(-1) * SCALE
+    weights = mx.softmax(mx.where(mask, scores, -mx.inf), axis=-1)
+    return (weights[..., None] * values[:, :, None]).sum(-2)
+
+
+def close(found, wanted, dtype):
+    return mx.abs(found.astype(mx.float32) - wanted).max() < (
+        0.02 if dtype == mx.bfloat16 else 4e-3
+    )
+
+
+@cuda
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+@pytest.mark.parametrize(
+    ("queries", "width"), [(1, 64), (4, 128), (8, 128), (7, 64), (16, 64), (4, 256), (1, 256)]
+)
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 63, 64, 65, 190])
+def test_it_is_what_it_is_by_hand(dtype, queries, width, length):
+    of = made(queries=queries, width=width, dtype=dtype, length=length)
+    mask = padded(3, length, [0, length - 1, length // 2])
+    assert fits(*of, mask)
+    assert close(attend(*of, SCALE, mask), expected(*of, mask), dtype)
+
+
+@cuda
+def test_many_rows_and_keys():
+    of = made(rows=32, groups=8, length=2000)
+    mask = padded(32, 2000, [61 * row for row in range(32)])
+    assert close(attend(*of, SCALE, mask), expected(*of, mask), mx.bfloat16)
+
+
+@cuda
+def test_one_mask_for_all_rows_and_holes_in_it():
+    of = made(rows=4, length=90)
+    for mask in (padded(1, 90, [20]), mx.arange(90)[None, None, None] % 3 == 1):
+        assert close(attend(*of, SCALE, mask), expected(*of, mask), mx.bfloat16)
+    broadcast = mx.broadcast_to(mask, (4, 1, 1, 90))
+    assert close(attend(*of, SCALE, broadcast), expected(*of, mask), mx.bfloat16)
+
+
+@cuda
+def test_arrays_may_be_laid_out_in_any_way():
+    queries, keys, values = made(rows=4, length=50)
+    mask = padded(4, 50, [3, 0, 9, 49])
+    wanted = expected(queries, keys, values, mask)
+    turned = [
+        mx.contiguous(queries.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3),
+        mx.contiguous(keys.transpose(0, 1, 3, 2)).transpose(0, 1, 3, 2),
+        mx.contiguous(values.transpose(2, 0, 1, 3)).transpose(1, 2, 0, 3),
+    ]
+    column = mx.contiguous(mask.transpose(3, 1, 2, 0)).transpose(3, 1, 2, 0)
+    assert close(attend(*turned, SCALE, column), wanted, mx.bfloat16)
+
+
+@cuda
+def test_a_row_that_sees_nothing_gives_zeros_and_disturbs_nobody():
+    of = made(rows=2, length=40)
+    mask = padded(2, 40, [40, 7])
+    found = attend(*of, SCALE, mask)
+    assert not found[0].astype(mx.float32).any()
+    assert close(found[1], expected(*of, mask)[1], mx.bfloat16)
+
+
+@cuda
+def test_scores_far_apart_do_not_overflow():
+    queries, keys, values = made(rows=2, length=70)
+    of = (queries * 100, keys * 100, values)
+    mask = padded(2, 70, [0, 30])
+    assert close(attend(*of, SCALE, mask), expected(*of, mask), mx.bfloat16)
+
+
+@cuda
+def test_once_installed_models_use_it_where_it_fits(monkeypatch):
+    """And MLX's own elsewhere."""
+    theirs = mx.fast.scaled_dot_product_attention
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", theirs)
+    used = []
+    monkeypatch.setattr(attention, "attend", lambda *of: used.append(of) or attend(*of))
+    attention.install()
+    of = made()
+    mask = padded(3, 37, [0, 5, 9])
+    found = mx.fast.scaled_dot_product_attention(*of, scale=SCALE, mask=mask)
+    assert close(found, theirs(*of, scale=SCALE, mask=mask).astype(mx.float32), mx.bfloat16)
+    assert len(used) == 1
+    for mask in (None, "causal"):
+        mx.eval(mx.fast.scaled_dot_product_attention(*of, scale=SCALE, mask=mask))
+    assert len(used) == 1
+
+
+GOOD = {"rows": 3, "groups": 2, "queries": 4, "length": 37, "width": 128, "dtype": mx.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("change", "does"),
+    [
+        ({}, True),
+        ({"dtype": mx.float16}, True),
+        ({"dtype": mx.float32}, False),
+        ({"width": 64}, True),
+        ({"width": 96}, False),
+        ({"width": 256}, True),
+        ({"queries": 8}, True),
+        ({"queries": 9}, False),
+        ({"queries": 8, "width": 256}, False),
+        ({"length": 32 * 6}, True),
+        ({"length": 32 * 6 + 1}, False),
+        ({"rows": 1, "length": 64}, True),
+    ],
+)
+def test_what_it_can_do(change, does):
+    of = made(**GOOD | change)
+    rows, length = of[0].shape[0], of[1].shape[2]
+    assert fits(*of, padded(rows, length, [0] * rows)) is does
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        None,
+        "causal",
+        mx.zeros((3, 1, 1, 37)),
+        mx.ones((3, 8, 1, 37), dtype=mx.bool_),
+        mx.ones((37,), dtype=mx.bool_),
+        mx.ones((2, 1, 1, 37), dtype=mx.bool_),
+        mx.ones((3, 1, 1, 36), dtype=mx.bool_),
+    ],
+    ids=str,
+)
+def test_masks_that_it_does_not_take(mask):
+    assert not fits(*made(**GOOD), mask)
+
+
+def test_it_is_for_one_token_and_keys_like_values():
+    queries, keys, values = made(**GOOD)
+    mask = padded(3, 37, [0, 0, 0])
+    assert fits(queries, keys, values, mask)
+    assert not fits(mx.concatenate([queries, queries], axis=2), keys, values, mask)
+    assert not fits(queries, keys, values[..., :64], mask)
+    assert not fits(queries, keys, values.astype(mx.float16), mask)
+    assert not fits(queries[:, :7], keys, values, mask)
+
+
+@pytest.mark.skipif(mx.cuda.is_available(), reason="is installed there")
+def test_nothing_is_installed_without_cuda():
+    theirs = mx.fast.scaled_dot_product_attention
+    attention.install()
+    assert mx.fast.scaled_dot_product_attention is theirs
