@@ -224,8 +224,9 @@ def attend(
 
 
 def install() -> None:
-    """Have every model of this process use `attend` where it fits, if there is CUDA. Once."""
-    if not mx.cuda.is_available():
+    """Have every model of this process use `attend` where it fits, if there is CUDA and it can be
+    compiled. Once."""
+    if not mx.cuda.is_available() or not _compiles():
         return
     fast: Any = mx.fast
     theirs = fast.scaled_dot_product_attention
@@ -249,3 +250,12 @@ def install() -> None:
         return found
 
     fast.scaled_dot_product_attention = attention
+
+
+def _compiles() -> bool:
+    tiny = mx.zeros((1, 1, 1, _WIDTHS[0]), _TYPES[0])
+    try:
+        mx.eval(attend(tiny, tiny, tiny, 1.0, mx.ones((1, 1, 1, 1), mx.bool_)))
+    except RuntimeError:
+        return False
+    return True

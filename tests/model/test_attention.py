@@ -119,6 +119,18 @@ def test_once_installed_models_use_it_where_it_fits(monkeypatch):
     assert len(used) == 1
 
 
+@cuda
+def test_where_it_does_not_compile_nothing_is_installed(monkeypatch):
+    def refused(*_):
+        raise RuntimeError("no compiler")
+
+    theirs = mx.fast.scaled_dot_product_attention
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", theirs)
+    monkeypatch.setattr(attention, "attend", refused)
+    attention.install()
+    assert mx.fast.scaled_dot_product_attention is theirs
+
+
 GOOD = {"rows": 3, "groups": 2, "queries": 4, "length": 37, "width": 128, "dtype": mx.bfloat16}
 
 
