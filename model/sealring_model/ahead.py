@@ -44,7 +44,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Final
 from weakref import WeakMethod
 
@@ -188,8 +187,6 @@ class Ahead:
     def end(self) -> None:
         """Nothing of this will be asked for, and the device waits for nothing."""
         self.held = None
-        if self._beside is not None:
-            self._beside.end()
         with contextlib.suppress(*FORWARD_ERRORS):
             for built in self._built:
                 self._finish(built)
@@ -262,37 +259,49 @@ class Ahead:
     def _built(self) -> list[Decoding | Closing]:
         return [*self._closings.values(), *self._decodings.values()]
 
-    def _launch(self, built: Decoding | Closing, *, due: bool = False) -> None:
+    def _launch(
+        self, built: Decoding | Closing, contents: Buffer | None = None, *, due: bool = False
+    ) -> None:
+        """What has *contents* goes on with them once it is launched."""
         built.launched = True
         if built is self.held and built.inlet is not None:
             built.inlet.hold()
-        if isinstance(built, Decoding):
-            self._caches.put(built.group, built.slots)
-            self._launch_decoding(built, due)
-        else:
-            self._doors.start(*built.arrays())
-
-    def _launch_decoding(self, decoding: Decoding, due: bool) -> None:
-        """One with a gate begins, if it is *due*, once all of it is launched, and else at once."""
-        gate = decoding.gate
-        if gate is None:
-            self._start(decoding)
+        if isinstance(built, Closing):
+            self._start(built, contents)
             return
+        self._caches.put(built.group, built.slots)
+        if built.gate is None:
+            self._with_builds(lambda: self._start(built, contents))
+        else:
+            self._launch_gated(built, built.gate, due)
+
+    def _launch_gated(self, decoding: Decoding, gate: Inlet, due: bool) -> None:
+        """What is *due* begins once all of it is launched, all else at once."""
         anything = bytes(gate.dtype.width)
         if due:
             gate.hold()
         else:
             gate.fill(anything)
-        try:
-            self._start(decoding)
-        finally:
-            if not gate.fill(anything):  # which does no harm
-                self._leave()
-            elif due:
-                self._penalty = _LATE
 
-    def _start(self, decoding: Decoding) -> None:
-        start, build = partial(self._doors.start, *decoding.arrays()), self._build()
+        def start() -> None:
+            try:
+                self._start(decoding, None)
+            finally:
+                gate.fill(anything)  # which does no harm
+
+        self._with_builds(start)
+        if not gate.fill(anything):
+            self._leave()
+        elif due:
+            self._penalty = _LATE
+
+    def _start(self, built: Decoding | Closing, contents: Buffer | None) -> None:
+        self._doors.start(*built.arrays())
+        if built.inlet is not None and contents is not None:
+            built.inlet.fill(contents)
+
+    def _with_builds(self, start: Callable[[], None]) -> None:
+        build = self._build()
         if self._beside is None or build is None:
             start()
         else:
@@ -302,7 +311,7 @@ class Ahead:
         """Whether *built*, launched by now, goes on with *contents*."""
         if contents is not None and not built.launched and self._may_hold(built.group):
             self.held = built
-            self._launch(built)
+            self._launch(built, contents)
         if built.inlet is None or contents is None or built.inlet.fill(contents):
             if built is self.held:
                 self.held = None

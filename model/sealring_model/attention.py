@@ -144,7 +144,7 @@ _SOURCE: Final = f"""
             mean += less * sums[w][q][e];
         }}
         out[static_cast<size_t>(blockIdx.x) * QUERIES * WIDTH + at] =
-            static_cast<T>(all > 0 ? mean / all : 0.0f);
+            static_cast<T>(all == 0 ? 0.0f : mean / all);
     }}
 """
 
@@ -199,7 +199,7 @@ def fits(queries: mx.array, keys: mx.array, values: mx.array, mask: object) -> b
         and heads % groups == 0
         and heads // groups * width <= _SHARED
         and mask.shape in {(rows, 1, 1, length), (1, 1, 1, length)}
-        and length <= _KEYS_PER_BLOCK * rows * groups
+        and 0 < length <= _KEYS_PER_BLOCK * rows * groups
     )
 
 

@@ -94,6 +94,32 @@ def test_a_row_that_sees_nothing_gives_zeros_and_disturbs_nobody():
 
 
 @cuda
+def test_keys_need_not_begin_where_much_can_be_read_at_once():
+    queries, keys, values = made(length=50)
+    mask = padded(3, 50, [3, 0, 9])
+    for at in (1, 4, 9):
+        of = (queries[..., :64], keys[..., at : at + 64], values[..., at : at + 64])
+        assert close(attend(*of, SCALE, mask), expected(*of, mask), mx.bfloat16)
+
+
+@cuda
+@pytest.mark.parametrize("wrong", [mx.nan, mx.inf])
+def test_what_is_not_a_number_stays_none(wrong):
+    """Nothing plausible is made of it. Other rows and heads have nothing to do with it."""
+    queries, keys, values = made(length=50)
+    mask = padded(3, 50, [3, 0, 9])
+    there = (mx.arange(3) == 1)[:, None, None, None] & (mx.arange(2) == 0)[None, :, None, None]
+    bad = there & (mx.arange(50) == 30)[None, None, :, None]
+    of = (mx.abs(queries), mx.where(bad, mx.array(wrong, keys.dtype), keys), values)
+    found = attend(*of, SCALE, mask).astype(mx.float32)
+    none = mx.isnan(found)
+    assert none[1, :4].all()
+    assert none.sum().item() == 4 * 128
+    wanted = expected(mx.abs(queries), keys, values, mask)
+    assert close(mx.where(none, 0.0, found), mx.where(none, 0.0, wanted), mx.bfloat16)
+
+
+@cuda
 def test_scores_far_apart_do_not_overflow():
     queries, keys, values = made(rows=2, length=70)
     of = (queries * 100, keys * 100, values)
@@ -182,6 +208,7 @@ def test_it_is_for_one_token_and_keys_like_values():
     assert not fits(queries, keys, values[..., :64], mask)
     assert not fits(queries, keys, values.astype(mx.float16), mask)
     assert not fits(queries[:, :7], keys, values, mask)
+    assert not fits(queries, keys[:, :, :0], values[:, :, :0], mask[..., :0])
 
 
 @pytest.mark.skipif(mx.cuda.is_available(), reason="is installed there")

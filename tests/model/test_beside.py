@@ -1,11 +1,14 @@
 """A thread that builds while another launches."""
 
 import gc
+import subprocess
+import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import weakref
 
 import mlx.core as mx
 import pytest
+from sealring_model import beside
 from sealring_model.beside import Beside
 
 
@@ -15,26 +18,42 @@ def nothing() -> bool:
 
 def test_what_is_built_beside_is_evaluated_where_it_is_launched():
     """Also on arrays that are being evaluated at the time."""
-    beside, weights = Beside(), mx.random.normal((64, 64)) / 8
+    thread, weights = Beside(), mx.random.normal((64, 64)) / 8
     value = expected = mx.random.normal((4, 64))
     mx.eval(weights, value)
-    built: list[mx.array] = []
     for _ in range(300):
-        after = value
+        built, ended = [], threading.Event()
 
-        def build(after: mx.array = after) -> bool:
+        def build(after=value, built=built, ended=ended) -> bool:
             assert threading.current_thread() is not threading.main_thread()
             built.append(mx.tanh(after @ weights))
+            ended.set()
             return False
 
-        beside.launch(lambda after=after: mx.async_eval(after), build)
-        value = built.pop() if built else mx.tanh(after @ weights)
+        def call(after=value, ended=ended) -> None:
+            mx.async_eval(after)
+            assert ended.wait(10)
+
+        thread.launch(call, build)
+        (value,) = built
         expected = mx.tanh(expected @ weights)
     assert mx.array_equal(value, expected)
 
 
+def test_what_is_built_for_the_processor_is_evaluated_where_it_is_launched():
+    thread, built, ended = Beside(), [], threading.Event()
+
+    def build() -> bool:
+        built.append(mx.add(mx.ones((4,)), 1, stream=mx.cpu))
+        ended.set()
+        return False
+
+    thread.launch(lambda: ended.wait(10), build)
+    assert built[0].tolist() == [2, 2, 2, 2]
+
+
 def test_building_goes_on_as_long_as_the_launch_does_and_no_longer():
-    beside, called, begun = Beside(), [], threading.Event()
+    thread, called, begun = Beside(), [], threading.Event()
 
     def build() -> bool:
         called.append(threading.get_ident())
@@ -45,70 +64,98 @@ def test_building_goes_on_as_long_as_the_launch_does_and_no_longer():
     for _ in range(20):
         called.clear()
         begun.clear()
-        beside.launch(lambda: begun.wait(10), build)
+        thread.launch(lambda: begun.wait(10), build)
         count = len(called)
         assert count >= 3
         assert threading.get_ident() not in called
-        beside.launch(lambda: None, nothing)
+        thread.launch(lambda: None, nothing)
         assert len(called) == count
 
 
 def test_a_launch_waits_for_what_is_being_built():
-    beside, begun, ended = Beside(), threading.Event(), []
+    thread, begun, ended = Beside(), threading.Event(), []
 
     def build() -> bool:
         begun.set()
         ended.append(sum(range(1_000_000)))
         return False
 
-    beside.launch(lambda: begun.wait(10), build)
+    thread.launch(lambda: begun.wait(10), build)
     assert ended
 
 
-@pytest.mark.parametrize("who", ["call", "build"])
+@pytest.mark.parametrize("who", [("call",), ("build",), ("call", "build")])
 def test_what_either_raises_is_raised(who):
-    beside, begun = Beside(), threading.Event()
+    """Of both, what the launch does."""
+    thread, begun = Beside(), threading.Event()
 
     def build() -> bool:
         begun.set()
-        if who == "build":
-            raise KeyError(who)
+        if "build" in who:
+            raise KeyError("build")
         return False
 
     def call() -> None:
         begun.wait(10)
-        if who == "call":
-            raise KeyError(who)
+        if "call" in who:
+            raise KeyError("call")
 
-    with pytest.raises(KeyError, match=who):
-        beside.launch(call, build)
-    beside.launch(lambda: None, nothing)
+    with pytest.raises(KeyError, match=who[0]):
+        thread.launch(call, build)
+    thread.launch(lambda: None, nothing)
 
 
 def test_where_there_is_no_thread_it_is_launched_all_the_same(monkeypatch):
-    def refused(*_):
+    def refused(_):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(ThreadPoolExecutor, "submit", refused)
+    monkeypatch.setattr(beside, "_started", threading.Event())
     done = []
-    Beside().launch(lambda: done.append(1), nothing)
-    assert done == [1]
-
-
-@pytest.mark.parametrize("end", [Beside.end, lambda _: None])
-def test_its_thread_ends_with_it(end):
-    beside, threads = Beside(), []
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", refused)
+        Beside().launch(lambda: done.append("launched"), lambda: done.append("built"))
+    assert done == ["launched"]
     begun = threading.Event()
+    Beside().launch(lambda: begun.wait(10), lambda: bool(begun.set()))
+    assert begun.is_set()
+    assert done == ["launched"]
 
-    def build() -> bool:
-        threads.append(threading.current_thread())
-        begun.set()
-        return False
 
-    beside.launch(lambda: begun.wait(10), build)
-    end(beside)
-    beside.launch(lambda: None, build)
-    del beside
+def test_it_keeps_nothing_of_what_it_has_built():
+    class Builder:
+        def build(self) -> bool:
+            begun.set()
+            return False
+
+    begun, builder = threading.Event(), Builder()
+    gone = weakref.ref(builder)
+    Beside().launch(lambda: begun.wait(10), builder.build)
+    Beside().launch(lambda: None, nothing)  # is behind it
+    del builder
     gc.collect()
-    threads[0].join(10)
-    assert not threads[0].is_alive()
+    assert gone() is None
+
+
+EXITS = """
+import threading
+import mlx.core as mx
+from sealring_model.beside import Beside
+
+compiled = [mx.compile(lambda x: {"a": mx.tanh(x) * x}, shapeless=True) for _ in range(200)]
+x, built, begun = mx.ones((4, 4)), [], threading.Event()
+
+
+def build():
+    built.extend(each(x)["a"] for each in compiled)
+    begun.set()
+    return False
+
+
+Beside().launch(lambda: begun.wait(10), build)
+mx.eval(built)
+mx.clear_streams()
+"""
+
+
+def test_a_process_ends_well_that_has_compiled_something_beside():
+    subprocess.run([sys.executable, "-c", EXITS], check=True, timeout=60)

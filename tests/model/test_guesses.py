@@ -9,7 +9,8 @@ import waiting
 from model_child import InThread, until
 from model_families import FAMILIES, reference_tokens
 from model_rings import Ring, StepFailed, place_of
-from sealring_model import ahead, engine
+from sealring_model import ahead, beside, engine
+from sealring_model.beside import Beside
 from sealring_model.channel import Channel
 from sealring_model.executor import Executor
 from sealring_model.loading import describe
@@ -72,6 +73,28 @@ def test_what_comes_next_is_built_while_something_else_is_launched(models, refer
     assert Thorough.built > 30
     for uid, prompt in zip(groups, (PROMPT[:20], PROMPT[3:30]), strict=True):
         assert ring.text[uid] == reference_tokens(references["llama"], prompt, 20)
+
+
+def test_the_device_goes_on_before_all_is_built(models, references, monkeypatch):
+    """Where there is nothing left to wait for: on rank 0, and where the hidden states are there."""
+    ring, ranks = waiting_ring(models, idle=0)
+    left = []
+
+    class Slow(Beside):
+        def launch(self, call, build):
+            call()
+            left.extend(doors.held for doors in ranks)
+            while build():
+                pass
+
+    monkeypatch.setattr(beside.Beside, "launch", Slow.launch)
+    ring.decode(join=[ring.admit(PROMPT[:20])])
+    for _ in range(19):
+        ring.decode()
+    assert len(left) > 40
+    assert not any(left)
+    assert [doors.missed for doors in ranks] == [0, 0]
+    assert ring.text[1] == reference_tokens(references["llama"], PROMPT[:20], 20)
 
 
 def test_what_cannot_be_built_beside_tells_when_it_comes(models, monkeypatch):
