@@ -274,6 +274,7 @@ class Engine:
             nccl=group is not None and group.backend is Backend.NCCL,
             part=(last - first) % len(self._info.layers),
         )
+        attention.install()  # which launches something
         loaded = (
             load_stage(self._info, first, last)
             if group is None
@@ -341,7 +342,6 @@ def serve(sock: socket.socket, model: str, memory_limit: int) -> int:
         room = memory_room(memory_limit)
         if memory_limit:
             mx.set_memory_limit(memory_limit)
-        attention.install()
         Engine(channel, info, room).run()
     except LoadError as error:
         failure = Failure(0, FailureKind.LOAD, told(error))

@@ -3,10 +3,15 @@
 import os
 import subprocess
 import sys
+from functools import partial
 
 import mlx.core as mx
 import pytest
+from model_child import InThread
+from model_rings import place_of
+from sealring_model import attention
 from sealring_model.devices import Launches
+from sealring_model.loading import describe
 
 ARENAS = """
 import ctypes, sys, threading
@@ -89,3 +94,29 @@ def test_a_stage_larger_than_what_was_chosen_for_is_not_launched_at_once(monkeyp
     alone = Launches()
     alone.choose(nccl=False, part=0)
     assert not alone.fit(1)
+
+
+def test_an_engine_launches_nothing_before_mlx_is_told_how(models, monkeypatch):
+    """It reads what it is told once, with the first launch. What is tried, where there is CUDA,
+    before models are given it, is a launch too."""
+    done = []
+
+    def noted(real, *arrays):
+        done.append("launched")
+        return real(*arrays)
+
+    for name in ("eval", "async_eval"):
+        monkeypatch.setattr(mx, name, partial(noted, getattr(mx, name)))
+    choose = Launches.choose
+
+    def chosen(launches, **how):
+        done.append("told")
+        choose(launches, **how)
+
+    monkeypatch.setattr(Launches, "choose", chosen)
+    monkeypatch.setattr(attention, "install", lambda: mx.eval(mx.zeros(1) + 1))
+    with InThread(models["llama"]) as child:
+        child.info()
+        assert not done
+        child.start(place_of(describe(models["llama"]), (0, 2, 5), 1))
+    assert done[:2] == ["told", "launched"]
