@@ -113,6 +113,7 @@ class Ring:
         self.author = Author()
         self.book = RowBook()
         self.executors = []
+        self.doors = []
         for rank in range(world):
             hops = SealedHops() if seal else PlainHops()
             if seal:
@@ -121,7 +122,9 @@ class Ring:
             loaded = stage_of(folder, self.bounds[rank], self.bounds[rank + 1])
             place = place_of(info, self.bounds, rank, seal)
             book = self.book if rank == 0 else RowBook()
-            self.executors.append(Executor(loaded, place, book, hops, limit, doors=doors()))
+            self.doors.append(doors())
+            executor = Executor(loaded, place, book, hops, limit, doors=self.doors[rank])
+            self.executors.append(executor)
         self.idle = idle
         self.early = early
         self.uids = iter(range(1, 1 << 30))

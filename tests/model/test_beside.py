@@ -8,8 +8,11 @@ import weakref
 
 import mlx.core as mx
 import pytest
-from sealring_model import beside
+from model_families import reference_tokens
+from model_rings import StepFailed
+from sealring_model import ahead, beside
 from sealring_model.beside import Beside
+from waiting import PROMPT, Thorough, decoding_ring, waiting_ring
 
 
 def nothing() -> bool:
@@ -159,3 +162,61 @@ mx.clear_streams()
 
 def test_a_process_ends_well_that_has_compiled_something_beside():
     subprocess.run([sys.executable, "-c", EXITS], check=True, timeout=60)
+
+
+def test_what_comes_next_is_built_while_something_else_is_launched(models, references, monkeypatch):
+    monkeypatch.setattr(ahead, "Beside", Thorough)
+    monkeypatch.setattr(Thorough, "built", 0)
+    ring, _ = waiting_ring(models)
+    groups = [ring.admit(PROMPT[:20]), ring.admit(PROMPT[3:30])]
+    for group, uid in enumerate(groups):
+        ring.decode(group, join=[uid])
+    for _ in range(19):
+        for group in range(len(groups)):
+            ring.decode(group)
+    assert Thorough.built > 30
+    for uid, prompt in zip(groups, (PROMPT[:20], PROMPT[3:30]), strict=True):
+        assert ring.text[uid] == reference_tokens(references["llama"], prompt, 20)
+
+
+def test_the_device_goes_on_before_all_is_built(models, references, monkeypatch):
+    """Where there is nothing left to wait for: on rank 0, and where the hidden states are there."""
+    ring, ranks = waiting_ring(models, idle=0)
+    left = []
+
+    class Slow(Beside):
+        def launch(self, call, build):
+            call()
+            left.extend(doors.held for doors in ranks)
+            while build():
+                pass
+
+    monkeypatch.setattr(beside.Beside, "launch", Slow.launch)
+    ring.decode(join=[ring.admit(PROMPT[:20])])
+    for _ in range(19):
+        ring.decode()
+    assert len(left) > 40
+    assert not any(left)
+    assert [doors.missed for doors in ranks] == [0, 0]
+    assert ring.text[1] == reference_tokens(references["llama"], PROMPT[:20], 20)
+
+
+def test_what_cannot_be_built_beside_tells_when_it_comes(models, monkeypatch):
+    monkeypatch.setattr(ahead, "Beside", Thorough)
+    ring, _ = decoding_ring(models)
+    other = ring.admit(PROMPT[3:30])
+    ring.decode(1, join=[other])
+
+    def fails(*_):
+        raise RuntimeError("no graph today")
+
+    for executor in ring.executors:
+        monkeypatch.setattr(executor, "_next", fails)
+        monkeypatch.setattr(executor._stage, "run", fails)
+
+    def decode_on() -> None:
+        for group in (0, 1) * 9:  # what was built before is used up first
+            ring.decode(group)
+
+    with pytest.raises(StepFailed, match="no graph today"):
+        decode_on()

@@ -22,19 +22,14 @@ ON_DEVICE = 2
 """Steps launched and not answered, as in `answers`."""
 
 
-def _made_doors(known: list[WaitingDoors], rng: random.Random) -> WaitingDoors:
-    known.append(WaitingDoors(lambda: rng.random() < 0.05))
-    return known[-1]
-
-
 class Flights:
     """One random run of *groups*."""
 
     def __init__(self, folder, bounds, groups: int, rng: random.Random, expected) -> None:
         self.rng = rng
         self.expected = expected
-        self.doors: list[WaitingDoors] = []
-        self.ring = Ring(folder, bounds, seal=True, doors=partial(_made_doors, self.doors, rng))
+        late = partial(WaitingDoors, lambda: rng.random() < 0.05)
+        self.ring = Ring(folder, bounds, seal=True, doors=late)
         self.world = len(self.ring.executors)
         self.inbox = [deque() for _ in range(self.world)]
         self.launched = [deque() for _ in range(self.world)]
@@ -53,7 +48,7 @@ class Flights:
                 rank = self.rng.randrange(self.world)
                 self.rng.choice((self._take, self._answer, self._idle, self._idle))(rank)
             if self.rng.random() < 0.05:
-                self.rng.choice(self.doors).lose_patience()
+                self.rng.choice(self.ring.doors).lose_patience()
 
     # -------------------------------------------------------------------- head
 
@@ -118,7 +113,7 @@ class Flights:
             is_back = isinstance(message, StepDone)
             launched = executor.close(message) if is_back else executor.launch(message)
             # What is due must not wait for what is not.
-            assert not self.doors[rank].holds(launched.pending.arrays)
+            assert not self.ring.doors[rank].holds(launched.pending.arrays)
             self.launched[rank].append(launched)
 
     def _answer(self, rank: int) -> None:
@@ -170,7 +165,7 @@ def test_steps_in_flight(models, alone, monkeypatch, family, cuts, seed, eager):
     )
     flights.run(500)
     assert sum(len(text) for text in flights.said.values()) > 60
-    tried = [doors.waited + doors.missed for doors in flights.doors]
+    tried = [doors.waited + doors.missed for doors in flights.ring.doors]
     able = [executor.launches for executor in flights.ring.executors]
     assert not any(tries for tries, can in zip(tried, able, strict=True) if not can)
     assert not eager or all(tries > 5 for tries, can in zip(tried, able, strict=True) if can)

@@ -4,44 +4,18 @@ import threading
 import time
 
 import attrs
+import mlx.core as mx
 import pytest
 import waiting
 from model_child import InThread, until
 from model_families import FAMILIES, reference_tokens
 from model_rings import Ring, StepFailed, place_of
-from sealring_model import ahead, beside, engine
-from sealring_model.beside import Beside
+from sealring_model import ahead, engine
 from sealring_model.channel import Channel
 from sealring_model.executor import Executor
 from sealring_model.loading import describe
 from sealring_protocol.codec.messages import Decode, Failure, FailureKind, StepDone
-from waiting import Thorough, WaitingDoors
-
-PROMPT = [(5 * i * i + 11 * i) % 251 for i in range(40)]
-ALL = 9
-"""More than there ever is to do."""
-
-
-def waiting_ring(models, family="llama", bounds=(0, 2, 5), idle=ALL, **options):
-    """A ring on devices that wait, and their doors."""
-    ranks: list[WaitingDoors] = []
-
-    def doors() -> WaitingDoors:
-        ranks.append(WaitingDoors())
-        return ranks[-1]
-
-    return Ring(models[family], bounds, idle=lambda: idle, doors=doors, **options), ranks
-
-
-def decoding_ring(models, **options):
-    """A ring on devices that wait, where one row has said ten tokens."""
-    ring, ranks = waiting_ring(models, **options)
-    ring.decode(join=[ring.admit(PROMPT[:20])])
-    for _ in range(9):
-        ring.decode()
-    for doors in ranks:
-        doors.waited = 0
-    return ring, ranks
+from waiting import ALL, PROMPT, WaitingDoors, decoding_ring, waiting_ring
 
 
 def test_where_the_device_waits_it_has_the_next_decode_before_its_hidden_states(models, references):
@@ -58,64 +32,6 @@ def test_where_the_device_waits_it_has_the_next_decode_before_its_hidden_states(
     assert [doors.waited for doors in ranks] == [20, 20]
     assert [doors.missed for doors in ranks] == [0, 0]
     assert ring.text[uid] == reference_tokens(references["llama"], PROMPT[:20], 30)
-
-
-def test_what_comes_next_is_built_while_something_else_is_launched(models, references, monkeypatch):
-    monkeypatch.setattr(ahead, "Beside", Thorough)
-    monkeypatch.setattr(Thorough, "built", 0)
-    ring, _ = waiting_ring(models)
-    groups = [ring.admit(PROMPT[:20]), ring.admit(PROMPT[3:30])]
-    for group, uid in enumerate(groups):
-        ring.decode(group, join=[uid])
-    for _ in range(19):
-        for group in range(len(groups)):
-            ring.decode(group)
-    assert Thorough.built > 30
-    for uid, prompt in zip(groups, (PROMPT[:20], PROMPT[3:30]), strict=True):
-        assert ring.text[uid] == reference_tokens(references["llama"], prompt, 20)
-
-
-def test_the_device_goes_on_before_all_is_built(models, references, monkeypatch):
-    """Where there is nothing left to wait for: on rank 0, and where the hidden states are there."""
-    ring, ranks = waiting_ring(models, idle=0)
-    left = []
-
-    class Slow(Beside):
-        def launch(self, call, build):
-            call()
-            left.extend(doors.held for doors in ranks)
-            while build():
-                pass
-
-    monkeypatch.setattr(beside.Beside, "launch", Slow.launch)
-    ring.decode(join=[ring.admit(PROMPT[:20])])
-    for _ in range(19):
-        ring.decode()
-    assert len(left) > 40
-    assert not any(left)
-    assert [doors.missed for doors in ranks] == [0, 0]
-    assert ring.text[1] == reference_tokens(references["llama"], PROMPT[:20], 20)
-
-
-def test_what_cannot_be_built_beside_tells_when_it_comes(models, monkeypatch):
-    monkeypatch.setattr(ahead, "Beside", Thorough)
-    ring, _ = decoding_ring(models)
-    other = ring.admit(PROMPT[3:30])
-    ring.decode(1, join=[other])
-
-    def fails(*_):
-        raise RuntimeError("no graph today")
-
-    for executor in ring.executors:
-        monkeypatch.setattr(executor, "_next", fails)
-        monkeypatch.setattr(executor._stage, "run", fails)
-
-    def decode_on() -> None:
-        for group in (0, 1) * 9:  # what was built before is used up first
-            ring.decode(group)
-
-    with pytest.raises(StepFailed, match="no graph today"):
-        decode_on()
 
 
 @pytest.mark.parametrize("seal", [False, True])
@@ -380,6 +296,25 @@ def test_while_rows_come_nothing_is_launched_on_a_guess(models):
     for _ in range(2):
         ring.decode()
     assert all(doors.waited > waited for doors, waited in zip(ranks, before, strict=True))
+
+
+def test_memory_is_not_given_back_while_the_device_waits(models, monkeypatch):
+    """CUDA might wait for it, and it for whoever gives back."""
+    monkeypatch.setattr("sealring_model.executor._FRESH", 1)  # some is due with every step
+    ring, _ = decoding_ring(models)
+    given: list[bool] = []
+    refresh = Executor._refresh
+
+    def refreshed(rank):
+        with monkeypatch.context() as now:
+            now.setattr(mx, "clear_cache", lambda: given.append(rank.is_held))
+            refresh(rank)
+
+    monkeypatch.setattr(Executor, "_refresh", refreshed)
+    for _ in range(10):
+        ring.decode()
+    assert len(given) >= 10
+    assert not any(given)
 
 
 def test_what_the_device_has_not_seen_is_not_answered(models, monkeypatch):

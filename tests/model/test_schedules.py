@@ -116,12 +116,6 @@ def test_what_was_launched_on_a_guess_leaves_no_trace(models, alone, monkeypatch
     for patience in ("_UNUSUAL", "_LATE", "_LATEST", "_USUAL"):
         monkeypatch.setattr(ahead, patience, 0)
     rng = random.Random(f"{family} {seed} waits")
-    ranks: list[WaitingDoors] = []
-
-    def doors() -> WaitingDoors:
-        ranks.append(WaitingDoors(lambda: rng.random() < 0.1))
-        return ranks[-1]
-
     bounds = (0, 2, FAMILIES[family]["num_hidden_layers"])
     ring = Ring(
         models[family],
@@ -129,11 +123,11 @@ def test_what_was_launched_on_a_guess_leaves_no_trace(models, alone, monkeypatch
         seal=True,
         idle=lambda: rng.randrange(8),
         early=lambda: rng.random() < 0.5,
-        doors=doors,
+        doors=lambda: WaitingDoors(lambda: rng.random() < 0.1),
     )
     Schedule(ring, rng, lambda prompt, way: alone(family, prompt, way)).run(70)
-    assert sum(doors.waited for doors in ranks) > 15
-    assert sum(doors.missed for doors in ranks) > 15
+    assert sum(doors.waited for doors in ring.doors) > 15
+    assert sum(doors.missed for doors in ring.doors) > 15
 
 
 @pytest.mark.parametrize("seed", range(2))

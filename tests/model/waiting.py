@@ -11,10 +11,15 @@ import weakref
 from collections.abc import Callable
 
 import mlx.core as mx
+from model_rings import Ring
 from sealring_model.beside import Beside
 from sealring_model.doors import Doors, Inlet
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.codec.wire import Buffer
+
+PROMPT = [(5 * i * i + 11 * i) % 251 for i in range(40)]
+ALL = 9
+"""More than there ever is to do."""
 
 
 class WaitingDoors(Doors):
@@ -123,3 +128,20 @@ class Thorough(Beside):
             assert ended.wait(10)
 
         super().launch(long, counted)
+
+
+def waiting_ring(models, family="llama", bounds=(0, 2, 5), idle=ALL, **options):
+    """A ring on devices that wait, and their doors."""
+    ring = Ring(models[family], bounds, idle=lambda: idle, doors=WaitingDoors, **options)
+    return ring, ring.doors
+
+
+def decoding_ring(models, **options):
+    """The same where one row has said ten tokens."""
+    ring, ranks = waiting_ring(models, **options)
+    ring.decode(join=[ring.admit(PROMPT[:20])])
+    for _ in range(9):
+        ring.decode()
+    for doors in ranks:
+        doors.waited = 0
+    return ring, ranks
