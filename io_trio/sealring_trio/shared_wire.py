@@ -8,7 +8,7 @@ and `bench comms` measure it.
 
 To wake a thread takes as long as what it then does with a step. Where processors are many and the
 device of the engine is so fast that a step comes every few milliseconds, threads that read are
-*eager*: after what came soon they look for the next without sleeping.
+*eager*: after what came soon one of them looks for what is next without sleeping (see `lookout`).
 
 What both such a thread and trio's may touch is touched with the lock of the `Guard` held: the node,
 its links, its engine, and the sending side of `SharedWire`s. Nobody waits for anything while
@@ -33,6 +33,7 @@ from typing import Any, Final
 import trio
 from sealring_model.threads import PROCESSORS
 
+from sealring_trio.lookout import Lookout
 from sealring_trio.wire import LINGER, ROOM, Wire
 
 log = logging.getLogger("sealring.node")
@@ -71,6 +72,7 @@ class Guard:
 
     def __init__(self) -> None:
         self.lock: Final = threading.RLock()
+        self.lookout: Final = Lookout()
         self._left: deque[Callable[[], None]] = deque()
         self._here: Final = _Here()
         self._behind = trio.Event()
@@ -149,7 +151,8 @@ class SharedWire(Wire):
         self._deaf = False
         self._hears = False
         self._to_close = False
-        self._next_by = 0.0  # when to sleep at last, if what came was soon
+        self._heard: Callable[[bytes], None] = lambda _: None
+        self._over = False
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
 
@@ -194,41 +197,65 @@ class SharedWire(Wire):
         self, heard: Callable[[bytes], None], begun: threading.Event, ended: trio.Event
     ) -> None:
         begun.set()
+        self._heard = heard
         try:
-            if self._deaf:  # and nobody is going to free this thread
-                return
-            while data := self._next():
-                if not self._deaf:
-                    heard(data)
-                    self._guard.unstick()
-                if self._guard.is_behind:
-                    trio.from_thread.run(trio.lowlevel.checkpoint)
+            if not self._deaf:  # or nobody is going to free this thread
+                self._listen()
         except trio.Cancelled:  # while *heard* waited for the event loop
             return
         finally:
             self._guard.soon(ended.set)
 
-    def _next(self) -> bytes:
-        """What comes next; nothing at the end of the stream."""
-        if not (self.eager and self._guard.eager):
-            return self._wait(0.0)
-        begun = time.perf_counter()
-        data = self._wait(self._next_by)
-        now = time.perf_counter()
-        self._next_by = now + SOON if now - begun < SOON else 0.0
-        return data
+    def _listen(self) -> None:
+        """See to what comes until the stream ends: sleep until it is there, or if it comes soon
+        have it looked for."""
+        while not self._over:
+            began = time.perf_counter()
+            data = self._wait()
+            soon = time.perf_counter() - began < SOON
+            self._see_to(data)
+            if soon and self.eager and self._guard.eager:
+                self._guard.lookout.watch(self, SOON)
 
-    def _wait(self, eager_until: float) -> bytes:
+    def fileno(self) -> int:
+        """The socket's number."""
+        return self._socket.fileno()
+
+    def look(self) -> bool:
+        """See to what is there, if anything is, without sleeping; whether more can come."""
+        try:
+            data = self._get(socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        self._see_to(data)
+        return not self._over
+
+    def _see_to(self, data: bytes) -> None:
+        """*data* has come; nothing at the end of the stream."""
+        if not data:
+            self._over = True
+            return
+        if not self._deaf:
+            self._heard(data)
+            self._guard.unstick()
+        if self._guard.is_behind:
+            trio.from_thread.run(trio.lowlevel.checkpoint)
+
+    def _wait(self) -> bytes:
         while True:
-            eager = WAITS_IN_RECEIVE and time.perf_counter() < eager_until
             if not WAITS_IN_RECEIVE:
                 self._readable.poll()
-            try:
-                return self.take(socket.MSG_DONTWAIT if eager else 0)
-            except BlockingIOError:
-                continue
-            except OSError:
-                return b""
+            with contextlib.suppress(BlockingIOError):
+                return self._get(0)
+
+    def _get(self, flags: int) -> bytes:
+        """What is there; nothing at the end of the stream. Raises `BlockingIOError`."""
+        try:
+            return self.take(flags)
+        except BlockingIOError:
+            raise
+        except OSError:
+            return b""
 
     async def _free(self, begun: threading.Event, ended: trio.Event) -> None:
         """Once cancelled, free the thread that waits in the kernel. The socket must not be closed
