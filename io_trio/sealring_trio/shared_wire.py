@@ -72,13 +72,13 @@ class Guard:
 
     def __init__(self) -> None:
         self.lock: Final = threading.RLock()
-        self.lookout: Final = Lookout()
         self._left: deque[Callable[[], None]] = deque()
         self._here: Final = _Here()
         self._behind = trio.Event()
         self._token: Final = trio.lowlevel.current_trio_token()
         self._clock: Final = trio.lowlevel.current_clock()
         self._home: Final = threading.get_ident()
+        self.lookout: Final = Lookout(self.now, lambda: self.is_stuck or self.is_behind)
 
     @property
     def at_home(self) -> bool:
@@ -110,10 +110,15 @@ class Guard:
         if not self.at_home:
             self._here.stuck.append(wire)
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether there is something that this thread is to `unstick`."""
+        return bool(self._here.stuck)
+
     def unstick(self) -> None:
         """Send what this thread got stuck, as far as that takes a `MOMENT`; without the lock. The
         event loop does the rest."""
-        if self._here.stuck:
+        if self.is_stuck:
             until = time.perf_counter() + MOMENT
             while self._here.stuck:
                 self._here.stuck.pop().push(until)
@@ -151,8 +156,10 @@ class SharedWire(Wire):
         self._deaf = False
         self._hears = False
         self._to_close = False
-        self._heard: Callable[[bytes], None] = lambda _: None
+        self._heard: Callable[[bytes], None]
         self._over = False
+        self._failed: Exception | None = None
+        self._last = 0.0  # when something came
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
 
@@ -201,21 +208,31 @@ class SharedWire(Wire):
         try:
             if not self._deaf:  # or nobody is going to free this thread
                 self._listen()
-        except trio.Cancelled:  # while *heard* waited for the event loop
-            return
+            if self._failed is not None:
+                raise self._failed
         finally:
+            del self._heard
             self._guard.soon(ended.set)
 
     def _listen(self) -> None:
         """See to what comes until the stream ends: sleep until it is there, or if it comes soon
         have it looked for."""
+        self._last = self._guard.now()
         while not self._over:
-            began = time.perf_counter()
-            data = self._wait()
-            soon = time.perf_counter() - began < SOON
-            self._see_to(data)
+            before = self._last
+            self._see_to(self._wait())
+            soon = self._last - before < SOON
+            self._pause()
             if soon and self.eager and self._guard.eager:
-                self._guard.lookout.watch(self, SOON)
+                while not self._over and self._guard.lookout.watch(self, SOON):
+                    self._pause()
+
+    def _pause(self) -> None:
+        """Do what this thread must before it sees to more."""
+        self._guard.unstick()
+        if self._guard.is_behind:
+            with contextlib.suppress(trio.Cancelled):  # what cancels also ends the stream
+                trio.from_thread.run(trio.lowlevel.checkpoint)
 
     def fileno(self) -> int:
         """The socket's number."""
@@ -224,22 +241,22 @@ class SharedWire(Wire):
     def look(self) -> bool:
         """See to what is there, if anything is, without sleeping; whether more can come."""
         try:
-            data = self._get(socket.MSG_DONTWAIT)
+            if not self._over:
+                self._see_to(self._get(socket.MSG_DONTWAIT))
         except BlockingIOError:
-            return True
-        self._see_to(data)
+            pass
         return not self._over
 
     def _see_to(self, data: bytes) -> None:
         """*data* has come; nothing at the end of the stream."""
+        self._last = self._guard.now()
         if not data:
             self._over = True
-            return
-        if not self._deaf:
-            self._heard(data)
-            self._guard.unstick()
-        if self._guard.is_behind:
-            trio.from_thread.run(trio.lowlevel.checkpoint)
+        elif not self._deaf:
+            try:
+                self._heard(data)
+            except Exception as error:  # noqa: BLE001  for the thread whose stream it is
+                self._over, self._failed = True, error
 
     def _wait(self) -> bytes:
         while True:

@@ -7,7 +7,7 @@ import random
 import socket
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 
 import pytest
@@ -23,12 +23,10 @@ LONG = 60.0
 
 
 class Watched:
-    """One end of a socket pair, of which it is kept who read what."""
+    """One end of a socket pair, of which it is kept who read it."""
 
     def __init__(self) -> None:
         self.near, self.far = socket.socketpair()
-        self.near.setblocking(False)
-        self.got = bytearray()
         self.came = threading.Semaphore(0)
         self.readers: list[int] = []
 
@@ -36,127 +34,128 @@ class Watched:
         return self.near.fileno()
 
     def look(self) -> bool:
-        data = self.near.recv(4096)
-        self.got += data
+        data = self.near.recv(4096, socket.MSG_DONTWAIT)
         self.readers.append(threading.get_ident())
         self.came.release()
         return bool(data)
 
+    def say(self) -> int:
+        """Have something come, and tell by whom it was read."""
+        self.far.send(b"x")
+        assert self.came.acquire(timeout=10)
+        return self.readers[-1]
 
-class Watcher(threading.Thread):
-    """Has a socket watched, once."""
 
-    def __init__(self, lookout: Lookout, watched: Watched, soon: float = LONG) -> None:
-        super().__init__(daemon=True)
-        self._do = lambda: lookout.watch(watched, soon)
-        self.raised: BaseException | None = None
+class Place:
+    """A lookout on a clock that stands still, and a thread for each of three sockets to watch."""
 
-    def run(self) -> None:
-        try:
-            self._do()
-        except ZeroDivisionError as error:
-            self.raised = error
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.busy: set[int] = set()
+        self.lookout = Lookout(lambda: self.time, self.is_busy)
+        self.watched = [Watched() for _ in range(3)]
+        self.watchers = [self.watcher(one) for one in self.watched]
 
-    def ended(self) -> bool:
-        self.join(10)
-        return not self.is_alive()
+    def is_busy(self) -> bool:
+        return threading.get_ident() in self.busy
+
+    def watcher(self, watched: Watched) -> threading.Thread:
+        def watch() -> None:
+            self.goes_on[threading.get_ident()] = self.lookout.watch(watched, 10.0)
+
+        return threading.Thread(target=watch, daemon=True)
+
+    goes_on: dict[int, bool]
+
+    def begin(self) -> list[int]:
+        """Have all watched, the first one's thread looking; the threads."""
+        self.goes_on = {}
+        for watcher, watched in zip(self.watchers, self.watched, strict=True):
+            watcher.start()
+            watched.say()
+        return [watcher.ident or 0 for watcher in self.watchers]
+
+    def ended(self, index: int) -> bool:
+        self.watchers[index].join(10)
+        return not self.watchers[index].is_alive()
+
+    def end(self) -> None:
+        for watched in self.watched:
+            watched.far.close()
+        assert all(self.ended(index) for index in range(3))
 
 
 @pytest.fixture
-def watched() -> Iterator[list[Watched]]:
-    made = [Watched() for _ in range(3)]
+def place() -> Iterator[Place]:
+    made = Place()
     yield made
-    for one in made:
-        one.near.close()
-        one.far.close()
+    made.end()
+    for watched in made.watched:
+        watched.near.close()
 
 
-def watch_all(lookout: Lookout, watched: list[Watched]) -> list[Watcher]:
-    """A watcher for each, where the first one looks."""
-    watchers = [Watcher(lookout, one) for one in watched]
-    for watcher, one in zip(watchers, watched, strict=True):
-        watcher.start()
-        one.far.send(b"x")
-        assert one.came.acquire(timeout=10)
-    return watchers
+def test_one_thread_looks_for_all(place: Place) -> None:
+    first, *_ = place.begin()
+    assert [watched.say() for watched in place.watched] == [first] * 3
 
 
-def test_one_thread_looks_for_all(watched: list[Watched]) -> None:
-    watchers = watch_all(Lookout(), watched)
-    assert {one.readers[0] for one in watched} == {watchers[0].ident}
-    for one in watched:
-        one.far.close()
-    assert all(watcher.ended() for watcher in watchers)
-
-
-def test_another_goes_on_when_no_more_can_come_for_who_looks(watched: list[Watched]) -> None:
-    watchers = watch_all(Lookout(), watched)
-    watched[0].far.close()
-    assert watchers[0].ended()
-    for one in watched[1:]:
-        one.far.send(b"y")
-        assert one.came.acquire(timeout=10)
-    looking = {one.readers[-1] for one in watched[1:]}
+def test_another_goes_on_when_no_more_can_come_for_who_looks(place: Place) -> None:
+    _, *others = place.begin()
+    place.watched[0].far.close()
+    assert place.ended(0)
+    looking = {watched.say() for watched in place.watched[1:]}
     assert len(looking) == 1
-    assert looking < {watcher.ident for watcher in watchers[1:]}
-    for one in watched[1:]:
-        one.far.close()
-    assert all(watcher.ended() for watcher in watchers)
+    assert looking < set(others)
 
 
-def test_who_waits_goes_as_soon_as_no_more_can_come_for_it(watched: list[Watched]) -> None:
-    watchers = watch_all(Lookout(), watched)
-    watched[1].far.close()
-    assert watchers[1].ended()
-    assert watchers[0].is_alive()
-    assert watchers[2].is_alive()
-    for one in watched:
-        one.far.close()
-    assert all(watcher.ended() for watcher in watchers)
+def test_who_waits_goes_as_soon_as_no_more_can_come_for_it(place: Place) -> None:
+    first, second, _ = place.begin()
+    place.watched[1].far.close()
+    assert place.ended(1)
+    assert place.goes_on == {second: False}
+    assert place.watched[2].say() == first
 
 
-def test_after_silence_all_part_and_may_watch_again(watched: list[Watched]) -> None:
-    lookout = Lookout()
-    for _ in range(3):
-        watchers = [Watcher(lookout, one, 0.01) for one in watched]
-        for watcher in watchers:
-            watcher.start()
-        assert all(watcher.ended() for watcher in watchers)
-    watched[0].far.send(b"x")
-    watcher = Watcher(lookout, watched[0], LONG)
-    watcher.start()
-    assert watched[0].came.acquire(timeout=10)
-    watched[0].far.close()
-    assert watcher.ended()
+def test_after_silence_all_part_at_once(place: Place) -> None:
+    threads = place.begin()
+    place.time = 9.0
+    place.watched[1].say()
+    place.time = 18.0  # nine seconds after what came last
+    place.watched[2].say()
+    place.time = 29.0
+    assert all(place.ended(index) for index in range(3))
+    assert place.goes_on == dict.fromkeys(threads, False)
 
 
-def test_a_defect_ends_who_looks_and_nobody_else(
-    watched: list[Watched], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watchers = watch_all(Lookout(), watched)
-
-    def fail() -> bool:
-        monkeypatch.undo()
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(watched[2], "look", fail)
-    watched[2].far.send(b"x")
-    assert watchers[0].ended()
-    assert isinstance(watchers[0].raised, ZeroDivisionError)
-    assert watched[2].came.acquire(timeout=10)
-    assert watched[2].readers[-1] in {watcher.ident for watcher in watchers[1:]}
-    for one in watched:
-        one.far.close()
-    assert all(watcher.ended() for watcher in watchers)
+def test_another_looks_while_who_looked_is_busy(place: Place) -> None:
+    first, *others = place.begin()
+    place.busy.add(first)
+    place.watched[2].say()
+    assert place.ended(0)
+    assert place.goes_on == {first: True}
+    looking = {watched.say() for watched in place.watched}  # its own as well
+    assert len(looking) == 1
+    assert looking < set(others)
+    place.busy.clear()
+    place.watchers[0] = place.watcher(place.watched[0])
+    place.watchers[0].start()
+    assert {watched.say() for watched in place.watched} == looking
 
 
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that comes comes soon, and is looked for."""
+    monkeypatch.setattr(Guard, "eager", True)
+    monkeypatch.setattr(SharedWire, "eager", True)
+    monkeypatch.setattr(shared_wire, "SOON", LONG)
+
+
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("soon", [LONG, 0.002])
 async def test_wires_that_are_looked_at_by_one_lose_nothing_and_keep_their_order(
     soon: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where their threads stay together, and where they part and meet again."""
-    monkeypatch.setattr(Guard, "eager", True)
-    monkeypatch.setattr(SharedWire, "eager", True)
     monkeypatch.setattr(shared_wire, "SOON", soon)
     draw = random.Random(7)
     guard = Guard()
@@ -201,43 +200,193 @@ async def test_wires_that_are_looked_at_by_one_lose_nothing_and_keep_their_order
         wire.close()
 
 
+class Two:
+    """Two wires that are heard, each in a nursery of its own, and the threads that heard them."""
+
+    def __init__(self) -> None:
+        self.guard = Guard()
+        self.ends = [pair() for _ in range(2)]
+        self.wires = [SharedWire(near, lambda: None, self.guard) for near, _ in self.ends]
+        self.heard: list[list[int]] = [[], []]
+        self.do: list[Callable[[], None]] = [lambda: None, lambda: None]
+        self.came = trio.Event()
+
+    def hear(self, index: int, _: bytes) -> None:
+        do = self.do[index]  # before anybody has it do something else
+        self.heard[index].append(threading.get_ident())
+        self.guard.soon(self.came.set)
+        do()
+
+    async def say(self, index: int) -> int:
+        """Have something come on a wire, and tell by whom it was heard."""
+        self.came = trio.Event()
+        self.ends[index][1].sendall(b"x")
+        await self.came.wait()
+        return self.heard[index][-1]
+
+    async def begin(self, index: int, nursery: trio.Nursery) -> None:
+        """Hear a wire in *nursery*."""
+        nursery.start_soon(self.wires[index].hear, partial(self.hear, index))
+        for _ in range(2):
+            await self.say(index)
+
+    def end(self) -> None:
+        for wire, (_, far) in zip(self.wires, self.ends, strict=True):
+            wire.close()
+            far.close()
+
+
+@pytest.fixture
+async def two() -> AsyncIterator[Two]:
+    made = Two()
+    with trio.fail_after(10):
+        yield made
+        made.end()
+
+
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("freed", [0, 1])
-async def test_a_wire_is_freed_from_the_lookout_at_once(
-    freed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_wire_is_freed_from_the_lookout_at_once(two: Two, freed: int) -> None:
     """Whether its own thread looks or another."""
+    async with trio.open_nursery() as rest:
+        async with trio.open_nursery() as ending:
+            for index in range(2):
+                await two.begin(index, ending if index == freed else rest)
+            ending.cancel_scope.cancel()
+        await two.say(1 - freed)
+        rest.cancel_scope.cancel()
+
+
+@pytest.mark.usefixtures("eager")
+async def test_a_polite_end_is_not_cut_short_by_what_comes_on_another_wire(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_wire, "LINGER", LONG)
+    monkeypatch.setattr(shared_wire, "MAX_LEFT", 0)
+    far, scope, gone = two.ends[0][1], trio.CancelScope(), trio.Event()
+
+    def leave() -> None:
+        with two.guard.lock:
+            two.guard.later(lambda: None)
+
+    async def hear() -> None:
+        with scope:
+            await two.wires[0].hear(partial(two.hear, 0))
+        gone.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hear)
+        await two.say(0)
+        await two.begin(1, nursery)
+        two.wires[0].be_polite()
+        scope.cancel()
+        assert await trio.to_thread.run_sync(far.recv, 1) == b""
+        two.do[1] = leave
+        assert await two.say(1) == two.heard[0][0]  # its thread then waits for the loop
+        for _ in range(3):
+            await two.say(1)
+        far.sendall(b"the last of it")
+        assert not gone.is_set()
+        far.shutdown(socket.SHUT_WR)
+        await gone.wait()
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.usefixtures("eager")
+async def test_a_defect_that_shows_in_another_thread_is_that_wires(two: Two) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    async with trio.open_nursery() as nursery:
+        await two.begin(0, nursery)
+        with pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True):
+            async with trio.open_nursery() as failing:
+                await two.begin(1, failing)
+                two.do[1] = fail
+                assert await two.say(1) == two.heard[0][0]
+        said = len(two.heard[1])
+        two.ends[1][1].sendall(b"x")  # which nobody is given
+        assert await two.say(0) == two.heard[0][0]
+        assert len(two.heard[1]) == said
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.usefixtures("eager")
+async def test_what_is_stuck_for_a_peer_holds_no_other_wire_up(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, there = pair()
+    onward = SharedWire(out, lambda: None, two.guard)
+    pushing, go = trio.Event(), threading.Event()
+
+    def push(*_: object) -> None:
+        two.guard.soon(pushing.set)
+        assert go.wait(10)
+
+    def send() -> None:
+        with two.guard.lock:
+            onward.send(bytes(10_000_000))
+
+    monkeypatch.setattr(SharedWire, "push", push)
+    async with trio.open_nursery() as nursery:
+        for index in range(2):
+            await two.begin(index, nursery)
+        two.do[1] = send
+        assert await two.say(1) == two.heard[0][0]
+        await pushing.wait()
+        two.do[1] = lambda: None
+        second = await two.say(1)
+        assert second not in two.heard[0]
+        assert await two.say(0) == second
+        go.set()
+        nursery.cancel_scope.cancel()
+    onward.close()
+    there.close()
+
+
+@pytest.mark.parametrize(
+    ("node", "wire", "soon"),
+    [(True, True, LONG), (True, True, 0.0), (True, False, LONG), (False, True, LONG)],
+)
+async def test_only_what_comes_soon_on_an_eager_wire_is_looked_for(
+    two: Two, monkeypatch: pytest.MonkeyPatch, *, node: bool, wire: bool, soon: float
+) -> None:
+    monkeypatch.setattr(Guard, "eager", node)
+    monkeypatch.setattr(SharedWire, "eager", wire)
+    monkeypatch.setattr(shared_wire, "SOON", soon)
+    watched: list[int] = []
+
+    def watch(_: Lookout, own: SharedWire, __: float) -> bool:
+        watched.append(own.fileno())
+        return False
+
+    monkeypatch.setattr(Lookout, "watch", watch)
+    async with trio.open_nursery() as nursery:
+        await two.begin(0, nursery)
+        await two.say(0)
+        nursery.cancel_scope.cancel()
+    assert bool(watched) is (node and wire and soon > 0)
+
+
+async def test_what_comes_after_silence_does_not_come_soon(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though to look for it in vain took some of that time."""
     monkeypatch.setattr(Guard, "eager", True)
     monkeypatch.setattr(SharedWire, "eager", True)
-    monkeypatch.setattr(shared_wire, "SOON", LONG)
-    guard = Guard()
-    ends = [pair() for _ in range(2)]
-    wires = [SharedWire(near, lambda: None, guard) for near, _ in ends]
-    heard = [0, 0]
-    came = trio.Event()
+    time, watched = 0.0, []
 
-    def hear(index: int) -> None:
-        nonlocal came
-        heard[index] += 1
-        guard.soon(came.set)
+    def watch(*_: object) -> bool:
+        nonlocal time
+        watched.append(len(two.heard[0]))
+        time += 1.2 * shared_wire.SOON
+        return False
 
-    async def say(index: int) -> None:
-        nonlocal came
-        came = trio.Event()
-        ends[index][1].sendall(b"x")
-        await came.wait()
-
-    with trio.fail_after(10):
-        async with trio.open_nursery() as rest:
-            async with trio.open_nursery() as ending:
-                for index, wire in enumerate(wires):
-                    nursery = ending if index == freed else rest
-                    nursery.start_soon(wire.hear, lambda _, index=index: hear(index))
-                    await say(index)
-                    await say(index)
-                ending.cancel_scope.cancel()
-            await say(1 - freed)
-            rest.cancel_scope.cancel()
-    assert heard[1 - freed] == 3
-    for wire, (_, far) in zip(wires, ends, strict=True):
-        wire.close()
-        far.close()
+    monkeypatch.setattr(Guard, "now", lambda _: time)
+    monkeypatch.setattr(Lookout, "watch", watch)
+    async with trio.open_nursery() as nursery:
+        await two.begin(0, nursery)
+        for _ in range(3):
+            await two.say(0)
+        nursery.cancel_scope.cancel()
+    assert watched == [1, 3, 5]
