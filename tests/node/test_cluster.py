@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 from sealring_protocol.codec.messages import Decode, Spent
+from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.requests import FinishReason, Request
 from sealring_protocol.control.rows import SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError
@@ -79,6 +80,23 @@ def test_a_rank_that_crashes_mid_step_costs_no_token(world, seed):
     cluster.run_until(lambda: cluster.all_done)
     check_all(cluster, asked)
     check_clean(cluster)
+
+
+@pytest.mark.parametrize("strategy", [Strategy.PIPELINE, Strategy.TENSOR])
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_rank_that_was_away_for_long_is_taken_back_at_once(world, strategy, seed):
+    """However long the pauses between dials have become meanwhile."""
+    cluster = Cluster(world, seed, strategy=strategy, splits=world)
+    cluster.run_until(lambda: cluster.ready)
+    cluster.run_for(7.0)
+    cluster.crash(cluster.hosts["host1"])
+    cluster.run_for(20.0 + 1.3 * seed)
+    cluster.notes.clear()
+    cluster.boot(1)
+    back = cluster.now
+    cluster.run_until(lambda: cluster.ready)
+    assert cluster.now - back < 1.0
 
 
 @pytest.mark.parametrize("world", [2, 3])

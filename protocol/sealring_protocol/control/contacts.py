@@ -1,8 +1,9 @@
 """Which links a node keeps up, which it has, and which of two wins.
 
 Wanted links are dialed with a pause that doubles up to a bound, over a member's addresses in
-turn; only a link that has lived for a while makes the pause short again. A link that only carries
-a roster is dialed until it was up once.
+turn; only a link that has lived for a while makes the pause short again. One that is wanted once
+more is dialed at once: an epoch begins when its ranks are there, and they may have been away for
+long. A link that only carries a roster is dialed until it was up once.
 
 Between two nodes there is one link of each purpose. The first that is established stays; a second
 one from the same life of the peer is refused as a duplicate, and one from a new life replaces it.
@@ -66,12 +67,10 @@ class Contacts:
     # ---------------------------------------------------------------- wishes
 
     def want(self, key: Key, now: float) -> None:
-        """Keep a link *key* up from now on."""
-        wish = self._wishes.get(key)
-        if wish is None:
-            self._wishes[key] = _Wish(False, now)
-        else:
-            wish.once = False
+        """Keep a link *key* up from now on, and dial it now if it is not."""
+        wish = self._wishes.setdefault(key, _Wish(False, now))
+        wish.once = False
+        wish.next_try = min(wish.next_try, now)
 
     def want_once(self, key: Key, now: float) -> None:
         """Dial *key* until it has been up once."""
