@@ -58,7 +58,8 @@ class Lookout:
         finally:
             with self._change:
                 self._manned = False
-                self._watched = {} if silent else self._watched
+                if silent:
+                    self._watched = {}
                 self._change.notify_all()
                 goes_on = number in self._watched
         return goes_on

@@ -211,7 +211,7 @@ class SharedWire(Wire):
             if self._failed is not None:
                 raise self._failed
         finally:
-            del self._heard
+            del self._heard  # it may hold whoever holds this
             self._guard.soon(ended.set)
 
     def _listen(self) -> None:
@@ -240,11 +240,9 @@ class SharedWire(Wire):
 
     def look(self) -> bool:
         """See to what is there, if anything is, without sleeping; whether more can come."""
-        try:
-            if not self._over:
-                self._see_to(self._get(socket.MSG_DONTWAIT))
-        except BlockingIOError:
-            pass
+        data = None if self._over else self._get(socket.MSG_DONTWAIT)
+        if data is not None:
+            self._see_to(data)
         return not self._over
 
     def _see_to(self, data: bytes) -> None:
@@ -262,15 +260,15 @@ class SharedWire(Wire):
         while True:
             if not WAITS_IN_RECEIVE:
                 self._readable.poll()
-            with contextlib.suppress(BlockingIOError):
-                return self._get(0)
+            if (data := self._get(0)) is not None:
+                return data
 
-    def _get(self, flags: int) -> bytes:
-        """What is there; nothing at the end of the stream. Raises `BlockingIOError`."""
+    def _get(self, flags: int) -> bytes | None:
+        """What is there, if anything is; no bytes at the end of the stream."""
         try:
             return self.take(flags)
         except BlockingIOError:
-            raise
+            return None
         except OSError:
             return b""
 

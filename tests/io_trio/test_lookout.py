@@ -52,6 +52,7 @@ class Place:
     def __init__(self) -> None:
         self.time = 0.0
         self.busy: set[int] = set()
+        self.goes_on: dict[int, bool] = {}
         self.lookout = Lookout(lambda: self.time, self.is_busy)
         self.watched = [Watched() for _ in range(3)]
         self.watchers = [self.watcher(one) for one in self.watched]
@@ -65,11 +66,8 @@ class Place:
 
         return threading.Thread(target=watch, daemon=True)
 
-    goes_on: dict[int, bool]
-
     def begin(self) -> list[int]:
         """Have all watched, the first one's thread looking; the threads."""
-        self.goes_on = {}
         for watcher, watched in zip(self.watchers, self.watched, strict=True):
             watcher.start()
             watched.say()
@@ -368,12 +366,11 @@ async def test_only_what_comes_soon_on_an_eager_wire_is_looked_for(
     assert bool(watched) is (node and wire and soon > 0)
 
 
+@pytest.mark.usefixtures("eager")
 async def test_what_comes_after_silence_does_not_come_soon(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though to look for it in vain took some of that time."""
-    monkeypatch.setattr(Guard, "eager", True)
-    monkeypatch.setattr(SharedWire, "eager", True)
     time, watched = 0.0, []
 
     def watch(*_: object) -> bool:
