@@ -1,0 +1,312 @@
+"""Machines of one ring on this Linux host, as an operator has them.
+
+Each has a network namespace, an address, a folder with its own key, roster and config, a small file
+system for its state, and a real `sealring up` process:
+
+    with machines(2) as (desk, shelf):
+        desk.start()
+        shelf.start()
+        desk.wait_for_log("the ring is ready")
+        assert desk.ask("Say something.").status_code == 200
+        desk.way_to(shelf).opens = False        # a firewall: no connections from desk to shelf
+        shelf.way_to(desk).delay = 0.015        # also: loss, rate, passes
+        shelf.stall()                           # or kill, resume, stop, fill_disk
+
+Rank 0 is the first. Nothing is left at the end of the block, however that ends. It needs root, and
+skips the test with a reason elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import attrs
+import httpx2
+import pytest
+from sealring_trio.local_ring import LocalNode, running_node
+
+from tests.io_trio.helpers import Outcome, sealring
+from tests.operation.cable import MTU, Cable, Way
+
+NAMES: Final = ("desk", "shelf", "den", "attic")
+PORT: Final = 7470
+API_PORT: Final = 7480
+PATIENCE: Final = 60.0
+"""Seconds after which what should have happened has not."""
+DISK: Final = "4m"
+"""Size of a machine's state folder, a file system of its own."""
+
+_CLONE_NEWNET: Final = 0x40000000
+_numbers = itertools.count()
+
+T = TypeVar("T")
+
+
+@attrs.define(eq=False)
+class Machine:
+    """One machine; see the module."""
+
+    name: str
+    index: int
+    folder: Path
+    namespace: str
+    _cable: Cable = attrs.field(repr=False)
+    _running: contextlib.ExitStack = attrs.field(factory=contextlib.ExitStack, repr=False)
+    _node: LocalNode | None = None
+
+    # ------------------------------------------------------------- its parts
+
+    @property
+    def address(self) -> str:
+        """Its IPv4 address."""
+        return f"10.77.0.{self.index + 1}"
+
+    @property
+    def config(self) -> Path:
+        """Its config file. Edit it before `start`."""
+        return self.folder / f"{self.name}.toml"
+
+    @property
+    def state(self) -> Path:
+        """Its state folder."""
+        return self.folder / f"{self.name}.state"
+
+    @property
+    def node(self) -> LocalNode:
+        """Its node: the process, its log file, its control socket."""
+        assert self._node is not None, f"{self.name} has not been started"
+        return self._node
+
+    @property
+    def log(self) -> str:
+        """All that its node has logged."""
+        path = self.config.with_suffix(".log")
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def configure(self, **keys: str | int | float) -> None:
+        """Set *keys* of its config."""
+        lines = [
+            line
+            for line in self.config.read_text().splitlines()
+            if line.split(" = ")[0] not in keys
+        ]
+        lines += [f"{key} = {_toml(value)}" for key, value in keys.items()]
+        self.config.write_text("\n".join(lines) + "\n")
+
+    def way_to(self, other: Machine) -> Way:
+        """The network from here to *other*; change it at any time."""
+        return self._cable.ways[self.index, other.index]
+
+    # ------------------------------------------------------------- its node
+
+    def start(self, *flags: str) -> None:
+        """Start its node with *flags* of `sealring up`. It may not be up yet."""
+        self.stop()
+        with self.inside():
+            self._node = self._running.enter_context(running_node(self.config, flags))
+
+    def stop(self) -> None:
+        """End its node in good order, if it runs."""
+        if self._node is not None and self._node.process.poll() is None:
+            self.resume()
+        self._running.close()
+
+    def kill(self) -> None:
+        """Kill its node; its engine ends with it. The kernel closes the connections."""
+        self.node.process.kill()
+        self.node.process.wait(PATIENCE)
+
+    def stall(self) -> None:
+        """Stop the processes of its node where they are; connections stay open."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let them go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def pids(self) -> list[int]:
+        """The processes in its namespace: its node, its engine."""
+        return [int(pid) for pid in _ip("netns", "pids", self.namespace).split()]
+
+    # ------------------------------------------------------------- its disk
+
+    def fill_disk(self) -> None:
+        """Leave no byte free for its state."""
+        ballast = (self.state / "ballast").open("wb", buffering=0)
+        with ballast as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+
+    def free_disk(self) -> None:
+        """Undo `fill_disk`."""
+        (self.state / "ballast").unlink()
+
+    # -------------------------------------------------------------- asking
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Sockets that this thread makes in the block, and processes that it starts, are this
+        machine's."""
+        with open("/proc/thread-self/ns/net") as home, open(f"/run/netns/{self.namespace}") as away:
+            _set_namespace(away.fileno())
+            try:
+                yield
+            finally:
+                _set_namespace(home.fileno())
+
+    def run(self, *arguments: str | Path) -> Outcome:
+        """A `sealring` command, as a person at this machine gives it, in its folder."""
+        command = [sys.executable, "-m", "sealring_trio", *map(str, arguments)]
+        with self.inside():
+            done = subprocess.run(
+                command,
+                cwd=self.folder,
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+                check=False,
+            )
+        return Outcome(done.returncode, done.stdout, done.stderr)
+
+    def http(self, method: str, path: str, **options: Any) -> httpx2.Response:
+        """Ask the HTTP API of this machine's node, from this machine."""
+        with self.inside(), httpx2.Client(timeout=PATIENCE, trust_env=False) as client:
+            return client.request(method, f"http://127.0.0.1:{API_PORT}{path}", **options)
+
+    def ask(self, text: str, **options: Any) -> httpx2.Response:
+        """A chat completion of it."""
+        body = {"model": "tiny", "messages": [{"role": "user", "content": text}], **options}
+        return self.http("POST", "/v1/chat/completions", json=body)
+
+    def status(self) -> dict[str, Any]:
+        """What `sealring status --json` says there."""
+        return self.node.status()
+
+    def wait_for_log(self, text: str, seconds: float = PATIENCE) -> None:
+        """Wait until its node has logged *text*."""
+        self.wait_for(lambda: text in self.log, f"'{text}' in the log", seconds)
+
+    def wait_for(self, found: Callable[[], T], what: str, seconds: float = PATIENCE) -> T:
+        """Wait until *found* gives something true; that. It fails with the end of the log."""
+        until = time.monotonic() + seconds
+        while not (value := found()):
+            assert time.monotonic() < until, f"{self.name}: no {what}; {self.log[-3000:]}"
+            time.sleep(0.05)
+        return value
+
+
+@contextlib.contextmanager
+def machines(count: int, **keys: str | int | float) -> Iterator[tuple[Machine, ...]]:
+    """*count* machines of one roster (2 to 4), none of which has been started. *keys* go into all
+    of their configs. The coordinator's folder, with the draft, is ``coordinator`` beside theirs."""
+    if reason := _why_not():
+        pytest.skip(reason)
+    with contextlib.ExitStack() as stack:
+        base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sr-")))
+        cable = Cable()
+        stack.callback(cable.close)
+        made = [_make(index, base, cable, stack) for index in range(count)]
+        _write_roster(base, made, keys)
+        cable.start()
+        stack.callback(cable.stop)
+        stack.callback(lambda: [machine.stop() for machine in made])
+        yield tuple(made)
+
+
+def _why_not() -> str:
+    """Why there can be no machines here; empty if there can."""
+    if sys.platform != "linux":
+        return "network namespaces are Linux's"
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if shutil.which("ip") is None:
+        return "network namespaces need the 'ip' command"
+    return "" if os.path.exists("/dev/net/tun") else "there is no /dev/net/tun"
+
+
+def _make(index: int, base: Path, cable: Cable, stack: contextlib.ExitStack) -> Machine:
+    number = f"{os.getpid()}-{next(_numbers)}"
+    namespace, device = f"sealring-{number}", f"sr{number}"
+    machine = Machine(NAMES[index], index, base / NAMES[index], namespace, cable)
+    machine.state.mkdir(parents=True, mode=0o700)
+    options = ("-t", "tmpfs", "-o", f"size={DISK},mode=0700")
+    _do("mount", *options, "sealring", str(machine.state))
+    stack.callback(_do, "umount", "--lazy", str(machine.state))
+    _ip("netns", "add", namespace)
+    stack.callback(_ip, "netns", "delete", namespace)
+    cable.plug(device)
+    _ip("link", "set", device, "netns", namespace)
+    _ip("-n", namespace, "address", "add", f"{machine.address}/24", "dev", device)
+    _ip("-n", namespace, "link", "set", device, "up", "mtu", str(MTU))
+    _ip("-n", namespace, "link", "set", "lo", "up")
+    return machine
+
+
+def _write_roster(base: Path, made: list[Machine], keys: dict[str, str | int | float]) -> None:
+    """Keys, a signed roster and the configs, by the commands that people use."""
+    office = base / "coordinator"
+    office.mkdir()
+    _cli("keygen", office / "coordinator.key", "--coordinator")
+    _cli("roster", "new", "home", "--out", office / "home.toml")
+    for machine in made:
+        key = machine.folder / f"{machine.name}.key"
+        _cli("keygen", key)
+        address = f"{machine.address}:{PORT}"
+        arguments = ("--key", key.with_suffix(".pub"), "--address", address)
+        _cli("roster", "add", office / "home.toml", machine.name, *arguments)
+    _cli("roster", "sign", office / "home.toml", "--key", office / "coordinator.key")
+    for machine in made:
+        for name in ("home.roster", "coordinator.pub"):
+            shutil.copy(office / name, machine.folder)
+        machine.config.touch()
+        machine.configure(
+            key=f"{machine.name}.key",
+            roster="home.roster",
+            coordinator="coordinator.pub",
+            listen=f"{machine.address}:{PORT}",
+            model="tiny",
+            api=f"127.0.0.1:{API_PORT}",
+            **{"strategy": "pp", **keys},
+        )
+
+
+def _cli(*arguments: str | Path) -> None:
+    outcome = sealring(*arguments)
+    assert outcome.code == 0, outcome.err
+
+
+def _toml(value: str | int | float) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _ip(*arguments: str) -> str:
+    return _do("ip", *arguments)
+
+
+def _do(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+    return done.stdout
+
+
+def _set_namespace(number: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(number, _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
