@@ -1,32 +1,126 @@
-"""The fixed part of each message, as `struct` sees it: what the tables of the specification say."""
+"""Every fixed part of what travels, field by field.
+
+`FIELDS` is the one place that says how bytes are laid out. The `struct` layouts that readers and
+writers use are made of it (`layout`), a test holds the specification's tables to it, and
+``spec/sealring-1.json`` tells it to other runtimes. All numbers are big-endian; nothing is padded.
+"""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from typing import Final
 
-CLOSE: Final = struct.Struct(">BH")
-READY: Final = struct.Struct(">BQQ32sHHHBIBQQQHIIH")
-BOOTSTRAP: Final = struct.Struct(">BQQBHBBI32sHH")
-STEP: Final = struct.Struct(">BQQQ16sHHHHHBQIIBIBB")
-DONE: Final = struct.Struct(">BQQQBIBB")
-FAILURE: Final = struct.Struct(">HB")
-OPEN: Final = struct.Struct(">QQI")
-SAVE: Final = struct.Struct(">QQ")
-PROGRESS: Final = struct.Struct(">B8Q")
-SPENT: Final = struct.Struct(">III")
-JOIN: Final = struct.Struct(">QH")
-WINDOW: Final = struct.Struct(">IQ")
-TUNNEL: Final = struct.Struct(">BQQBB")
-DIGEST: Final = 16
+TYPES: Final[Mapping[str, str]] = {
+    "u8": "B",
+    "bool": "B",
+    "u16": "H",
+    "u32": "I",
+    "u64": "Q",
+    "f64": "d",
+}
+"""The letter of each type in a `struct` format. ``bytes N`` is N bytes."""
 
-INFO: Final = struct.Struct(">B32sBIIIBHBQQH")
-HOP: Final = struct.Struct(">BBB32s32s")
-ROW: Final = struct.Struct(">BQQHddIddddBHII")
-BIAS: Final = struct.Struct(">Id")
-LOGPROBS: Final = struct.Struct(">BQQdB")
-LOGPROB: Final = struct.Struct(">Id")
-LOADED: Final = struct.Struct(">BQQQ")
-GROUP: Final = struct.Struct(">BBHHIH")
-GROUPED: Final = struct.Struct(">BHII")
+FIELDS: Final[Mapping[str, str]] = {
+    "FRAME": "version u8, kind u8, zero u16, length u32",
+    "INIT": "code u8, wall_ms u64, suites u32, x_I bytes 32, ek_I bytes 1184, tag bytes 32",
+    "RESP": "code u8, suite u8, x_R bytes 32, ct bytes 1088",
+    "RESP.claims": "id_R bytes 32, instance u64, serial u64, digest bytes 32",
+    "FIN": "code u8",
+    "FIN.claims": "id_I bytes 32, id_R bytes 32, instance u64, serial u64, digest bytes 32, "
+    "purpose u8, roster u32",
+    "ROSTER": "serial u64, issued_ms u64, expires_ms u64, policy u8, members u16",
+    "ROSTER.member": "public_key bytes 65, trust u8, attestation bytes 32",
+    "EVIDENCE": "version u8, kind u8, subject bytes 65, issued_ms u64, expires_ms u64, "
+    "attester bytes 65, claims u32",
+    "TENSOR": "dtype u8, sealed bool, dimensions u8, zero u8, counter u64",
+    "INNER": "cluster bytes 32, instance u64, counter u64, n u64, group u16, boundary u16, "
+    "dtype u8, dimensions u8, rows u32",
+    "PING": "code u8, echo u64, steps_received u64, steps_answered u64, compute_us u64, "
+    "seal_us u64, rows u64, memory u64, cache u64",
+    "ACCEPT": "code u8, transcript bytes 32, serial u64, roster u32",
+    "CLOSE": "code u8, why u16, reason u16",
+    "READY": "code u8, instance u64, counter u64, model bytes 32, first u16, last u16, layers u16, "
+    "dtype u8, hidden u32, trimmable bool, room u64, fixed u64, per_token u64, port u16, "
+    "sum_us u32, token_us u32, windows u16",
+    "READY.windows": "tokens u32, bytes u64",
+    "BOOTSTRAP": "code u8, instance u64, counter u64, backend u8, rank u16, inner_seal bool, "
+    "trusted bool, deadline_ms u32, model bytes 32, bounds u16, hosts u16",
+    "STEP": "code u8, instance u64, counter u64, n u64, digest bytes 16, save u16, evict u16, "
+    "drop u16, open u16, join u16, work u8, target u64, position u32, count u32, spent u8, "
+    "ids u32, tensors u8, failed bool",
+    "STEP.save": "uid u64, handle u64",
+    "STEP.open": "uid u64, handle u64, keep u32",
+    "STEP.join": "uid u64, group u16",
+    "STEP.spent": "compute u32, wait u32, seal u32",
+    "STEP.failed": "rank u16, kind u8",
+    "STEP_DONE": "code u8, instance u64, counter u64, n u64, spent u8, ids u32, tensors u8, "
+    "failed bool",
+    "TUNNEL": "code u8, instance u64, counter u64, stream u8, event u8",
+    "ROW": "code u8, uid u64, seed u64, choice u16, temperature f64, top_p f64, top_k u32, "
+    "min_p f64, repetition f64, presence f64, frequency f64, logprobs u8, bias u16, "
+    "generated u32, history u32",
+    "ROW.bias": "token u32, value f64",
+    "ENGINE_INFO": "code u8, model bytes 32, dtype u8, hidden u32, vocabulary u32, context u32, "
+    "trimmable bool, splits u16, backends u8, room u64, ends u64, layers u16",
+    "HOP_KEY": "code u8, outgoing bool, suite u8, cluster bytes 32, secret bytes 32",
+    "LOADED": "code u8, read u64, held u64, load_us u64",
+    "LOGPROBS": "code u8, n u64, uid u64, chosen f64, alternatives u8",
+    "LOGPROBS.alternatives": "token u32, value f64",
+    "GROUP": "code u8, backend u8, rank u16, size u16, deadline_ms u32, hosts u16",
+    "GROUPED": "code u8, size u16, sum_us u32, token_us u32",
+}
+"""Name and type of each field, in order. A list's field holds the number of its entries; a text's
+and a byte string's holds its length. ``NAME.list`` lays out one entry of that list."""
+
+
+def fields(name: str) -> list[tuple[str, str]]:
+    """The fields of `FIELDS` under *name*, each with its type."""
+    return [
+        (field, kind) for field, _, kind in (e.partition(" ") for e in FIELDS[name].split(", "))
+    ]
+
+
+def layout(name: str, *, but: int = 0) -> struct.Struct:
+    """How `struct` sees the fields under *name*, without the last *but*: a text or a byte string
+    brings its own length."""
+    kinds = [kind for _, kind in fields(name)]
+    return struct.Struct(">" + "".join(map(_letter, kinds[: len(kinds) - but])))
+
+
+def _letter(kind: str) -> str:
+    return f"{kind.removeprefix('bytes ')}s" if kind.startswith("bytes ") else TYPES[kind]
+
+
+PROGRESS: Final = layout("PING")
+"""PING and PONG."""
+
+CLOSE: Final = layout("CLOSE", but=1)
+
+READY: Final = layout("READY")
+WINDOW: Final = layout("READY.windows")
+BOOTSTRAP: Final = layout("BOOTSTRAP")
+STEP: Final = layout("STEP")
+SAVE: Final = layout("STEP.save")
+OPEN: Final = layout("STEP.open")
+JOIN: Final = layout("STEP.join")
+SPENT: Final = layout("STEP.spent")
+FAILURE: Final = layout("STEP.failed")
+DONE: Final = layout("STEP_DONE")
+TUNNEL: Final = layout("TUNNEL")
+ROW: Final = layout("ROW")
+BIAS: Final = layout("ROW.bias")
+
+INFO: Final = layout("ENGINE_INFO")
+HOP: Final = layout("HOP_KEY")
+LOADED: Final = layout("LOADED")
+LOGPROBS: Final = layout("LOGPROBS")
+LOGPROB: Final = layout("LOGPROBS.alternatives")
+GROUP: Final = layout("GROUP")
+GROUPED: Final = layout("GROUPED")
+
+DIGEST: Final = 16
+"""Bytes of a ledger's digest."""
+
 IDLE, PREFILL, DECODE = 0, 1, 2
+"""What STEP's *work* says."""

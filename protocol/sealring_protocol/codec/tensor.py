@@ -15,11 +15,12 @@ from typing import Final, Self
 
 import attrs
 
+from sealring_protocol.codec.layouts import layout
 from sealring_protocol.codec.wire import Buffer, Reader
 from sealring_protocol.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
 from sealring_protocol.limits import AEAD_TAG, MAX_DIMENSIONS, MAX_SEALED_BODY
 
-_HEAD: Final = struct.Struct(">BBBBQ")
+_HEAD: Final = layout("TENSOR")
 _SHAPES: Final = [struct.Struct(f">{n}I") for n in range(MAX_DIMENSIONS + 1)]
 _HEADS: Final = [struct.Struct(f">BBBBQ{n}I") for n in range(MAX_DIMENSIONS + 1)]
 

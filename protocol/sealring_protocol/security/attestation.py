@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import enum
 import functools
-import struct
 from collections.abc import Collection, Iterable
 from typing import Final
 
 import attrs
 
+from sealring_protocol.codec.layouts import layout
 from sealring_protocol.codec.wire import Reader, pack, vector
 from sealring_protocol.errors import AuthenticationFailed, LocalProtocolError, RemoteProtocolError
 from sealring_protocol.security.identity import (
-    PUBLIC_KEY,
     SIGNATURE,
     Signer,
     check_own_signature,
@@ -40,7 +39,7 @@ NO_EVIDENCE: Final = bytes(32)
 """The digest in a roster of a member that has no evidence."""
 
 _VERSION: Final = 1
-_STATEMENT: Final = struct.Struct(f">BB{PUBLIC_KEY}sQQ{PUBLIC_KEY}s")
+_STATEMENT: Final = layout("EVIDENCE", but=1)
 
 
 class TrustLevel(enum.IntEnum):

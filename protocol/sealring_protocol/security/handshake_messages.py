@@ -18,13 +18,13 @@ left alone, so that a later version can offer more. An instance is a random numb
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import attrs
 
 from sealring_protocol.codec.frame import Frame, FrameKind, frame_header
+from sealring_protocol.codec.layouts import layout
 from sealring_protocol.codec.messages import MessageCode
 from sealring_protocol.codec.wire import Reader, pack, vector
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
@@ -45,10 +45,10 @@ CIPHERTEXT: Final = 1088
 HDR: Final = FRAME_HEADER + 1
 """Bytes of a frame header and the message code."""
 
-_INIT: Final = struct.Struct(f">BQI{X25519}s{ENCAPSULATION_KEY}s{SECRET}s")
-_RESP: Final = struct.Struct(f">BB{X25519}s{CIPHERTEXT}s")
-_RESP_CLAIMS: Final = struct.Struct(">32sQQ32s")
-_FIN_CLAIMS: Final = struct.Struct(">32s32sQQ32sB")
+_INIT: Final = layout("INIT")
+_RESP: Final = layout("RESP")
+_RESP_CLAIMS: Final = layout("RESP.claims")
+_FIN_CLAIMS: Final = layout("FIN.claims", but=1)
 
 INIT_BODY: Final = _INIT.size
 """Bytes of INIT's body, exactly."""

@@ -15,11 +15,11 @@ excludes the signature, so that signing again makes no other roster.
 from __future__ import annotations
 
 import functools
-import struct
 from typing import Final
 
 import attrs
 
+from sealring_protocol.codec.layouts import layout
 from sealring_protocol.codec.wire import U16, Reader, is_plain, pack, text
 from sealring_protocol.errors import (
     AuthenticationFailed,
@@ -38,7 +38,6 @@ from sealring_protocol.limits import (
 )
 from sealring_protocol.security.attestation import NO_EVIDENCE, TrustLevel, cluster_trust
 from sealring_protocol.security.identity import (
-    PUBLIC_KEY,
     SIGNATURE,
     Signer,
     check_own_signature,
@@ -50,8 +49,8 @@ from sealring_protocol.security.keys import PROTOCOL, SignContext, sha256
 
 _VERSION: Final = 1
 _CLUSTER: Final = 32
-_TERMS: Final = struct.Struct(">QQQBH")
-_MEMBER: Final = struct.Struct(f">{PUBLIC_KEY}sB32s")
+_TERMS: Final = layout("ROSTER")
+_MEMBER: Final = layout("ROSTER.member")
 _TRUST: Final = {int(level): level for level in TrustLevel}
 
 

@@ -28,6 +28,7 @@ import attrs
 from cryptography.exceptions import InvalidTag
 
 from sealring_protocol.codec.frame import HEADER, VERSION, Frame, FrameKind
+from sealring_protocol.codec.layouts import layout
 from sealring_protocol.codec.messages import Epoch
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_protocol.codec.wire import Buffer, pack
@@ -153,7 +154,7 @@ class OpeningChannel(_Keys):
 PREFILL_GROUP: Final = NO_GROUP
 """What stands for the group in a prefill, which has none."""
 
-_CONTEXT: Final = struct.Struct(">32sQQQHHBBI")
+_CONTEXT: Final = layout("INNER")
 
 
 @attrs.frozen
