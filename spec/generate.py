@@ -1,8 +1,9 @@
-"""Writes the generated sections of ``sealring-1.md`` from the code's own tables.
+"""Writes what the specification tells of the code's own tables.
 
-A section stands between ``<!-- generated:NAME -->`` and ``<!-- end -->``; `SECTIONS` says what
-belongs there. ``python -m spec.generate`` rewrites the file, ``python -m spec.generate --check``
-exits with 1 and names the sections that have drifted.
+That is the generated sections of ``sealring-1.md``, each between ``<!-- generated:NAME -->`` and
+``<!-- end -->`` (`SECTIONS` says what belongs there), and the files of `FILES`.
+``python -m spec.generate`` rewrites them, ``python -m spec.generate --check`` exits with 1 and
+names what has drifted.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from sealring_protocol.security.attestation import EvidenceKind, TrustLevel
 from sealring_protocol.security.keys import Label, SignContext, Suite
 from sealring_protocol.security.roles import ALLOWED, Purpose
 
-from spec import words
+from spec import tables, words
 
 SPEC: Final = Path(__file__).with_name("sealring-1.md")
 _SECTION: Final = re.compile(r"<!-- generated:([a-z-]+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
@@ -185,17 +186,31 @@ def drifted(text: str) -> list[str]:
     return [name for name, make in SECTIONS.items() if found.get(name) != make()]
 
 
+FILES: Final[Mapping[Path, Callable[[], str]]] = {tables.FILE: tables.text}
+"""Files that are generated whole."""
+
+
+def stale_files() -> list[Path]:
+    """Those of `FILES` that are not as the code has them."""
+    return [
+        path
+        for path, make in FILES.items()
+        if not path.exists() or path.read_text(encoding="utf-8") != make()
+    ]
+
+
 def main() -> int:
-    """Rewrite the specification, or check it."""
-    parser = argparse.ArgumentParser(description="generated sections of the specification")
+    """Rewrite what is generated, or check it."""
+    parser = argparse.ArgumentParser(description="what the specification tells of the code")
     parser.add_argument("--check", action="store_true", help="write nothing; fail on drift")
-    text = SPEC.read_text(encoding="utf-8")
-    stale = drifted(text)
     if not parser.parse_args().check:
-        SPEC.write_text(generated(text), encoding="utf-8")
-        stale = drifted(SPEC.read_text(encoding="utf-8"))
+        SPEC.write_text(generated(SPEC.read_text(encoding="utf-8")), encoding="utf-8")
+        for path, make in FILES.items():
+            path.write_text(make(), encoding="utf-8")
+    stale = [f"{SPEC.name}: section {name}" for name in drifted(SPEC.read_text(encoding="utf-8"))]
+    stale += [path.name for path in stale_files()]
     for name in stale:
-        sys.stderr.write(f"{SPEC.name}: section {name} is not what the code says\n")
+        sys.stderr.write(f"{name} is not what the code says\n")
     return 1 if stale else 0
 
 
