@@ -33,6 +33,7 @@ from sealring_protocol.security.keys import Label, SignContext, Suite
 from sealring_protocol.security.roles import ALLOWED, Purpose
 
 from spec import tables, words
+from spec.trace import make
 
 SPEC: Final = Path(__file__).with_name("sealring-1.md")
 _SECTION: Final = re.compile(r"<!-- generated:([a-z-]+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
@@ -186,7 +187,10 @@ def drifted(text: str) -> list[str]:
     return [name for name, make in SECTIONS.items() if found.get(name) != make()]
 
 
-FILES: Final[Mapping[Path, Callable[[], str]]] = {tables.FILE: tables.text}
+FILES: Final[Mapping[Path, Callable[[], bytes]]] = {
+    tables.FILE: lambda: tables.text().encode(),
+    **make.FILES,
+}
 """Files that are generated whole."""
 
 
@@ -194,8 +198,8 @@ def stale_files() -> list[Path]:
     """Those of `FILES` that are not as the code has them."""
     return [
         path
-        for path, make in FILES.items()
-        if not path.exists() or path.read_text(encoding="utf-8") != make()
+        for path, content in FILES.items()
+        if not path.exists() or path.read_bytes() != content()
     ]
 
 
@@ -205,8 +209,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail on drift")
     if not parser.parse_args().check:
         SPEC.write_text(generated(SPEC.read_text(encoding="utf-8")), encoding="utf-8")
-        for path, make in FILES.items():
-            path.write_text(make(), encoding="utf-8")
+        for path, content in FILES.items():
+            path.write_bytes(content())
     stale = [f"{SPEC.name}: section {name}" for name in drifted(SPEC.read_text(encoding="utf-8"))]
     stale += [path.name for path in stale_files()]
     for name in stale:
