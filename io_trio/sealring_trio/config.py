@@ -22,6 +22,7 @@ SuiteName = Literal["aes-256-gcm", "chacha20-poly1305"]
 StrategyName = Literal["auto", "tp", "pp", "single"]
 CollectivesName = Literal["sealed", "trusted-link"]
 BackendName = Literal["auto", "ring", "jaccl", "nccl"]
+SharingName = Literal["connection", "off", "everyone"]
 
 NO_API: Final = "off"
 DEFAULT_API: Final = "127.0.0.1:7480"
@@ -103,6 +104,11 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
     prefixes: int = pydantic.Field(
         default=16, ge=0, le=1024, description="conversations kept to be continued (head)"
     )
+    prefix_sharing: SharingName = pydantic.Field(
+        default="connection",
+        description="what callers without a key continue: prompts of their own 'connection', none "
+        "('off'), or those of 'everyone' without a key (head)",
+    )
     suites: list[SuiteName] = pydantic.Field(
         default=["aes-256-gcm", "chacha20-poly1305"],
         min_length=1,
@@ -143,6 +149,7 @@ class Config:
     rows: int
     queue: int
     prefixes: int
+    prefix_sharing: SharingName
     suites: tuple[SuiteName, ...]
     state: Path
     keylog: Path | None
@@ -184,6 +191,7 @@ def load_config(path: Path, strategy: StrategyName | None = None) -> Config:
         rows=file.rows,
         queue=file.queue,
         prefixes=file.prefixes,
+        prefix_sharing=file.prefix_sharing,
         suites=tuple(file.suites),
         state=base / state,
         keylog=None if file.keylog is None else base / file.keylog,

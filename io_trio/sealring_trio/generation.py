@@ -53,13 +53,15 @@ MAX_WAITING: Final = 64 << 20
 @attrs.frozen
 class Job:
     """Continue *prompt* by at most *max_tokens* (0: as the context allows), drawn as *sampling*
-    says, up to the first of the *stop* strings. Whoever asks is the *owner*."""
+    says, up to the first of the *stop* strings. Whoever asks is the *owner*; *scope* tells apart
+    those who share no prefixes (`Request`)."""
 
     prompt: tuple[int, ...]
     max_tokens: int
     sampling: Row
     stop: tuple[str, ...] = ()
     owner: str = ""
+    scope: str = ""
 
 
 @attrs.frozen
@@ -199,7 +201,9 @@ class Generator:
         if trace.submitted is None:
             trace.submitted = trio.current_time()
         trace.choices += 1
-        request = Request(job.prompt, job.max_tokens, tokenizer.eos, job.sampling, job.owner)
+        request = Request(
+            job.prompt, job.max_tokens, tokenizer.eos, job.sampling, job.owner, job.scope
+        )
         runtime, tracer = self.runtime, self.tracer
         uid, stream = runtime.submit(request, lambda uid: tracer.follow(uid, trace))
         try:

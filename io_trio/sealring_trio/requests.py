@@ -23,6 +23,10 @@ Share = Annotated[float, pydantic.Field(ge=0, le=1)]
 U32: Final = (1 << 32) - 1
 U64: Final = (1 << 64) - 1
 
+SCOPE: Final = "control socket"
+"""Of prompts that come here: this machine's user shares them with himself, and no caller of the
+API does."""
+
 
 def _check_prompt(value: str) -> str:
     value.encode()  # lone surrogates, which JSON can carry, are no text (a ValueError)
@@ -122,9 +126,8 @@ class Requests:
             min_p=asked.min_p,
         )
         try:
-            with generator.answering(tokenizer, Job(prompt, asked.max_tokens, sampling), trace) as (
-                answer
-            ):
+            job = Job(prompt, asked.max_tokens, sampling, scope=SCOPE)
+            with generator.answering(tokenizer, job, trace) as answer:
                 done, tokens = await _pass_on(answer, reply)
         except LocalProtocolError as error:
             raise UserError(

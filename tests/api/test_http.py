@@ -210,6 +210,25 @@ def test_a_stream_as_it_is_sent(ring: Served) -> None:
     assert told[-1]["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize("last", [b"[DONE]", b'"finish_reason":"length"'])
+def test_a_client_that_leaves_with_the_last_bytes_has_had_its_answer(
+    ring: Served, last: bytes
+) -> None:
+    body = json.dumps(ring.chat("Count.", max_tokens=3, stream=True)).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    names = []
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", httpx2.URL(ring.url).port or 0)) as raw:
+            raw.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            got = b""
+            while last not in got:
+                got += raw.recv(1 << 16)
+        found = re.search(rb"x-request-id: (\S+)", got)
+        assert found, got
+        names.append(found[1].decode())
+    assert {ring.trace(name)["state"] for name in names} == {"length"}
+
+
 def nobody_left(served: Served) -> None:
     """Every row is gone, on every rank."""
     served.until(

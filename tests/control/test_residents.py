@@ -237,6 +237,18 @@ def test_nothing_shows_what_another_owner_has_asked():
     assert (ring.opened[same], ring.opened[other]) == (len(LONG), 0)
 
 
+def test_nothing_is_shared_between_the_scopes_of_one_owner():
+    ring = Ring(rank(), prefixes=4)
+    ring.submit(LONG, 5, scope="one")
+    at_once = ring.submit(LONG, 5, scope="two")  # does not wait for what the first one reads
+    ring.run()
+    same, other = ring.submit((*LONG, 1), scope="one"), ring.submit((*LONG, 1), scope="three")
+    none = ring.submit((*LONG, 1))
+    ring.run()
+    opened = [ring.opened[uid] for uid in (at_once, same, other, none)]
+    assert opened == [0, len(LONG), 0, 0]
+
+
 def test_an_equal_prompt_does_not_wait_in_another_owners_queue():
     ring = Ring(rank(), prefixes=4, rows=1)
     for _ in range(5):

@@ -7,6 +7,11 @@ come from this very server. There are no CORS headers: other origins get no answ
 
 Beyond loopback each request needs a key, but for `PUBLIC` paths, which tell no secrets.
 
+How long a prompt takes, and how much of it was known, tells what was asked before. So a request
+continues what was asked with the same known key, and without one what came on its own connection;
+the config's `prefix_sharing` may say otherwise. The server gives each connection an id that never
+comes again (``scope["state"]["connection"]``): an address does, for whoever binds its port next.
+
 HTTP/2 is refused. A client of it may keep each of a connection's streams from being written, for as
 long as it likes, and nothing below would give it up as the kernel does a connection of HTTP/1.
 """
@@ -30,7 +35,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sealring_trio.api.errors import INVALID, ApiError, unavailable
 from sealring_trio.api.head import ApiHead
-from sealring_trio.api.keys import fingerprint
+from sealring_trio.api.keys import digest
 from sealring_trio.errors import UserError
 
 log = logging.getLogger("sealring.api")
@@ -56,6 +61,7 @@ PREFIXES: Final[Mapping[str, str]] = {
 
 _REFUSAL_SECONDS: Final = 1.0
 _SHOWN: Final = 200
+_TOLD: Final = 8  # digits of a key's hash, in logs
 _FOREIGN: Final = ("cross-site", "same-site")
 _VISIT: Final = "navigate"
 
@@ -67,10 +73,14 @@ _HEADERS: Final = {
 
 @attrs.frozen
 class Visitor:
-    """One request: its *id*, whose it is, and when it came (trio's clock)."""
+    """One request: its *id*, what its caller is called in logs, and when it came (trio's clock).
+
+    Callers take turns by *owner*; what is known of prompts is shared within *scope*."""
 
     id: str
+    name: str
     owner: str
+    scope: str
     arrived: float
 
 
@@ -124,9 +134,9 @@ class Gate:
 
         self._in_flight += 1
         try:
-            owner = self._admit(scope, path)
-            scope.setdefault("state", {})["visitor"] = Visitor(name, owner, trio.current_time())
-            with self._counted(owner):
+            visitor = self._admit(scope, path, name)
+            scope.setdefault("state", {})["visitor"] = visitor
+            with self._counted(visitor.owner):
                 await self._app(scope, receive, answer)
         except ApiError as error:
             await error.response()(scope, receive, answer)
@@ -149,8 +159,8 @@ class Gate:
             if not self._of_owner[owner]:
                 del self._of_owner[owner]
 
-    def _admit(self, scope: Scope, path: str) -> str:
-        """Whose request it is. Raises `ApiError` if it may not pass."""
+    def _admit(self, scope: Scope, path: str, name: str) -> Visitor:
+        """Whose request *name* is. Raises `ApiError` if it may not pass."""
         headers = Headers(scope=scope)
         if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEADER:
             message = f"The header is larger than {MAX_HEADER >> 10} KiB."
@@ -170,8 +180,24 @@ class Gate:
             )
         if self._head.generator.draining and scope["method"] == "POST":
             raise unavailable("The head is shutting down.", "shutting_down", retry=5)
-        # Where no key is needed, clients that present one still take turns by it.
-        return owner or (f"key-{fingerprint(presented)}" if presented else "")
+        key = digest(presented) if presented else ""
+        now = trio.current_time()
+        if owner is not None:
+            return Visitor(name, owner, f"known {key}", "", now)
+        # Where no key is needed, clients that present one still take turns by it. Many present the
+        # same, such as "unused"; so it is no sign that they are one.
+        shared = self._shared(scope, name)
+        return Visitor(name, f"key-{key[:_TOLD]}" if key else "", f"unknown {key}", shared, now)
+
+    def _shared(self, scope: Scope, name: str) -> str:
+        """The scope in which the caller of request *name*, who has no known key, shares."""
+        match self._head.config.prefix_sharing:
+            case "everyone":
+                return "everyone"
+            case "connection" if connection := scope.get("state", {}).get("connection"):
+                return f"connection {connection}"
+            case _:
+                return f"request {name}"
 
     def _owner(self, presented: str) -> str | None:
         if not presented:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Generic
 
+import attrs
 import trio
 from sealring_model.tokens import Tokenizer
 from sealring_protocol.control.requests import RequestDone
@@ -44,6 +45,15 @@ Pair = tuple[Answer, Choice]
 Emit = Callable[[dict[str, Any]], Awaitable[None]]
 
 
+@attrs.define
+class Call:
+    """One request on its way: who asks, its times, and the stream that is open for its answer."""
+
+    visitor: Visitor
+    trace: Trace
+    stream: EventStream | None = None
+
+
 class Generate(Generic[A]):
     """The ASGI endpoint of one kind of request."""
 
@@ -54,23 +64,24 @@ class Generate(Generic[A]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         visitor: Visitor = scope["state"]["visitor"]
-        trace = Trace(visitor.id, self._kind.name, visitor.owner, began=visitor.arrived)
+        trace = Trace(visitor.id, self._kind.name, visitor.name, began=visitor.arrived)
         tracer = self._head.generator.tracer
         tracer.begin(trace)
         outcome = "cancelled"
         try:
-            outcome = await self._answer(scope, receive, send, trace)
+            outcome = await self._answer(scope, receive, send, Call(visitor, trace))
         except ApiError as error:
             outcome = error.code
             raise
         except (ClientDisconnect, ClientGone):
-            outcome = "client_gone"
+            # Many clients leave at `[DONE]` or at the last chunk: they have had their answer.
+            outcome = trace.outcome or "client_gone"
         finally:
             tracer.end(trace, outcome)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, trace: Trace) -> str:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, call: Call) -> str:
         """Give the answer out; in a word, how it ended."""
-        head = self._head
+        head, trace = self._head, call.trace
         body = await head.bodies.read(Request(scope, receive))
         trace.body = trio.current_time() - trace.began
         began = time.perf_counter()
@@ -82,12 +93,12 @@ class Generate(Generic[A]):
             raise ApiError(404, message, "model_not_found", param="model")
         head.check_serving()
         if not asked.stream:
-            response = await attended(receive, partial(self._within_time, asked, size, trace, None))
+            response = await attended(receive, partial(self._within_time, asked, size, call))
             await response(scope, receive, send)
             return trace.outcome
-        stream = EventStream(send)
+        call.stream = stream = EventStream(send)
         try:
-            await attended(receive, partial(self._within_time, asked, size, trace, stream))
+            await attended(receive, partial(self._within_time, asked, size, call))
         except ApiError as error:
             if not stream.opened:
                 raise
@@ -96,9 +107,7 @@ class Generate(Generic[A]):
         await stream.close()
         return trace.outcome
 
-    async def _within_time(
-        self, asked: A, size: int, trace: Trace, stream: EventStream | None
-    ) -> Response:
+    async def _within_time(self, asked: A, size: int, call: Call) -> Response:
         """`_generate`, for as long as a request may take. Raises `ApiError`."""
         head = self._head
         given: list[Response | ApiError] = []
@@ -109,13 +118,13 @@ class Generate(Generic[A]):
             await trio.sleep(head.config.timeout)
             expired = True
             # Also where the work cannot be cancelled yet: its client may be taking nothing.
-            head.generator.withdraw(trace)
+            head.generator.withdraw(call.trace)
             scope.cancel()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(expire, nursery.cancel_scope)
             try:
-                given.append(await self._generate(asked, size, trace, stream))
+                given.append(await self._generate(asked, size, call))
             except ApiError as error:
                 given.append(error)
             nursery.cancel_scope.cancel()
@@ -126,11 +135,10 @@ class Generate(Generic[A]):
             raise result
         return result
 
-    async def _generate(
-        self, asked: A, size: int, trace: Trace, stream: EventStream | None
-    ) -> Response:
-        """Have the ring answer *asked*, a body of *size* bytes, into *stream* if there is one, or
+    async def _generate(self, asked: A, size: int, call: Call) -> Response:
+        """Have the ring answer *asked*, a body of *size* bytes, into the stream if there is one, or
         in one piece."""
+        trace, stream = call.trace, call.stream
         tokenizer, prepared = await self._prepare(asked, size, trace)
         envelope = Envelope(
             id=trace.id,
@@ -142,20 +150,19 @@ class Generate(Generic[A]):
             usage_in_chunks=asked.wants_usage,
         )
         with contextlib.ExitStack() as stack:
-            answers = self._open(asked, tokenizer, prepared, trace, stack)
+            answers = self._open(asked, tokenizer, prepared, call, stack)
             pairs = list(zip(answers, prepared.choices, strict=True))
             if stream is not None:
-                await _stream(pairs, envelope, stream)
+                await _stream(pairs, envelope, stream, trace)
             else:
-                for answer, choice in pairs:
-                    await _follow(answer, choice, _nowhere)
+                reasons = [await _follow(answer, choice, _nowhere) for answer, choice in pairs]
+                trace.outcome = _outcome(reasons)
         counts = usage(trace.prompt_tokens, trace.cached_tokens, trace.tokens)
-        whole = [choice.whole() for choice in prepared.choices]
-        trace.outcome = ",".join(sorted({choice["finish_reason"] for choice in whole}))
         if stream is not None:
             last = envelope.chunk([], counts) if asked.wants_usage else b""
             await stream.write(last + DONE)
             return Response()
+        whole = [choice.whole() for choice in prepared.choices]
         return JSONResponse(envelope.whole(whole, counts), headers=_timing(trace))
 
     async def _prepare(self, asked: A, size: int, trace: Trace) -> tuple[Tokenizer, Prepared]:
@@ -183,7 +190,7 @@ class Generate(Generic[A]):
         asked: A,
         tokenizer: Tokenizer,
         prepared: Prepared,
-        trace: Trace,
+        call: Call,
         stack: contextlib.ExitStack,
     ) -> list[Answer]:
         """A row for each choice, all of which end with *stack*. Raises `ApiError`."""
@@ -194,8 +201,8 @@ class Generate(Generic[A]):
             _check_prompt(prompt, vocabulary)
         try:
             return [
-                stack.enter_context(head.generator.answering(tokenizer, job, trace))
-                for job in jobs(asked, prepared.prompts, vocabulary, trace.owner)
+                stack.enter_context(head.generator.answering(tokenizer, job, call.trace))
+                for job in jobs(asked, prepared.prompts, vocabulary, call.visitor)
             ]
         except LocalProtocolError as error:
             raise from_refusal(error, self._kind.prompt, head.retry_after()) from None
@@ -214,8 +221,10 @@ async def _nowhere(chunk: dict[str, Any]) -> None:
     """Where the chunks of an answer in one piece go."""
 
 
-async def _follow(answer: Answer, choice: Choice, emit: Emit) -> None:
-    """Fill *choice* with *answer*, and *emit* each chunk of it. Raises `ApiError`."""
+async def _follow(answer: Answer, choice: Choice, emit: Emit) -> str:
+    """Fill *choice* with *answer*, and *emit* each chunk of it; why it ended.
+
+    Raises `ApiError`."""
     while not isinstance(piece := await answer.next(), RequestDone):
         if (chunk := choice.take(piece)) is not None:
             await emit(chunk)
@@ -223,14 +232,28 @@ async def _follow(answer: Answer, choice: Choice, emit: Emit) -> None:
             answer.finish()
     if (error := from_end(piece)) is not None:
         raise error
-    await emit(choice.finish(piece))
+    last = choice.finish(piece)
+    await emit(last)
+    return str(last["finish_reason"])
 
 
-async def _stream(pairs: Iterable[Pair], envelope: Envelope, stream: EventStream) -> None:
+def _outcome(reasons: Iterable[str]) -> str:
+    """How a request ended whose choices ended for *reasons*."""
+    return ",".join(sorted(set(reasons)))
+
+
+async def _stream(
+    pairs: Sequence[Pair], envelope: Envelope, stream: EventStream, trace: Trace
+) -> None:
     """All choices at once, each chunk as it comes. Raises `ApiError`."""
     errors: list[ApiError] = []
+    reasons: list[str] = []
 
     async def emit(chunk: dict[str, Any]) -> None:
+        if reason := chunk["finish_reason"]:
+            reasons.append(reason)
+            if len(reasons) == len(pairs):
+                trace.outcome = _outcome(reasons)  # a client may go when it has this chunk
         await stream.write(envelope.chunk([chunk]))
 
     async def run(answer: Answer, choice: Choice, scope: trio.CancelScope) -> None:
@@ -241,7 +264,6 @@ async def _stream(pairs: Iterable[Pair], envelope: Envelope, stream: EventStream
             scope.cancel()
 
     await stream.open()
-    pairs = list(pairs)
     openings = [opening for _, choice in pairs if (opening := choice.opening()) is not None]
     if openings:
         await stream.write(b"".join(envelope.chunk([opening]) for opening in openings))

@@ -101,9 +101,9 @@ def _write(path: Path, records: list[KeyRecord]) -> None:
         ) from None
 
 
-def fingerprint(key: str) -> str:
-    """Tells keys apart in logs, and nothing more of them."""
-    return _hash(key).hex()[:8]
+def digest(key: str) -> str:
+    """The SHA-256 of *key* in hex, whole: a part of it could be met by another key."""
+    return _hash(key).hex()
 
 
 def _hash(key: str) -> bytes:

@@ -9,6 +9,7 @@ import attrs
 from sealring_protocol.codec.messages import NO_LOGPROBS, Row
 
 from sealring_trio.api.errors import invalid
+from sealring_trio.api.gate import Visitor
 from sealring_trio.api.schema import ChatRequest, CompletionRequest, Sampled
 from sealring_trio.generation import Job
 
@@ -22,7 +23,7 @@ def jobs(
     asked: ChatRequest | CompletionRequest,
     prompts: list[tuple[int, ...]],
     vocabulary: int,
-    owner: str,
+    visitor: Visitor,
 ) -> Iterator[Job]:
     """A job for each choice of each prompt, in the order of their indices. Raises `ApiError`."""
     row = _row(asked, vocabulary)
@@ -30,7 +31,7 @@ def jobs(
     for prompt in prompts:
         for choice in range(asked.n or 1):
             sampling = attrs.evolve(row, choice=choice)
-            yield Job(prompt, limit, sampling, asked.stops, owner)
+            yield Job(prompt, limit, sampling, asked.stops, visitor.owner, visitor.scope)
 
 
 def _limit(asked: ChatRequest | CompletionRequest) -> int:

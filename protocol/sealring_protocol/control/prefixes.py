@@ -3,8 +3,9 @@
 The head alone decides: it has a row's cache kept under a handle, opens a new row from the handle
 whose tokens agree longest with its own, and has handles dropped, the least recently used first.
 Every rank obeys by number, so no two can differ. A row that begins with what another one has read
-and answered, a chat's next turn, is read in from there. A snapshot serves its owner alone: how
-long a prompt takes, and how much of it was known, would tell others what it holds.
+and answered, a chat's next turn, is read in from there. A snapshot serves one sharer alone
+(`Request.sharer`): how long a prompt takes, and how much of it was known, would tell others what
+it holds.
 
 Where all ranks can cut their caches to any length, a snapshot serves for its first tokens too;
 elsewhere (states of recurrent layers, rotating windows) it serves whole or not at all.
@@ -23,11 +24,11 @@ SHORTEST: Final = 16
 
 @attrs.frozen
 class Snapshot:
-    """*length* tokens of *owner* under *handle*; *tokens* is the row that they were of, which may
+    """*length* tokens of *sharer* under *handle*; *tokens* is the row that they were of, which may
     still grow to that length or, if it ended early, may fall short of it."""
 
     handle: int
-    owner: str
+    sharer: tuple[str, str]
     tokens: list[int]
     length: int
 
@@ -74,19 +75,19 @@ class Prefixes:
         return [
             old.handle
             for old in self._snapshots.values()
-            if old.owner == snapshot.owner
+            if old.sharer == snapshot.sharer
             and _common(old.tokens, snapshot.tokens, old.length) == old.length <= snapshot.length
         ]
 
-    def find(self, owner: str, tokens: list[int]) -> tuple[int, int]:
-        """The handle that *owner*'s row of *tokens* is opened from, and how many it keeps; (0, 0)
+    def find(self, sharer: tuple[str, str], tokens: list[int]) -> tuple[int, int]:
+        """The handle that *sharer*'s row of *tokens* is opened from, and how many it keeps; (0, 0)
         if none.
 
         The last token is never kept: the first decode takes it.
         """
         best = handle = 0
         for snapshot in self._snapshots.values():
-            if snapshot.owner != owner:
+            if snapshot.sharer != sharer:
                 continue
             keep = _common(snapshot.tokens, tokens, min(snapshot.length, len(tokens) - 1))
             if not self.cuttable and keep < snapshot.length:

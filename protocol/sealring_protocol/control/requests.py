@@ -18,7 +18,9 @@ class Request:
     """Continue *prompt* (token ids) by at most *max_tokens*, or by what the context allows if 0.
 
     A token in *eos* ends the row and is not given out. *sampling* is a `Row` without its uid and
-    history. Whoever asks is the *owner*: owners take turns in the queue.
+    history. Whoever asks is the *owner*: owners take turns in the queue. What the ranks keep of a
+    row serves later requests of the same owner in the same *scope*, and no others: a scope is what
+    tells apart callers who take turns as one.
     """
 
     prompt: tuple[int, ...]
@@ -26,6 +28,12 @@ class Request:
     eos: frozenset[int] = frozenset()
     sampling: Row = attrs.field(factory=lambda: Row(0))
     owner: str = ""
+    scope: str = ""
+
+    @property
+    def sharer(self) -> tuple[str, str]:
+        """Whose snapshots it may continue, and whose its own may serve."""
+        return self.owner, self.scope
 
 
 class ContextOverflow(LocalProtocolError):

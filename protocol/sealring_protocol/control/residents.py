@@ -6,7 +6,7 @@ and leaves: because it ended, or because it has to make room, in which case it w
 read in anew with its tokens so far. What leaves is only noted here (`leaving`, `dropping`); the
 next step carries it out on all ranks.
 
-Rows of one owner that come with equal prompts are read once: one leads, and the others wait for
+Rows of one sharer that come with equal prompts are read once: one leads, and the others wait for
 the snapshot that is made of it. A row that ends leaves a snapshot behind as well, for what
 continues it.
 """
@@ -61,7 +61,7 @@ class Residents:
         self._context = context
         self._longest = context
         self._next_uid = first_uid
-        self._leaders: dict[tuple[str, tuple[int, ...]], LiveRow] = {}  # by owner and prompt
+        self._leaders: dict[tuple[tuple[str, str], tuple[int, ...]], LiveRow] = {}  # see `_follow`
         self._room = Room()
         self._saving: list[LiveRow] = []  # rows to keep a snapshot of
 
@@ -99,13 +99,13 @@ class Residents:
 
     def _follow(self, row: LiveRow) -> None:
         """One of the rows with a prompt reads it, and the others wait for its snapshot."""
-        leader = self._leaders.setdefault((row.request.owner, row.request.prompt), row)
+        leader = self._leaders.setdefault((row.request.sharer, row.request.prompt), row)
         if leader is not row:
             leader.followers += 1
             row.leader = leader
 
     def _stop_leading(self, row: LiveRow) -> None:
-        key = row.request.owner, row.request.prompt
+        key = row.request.sharer, row.request.prompt
         if self._leaders.get(key) is row:
             del self._leaders[key]
 
@@ -259,7 +259,7 @@ class Residents:
         self.waiting.take(row)
         self.live[row.uid] = self.reading[row.uid] = row
         row.state.fire(RowEvent.OPEN)
-        row.handle, row.kept = self.prefixes.find(row.request.owner, row.tokens)
+        row.handle, row.kept = self.prefixes.find(row.request.sharer, row.tokens)
         row.position = row.kept
         if row.unread == 0:
             self.read(row)
@@ -340,8 +340,8 @@ class Residents:
         for row in self._saving:
             if not self.ledger.holds(row.uid) or self.ledger.length(row.uid) < SHORTEST:
                 continue
-            owner, length = row.request.owner, self.ledger.length(row.uid)
-            snapshot = Snapshot(self._number(), owner, row.tokens, length)
+            sharer, length = row.request.sharer, self.ledger.length(row.uid)
+            snapshot = Snapshot(self._number(), sharer, row.tokens, length)
             for handle in set(self.prefixes.within(snapshot)) - self._needed():
                 self._give_up(handle)
             if self._admits(snapshot):
