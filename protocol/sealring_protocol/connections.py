@@ -6,9 +6,10 @@ import attrs
 
 from sealring_protocol.codec.messages import Message
 from sealring_protocol.control.contacts import Key
+from sealring_protocol.errors import CloseCode
 from sealring_protocol.link import Link
 from sealring_protocol.link_events import Hop
-from sealring_protocol.security.roles import Purpose
+from sealring_protocol.security.roles import Purpose, may_open
 
 
 @attrs.frozen
@@ -65,3 +66,15 @@ class Connection:
     def dialed(self) -> bool:
         """This node opened it."""
         return not self.source
+
+
+def why_not(
+    purpose: Purpose, peer: int, own: int, world: int, *, engine: bool
+) -> tuple[CloseCode, str] | None:
+    """Why rank *own* of *world* takes no link with *purpose* from rank *peer*; None if it does.
+    Step links need an *engine*."""
+    if not may_open(purpose, peer, own, world):
+        return CloseCode.ROLE_VIOLATION, f"rank {peer} opens no {purpose.name} link to rank {own}"
+    if purpose is Purpose.STEP and not engine:
+        return CloseCode.NOT_READY, "the engine is not up yet"
+    return None

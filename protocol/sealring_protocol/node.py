@@ -46,10 +46,12 @@ from sealring_protocol.control.rows import SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 from sealring_protocol.events import Established, NodeEvent, TunnelLost, TunnelMessage
 from sealring_protocol.link import Link
+from sealring_protocol.peers import PeerState
 from sealring_protocol.security.handshake import HandshakeConfig, TrafficSecrets
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import SignedRoster
+from sealring_protocol.strangers import Stranger
 from sealring_protocol.switchboard import Switchboard
 
 ENGINE_PING_SECONDS: Final = 1.0
@@ -146,6 +148,14 @@ class Node:
     def links(self) -> list[tuple[int, Purpose, Link]]:
         """Rank of the peer, purpose and link, of every established link."""
         return self._switchboard.links()
+
+    def peers(self) -> list[PeerState]:
+        """How it stands with every other member, by rank."""
+        return self._switchboard.peers()
+
+    def strangers(self) -> list[Stranger]:
+        """Who was refused before it was known who, the latest first."""
+        return self._switchboard.strangers.latest
 
     def next_event(self) -> NodeEvent | None:
         """What the caller has to do or know next. What may wait for the caller to have done so far

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from sealring_protocol.codec.messages import Message, Progress
-from sealring_protocol.connections import Adopted, Connection, Down, Incoming, News, Up
+from sealring_protocol.connections import Adopted, Connection, Down, Incoming, News, Up, why_not
 from sealring_protocol.control.contacts import Contact, Contacts, Key, Verdict
 from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.custody import Arrival, Custody
@@ -42,18 +42,17 @@ from sealring_protocol.link_events import (
     PeerProved,
     RosterReceived,
 )
+from sealring_protocol.peers import NO_FAULT, Fault, PeerBook, PeerClosed, PeerState
 from sealring_protocol.security.admission import Admission
 from sealring_protocol.security.handshake import (
     EncapsulationRequested,
     HandshakeConfig,
     SignatureRequested,
 )
-from sealring_protocol.security.roles import Purpose, may_open
+from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Member, Roster, SignedRoster
 from sealring_protocol.strangers import Strangers
 
-_SAY: Final = Level.WARNING
-_QUIET: Final = {CloseCode.SHUTDOWN, CloseCode.DUPLICATE_LINK, CloseCode.NOT_READY}
 _DUPLICATE: Final = "there is such a link already"
 _OTHER_ROSTER: Final = "another roster has come into force meanwhile"
 
@@ -72,7 +71,8 @@ class Switchboard:
         self._admission = Admission(now)
         self._connections: dict[int, Connection] = {}
         self._held: dict[Key, int] = {}
-        self._strangers = Strangers()
+        self.strangers = Strangers()
+        self._book = PeerBook()
         self._numbers = 0
         self._news: deque[News] = deque()
         self._flush: set[int] = set()
@@ -101,6 +101,10 @@ class Switchboard:
             for connection in self._connections.values()
             if connection.up and connection.key is not None and connection.link is not None
         ]
+
+    def peers(self) -> list[PeerState]:
+        """How it stands with every other member, by rank."""
+        return self._book.survey(self.config.roster.roster, self.config.node_id, self._contacts)
 
     def take(self) -> News | None:
         """The next thing that the node must know."""
@@ -195,7 +199,7 @@ class Switchboard:
         try:
             self._admission.opened(source)
         except LimitExceeded as error:
-            self.events.append(self._strangers.refused(source, error, now))
+            self.events.append(self.strangers.refused(source, error, now))
             self.events.append(Hangup(number, b""))
             return number
         link = Link.accept(self.config, self._admission, source, now, wall_ms, entropy)
@@ -217,9 +221,9 @@ class Switchboard:
         """The connection of a `Dial` could not be opened."""
         connection = self._connections.pop(number, None)
         if connection is not None and connection.key is not None:
+            self._book.failed((*connection.key, True), Fault.UNREACHABLE, reason, now)
             name = self.member(self._rank(connection.key)).name
-            text = f"cannot reach {name} yet: {reason}; will try again"
-            self.events.append(Note(Level.DEBUG, text))
+            self.events.append(Note(Level.DEBUG, f"cannot reach {name}: {reason}"))
             self._dial_ended(connection.key, now)
 
     def receive_data(self, number: int, data: bytes, now: float) -> None:
@@ -337,7 +341,7 @@ class Switchboard:
             case Arrival.TO_STORE:
                 self.events.append(StoreRoster(connection.number, roster.encode()))
             case Arrival.STALE:
-                self._down(connection, LocalProtocolError(_OTHER_ROSTER), now, Level.DEBUG)
+                self._down(connection, LocalProtocolError(_OTHER_ROSTER), now, CloseCode.NOT_READY)
             case Arrival.KNOWN:
                 self._with(connection.number, now, lambda link: link.roster_stored(now))
 
@@ -350,7 +354,8 @@ class Switchboard:
         if not self._custody.is_in_force(proved.roster):
             self._refuse(connection, CloseCode.NOT_READY, _OTHER_ROSTER, now)
             return
-        refusal = self._refusal(self._rank(key), proved.purpose)
+        ranks = self._rank(key), self.rank, len(self.config.roster.roster.members)
+        refusal = why_not(proved.purpose, *ranks, engine=self.accept_steps)
         verdict = self._contacts.judge(key, proved.instance)
         if refusal is not None:
             self._refuse(connection, *refusal, now)
@@ -372,23 +377,14 @@ class Switchboard:
     def _refuse(self, connection: Connection, code: CloseCode, reason: str, now: float) -> None:
         if connection.link is not None:
             connection.link.refuse(code, reason)
-        quiet = code in _QUIET
-        self._down(connection, LocalProtocolError(reason), now, Level.DEBUG if quiet else _SAY)
-
-    def _refusal(self, peer: int, purpose: Purpose) -> tuple[CloseCode, str] | None:
-        if not may_open(purpose, peer, self.rank, len(self.config.roster.roster.members)):
-            text = f"rank {peer} opens no {purpose.name} link to rank {self.rank}"
-            return CloseCode.ROLE_VIOLATION, text
-        if purpose is Purpose.STEP and not self.accept_steps:
-            return CloseCode.NOT_READY, "the engine is not up yet"
-        return None
+        self._down(connection, LocalProtocolError(reason), now, code)
 
     def _established(self, connection: Connection, event: LinkUp, now: float) -> None:
         key, link = connection.key, connection.link
         assert key is not None  # noqa: S101  a dial has it, a peer that was proved too
         assert link is not None  # noqa: S101  it is up
         if not self._custody.is_in_force(event.roster):
-            self._down(connection, LocalProtocolError(_OTHER_ROSTER), now, Level.DEBUG)
+            self._down(connection, LocalProtocolError(_OTHER_ROSTER), now, CloseCode.NOT_READY)
             return
         rank = self._rank(key)
         self._settle(connection)
@@ -396,7 +392,7 @@ class Switchboard:
         if not connection.dialed and not self._contacts.is_answered(key):
             for other in [c for c in self._connections.values() if c.key == key and c.dialed]:
                 if not other.up:
-                    self._down(other, LocalProtocolError(_DUPLICATE), now, Level.DEBUG)
+                    self._down(other, LocalProtocolError(_DUPLICATE), now, CloseCode.DUPLICATE_LINK)
         self._contacts.established(key, Contact(connection.number, event.instance, now))
         self._release(key, now)
         self._contacts.satisfied(key)
@@ -407,19 +403,17 @@ class Switchboard:
         self._news.append(Up(rank, key[1], event.hop, connection.number, link))
 
     def _closed(self, connection: Connection, code: int, reason: str, now: float) -> None:
-        known = CloseCode(code).name if code in {int(c) for c in CloseCode} else str(code)
-        error = RemoteProtocolError(f"the peer closed the link ({known.lower()}): {reason}")
-        self._down(connection, error, now, Level.DEBUG if code in _QUIET else _SAY)
+        self._down(connection, PeerClosed(code, reason), now, code)
 
     def _shut(self, connection: Connection, code: CloseCode, reason: str, now: float) -> None:
         if connection.link is not None and connection.up:
             connection.link.close(code, reason)
-        self._down(connection, LocalProtocolError(reason), now, Level.DEBUG)
+        self._down(connection, LocalProtocolError(reason), now, code)
 
     def _down(
-        self, connection: Connection, error: SealringError, now: float, level: Level = _SAY
+        self, connection: Connection, error: SealringError, now: float, code: int | None = None
     ) -> None:
-        """Forget a connection, hang it up, and tell whom it concerns."""
+        """Forget a connection, hang it up, and tell whom it concerns; *code*: why, if known."""
         if self._connections.pop(connection.number, None) is None:
             return
         last = connection.link.data_to_send() if connection.link is not None else b""
@@ -427,17 +421,21 @@ class Switchboard:
         self._flush.discard(connection.number)
         self._settle(connection)
         key = connection.key
+        if key is not None and key[0] in self.config.roster.roster and not self.closed:
+            contact = self._contacts.get(key) if connection.up else None
+            since = None if contact is None else contact.since
+            self._book.ended((*key, connection.dialed), error, code, now, since)
         told = key is not None and self._forget(connection, key, now)
         if key is None or key[0] not in self.config.roster.roster:
             if connection.source:
-                self.events.append(self._strangers.refused(connection.source, error, now))
+                self.events.append(self.strangers.refused(connection.source, error, now))
         elif told:
             self._news.append(Down(self._rank(key), key[1], str(error)))
         elif not connection.up:
             text = (
                 f"no {key[1].name.lower()} link with {self.member(self._rank(key)).name}: {error}"
             )
-            self.events.append(Note(level, text))
+            self.events.append(Note(Level.DEBUG if code in NO_FAULT else Level.WARNING, text))
 
     def _forget(self, connection: Connection, key: Key, now: float) -> bool:
         """Take a connection out of the books. True if it was the link of its key."""
@@ -477,6 +475,7 @@ class Switchboard:
             self._numbers += 1
             self._connections[self._numbers] = Connection(self._numbers, "", key)
             address = member.addresses[turn % len(member.addresses)]
+            self._book.dialing(*key, address)
             self.events.append(Dial(self._numbers, address, member.name))
 
     def _adopted(self, before: Roster, now: float) -> None:
@@ -484,6 +483,7 @@ class Switchboard:
         roster = self.config.roster
         for member in before.members:
             if member.id not in roster.roster:
+                self._book.forget(member.id)
                 for purpose in Purpose:
                     self._contacts.forget((member.id, purpose))
         for connection in list(self._connections.values()):

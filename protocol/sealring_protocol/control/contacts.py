@@ -132,6 +132,10 @@ class Contacts:
         """The established link of *key*."""
         return self._up.get(key)
 
+    def standing(self, peer: bytes) -> dict[Purpose, float]:
+        """The established links with *peer*, with the time since when each is."""
+        return {key[1]: contact.since for key, contact in self._up.items() if key[0] == peer}
+
     def judge(self, key: Key, instance: int) -> Verdict:
         """What to do with an incoming link *key* from the life *instance* of its peer."""
         contact = self._up.get(key)

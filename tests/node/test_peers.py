@@ -1,0 +1,66 @@
+"""What a node knows of the trouble with its peers: the last thing, where, and how often."""
+
+from __future__ import annotations
+
+import attrs
+from sealring_protocol.errors import CloseCode
+from sealring_protocol.peers import STEADY_SECONDS, Fault
+from sealring_protocol.security.roles import Purpose
+from sealring_protocol.security.roster import sign_roster
+
+from tests.sim.cluster import COORDINATOR, Cluster, make_roster
+
+CONTROL = Purpose.CONTROL
+
+
+def test_a_peer_that_cannot_be_reached_is_told_with_its_address_and_how_often():
+    made = Cluster(2, 1)
+    made.crash(made.hosts["host1"])
+    made.run_for(20.0)
+    (peer,) = made.head.node.peers()
+    trouble = peer.trouble(CONTROL, made.now)
+    assert (peer.rank, peer.name, peer.up) == (1, "node1", {})
+    assert trouble.fault is Fault.UNREACHABLE
+    assert (trouble.reason, trouble.address) == ("connection refused", "host1:1")
+    assert trouble.count > 5
+    assert trouble.at - trouble.since > 10
+    made.boot(1)
+    made.run_until(lambda: made.ready)
+    made.run_for(STEADY_SECONDS + 1)
+    (peer,) = made.head.node.peers()
+    assert CONTROL in peer.up
+    assert peer.trouble(CONTROL, made.now) is None
+
+
+def test_who_is_refused_for_its_model_knows_it_and_so_does_who_refuses():
+    made = Cluster(2, 2, models=[b"a" * 32, b"b" * 32])
+    made.run_for(4.0)
+    (rank,) = made.head.node.peers()
+    (head,) = made.hosts["host1"].node.peers()
+    refused, refuses = rank.trouble(CONTROL, made.now), head.trouble(CONTROL, made.now)
+    assert refused.fault is Fault.REFUSED
+    assert refuses.fault is Fault.REFUSED_US
+    assert refused.code == refuses.code == CloseCode.MODEL_MISMATCH
+    assert refused.reason == refuses.reason
+    assert refused.count > 2
+
+
+def test_nodes_of_other_clusters_end_their_handshakes_without_a_word():
+    other = attrs.evolve(make_roster(2).roster, cluster=b"d" * 32)
+    made = Cluster(2, 3, rosters=[make_roster(2), sign_roster(other, COORDINATOR)])
+    made.run_for(4.0)
+    for host in made.hosts.values():
+        (peer,) = host.node.peers()
+        assert peer.trouble(CONTROL, made.now).fault is Fault.SILENT
+        (stranger,) = host.node.strangers()
+        assert stranger.reason == "INIT is not for this node of this cluster"
+        assert stranger.count > 2
+
+
+def test_links_that_come_and_go_in_good_order_are_no_trouble():
+    made = Cluster(3, 4)
+    made.run_until(lambda: made.ready)
+    for host in made.hosts.values():
+        for peer in host.node.peers():
+            assert not peer.dialed, peer
+            assert not peer.incoming, peer
