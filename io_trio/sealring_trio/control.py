@@ -10,16 +10,28 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import trio
 
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.local_socket import MAX_LINE, check_path, peer_uid
+
+log = logging.getLogger("sealring")
+
+MAX_CLIENTS: Final = 64
+"""Connections at once; one more is closed at once. Memory: `MAX_LINE` each, and a descriptor."""
+
+REQUEST_SECONDS: Final = 10.0
+"""Time that a client has for its line."""
+
+_ACCEPT_PAUSE: Final = 0.1
+"""Seconds before the next try when the kernel has no descriptor or memory for a connection."""
 
 Reply = Callable[[dict[str, Any]], Awaitable[None]]
 Handler = Callable[[dict[str, Any], Reply], Awaitable[None]]
@@ -39,8 +51,16 @@ async def serve_control(
         task_status.started()
         async with trio.open_nursery() as nursery:
             while True:
-                connection, _ = await listener.accept()
-                nursery.start_soon(_serve_one, connection, handler)
+                try:
+                    connection, _ = await listener.accept()
+                except OSError as error:  # too many open files, say; it may pass
+                    log.warning("cannot take a client of the control socket: %s", error.strerror)
+                    await trio.sleep(_ACCEPT_PAUSE)
+                    continue
+                if len(nursery.child_tasks) >= MAX_CLIENTS:
+                    connection.close()
+                else:
+                    nursery.start_soon(_serve_one, connection, handler)
     finally:
         listener.close()
         _remove(path)
@@ -87,28 +107,59 @@ async def _serve_one(connection: trio.socket.SocketType, handler: Handler) -> No
     async with stream:
         if peer_uid(connection.getsockopt) != os.geteuid():
             return
-        try:
-            request = json.loads(await _read_line(stream))
-            if isinstance(request, dict):
+        with contextlib.suppress(trio.BrokenResourceError, _NoRequest):
+            with trio.move_on_after(REQUEST_SECONDS) as waited:
+                line = await _read_line(stream)
+            if waited.cancelled_caught:
+                return
+            try:
+                request = _parse(line)
+            except UserError as error:
+                await _send(stream, _describe(error))
+            else:
                 await _answer(stream, request, handler)
-        except (ValueError, trio.BrokenResourceError):
-            return  # no request, or the client has gone
+
+
+class _NoRequest(Exception):
+    """What came is not one line of a request."""
 
 
 async def _read_line(stream: trio.SocketStream) -> bytes:
-    """The request's line. Raises `ValueError` when it does not end, or is too long."""
+    """The request's line. Raises `_NoRequest` when it does not end, or is too long."""
     line = bytearray()
     while not line.endswith(b"\n"):
         data = await stream.receive_some()
         line += data
         if not data or len(line) > MAX_LINE:
-            raise ValueError("no request")
+            raise _NoRequest
     return bytes(line)
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    """The request in *line*. Raises `UserError`."""
+    try:
+        request = json.loads(line)
+    except RecursionError:  # what it is nested in is the interpreter's stack
+        fault = "it is nested too deep"
+    except ValueError as error:
+        fault = str(error)
+    else:
+        if isinstance(request, dict):
+            return request
+        fault = "it is no object"
+    raise UserError(
+        f"the request cannot be read: {fault}",
+        "Send one JSON object on one line, as 'sealring generate' and 'sealring status' do.",
+    )
+
+
+async def _send(stream: trio.SocketStream, line: dict[str, Any]) -> None:
+    await stream.send_all(json.dumps(line).encode() + b"\n")
 
 
 async def _answer(stream: trio.SocketStream, request: dict[str, Any], handler: Handler) -> None:
     async def reply(line: dict[str, Any]) -> None:
-        await stream.send_all(json.dumps(line).encode() + b"\n")
+        await _send(stream, line)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_watch, stream, nursery.cancel_scope)

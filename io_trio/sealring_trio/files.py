@@ -1,11 +1,61 @@
-"""Writing files that must never be half there, or be read by others."""
+"""Files that must never be half there, and files and folders that nobody else may touch.
+
+`replace_file` writes whole files or nothing. A file that must also be writable when the disk is
+full has a spare beside it (`reserve`): blocks that are its own already, which it is written into
+when no new ones can be had.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import stat
 from pathlib import Path
+from typing import Final
 
 from sealring_trio.errors import UserError
+
+READABLE: Final = 0o077
+"""What a file's mode must not have when only its owner may read it."""
+
+WRITABLE: Final = 0o022
+"""What a mode must not have when only its owner may write."""
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+def make_private_folder(path: Path) -> None:
+    """Have a folder *path* that only this user may write in. Raises `UserError`.
+
+    Who may write in a folder may replace every file in it, whatever the files' own modes are.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
+    except OSError as error:
+        raise UserError(
+            f"cannot make the state folder {path}: {error.strerror}",
+            "Choose another with the key 'state' of the config.",
+        ) from None
+    fault = others_may(status, WRITABLE)
+    if fault:
+        raise UserError(
+            f"the state folder {path} is not yours alone: {fault}",
+            "Whoever can write there can take this node's roster back, or give himself an API key. "
+            f"Make it yours: chown and chmod 700 {path}; or choose another with the key 'state'.",
+        )
+
+
+def others_may(status: os.stat_result, mask: int) -> str:
+    """Why a file with *status* is not this user's alone; empty if it is. *mask* has the bits of
+    the mode that must not be set: `READABLE` or `WRITABLE`."""
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_uid != os.geteuid():
+        return f"it belongs to another user (uid {status.st_uid})"
+    if mode & mask:
+        return f"others may {'read' if mask & 0o044 else 'write'} it (mode {mode:04o})"
+    return ""
 
 
 def write_new(path: Path, data: bytes, mode: int) -> None:
@@ -30,15 +80,20 @@ def write_new(path: Path, data: bytes, mode: int) -> None:
 def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Give *path* the content *data*: whole or not at all, and on disk when this returns.
 
-    Raises `OSError`.
+    On a full disk it takes the spare of *path*, if there is one (`reserve`). Raises `OSError`.
     """
     fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
-        with open(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(fd)
+        try:
+            _fill(fresh, os.O_CREAT | os.O_TRUNC, data, mode)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            try:
+                _spare(path).replace(fresh)
+            except FileNotFoundError:
+                raise error from None
+            _fill(fresh, 0, data, mode)
         fresh.replace(path)
     except OSError:
         fresh.unlink(missing_ok=True)
@@ -48,3 +103,29 @@ def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def reserve(path: Path, size: int) -> None:
+    """Keep *size* bytes of the disk for the next `replace_file` of *path*; none on a full disk."""
+    spare = _spare(path)
+    try:
+        if not spare.exists() or spare.stat().st_size != size:
+            # Written, not only claimed: then it can be written again without a new block.
+            _fill(spare, os.O_CREAT | os.O_TRUNC, bytes(size), 0o600)
+    except OSError:
+        with contextlib.suppress(OSError):
+            spare.unlink(missing_ok=True)
+
+
+def _spare(path: Path) -> Path:
+    return path.with_name(f".{path.name}.spare")
+
+
+def _fill(path: Path, flags: int, data: bytes, mode: int) -> None:
+    """Write *data* from the start of *path*, which ends with it, and onto the disk."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, mode)
+    with open(fd, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.ftruncate(fd, len(data))
+        os.fsync(fd)

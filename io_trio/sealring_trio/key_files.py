@@ -7,6 +7,7 @@ when it is used, for then it may no longer be only yours.
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 from pathlib import Path
@@ -17,7 +18,7 @@ from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.security.identity import SoftwareSigner
 
 from sealring_trio.errors import UserError
-from sealring_trio.files import write_new
+from sealring_trio.files import READABLE, write_new
 
 _HEX_KEY: Final = re.compile(r"04[0-9a-f]{128}")
 _CURVE: Final = ec.SECP256R1()
@@ -48,8 +49,9 @@ def public_path(path: Path) -> Path:
 def read_key(path: Path) -> SoftwareSigner:
     """The private key at *path*. Raises `UserError`."""
     try:
-        mode = stat.S_IMODE(path.stat().st_mode)
-        pem = path.read_bytes()
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            pem = file.read()
     except FileNotFoundError:
         raise UserError(
             f"there is no private key at {path}", f"Make one: sealring keygen {path}"
@@ -58,7 +60,7 @@ def read_key(path: Path) -> SoftwareSigner:
         raise UserError(
             f"cannot read the private key {path}: {error.strerror}", "It must be your own file."
         ) from None
-    if mode & 0o077:
+    if mode & READABLE:
         raise UserError(
             f"others can read the private key {path} (mode {mode:04o})",
             f"If you trust everyone who could: chmod 600 {path}. If not, make a new key.",

@@ -20,6 +20,7 @@ from sealring_protocol.security.handshake import TrafficSecrets
 from sealring_protocol.security.keys import SECRET, Suite
 
 from sealring_trio.errors import OperationError, UserError
+from sealring_trio.files import READABLE, others_may
 
 log = logging.getLogger("sealring.node")
 
@@ -30,8 +31,8 @@ class KeyLog:
     """The file at *path*, which only its owner may read, and to which lines are added."""
 
     def __init__(self, path: Path) -> None:
-        """Open it. Raises `OperationError`."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        """Open it. Raises `OperationError`, or `UserError` for one that others may read."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             self._file = os.open(path, flags, 0o600)
         except OSError as error:
@@ -39,6 +40,13 @@ class KeyLog:
                 f"cannot write keys to {path}: {error.strerror}",
                 "Name another file in 'keylog', or leave it out of the config.",
             ) from None
+        if fault := others_may(os.fstat(self._file), READABLE):
+            os.close(self._file)
+            # To set its mode would not do: who has it open already reads what is added.
+            raise UserError(
+                f"the key log {path} is not yours alone: {fault}",
+                "Delete it, or name another in 'keylog': it is made anew, for its owner alone.",
+            )
         log.warning("the keys of all links go to %s: whoever reads it reads them", path)
 
     def write(self, secrets: TrafficSecrets) -> None:

@@ -25,7 +25,6 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
-from pathlib import Path
 from typing import Final, TypeVarTuple
 
 import trio
@@ -58,11 +57,11 @@ from sealring_protocol.link import Link
 from sealring_protocol.node import Node
 from sealring_protocol.security.identity import Signer
 from sealring_protocol.security.roles import Purpose
+from sealring_protocol.security.roster import SignedRoster
 
 from sealring_trio.connecting import accept, dial, open_listeners
 from sealring_trio.engine import EngineOwner, Supervisor
-from sealring_trio.errors import OperationError
-from sealring_trio.files import replace_file
+from sealring_trio.errors import OperationError, UserError
 from sealring_trio.pump import Pump
 from sealring_trio.request_stream import Stream
 from sealring_trio.shared_wire import SPARE, Guard
@@ -111,10 +110,10 @@ class Runtime:
         signer: Signer,
         engine: Callable[[EngineOwner], Supervisor],
         listen: tuple[str, int],
-        store: Path,
+        keep: Callable[[SignedRoster], None],
     ) -> None:
         """Run *node*: sign with *signer*, keep an *engine* alive, listen at *listen* (host, port),
-        and keep adopted rosters in the file *store*."""
+        and have *keep* put an adopted roster on disk (in a thread; it may raise `OSError`)."""
         self.node = node
         self.guard = Guard()
         self.engine = engine(self)
@@ -129,7 +128,7 @@ class Runtime:
         self._stopping = False
         self._signer = signer
         self._listen = listen
-        self._store = store
+        self._keep = keep
         self._pumps: dict[int, Pump] = {}
         self._held = 0  # what is left for the event loop and is more than to tell somebody
         self._tunnels = Tunnels(self, self.guard)
@@ -377,10 +376,10 @@ class Runtime:
 
     async def _store_roster(self, link: int, data: bytes) -> None:
         try:
-            await trio.to_thread.run_sync(replace_file, self._store, data)
-        except (OSError, RuntimeError) as error:  # the latter where there is no thread
-            reason = getattr(error, "strerror", None) or error
-            log.warning("cannot keep a newer roster in %s: %s", self._store, reason)
+            await trio.to_thread.run_sync(self._keep, SignedRoster.decode(data))
+        except (OSError, UserError, RuntimeError) as error:  # the last where there is no thread
+            reason = getattr(error, "strerror", None) or getattr(error, "what", None) or error
+            log.warning("cannot keep a newer roster, which a peer brought: %s", reason)
             self._enter(self.node.roster_not_stored, link)
         else:
             self._enter(self.node.roster_stored, link)

@@ -1,8 +1,8 @@
 """What `sealring up` runs: one node with its engine, its control socket and its way to stop.
 
 Everything that can be wrong with the files is found before the first socket is opened
-(`prepare`). A roster that the node adopted from a peer is kept in the state folder, and is used
-in place of the config's when it is newer: a node never goes back to an older roster.
+(`prepare`). Which roster it begins with is `roster_store`'s to say: a node never goes back to an
+older one than it has used.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from sealring_trio.key_files import read_key, read_public_key
 from sealring_trio.key_log import KeyLog
 from sealring_trio.models import describe_model, find_model
 from sealring_trio.requests import Requests
-from sealring_trio.roster_files import verify_roster
+from sealring_trio.roster_store import RosterStore
 from sealring_trio.runtime import Runtime, wall_ms
 from sealring_trio.suites import SUITES
 from sealring_trio.units import format_address
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("sealring")
 
 ENGINE_MODULE: Final = "sealring_model.engine"
-_KEPT_ROSTER: Final = "adopted.roster"
 
 
 @attrs.frozen
@@ -62,6 +61,7 @@ class Prepared:
     signer: Signer
     coordinator: bytes
     roster: SignedRoster
+    store: RosterStore
     model: Path
 
 
@@ -69,7 +69,8 @@ def prepare(config: Config) -> Prepared:
     """Read and check every file that *config* names. Raises `UserError`."""
     signer = read_key(config.key)
     coordinator = read_public_key(config.coordinator)
-    roster = _newest_roster(config, coordinator)
+    store = RosterStore(config.state, coordinator)
+    roster = store.newest(config.roster, wall_ms())
     own = node_id(signer.public_key)
     if own not in roster.roster:
         raise UserError(
@@ -98,7 +99,7 @@ def prepare(config: Config) -> Prepared:
         check_keys(config)
     for note in info.notes:
         log.info("%s (see: sealring digest --help)", note)
-    return Prepared(config, signer, coordinator, roster, model)
+    return Prepared(config, signer, coordinator, roster, store, model)
 
 
 def _check_strategy(config: Config, world: int, info: ModelInfo) -> None:
@@ -124,26 +125,6 @@ def _check_strategy(config: Config, world: int, info: ModelInfo) -> None:
             "shared out evenly",
             f"Take a divisor of {info.even}, or use strategy = 'pp'.",
         )
-
-
-def _newest_roster(config: Config, coordinator: bytes) -> SignedRoster:
-    given = verify_roster(config.roster, coordinator, wall_ms())
-    kept_path = config.state / _KEPT_ROSTER
-    if not kept_path.exists():
-        return given
-    try:
-        kept = verify_roster(kept_path, coordinator, wall_ms())
-    except UserError as error:
-        log.warning("the roster adopted earlier is left aside: %s", error.what)
-        return given
-    if kept.roster.cluster != given.roster.cluster or kept.roster.serial <= given.roster.serial:
-        return given
-    log.info(
-        "using roster %d, which a peer brought; the config's is older (%d)",
-        kept.roster.serial,
-        given.roster.serial,
-    )
-    return kept
 
 
 def build_runtime(
@@ -181,7 +162,7 @@ def build_runtime(
         signer=prepared.signer,
         engine=_engine(config, EngineCommand(module, arguments)),
         listen=config.listen,
-        store=config.state / _KEPT_ROSTER,
+        keep=prepared.store.keep,
     )
 
 
@@ -203,13 +184,7 @@ async def serve(prepared: Prepared, lifeline: int | None) -> None:
     Raises `UserError` or `OperationError` when it cannot begin.
     """
     config = prepared.config
-    try:
-        config.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot make the state folder {config.state}: {error.strerror}",
-            "Choose another with the key 'state' of the config.",
-        ) from None
+    prepared.store.begin(prepared.roster)
     try:
         runtime = build_runtime(prepared)
     except LocalProtocolError as error:

@@ -30,7 +30,7 @@ def read_toml(path: Path, model: type[M], purpose: str) -> M:
     text = read_text(path, purpose)
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # the latter where it is nested too deep
         raise UserError(
             f"{path} is not valid TOML: {error}",
             'Texts need quotes (name = "desk"), numbers and true/false none.',

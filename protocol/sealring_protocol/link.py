@@ -224,8 +224,8 @@ class Link(LinkHandshake):
         self._over = True
         self._may_send = NOTHING
 
-    def fail(self, error: RemoteProtocolError) -> None:
-        """The owner found the peer at fault: the link dies of *error*, and says so."""
+    def fail(self, error: SealringError) -> None:
+        """The owner found a fault, the peer's or its own: the link dies of it, and says so."""
         if self._error is None:
             self._bury(error)
 

@@ -261,8 +261,10 @@ class Switchboard:
         """The other answer to `StoreRoster`: it could not be stored, so it is not taken."""
         connection = self._connections.get(number)
         if self._custody.not_stored(number) and connection is not None:
-            reason = "the newer roster that it brought could not be stored"
-            self._down(connection, LocalProtocolError(reason), now)
+            error = LocalProtocolError("the newer roster cannot be stored")
+            if connection.link is not None:
+                connection.link.fail(error)  # the peer hears it too: its owner may look there
+            self._down(connection, error, now)
 
     def handle_timeout(self, now: float) -> None:
         """Time has passed."""

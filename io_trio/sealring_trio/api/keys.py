@@ -20,7 +20,7 @@ import attrs
 import pydantic
 
 from sealring_trio.errors import UserError
-from sealring_trio.files import replace_file
+from sealring_trio.files import WRITABLE, make_private_folder, others_may, replace_file
 
 KEY_PREFIX: Final = "sk-sealring-"
 KEY_BYTES: Final = 32
@@ -46,7 +46,15 @@ class KeyFile(pydantic.BaseModel, extra="forbid", frozen=True):
 def read_keys(path: Path) -> KeyFile:
     """The keys in *path*; none if there is no such file. Raises `UserError`."""
     try:
-        return KeyFile.model_validate_json(path.read_bytes())
+        with path.open("rb") as file:
+            fault = others_may(os.fstat(file.fileno()), WRITABLE)
+            data = file.read()
+        if fault:
+            raise UserError(
+                f"the API keys in {path} are not yours alone: {fault}",
+                "Move the file away, and make new keys with 'sealring apikey new'.",
+            )
+        return KeyFile.model_validate_json(data)
     except FileNotFoundError:
         return KeyFile()
     except (OSError, pydantic.ValidationError) as error:
@@ -92,7 +100,7 @@ def revoke_key(path: Path, name: str) -> None:
 def _write(path: Path, records: list[KeyRecord]) -> None:
     text = KeyFile(keys=records).model_dump_json(indent=2)
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         replace_file(path, text.encode() + b"\n", 0o600)
     except OSError as error:
         raise UserError(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import cyclopts
-from sealring_protocol.errors import LocalProtocolError
+from sealring_protocol.errors import SealringError
 from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
 
@@ -47,6 +47,7 @@ and write a config for each: sealring up --help
 app = cyclopts.App(name="roster", help=HELP, help_format="rich")
 
 DAY_MS = 24 * 3600 * 1000
+MAX_SERIAL = (1 << 64) - 1
 
 
 @app.command
@@ -196,15 +197,14 @@ def sign(
     source = read_draft(draft)
     signer = read_key(key)
     now = time.time_ns() // 1_000_000
-    number = serial if serial is not None else _next_serial(path)
-    roster = build_roster(source, number, now, now + days * DAY_MS)
-    try:
-        signed = sign_roster(roster, signer)
-    except LocalProtocolError as error:
+    if signer.public_key.hex() in {member.public_key for member in source.member}:
         raise UserError(
-            f"{key} cannot sign this roster: {error}",
+            f"{key} cannot sign this roster: the coordinator's key is a member's key",
             "Make one that belongs to no node: sealring keygen coordinator.key --coordinator",
-        ) from None
+        )
+    number = serial if serial is not None else _next_serial(path, signer.public_key)
+    roster = build_roster(source, number, now, now + days * DAY_MS)
+    signed = sign_roster(roster, signer)
     try:
         replace_file(path, signed.encode())
     except OSError as error:
@@ -219,8 +219,28 @@ def sign(
     print(f"\nNext: sealring roster verify {path} --coordinator {key.with_suffix('.pub')}")
 
 
-def _next_serial(path: Path) -> int:
-    return read_roster(path).roster.serial + 1 if path.exists() else 1
+def _next_serial(path: Path, coordinator: bytes) -> int:
+    """One more than the serial of the roster at *path*, which *coordinator* must have signed:
+    whoever else can write the file would choose the serial. Raises `UserError`."""
+    if not path.exists():
+        return 1
+    before = read_roster(path)
+    try:
+        before.verify(coordinator)
+    except SealringError:
+        raise UserError(
+            f"{path} exists, and it is not signed by this key, or it was changed: its serial says "
+            "nothing, and it is left as it is",
+            "Find the greatest serial that is in use (sealring status on any node), and give one "
+            "more with --serial; or choose another file with --out.",
+        ) from None
+    serial = before.roster.serial
+    if serial >= MAX_SERIAL:
+        raise UserError(
+            f"{path} has the serial {serial}, the greatest there is",
+            "Begin a new cluster: sealring roster new.",
+        )
+    return serial + 1
 
 
 @app.command

@@ -1,0 +1,472 @@
+"""Attacks on a node's files: an older roster at a restart, files and folders that others may read
+or write, a serial out of a forged file, and the control socket's own clients."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from sealring_protocol.security.handshake import TrafficSecrets
+from sealring_protocol.security.identity import SoftwareSigner
+from sealring_protocol.security.keys import Suite
+from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign_roster
+from sealring_trio import control
+from sealring_trio.api.keys import KEY_FILE, new_key, read_keys
+from sealring_trio.control import Reply, serve_control
+from sealring_trio.errors import OperationError, UserError
+from sealring_trio.files import replace_file, reserve
+from sealring_trio.key_log import KeyLog
+from sealring_trio.local_socket import ask
+from sealring_trio.roster_store import KEPT, MARK, RosterStore
+
+from tests.io_trio.helpers import sealring
+from tests.io_trio.test_cli_files import flip, make_home
+
+NOW = 1_800_000_000_000
+DAY = 24 * 3600 * 1000
+COORDINATOR = SoftwareSigner.from_scalar(99991)
+
+
+def signed(
+    serial: int,
+    *,
+    days: float = 90,
+    cluster: bytes = b"c" * 32,
+    coordinator: SoftwareSigner = COORDINATOR,
+    name: str = "home",
+) -> SignedRoster:
+    """Roster *serial*, which was issued ten days ago and has *days* left."""
+    members = tuple(
+        Member(SoftwareSigner.from_scalar(1000 + rank).public_key, f"node{rank}", ("h:1",))
+        for rank in range(2)
+    )
+    roster = Roster(cluster, name, serial, NOW - 10 * DAY, NOW + int(days * DAY), True, members)
+    return sign_roster(roster, coordinator)
+
+
+class Disk:
+    """A node's config folder: what a restart finds there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config = folder / "home.roster"
+        self.state = folder / "desk.state"
+        self.kept = self.state / KEPT
+        self.mark = self.state / MARK
+
+    def store(self, coordinator: SoftwareSigner = COORDINATOR) -> RosterStore:
+        return RosterStore(self.state, coordinator.public_key)
+
+    def start(
+        self, roster: SignedRoster, coordinator: SoftwareSigner = COORDINATOR, now: int = NOW
+    ) -> int:
+        """Start the node with *roster* named by its config; the serial that it begins with."""
+        self.config.write_bytes(roster.encode())
+        store = self.store(coordinator)
+        chosen = store.newest(self.config, now)
+        store.begin(chosen)
+        return chosen.roster.serial
+
+    def adopt(self, roster: SignedRoster) -> None:
+        """A peer brings *roster* to the running node."""
+        self.store().keep(roster)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    """A node that began with roster 1 and was brought roster 3."""
+    made = Disk(tmp_path)
+    assert made.start(signed(1)) == 1
+    made.adopt(signed(3))
+    return made
+
+
+# ------------------------------------------------------------------ rollback at a restart
+
+SPOILED: dict[str, tuple[Callable[[Disk], object], str]] = {
+    "damaged": (lambda d: flip(d.kept), "roster"),
+    "cut": (lambda d: d.kept.write_bytes(d.kept.read_bytes()[:100]), "is not a signed roster"),
+    "empty": (lambda d: d.kept.write_bytes(b""), "is not a signed roster"),
+    "missing": (lambda d: d.kept.unlink(), "is not there"),
+    "older": (lambda d: d.kept.write_bytes(signed(2).encode()), "holds roster 2"),
+    "of another coordinator": (
+        lambda d: d.kept.write_bytes(signed(9, coordinator=SoftwareSigner.from_scalar(5)).encode()),
+        "does not verify",
+    ),
+}
+
+
+@pytest.mark.parametrize(("spoil", "said"), SPOILED.values(), ids=SPOILED)
+@pytest.mark.parametrize("serial", [1, 2])
+def test_a_node_never_goes_back_to_an_older_roster(
+    disk: Disk, spoil: Callable[[Disk], object], said: str, serial: int
+) -> None:
+    spoil(disk)
+    with pytest.raises(UserError, match="this node has used roster 3, and only older") as caught:
+        disk.start(signed(serial))
+    assert f"{disk.config} holds roster {serial}" in caught.value.what
+    assert said in caught.value.what
+    assert f"Copy roster 3 or a newer one to {disk.config}" in caught.value.advice
+    # What to do helps.
+    assert disk.start(signed(3)) == 3
+    assert disk.start(signed(1)) == 3
+
+
+def test_a_roster_that_cannot_be_kept_is_not_used(disk: Disk) -> None:
+    disk.kept.unlink()
+    disk.kept.mkdir()
+    with pytest.raises(UserError, match="cannot read the roster"):
+        disk.start(signed(1))
+    with pytest.raises(OperationError, match=r"cannot keep roster 3 in .*: Is a directory"):
+        disk.start(signed(3))
+
+
+def test_the_clock_brings_no_older_roster_back(disk: Disk) -> None:
+    disk.adopt(signed(4, days=1))
+    for now in (NOW - 400 * DAY, NOW, NOW + 2 * DAY, NOW + 400 * DAY):
+        assert disk.start(signed(1, days=1000), now=now) == 4
+
+
+def test_an_expired_roster_that_was_in_use_waits_for_a_newer_one(
+    disk: Disk, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk.adopt(signed(4, days=1))
+    assert disk.start(signed(1), now=NOW + 2 * DAY) == 4
+    assert "roster 4 expired on" in caplog.text
+    assert "sealring roster renew" in caplog.text
+
+
+def test_the_configs_roster_may_have_expired_where_a_newer_one_was_adopted(disk: Disk) -> None:
+    assert disk.start(signed(1, days=-1)) == 3
+
+
+@pytest.mark.parametrize("serial", [1, 5])
+def test_an_expired_roster_that_is_new_here_is_refused(tmp_path: Path, serial: int) -> None:
+    disk = Disk(tmp_path)
+    if serial > 1:
+        disk.start(signed(1))
+    with pytest.raises(UserError, match="expired on") as caught:
+        disk.start(signed(serial, days=-1))
+    assert "clock: it says 2027" in caught.value.advice
+
+
+@pytest.mark.parametrize("where", ["config", "kept"])
+def test_two_rosters_with_one_serial_are_refused(disk: Disk, where: str) -> None:
+    twin = signed(3, name="other")
+    if where == "kept":
+        disk.kept.write_bytes(twin.encode())
+    with pytest.raises(UserError, match=r"two rosters with the serial 3|another roster 3"):
+        disk.start(twin if where == "config" else signed(1))
+    disk.kept.unlink()
+    with pytest.raises(UserError, match="holds another roster 3 than the one"):
+        disk.start(twin)
+    assert disk.start(signed(4)) == 4
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes()[:-9]),
+        lambda path: path.write_bytes(path.read_bytes().replace(b" 3 ", b" 1 ")),
+        lambda path: (path.unlink(), path.mkdir()),
+        flip,
+    ],
+)
+def test_a_mark_that_cannot_be_read_is_told_with_the_way_out(
+    disk: Disk, spoil: Callable[[Path], object]
+) -> None:
+    spoil(disk.mark)
+    with pytest.raises(UserError, match="cannot tell which roster this node has used") as caught:
+        disk.start(signed(1))
+    assert f"rm {disk.mark}" in caught.value.advice
+    shutil.rmtree(disk.mark) if disk.mark.is_dir() else disk.mark.unlink()
+    assert disk.start(signed(1)) == 3  # what was adopted is there still
+
+
+def test_without_a_mark_a_roster_that_cannot_be_read_is_no_reason_to_go_back(disk: Disk) -> None:
+    disk.mark.unlink()
+    disk.kept.write_bytes(b"")
+    with pytest.raises(UserError, match="cannot tell whether roster 1") as caught:
+        disk.start(signed(1))
+    assert f"rm {disk.kept}" in caught.value.advice
+
+
+def test_every_cluster_and_coordinator_has_a_mark_of_its_own(disk: Disk) -> None:
+    other = SoftwareSigner.from_scalar(77)
+    assert disk.start(signed(1, cluster=b"d" * 32)) == 1
+    assert disk.start(signed(1, coordinator=other), other) == 1
+    with pytest.raises(UserError, match="has used roster 3"):
+        disk.start(signed(2))
+    with pytest.raises(UserError, match="another roster 1"):
+        disk.start(signed(1, cluster=b"d" * 32, name="twin"))
+    assert disk.start(signed(3)) == 3
+
+
+def test_a_crash_between_the_two_files_leaves_the_newer_roster(disk: Disk) -> None:
+    before = disk.mark.read_bytes()
+    disk.adopt(signed(4))
+    disk.mark.write_bytes(before)
+    assert disk.start(signed(1)) == 4
+    disk.kept.unlink()
+    with pytest.raises(UserError, match="has used roster 4"):
+        disk.start(signed(3))
+
+
+def test_the_mark_is_there_before_the_configs_roster_is_used(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    disk.start(signed(2))
+    with pytest.raises(UserError, match="two rosters with the serial 2"):
+        disk.start(signed(2, name="twin"))
+    assert disk.start(signed(1)) == 2
+    assert stat.S_IMODE(disk.mark.stat().st_mode) == 0o600
+
+
+def test_up_refuses_an_older_roster(tmp_path: Path) -> None:
+    """The whole command, as it is typed: roster 2 was in use, and its copy is damaged."""
+    home = make_home(tmp_path)
+    (home / "desk.toml").write_text(
+        'key = "desk.key"\nroster = "home.roster"\ncoordinator = "coordinator.pub"\n'
+        'listen = "192.0.2.1:7470"\nmodel = "tiny"\napi = "off"\n'
+    )
+    older = (home / "home.roster").read_bytes()
+    sealring("roster", "sign", home / "home.toml", "--key", home / "coordinator.key")
+    assert "cannot listen" in sealring("up", home / "desk.toml").err  # it has come so far
+    (home / "home.roster").write_bytes(older)
+    flip(home / "desk.state" / KEPT)
+    done = sealring("up", home / "desk.toml")
+    assert done.code == 2
+    assert "this node has used roster 2, and only older ones are here" in done.err
+    assert "Copy roster 2 or a newer one" in done.err
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system of 1 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "none", str(folder)]
+    try:
+        done = subprocess.run(mount, capture_output=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no mount here")
+    if done.returncode:
+        pytest.skip("file systems can be mounted by root alone")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(folder: Path) -> None:
+    with (folder / "filler").open("wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError:
+            pass
+
+
+def test_a_full_disk_takes_a_newer_roster_all_the_same(small_disk: Path) -> None:
+    disk = Disk(small_disk)
+    disk.start(signed(1))
+    fill(small_disk)
+    with pytest.raises(OSError, match="No space"):
+        (small_disk / "x").write_bytes(bytes(4096))
+    disk.adopt(signed(2))
+    assert disk.store().newest(disk.config, NOW).roster.serial == 2
+    disk.kept.unlink()
+    with pytest.raises(UserError, match="has used roster 2"):
+        disk.store().newest(disk.config, NOW)
+
+
+def test_a_full_disk_without_a_spare_is_told(small_disk: Path) -> None:
+    fill(small_disk)
+    reserve(small_disk / "a", 4096)
+    with pytest.raises(OSError, match="No space"):
+        replace_file(small_disk / "a", bytes(4096))
+    assert not list(small_disk.glob(".a*new"))
+
+
+# ----------------------------------------------------------- what others may read or write
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o722, 0o1777])
+def test_a_state_folder_that_others_may_write_is_refused(disk: Disk, mode: int) -> None:
+    disk.state.chmod(mode)
+    with pytest.raises(UserError, match="is not yours alone: others may write it") as caught:
+        disk.start(signed(4))
+    assert "chmod 700" in caught.value.advice
+    with pytest.raises(UserError, match="is not yours alone"):
+        new_key(disk.state / KEY_FILE, "alice")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_state_folder_of_another_user_is_refused(disk: Disk) -> None:
+    os.chown(disk.state, 12345, -1)
+    with pytest.raises(UserError, match=r"belongs to another user \(uid 12345\)"):
+        disk.start(signed(4))
+
+
+def test_a_state_folder_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        Disk(tmp_path).start(signed(1))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "desk.state").stat().st_mode) == 0o700
+    for path in (tmp_path / "desk.state").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+SECRETS = TrafficSecrets(next(iter(Suite)), b"t" * 32, b"r" * 32, b"i" * 32)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620])
+def test_a_key_log_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "keys"
+    path.touch()
+    path.chmod(mode)
+    with pytest.raises(UserError, match="is not yours alone") as caught:
+        KeyLog(path)
+    assert "Delete it" in caught.value.advice
+    assert path.read_bytes() == b""
+
+
+def test_a_key_log_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        for _ in range(2):  # and taken again
+            KeyLog(tmp_path / "keys").write(SECRETS)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o600
+    assert len((tmp_path / "keys").read_text().splitlines()) == 2
+
+
+def test_a_key_log_follows_no_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").touch(0o600)
+    (tmp_path / "keys").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OperationError, match="cannot write keys"):
+        KeyLog(tmp_path / "keys")
+
+
+def test_api_keys_that_others_may_write_are_not_taken(tmp_path: Path) -> None:
+    path = tmp_path / KEY_FILE
+    new_key(path, "alice")
+    assert read_keys(path).keys
+    path.chmod(0o622)
+    with pytest.raises(UserError, match="are not yours alone: others may write"):
+        read_keys(path)
+
+
+# ------------------------------------------------------------------------- signing
+
+
+def test_the_serial_of_a_forged_roster_is_not_taken(tmp_path: Path) -> None:
+    """Whoever can write the signed file would else use up the serials of the coordinator."""
+    home = make_home(tmp_path)
+    path = home / "home.roster"
+    real = SignedRoster.decode(path.read_bytes())
+    sign = ("roster", "sign", home / "home.toml", "--key", home / "coordinator.key")
+    members = real.roster.members
+    forged = Roster(
+        real.roster.cluster, "home", (1 << 64) - 2, NOW, NOW + DAY, inner_seal=True, members=members
+    )
+    path.write_bytes(sign_roster(forged, SoftwareSigner.from_scalar(5)).encode())
+    before = path.read_bytes()
+    done = sealring(*sign)
+    assert done.code == 2
+    assert "it is not signed by this key, or it was changed" in done.err
+    assert "--serial" in done.err
+    assert path.read_bytes() == before
+    path.write_bytes(real.encode())
+    assert sealring(*sign, "--json").json()["serial"] == 2
+
+
+def test_the_greatest_serial_has_no_next(tmp_path: Path) -> None:
+    home = make_home(tmp_path)
+    sign = ("roster", "sign", home / "home.toml", "--key", home / "coordinator.key")
+    assert sealring(*sign, "--serial", str((1 << 64) - 1)).code == 0
+    done = sealring(*sign)
+    assert done.code == 2
+    assert "the greatest there is" in done.err
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 20000, "a = " + "1" * 6000])
+def test_a_config_nested_or_long_beyond_reason_is_a_mistake(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.toml").write_text(text)
+    done = sealring("status", "--config", tmp_path / "a.toml")
+    assert done.code == 2
+    assert "is not valid TOML" in done.err
+
+
+# ------------------------------------------------------------------- the control socket
+
+
+async def echo(request: dict[str, Any], reply: Reply) -> None:
+    await reply({"event": "done", "keys": len(request)})
+
+
+async def raw(path: Path, data: bytes) -> bytes:
+    """What the socket at *path* answers to *data*, up to its end."""
+    with trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        await client.connect(str(path))
+        stream = trio.SocketStream(client)
+        try:
+            await stream.send_all(data)
+            return b"".join([chunk async for chunk in stream])
+        except trio.BrokenResourceError:
+            return b""
+
+
+HOSTILE = {
+    "deep lists": b"[" * 200_000 + b"\n",
+    "deep objects": b'{"a":' * 200_000 + b"\n",
+    "deep within a request": b'{"do":"status","x":' + b"[" * 200_000 + b"\n",
+    "a huge number": b'{"do":' + b"1" * 100_000 + b"}\n",
+    "no UTF-8": b'{"do":"\xff\xfe"}\n',
+    "no JSON": b"GET / HTTP/1.1\r\n",
+    "no object": b"[1, 2]\n",
+    "nothing": b"\n",
+}
+
+
+@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
+async def test_what_is_no_request_is_that_clients_mistake(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "s"
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_control, path, echo)
+        with trio.fail_after(20):
+            answer = await raw(path, data)
+            assert b'"mistake": true' in answer
+            assert b"the request cannot be read" in answer
+            assert b'"keys": 1' in await raw(path, b'{"do": "x"}\n')  # it lives
+        nursery.cancel_scope.cancel()
+
+
+async def test_clients_that_say_nothing_are_few_and_not_for_ever(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    path = tmp_path / "s"
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_control, path, echo)
+        idle = [trio.socket.socket(socket.AF_UNIX) for _ in range(control.MAX_CLIENTS + 20)]
+        for client in idle:
+            await client.connect(str(path))
+        async with trio.open_nursery() as ends:  # all are closed: the last at once
+            for client in idle:
+                ends.start_soon(client.recv, 1)
+        assert trio.current_time() < 2 * control.REQUEST_SECONDS
+        assert list(await trio.to_thread.run_sync(partial(list, ask(path, {"do": "x"}))))
+        for client in idle:
+            client.close()
+        nursery.cancel_scope.cancel()
