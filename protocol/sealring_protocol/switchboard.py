@@ -259,12 +259,9 @@ class Switchboard:
 
     def roster_not_stored(self, number: int, now: float) -> None:
         """The other answer to `StoreRoster`: it could not be stored, so it is not taken."""
-        connection = self._connections.get(number)
-        if self._custody.not_stored(number) and connection is not None:
-            error = LocalProtocolError("the newer roster cannot be stored")
-            if connection.link is not None:
-                connection.link.fail(error)  # the peer hears it too: its owner may look there
-            self._down(connection, error, now)
+        if self._custody.not_stored(number):
+            error = LocalProtocolError("the newer roster could not be stored")
+            self._with(number, now, lambda link: link.fail(error))  # which tells the peer too
 
     def handle_timeout(self, now: float) -> None:
         """Time has passed."""
