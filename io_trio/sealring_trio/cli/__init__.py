@@ -43,6 +43,7 @@ COMMANDS: Final = {
     "plan": ("plan:plan", "Work out which machine would hold what, and whether it fits."),
     "digest": ("digest:digest", "Hash a model's files, so that every rank can prove it has them."),
     "vectors": ("vectors:app", "Hold this implementation to the conformance vectors."),
+    "peer": ("peer:peer", "Talk sealring/1 with another implementation, without a model."),
     "decode": ("decode:decode", "Show what the links in a packet capture said."),
     "bench": ("bench:app", "Measure the protocol beside its yardsticks."),
 }
