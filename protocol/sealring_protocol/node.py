@@ -101,6 +101,7 @@ class Node:
         self._requests: set[int] = set()
         self._now = now
         self._next_uid = 1
+        self._last_epoch = 0
         self.loaded: Loaded | None = None
         self.progress = Progress()
         self._brain = self._make_brain()
@@ -125,6 +126,7 @@ class Node:
                 config.scheduler,
                 group_seconds=config.group_seconds,
                 first_uid=self._next_uid,
+                first_epoch=self._last_epoch,
             )
         )
 
@@ -385,22 +387,36 @@ class Node:
             self._events.append(ToEngine(HopKey(False, hop.suite, cluster, hop.receive)))
 
     def _begin_anew(self, now: float) -> None:
-        """The ranks are others now: end what runs, and begin with a new brain."""
-        for uid in sorted(self._requests):
-            self._events.append(RequestDone(uid, FinishReason.FAILED, "the roster changed"))
-        self._requests.clear()
+        """The ranks are others now: begin with a new brain. If this node was the head and still
+        is, the requests go on: they are read in again, as in any new epoch."""
         self._switchboard.unwant(*Purpose)
         self._switchboard.shut_all(set(Purpose), "the roster changed", now)
         while self._switchboard.take() is not None:
             pass  # the old brain's news
-        self._carry_out(self._brain.retire(), now)
-        if self._brain.replacing:
+        before = self._brain
+        self._carry_out(before.retire(), now)
+        if before.replacing:
             self._info = None  # the next engine presents itself
             self._switchboard.accept_steps = False
+        if isinstance(before, Head):
+            self._last_epoch = before.membership.epoch.counter
         self._brain = self._make_brain()
+        if isinstance(before, Head):
+            self._hand_over(before)
         self._want_control_links(now)
         if self._info is not None:
             self._carry_out(self._brain.engine_message(self._info, now), now)
+
+    def _hand_over(self, before: Head) -> None:
+        """Give the requests of *before* to the head after it, or end them if that is elsewhere."""
+        if isinstance(self._brain, Head):
+            self._brain.inherit(before.scheduler)
+            return
+        head = self._switchboard.member(0).name
+        text = f"roster {self.roster.roster.serial} makes {head} the head; ask there"
+        for uid in sorted(self._requests):
+            self._events.append(RequestDone(uid, FinishReason.FAILED, text))
+        self._requests.clear()
 
     def _carry_out(self, effects: list[Effect], now: float) -> None:
         for effect in effects:

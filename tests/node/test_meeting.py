@@ -77,21 +77,74 @@ def test_a_roster_with_other_ranks_begins_the_ring_anew():
     assert cluster.hosts["host0"].node.world == 3
 
 
-def test_requests_under_way_when_the_ranks_change_are_told_so():
-    old, new = make_roster(2, serial=1), make_roster(3, serial=2, order=(0, 2, 1))
+CHANGES = {
+    "a member joins": ((0, 1), (0, 1, 2), 2),
+    "a member joins before others": ((0, 1), (0, 2, 1), 2),
+    "a member goes": ((0, 1, 2), (0, 1), 1),
+    "members change places": ((0, 1, 2), (0, 2, 1), 1),
+    "the machine that is waited for": ((0, 1), (0, 2), 2),
+}
+"""The members before and after, in rank order; who brings the newer roster."""
+
+
+@pytest.mark.parametrize("splits", [0, 6], ids=["pipeline", "tensor"])
+@pytest.mark.parametrize(("before", "after", "bringer"), CHANGES.values(), ids=CHANGES)
+def test_requests_go_on_in_the_ring_of_a_newer_roster(before, after, bringer, splits):
+    old, new = (make_roster(3, n, order=order) for n, order in ((1, before), (2, after)))
+    cluster = Cluster(len(before), 3, rosters=[old] * len(before), splits=splits)
+    cluster.run_until(lambda: cluster.ready)
+    lengths = {cluster.submit(Request((4, 5, 6 + n), 400 + n)): n for n in range(9)}  # some wait
+    cluster.run_for(0.3)
+    epoch = cluster.head.node.brain.membership.epoch
+    if bringer == 2 and 1 not in after:
+        cluster.crash(cluster.hosts["host1"])
+        cluster.run_for(3.0)
+    cluster.rosters = [*cluster.rosters[:bringer], new]
+    cluster.models = [b"m" * 32] * 3
+    if f"host{bringer}" in cluster.hosts:
+        cluster.crash(cluster.hosts[f"host{bringer}"])
+        cluster.run_for(0.2)
+    assert not cluster.done
+    cluster.boot(bringer)
+    cluster.run_until(lambda: cluster.all_done)
+    assert cluster.head.node.world == len(after)
+    assert cluster.head.node.brain.membership.epoch > epoch  # none is used twice
+    for uid, n in lengths.items():
+        assert cluster.done[uid].reason is FinishReason.LENGTH
+        assert cluster.tokens[uid] == reference((4, 5, 6 + n), 400 + n, 6)
+
+
+def test_requests_end_with_the_reason_when_another_is_made_the_head():
+    old, new = make_roster(2, serial=1), make_roster(2, serial=2, order=(1, 0))
     cluster = Cluster(2, 3, rosters=[old, old])
     cluster.run_until(lambda: cluster.ready)
     uid = cluster.submit(Request((4, 5, 6), 3000))
     cluster.run_for(0.5)
-    cluster.rosters.append(new)
-    cluster.models.append(b"m" * 32)
-    cluster.boot(2)
+    cluster.rosters[1] = new
+    cluster.crash(cluster.hosts["host1"])
+    cluster.run_for(0.5)
+    cluster.boot(1)
     cluster.run_until(lambda: cluster.all_done)
     assert cluster.done[uid].reason is FinishReason.FAILED
-    assert "roster" in cluster.done[uid].message
-    uid = cluster.submit(Request((4, 5, 6), 9))
-    cluster.run_until(lambda: cluster.all_done)
-    assert cluster.tokens[uid] == reference((4, 5, 6), 9, 6)
+    assert cluster.done[uid].message == "roster 2 makes node1 the head; ask there"
+
+
+def test_a_head_that_was_not_for_a_while_repeats_no_epoch():
+    orders = ((0, 1), (1, 0), (0, 1))
+    rosters = [make_roster(2, n, order=order) for n, order in enumerate(orders, start=1)]
+    cluster = Cluster(2, 3, rosters=[rosters[0]] * 2)
+    cluster.run_until(lambda: cluster.ready)
+    epoch = cluster.head.node.brain.membership.epoch
+    for roster in rosters[1:]:
+        cluster.crash(cluster.hosts["host1"])
+        cluster.rosters[1] = roster
+        cluster.notes.clear()
+        cluster.run_for(0.5)
+        cluster.boot(1)
+        cluster.run_until(lambda: cluster.ready)
+    again = cluster.head.node.brain.membership.epoch
+    assert again.instance == epoch.instance
+    assert again.counter > epoch.counter
 
 
 def test_two_rosters_with_one_serial_never_meet():

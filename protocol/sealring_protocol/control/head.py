@@ -60,6 +60,10 @@ class Head(HeadEpochs):
         super().__init__(config)
         self._presentations = TokenBucket(PRESENTATIONS_PER_SECOND, 0.0)
 
+    def inherit(self, scheduler: Scheduler | None) -> None:
+        """Go on with the requests in *scheduler*, that of the head before, which has retired."""
+        self.scheduler = scheduler
+
     # ------------------------------------------------------------- requests
 
     def submit(self, request: Request, now: float) -> tuple[int, list[Effect]]:
@@ -120,12 +124,14 @@ class Head(HeadEpochs):
         known, self._info = self._info, info
         if self._joining.engine_up() and known is not None and known.model == info.model:
             return self._start_engine(now) if self._order is not None else self._try_start(now)
+        asked = self._config.scheduler
+        largest = (MAX_SEALED_BODY - _STEP_ROOM) // (info.hidden * info.dtype.width)
+        groups = asked.groups or (1 if self._world == 1 else 2 * self._world)
+        config = attrs.evolve(asked, groups=groups, chunk=max(1, min(asked.chunk, largest)))
         if self.scheduler is None:
-            asked = self._config.scheduler
-            largest = (MAX_SEALED_BODY - _STEP_ROOM) // (info.hidden * info.dtype.width)
-            groups = asked.groups or (1 if self._world == 1 else 2 * self._world)
-            config = attrs.evolve(asked, groups=groups, chunk=max(1, min(asked.chunk, largest)))
             self.scheduler = Scheduler(config, info.context, self._config.first_uid)
+        elif self.scheduler.config != config:
+            self.scheduler.resize(config)
         present = self.membership.present
         others = [rank for rank, ready in present.items() if ready.model != info.model]
         for rank in others:

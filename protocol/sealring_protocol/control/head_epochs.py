@@ -54,6 +54,7 @@ class HeadConfig:
     bootstrap_seconds: float = 600.0
     group_seconds: float = 20.0
     first_uid: int = 1
+    first_epoch: int = 0  # the last that this node has raised, with another roster
 
 
 class HeadEpochs(HeadSteps):
@@ -64,7 +65,7 @@ class HeadEpochs(HeadSteps):
         super().__init__(world, tuned=not config.scheduler.groups and world > 1)
         self._config = config
         self._wish = config.wish
-        self.membership = Membership(config.instance, world)
+        self.membership = Membership(config.instance, world, config.first_epoch)
         self.plan: Plan | None = None
         self._info: EngineInfo | None = None
         self._engine_ready: Ready | None = None
@@ -88,7 +89,8 @@ class HeadEpochs(HeadSteps):
         return self._joining.replacing
 
     def retire(self) -> list[Effect]:
-        """Another brain takes over: what the engine is in is over."""
+        """Another brain takes over: what the engine is in is over, and every step."""
+        self._forget_steps()
         return self._joining.leave()
 
     # --------------------------------------------------------------- epochs

@@ -50,11 +50,12 @@ MEMBERSHIP_TABLE: Final[Table[MembershipState, MembershipEvent]] = {
 
 
 class Membership:
-    """Ranks 0 to *world* - 1 of the head with *instance*. Rank 0 is the head itself."""
+    """Ranks 0 to *world* - 1 of the head with *instance*. Rank 0 is the head itself. The epoch that
+    this head was in *before*, with another roster, counts on."""
 
-    def __init__(self, instance: int, world: int) -> None:
+    def __init__(self, instance: int, world: int, before: int = 0) -> None:
         self._machine = Machine(MEMBERSHIP_TABLE, MembershipState.GATHERING)
-        self._epoch = Epoch(instance, 0)
+        self._epoch = Epoch(instance, before)
         self._world = world
         self._present: dict[int, Ready] = {}
         self._ready: dict[int, Ready] = {}

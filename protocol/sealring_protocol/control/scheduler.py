@@ -140,6 +140,14 @@ class Scheduler:
         self._window = window
         self.tune(groups)
 
+    def resize(self, config: SchedulerConfig) -> None:
+        """Between epochs: go on by *config*, for the ring may have other ranks."""
+        self.config = config
+        self._residents.config = config
+        self._chunk = min(self._chunk, config.chunk)
+        self._decoded = [0] * max(1, config.groups)
+        self.tune(len(self._decoded))
+
     # ---------------------------------------------------------------- epochs
 
     def begin(self, epoch: Epoch, ranks: Sequence[Ready] = ()) -> None:
