@@ -10,6 +10,7 @@ from sealring_protocol.errors import CloseCode
 from sealring_protocol.link import Link
 from sealring_protocol.link_events import Hop
 from sealring_protocol.security.roles import Purpose, may_open
+from sealring_protocol.security.roster import Roster
 
 
 @attrs.frozen
@@ -47,6 +48,12 @@ class Adopted:
     """A newer roster is in force; *changed* if its ring is another: members, ranks or policy."""
 
     changed: bool
+
+    @classmethod
+    def after(cls, before: Roster, roster: Roster) -> Adopted:
+        """The news that *roster* has replaced *before*."""
+        same = [m.id for m in before.members] == [m.id for m in roster.members]
+        return cls(not same or before.inner_seal != roster.inner_seal)
 
 
 News = Up | Down | Incoming | Adopted

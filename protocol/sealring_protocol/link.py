@@ -33,6 +33,7 @@ from sealring_protocol.errors import (
 from sealring_protocol.limits import (
     HANDSHAKE_TIMEOUT,
     INIT_TIMEOUT,
+    MAX_CLOCK_SKEW_MS,
     MAX_UNSENT,
     MIN_FRAME_RATE,
     PING_TIMEOUT,
@@ -156,7 +157,11 @@ class Link(LinkHandshake):
         """The stream ended. Raises `ConnectionLost` unless CLOSE came before."""
         self._check_alive()
         if not self._over:
-            self._die(ConnectionLost("the connection ended without CLOSE"))
+            told = "the connection ended without CLOSE"
+            if self._outranked():
+                self.put_out = True
+                told = f"{told}; the peer holds a newer roster, perhaps without this node"
+            self._die(ConnectionLost(told))
 
     def next_event(self) -> LinkEvent | None:
         """The next event, or None until more data or an answer comes.
@@ -281,6 +286,8 @@ class Link(LinkHandshake):
             case Pong():
                 self.keepalive.pong(message, self._now)
             case Close(code, reason):
+                early = self._now + MAX_CLOCK_SKEW_MS / 1000 < self._expires
+                self.put_out = code == CloseCode.ROSTER_EXPIRED and early
                 self._handshake.close()
                 self._over = True
                 self._may_send = NOTHING

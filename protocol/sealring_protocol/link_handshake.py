@@ -88,6 +88,8 @@ class LinkHandshake:
         self._opened = now  # the last frame
         self._wall_offset = wall_ms / 1000 - now
         self._expires = float("inf")
+        self.put_out = False
+        """The peer seems to hold a newer roster in which this node is no member."""
 
     # ---------------------------------------------------------------- answers
 
@@ -124,6 +126,12 @@ class LinkHandshake:
     def renew(self, roster: SignedRoster) -> None:
         """Live as long as *roster*, in which both ends have the ranks that they had."""
         self._expires = roster.roster.expires_ms / 1000 - self._wall_offset
+
+    def _outranked(self) -> bool:
+        """The peer has proved itself, has this node's FIN, and holds a newer roster than it."""
+        waits = self._handshake.state is hs.InitiatorState.WAIT_ACCEPT
+        own = self._config.roster.roster.serial
+        return waits and self._secrets is not None and self._secrets.peer.serial > own
 
     def _responder(self) -> hs.Responder:
         if not isinstance(self._handshake, hs.Responder):

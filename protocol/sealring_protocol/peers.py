@@ -16,7 +16,8 @@ from typing import Final
 
 import attrs
 
-from sealring_protocol.control.contacts import Contacts
+from sealring_protocol.control.contacts import REST_SECONDS, Contacts
+from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.errors import (
     CloseCode,
     ConnectionLost,
@@ -69,7 +70,7 @@ class Trouble:
 class PeerState:
     """How it stands with the member of *rank*: *up* are its links by purpose, with the time since
     when; *dialing* is the address that this node has dialed last, *dialed* and *incoming* are what
-    went wrong last, by purpose."""
+    went wrong last, by purpose. By *put_out* it holds a newer roster, without this node."""
 
     rank: int
     name: str
@@ -78,6 +79,7 @@ class PeerState:
     dialing: Mapping[Purpose, str] = attrs.field(factory=dict)
     dialed: Mapping[Purpose, Trouble] = attrs.field(factory=dict)
     incoming: Mapping[Purpose, Trouble] = attrs.field(factory=dict)
+    put_out: bool = False
 
     def trouble(self, purpose: Purpose, now: float) -> Trouble | None:
         """What keeps the link with *purpose* from being; None where nothing is known, or while it
@@ -160,6 +162,19 @@ class PeerBook:
             reason = error.reason if isinstance(error, PeerClosed) else str(error)
             self.failed(key, _fault(error, up=since is not None), reason, now, code)
 
+    def put_out(self, peer: bytes, own: Roster, contacts: Contacts, now: float) -> list[Note]:
+        """*peer* holds a newer roster than *own*, in which this node is no member. It is left alone
+        for a while, and that is told once."""
+        member = own.member(peer)
+        if member is None or not contacts.rest(peer, now):
+            return []
+        text = (
+            f"{member.name} holds a newer roster than this node's ({own.serial}), in which this "
+            f"node is no member: it is dialed every {REST_SECONDS / 60:.0f} minutes. If that is a "
+            "mistake, add this node to the roster, sign it, and give it to any member"
+        )
+        return [Note(Level.WARNING, text)]
+
     def forget(self, peer: bytes) -> None:
         """*peer* is no member any more."""
         for key in [key for key in self._troubles if key[0] == peer]:
@@ -178,6 +193,7 @@ class PeerBook:
                 {p: at for p in Purpose if (at := self._addresses.get((member.id, p)))},
                 self._of(member.id, dialed=True),
                 self._of(member.id, dialed=False),
+                contacts.is_resting(member.id),
             )
             for rank, member in enumerate(roster.members)
             if member.id != own

@@ -425,15 +425,17 @@ class Switchboard:
             since = None if contact is None else contact.since
             self._book.ended((*key, connection.dialed), error, code, now, since)
         told = key is not None and self._forget(connection, key, now)
+        if key is not None and connection.link is not None and connection.link.put_out:
+            outs = self._book.put_out(key[0], self.config.roster.roster, self._contacts, now)
+            self.events.extend(outs)
         if key is None or key[0] not in self.config.roster.roster:
             if connection.source:
                 self.events.append(self.strangers.refused(connection.source, error, now))
         elif told:
             self._news.append(Down(self._rank(key), key[1], str(error)))
         elif not connection.up:
-            text = (
-                f"no {key[1].name.lower()} link with {self.member(self._rank(key)).name}: {error}"
-            )
+            name = self.member(self._rank(key)).name
+            text = f"no {key[1].name.lower()} link with {name}: {error}"
             self.events.append(Note(Level.DEBUG if code in NO_FAULT else Level.WARNING, text))
 
     def _forget(self, connection: Connection, key: Key, now: float) -> bool:
@@ -480,20 +482,16 @@ class Switchboard:
     def _adopted(self, before: Roster, now: float) -> None:
         """The roster in force is another than *before*; links with those put out end."""
         roster = self.config.roster
+        self._contacts.wake()
         for member in before.members:
             if member.id not in roster.roster:
                 self._book.forget(member.id)
-                for purpose in Purpose:
-                    self._contacts.forget((member.id, purpose))
+                self._contacts.forget(member.id)
         for connection in list(self._connections.values()):
             if connection.key is not None and connection.key[0] not in roster.roster:
                 self._shut(connection, CloseCode.ROSTER_EXPIRED, "no longer a member", now)
             elif connection.up and connection.link is not None:
                 connection.link.renew(roster)
-        after = roster.roster
-        changed = before.inner_seal != after.inner_seal or (
-            [m.id for m in before.members] != [m.id for m in after.members]
-        )
-        self.events.append(Note(Level.INFO, f"roster {after.serial} is in force"))
-        self._news.append(Adopted(changed))
+        self.events.append(Note(Level.INFO, f"roster {roster.roster.serial} is in force"))
+        self._news.append(Adopted.after(before, roster.roster))
         self.greet(now)

@@ -230,3 +230,47 @@ def test_stopping_closes_every_link_and_says_so():
     assert links_of(cluster, 0) == []
     cluster.run_for(0.2)
     assert any("the node shuts down" in text for _, who, text in cluster.notes if who != "host0")
+
+
+def put_out(cluster: Cluster, index: int) -> list[str]:
+    """What node *index* has said of being put out."""
+    return [
+        text
+        for _, who, text in cluster.notes
+        if who == f"host{index}" and "in which this node is no member" in text
+    ]
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_member_that_was_put_out_is_told_once_and_then_quiet(away):
+    """Put out while it has links, or while it was away."""
+    old, new = make_roster(3, serial=1), make_roster(3, serial=2, order=(0, 1))
+    cluster = Cluster(3, 2, rosters=[old, old, old])
+    cluster.run_until(lambda: cluster.ready)
+    if away:
+        cluster.crash(cluster.hosts["host2"])
+    cluster.crash(cluster.hosts["host1"])
+    cluster.run_for(1.0)
+    cluster.rosters[1] = new
+    cluster.notes.clear()
+    cluster.boot(1)
+    cluster.run_until(lambda: cluster.ready)
+    if away:
+        cluster.boot(2)
+    cluster.run_for(20.0)
+    told = put_out(cluster, 2)
+    assert len(told) == len(set(told))
+    assert any(text.startswith("node0 holds a newer roster than this node's (1)") for text in told)
+    assert {peer.put_out for peer in cluster.hosts["host2"].node.peers()} >= {True}
+    cluster.notes.clear()
+    cluster.run_for(500.0)
+    assert [text for _, _, text in cluster.notes] == []
+    # Once it is a member again, whoever brings the roster reaches it.
+    cluster.rosters[1] = make_roster(3, serial=3, order=(0, 1, 2))
+    cluster.crash(cluster.hosts["host1"])
+    cluster.run_for(1.0)
+    cluster.notes.clear()
+    cluster.boot(1)
+    cluster.run_until(lambda: cluster.ready)
+    assert cluster.head.node.world == 3
+    assert not any(peer.put_out for peer in cluster.hosts["host2"].node.peers())

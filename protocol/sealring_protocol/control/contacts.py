@@ -24,6 +24,9 @@ from sealring_protocol.security.roles import Purpose
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 5.0
 
+REST_SECONDS: Final = 600.0
+"""How long a peer that has put this node out is left alone."""
+
 Key = tuple[bytes, Purpose]
 """A peer's node id, and the purpose of the link with it."""
 
@@ -63,6 +66,7 @@ class Contacts:
         self._wishes: dict[Key, _Wish] = {}
         self._up: dict[Key, Contact] = {}
         self._answered: set[Key] = set()  # own dials past RESP
+        self._resting: dict[bytes, float] = {}  # peers that are left alone, and until when
 
     # ---------------------------------------------------------------- wishes
 
@@ -76,9 +80,10 @@ class Contacts:
         """Dial *key* until it has been up once."""
         self._wishes.setdefault(key, _Wish(True, now))
 
-    def forget(self, key: Key) -> None:
-        """Stop dialing *key*."""
-        self._wishes.pop(key, None)
+    def forget(self, peer: bytes) -> None:
+        """Stop dialing *peer*."""
+        for key in [key for key in self._wishes if key[0] == peer]:
+            del self._wishes[key]
 
     def forget_all(self, purposes: set[Purpose]) -> None:
         """Stop dialing links of *purposes*."""
@@ -89,7 +94,7 @@ class Contacts:
         """The links to dial now, each with the number of its try."""
         found = []
         for key, wish in self._wishes.items():
-            if not wish.dialing and key not in self._up and now >= wish.next_try:
+            if not wish.dialing and key not in self._up and now >= self._next_try(key, wish):
                 wish.dialing = True
                 found.append((key, wish.turn))
                 wish.turn += 1
@@ -98,11 +103,28 @@ class Contacts:
     def next_timeout(self) -> float | None:
         """When the next dial is due."""
         times = [
-            wish.next_try
+            self._next_try(key, wish)
             for key, wish in self._wishes.items()
             if not wish.dialing and key not in self._up
         ]
         return min(times, default=None)
+
+    def _next_try(self, key: Key, wish: _Wish) -> float:
+        return max(wish.next_try, self._resting.get(key[0], wish.next_try))
+
+    def rest(self, peer: bytes, now: float) -> bool:
+        """Leave *peer* alone for a while: it has put this node out. True if that is news."""
+        news = peer not in self._resting
+        self._resting[peer] = now + REST_SECONDS
+        return news
+
+    def wake(self) -> None:
+        """Dial everybody again: this node has another roster."""
+        self._resting.clear()
+
+    def is_resting(self, peer: bytes) -> bool:
+        """*peer* has put this node out, as far as is known."""
+        return peer in self._resting
 
     def dial_ended(self, key: Key, now: float) -> None:
         """An own dial came to nothing, or its link is gone: try again after a pause."""
@@ -149,6 +171,7 @@ class Contacts:
     def established(self, key: Key, contact: Contact) -> None:
         """The link *contact* of *key* is up."""
         self._answered.discard(key)
+        self._resting.pop(key[0], None)
         self._up[key] = contact
         wish = self._wishes.get(key)
         if wish is not None:
