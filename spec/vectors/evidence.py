@@ -8,7 +8,7 @@ from typing import Any, Final
 import attrs
 
 from spec.vectors.model import FORGED, LIMIT, MALFORMED, Json, Vector, refused, u64, valid
-from spec.vectors.plain import Statement
+from spec.vectors.plain import Statement, sha256
 from spec.vectors.talk import flipped
 from spec.vectors.world import ADA, BEN, EVE, NOW, YEAR, node
 
@@ -32,7 +32,10 @@ def _input(data: bytes, **other: Any) -> Json:
 
 
 def _of(statement: Statement) -> Json:
-    return _input(statement.signed(ATTESTER.signer), digest=statement.digest)
+    """What a verifier takes, but for what is wrong with *statement* itself."""
+    data = statement.signed(ATTESTER.signer)
+    trusted = (statement.attester,)
+    return _input(data, digest=statement.digest, subject=statement.subject, attesters=trusted)
 
 
 def vectors() -> Iterator[Vector]:
@@ -64,6 +67,7 @@ def _malformed() -> Iterator[tuple[str, str, str, Json]]:
         ("kind-4", "kind 4", {"kind": 4}),
         ("own", "a key that attests itself", {"subject": ATTESTER.public}),
         ("no-point", "a subject that is no point", {"subject": b"\4" + bytes(64)}),
+        ("attester-no-point", "an attester that is no point", {"attester": b"\4" + bytes(64)}),
         ("no-time", "expires when it is issued", {"expires_ms": STATEMENT.issued_ms}),
     ]
     for name, about, change in changes:
@@ -74,11 +78,13 @@ def _malformed() -> Iterator[tuple[str, str, str, Json]]:
 
 def _not_good() -> Iterator[tuple[str, str, str, Json]]:
     data = STATEMENT.signed(ATTESTER.signer)
+    claimed = flipped(data, -65)
+    other = sha256(claimed[:-64])
     for name, about, given in [
         ("attester", "an attester that is not trusted", _input(data, attesters=(EVE.public,))),
         ("nobody", "nobody is trusted", _input(data, attesters=())),
         ("signature", "a bit of the signature flipped", _input(flipped(data, -1))),
-        ("claims-changed", "a bit of the claims flipped", _input(flipped(data, -65))),
+        ("claims-changed", "a bit of the claims flipped", _input(claimed, digest=other)),
         ("subject", "about another node's key", _input(data, subject=BEN.public)),
         ("digest", "the roster names another digest", _input(data, digest=bytes(32))),
         ("early", "before it was issued", _input(data, wall_ms=STATEMENT.issued_ms - 1)),

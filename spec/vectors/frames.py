@@ -59,9 +59,6 @@ def _bad_headers() -> Iterator[Vector]:
     sealed = _input(frame(2, b"data"), {1: 64})
     about = "a sealed frame where the state takes handshake frames alone"
     yield refused("frame/kind-not-taken", "frames", "FR-02", about, sealed)
-    nothing = _input(frame(1, b""), {})
-    about = "an empty frame where the state takes nothing"
-    yield refused("frame/nothing-taken", "frames", "FR-02", about, nothing)
 
 
 def _second_is_bad() -> Iterator[Vector]:

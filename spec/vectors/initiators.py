@@ -124,8 +124,9 @@ def _bad_resp() -> Iterator[Vector]:
     yield _silent("resp-short", "HS-08", "a byte too short", talk, short, MALFORMED)
     empty = header(1, 0)
     yield _silent("resp-empty", "HS-08", "an empty frame", talk, empty, MALFORMED)
-    code = resp[:8] + b"\x03" + resp[9:]
-    yield _silent("resp-code", "HS-08", "FIN's code", talk, code, MALFORMED)
+    other = talk_to()
+    code = other.resp(code=b"\x03")
+    yield _silent("resp-code", "HS-08", "FIN's code", other, code, MALFORMED)
     reflected = header(1, 1261) + talk.init_frame[8:]
     yield _silent("reflected", "HS-08", "its own INIT comes back", talk, reflected, MALFORMED)
     for suite in (0, 3, 255):

@@ -11,6 +11,7 @@ from typing import Any, Final
 from sealring_protocol.codec.messages import (
     Decode,
     Epoch,
+    FailureKind,
     Join,
     Open,
     Prefill,
@@ -24,6 +25,7 @@ from spec.vectors.plain import LedgerState
 
 GIVEN: Final[Mapping[str, bytes]] = {}
 EPOCH: Final = Epoch(7, 1)
+LEDGER: Final = FailureKind.LEDGER
 Rows = tuple[tuple[int, int], ...]
 
 
@@ -139,6 +141,13 @@ COURSES: Final[dict[str, tuple[str, Course]]] = {
         "the longest row",
         ((step(open=(Open(1),), work=Prefill(1, 0, 2**32 - 1)), state({1: 2**32 - 1})),),
     ),
+    "longest-decoded": (
+        "a row that a decode makes as long as any",
+        (
+            (step(open=(Open(1),), work=Prefill(1, 0, 2**32 - 2)), state({1: 2**32 - 2})),
+            (step(join=(Join(1, 0),), work=Decode(0)), state({}, {0: ((1, 2**32 - 1),)})),
+        ),
+    ),
     "far": (
         "the largest uid and the last group",
         (
@@ -183,16 +192,30 @@ FAULTS: Final[dict[str, tuple[str, Course, dict[str, Any]]]] = {
     "prefill-joined": ("reads a row that is in a group", TWO_ROWS, step(work=Prefill(1, 7, 1))),
     "prefill-gap": ("leaves a gap", READ_ONE, step(work=Prefill(1, 6, 1))),
     "prefill-again": ("reads tokens again", READ_ONE, step(work=Prefill(1, 4, 1))),
+    "prefill-joined-new": (
+        "reads a row that is in a group, as if it were new",
+        TWO_ROWS,
+        step(work=Prefill(1, 0, 1)),
+    ),
+    "prefill-gap-closed": ("leaves a gap", READ_ONE, step(work=Prefill(1, 6, 1))),
+    "prefill-again-added": ("reads tokens again", READ_ONE, step(work=Prefill(1, 4, 1))),
     "prefill-long": (
         "makes a row longer than 2^32 - 1",
         COURSES["longest"][1],
         step(work=Prefill(1, 2**32 - 1, 1)),
     ),
+    "decode-long": (
+        "makes a row longer than 2^32 - 1, by a decode",
+        COURSES["longest"][1],
+        step(join=(Join(1, 0),), work=Decode(0)),
+    ),
+    "evict-private-stays": ("evicts a row that is in no group", READ_ONE, step(evict=(1,))),
 }
 
 
 _GROUP: Final[dict[int, Rows]] = {0: ((1, 7), (2, 1))}
 CARELESS: Final[dict[str, LedgerState]] = {
+    "save-unknown": state({1: 5}, {}, {90: 0}),
     "save-zero": state({1: 5}, {}, {0: 5}),
     "save-taken": state({1: 5}, {}, {90: 5}),
     "save-as-uid": state({1: 5}, {}, {1: 5}),
@@ -211,22 +234,34 @@ CARELESS: Final[dict[str, LedgerState]] = {
     "open-keep": state({1: 5, 2: 6}, {}, {90: 5}),
     "open-keep-none": state({1: 5, 2: 1}),
     "open-row": state({1: 5, 2: 1}),
+    "join-unknown": state({1: 5}, {0: ((2, 0),)}),
+    "join-twice": state({}, {0: ((1, 5),), 1: ((1, 0),)}),
+    "join-evicted": state({}, {0: ((2, 1), (1, 0))}),
     "decode-empty": state({1: 5}),
+    "decode-left": state(),
     "prefill-unknown": state({1: 5, 2: 1}),
+    "prefill-joined": state({}, {0: ((1, 8), (2, 1))}),
+    "prefill-joined-new": state({1: 1}, _GROUP),
     "prefill-gap": state({1: 7}),
+    "prefill-gap-closed": state({1: 6}),
     "prefill-again": state({1: 5}),
+    "prefill-again-added": state({1: 6}),
+    "prefill-long": state({1: 0}),
+    "decode-long": state({}, {0: ((1, 0),)}),
+    "evict-private-stays": state({1: 5}),
 }
 """What a ledger would hold that takes the faulty step all the same: its digest is the step's, so
-that nothing but the check itself refuses it. Where there is no such state, the digest is zeros."""
+that nothing but the check itself refuses it. What is not there counts as of length 0, and a length
+that passes 32 bits begins again at 0, as in a language whose maps and integers do so. A step that
+careless ledgers take in two ways has two vectors."""
 
 
 def _input(course: Course) -> Json:
     return {"steps": [_step(n, what, after) for n, (what, after) in enumerate(course, 1)]}
 
 
-def _step(n: int, what: dict[str, Any], after: LedgerState | None) -> str:
-    digest = bytes(16) if after is None else after.digest(n)
-    return flat(Step(EPOCH, n, digest, **what)).hex()
+def _step(n: int, what: dict[str, Any], after: LedgerState) -> str:
+    return flat(Step(EPOCH, n, after.digest(n), **what)).hex()
 
 
 def _output(course: Course) -> Json:
@@ -250,12 +285,12 @@ def vectors() -> Iterator[Vector]:
         yield valid(f"ledger/{name}", "ledger", ids, about, _input(course), _output(course))
     for name, (about, course, bad) in FAULTS.items():
         given, output = _input(course), _output(course)
-        given["steps"].append(_step(len(course) + 1, bad, CARELESS.get(name)))
-        yield refused(f"ledger/{name}", "ledger", "LG-01", about, given, output=output)
+        given["steps"].append(_step(len(course) + 1, bad, CARELESS[name]))
+        yield refused(f"ledger/{name}", "ledger", "LG-01", about, given, LEDGER, output=output)
     course = TWO_ROWS
     given = _input(course[:-1])
     last = Step(EPOCH, len(course), course[-1][1].digest(len(course) + 1), **course[-1][0])
     given["steps"].append(flat(last).hex())
     about = "the digest of another step"
     output = _output(course[:-1])
-    yield refused("ledger/digest", "ledger", "LG-01", about, given, output=output)
+    yield refused("ledger/digest", "ledger", "LG-01", about, given, LEDGER, output=output)

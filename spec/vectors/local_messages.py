@@ -27,7 +27,9 @@ from spec.vectors.messages import (
     PENALISED,
     READY,
     flat,
+    grown,
     put,
+    told,
     u16,
 )
 from spec.vectors.model import LIMIT, MALFORMED, Vector, refused, valid
@@ -76,11 +78,15 @@ GOOD: Final[dict[str, tuple[str, LocalMessage]]] = {
 def vectors() -> Iterator[Vector]:
     """Local messages, whole and faulty."""
     for name, (about, message) in GOOD.items():
-        given = {"plaintext": flat(message).hex()}
+        given = told(flat(message))
         fields = {"fields": to_fields(message)}
         yield valid(f"local/{name}", "local-message", "CV-01", about, given, fields)
     info, hop = flat(INFO), flat(GOOD["hop-key-out"][1])
     logs, join = flat(GOOD["logprobs-full"][1]), flat(MEETING)
+    bare = flat(Logprobs(4, 7, -0.25))
+    many, hosts = grown(bare, 25, b"\x15", 21 * 12), flat(GOOD["group-16"][1])
+    hosts = put(hosts, 10, u16(17)) + u16(1) + b"h" + u16(65535)
+    long = grown(put(info, 66, bytes(2))[:68], 66, u16(1025), 1025 * 8)
     for name, ids, about, data, why in [
         ("accept", "LM-01", "ACCEPT", flat(Accept(bytes(32), 1, b"")), MALFORMED),
         ("close", "LM-01", "CLOSE", flat(Close(0, "")), MALFORMED),
@@ -89,9 +95,9 @@ def vectors() -> Iterator[Vector]:
         ("unknown", "MS-01", "code 0x88", b"\x88", MALFORMED),
         ("info-dtype", "CV-01", "ENGINE_INFO with dtype 9", put(info, 33, b"\x09"), MALFORMED),
         ("info-trimmable", "CV-05", "ENGINE_INFO, trimmable 2", put(info, 46, b"\2"), MALFORMED),
-        ("info-layers", "CV-02", "1,025 layers declared", put(info, 66, u16(1025)), LIMIT),
+        ("info-layers", "CV-02", "1,025 layers", long, LIMIT),
         ("row-nan", "MS-08", "a temperature that is no number", COLD, MALFORMED),
-        ("logprobs-many", "CV-02", "21 alternatives declared", put(logs, 25, b"\x15"), LIMIT),
+        ("logprobs-many", "CV-02", "21 alternatives", many, LIMIT),
         ("logprobs-cut", "CV-01", "an alternative missing", logs[:-12], MALFORMED),
         ("hop-outgoing", "CV-05", "HOP_KEY with outgoing 2", put(hop, 1, b"\2"), MALFORMED),
         ("group-backend", "LM-02 CV-01", "back end 5", put(join, 1, b"\5"), MALFORMED),
@@ -100,7 +106,7 @@ def vectors() -> Iterator[Vector]:
         ("group-hosts", "LM-02", "2 hosts for 3 members", put(join, 4, u16(3)), MALFORMED),
         ("group-cut", "CV-01", "a host missing", put(join, 10, u16(3)), MALFORMED),
         ("group-17", "LM-02 CV-02", "17 members", put(flat(SHARE), 4, u16(17)), LIMIT),
-        ("group-hosts-17", "LM-02 CV-02", "17 hosts", put(join, 10, u16(17)), LIMIT),
+        ("group-hosts-17", "LM-02 CV-02", "17 hosts", hosts, LIMIT),
     ]:
-        given = {"plaintext": data.hex()}
+        given = told(data)
         yield refused(f"local/{name}", "local-message", ids, about, given, why)

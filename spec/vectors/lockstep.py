@@ -163,11 +163,18 @@ COURSES: Final[dict[str, Case]] = {
     ),
     "stale": (
         "TP-06 EP-02",
-        "answers of an older epoch, and of another head's, have no effect",
+        "an answer of an older epoch has no effect",
+        (step(1), answer(1, 1, 9, 9, epoch=attrs.evolve(EPOCH, counter=1)), *ONE[1:]),
+        [over(1, 5, 6)],
+        None,
+    ),
+    "other-head": (
+        "EP-04",
+        "nor has one of another instance, whatever its counter",
         (
             step(1),
-            answer(1, 1, 9, 9, epoch=attrs.evolve(EPOCH, counter=1)),
             answer(2, 7, 9, epoch=Epoch(8, 9)),
+            answer(1, 1, 9, 9, epoch=Epoch(6, 2)),
             *ONE[1:],
         ),
         [over(1, 5, 6)],
@@ -194,7 +201,7 @@ FAULTS: Final[dict[str, tuple[str, str, Sequence[Json], Sequence[Json], Json]]] 
         answer(2, 1, 5),
     ),
     "later": (
-        "EP-02",
+        "EP-06",
         "an answer of an epoch that never was",
         ONE[:2],
         [],

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 import attrs
 from sealring_protocol.codec.encoding import encode
-from sealring_protocol.codec.local_messages import LocalMessage
+from sealring_protocol.codec.local_messages import (
+    EngineInfo,
+    Group,
+    Grouped,
+    HopKey,
+    Loaded,
+    LocalMessage,
+    Logprobs,
+)
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
     Accept,
@@ -38,11 +47,12 @@ from sealring_protocol.codec.messages import (
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_trio.conformance.fields import to_fields
 
-from spec.vectors.model import LIMIT, MALFORMED, Vector, refused, valid
+from spec.vectors.model import LIMIT, MALFORMED, Json, Vector, refused, valid
 from spec.vectors.world import HOME_6, entropy
 
 GIVEN: Final[Mapping[str, bytes]] = {"home_6": HOME_6}
 NAN: Final = b"\x7f\xf8"
+NOT_A_NUMBER: Final = NAN.ljust(8, b"\0")
 INFINITE: Final = b"\x7f\xf0".ljust(8, b"\0")
 EPOCH: Final = Epoch(0x1122334455667788, 3)
 MODEL: Final = entropy("model", 32)
@@ -90,6 +100,16 @@ FULL: Final = Step(
 )
 DONE: Final = StepDone(EPOCH, 6, tensors=(SEALED,), spent=(Spent(1500, 20, 3),))
 TENSOR: Final = attrs.evolve(STEP, work=Decode(0), tensors=(PLAIN,))
+
+LOCAL: Final[tuple[LocalMessage, ...]] = (
+    EngineInfo(MODEL, DType.F32, 160, 1024, 2048, True, 1 << 34, 655360, (1, 2), 8, 0b100),
+    HopKey(True, 1, entropy("cluster", 32), entropy("activation secret", 32)),
+    Loaded(1, 2, 3),
+    Logprobs(4, 7, -0.25),
+    Group(Backend.RING, 1, 2, 60000),
+    Grouped(2, 57, 5900),
+)
+"""One of each message that goes between a node and its engine alone."""
 
 GOOD: Final[dict[str, tuple[str, Message]]] = {
     "accept": ("ACCEPT without a roster", Accept(bytes(range(32)), 7, b"")),
@@ -210,6 +230,28 @@ def u32(value: int) -> bytes:
     return value.to_bytes(4, "big")
 
 
+def grown(data: bytes, at: int, count: bytes, entries: int) -> bytes:
+    """*data* with another *count* at *at*, and *entries* bytes of zeros behind: what it counts."""
+    return put(data, at, count) + bytes(entries)
+
+
+def told(data: bytes) -> Json:
+    """The input of a vector: a long tail of zeros is told by its length."""
+    start = len(data.rstrip(b"\0"))
+    zeros = len(data) - start
+    if zeros < _LONG_TAIL:
+        return {"plaintext": data.hex()}
+    return {"plaintext": data[:start].hex(), "zeros": zeros}
+
+
+_LONG_TAIL: Final = 1000
+
+
+def f64(value: float) -> bytes:
+    """IEEE 754 binary64, big-endian."""
+    return struct.pack(">d", value)
+
+
 Case = tuple[str, str, str, bytes]
 
 
@@ -222,7 +264,7 @@ def vectors() -> Iterator[Vector]:
             "message",
             "CV-01",
             about,
-            {"plaintext": data.hex()},
+            told(data),
             {"fields": to_fields(message)},
         )
     for cases, why in (
@@ -233,17 +275,17 @@ def vectors() -> Iterator[Vector]:
         (_beyond_limits(), LIMIT),
     ):
         for name, ids, about, data in cases:
-            given = {"plaintext": data.hex()}
-            yield refused(f"message/{name}", "message", ids, about, given, why)
+            yield refused(f"message/{name}", "message", ids, about, told(data), why)
 
 
 def _common() -> Iterator[Case]:
     yield "empty", "MS-01", "no bytes at all", b""
     for code in (0x00, 0x01, 0x03, 0x0E, 0x7F, 0x83, 0xFF):
         yield f"code-{code:02x}", "MS-01", f"code 0x{code:02x}", bytes([code]) + bytes(64)
-    for code in (0x81, 0x82, 0x84, 0x85, 0x86, 0x87):
-        about = f"local message 0x{code:02x} in a sealed frame"
-        yield f"local-{code:02x}", "LM-01 MS-01", about, bytes([code]) + bytes(80)
+    for local in LOCAL:
+        data = flat(local)
+        about = f"local message {local.CODE.name}, whole, in a sealed frame"
+        yield f"local-{data[0]:02x}", "LM-01 MS-01", about, data
     yield "trailing", "CV-01", "a byte left over after PONG", flat(GOOD["pong"][1]) + b"\0"
     yield "cut", "CV-01", "PING without its last byte", flat(GOOD["ping-full"][1])[:-1]
     yield "step-trailing", "CV-01", "a byte left over after STEP", flat(STEP) + b"\0"
@@ -269,8 +311,6 @@ def _small_messages() -> Iterator[Case]:
     yield "ready-trimmable", "MS-03 CV-05", "READY with trimmable 2", trim
     boot = flat(BOOTSTRAP)
     for name, about, at, field in [
-        ("backend-0", "backend 0", 17, b"\0"),
-        ("backend-5", "backend 5", 17, b"\5"),
         ("rank", "rank 2 of 2", 18, u16(2)),
         ("first", "a first bound of 1", 62, u16(1)),
         ("equal", "a rank without layers", 64, u16(6)),
@@ -278,7 +318,12 @@ def _small_messages() -> Iterator[Case]:
         ("pipeline-trusted", "a pipeline beside the sealed links", 21, b"\1"),
     ]:
         yield f"bootstrap-{name}", "MS-04", f"BOOTSTRAP with {about}", put(boot, at, field)
-    yield "bootstrap-one-bound", "MS-04", "BOOTSTRAP for no rank", put(boot, 58, u16(1))
+    one = put(put(boot, 58, u16(1)), 18, u16(0))[:64]
+    yield "bootstrap-one-bound", "MS-04", "BOOTSTRAP for no rank", one
+    beside = flat(attrs.evolve(JOIN, trusted=True))
+    for code in (b"\0", b"\5"):  # with all that any back end may have
+        about = f"BOOTSTRAP with backend {code[0]}"
+        yield f"bootstrap-backend-{code[0]}", "MS-04 CV-01", about, put(beside, 17, code)
     inner = put(boot, 20, b"\2")
     yield "bootstrap-inner", "MS-04 CV-05", "BOOTSTRAP with inner_seal 2", inner
     hosts = flat(GOOD["bootstrap-hosts"][1])
@@ -308,7 +353,8 @@ def _collectives() -> Iterator[Case]:
     yield "bootstrap-hosts-cut", "CV-01", "one host fewer than it says", put(join, 60, u16(3))
     opening, data = flat(GOOD["tunnel-open"][1]), flat(DATA)
     for name, about, tunnel in [
-        ("event-3", "event 3", put(data, 18, b"\3")),
+        ("event-3", "event 3, without data", put(opening, 18, b"\3")),
+        ("event-3-data", "event 3, with data", put(data, 18, b"\3")),
         ("empty", "DATA without data", data[:19]),
         ("open-data", "OPEN with data", opening + b"\0"),
         ("close-data", "CLOSE with data", put(data, 18, b"\2")),
@@ -325,8 +371,14 @@ def _rows() -> Iterator[Case]:
         ("cold", "a temperature below 0", put(row, 19, b"\xbf\xf0")),
         ("infinite", "an infinite temperature", put(row, 19, INFINITE)),
         ("top-p", "top_p 0", put(row, 27, bytes(8))),
-        ("min-p", "min_p 2", put(row, 39, b"\x40\0")),
+        ("top-p-high", "top_p 1.5", put(row, 27, f64(1.5))),
+        ("top-p-nan", "a top_p that is no number", put(row, 27, NOT_A_NUMBER)),
+        ("min-p", "min_p 2", put(row, 39, f64(2.0))),
+        ("min-p-low", "min_p -0.5", put(row, 39, f64(-0.5))),
+        ("min-p-nan", "a min_p that is no number", put(row, 39, NOT_A_NUMBER)),
         ("repetition", "a repetition penalty of 0", put(row, 47, bytes(8))),
+        ("repetition-infinite", "an infinite repetition penalty", put(row, 47, INFINITE)),
+        ("repetition-nan", "a repetition penalty that is no number", put(row, 47, NOT_A_NUMBER)),
         ("presence", "an infinite penalty", put(row, 55, INFINITE)),
         ("frequency", "a penalty that is no number", put(row, 63, NAN)),
         ("logprobs", "21 alternatives", put(row, 71, b"\x15")),
@@ -385,56 +437,70 @@ def _tensors() -> Iterator[Case]:
     sealed = flat(attrs.evolve(TENSOR, tensors=(SEALED,)))
     twice = put(sealed, head + 1, b"\2") + bytes(16)
     yield "tensor-sealed-twice", "TN-01 CV-05", "sealed 2, and room for two tags", twice
+    once = put(sealed, head + 1, b"\2")
+    yield "tensor-sealed-once", "TN-01 CV-05", "sealed 2, and room for one tag", once
     tag = put(sealed, head + 1, b"\0")
     plain = put(tag, head + 4, bytes(8))
     yield "tensor-untagged", "CV-01", "a tag on a tensor that is not sealed", plain
 
 
 def _beyond_limits() -> Iterator[Case]:
-    close, boot = flat(Close(1, "a" * 256)), flat(BOOTSTRAP)
-    longer = put(close, 3, u16(257)) + b"a"
+    """What is counted is there each time, so that the limit alone refuses it."""
+    longer = put(flat(Close(1, "a" * 256)), 3, u16(257)) + b"a"
     yield "close-long", "MS-02 CV-02", "a reason of 257 bytes", longer
-    accept = flat(Accept(bytes(32), 7, b""))
-    roster = put(accept, 41, u32(49153))
-    yield "accept-roster-long", "RO-07 CV-02", "a roster of 49,153 bytes declared", roster
-    yield "ready-windows", "CV-02", "17 windows", put(flat(READY), 95, u16(17))
+    roster = grown(flat(Accept(bytes(32), 7, b"")), 41, u32(49153), 49153)
+    yield "accept-roster-long", "RO-07 CV-02", "a roster of 49,153 bytes", roster
+    windowless = flat(attrs.evolve(READY, cost=CacheCost(1, 2)))
+    windows = grown(windowless, 95, u16(17), 17 * 12)
+    yield "ready-windows", "MS-03 CV-02", "17 windows", windows
     yield "ready-layers", "MS-03 CV-02", "1,025 layers", put(flat(READY), 53, u16(1025))
-    yield "bootstrap-layers", "MS-04 CV-02", "1,025 layers", put(boot, 66, u16(1025))
-    yield "bootstrap-bounds-18", "MS-04 CV-02", "18 bounds", put(boot, 58, u16(18))
-    yield "bootstrap-hosts-17", "MS-04 CV-02", "17 hosts", put(flat(JOIN), 60, u16(17))
-    host = flat(attrs.evolve(JOIN, hosts=(("h" * 255, 1), ("h", 2))))
-    longer = put(host, 66, u16(256))
-    yield "bootstrap-host-long", "CV-02", "a host of 256 bytes", longer
+    yield from _long_bootstraps()
     row = flat(Row(5))
-    yield "row-biases", "CV-02", "1,025 biases declared", put(row, 72, u16(1025))
-    yield "row-history", "CV-02", "1,048,577 tokens declared", put(row, 78, u32((1 << 20) + 1))
-    idle = flat(STEP)
-    for at, what in zip(range(41, 51, 2), ("save", "evict", "drop", "open", "join"), strict=True):
-        data = put(idle, at, u16(4097))
-        yield f"step-{what}-4097", "MS-05 CV-02", f"{what}: 4,097 entries declared", data
-    yield (
-        "step-ids-many",
-        "MS-05 CV-02",
-        "1,048,577 ids declared",
-        put(idle, 72, u32((1 << 20) + 1)),
-    )
-    yield "step-spent-18", "MS-05 CV-02", "18 times declared", put(idle, 68, b"\x12")
-    yield "step-tensors-5", "MS-05 CV-02", "5 tensors", put(flat(TENSOR), 73, b"\5")
+    yield "row-biases", "MS-08 CV-02", "1,025 biases", grown(row, 72, u16(1025), 1025 * 12)
+    history = grown(row, 78, u32((1 << 20) + 1), 4 * ((1 << 20) + 1))
+    yield "row-history", "MS-08 CV-02", "1,048,577 tokens of history", history
+    yield from _long_steps()
+    head, tensor = 75, flat(TENSOR)
+    five = put(tensor, head + 2, b"\5")[: head + 12] + u32(1) * 5 + bytes(2)
+    yield "tensor-dimensions", "TN-02 CV-02", "5 dimensions", five
+    shape = u32(1) + u32(1) + u32((1 << 23) + 1)
+    big = put(tensor, head + 12, shape)[: head + 24] + bytes((1 << 24) + 2)
+    yield "tensor-bytes", "TN-02 CV-02", "16,777,218 bytes of elements", big
+    huge = put(tensor, head + 12, b"\xff" * 12)
+    yield "tensor-huge", "TN-02 CV-02", "a product beyond 64 bits", huge
+
+
+def _long_bootstraps() -> Iterator[Case]:
+    boot = flat(BOOTSTRAP)
+    yield "bootstrap-layers", "MS-04 CV-02", "1,025 layers", put(boot, 66, u16(1025))
+    bounds = put(boot, 58, u16(18))[:62] + b"".join(u16(bound) for bound in range(18))
+    yield "bootstrap-bounds-18", "MS-04 CV-02", "18 bounds", bounds
+    whole = attrs.evolve(JOIN, hosts=(("h", 1),) * 16)
+    hosts = put(flat(whole), 60, u16(17)) + u16(1) + b"h" + u16(1)
+    yield "bootstrap-hosts-17", "MS-04 CV-02", "17 hosts", hosts
+    host = flat(attrs.evolve(JOIN, hosts=(("h" * 255, 1), ("h", 2))))
+    longer = host[:66] + u16(256) + b"h" + host[68:]
+    yield "bootstrap-host-long", "CV-02", "a host of 256 bytes", longer
+
+
+def _long_steps() -> Iterator[Case]:
+    idle, done = flat(STEP), flat(StepDone(EPOCH, 1))
+    lists = {"save": 16, "evict": 8, "drop": 8, "open": 20, "join": 10}
+    for at, (what, size) in zip(range(41, 51, 2), lists.items(), strict=True):
+        data = grown(idle, at, u16(4097), 4097 * size)
+        yield f"step-{what}-4097", "MS-05 CV-02", f"{what}: 4,097 entries", data
+    many = (1 << 20) + 1
+    four = (PLAIN, PLAIN, PLAIN, PLAIN)
+    fifth = flat(TENSOR)[75:]
+    for name, bare, spent, ids, tensors, full in [
+        ("step", idle, 68, 69, 73, attrs.evolve(STEP, tensors=four)),
+        ("done", done, 25, 26, 30, attrs.evolve(DONE, spent=(), tensors=four)),
+    ]:
+        about = "1,048,577 ids"
+        yield f"{name}-ids-many", "MS-05 CV-02", about, grown(bare, ids, u32(many), 4 * many)
+        yield f"{name}-spent-18", "MS-05 CV-02", "18 times", grown(bare, spent, b"\x12", 18 * 12)
+        data = put(flat(full), tensors, b"\5") + fifth
+        yield f"{name}-tensors-5", "MS-05 CV-02", "5 tensors", data
     failed = flat(attrs.evolve(STEP, failed=Failure(1, FailureKind.LOAD, "a" * 256)))
     longer = put(failed, 78, u16(257)) + b"a"
     yield "step-failure-long", "MS-02 CV-02", "a failure of 257 bytes", longer
-    done = flat(StepDone(EPOCH, 1))
-    yield (
-        "done-ids-many",
-        "MS-05 CV-02",
-        "1,048,577 ids declared",
-        put(done, 26, u32((1 << 20) + 1)),
-    )
-    yield "done-spent-18", "MS-05 CV-02", "18 times declared", put(done, 25, b"\x12")
-    yield "done-tensors-5", "MS-05 CV-02", "5 tensors", put(flat(DONE), 30, b"\5")
-    tensor = flat(TENSOR)
-    yield "tensor-dimensions", "TN-02 CV-02", "5 dimensions", put(tensor, 77, b"\5")
-    big = put(put(tensor, 75 + 12, u32(1 << 12)), 75 + 16, u32(1 << 12))
-    yield "tensor-bytes", "TN-02 CV-02", "96 MiB of elements declared", big
-    huge = put(tensor, 75 + 12, b"\xff" * 12)
-    yield "tensor-huge", "TN-02 CV-02", "a product beyond 64 bits", huge

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 import attrs
+from sealring_protocol.codec.messages import FailureKind
 from sealring_protocol.errors import CloseCode
 from sealring_trio.conformance.files import Json, replaced, u64
 
@@ -76,12 +77,13 @@ def refused(
     requirements: str,
     about: str,
     given: Json,
-    why: CloseCode = MALFORMED,
+    why: CloseCode | FailureKind = MALFORMED,
     *,
     released: bytes = b"",
     output: Json = None,
 ) -> Vector:
-    """A vector that must be refused as *why*, after *released* was given out."""
+    """A vector that must be refused as *why*, after *released* was given out. A ledger says what
+    kind of failure its rank answers with; anything else, the class of a link's failure."""
     ids = _ids(requirements)
     return Vector(name, kind, ids, about, given, output, why.name, released)
 

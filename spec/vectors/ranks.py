@@ -49,6 +49,8 @@ PREPARED: Final = attrs.evolve(HELLO, epoch=EPOCH, port=40002)
 SERVES: Final = attrs.evolve(HELLO, epoch=EPOCH, last=12, room=1 << 33, cost=CacheCost(0, 96))
 JOINED: Final = attrs.evolve(SERVES, sum_us=57, token_us=5900)
 PIPELINE: Final = Bootstrap(EPOCH, Backend.PIPELINE, 1, True, 60000, MODEL, (0, 5, 12))
+RESTARTED: Final = attrs.evolve(PIPELINE, epoch=Epoch(EPOCH.instance - 1, 1))
+SMALLER: Final = attrs.evolve(HELLO, room=1 << 33)
 OTHER_MODEL: Final = entropy("another model", 32)
 
 
@@ -180,7 +182,7 @@ COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
         ),
     ),
     "loading-fails": (
-        "EP-02",
+        "EP-09",
         "the share cannot be loaded",
         {},
         (
@@ -189,7 +191,7 @@ COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
         ),
     ),
     "joining-fails": (
-        "CO-04",
+        "EP-09",
         "the sum is wrong",
         {},
         (*GONE, engine(WRONG_SUM, WRONG_SUM)),
@@ -214,7 +216,7 @@ COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
         ),
     ),
     "steps-fail": (
-        "TP-02",
+        "TP-02 TP-07",
         "after a step that failed every later one is answered so, without the engine",
         {},
         (
@@ -222,11 +224,12 @@ COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
             came(step(1), step(1)),
             came(step(2), step(2)),
             engine(cannot(1, *ERROR), cannot(1, *ERROR), cannot(2, *ERROR)),
+            engine(done(2, 8)),
             came(step(3), to_head=(cannot(3, *ERROR),)),
         ),
     ),
     "engine-lost": (
-        "TP-02",
+        "TP-02 TP-08",
         "the engine is gone with a step: the step is answered, and the head told",
         {},
         (
@@ -236,7 +239,7 @@ COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
         ),
     ),
     "again": (
-        "CO-07",
+        "CO-07 EP-10",
         "a later epoch: the engine's process is replaced before it is told anything",
         {},
         (
@@ -248,7 +251,7 @@ COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
         ),
     ),
     "to-pipeline": (
-        "CO-07",
+        "CO-07 EP-10",
         "a later epoch in a pipeline: the same",
         {},
         (
@@ -258,16 +261,65 @@ COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
             engine(INFO, to=(attrs.evolve(PIPELINE, epoch=NEXT),)),
         ),
     ),
-    "pipeline": ("EP-02", "BOOTSTRAP of a pipeline", {}, (*UP, came(PIPELINE, PIPELINE))),
+    "pipeline": ("EP-08", "BOOTSTRAP of a pipeline", {}, (*UP, came(PIPELINE, PIPELINE))),
+    "new-head": (
+        "EP-07",
+        "BOOTSTRAP of another instance, which counts from 1 again",
+        {},
+        (*UP, came(PIPELINE, PIPELINE), came(RESTARTED, RESTARTED)),
+    ),
     "stale": (
         "EP-02 TP-06",
-        "a step of an older epoch, and of another head's, have no effect",
+        "a step of an older epoch has no effect",
+        {},
+        (*IN, came(step(1, attrs.evolve(EPOCH, counter=2))), came(step(1), step(1))),
+    ),
+    "stale-chain": (
+        "EP-02",
+        "nor on a STEP link, in a pipeline",
+        {},
+        (
+            *(*UP, came(PIPELINE, PIPELINE)),
+            came(step(1, attrs.evolve(EPOCH, counter=2)), purpose=STEP),
+            came(step(1), step(1), purpose=STEP),
+        ),
+    ),
+    "other-head": (
+        "EP-04",
+        "a step of another instance has no effect, whatever its counter",
         {},
         (
             *IN,
-            came(step(1, attrs.evolve(EPOCH, counter=2))),
             came(step(1, Epoch(EPOCH.instance - 1, 9))),
+            came(step(1, Epoch(EPOCH.instance + 1, 9))),
             came(step(1), step(1)),
+        ),
+    ),
+    "step-before": (
+        "EP-04",
+        "a step before the first BOOTSTRAP has no effect, on either link",
+        {},
+        (
+            *UP,
+            came(step(1)),
+            came(step(1), purpose=STEP),
+            came(PIPELINE, PIPELINE),
+        ),
+    ),
+    "replaced": (
+        "EP-10",
+        "an engine that is replaced before any BOOTSTRAP: the rank presents itself again",
+        {},
+        (*UP, lost("it was killed"), engine(attrs.evolve(INFO, room=1 << 33), SMALLER)),
+    ),
+    "replaced-after": (
+        "EP-10",
+        "an engine that is replaced after BOOTSTRAP is given the order; the rank says no READY",
+        {},
+        (
+            *(*UP, came(PIPELINE, PIPELINE)),
+            lost("it was killed", cannot(0, *KILLED)),
+            engine(INFO, to=(PIPELINE,)),
         ),
     ),
 }
@@ -314,10 +366,10 @@ FAULTS: Final[dict[str, tuple[str, str, Course, Happens, CloseCode]]] = {
             1,
             MALFORMED,
         ),
-        ("prepare-again", "EP-02", "the same epoch twice", IN, PREPARE, 1, MALFORMED),
+        ("prepare-again", "EP-07", "the same epoch twice", IN, PREPARE, 1, MALFORMED),
         (
             "prepare-older",
-            "EP-02",
+            "EP-07",
             "an epoch before the present one",
             TOLD,
             attrs.evolve(PREPARE, epoch=attrs.evolve(EPOCH, counter=2)),
@@ -326,7 +378,7 @@ FAULTS: Final[dict[str, tuple[str, str, Course, Happens, CloseCode]]] = {
         ),
         (
             "other-rank",
-            "EP-02",
+            "EP-08",
             "an order for another rank",
             UP,
             attrs.evolve(PREPARE, rank=0),
@@ -335,7 +387,7 @@ FAULTS: Final[dict[str, tuple[str, str, Course, Happens, CloseCode]]] = {
         ),
         (
             "other-world",
-            "EP-02",
+            "EP-08",
             "an order for a ring of three",
             UP,
             attrs.evolve(PREPARE, hosts=THREE.hosts),
@@ -371,7 +423,7 @@ FAULTS: Final[dict[str, tuple[str, str, Course, Happens, CloseCode]]] = {
         ),
         (
             "step-later",
-            "EP-02",
+            "EP-05",
             "a step of an epoch that it was not told of",
             IN,
             step(1, NEXT),
@@ -411,6 +463,14 @@ FAULTS: Final[dict[str, tuple[str, str, Course, Happens, CloseCode]]] = {
 }
 
 
+PLACES: Final[dict[str, Json]] = {
+    "join-trusted": {"trusted": True},
+    "join-backend": {"trusted": True},
+}
+"""Where the owner allows what goes beside the links, so that nothing but the first order forbids
+it."""
+
+
 def _input(place: Json, course: Sequence[Happens]) -> Json:
     given = {"rank": 1, "world": 2, "inner_seal": True, "trusted": False, **place}
     return {**given, "course": [each.what for each in course]}
@@ -430,5 +490,5 @@ def vectors() -> Iterator[Vector]:
         given, output = _input(place, course), _output(course)
         yield valid(f"rank/{name}", "rank", ids, about, given, output)
     for name, (ids, about, course, last, why) in FAULTS.items():
-        given, output = _input({}, (*course, last)), _output(course)
+        given, output = _input(PLACES.get(name, {}), (*course, last)), _output(course)
         yield refused(f"rank/{name}", "rank", ids, about, given, why, output=output)

@@ -15,6 +15,7 @@ from spec.vectors.initiators import GIVEN as _GIVEN
 from spec.vectors.messages import BOOTSTRAP, flat
 from spec.vectors.model import FORGED, LIMIT, MALFORMED, Vector, refused, valid
 from spec.vectors.plain import frame, header, hmac
+from spec.vectors.rosters import sized
 from spec.vectors.talk import Talk, flipped
 from spec.vectors.world import (
     ADA,
@@ -33,6 +34,8 @@ from spec.vectors.world import (
 GIVEN: Final = _GIVEN
 WITH_EVE: Final = signed(attrs.evolve(TERMS, serial=6, members=(*TERMS.members, EVE.member)))
 WITHOUT_ADA: Final = signed(attrs.evolve(TERMS, serial=6, members=(BEN.member, CAT.member)))
+WITHOUT_BEN: Final = signed(attrs.evolve(TERMS, serial=6, members=(ADA.member, CAT.member)))
+LONG_6: Final = signed(sized(49153, serial=6))
 EXPIRED: Final = CloseCode.ROSTER_EXPIRED
 
 
@@ -103,18 +106,19 @@ def _init(**say: Any) -> bytes:
 
 def _bad_init() -> Iterator[Vector]:
     init = _init()
+    versioned = b"\2" + init[1:8]
     for name, ids, about, data, why in [
         ("init-long", "FR-03 HS-01", "a byte too long", header(1, 1262), LIMIT),
         ("init-short", "HS-01", "a byte too short", header(1, 1260) + init[8:-1], MALFORMED),
         ("init-empty", "HS-01", "an empty frame", header(1, 0), MALFORMED),
         ("init-code", "HS-01", "RESP's code", _init(code=b"\x02"), MALFORMED),
-        ("init-version", "FR-01", "frame version 2", b"\2" + init[1:], MALFORMED),
+        ("init-version", "FR-01", "frame version 2", _init(header=versioned), MALFORMED),
         ("scanner", "FR-01", "HTTP", b"GET / HTTP/1.1\r\n\r\n", MALFORMED),
         ("tls", "FR-01", "a TLS ClientHello", bytes.fromhex("160301020001000001fc"), MALFORMED),
         ("tag", "HS-02", "a bit of the tag flipped", flipped(init, -1), FORGED),
         ("tag-wall", "HS-02", "wall_ms changed", flipped(init, 16), FORGED),
         ("tag-suites", "HS-02", "a suite taken out", flipped(init, 20, 4), FORGED),
-        ("tag-key", "HS-02", "ek_I changed", flipped(init, 60), FORGED),
+        ("tag-key", "HS-02", "ek_I changed", flipped(init, 61), FORGED),
         ("other-node", "HS-02", "an INIT to another node", _init(key=_key(CAT)), FORGED),
         (
             "other-cluster",
@@ -164,7 +168,6 @@ def _bad_fin() -> Iterator[Vector]:
     for name, ids, about, data, why in [
         ("fin-long", "HS-15 FR-03", "a body of 65,537 bytes", header(1, 65537), LIMIT),
         ("fin-empty", "HS-15", "an empty frame", header(1, 0), MALFORMED),
-        ("fin-code", "HS-15", "INIT's code", fin[:8] + b"\x01" + fin[9:], MALFORMED),
         ("init-twice", "HS-15", "INIT again", talk.init_frame, MALFORMED),
         ("fin-bare", "HS-15", "the code alone", frame(1, b"\x03"), FORGED),
         ("fin-flipped", "HS-15", "a bit of the sealed part flipped", flipped(fin, 50), FORGED),
@@ -175,6 +178,7 @@ def _bad_fin() -> Iterator[Vector]:
     ]:
         yield _silent(name, ids, about, talk, data, why)
     cases: list[tuple[str, str, str, dict[str, Any], CloseCode]] = [
+        ("fin-code", "HS-15", "INIT's code", {"code": b"\x01"}, MALFORMED),
         ("fin-hdr", "HS-15 KS-03", "sealed for another header", {"hdr": bytes(9)}, FORGED),
         ("fin-key", "HS-15", "sealed with kR", {"key": met().key_r}, FORGED),
         ("fin-trailing", "HS-16", "a byte after the MAC", {"trailing": b"\0"}, MALFORMED),
@@ -201,11 +205,12 @@ def _bad_rosters() -> Iterator[Vector]:
         ("roster-none", "HS-18", "none, and serial 6", HOME_6, {"roster": b""}, MALFORMED),
         ("roster-serial", "HS-18", "serial 7, roster 6", HOME_6, {"serial": 7}, MALFORMED),
         ("roster-digest", "HS-18", "another digest", HOME_6, {"digest": bytes(32)}, MALFORMED),
-        ("roster-long", "RO-07 CV-02", "49,153 declared", HOME_6, {"roster_length": 49153}, LIMIT),
+        ("roster-long", "RO-07 CV-02", "a roster of 49,153 bytes", LONG_6, {}, LIMIT),
         ("roster-forged", "RO-08", "signed by a member", signed(_terms_6(), ADA), {}, FORGED),
         ("roster-cluster", "RO-10", "another cluster's", elsewhere, {}, FORGED),
         ("roster-expired", "RO-12", "one that has expired", late, {}, EXPIRED),
         ("roster-without", "RO-13", "one without its sender", WITHOUT_ADA, {}, FORGED),
+        ("roster-receiver", "RO-13", "one without its receiver", WITHOUT_BEN, {}, FORGED),
     ]
     for name, ids, about, ours, say, why in cases:
         talk = met(ours=ours) if ours else met()

@@ -93,6 +93,7 @@ def vectors() -> Iterator[Vector]:
         ("trust", "trust levels 1, 3, 0", _trusting(attested)),
         ("extremes", "the largest numbers", _extreme()),
         ("sixty-four", "64 members", attrs.evolve(TERMS, members=_crowd(64))),
+        ("longest", "49,152 bytes", sized(49152)),
         ("names", "names and addresses beyond ASCII", _named("Küche 机", ("küche.example:1",))),
         ("wide", "a wide space is no space (U+0020)", _named("\u3000", ())),
         ("edge", "a name of 64 bytes, 8 addresses of 255", _named("n" * 64, _addresses())),
@@ -147,6 +148,8 @@ def _malformed() -> Iterator[tuple[str, str, str, Json]]:
         ("name-blank", "RO-04", "a cluster called by spaces", changed(name="  ")),
         ("name-empty", "RO-04", "a member without a name", with_ada(name="")),
         ("name-bell", "RO-04", "a name with BEL", with_ada(name="ada\x07")),
+        ("cluster-bell", "RO-04", "a cluster's name with BEL", changed(name="home\x07")),
+        ("cluster-turned", "RO-04", "a cluster's name that turns text", changed(name="h\u202e")),
         ("name-turned", "RO-04", "a name that turns text around", with_ada(name="a\u202eda")),
         ("name-hidden", "RO-04", "a name with a zero-width space", with_ada(name="a\u200bda")),
         ("name-utf8", "CV-03", "a name that is no text", with_ada(name=b"\xff")),
@@ -156,7 +159,7 @@ def _malformed() -> Iterator[tuple[str, str, str, Json]]:
         ("serial-0", "RO-05", "serial 0", changed(serial=0)),
         ("no-time", "RO-05", "issued when it expires", changed(expires_ms=TERMS.issued_ms)),
         ("backwards", "RO-05", "expires before it is issued", changed(expires_ms=1)),
-        ("trust-4", "RO-06", "trust level 4", with_ada(trust=4)),
+        ("trust-4", "RO-06", "trust level 4", with_ada(trust=4, attestation=EVIDENCE)),
         ("trust-bare", "RO-06", "hardware trust without evidence", with_ada(trust=2)),
         ("key-compressed", "ID-01", "a key that is no point", with_ada(public=_no_point())),
         ("trailing", "CV-01", "a byte after the last member", _signed_bytes(b"\0")),
@@ -185,6 +188,32 @@ def _counting(members: int) -> bytes:
     return sign_roster(body[:at] + members.to_bytes(2, "big") + body[at + 2 :], COORDINATOR.signer)
 
 
+def sized(size: int, serial: int = 5) -> Terms:
+    """A roster that has *size* bytes with its signature."""
+    full = tuple(f"{number}{'a' * 249}:7470" for number in range(8))
+    crowd = [attrs.evolve(member, addresses=full) for member in _crowd(21)]
+    members = (ADA.member, BEN.member, *crowd)
+    bare = attrs.evolve(TERMS, serial=serial, members=members)
+    left = size - 64 - len(bare.encode())
+    members = (*members, *_filling(left, _crowd(64)[21:]))
+    return attrs.evolve(bare, members=members)
+
+
+def _filling(left: int, crowd: tuple[Member, ...]) -> Iterator[Member]:
+    """Members of *crowd* that take *left* bytes."""
+    for member in crowd:
+        bare = len(member.encode())
+        if left < 2 * bare + 2 * 257:  # the last: what is left is in its addresses
+            rest = left - bare
+            sizes = (rest // 3, rest // 3, rest - 2 * (rest // 3))
+            yield attrs.evolve(
+                member, addresses=tuple("abc"[i] * (n - 2) for i, n in enumerate(sizes))
+            )
+            return
+        left -= bare
+        yield member
+
+
 def _long() -> Iterator[tuple[str, str, str, Json]]:
     many = attrs.evolve(TERMS, members=_crowd(65))
     yield "sixty-five", "RO-02 CV-02", "65 members", _input(signed(many))
@@ -193,8 +222,7 @@ def _long() -> Iterator[tuple[str, str, str, Json]]:
     yield "name-long", "CV-02", "a name of 65 bytes", _input(with_ada(name="n" * 65))
     address = with_ada(addresses=("a" * 256,))
     yield "address-long", "CV-02", "an address of 256 bytes", _input(address)
-    data = bytes(49153)
-    yield "too-long", "RO-07 CV-02", "49,153 bytes", _input(data)
+    yield "too-long", "RO-07 CV-02", "49,153 bytes", _input(signed(sized(49153)))
 
 
 def _forged() -> Iterator[tuple[str, str, str, Json]]:
@@ -234,6 +262,7 @@ def _newer() -> Iterator[Vector]:
         ("conflict", "RO-11", "same serial, other terms", signed(_without_cat(5)), NOW, CONFLICT),
         ("expired", "RO-12", "at the moment it expires", HOME_6, late, EXPIRED),
         ("end", "RO-13", "the peer is no member", signed(_without_ben()), NOW, FORGED),
+        ("receiver", "RO-13", "its receiver is no member", signed(_without_ada()), NOW, FORGED),
         ("forged", "RO-08", "not the coordinator's", signed(home_6, EVE), NOW, FORGED),
     ]:
         given = _change(data, wall_ms)
@@ -246,12 +275,16 @@ def _change(candidate: bytes, wall_ms: int) -> Json:
         "candidate": candidate.hex(),
         "coordinator": COORDINATOR.public.hex(),
         "wall_ms": u64(wall_ms),
-        "ends": [ADA.id.hex(), BEN.id.hex()],
+        "ends": [ADA.id.hex(), BEN.id.hex()],  # the receiver, the peer
     }
 
 
 def _without_cat(serial: int) -> Terms:
     return attrs.evolve(TERMS, serial=serial, members=(ADA.member, BEN.member))
+
+
+def _without_ada() -> Terms:
+    return attrs.evolve(TERMS, serial=6, members=(BEN.member, CAT.member))
 
 
 def _without_ben() -> Terms:

@@ -197,7 +197,7 @@ class Follower:
         match message:
             case Bootstrap() if rank == 0 and purpose is Purpose.CONTROL:
                 return self._bootstrap(message, now)
-            case Step() if purpose is Purpose.STEP and message.epoch != self.epoch:
+            case Step() if message.epoch != self.epoch:
                 return self._stale(message)
             case Step() if purpose is (Purpose.CONTROL if self._tensor else Purpose.STEP):
                 return self._step(message, now)
@@ -311,8 +311,6 @@ class Follower:
         return []
 
     def _step(self, step: Step, now: float) -> list[Effect]:
-        if step.epoch != self.epoch:
-            return self._stale(step)
         if self._pipeline is None:
             return []
         return self._act(self._pipeline.step(step), now)

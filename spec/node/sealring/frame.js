@@ -86,6 +86,7 @@ function checkHeader(stream, takes) {
   must(version === VERSION, "another version of the frame");
   must(stream.readUInt16BE(2) === 0, "a reserved field that is not 0");
   must(kind in takes, "a kind of frame that is out of place");
-  must(length <= takes[kind], "a body beyond its limit", "LIMIT_EXCEEDED");
+  const isTooLong = length > takes[kind];
+  must(!isTooLong, "a body beyond its limit", "LIMIT_EXCEEDED");
   return length;
 }

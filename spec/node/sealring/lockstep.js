@@ -40,7 +40,7 @@ export class Lockstep {
    */
   answer(rank, done) {
     const { instance, counter } = this.#epoch;
-    must(done.instance !== instance || done.counter <= counter, "an epoch that never was [EP-02]");
+    must(done.instance !== instance || done.counter <= counter, "an epoch that never was [EP-06]");
     if (done.instance !== instance || done.counter < counter || this.failed) return; // [TP-06]
     if (done.n === 0n && done.failed) {
       this.#blame(rank, done.failed.kind);

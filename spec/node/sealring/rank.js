@@ -73,13 +73,15 @@ export class Rank {
    * @param {Message} message
    */
   receive(purpose, message) {
-    if (message.message === "BOOTSTRAP") this.#obey(message);
-    else {
-      const isOfGroup = isCollective(this.#order);
-      must(purpose === (isOfGroup ? PURPOSE.CONTROL : PURPOSE.STEP), "not on this link [RL-02]");
-      if (message.message === "STEP") this.#step(message);
-      else this.toEngine.push(message);
+    if (message.message === "BOOTSTRAP") {
+      this.#obey(message);
+      return;
     }
+    if (message.message === "STEP" && !this.#isPresent(message)) return;
+    const isOfGroup = isCollective(this.#order);
+    must(purpose === (isOfGroup ? PURPOSE.CONTROL : PURPOSE.STEP), "not on this link [RL-02]");
+    if (message.message === "STEP") this.#step(message);
+    else this.toEngine.push(message);
   }
 
   /** @param {Message} message of the own engine */
@@ -139,8 +141,8 @@ export class Rank {
       if (isOut && isCollective(held) && isSameEpoch(order, held)) return; // it crossed the news of that [CO-04]
     }
     const world = isCollective(order) ? order.hosts.length : order.bounds.length - 1;
-    must(order.rank === this.#place && world === this.#world, "an order for another");
-    must(!held || order.instance !== held.instance || isLater(order, held), "an epoch that is over [EP-02]");
+    must(order.rank === this.#place && world === this.#world, "an order for another [EP-08]");
+    must(!held || order.instance !== held.instance || isLater(order, held), "an epoch that is over [EP-07]");
     must(order.inner_seal === this.#policy.innerSeal, "another policy [EP-03]", "POLICY_MISMATCH");
     must(!order.trusted || this.#policy.trusted, "beside the sealed links [EP-03]", "POLICY_MISMATCH");
     must(!joins(order), "to join, unprepared [CO-04]");
@@ -216,13 +218,19 @@ export class Rank {
     return { message: "READY", instance, counter, ...nothing, ...told };
   }
 
+  /**
+   * Whether a step is of the present epoch: one that is older, or of another instance, has no effect.
+   *
+   * @param {Message} step
+   */
+  #isPresent(step) {
+    const order = this.#order;
+    must(!order || !isLater(step, order), "an epoch that it was not told of [EP-05]");
+    return order !== null && isSameEpoch(step, order);
+  }
+
   /** @param {Message} step */
   #step(step) {
-    const order = this.#order;
-    if (!order || !isSameEpoch(step, order)) {
-      must(!order || !isLater(step, order), "an epoch that it was not told of [EP-02]");
-      return;
-    }
     must(step.n === this.#next, "a gap, or a step again [ST-01]");
     this.#next += 1n;
     if (this.#failure) {

@@ -37,7 +37,8 @@ export const tensor = {
     must(head.sealed || counter === 0n, "a counter on a tensor that is not sealed");
     const sides = shape.readEntries(reader, dimensions);
     const length = sides.reduce((product, side) => product * side, WIDTHS[head.dtype]);
-    must(length <= MAX_TENSOR_BYTES, "too many elements", "LIMIT_EXCEEDED");
+    const isTooLong = length > MAX_TENSOR_BYTES;
+    must(!isTooLong, "too many elements", "LIMIT_EXCEEDED");
     const data = Buffer.from(reader.take(length + (head.sealed ? AEAD_TAG : 0)));
     return { ...head, counter, shape: sides, data };
   },
