@@ -25,7 +25,7 @@ import { Rank } from "./sealring/rank.js";
 import { ReplayCache } from "./sealring/replay.js";
 import { maySend } from "./sealring/roles.js";
 import { readNewerRoster, readRoster } from "./sealring/roster.js";
-import { samplingKey } from "./sealring/sampling.js";
+import { draw, samplingKey } from "./sealring/sampling.js";
 import * as schedule from "./sealring/schedule.js";
 import { Opener, Sealer } from "./sealring/seal.js";
 import { splitLayers } from "./sealring/split.js";
@@ -364,6 +364,7 @@ const KINDS = {
   "sampling-key": formula(({ seed, choice, position }) => ({
     key: samplingKey(BigInt(seed), choice, BigInt(position)),
   })),
+  draw: formula(({ row, logits, position }) => ({ token: draw(row, logits, BigInt(position)) })),
 };
 
 /**

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Final
 
 from spec.vectors import (
+    draws,
     evidence,
     frames,
     initiators,
@@ -57,6 +58,7 @@ FAMILIES: Final[Mapping[str, ModuleType]] = {
     "lockstep": lockstep,
     "splits": splits,
     "sampling_keys": sampling_keys,
+    "draws": draws,
 }
 
 

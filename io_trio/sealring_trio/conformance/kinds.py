@@ -13,7 +13,7 @@ from typing import Any, Final, get_args
 import attrs
 from sealring_protocol.codec.encoding import decode, decode_local, encode
 from sealring_protocol.codec.frame import Frame, FrameDecoder
-from sealring_protocol.codec.messages import Epoch, FailureKind, Message, Step
+from sealring_protocol.codec.messages import NO_LOGPROBS, Epoch, FailureKind, Message, Step
 from sealring_protocol.control.ledger import Ledger
 from sealring_protocol.control.partition import partition
 from sealring_protocol.errors import (
@@ -378,6 +378,19 @@ def _sampling_key(given: Given, result: Result) -> None:
     result.output = {"key": list(row_key(row, int(given["position"])))}
 
 
+def _draw(given: Given, result: Result) -> None:
+    import mlx.core as mx  # noqa: PLC0415 - as above
+    from sealring_model.adjusting import Adjustments  # noqa: PLC0415
+    from sealring_model.sampling import sample  # noqa: PLC0415
+
+    row = read_row({"uid": "1", "logprobs": NO_LOGPROBS, **given["row"]})
+    logits = mx.array([given["logits"]], mx.float32)
+    adjustment = Adjustments(logits.shape[1]).take(0, (row,))
+    adjusted = logits if adjustment is None else adjustment.apply(logits)
+    token: Any = sample(adjusted, [row], [int(given["position"])]).item()
+    result.output = {"token": token}
+
+
 KINDS: Final[dict[str, Callable[[Given, Result], None]]] = {
     "frames": _frames,
     "message": _message,
@@ -403,4 +416,5 @@ KINDS: Final[dict[str, Callable[[Given, Result], None]]] = {
     "lockstep": _lockstep,
     "split": _split,
     "sampling-key": _sampling_key,
+    "draw": _draw,
 }
