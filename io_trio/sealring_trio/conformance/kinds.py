@@ -13,7 +13,7 @@ from typing import Any, Final, get_args
 import attrs
 from sealring_protocol.codec.encoding import decode, decode_local, encode
 from sealring_protocol.codec.frame import Frame, FrameDecoder
-from sealring_protocol.codec.messages import NO_LOGPROBS, Epoch, FailureKind, Message, Step
+from sealring_protocol.codec.messages import Epoch, FailureKind, Message, Step
 from sealring_protocol.control.ledger import Ledger
 from sealring_protocol.control.partition import partition
 from sealring_protocol.errors import (
@@ -37,8 +37,9 @@ from sealring_protocol.security.seal import (
 )
 
 from sealring_trio.conformance.brains import run_lockstep, run_rank
+from sealring_trio.conformance.drawing import key_of, token_of
 from sealring_trio.conformance.ends import Given, Mismatch, must, run_end
-from sealring_trio.conformance.fields import from_fields, read_row, read_tensor, to_fields
+from sealring_trio.conformance.fields import from_fields, read_tensor, to_fields
 
 
 @attrs.define
@@ -371,24 +372,11 @@ def _split(given: Given, result: Result) -> None:
 
 
 def _sampling_key(given: Given, result: Result) -> None:
-    from sealring_model.sampling import row_key  # noqa: PLC0415 - MLX, which nothing else needs
-
-    fields = {"uid": "1", "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    row = read_row({**fields, "seed": given["seed"], "choice": given["choice"]})
-    result.output = {"key": list(row_key(row, int(given["position"])))}
+    result.output = key_of(given)
 
 
 def _draw(given: Given, result: Result) -> None:
-    import mlx.core as mx  # noqa: PLC0415 - as above
-    from sealring_model.adjusting import Adjustments  # noqa: PLC0415
-    from sealring_model.sampling import sample  # noqa: PLC0415
-
-    row = read_row({"uid": "1", "logprobs": NO_LOGPROBS, **given["row"]})
-    logits = mx.array([given["logits"]], mx.float32)
-    adjustment = Adjustments(logits.shape[1]).take(0, (row,))
-    adjusted = logits if adjustment is None else adjustment.apply(logits)
-    token: Any = sample(adjusted, [row], [int(given["position"])]).item()
-    result.output = {"token": token}
+    result.output = token_of(given)
 
 
 KINDS: Final[dict[str, Callable[[Given, Result], None]]] = {

@@ -1,0 +1,33 @@
+"""The vectors of section 11.4: a row's key, and the token that it is given. They need MLX."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sealring_protocol.codec.messages import NO_LOGPROBS
+
+from sealring_trio.conformance.ends import Given
+from sealring_trio.conformance.fields import Json, read_row
+
+
+def key_of(given: Given) -> dict[str, Json]:
+    """Kind ``sampling-key``."""
+    from sealring_model.sampling import row_key  # noqa: PLC0415 - MLX, which nothing else needs
+
+    fields = {"uid": "1", "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    row = read_row({**fields, "seed": given["seed"], "choice": given["choice"]})
+    return {"key": list(row_key(row, int(given["position"])))}
+
+
+def token_of(given: Given) -> dict[str, Json]:
+    """Kind ``draw``."""
+    import mlx.core as mx  # noqa: PLC0415 - as above
+    from sealring_model.adjusting import Adjustments  # noqa: PLC0415
+    from sealring_model.sampling import sample  # noqa: PLC0415
+
+    row = read_row({"uid": "1", "logprobs": NO_LOGPROBS, **given["row"]})
+    logits = mx.array([given["logits"]], mx.float32)
+    adjustment = Adjustments(logits.shape[1]).take(0, (row,))
+    adjusted = logits if adjustment is None else adjustment.apply(logits)
+    token: Any = sample(adjusted, [row], [int(given["position"])]).item()
+    return {"token": token}
