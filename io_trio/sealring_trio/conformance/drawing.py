@@ -7,7 +7,8 @@ from typing import Any
 from sealring_protocol.codec.messages import NO_LOGPROBS
 
 from sealring_trio.conformance.ends import Given
-from sealring_trio.conformance.fields import Json, read_row
+from sealring_trio.conformance.fields import read_row
+from sealring_trio.conformance.files import Json
 
 
 def key_of(given: Given) -> dict[str, Json]:
