@@ -23,6 +23,7 @@ StrategyName = Literal["auto", "tp", "pp", "single"]
 CollectivesName = Literal["sealed", "trusted-link"]
 BackendName = Literal["auto", "ring", "jaccl", "nccl"]
 SharingName = Literal["connection", "off", "everyone"]
+KeysName = Literal["everywhere", "beyond-loopback"]
 
 NO_API: Final = "off"
 DEFAULT_API: Final = "127.0.0.1:7480"
@@ -70,6 +71,11 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
         default=DEFAULT_API,
         description="address of the head's HTTP API, or 'off'",
         examples=[f'"{DEFAULT_API}"'],
+    )
+    api_keys: KeysName = pydantic.Field(
+        default="everywhere",
+        description="where API keys, once there are any, are asked for: 'everywhere', or "
+        "'beyond-loopback' alone (head)",
     )
     timeout: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)] = pydantic.Field(
         default=DEFAULT_TIMEOUT, description="seconds that a request of the API may take"
@@ -139,6 +145,7 @@ class Config:
     layers: tuple[int, ...]
     memory: int
     api: tuple[str, int] | None
+    api_keys: KeysName
     timeout: float
     strategy: StrategyName
     collectives: CollectivesName
@@ -181,6 +188,7 @@ def load_config(path: Path, strategy: StrategyName | None = None) -> Config:
         layers=tuple(file.layers),
         memory=parse_size(file.memory) if file.memory else 0,
         api=None if file.api == NO_API else parse_address(file.api),
+        api_keys=file.api_keys,
         timeout=file.timeout,
         strategy=file.strategy,
         collectives=file.collectives,

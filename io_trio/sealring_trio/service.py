@@ -206,8 +206,6 @@ async def serve(prepared: Prepared, lifeline: int | None) -> None:
         runtime.stop()
         await runtime.links_closed()
         nursery.cancel_scope.cancel()
-        if server is not None:
-            server.abort()
 
 
 def _make_server(generator: Generator, config: Config) -> ApiServer:

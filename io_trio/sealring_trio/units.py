@@ -6,6 +6,7 @@ Sizes take binary suffixes, as memory is sold: ``32G`` is 32 x 2^30 bytes. Addre
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Final
 
@@ -46,3 +47,13 @@ def parse_address(text: str) -> tuple[str, int]:
 def format_address(host: str, port: int) -> str:
     """``host:port``, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether *host* is this machine and can be reached from no other."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

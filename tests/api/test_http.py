@@ -12,15 +12,11 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from h2.config import H2Configuration
-from h2.connection import H2Connection
-from h2.events import ResponseReceived
-from h2.settings import SettingCodes
 from openai import OpenAI
 from sealring_trio.api.bodies import MAX_BODY
-from sealring_trio.api.gate import MAX_HEADER
+from sealring_trio.api.http1 import MAX_HEADER
 
-from tests.api.conftest import PATIENCE, Served
+from tests.api.conftest import Served
 from tests.io_trio.helpers import sealring
 
 CHAT = "/v1/chat/completions"
@@ -167,24 +163,6 @@ def test_its_own_pages_and_names_do(ring: Served) -> None:
 def test_a_link_on_another_site_may_lead_here(ring: Served) -> None:
     headers = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
     assert ring.http.get("/v1/models", headers=headers).status_code == 200
-
-
-def test_http_2_is_refused_whether_its_client_reads_or_not(ring: Served) -> None:
-    host, port = ring.url.removeprefix("http://").split(":")
-    client = H2Connection(H2Configuration(client_side=True))
-    client.initiate_connection()
-    client.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
-    for stream in range(1, 200, 2):
-        about = {":method": "GET", ":path": "/health", ":scheme": "http", ":authority": host}
-        client.send_headers(stream, list(about.items()), end_stream=True)
-    told: list[object] = []
-    with socket.create_connection((host, int(port)), timeout=PATIENCE) as sock:
-        sock.sendall(client.data_to_send())
-        while sum(isinstance(event, ResponseReceived) for event in told) < 100:
-            told += client.receive_data(sock.recv(1 << 16))
-        assert ring.http.get("/health").status_code == 200
-    statuses = {dict(e.headers)[b":status"] for e in told if isinstance(e, ResponseReceived)}
-    assert statuses == {b"505"}
 
 
 # ------------------------------------------------------------------- streams and clients

@@ -3,6 +3,9 @@
 | module | what it does |
 | --- | --- |
 | `server` | listens, and ends in good order |
+| `connections` | how many clients there may be, and who gives way |
+| `connection`, `exchange` | one client, request after request; one request as the app takes it |
+| `http1` | HTTP/1.1 on a socket |
 | `app` | which path is answered by what |
 | `gate` | what every request passes first: who it comes from, keys, limits, its id |
 | `bodies` | reads a request's body within its limits |

@@ -1,24 +1,21 @@
 """What every request passes before anything reads it: an id, who it comes from, and how many.
 
+Once an API key has been made each request needs one, but for `PUBLIC` paths, which tell no secrets;
+beyond loopback there must be keys. A config may free loopback from them, in so many words.
+
 A browser on the head's machine can be made, by any page it shows, to send requests to loopback. So
 while the API listens on loopback without keys, a request must name loopback as its host, which a
 rebound name does not; and one that names an origin, as browsers do for every page's request, must
 come from this very server. There are no CORS headers: other origins get no answer to read.
 
-Beyond loopback each request needs a key, but for `PUBLIC` paths, which tell no secrets.
-
 How long a prompt takes, and how much of it was known, tells what was asked before. So a request
 continues what was asked with the same known key, and without one what came on its own connection;
 the config's `prefix_sharing` may say otherwise. The server gives each connection an id that never
 comes again (``scope["state"]["connection"]``): an address does, for whoever binds its port next.
-
-HTTP/2 is refused. A client of it may keep each of a connection's streams from being written, for as
-long as it likes, and nothing below would give it up as the kernel does a connection of HTTP/1.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import secrets
 from collections import Counter
@@ -33,21 +30,18 @@ from sealring_protocol.codec.wire import clip
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sealring_trio.api.connections import MAX_CONNECTIONS
 from sealring_trio.api.errors import INVALID, ApiError, unavailable
 from sealring_trio.api.head import ApiHead
 from sealring_trio.api.keys import digest
 from sealring_trio.errors import UserError
+from sealring_trio.units import is_loopback
 
 log = logging.getLogger("sealring.api")
 
-MAX_IN_FLIGHT: Final = 1024
-"""Requests that are being answered at once, of all kinds."""
-
-MAX_OF_ONE: Final = MAX_IN_FLIGHT // 2
-"""Of these, those with one key: slow bodies with it leave room for everybody else's."""
-
-MAX_HEADER: Final = 16 << 10
-"""Bytes of a request's header."""
+MAX_OF_ONE: Final = MAX_CONNECTIONS // 2
+"""Requests with one key that are being answered at once: slow bodies with it leave room for
+everybody else's."""
 
 PUBLIC: Final = ("/health", "/")
 PUBLIC_BELOW: Final = "/dashboard/"
@@ -59,7 +53,6 @@ PREFIXES: Final[Mapping[str, str]] = {
 }
 """How the ids of answers begin; those of other requests begin with ``req-``."""
 
-_REFUSAL_SECONDS: Final = 1.0
 _SHOWN: Final = 200
 _TOLD: Final = 8  # digits of a key's hash, in logs
 _FOREIGN: Final = ("cross-site", "same-site")
@@ -83,15 +76,10 @@ class Visitor:
     scope: str
     arrived: float
 
-
-def is_loopback(host: str) -> bool:
-    """Whether *host* is this machine and can be reached from no other."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    @property
+    def keyed(self) -> bool:
+        """Whether a known key came with it, which is a scope of its own."""
+        return not self.scope
 
 
 def is_public(path: str) -> bool:
@@ -105,18 +93,12 @@ class Gate:
     def __init__(self, app: ASGIApp, head: ApiHead) -> None:
         self._app = app
         self._head = head
-        self._in_flight = 0
         self._of_owner: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or answer it here."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-            return
-        if scope["http_version"] == "2":
-            refusal = ApiError(505, "This server speaks HTTP/1.1.", "http_version_not_supported")
-            with trio.move_on_after(_REFUSAL_SECONDS):
-                await refusal.response()(scope, receive, send)
             return
         path = scope["path"]
         name = PREFIXES.get(path, "req-") + secrets.token_hex(12)
@@ -132,23 +114,23 @@ class Gate:
                     headers[header] = value
             await send(message)
 
-        self._in_flight += 1
         try:
             visitor = self._admit(scope, path, name)
             scope.setdefault("state", {})["visitor"] = visitor
-            with self._counted(visitor.owner):
+            with self._counted(visitor):
                 await self._app(scope, receive, answer)
         except ApiError as error:
             await error.response()(scope, receive, answer)
         finally:
-            self._in_flight -= 1
             self._head.metrics.answered(path, status)
             log.debug("%s: %s %s: %d", name, scope["method"], clip(path, _SHOWN), status)
 
     @contextmanager
-    def _counted(self, owner: str) -> Iterator[None]:
-        """One more request of *owner* is being answered. Raises `ApiError` if that is too many."""
-        if self._head.keys_needed and self._of_owner[owner] >= MAX_OF_ONE:
+    def _counted(self, visitor: Visitor) -> Iterator[None]:
+        """One more request of its owner is being answered. Raises `ApiError` if that is too many
+        with one known key; others are bounded by their connections."""
+        owner = visitor.owner
+        if visitor.keyed and self._of_owner[owner] >= MAX_OF_ONE:
             text = "Too many requests with this key are being answered at once."
             raise unavailable(text, "overloaded")
         self._of_owner[owner] += 1
@@ -162,15 +144,13 @@ class Gate:
     def _admit(self, scope: Scope, path: str, name: str) -> Visitor:
         """Whose request *name* is. Raises `ApiError` if it may not pass."""
         headers = Headers(scope=scope)
-        if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEADER:
-            message = f"The header is larger than {MAX_HEADER >> 10} KiB."
-            raise ApiError(431, message, "header_too_large")
-        if self._in_flight > MAX_IN_FLIGHT:
-            raise unavailable("Too many requests are being answered at once.", "overloaded")
-        self._check_origin(headers)
+        with _told_if_unreadable():
+            needed = self._head.keys_needed
+        self._check_origin(headers, needed)
         presented = _presented(headers)
-        owner = self._owner(presented)
-        if self._head.keys_needed and owner is None and not is_public(path):
+        with _told_if_unreadable():
+            owner = self._head.keys.owner(presented) if presented else None
+        if needed and owner is None and not is_public(path):
             what = "This API needs a key" if not presented else "The API key is not known"
             raise ApiError(
                 401,
@@ -199,18 +179,9 @@ class Gate:
             case _:
                 return f"request {name}"
 
-    def _owner(self, presented: str) -> str | None:
-        if not presented:
-            return None
-        try:
-            return self._head.keys.owner(presented)
-        except UserError as error:
-            log.warning("%s", error)
-            raise unavailable("The API keys cannot be read.", "keys_unreadable") from None
-
-    def _check_origin(self, headers: Headers) -> None:
+    def _check_origin(self, headers: Headers, keys_needed: bool) -> None:
         host = headers.get("host", "")
-        if not self._head.keys_needed and not self._is_own(host):
+        if not keys_needed and not self._is_own(host):
             message = f"The host '{host}' is not this server; use its address on loopback."
             raise ApiError(403, message, "wrong_host", kind=INVALID, param="host")
         origin = headers.get("origin")
@@ -227,6 +198,16 @@ class Gate:
             return is_loopback(urlsplit(f"//{host}").hostname or "")
         except ValueError:
             return False
+
+
+@contextmanager
+def _told_if_unreadable() -> Iterator[None]:
+    """Raises `ApiError` where the file of keys cannot be read within."""
+    try:
+        yield
+    except UserError as error:
+        log.warning("%s", error)
+        raise unavailable("The API keys cannot be read.", "keys_unreadable") from None
 
 
 def _is_at(origin: str, host: str) -> bool:

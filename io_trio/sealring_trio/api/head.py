@@ -19,6 +19,7 @@ from sealring_trio.api.keys import ApiKeys
 from sealring_trio.api.metrics import Metrics
 from sealring_trio.config import Config
 from sealring_trio.generation import Generator
+from sealring_trio.units import is_loopback
 
 _RECENT = 32
 _LONGEST_RETRY = 30
@@ -32,7 +33,6 @@ class ApiHead:
     config: Config
     model: str
     keys: ApiKeys
-    keys_needed: bool
     metrics: Metrics = attrs.field(factory=Metrics)
     bodies: Bodies = attrs.field(factory=Bodies)
     began: int = attrs.field(factory=lambda: int(time.time()))
@@ -45,6 +45,14 @@ class ApiHead:
     def __attrs_post_init__(self) -> None:
         self.generator.tracer.observers += [self.metrics, self.history]
         self.metrics.watch(self)
+
+    @property
+    def keys_needed(self) -> bool:
+        """Whether a request needs a key now. Raises `UserError` when that cannot be read."""
+        address = self.config.api
+        if address is not None and not is_loopback(address[0]):
+            return True
+        return self.config.api_keys == "everywhere" and self.keys.made
 
     @property
     def hops(self) -> int:

@@ -4,6 +4,9 @@ A key is 256 random bits, so a plain SHA-256 of it is as hard to turn back as th
 slow hashes are for what people think up. A key that is presented is hashed and compared with every
 stored hash, each in constant time. The file is read again when it has changed: a revoked key is
 refused from the next request on.
+
+Once a key has been made, keys are asked for until the file is removed. That the last one is revoked
+does not open the API: it is closed to all.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from sealring_trio.files import WRITABLE, make_private_folder, others_may, repla
 KEY_PREFIX: Final = "sk-sealring-"
 KEY_BYTES: Final = 32
 KEY_FILE: Final = "api_keys.json"
+
+_NO_FILE: Final = (0, 0, 0)
 
 Name = Annotated[str, pydantic.StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
 
@@ -126,6 +131,12 @@ class ApiKeys:
     _hashes: list[tuple[str, bytes]] = attrs.field(factory=list)
     _seen: tuple[int, int, int] | None = None
 
+    @property
+    def made(self) -> bool:
+        """Whether there is a file of keys, be there any in it or not. Raises `UserError`."""
+        self._refresh()
+        return self._seen != _NO_FILE
+
     def owner(self, presented: str) -> str | None:
         """The name of the key that was *presented*, or None if it is none. Raises `UserError`."""
         self._refresh()
@@ -141,7 +152,7 @@ class ApiKeys:
             status = os.stat(self.path)
             seen = (status.st_mtime_ns, status.st_ino, status.st_size)
         except FileNotFoundError:
-            seen = (0, 0, 0)
+            seen = _NO_FILE
         if seen != self._seen:
             records = read_keys(self.path).keys
             self._hashes = [(record.name, bytes.fromhex(record.sha256)) for record in records]

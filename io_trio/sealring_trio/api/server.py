@@ -1,52 +1,53 @@
 """Listening for HTTP, in the event loop of the node, and ending in good order.
 
-hypercorn speaks HTTP on trio; the sockets are opened here, so that an address that is taken is
-told as such, and each connection is given up by the kernel when its client takes nothing for
-`STUCK_SECONDS`. The server is closed when the requests under way have been finished, which is for
-the generator to see to.
+The node's event loop serves the app, so that an answer costs no change of threads; `connection` has
+what each client gets. Neither a client nor a system that is out of descriptors ends the listening:
+the connections that wait for their clients give way first (`connections`). The server is closed
+when the requests under way have been finished, which is for the generator to see to.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
-import os
 import socket
 from collections.abc import Sequence
-from typing import Any, Final, cast
+from typing import Final
 
 import attrs
-import psutil  # type: ignore[import-untyped]
 import trio
-from hypercorn.config import Config as ServerConfig
-from hypercorn.config import Sockets
-from hypercorn.trio import serve as serve_asgi
 from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
 
+from sealring_trio import descriptors
 from sealring_trio.api.app import build_app
-from sealring_trio.api.gate import MAX_HEADER, is_loopback
+from sealring_trio.api.connection import Connection, refusal
+from sealring_trio.api.connections import MAX_CONNECTIONS, Connections, source_of
+from sealring_trio.api.errors import unavailable
+from sealring_trio.api.exchange import Ends
 from sealring_trio.api.head import ApiHead
+from sealring_trio.api.http1 import STUCK_SECONDS, Http1
 from sealring_trio.api.keys import KEY_FILE, ApiKeys, read_keys
 from sealring_trio.config import Config
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.generation import Generator
 from sealring_trio.models import model_name
 from sealring_trio.runtime import wall_ms
-from sealring_trio.units import format_address
+from sealring_trio.units import format_address, is_loopback
 
 log = logging.getLogger("sealring.api")
 
 BACKLOG: Final = 1024
 """Connections that wait to be accepted."""
 
-HEADER_SECONDS: Final = 20.0
-"""Time for a request's header, from the connection or from the last answer on it."""
-
-STUCK_SECONDS: Final = 60.0
-"""Time after which a client that takes no bytes is given up."""
-
 CLOSE_SECONDS: Final = 1.0
 """Time for the connections to close when the server does."""
+
+FULL_SECONDS: Final = 0.1
+"""Pause where the system has no room for one more connection."""
+
+_FULL: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def check_keys(config: Config) -> None:
@@ -73,41 +74,26 @@ class ApiServer:
     @classmethod
     def of(cls, generator: Generator, config: Config, pages: Sequence[BaseRoute] = ()) -> ApiServer:
         """The server that *config* asks for."""
-        host = config.api[0] if config.api is not None else "localhost"
-        return cls(
-            ApiHead(
-                generator,
-                config,
-                model_name(generator.model),
-                ApiKeys(config.state / KEY_FILE),
-                keys_needed=not is_loopback(host),
-            ),
-            pages,
-        )
+        keys = ApiKeys(config.state / KEY_FILE)
+        return cls(ApiHead(generator, config, model_name(generator.model), keys), pages)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until `close`. Raises `OperationError` when it cannot listen."""
         address = self.head.config.api
         if address is None:
             raise ValueError("this node has no API")
-        app = build_app(self.head, self.pages)
-        settings = _Settings(await _listen(*address))
+        listeners = await _listen(*address)
+        book = Connections(_most())
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._sample)
                 task_status.started()
-                log.info("the API is at http://%s/v1", format_address(*address))
-                if self.head.keys_needed:
-                    log.warning(
-                        "it is plain HTTP: keys and texts can be read on the way. Put a proxy that "
-                        "speaks TLS before it, or reach it through a tunnel"
-                    )
-                await serve_asgi(
-                    cast(Any, app), settings, shutdown_trigger=self._closing.wait, mode="asgi"
+                self._tell(*address)
+                await serve_connections(
+                    build_app(self.head, self.pages), listeners, book, self._closing
                 )
                 nursery.cancel_scope.cancel()
         finally:
-            settings.close()
             self._closed.set()
 
     async def close(self) -> None:
@@ -116,18 +102,18 @@ class ApiServer:
         with trio.move_on_after(2 * CLOSE_SECONDS):
             await self._closed.wait()
 
-    def abort(self) -> None:
-        """Cut the connections that are left: a client that takes no bytes holds up whoever waits
-        for what was sent to it, cancelled or not."""
-        address = self.head.config.api
-        for connection in psutil.Process().net_connections("tcp"):
-            ours = connection.laddr and address and connection.laddr.port == address[1]
-            if ours and connection.raddr and connection.fd >= 0:
-                with (
-                    contextlib.suppress(OSError),
-                    socket.socket(fileno=os.dup(connection.fd)) as held,
-                ):
-                    held.shutdown(socket.SHUT_RDWR)
+    def _tell(self, host: str, port: int) -> None:
+        log.info("the API is at http://%s/v1", format_address(host, port))
+        if not is_loopback(host):
+            log.warning(
+                "it is plain HTTP: keys and texts can be read on the way. Put a proxy that "
+                "speaks TLS before it, or reach it through a tunnel"
+            )
+        elif self.head.keys.made and self.head.config.api_keys != "everywhere":
+            log.warning(
+                "it asks for no key on loopback, as the config says: whoever reaches this "
+                "address has the API, through a proxy too"
+            )
 
     async def _sample(self) -> None:
         while True:
@@ -136,7 +122,21 @@ class ApiServer:
             self.head.history.sample(self.head.generator.tracer, wall_ms())
 
 
-async def _listen(host: str, port: int) -> list[socket.socket]:
+def _most() -> int:
+    """Connections that the API may have."""
+    limit = descriptors.raise_limit()
+    most = min(MAX_CONNECTIONS, descriptors.for_clients(limit))
+    if most < MAX_CONNECTIONS:
+        log.warning(
+            "the API takes %d connections at once, for this process may open %d files; "
+            "to have more, raise that limit: ulimit -n",
+            most,
+            limit,
+        )
+    return most
+
+
+async def _listen(host: str, port: int) -> list[trio.SocketListener]:
     try:
         listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
     except OSError as error:
@@ -144,32 +144,77 @@ async def _listen(host: str, port: int) -> list[socket.socket]:
             f"cannot listen at {format_address(host, port)} for the API: {error.strerror or error}",
             "Is another head running with this address? Change 'api' in the config.",
         ) from None
-    sockets = [socket.socket(fileno=listener.socket.detach()) for listener in listeners]
-    for sock in sockets:
+    for listener in listeners:
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; accepted sockets inherit it
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STUCK_SECONDS * 1000))
-    return sockets
+            listener.socket.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STUCK_SECONDS * 1000)
+            )
+    return listeners
 
 
-class _Settings(ServerConfig):
-    """hypercorn's, with sockets that listen already and are closed by whoever opened them: it may
-    be cancelled before it takes them."""
+async def serve_connections(
+    app: ASGIApp,
+    listeners: Sequence[trio.SocketListener],
+    book: Connections,
+    closing: trio.Event,
+) -> None:
+    """Serve *app* at *listeners*, which are closed at the end, until *closing*; what is still
+    being answered then has `CLOSE_SECONDS`."""
+    try:
+        async with trio.open_nursery() as connections:
+            async with trio.open_nursery() as accepting:
+                for listener in listeners:
+                    accepting.start_soon(_accept, app, listener, book, connections)
+                await closing.wait()
+                accepting.cancel_scope.cancel()
+            for listener in listeners:
+                listener.socket.close()
+            book.close()
+            connections.cancel_scope.deadline = trio.current_time() + CLOSE_SECONDS
+    finally:
+        for listener in listeners:
+            listener.socket.close()
 
-    def __init__(self, sockets: Sequence[socket.socket]) -> None:
-        self._sockets = sockets
-        server_log = logging.getLogger("sealring.http")
-        server_log.setLevel(logging.WARNING)
-        self.backlog = BACKLOG
-        self.errorlog = server_log
-        self.accesslog = None
-        self.include_server_header = False
-        self.keep_alive_timeout = HEADER_SECONDS
-        self.h11_max_incomplete_size = MAX_HEADER
-        self.graceful_timeout = CLOSE_SECONDS
 
-    def create_sockets(self) -> Sockets:
-        return Sockets([], list(self._sockets), [])
+async def _accept(
+    app: ASGIApp, listener: trio.SocketListener, book: Connections, connections: trio.Nursery
+) -> None:
+    """Take every connection that comes, and begin to serve it in *connections*."""
+    while True:
+        try:
+            stream = await listener.accept()
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            book.make_room()
+            await trio.sleep(FULL_SECONDS)
+            continue
+        sock = socket.socket(fileno=stream.socket.detach())
+        try:
+            ends = Ends(sock.getpeername()[:2], sock.getsockname()[:2])
+        except OSError:
+            sock.close()  # it has been cut off already
+            continue
+        place = book.admit(source_of(ends.client[0]))
+        if place is None:
+            _turn_away(sock)
+            continue
+        connection = Connection(app, place, Http1(sock, place), ends)
+        connections.start_soon(_serve, connection, place.scope)
 
-    def close(self) -> None:
-        for sock in self._sockets:
-            sock.close()
+
+async def _serve(connection: Connection, scope: trio.CancelScope) -> None:
+    """Serve one client within *scope*. What goes wrong is logged, and ends with its connection."""
+    try:
+        with scope:
+            await connection.run()
+    except* Exception:
+        log.exception("a connection of the API failed")
+
+
+def _turn_away(sock: socket.socket) -> None:
+    """Say that there is no room, and close *sock*."""
+    sock.setblocking(False)
+    error = unavailable("The API has as many connections as it may.", "overloaded")
+    with sock, contextlib.suppress(OSError):
+        sock.send(refusal(error))

@@ -16,8 +16,9 @@ app = cyclopts.App(
     name="apikey",
     help="""Say who may use the head's HTTP API.
 
-    Keys are needed once the API listens beyond loopback (the config's key
-    'api'). A running head notices changes at once.
+    Once there is a key, every request needs one; beyond loopback (the
+    config's key 'api') the API does not start without. A running head
+    notices changes at once.
 
         sealring apikey new alice --config desk.toml
         sealring apikey list --config desk.toml
@@ -78,6 +79,8 @@ def list_(*, config: Path, json: bool = False) -> None:
 def revoke(name: str, *, config: Path) -> None:
     """Take a key back; requests with it are refused from now on.
 
+    Without the last one the API is closed to all, until there is a new one.
+
     Parameters
     ----------
     name
@@ -85,7 +88,14 @@ def revoke(name: str, *, config: Path) -> None:
     config
         The config of the head.
     """
-    revoke_key(_file(config), name)
+    file = _file(config)
+    revoke_key(file, name)
+    if not read_keys(file).keys:
+        print(
+            "sealring: no key is left, and the API refuses everybody; make a new one, or remove "
+            f"{file} to ask for none on loopback",
+            file=sys.stderr,
+        )
 
 
 def _file(config: Path) -> Path:

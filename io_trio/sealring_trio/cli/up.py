@@ -36,7 +36,9 @@ def up(
 
     and, if you like: layers = [20, 12], memory = "24G", strategy = "pp",
     suites = ["chacha20-poly1305"], state = "desk.state", and for the head
-    api = "127.0.0.1:7480" (or "off") and timeout = 600.
+    api = "127.0.0.1:7480" (or "off") and timeout = 600. Once there are API
+    keys (sealring apikey new), it asks everybody for one; with
+    api_keys = "beyond-loopback" it asks nobody on this machine.
 
     With strategy = "tp" every rank has a share of every layer, and the ranks
     sum up what they have several times a token; that goes through the sealed

@@ -1,0 +1,145 @@
+"""One client's connection: its requests one after the other, until either side ends it.
+
+A request that is not HTTP/1.1 is refused in words, in the shape of the API's other errors, and
+ends the connection. An offer to change to HTTP/2 or to a websocket is not taken up, as HTTP/1.1
+has it for servers that speak neither, and the request is answered as it stands. Whatever goes wrong
+here ends this connection alone.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+import attrs
+import h11
+import trio
+from sealring_protocol.codec.wire import clip
+from starlette.types import ASGIApp
+
+from sealring_trio.api.connections import Place
+from sealring_trio.api.errors import INVALID, ApiError
+from sealring_trio.api.exchange import Ends, Exchange, answer
+from sealring_trio.api.http1 import MAX_HEADER, Http1
+
+HEADER_SECONDS: Final = 20.0
+"""Time for a request's header, from the connection or from the last answer on it."""
+
+_SHOWN: Final = 200
+_VERSIONS: Final = (b"1.0", b"1.1")
+_HEADERS: Final = {"content-type": "application/json", "x-content-type-options": "nosniff"}
+
+
+@attrs.define
+class Connection:
+    """A connection to *app*, which has *place*."""
+
+    _app: ASGIApp
+    _place: Place
+    _http: Http1
+    _ends: Ends
+    _method: bytes = b""
+
+    async def run(self) -> None:
+        """Answer what the client asks."""
+        try:
+            while await self._one():
+                pass
+            self._place.idle()  # where it lingers, it may have to give way
+            await self._http.linger()
+        finally:
+            self._http.close()
+            self._place.leave()
+
+    async def _one(self) -> bool:
+        """Answer one request; whether there may be another."""
+        self._place.idle()
+        self._method = b""
+        try:
+            request = await self._request()
+        except ApiError as error:
+            await self._refuse(error)
+            return False
+        if request is None:
+            return False
+        self._place.busy()
+        exchange = Exchange(self._http, request, self._ends, self._place)
+        await exchange.run(self._app)
+        if not exchange.over:
+            await self._break_off(exchange)
+            return False
+        return not self._place.last and self._http.again()
+
+    async def _request(self) -> h11.Request | None:
+        """The next request; None if there is none. Raises `ApiError`."""
+        with trio.move_on_after(HEADER_SECONDS) as limit:
+            try:
+                event = await self._http.next_event()
+            except h11.RemoteProtocolError as fault:
+                if self._http.left:
+                    return None  # in the middle of a header, which nobody waits for any more
+                raise _malformed(fault) from None
+        if limit.cancelled_caught:
+            if not self._http.begun:
+                return None
+            late = f"The request's header did not arrive within {HEADER_SECONDS:g} seconds."
+            raise ApiError(408, late, "request_timeout")
+        if not isinstance(event, h11.Request):
+            return None
+        self._method = event.method
+        _check(event)
+        return event
+
+    async def _break_off(self, exchange: Exchange) -> None:
+        """End a request that the app has not answered to its end."""
+        if self._http.left:
+            return
+        if exchange.fault is not None:
+            await self._refuse(_malformed(exchange.fault))
+        else:
+            failed = "The server failed; its log says how."
+            await self._refuse(ApiError(500, failed, "internal_error", kind="server_error"))
+
+    async def _refuse(self, error: ApiError) -> None:
+        if self._http.refusable:
+            body = json.dumps(error.body()).encode()
+            only_header = self._method == b"HEAD"
+            for event in answer(error.status, _HEADERS, body, only_header=only_header):
+                self._http.put(event)
+            await self._http.flush()
+
+
+def refusal(error: ApiError) -> bytes:
+    """The bytes that tell *error* to a client of which nothing is read."""
+    http = h11.Connection(h11.SERVER)
+    body = json.dumps(error.body()).encode()
+    headers = {**_HEADERS, **error.headers}
+    return b"".join(http.send(event) or b"" for event in answer(error.status, headers, body))
+
+
+def _malformed(fault: h11.RemoteProtocolError) -> ApiError:
+    status = fault.error_status_hint
+    if status == 431:
+        message = f"The header is larger than {MAX_HEADER >> 10} KiB."
+        return ApiError(431, message, "header_too_large")
+    message = f"This is not a request of HTTP/1.1: {clip(str(fault), _SHOWN)}."
+    return ApiError(status, message, "bad_request", kind=INVALID)
+
+
+def _check(request: h11.Request) -> None:
+    """Raise `ApiError` for what h11 lets pass, and this server does not."""
+    if request.http_version not in _VERSIONS:
+        raise ApiError(505, "This server speaks HTTP/1.1.", "http_version_not_supported")
+    size = len(request.target) + sum(len(name) + len(value) for name, value in request.headers)
+    if size > MAX_HEADER:
+        message = f"The header is larger than {MAX_HEADER >> 10} KiB."
+        raise ApiError(431, message, "header_too_large")
+    if request.method == b"CONNECT":
+        raise ApiError(501, "This server is no proxy.", "not_implemented")
+    names = [name for name, _ in request.headers]
+    # RFC 9112, 6.1: whoever sends both, or the one in HTTP/1.0, may be smuggling a request.
+    if b"transfer-encoding" in names and (
+        b"content-length" in names or request.http_version == b"1.0"
+    ):
+        message = "The request says in two ways how long its body is."
+        raise ApiError(400, message, "bad_request", kind=INVALID)

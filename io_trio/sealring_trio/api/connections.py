@@ -1,0 +1,244 @@
+"""The book of the API's connections: how many there may be, and who gives way to a new one.
+
+Anybody who reaches the port may open a connection, and needs no key for it. So there is a cap on
+connections in all, and one for each source, below that. A source is an address; of IPv6 it is the
+64 bits that one network has, and all of loopback is one.
+
+A connection is idle between requests: it has not sent a whole header. It stalls where a request
+waits for its client to send the body or to take the answer. At a cap, the oldest idle connection
+is closed for the new one, else the one that has stalled longest, if it has for `STALL_SECONDS`:
+of the same source when that is at its cap, of any when all are. Connections for which this server
+works are never closed, and where all are such, the new one is refused. A client that keeps
+connections open therefore takes nothing from others, whatever it leaves unsaid.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import attrs
+import trio
+
+log = logging.getLogger("sealring.api")
+
+MAX_CONNECTIONS: Final = 1024
+"""Connections at once, where the descriptors of the process allow as many. Memory: about 48 KiB
+for each, in buffers, besides what its request takes."""
+
+SHARE_OF_SOURCE: Final = 0.75
+"""How much of them one source may have."""
+
+STALL_SECONDS: Final = 1.0
+"""Time for which a request has waited for its client before it may have to give way."""
+
+TELL_SECONDS: Final = 60.0
+"""Time between two lines of the log that tell of connections which had to go."""
+
+
+class Place:
+    """One connection's place in the book. Its *number* is like no other's, ever; *scope* is
+    cancelled when it has to go."""
+
+    def __init__(self, book: Connections, number: int, source: str) -> None:
+        self.number = number
+        self.source = source
+        self.scope = trio.CancelScope()
+        self.since = 0.0  # when it began to wait for its client (trio's clock)
+        self._book = book
+
+    @property
+    def last(self) -> bool:
+        """Whether the connection ends with the request under way."""
+        return self._book.closing
+
+    def idle(self) -> None:
+        """It waits for a request."""
+        self._book.wait(self)
+
+    def busy(self) -> None:
+        """A request is being answered."""
+        self._book.work(self)
+
+    @contextmanager
+    def stalled(self) -> Iterator[None]:
+        """Within, the request that is being answered waits for its client."""
+        self._book.stall(self)
+        try:
+            yield
+        finally:
+            self._book.go_on(self)
+
+    def leave(self) -> None:
+        """The connection has ended."""
+        self._book.leave(self)
+
+
+class _Line:
+    """Places in the order in which they came, in all and by source."""
+
+    def __init__(self) -> None:
+        self._all: OrderedDict[Place, None] = OrderedDict()
+        self._of: dict[str, OrderedDict[Place, None]] = {}
+
+    def add(self, place: Place) -> None:
+        place.since = trio.current_time()
+        self._all[place] = None
+        self._of.setdefault(place.source, OrderedDict())[place] = None
+
+    def discard(self, place: Place) -> None:
+        if place not in self._all:
+            return
+        del self._all[place]
+        same = self._of[place.source]
+        del same[place]
+        if not same:
+            del self._of[place.source]
+
+    def oldest(self, source: str | None) -> Place | None:
+        """The first of *source*, or of all."""
+        places = self._all if source is None else self._of.get(source)
+        return next(iter(places), None) if places else None
+
+    def __iter__(self) -> Iterator[Place]:
+        return iter(list(self._all))
+
+    def __contains__(self, place: Place) -> bool:
+        return place in self._all
+
+
+@attrs.define
+class Connections:
+    """The book. *limit* is the cap in all."""
+
+    limit: int
+    closing: bool = False
+    _of_source: Counter[str] = attrs.field(factory=Counter)
+    _idle: _Line = attrs.field(factory=_Line)
+    _stalled: _Line = attrs.field(factory=_Line)
+    _count: int = 0
+    _admitted: int = 0
+    _closed: int = 0
+    _refused: int = 0
+    _told: float | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def limit_of_source(self) -> int:
+        """The cap for one source."""
+        return max(1, int(self.limit * SHARE_OF_SOURCE))
+
+    def admit(self, source: str) -> Place | None:
+        """A place for a new connection from *source*, idle; None if there is none."""
+        while self._of_source[source] >= self.limit_of_source:
+            if not self.make_room(source):
+                self._refuse(source)
+                return None
+        while self._count >= self.limit:
+            if not self.make_room():
+                self._refuse(source)
+                return None
+        self._admitted += 1
+        place = Place(self, self._admitted, source)
+        self._count += 1
+        self._of_source[source] += 1
+        self._idle.add(place)
+        return place
+
+    def make_room(self, source: str | None = None) -> bool:
+        """Close the connection, of *source* or of any, that gives way first; whether one did."""
+        place = self._idle.oldest(source)
+        if place is None:
+            place = self._stalled.oldest(source)
+            if place is None or trio.current_time() - place.since < STALL_SECONDS:
+                return False
+        self._end(place)
+        self._closed += 1
+        self._tell()
+        return True
+
+    def close(self) -> None:
+        """Close what is idle; what is not ends with its answer."""
+        self.closing = True
+        for place in self._idle:
+            self._end(place)
+
+    def wait(self, place: Place) -> None:
+        """*place* waits for a request."""
+        if place.source:  # else it has lost its place, and is about to end
+            self._idle.add(place)
+
+    def work(self, place: Place) -> None:
+        """*place* is being answered."""
+        self._idle.discard(place)
+
+    def stall(self, place: Place) -> None:
+        """The answer to *place* waits for its client. One between requests is idle anyway."""
+        if place.source and place not in self._idle:
+            self._stalled.add(place)
+
+    def go_on(self, place: Place) -> None:
+        """It waits no more."""
+        self._stalled.discard(place)
+
+    def leave(self, place: Place) -> None:
+        """*place* has ended, by itself or not."""
+        self._idle.discard(place)
+        self._stalled.discard(place)
+        if place.source:
+            self._forget(place)
+
+    def _end(self, place: Place) -> None:
+        """Have *place* end, and count it no longer."""
+        self.leave(place)
+        place.scope.cancel()
+
+    def _forget(self, place: Place) -> None:
+        self._count -= 1
+        self._of_source[place.source] -= 1
+        if not self._of_source[place.source]:
+            del self._of_source[place.source]
+        place.source = ""
+
+    def _refuse(self, source: str) -> None:
+        if not self._of_source[source]:
+            del self._of_source[source]
+        self._refused += 1
+        self._tell()
+
+    def _tell(self) -> None:
+        """Log what had to go, now and then."""
+        now = trio.current_time()
+        if self._told is not None and now - self._told < TELL_SECONDS:
+            return
+        self._told = now
+        log.warning(
+            "the API has as many connections as it may, %d, or %d from one address: so far "
+            "%d that waited for their clients were closed, and %d new ones refused",
+            self.limit,
+            self.limit_of_source,
+            self._closed,
+            self._refused,
+        )
+
+
+def source_of(host: str) -> str:
+    """Whom the address *host* stands for."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        mapped = address.ipv4_mapped
+        if mapped is None:
+            if address.is_loopback:
+                return "loopback"
+            return str(ipaddress.ip_network((address, 64), strict=False))
+        address = mapped
+    return "loopback" if address.is_loopback else str(address)

@@ -1,0 +1,143 @@
+"""One request and its answer, as an ASGI app takes and gives them.
+
+The body is read when the app asks for it, and no faster. After it, or once the answer has begun,
+`receive` waits for the client to leave. What is sent to a client that has gone is thrown away, as
+ASGI has it; the app hears of that from `receive`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from email.utils import formatdate
+from typing import Any, Final
+from urllib.parse import unquote
+
+import attrs
+import h11
+from starlette.types import ASGIApp, Message, Scope
+
+from sealring_trio.api.connections import Place
+from sealring_trio.api.http1 import Http1
+
+log = logging.getLogger("sealring.api")
+
+_WITHOUT_BODY: Final = (204, 304)
+
+
+@attrs.define
+class Ends:
+    """Host and port of a connection's client, and of this server."""
+
+    client: tuple[str, int]
+    server: tuple[str, int]
+
+
+@attrs.define
+class Exchange:
+    """One request on *http*, to be answered once."""
+
+    _http: Http1
+    _request: h11.Request
+    _ends: Ends
+    _place: Place
+
+    fault: h11.RemoteProtocolError | None = None
+    """What was wrong with the request's body."""
+
+    over: bool = False
+    """Whether the whole answer has been given."""
+
+    _body_read: bool = False
+    _start: Message | None = None
+    _begun: bool = False
+    _has_body: bool = True
+
+    async def run(self, app: ASGIApp) -> None:
+        """Have *app* answer. Its faults are logged, and go no further."""
+        try:
+            await app(self._scope(), self._receive, self._send)
+        except* Exception:
+            log.exception("a request failed")
+
+    def _scope(self) -> Scope:
+        path, _, query = self._request.target.partition(b"?")
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": self._request.http_version.decode(),
+            "method": self._request.method.decode(),
+            "scheme": "http",
+            "path": unquote(path.decode()),
+            "raw_path": path,
+            "query_string": query,
+            "root_path": "",
+            "headers": list(self._request.headers),
+            "client": self._ends.client,
+            "server": self._ends.server,
+            "state": {"connection": self._place.number},
+        }
+
+    async def _receive(self) -> Message:
+        if not self._body_read and not self._begun:
+            return await self._part()
+        if not self.over and self.fault is None:
+            await self._http.until_left()
+        return {"type": "http.disconnect"}
+
+    async def _part(self) -> Message:
+        """The next part of the body."""
+        await self._http.invite()
+        try:
+            event = await self._http.next_event()
+        except h11.RemoteProtocolError as fault:
+            self.fault = fault
+            self._body_read = True
+            return {"type": "http.disconnect"}
+        if isinstance(event, h11.Data):
+            return {"type": "http.request", "body": bytes(event.data), "more_body": True}
+        self._body_read = True
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def _send(self, message: Message) -> None:
+        if self._http.gone:
+            return
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        if self._start is not None:
+            self._begin(self._start)
+            self._start = None
+        body = message.get("body", b"")
+        if body and self._has_body:
+            self._http.put(h11.Data(data=body))
+        if not message.get("more_body", False):
+            self._http.put(h11.EndOfMessage())
+            self.over = True
+        await self._http.flush()
+        if self.over:
+            self._http.release()
+
+    def _begin(self, start: Message) -> None:
+        self._begun = True
+        status: int = start["status"]
+        headers = [*start["headers"], (b"date", formatdate(usegmt=True).encode())]
+        # A body that has not come whole may never come, and a next request would be part of it.
+        if not self._http.settle() or self._place.last:
+            headers.append((b"connection", b"close"))
+        self._has_body = self._request.method != b"HEAD" and status not in _WITHOUT_BODY
+        self._http.put(h11.Response(status_code=status, headers=headers))
+
+
+def answer(
+    status: int, headers: Mapping[str, str], body: bytes, *, only_header: bool = False
+) -> list[h11.Event]:
+    """An answer of this server's own, with which the connection ends."""
+    told: list[tuple[str, Any]] = [
+        *headers.items(),
+        ("content-length", str(len(body))),
+        ("date", formatdate(usegmt=True)),
+        ("connection", "close"),
+    ]
+    parts = [] if only_header else [h11.Data(data=body)]
+    return [h11.Response(status_code=status, headers=told), *parts, h11.EndOfMessage()]
