@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 import attrs
 import h11
+import trio
 from starlette.types import ASGIApp, Message, Scope
 
 from sealring_trio.api.connections import Place
@@ -101,6 +102,7 @@ class Exchange:
 
     async def _send(self, message: Message) -> None:
         if self._http.gone:
+            await trio.lowlevel.checkpoint()
             return
         if message["type"] == "http.response.start":
             self._start = message

@@ -117,14 +117,17 @@ class Http1:
             try:
                 sent = self._socket.send(self._unsent)
             except BlockingIOError:
-                with self._place.stalled(), trio.move_on_after(STUCK_SECONDS) as limit:
-                    await trio.lowlevel.wait_writable(self._socket)
-                if limit.cancelled_caught:
-                    self._give_up()
+                sent = 0
             except OSError:
                 self._give_up()
-            else:
+                break
+            if sent:
                 del self._unsent[:sent]
+                continue
+            with self._place.stalled(), trio.move_on_after(STUCK_SECONDS) as limit:
+                await trio.lowlevel.wait_writable(self._socket)
+            if limit.cancelled_caught:
+                self._give_up()
         await trio.lowlevel.checkpoint()
 
     def settle(self) -> bool:
@@ -167,18 +170,21 @@ class Http1:
 
     async def _read(self) -> bytes:
         """Bytes, at least one; none when no more will come."""
-        data = None
-        while data is None:
-            try:
-                data = self._socket.recv(_READ)
-            except BlockingIOError:
-                await trio.lowlevel.wait_readable(self._socket)
-            except OSError:
-                self._give_up()
-                data = b""
+        while (data := self._receive()) is None:
+            await trio.lowlevel.wait_readable(self._socket)
         await trio.lowlevel.checkpoint()
         self.left = not data
         return data
+
+    def _receive(self) -> bytes | None:
+        """What is there; None if nothing is yet."""
+        try:
+            return self._socket.recv(_READ)
+        except BlockingIOError:
+            return None
+        except OSError:
+            self._give_up()
+            return b""
 
     def _give_up(self) -> None:
         self.gone = True
