@@ -1,10 +1,11 @@
 """The mutants of `spec.mutate`: the protocol's code with one thing changed.
 
-There are two kinds. A *check* is an ``if`` whose body raises or kills, a part of its condition
+There are three kinds. A *check* is an ``if`` whose body raises or kills, a part of its condition
 that stands beside others, the edge of a comparison in it, or a call that is made for what it raises
 (`_CHECKS`); its mutant has the ``if`` never taken, the part left out, ``<`` for ``<=``, the call
-not made. An *operator* is one of cosmic-ray's, applied anywhere: another arithmetic or comparison,
-``and`` for ``or``, a number off by one, a decorator gone, an exception that nothing catches.
+not made. A *swap* is a check of another form, which `spec.swaps` has by name. An *operator* is one
+of cosmic-ray's, applied anywhere: another arithmetic or comparison, ``and`` for ``or``, a number
+off by one, a decorator gone, an exception that nothing catches.
 
 Of cosmic-ray's are left out those that change nothing that runs (in an annotation), and ``is`` in
 place of ``==`` or the other way round: enumerations and small integers are one object each.
@@ -20,6 +21,8 @@ from typing import Any, Final
 
 import attrs
 
+from spec.swaps import SWAPS, Swap
+
 ROOT: Final = Path(__file__).resolve().parent.parent
 PACKAGE: Final = ROOT / "protocol" / "sealring_protocol"
 MODULES: Final = (
@@ -29,6 +32,8 @@ MODULES: Final = (
     *(f"security.{name}" for name in ("handshake_messages", "handshake_values", "identity")),
     *(f"security.{name}" for name in ("initiator", "initiator_stages", "keys", "responder")),
     *(f"security.{name}" for name in ("responder_stages", "roles", "roster", "schedule", "seal")),
+    "control.ledger",
+    "control.membership",
     "keepalive",
     "link",
     "link_handshake",
@@ -46,6 +51,8 @@ _IDENTITY: Final = {
     f"core/ReplaceComparisonOperator_{kind}"
     for kind in ("Eq_Is", "Is_Eq", "NotEq_IsNot", "IsNot_NotEq")
 }
+SWAP: Final = "swap"
+"""In the place of an operator: the index is that of `SWAPS`."""
 UNCHANGED: Final = -1
 """The index of a mutant that is none."""
 
@@ -81,6 +88,9 @@ def path_of(module: str) -> Path:
 def mutated(key: str) -> tuple[str, ast.Module]:
     """The module that the mutant with *key* is of, and its code with the change made."""
     module, index, operator = key.split("#")
+    if operator == SWAP:
+        swap = SWAPS[int(index)]
+        return module, ast.parse(_text(module).replace(swap.old, swap.new))
     if operator:
         return module, ast.parse(_operated(_text(module), operator, int(index)))
     tree = ast.parse(_text(module))
@@ -102,7 +112,19 @@ def checks(module: str) -> list[Mutant]:
     return [
         Mutant(module, index, getattr(node, "lineno", 0), place, told)
         for index, (node, place, told, _) in enumerate(_changes(ast.parse(_text(module))))
+    ] + [
+        Mutant(module, index, _line(module, swap.old), swap.rule, _swapped(swap), SWAP)
+        for index, swap in enumerate(SWAPS)
+        if swap.module == module
     ]
+
+
+def _line(module: str, text: str) -> int:
+    return _text(module).partition(text)[0].count("\n") + 1
+
+
+def _swapped(swap: Swap) -> str:
+    return " ".join(f"{swap.new or 'nothing'} for {swap.old}".split())
 
 
 def _raises(body: list[ast.stmt]) -> bool:

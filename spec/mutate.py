@@ -51,6 +51,7 @@ SURVIVORS: Final = ROOT / "spec" / "survivors.txt"
 TESTS: Final = {
     "codec": ("tests/codec", "tests/security", "tests/link"),
     "security": ("tests/security", "tests/link", "tests/node/test_meeting.py"),
+    "control": ("tests/control",),
     "keepalive": ("tests/link", "tests/node/test_hostile.py"),
     "link": ("tests/link", "tests/node/test_hostile.py", "tests/node/test_meeting.py"),
 }
@@ -62,6 +63,8 @@ _LIKELY: Final = {
     "security.id": ("signatures",),
     "security.seal": ("seals", "inner_seals"),
     "security": ("initiators", "responders"),
+    "control.ledger": ("ledgers",),
+    "control": ("lockstep", "ranks"),
     "": ("sessions",),
 }
 """The families to begin with, by the beginning of a module's name."""

@@ -16,6 +16,8 @@ from spec.vectors.plain import header
 from spec.vectors.signatures import ORDER, scalars
 from spec.vectors.talk import Talk, flipped
 from spec.vectors.world import (
+    ADA,
+    BEN,
     CAT,
     EVE,
     HOME,
@@ -224,6 +226,23 @@ def _bad_accept() -> Iterator[Vector]:
     wrong = talk.accept(serial=6)
     about = "ACCEPT names a roster that neither holds"
     yield _told("accept-serial", "HS-24", about, talk, wrong, MALFORMED)
+    for name, about, ours, theirs in [
+        (
+            "own",
+            "ACCEPT names the responder's serial, and the initiator's is greater",
+            HOME_6,
+            HOME,
+        ),
+        (
+            "other",
+            "ACCEPT names the initiator's serial, and the responder's is greater",
+            HOME,
+            HOME_6,
+        ),
+    ]:
+        apart = met(ours=ours, theirs=theirs)
+        wrong = apart.accept(serial=5)
+        yield _told(f"accept-serial-{name}", "HS-24", about, apart, wrong, MALFORMED)
     wrong = talk.accept(roster=HOME)
     about = "ACCEPT brings a roster that is not newer"
     yield _told("accept-roster", "HS-25", about, talk, wrong, MALFORMED)
@@ -248,6 +267,14 @@ def _bad_accept() -> Iterator[Vector]:
     about = "ACCEPT brings a roster that has expired"
     expired = CloseCode.ROSTER_EXPIRED
     yield _told("accept-expired", "HS-25 RO-12", about, late, late.accept(), expired)
+    for name, who, members in [
+        ("sender", "its sender", (ADA.member, CAT.member)),
+        ("receiver", "its receiver", (BEN.member, CAT.member)),
+    ]:
+        without = met(theirs=signed(attrs.evolve(TERMS, serial=6, members=members)))
+        about = f"ACCEPT brings a roster without {who}"
+        accept = without.accept()
+        yield _told(f"accept-without-{name}", "HS-25 RO-13", about, without, accept, FORGED)
     talk = met()
     ping = talk.to_dialer(0, flat(GOOD["ping-zero"][1]))
     yield _told("ping-first", "HS-23", "PING before ACCEPT", talk, ping, MALFORMED)

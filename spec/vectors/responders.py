@@ -268,6 +268,20 @@ def _told_why() -> Iterator[Vector]:
     output = said((talk.resp_frame,), int(MALFORMED))
     name, about = "responder/early-data", "a message before ACCEPT"
     yield refused(name, "responder", "HS-29", about, given, MALFORMED, output=output)
+    for name, about, talk in [
+        ("early-long", "a frame longer than any CLOSE, before ACCEPT", met()),
+        ("store-long", "the same, while a roster is stored", met(ours=HOME_6)),
+    ]:
+        given = answerer(talk, talk.init_frame, talk.fin_frame + header(2, 278))
+        output = said((talk.resp_frame,), int(LIMIT))
+        ids = "FR-03 HS-29"
+        yield refused(f"responder/{name}", "responder", ids, about, given, LIMIT, output=output)
+    talk = met()
+    longest = talk.to_answerer(0, flat(Close(0, "n" * 256)))
+    given = answerer(talk, talk.init_frame, talk.fin_frame + longest)
+    name, about = "responder/early-longest", "the longest CLOSE, before ACCEPT"
+    output = said((talk.resp_frame,), closed=0)
+    yield valid(name, "responder", "FR-03 HS-29", about, given, output)
     close = talk.to_answerer(0, flat(Close(0, "")))
     given = answerer(talk, talk.init_frame, talk.fin_frame + close)
     name, about = "responder/early-close", "CLOSE before ACCEPT"

@@ -36,7 +36,7 @@ from spec.vectors.messages import (
 from spec.vectors.model import FORGED, LIMIT, MALFORMED, Vector, refused, valid
 from spec.vectors.plain import header
 from spec.vectors.talk import Talk, flipped
-from spec.vectors.world import CAT, NOW, TERMS, signed
+from spec.vectors.world import ADA, BEN, CAT, NOW, TERMS, signed
 
 GIVEN: Final = _GIVEN
 ROLE: Final = CloseCode.ROLE_VIOLATION
@@ -44,6 +44,7 @@ TIMEOUT: Final = CloseCode.TIMEOUT
 DONE: Final = StepDone(STEP.epoch, 1)
 HELLO: Final = attrs.evolve(READY, epoch=NO_EPOCH, first=0, last=0)
 AT_ONCE: Final = 0.05
+SIX: Final = attrs.evolve(TERMS, serial=6)
 CLOSED: Final = flat(Close(0, "done"))
 
 
@@ -52,7 +53,9 @@ def vectors() -> Iterator[Vector]:
     yield from _good()
     yield from _roles()
     yield from _ends()
+    yield from _newer_rosters()
     yield from _keepalive()
+    yield from _slow()
     yield from _broken()
 
 
@@ -220,6 +223,65 @@ def _ends() -> Iterator[Vector]:
     )
 
 
+def _newer_rosters() -> Iterator[Vector]:
+    """What counts is the roster that both ends hold once the link is up."""
+    soon, later = (attrs.evolve(TERMS, serial=5, expires_ms=NOW + 100), SIX)
+    swapped = signed(attrs.evolve(SIX, members=(BEN.member, ADA.member, CAT.member)))
+    brief = signed(attrs.evolve(SIX, expires_ms=NOW + 100))
+    wait: Delivery = (0.2, b"")
+    talk = met(ours=signed(later), theirs=signed(soon))
+    given = answerer(talk, *_up(talk), wait)
+    output = said((talk.resp_frame, talk.accept()), link=link_of(talk, dialing=False))
+    about = "the roster that was brought lasts longer than the own"
+    yield valid("session/lasts", "responder", "RO-15 HS-18", about, given, output)
+    about = "the roster that was brought expires, and the own would not have"
+    talk = met(ours=brief)
+    yield _refused("brought-expires", "RO-15", about, talk, [wait], CloseCode.ROSTER_EXPIRED)
+    talk = met(ours=signed(soon), theirs=signed(later))
+    given = dialer(talk, talk.resp_frame, talk.accept(), wait, suites=[1, 2])
+    output = said((talk.init_frame, talk.fin_frame), link=link_of(talk, dialing=True))
+    about = "the roster that came with ACCEPT lasts longer than the own"
+    yield valid("session/lasts-dialed", "initiator", "RO-15 HS-25", about, given, output)
+    talk = met(ours=swapped)
+    about = "READY from who is no head any more, by the roster that it brought"
+    yield _session("swapped", "RL-01 HS-18", about, talk, [HELLO])
+    about = "BOOTSTRAP from who was the head, by the roster that the other end held"
+    sealed = _sealed(met(ours=swapped), [flat(BOOTSTRAP)])
+    yield _refused("swapped-head", "RL-01 HS-18", about, met(ours=swapped), sealed, ROLE)
+    talk = met(theirs=signed(SIX))
+    data = talk.to_dialer(1, flat(HELLO))
+    given = dialer(talk, talk.resp_frame, talk.accept() + data, suites=[1, 2])
+    sent = (talk.init_frame, talk.fin_frame)
+    output = said(sent, messages=[flat(HELLO)], link=link_of(talk, dialing=True))
+    about = "data right behind ACCEPT waits until the roster is stored"
+    yield valid("session/waits", "initiator", "HS-29 HS-25", about, given, output)
+
+
+def _slow() -> Iterator[Vector]:
+    """Frames whose bytes come one by one."""
+    talk, good = met(), flat(BOOTSTRAP)
+    frame = talk.to_answerer(0, good)
+    asked = flat(Ping(1, Progress()))
+    for name, about, first in (
+        ("slow-frame", "a frame that comes too slowly", frame[:8]),
+        ("slow-header", "a header that comes too slowly", frame[:1]),
+    ):
+        rest = frame[len(first) :]
+        # A frame is whole at 0.02 s: bytes count until about 1.52 s. PING is due at 2.0 s.
+        at = (0.8, 1.2, 1.5, 1.9, 2.1, 2.4, 2.8, 3.2)
+        pieces = [(now, rest[i : i + 1]) for i, now in enumerate(at)]
+        drip = [(0.4, first), *pieces]
+        if name == "slow-header":  # seven bytes, and then time alone: no body is begun
+            drip = [(now, data if i < 7 else b"") for i, (now, data) in enumerate(drip)]
+        yield _refused(name, "LK-05", about, talk, drip, TIMEOUT, answers=[asked])
+    about = "a long frame that comes at its least rate asks for no PING"
+    long = header(2, 2_000_000)
+    drip = [(0.4, long), *((round(0.8 + 0.4 * i, 1), b"\0") for i in range(7))]
+    given = answerer(talk, *_up(talk), *drip)
+    output = said((talk.resp_frame, talk.accept()), link=link_of(talk, dialing=False))
+    yield valid("session/long-frame", "responder", "LK-05", about, given, output)
+
+
 def _keepalive() -> Iterator[Vector]:
     talk = met()
     pings = [flat(Ping(echo, Progress())) for echo in range(21)]
@@ -227,6 +289,8 @@ def _keepalive() -> Iterator[Vector]:
     about = "21 PINGs at once"
     deliveries = _sealed(talk, pings)
     yield _refused("pings-21", "LK-04", about, talk, deliveries, LIMIT, answers=pongs)
+    yield from _refilled(talk)
+    yield from _answered_late(talk)
     about = "PONG to no PING"
     deliveries = _sealed(talk, [flat(Pong(1, Progress()))])
     yield _refused("pong", "LK-03", about, talk, deliveries, MALFORMED)
@@ -268,6 +332,47 @@ def _keepalive() -> Iterator[Vector]:
     ]:
         ids = "HS-30 HS-28"
         yield refused(f"session/{name}", kind, ids, about, given, TIMEOUT, output=said(sent))
+
+
+def _refilled(talk: Talk) -> Iterator[Vector]:
+    """The bucket of PINGs fills at its rate, and not beyond 20."""
+    pings = [flat(Ping(echo, Progress())) for echo in range(31)]
+    pongs = [flat(Pong(echo, Progress())) for echo in range(31)]
+    first = _sealed(talk, pings[:20])
+    more = [(0.42, talk.to_answerer(20 + i, ping)) for i, ping in enumerate(pings[20:])]
+    sent = [talk.resp_frame, talk.accept()]
+    sent += [talk.to_dialer(1 + i, pong) for i, pong in enumerate(pongs[:27])]
+    given = answerer(talk, *_up(talk), *first, *more[:7])
+    output = said(sent, link=link_of(talk, dialing=False))
+    about = "20 PINGs, and 7 more 0.37 s later"
+    yield valid("session/pings-again", "responder", "LK-04", about, given, output)
+    about = "20 PINGs, and 8 more 0.37 s later"
+    late = [*first, *more[:8]]
+    yield _refused("pings-28", "LK-04", about, talk, late, LIMIT, answers=pongs[:27])
+
+
+def _answered_late(talk: Talk) -> Iterator[Vector]:
+    """Two PINGs are unanswered, for something else came between them."""
+    good = flat(BOOTSTRAP)
+    first, second = (flat(Ping(echo, Progress())) for echo in (1, 2))
+    pongs = [flat(Pong(echo, Progress())) for echo in (1, 2)]
+    before: list[Delivery] = [(0.6, b""), (0.7, talk.to_answerer(0, good)), (1.3, b"")]
+    both = [(1.4, talk.to_answerer(1 + i, pong)) for i, pong in enumerate(pongs)]
+    given = answerer(talk, *_up(talk), *before, *both)
+    sent = [talk.resp_frame, talk.accept(), talk.to_dialer(1, first), talk.to_dialer(2, second)]
+    output = said(sent, None, [good], link_of(talk, dialing=False))
+    about = "both PINGs are answered, the older first"
+    yield valid("session/pongs", "responder", "LK-03", about, given, output)
+    about = "the later of two PINGs is answered first"
+    wrong = [*before, (1.4, talk.to_answerer(1, pongs[1]))]
+    answers = [first, second]
+    name = "pong-later"
+    yield _refused(name, "LK-03", about, talk, wrong, MALFORMED, messages=[good], answers=answers)
+    about = "a PING is answered twice"
+    again = [*before[:2], *((0.8, talk.to_answerer(1 + i, pongs[0])) for i in range(2))]
+    yield _refused(
+        "pong-twice", "LK-03", about, talk, again, MALFORMED, messages=[good], answers=[first]
+    )
 
 
 def _never_answered() -> Vector:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spec import mutants, mutate
+from spec.swaps import SWAPS, Swap
 
 
 def test_the_checks_are_found() -> None:
@@ -15,6 +16,12 @@ def test_the_checks_are_found() -> None:
         mutants.checks(module) or module in {"security.keys", "security.schedule"}
         for module in mutants.MODULES
     )
+
+
+@pytest.mark.parametrize("swap", SWAPS, ids=lambda swap: f"{swap.rule}: {swap.new}")
+def test_what_is_swapped_stands_there_once(swap: Swap) -> None:
+    assert mutants.path_of(swap.module).read_text("utf-8").count(swap.old) == 1
+    assert swap.module in mutants.MODULES
 
 
 def test_a_check_that_is_gone_is_noticed() -> None:
