@@ -272,7 +272,8 @@ def _told_why() -> Iterator[Vector]:
         ("early-long", "a frame longer than any CLOSE, before ACCEPT", met()),
         ("store-long", "the same, while a roster is stored", met(ours=HOME_6)),
     ]:
-        given = answerer(talk, talk.init_frame, talk.fin_frame + header(2, 278))
+        frame_278 = talk.to_answerer(0, bytes(278 - 16))
+        given = answerer(talk, talk.init_frame, talk.fin_frame + frame_278)
         output = said((talk.resp_frame,), int(LIMIT))
         ids = "FR-03 HS-29"
         yield refused(f"responder/{name}", "responder", ids, about, given, LIMIT, output=output)
