@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import math
 import socket
 from collections.abc import Callable
 from typing import Final
@@ -16,6 +18,12 @@ log = logging.getLogger("sealring.node")
 
 ACCEPT_PAUSE: Final = 0.1
 """Seconds to wait when no connection can be accepted (out of file descriptors, say)."""
+
+TELL_SECONDS: Final = 60.0
+"""Seconds between two log lines that say so."""
+
+_GONE: Final = {errno.ECONNABORTED, errno.EPROTO}
+"""The connection to accept was reset before it could be: the next one is not to wait for it."""
 
 DIAL_TIMEOUT: Final = 5.0
 """Seconds that a connection may take to come up."""
@@ -36,15 +44,32 @@ async def accept(
     listener: trio.SocketListener, accepted: Callable[[socket.socket, str], None]
 ) -> None:
     """Give *accepted* each connection that comes in, and the host that it comes from; for ever."""
+    quiet_until = -math.inf
     async with listener:
         while True:
             try:
                 connection, address = await listener.socket.accept()
             except OSError as error:
-                log.warning("cannot accept a connection: %s", error.strerror)
+                if error.errno in _GONE:
+                    await trio.lowlevel.checkpoint()
+                    continue
+                if trio.current_time() >= quiet_until:
+                    quiet_until = trio.current_time() + TELL_SECONDS
+                    log.warning("cannot accept connections: %s", error.strerror)
                 await trio.sleep(ACCEPT_PAUSE)
                 continue
-            accepted(socket.socket(fileno=connection.detach()), address[0])
+            sock = plain_socket(connection)
+            if address:
+                accepted(sock, address[0])
+            else:  # macOS: the peer has reset it already
+                sock.close()
+
+
+def plain_socket(connection: trio.socket.SocketType) -> socket.socket:
+    """The socket of *connection*. Its kind is told, for macOS tells none of a socket that was
+    reset."""
+    kind = connection.family, connection.type, connection.proto
+    return socket.socket(*kind, fileno=connection.detach())
 
 
 async def dial(address: str) -> socket.socket:
@@ -57,4 +82,4 @@ async def dial(address: str) -> socket.socket:
         raise OperationError(f"no answer within {DIAL_TIMEOUT:.0f} s", "") from None
     except (OSError, ValueError) as error:
         raise OperationError(getattr(error, "strerror", None) or str(error), "") from None
-    return socket.socket(fileno=stream.socket.detach())
+    return plain_socket(stream.socket)

@@ -9,7 +9,8 @@ or the link dies.
 Once a link is up, a thread reads it (`hand_over`): strangers are not given one.
 
 Anything that ends the pump kills the link: an end of stream, an error of the socket, cancellation.
-A link that the node ends itself (`hang_up`) has its last bytes flushed first.
+A link that the node ends itself (`hang_up`) has its last bytes flushed first; one that has none to
+send, as with every stranger, is closed at once: its descriptor is free for the next.
 """
 
 from __future__ import annotations
@@ -75,12 +76,14 @@ class Pump:
         self._by_loop.cancel()
 
     def hang_up(self, last: bytes) -> None:
-        """End the stream once *last*, and what waits before it, has been sent."""
+        """End the stream once *last*, and what waits before it, has been sent; at once if there is
+        nothing to send."""
         if not self._over:
             self._send(last)
-            self._graceful = True
+            self._graceful = bool(last) or self._wire.busy
             self._over = True  # from now on a flush drains nothing
-            self._wire.be_polite()
+            if self._graceful:
+                self._wire.be_polite()
             self._open.cancel()
 
     def _send(self, data: bytes | bytearray) -> None:

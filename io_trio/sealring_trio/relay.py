@@ -43,6 +43,7 @@ from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.control.effects import EndCollective, PrepareCollective
 from sealring_protocol.node import Node
 
+from sealring_trio.connecting import plain_socket
 from sealring_trio.ports import belongs_to, reserve
 from sealring_trio.shared_wire import Guard, SharedWire
 
@@ -241,7 +242,7 @@ class Relay:
                 level = logging.DEBUG  # what happens again and again does not fill the log
                 await trio.sleep(CONNECT_PAUSE)
                 continue
-            sock = socket.socket(fileno=connection.detach())
+            sock = plain_socket(connection)
             if await self._is_of_engine(sock):
                 return sock
             log.log(level, "somebody else connected to the relay of a collective, and was refused")

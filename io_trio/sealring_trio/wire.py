@@ -48,7 +48,10 @@ class Wire:
     def __init__(self, sock: socket.socket, drained: Callable[[], None]) -> None:
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # macOS refuses (EINVAL) where the peer has reset the connection already; whoever reads
+            # next sees the end of the stream.
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
         self._room: memoryview | None = None
         self._drained = drained

@@ -110,14 +110,26 @@ REPLAY_CACHE: Final = 65_536
 """Admission tags remembered. Memory: about 100 bytes each, 6.5 MB when full."""
 
 MAX_HANDSHAKES: Final = 64
-"""Accepted connections that have not yet proved who they are, in total."""
+"""Accepted connections that have not yet proved who they are, in total; a newcomer takes the place
+of another. Memory: at most a FIN of 64 KiB each, 4 MiB."""
+
+RESERVED_HANDSHAKES: Final = 16
+"""Of these, the ones that only members' addresses may take: those in the roster, and those where a
+member has proved itself lately."""
 
 MAX_HANDSHAKES_PER_SOURCE: Final = 8
-"""The same, per source address."""
+"""The same, per source address; a newcomer takes the place of another of its source."""
 
 SIGNATURES_PER_SECOND: Final = 50
 """RESP signatures per second for all sources that never proved themselves (token bucket, burst of
 the same size): a signature is the dearest thing that a former member can still provoke."""
+
+SIGNATURES_PER_NEW_SOURCE: Final = 10
+"""The same, beside these, for sources that had none within `NEW_SOURCE_SECONDS`: a few that ask all
+the time cannot take every signature."""
+
+NEW_SOURCE_SECONDS: Final = 10.0
+"""Seconds without a signature after which a source is new again."""
 
 SIGNATURES_PER_SOURCE: Final = 10
 """The same, for each source address."""

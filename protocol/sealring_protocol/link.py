@@ -119,11 +119,6 @@ class Link(LinkHandshake):
         return self._up and self._error is None
 
     @property
-    def silent(self) -> bool:
-        """The peer has not sent its INIT yet."""
-        return self._handshake.state is hs.ResponderState.WAIT_INIT and self._error is None
-
-    @property
     def has_data_to_send(self) -> bool:
         """`data_to_send` has something to give."""
         return bool(self._out)

@@ -10,31 +10,27 @@ streams may cross a hang-up on their way.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
 from typing import Final
 
 from sealring_protocol.codec.messages import Message, Progress
-from sealring_protocol.connections import Adopted, Connection, Down, Incoming, News, Up, why_not
-from sealring_protocol.control.contacts import Contact, Contacts, Key, Verdict
+from sealring_protocol.connections import Adopted, Connection, Incoming, Up, why_not
+from sealring_protocol.control.contacts import Contact, Verdict
 from sealring_protocol.control.effects import Level, Note
-from sealring_protocol.custody import Arrival, Custody
+from sealring_protocol.custody import Arrival
 from sealring_protocol.errors import (
     CloseCode,
     LimitExceeded,
     LocalProtocolError,
     RemoteProtocolError,
-    SealringError,
 )
 from sealring_protocol.events import (
-    Dial,
     EncapsulationWanted,
     Hangup,
-    NodeEvent,
     SignatureWanted,
     StoreRoster,
 )
 from sealring_protocol.link import Link
+from sealring_protocol.link_book import DUPLICATE, LinkBook
 from sealring_protocol.link_events import (
     LinkClosed,
     LinkEvent,
@@ -42,91 +38,19 @@ from sealring_protocol.link_events import (
     PeerProved,
     RosterReceived,
 )
-from sealring_protocol.peers import NO_FAULT, Fault, PeerBook, PeerClosed, PeerState
-from sealring_protocol.security.admission import Admission
+from sealring_protocol.peers import Fault, PeerClosed
 from sealring_protocol.security.handshake import (
     EncapsulationRequested,
-    HandshakeConfig,
     SignatureRequested,
 )
 from sealring_protocol.security.roles import Purpose
-from sealring_protocol.security.roster import Member, Roster, SignedRoster
-from sealring_protocol.strangers import Strangers
+from sealring_protocol.security.roster import Roster, SignedRoster
 
-_DUPLICATE: Final = "there is such a link already"
 _OTHER_ROSTER: Final = "another roster has come into force meanwhile"
 
 
-class Switchboard:
+class Switchboard(LinkBook):
     """All links of the node with *config*. Times are the caller's monotonic seconds."""
-
-    def __init__(self, config: HandshakeConfig, now: float) -> None:
-        self._custody = Custody(config)
-        self.accept_steps = False
-        """Whether step links may come in: there must be an engine to hand their keys to."""
-        self.closed = False
-        """The node is stopping: nothing is dialed or accepted any more."""
-        self.events: deque[NodeEvent] = deque()
-        self._contacts = Contacts(config.node_id)
-        self._admission = Admission(now)
-        self._connections: dict[int, Connection] = {}
-        self._held: dict[Key, int] = {}
-        self.strangers = Strangers()
-        self._book = PeerBook()
-        self._numbers = 0
-        self._news: deque[News] = deque()
-        self._flush: set[int] = set()
-        self._progress = Progress()
-
-    # -------------------------------------------------------------- looking
-
-    @property
-    def config(self) -> HandshakeConfig:
-        """What this node brings to a handshake now, with the roster in force."""
-        return self._custody.config
-
-    @property
-    def rank(self) -> int:
-        """This node's rank."""
-        return self.config.roster.roster.rank(self.config.node_id)
-
-    def member(self, rank: int) -> Member:
-        """The member of *rank*."""
-        return self.config.roster.roster.members[rank]
-
-    def links(self) -> list[tuple[int, Purpose, Link]]:
-        """Rank of the peer, purpose and link, of every established link."""
-        return [
-            (self._rank(connection.key), connection.key[1], connection.link)
-            for connection in self._connections.values()
-            if connection.up and connection.key is not None and connection.link is not None
-        ]
-
-    def peers(self) -> list[PeerState]:
-        """How it stands with every other member, by rank."""
-        return self._book.survey(self.config.roster.roster, self.config.node_id, self._contacts)
-
-    def take(self) -> News | None:
-        """The next thing that the node must know."""
-        return self._news.popleft() if self._news else None
-
-    def links_to_flush(self) -> set[int]:
-        """The connections that have something to send since the last call."""
-        flush, self._flush = self._flush, set()
-        return flush
-
-    def data_to_send(self, number: int) -> bytes | bytearray:
-        """All that waits to be sent on connection *number*."""
-        connection = self._connections.get(number)
-        if connection is None or connection.link is None:
-            return b""
-        return connection.link.data_to_send()
-
-    def next_timeout(self) -> float | None:
-        """When `handle_timeout` wants to be called."""
-        times = [] if self.closed else [self._contacts.next_timeout()]
-        times += [c.link.next_timeout() for c in self._connections.values() if c.link is not None]
-        return min((time for time in times if time is not None), default=None)
 
     # ---------------------------------------------------------------- orders
 
@@ -194,14 +118,9 @@ class Switchboard:
         if self.closed:
             self.events.append(Hangup(number, b""))
             return number
-        if self._admission.full and not self._admission.crowded(source):
-            self._drop_a_silent_one(now)
-        try:
-            self._admission.opened(source)
-        except LimitExceeded as error:
-            self.events.append(self.strangers.refused(source, error, now))
-            self.events.append(Hangup(number, b""))
-            return number
+        loser = self._admission.opened(number, source)
+        if loser is not None:
+            self._down(self._connections[loser], LimitExceeded("others needed its place"), now)
         link = Link.accept(self.config, self._admission, source, now, wall_ms, entropy)
         link.keepalive.progress = self._progress
         self._connections[number] = Connection(number, source, None, link)
@@ -270,47 +189,10 @@ class Switchboard:
                 deadline = connection.link.next_timeout()
                 if deadline is not None and now >= deadline:
                     self._do(connection, now, lambda link: link.handle_timeout(now))
+        self.events += self.strangers.handle_timeout(now)
         self._dial_due(now)
 
-    # ------------------------------------------------------------- strangers
-
-    def _drop_a_silent_one(self, now: float) -> None:
-        """Make room for a newcomer: the oldest connection that has not sent an INIT goes."""
-        for connection in self._connections.values():
-            if connection.link is not None and connection.link.silent:
-                self._down(connection, LimitExceeded("room was needed"), now)
-                return
-
     # ------------------------------------------------------------- internals
-
-    def _rank(self, key: Key) -> int:
-        return self.config.roster.roster.rank(key[0])
-
-    def _find(self, rank: int, purpose: Purpose) -> Connection | None:
-        contact = self._contacts.get((self.member(rank).id, purpose))
-        return None if contact is None else self._connections.get(contact.link)
-
-    def _with(self, number: int, now: float, action: Callable[[Link], None]) -> None:
-        connection = self._connections.get(number)
-        if connection is not None and connection.link is not None:
-            self._do(connection, now, action)
-
-    def _do(self, connection: Connection, now: float, action: Callable[[Link], None]) -> None:
-        """Let *action* happen to a link, then deal with what comes of it."""
-        link = connection.link
-        if link is None:
-            return
-        try:
-            action(link)
-            while (event := link.next_event()) is not None:
-                self._on(connection, event, now)
-                if connection.number not in self._connections:
-                    return
-        except SealringError as error:
-            self._down(connection, error, now)
-            return
-        if link.has_data_to_send:
-            self._flush.add(connection.number)
 
     def _on(self, connection: Connection, event: LinkEvent, now: float) -> None:
         number = connection.number
@@ -320,8 +202,10 @@ class Switchboard:
                     self._contacts.dial_answered(connection.key)
                 self.events.append(SignatureWanted(number, payload))
             case EncapsulationRequested(key):
+                self._admission.spoke(number)
                 self.events.append(EncapsulationWanted(number, key))
             case RosterReceived(roster):
+                self._settle(connection)
                 self._roster_came(connection, roster, now)
             case PeerProved():
                 self._judge(connection, event, now)
@@ -349,6 +233,7 @@ class Switchboard:
         key = (proved.peer, proved.purpose)
         connection.key = key
         if connection.source:
+            self._settle(connection)
             self._admission.proved(connection.source)
         if not self._custody.is_in_force(proved.roster):
             self._refuse(connection, CloseCode.NOT_READY, _OTHER_ROSTER, now)
@@ -359,7 +244,7 @@ class Switchboard:
         if refusal is not None:
             self._refuse(connection, *refusal, now)
         elif verdict is Verdict.DUPLICATE or key in self._held:
-            self._refuse(connection, CloseCode.DUPLICATE_LINK, _DUPLICATE, now)
+            self._refuse(connection, CloseCode.DUPLICATE_LINK, DUPLICATE, now)
         elif verdict is Verdict.HOLD:
             self._held[key] = connection.number
         else:
@@ -372,11 +257,6 @@ class Switchboard:
     def _admit(self, connection: Connection, now: float) -> None:
         if connection.link is not None:
             connection.link.admit(now)
-
-    def _refuse(self, connection: Connection, code: CloseCode, reason: str, now: float) -> None:
-        if connection.link is not None:
-            connection.link.refuse(code, reason)
-        self._down(connection, LocalProtocolError(reason), now, code)
 
     def _established(self, connection: Connection, event: LinkUp, now: float) -> None:
         key, link = connection.key, connection.link
@@ -391,7 +271,7 @@ class Switchboard:
         if not connection.dialed and not self._contacts.is_answered(key):
             for other in [c for c in self._connections.values() if c.key == key and c.dialed]:
                 if not other.up:
-                    self._down(other, LocalProtocolError(_DUPLICATE), now, CloseCode.DUPLICATE_LINK)
+                    self._down(other, LocalProtocolError(DUPLICATE), now, CloseCode.DUPLICATE_LINK)
         self._contacts.established(key, Contact(connection.number, event.instance, now))
         self._release(key, now)
         self._contacts.satisfied(key)
@@ -404,83 +284,9 @@ class Switchboard:
     def _closed(self, connection: Connection, code: int, reason: str, now: float) -> None:
         self._down(connection, PeerClosed(code, reason), now, code)
 
-    def _shut(self, connection: Connection, code: CloseCode, reason: str, now: float) -> None:
-        if connection.link is not None and connection.up:
-            connection.link.close(code, reason)
-        self._down(connection, LocalProtocolError(reason), now, code)
-
-    def _down(
-        self, connection: Connection, error: SealringError, now: float, code: int | None = None
-    ) -> None:
-        """Forget a connection, hang it up, and tell whom it concerns; *code*: why, if known."""
-        if self._connections.pop(connection.number, None) is None:
-            return
-        last = connection.link.data_to_send() if connection.link is not None else b""
-        self.events.append(Hangup(connection.number, bytes(last)))
-        self._flush.discard(connection.number)
-        self._settle(connection)
-        key = connection.key
-        if key is not None and key[0] in self.config.roster.roster and not self.closed:
-            contact = self._contacts.get(key) if connection.up else None
-            since = None if contact is None else contact.since
-            self._book.ended((*key, connection.dialed), error, code, now, since)
-        told = key is not None and self._forget(connection, key, now)
-        if key is not None and connection.link is not None and connection.link.put_out:
-            outs = self._book.put_out(key[0], self.config.roster.roster, self._contacts, now)
-            self.events.extend(outs)
-        if key is None or key[0] not in self.config.roster.roster:
-            if connection.source:
-                self.events.append(self.strangers.refused(connection.source, error, now))
-        elif told:
-            self._news.append(Down(self._rank(key), key[1], str(error)))
-        elif not connection.up:
-            name = self.member(self._rank(key)).name
-            text = f"no {key[1].name.lower()} link with {name}: {error}"
-            self.events.append(Note(Level.DEBUG if code in NO_FAULT else Level.WARNING, text))
-
-    def _forget(self, connection: Connection, key: Key, now: float) -> bool:
-        """Take a connection out of the books. True if it was the link of its key."""
-        if connection.up:
-            return self._contacts.lost(key, connection.number, now)
-        if self._held.get(key) == connection.number:
-            del self._held[key]
-        if connection.dialed:
-            self._dial_ended(key, now)
-        return False
-
-    def _settle(self, connection: Connection) -> None:
-        """An incoming connection's handshake is over."""
-        if connection.source and not connection.up:
-            self._admission.settled(connection.source)
-
-    def _dial_ended(self, key: Key, now: float) -> None:
-        self._contacts.dial_ended(key, now)
-        self._release(key, now)
-
-    def _release(self, key: Key, now: float) -> None:
-        """An own dial has come to its end: answer the peer's, which was held for it."""
-        held = self._connections.get(self._held.pop(key, 0))
-        if held is None:
-            return
-        if self._contacts.get(key) is not None:
-            self._refuse(held, CloseCode.DUPLICATE_LINK, _DUPLICATE, now)
-        else:
-            self._do(held, now, lambda link: link.admit(now))
-
-    def _dial_due(self, now: float) -> None:
-        for key, turn in [] if self.closed else self._contacts.due(now):
-            member = self.config.roster.roster.member(key[0])
-            if member is None or not member.addresses:
-                self._contacts.dial_ended(key, now)  # a newer roster may bring an address
-                continue
-            self._numbers += 1
-            self._connections[self._numbers] = Connection(self._numbers, "", key)
-            address = member.addresses[turn % len(member.addresses)]
-            self._book.dialing(*key, address)
-            self.events.append(Dial(self._numbers, address, member.name))
-
     def _adopted(self, before: Roster, now: float) -> None:
         """The roster in force is another than *before*; links with those put out end."""
+        self._expect_members()
         roster = self.config.roster
         self._contacts.wake()
         for member in before.members:

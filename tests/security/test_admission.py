@@ -5,12 +5,14 @@ import contextlib
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sealring_protocol.errors import AuthenticationFailed, LimitExceeded, LocalProtocolError
+from sealring_protocol.errors import AuthenticationFailed, LimitExceeded
 from sealring_protocol.limits import (
     MAX_HANDSHAKES,
     MAX_HANDSHAKES_PER_SOURCE,
     MAX_SOURCES,
     REPLAY_CACHE,
+    RESERVED_HANDSHAKES,
+    SIGNATURES_PER_NEW_SOURCE,
     SIGNATURES_PER_SECOND,
     SIGNATURES_PER_SOURCE,
 )
@@ -51,6 +53,8 @@ def test_signatures_have_a_budget_for_each_source_and_for_all():
     admission = Admission(now=0.0)
     for n in range(SIGNATURES_PER_SECOND):
         admission.take_signature(f"source {n // SIGNATURES_PER_SOURCE}", 0.0)
+    for n in range(SIGNATURES_PER_NEW_SOURCE):
+        admission.take_signature(f"new {n}", 0.0)
     for source in ("source 0", "a new source"):
         with pytest.raises(LimitExceeded, match="ask for a signature"):
             admission.take_signature(source, 0.0)
@@ -60,7 +64,7 @@ def test_signatures_have_a_budget_for_each_source_and_for_all():
 def test_strangers_cannot_starve_a_place_where_a_member_proved_itself():
     admission = Admission(now=0.0)
     admission.proved("2001:db8::7")
-    for n in range(SIGNATURES_PER_SECOND):
+    for n in range(SIGNATURES_PER_SECOND + SIGNATURES_PER_NEW_SOURCE):
         admission.take_signature(f"source {n}", 0.0)
     for _ in range(SIGNATURES_PER_SOURCE):
         admission.take_signature("2001:db8::8", 0.0)
@@ -88,41 +92,80 @@ def test_sources_are_forgotten():
         admission.proved(f"source {n}")
         with contextlib.suppress(LimitExceeded):
             admission.take_signature(f"source {n}", 0.0)
-    assert len(admission._proved) == len(admission._buckets) == MAX_SOURCES
+    kept = (admission._proved, admission._buckets, admission._signed)
+    assert all(len(known) <= MAX_SOURCES for known in kept)
+    assert len(admission._proved) == MAX_SOURCES
 
 
-def test_handshakes_per_source():
+def losers(admission, *newcomers):
+    """Who loses a place to each of the *newcomers*, (number, source)."""
+    return [admission.opened(number, source) for number, source in newcomers]
+
+
+def test_a_source_has_its_places_and_its_newcomer_takes_the_oldest_silent_one():
     admission = Admission(now=0.0)
-    for _ in range(MAX_HANDSHAKES_PER_SOURCE):
-        admission.opened("10.0.0.1")
-    with pytest.raises(LimitExceeded, match=r"10\.0\.0\.1"):
-        admission.opened("10.0.0.1")
-    admission.opened("10.0.0.2")
+    here = [(number, "10.0.0.1") for number in range(MAX_HANDSHAKES_PER_SOURCE)]
+    assert set(losers(admission, *here)) == {None}
+    admission.spoke(0)
+    assert losers(admission, (100, "10.0.0.1"), (101, "10.0.0.2")) == [1, None]
+    for number in (*range(2, MAX_HANDSHAKES_PER_SOURCE), 100):
+        admission.spoke(number)
+    assert losers(admission, (102, "10.0.0.1")) == [0]  # nobody is silent: the oldest
     assert admission.open == MAX_HANDSHAKES_PER_SOURCE + 1
-    admission.settled("10.0.0.1")
-    admission.opened("10.0.0.1")
 
 
-def test_handshakes_in_total():
+def test_a_newcomer_takes_a_place_of_the_source_that_has_most():
     admission = Admission(now=0.0)
-    for n in range(MAX_HANDSHAKES):
-        admission.opened(f"source {n}")
-    with pytest.raises(LimitExceeded, match="64 handshakes are under way"):
-        admission.opened("one more")
-    admission.settled("source 3")
-    admission.opened("one more")
+    general = MAX_HANDSHAKES - RESERVED_HANDSHAKES
+    assert losers(admission, (0, "a"), (1, "b"), (2, "b")) == [None] * 3
+    admission.spoke(1)
+    admission.spoke(2)
+    fill = [(number, f"source {number}") for number in range(3, general)]
+    assert set(losers(admission, *fill)) == {None}
+    assert losers(admission, (1000, "c")) == [1]  # though all others are silent
+    assert losers(admission, (1001, "d")) == [0]  # one each: the oldest silent one
+
+
+def test_strangers_leave_places_for_sources_with_members():
+    admission = Admission(now=0.0)
+    admission.expect(["10.1.0.1"])
+    admission.proved("10.1.0.2")
+    general = MAX_HANDSHAKES - RESERVED_HANDSHAKES
+    losers(admission, *((number, f"source {number}") for number in range(general)))
+    for number in range(MAX_HANDSHAKES_PER_SOURCE):
+        source = 2000 + 2 * number
+        assert losers(admission, (source, "10.1.0.1"), (source + 1, "10.1.0.2")) == [None, None]
+    assert admission.open == MAX_HANDSHAKES
+    assert losers(admission, (3000, "a stranger")) == [0]
+    admission.proved("10.1.0.3")
+    assert losers(admission, (3001, "10.1.0.3")) == [1]  # a stranger's, not a member's
     assert admission.open == MAX_HANDSHAKES
 
 
 def test_what_is_settled_leaves_nothing():
     admission = Admission(now=0.0)
     for n in range(1000):
-        admission.opened(f"source {n}")
-        admission.settled(f"source {n}")
+        assert admission.opened(n, f"source {n}") is None
+        admission.settled(n)
+        admission.settled(n)
+        admission.spoke(n)
     assert admission.open == 0
-    for never in ("source 3", "nobody"):
-        with pytest.raises(LocalProtocolError):
-            admission.settled(never)
+
+
+def test_sources_that_ask_all_the_time_leave_signatures_for_new_ones():
+    admission = Admission(now=0.0)
+    busy = [f"source {n}" for n in range(16)]
+    now = 0.0
+    for turn in range(1000):
+        now = turn * 0.005
+        with contextlib.suppress(LimitExceeded):
+            admission.take_signature(busy[turn % len(busy)], now)
+    admission.take_signature("a new source", now)
+    for source in busy:
+        with contextlib.suppress(LimitExceeded):
+            admission.take_signature(source, now)
+    with pytest.raises(LimitExceeded):
+        admission.take_signature(busy[0], now)
 
 
 def test_the_replay_cache_knows_its_last_tags():

@@ -5,6 +5,10 @@ turn; only a link that has lived for a while makes the pause short again. One th
 more is dialed at once: an epoch begins when its ranks are there, and they may have been away for
 long. A link that only carries a roster is dialed until it was up once.
 
+Of the two ends of a link one may wait, which spares the other a dial that would cross its own: it
+dials only what the other has not brought up within a moment, because something keeps connections
+from being opened in that direction.
+
 Between two nodes there is one link of each purpose. The first that is established stays; a second
 one from the same life of the peer is refused as a duplicate, and one from a new life replaces it.
 When both ends dial at once, the end with the lower id holds its answer to the other's FIN while
@@ -27,6 +31,9 @@ LONGEST_PAUSE: Final = 5.0
 REST_SECONDS: Final = 600.0
 """How long a peer that has put this node out is left alone."""
 
+YIELD_SECONDS: Final = 1.0
+"""How much longer the end waits that leaves it to the other to dial first."""
+
 Key = tuple[bytes, Purpose]
 """A peer's node id, and the purpose of the link with it."""
 
@@ -46,6 +53,7 @@ class _Wish:
     next_try: float
     pause: float = FIRST_PAUSE
     turn: int = 0
+    yields: float = 0.0
     dialing: bool = False
 
 
@@ -70,11 +78,14 @@ class Contacts:
 
     # ---------------------------------------------------------------- wishes
 
-    def want(self, key: Key, now: float) -> None:
-        """Keep a link *key* up from now on, and dial it now if it is not."""
-        wish = self._wishes.setdefault(key, _Wish(False, now))
+    def want(self, key: Key, now: float, *, yields: bool = False) -> None:
+        """Keep a link *key* up from now on, and dial it now if it is not; a moment later if it
+        *yields* to the other end."""
+        after = YIELD_SECONDS if yields else 0.0
+        wish = self._wishes.setdefault(key, _Wish(False, now + after))
         wish.once = False
-        wish.next_try = min(wish.next_try, now)
+        wish.yields = after
+        wish.next_try = min(wish.next_try, now + after)
 
     def want_once(self, key: Key, now: float) -> None:
         """Dial *key* until it has been up once."""
@@ -132,7 +143,7 @@ class Contacts:
         wish = self._wishes.get(key)
         if wish is not None:
             wish.dialing = False
-            wish.next_try = now + wish.pause
+            wish.next_try = now + wish.pause + wish.yields
             wish.pause = min(wish.pause * 2, LONGEST_PAUSE)
 
     def satisfied(self, key: Key) -> None:

@@ -4,6 +4,11 @@ Anyone can connect, and whoever has once read a roster can make an INIT that loo
 node holds few handshakes at a time, few of them from one address, remembers the tags of INITs it
 has answered, and signs only so many RESPs per second. None of it authenticates anybody.
 
+No newcomer is turned away: it takes the place of another. So whoever holds places, silent or not,
+cannot keep a member out: its connection is the newest, and a handshake takes a few round trips.
+What gives way is of the source that holds most places, so a source with one connection is safe
+from one with several. Strangers never take the place of a source that is known to have members.
+
 Time is an argument: *now* is a monotonic clock in seconds.
 """
 
@@ -11,14 +16,20 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter, deque
+from collections.abc import Iterable
 from typing import Any
 
-from sealring_protocol.errors import AuthenticationFailed, LimitExceeded, LocalProtocolError
+import attrs
+
+from sealring_protocol.errors import AuthenticationFailed, LimitExceeded
 from sealring_protocol.limits import (
     MAX_HANDSHAKES,
     MAX_HANDSHAKES_PER_SOURCE,
     MAX_SOURCES,
+    NEW_SOURCE_SECONDS,
     REPLAY_CACHE,
+    RESERVED_HANDSHAKES,
+    SIGNATURES_PER_NEW_SOURCE,
     SIGNATURES_PER_SECOND,
     SIGNATURES_PER_SOURCE,
 )
@@ -71,58 +82,92 @@ class ReplayCache:
         self._order.append(tag)
 
 
+@attrs.define(eq=False)
+class _Place:
+    """An accepted connection whose peer has not proved who it is."""
+
+    number: int
+    network: str
+    silent: bool = True
+
+
 class Admission:
     """What all links of a node that have not proved who they are share."""
 
-    __slots__ = ("_buckets", "_open", "_proved", "_signatures", "replay")
+    __slots__ = (
+        "_buckets",
+        "_expected",
+        "_for_new",
+        "_places",
+        "_proved",
+        "_signatures",
+        "_signed",
+        "replay",
+    )
 
     def __init__(self, now: float) -> None:
-        self._open: Counter[str] = Counter()
+        self._places: dict[int, _Place] = {}  # the oldest first
         self._buckets: dict[str, TokenBucket] = {}
         self._proved: dict[str, None] = {}
+        self._expected: frozenset[str] = frozenset()
         self._signatures = TokenBucket(SIGNATURES_PER_SECOND, now)
+        self._for_new = TokenBucket(SIGNATURES_PER_NEW_SOURCE, now)
+        self._signed: dict[str, float] = {}  # when a source last had one; the latest last
         self.replay = ReplayCache()
         """For every `Responder` of the node."""
 
     @property
-    def full(self) -> bool:
-        """No further handshake is taken, wherever it comes from."""
-        return self.open >= MAX_HANDSHAKES
-
-    def crowded(self, source: str) -> bool:
-        """No further handshake is taken from *source*."""
-        return self._open[network_of(source)] >= MAX_HANDSHAKES_PER_SOURCE
-
-    @property
     def open(self) -> int:
         """Handshakes under way."""
-        return self._open.total()
+        return len(self._places)
 
-    def opened(self, source: str) -> None:
-        """A connection came from the address *source*.
+    def expect(self, hosts: Iterable[str]) -> None:
+        """Members are reached at *hosts*, and so may come from there."""
+        self._expected = frozenset(network_of(host) for host in hosts)
 
-        Raises `LimitExceeded` when there are too many already: close it, and do not call
-        `settled`.
+    def opened(self, number: int, source: str) -> int | None:
+        """Connection *number* came from the address *source*, and has a place from here on.
+
+        Gives the number of the connection that has lost its place to it: close that one.
         """
         network = network_of(source)
-        if self.crowded(source):
-            raise LimitExceeded(f"{MAX_HANDSHAKES_PER_SOURCE} handshakes from {source}")
-        if self.full:
-            raise LimitExceeded(f"{MAX_HANDSHAKES} handshakes are under way")
-        self._open[network] += 1
+        loser = self._loser(network)
+        if loser is not None:
+            del self._places[loser]
+        self._places[number] = _Place(number, network)
+        return loser
 
-    def settled(self, source: str) -> None:
-        """A handshake from *source* is over, in either way."""
-        source = network_of(source)
-        if not self._open[source]:
-            raise LocalProtocolError(f"no handshake from {source} is under way")
-        self._open[source] -= 1
-        if not self._open[source]:
-            del self._open[source]
+    def spoke(self, number: int) -> None:
+        """A whole INIT came on connection *number*."""
+        if number in self._places:
+            self._places[number].silent = False
+
+    def settled(self, number: int) -> None:
+        """The handshake of connection *number* is over, or its peer has proved who it is."""
+        self._places.pop(number, None)
+
+    def _loser(self, network: str) -> int | None:
+        """Whose place a newcomer from *network* takes; None where there is a free one."""
+        places = self._places.values()
+        own = [place for place in places if place.network == network]
+        if len(own) >= MAX_HANDSHAKES_PER_SOURCE:
+            return _first_to_go(own)
+        strangers = [place for place in places if not self._is_known(place.network)]
+        if not self._is_known(network):
+            full = len(strangers) >= MAX_HANDSHAKES - RESERVED_HANDSHAKES
+            return _first_to_go(strangers) if full else None
+        if len(places) < MAX_HANDSHAKES:
+            return None
+        return _first_to_go(strangers or list(places))
+
+    def _is_known(self, network: str) -> bool:
+        """Members come from *network*, as far as anybody knows."""
+        return network in self._proved or network in self._expected
 
     def proved(self, source: str) -> None:
         """A member has proved itself from *source*: strangers elsewhere cannot starve it."""
-        self._proved[network_of(source)] = None
+        self._proved.pop(network_of(source), None)
+        self._proved[network_of(source)] = None  # the latest last
         _forget_oldest(self._proved)
 
     def take_signature(self, source: str, now: float) -> None:
@@ -132,8 +177,19 @@ class Admission:
         _forget_oldest(self._buckets)
         if not bucket.take(now):
             raise LimitExceeded(f"too many handshakes from {source} ask for a signature")
-        if network not in self._proved and not self._signatures.take(now):
+        if not self._is_known(network) and not self._spend(network, now):
             raise LimitExceeded("too many handshakes ask for a signature")
+        self._signed.pop(network, None)
+        self._signed[network] = now
+        _forget_oldest(self._signed)
+
+    def _spend(self, network: str, now: float) -> bool:
+        """Take a signature from what all strangers share, or from what new ones have besides."""
+        if self._signatures.take(now):
+            return True
+        last = self._signed.get(network)
+        is_new = last is None or now - last >= NEW_SOURCE_SECONDS
+        return is_new and self._for_new.take(now)
 
 
 def network_of(source: str) -> str:
@@ -147,6 +203,15 @@ def network_of(source: str) -> str:
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(ipaddress.ip_network((address, 64), strict=False))
+
+
+def _first_to_go(places: list[_Place]) -> int:
+    """The number of the one of *places* to give up: of the source with most of them, and of what
+    that has one that is silent if any is, and the oldest of those."""
+    held = Counter(place.network for place in places)
+    most = max(held.values())
+    greedy = [place for place in places if held[place.network] == most]
+    return next((place.number for place in greedy if place.silent), greedy[0].number)
 
 
 def _forget_oldest(known: dict[str, Any]) -> None:
