@@ -31,7 +31,7 @@ from sealring_protocol.codec.frame import FrameDecoder, FrameKind, frame_header
 from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.codec.messages import Bootstrap, Epoch, Ready, Step, StepDone
 from sealring_protocol.errors import RemoteProtocolError
-from sealring_protocol.limits import MAX_SEALED_BODY
+from sealring_protocol.limits import MAX_SEALED_BODY, MAX_WEIGHT_WAITING
 from sealring_protocol.table import Machine
 
 from sealring_trio.engine_states import ENGINE_TABLE, EngineEvent, EngineState
@@ -43,6 +43,10 @@ MAX_LOCAL_BODY: Final = MAX_SEALED_BODY + (1 << 20)
 ROOM: Final = 1 << 22
 """Bytes that the socket is to have room for, where the system allows as much: what it has no room
 for goes out later."""
+
+MAX_UNTAKEN: Final = 2 * MAX_WEIGHT_WAITING
+"""Bytes that an engine may leave untaken; with more to come it is ended. More than steps and
+answers that links may leave waiting (`MAX_WEIGHT_WAITING`) can be. Memory: 128 MiB."""
 
 START_TIMEOUT: Final = 120.0
 """Seconds from the start of an engine to its first message. Imports from a cold disk are slow."""
@@ -120,7 +124,12 @@ class EngineProcess:
         return self._machine.state
 
     def send(self, message: LocalMessage, data: bytes) -> None:
-        """Send *message*, which is *data* when packed. Lost once the process has ended."""
+        """Send *message*, which is *data* when packed. Lost once the process is to end."""
+        if self._reason:
+            return
+        if self._wire.unsent + len(data) > MAX_UNTAKEN:
+            self.end(f"it left {self._wire.unsent >> 20} MiB of what it was sent untaken")
+            return
         if isinstance(message, Step | StepDone | Bootstrap):
             self._asked = (message.epoch, 0 if isinstance(message, Bootstrap) else message.n)
             if self.state in (EngineState.READY, EngineState.BUSY):

@@ -1,8 +1,10 @@
 """The engine's end of the socketpair to its node: frames of kind LOCAL, each one message.
 
 A thread of its own reads, so that steps and tensors are in memory by the time the compute thread
-wants them, and the node never waits for room in the socket. Any thread writes, gathered from the
-message's parts, so that a hidden state is not copied on its way out.
+wants them, and the node does not wait for room in the socket. It stops at `MAX_HELD` bytes that the
+compute thread has not received, so that no peer of the node can fill this process's memory. Any
+thread writes, gathered from the message's parts, so that a hidden state is not copied on its way
+out.
 
 Where the device waits for what comes next, that thread may give it to somebody who tells the device
 (`expect`), whatever the compute thread does at the time: to wake that takes as long as all else
@@ -33,10 +35,14 @@ from sealring_protocol.codec.frame import FrameDecoder, FrameKind, frame_header
 from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.errors import SealringError
-from sealring_protocol.limits import MAX_SEALED_BODY
+from sealring_protocol.limits import MAX_SEALED_BODY, MAX_WEIGHT_WAITING
 
 _READ: Final = 1 << 20
 """Bytes to read at once: hidden states of many rows in one go."""
+MAX_HELD: Final = MAX_WEIGHT_WAITING
+"""Bytes of messages that wait to be received, from which on no more is read."""
+_LOOK: Final = 20
+"""Milliseconds after which to see again whether they are fewer."""
 _PARTS: Final = 512
 _LAST_WAIT: Final = 5.0
 
@@ -73,8 +79,12 @@ class Channel:
         self._room = memoryview(bytearray(_READ))
         self._arriving = select.poll()
         self._arriving.register(sock, select.POLLIN)
-        self._inbox: queue.SimpleQueue[tuple[LocalMessage | ChannelClosed | None, int]]
+        self._ending = select.poll()
+        self._ending.register(sock, 0)  # tells of the stream's end, though bytes are unread
+        self._inbox: queue.SimpleQueue[tuple[LocalMessage | ChannelClosed | None, int, int]]
         self._inbox = queue.SimpleQueue()
+        self._put_bytes = 0  # of messages, by the thread that reads
+        self._got_bytes = 0  # by the one that receives
         self._order = threading.Lock()  # of who gets what comes next
         self._first: First | None = None
         self.arrived = 0
@@ -98,7 +108,7 @@ class Channel:
     def end(self, reason: ChannelClosed) -> None:
         """There is no more to do: who receives is told *reason*."""
         self._end = reason
-        self._inbox.put((reason, time.perf_counter_ns()))
+        self._inbox.put((reason, time.perf_counter_ns(), 0))
 
     def check(self) -> None:
         """Raise `ChannelClosed` if the stream has ended, even if messages are left."""
@@ -112,7 +122,7 @@ class Channel:
 
     def wake(self) -> None:
         """Have whoever receives look up, in its turn; for any thread."""
-        self._inbox.put((None, 0))
+        self._inbox.put((None, 0, 0))
 
     def expect(self, first: First) -> None:
         """Unless there is something to be received, give *first* the message that comes next, in
@@ -125,7 +135,8 @@ class Channel:
         """The next message, or None for a call of `wake`; waits for it. *soon*: nobody has anything
         to do until it comes, and that will not take long."""
         self._soon = soon
-        message, self.arrived = self._inbox.get()
+        message, self.arrived, size = self._inbox.get()
+        self._got_bytes += size
         self._soon = False
         if isinstance(message, ChannelClosed):
             raise message
@@ -155,6 +166,8 @@ class Channel:
     def _read(self) -> None:
         while self._end is None:
             try:
+                if self._put_bytes - self._got_bytes > MAX_HELD:
+                    self._wait_for_room()
                 if self.attentive:
                     self._watch()
                 self._receive()
@@ -164,6 +177,14 @@ class Channel:
                 self.end(ChannelBroken(f"the channel to the node broke: {error}"))
         if not self._finished.wait(self.last_wait):
             os._exit(70)
+
+    def _wait_for_room(self) -> None:
+        """Wait until fewer bytes are held, or the stream has ended: what is unread of it then is of
+        no more use."""
+        while self._put_bytes - self._got_bytes > MAX_HELD:
+            if self._ending.poll(_LOOK):
+                self.end(ChannelClosed("the node is gone"))
+                return
 
     def _watch(self) -> None:
         """Wait until something is there, for a while without sleeping when it is to come soon."""
@@ -179,11 +200,12 @@ class Channel:
         arrived = time.perf_counter_ns()
         self._decoder.receive_data(self._room[:count].tobytes())
         while (frame := self._decoder.next_frame()) is not None:
-            self._put(decode_local(frame.body), arrived)
+            self._put(decode_local(frame.body), arrived, len(frame.body))
 
-    def _put(self, message: LocalMessage, arrived: int) -> None:
+    def _put(self, message: LocalMessage, arrived: int, size: int) -> None:
         with self._order:
             first, self._first = self._first, None
             if first is not None:
                 first(message)
-            self._inbox.put((message, arrived))
+            self._put_bytes += size
+            self._inbox.put((message, arrived, size))

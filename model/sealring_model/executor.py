@@ -262,6 +262,7 @@ class Executor:
 
     def _remember(self, step: Step, change: Change) -> None:
         gone = (*step.evict, *change.dropped_rows)
+        self._book.opened(row.uid for row in step.open)
         self._draws.forget(gone)
         for uid in {*gone} - {row.uid for row in step.open}:
             self._book.forget(uid)

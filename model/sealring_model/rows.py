@@ -2,7 +2,7 @@
 
 Sampling parameters come as `Row` messages before the step that opens the row, perhaps before the
 epoch does, and are forgotten when the row leaves; those of rows that an epoch's end left behind
-are forgotten an epoch later.
+are forgotten an epoch later. Those that no step has opened may only be so many.
 
 The last token of a row is what its next decode reads. A joiner's comes with the step; after that
 it is what the group's last decode sampled, an array that may still be on its way on the device.
@@ -12,11 +12,20 @@ As long as a group keeps its rows that array is the next input as it is, without
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import mlx.core as mx
 from sealring_protocol.codec.messages import Row
+from sealring_protocol.limits import MAX_IDS, MAX_ROWS
 
+from sealring_model.channel import ChannelBroken
 from sealring_model.errors import LedgerError
+
+MAX_UNOPENED: Final = 4 * MAX_ROWS
+"""Rows that are announced and not opened: more than the steps under way can open."""
+
+MAX_TOLD: Final = 4 * MAX_IDS
+"""Token ids in their histories. Memory: 160 MiB."""
 
 
 class RowBook:
@@ -25,10 +34,22 @@ class RowBook:
     def __init__(self) -> None:
         self._now: dict[int, Row] = {}
         self._before: dict[int, Row] = {}
+        self._unopened: dict[int, int] = {}  # and how long their histories are
+        self._told = 0  # token ids in these
 
     def add(self, row: Row) -> None:
-        """Sample row ``row.uid`` like this."""
+        """Sample row ``row.uid`` like this. Raises `ChannelBroken` if too much was announced."""
         self._now[row.uid] = row
+        self.opened([row.uid])
+        self._unopened[row.uid] = len(row.history)
+        self._told += len(row.history)
+        if len(self._unopened) > MAX_UNOPENED or self._told > MAX_TOLD:
+            raise ChannelBroken("more rows are announced than steps may open")
+
+    def opened(self, uids: Iterable[int]) -> None:
+        """A step has opened *uids*."""
+        for uid in uids:
+            self._told -= self._unopened.pop(uid, 0)
 
     def get(self, uids: Iterable[int]) -> tuple[Row, ...]:
         """The parameters of *uids*, in order."""
@@ -44,10 +65,12 @@ class RowBook:
         """Row *uid* has left."""
         self._now.pop(uid, None)
         self._before.pop(uid, None)
+        self.opened([uid])
 
     def turn(self) -> None:
         """A new epoch begins."""
         self._before, self._now = self._now, {}
+        self.opened(list(self._unopened))
 
 
 class LastTokens:

@@ -77,6 +77,22 @@ MAX_LAYERS: Final = 1024
 MAX_UNSENT: Final = 4 * MAX_SEALED_BODY
 """Bytes that wait for a peer which does not read. Memory: 64 MiB per link."""
 
+MAX_STEPS_WAITING: Final = 128
+"""STEPs that wait for the answer of one rank."""
+
+MAX_WEIGHT_WAITING: Final = 4 * MAX_SEALED_BODY
+"""What these may weigh together: the bytes of their tensors, and `ENTRY_WEIGHT` for each token id
+and each entry of their lists. Memory: 64 MiB in a node, and as much in its engine."""
+
+ENTRY_WEIGHT: Final = 128
+"""What a token id or an entry of a list weighs, for it takes more memory than its bytes."""
+
+ORDERS_PER_SECOND: Final = 32
+"""BOOTSTRAPs that a head may send to a rank (token bucket, burst of the same size)."""
+
+PRESENTATIONS_PER_SECOND: Final = 8
+"""READYs by which a rank may present itself (the same)."""
+
 FIRST_KEY_UPDATE: Final = 64
 """Frames that a direction's first key seals: early, so that every session exercises the update."""
 

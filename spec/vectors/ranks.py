@@ -35,7 +35,7 @@ from sealring_protocol.codec.tensor import DType
 from sealring_protocol.errors import CloseCode
 
 from spec.vectors.messages import EPOCH, JOIN, MODEL, PREPARE, flat
-from spec.vectors.model import MALFORMED, Json, Vector, refused, valid
+from spec.vectors.model import LIMIT, MALFORMED, Json, Vector, refused, valid
 from spec.vectors.world import entropy
 
 GIVEN: Final[Mapping[str, bytes]] = {}
@@ -145,6 +145,7 @@ THREE_JOIN: Final = attrs.evolve(
     THREE, deadline_ms=JOIN.deadline_ms, hosts=(("a", 40001), ("b", 40002), ("c", 40003))
 )
 
+MANY: Final[Course] = tuple(came(step(n), step(n)) for n in range(1, 129))
 COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
     "joins": ("CO-01 CO-04", "two rounds, over relays", {}, IN),
     "joins-loaded-last": (
@@ -213,6 +214,23 @@ COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
             came(step(2), step(2)),
             engine(done(1, 9), done(1, 9)),
             engine(done(2, 8), done(2, 8)),
+        ),
+    ),
+    "steps-many": (
+        "ST-04",
+        "as many steps wait as may; one is answered, and the next may come",
+        {},
+        (*IN, *MANY, engine(done(1, 9), done(1, 9)), came(step(129), step(129))),
+    ),
+    "steps-many-fail": (
+        "ST-04",
+        "steps that are answered at once do not wait",
+        {},
+        (
+            *IN,
+            came(step(1), step(1)),
+            engine(cannot(1, *ERROR), cannot(1, *ERROR)),
+            *(came(step(n), to_head=(cannot(n, *ERROR),)) for n in range(2, 132)),
         ),
     ),
     "steps-fail": (
@@ -440,6 +458,7 @@ FAULTS: Final[dict[str, tuple[str, str, Course, Happens, CloseCode]]] = {
             1,
             MALFORMED,
         ),
+        ("step-one-more", "ST-04", "a 129th", (*IN, *MANY), step(129), 1, LIMIT),
         ("step-chain", "RL-02", "a step on a STEP link", IN, step(1), STEP, MALFORMED),
         (
             "step-control",

@@ -11,7 +11,7 @@ from sealring_model import channel as channel_module
 from sealring_model.channel import Channel, ChannelBroken, ChannelClosed
 from sealring_protocol.codec.encoding import encode
 from sealring_protocol.codec.frame import FrameKind, frame_header
-from sealring_protocol.codec.messages import Ping, Progress
+from sealring_protocol.codec.messages import Ping, Progress, Row
 
 LONG = 10.0
 
@@ -170,3 +170,35 @@ def test_who_expects_anew_takes_the_place_of_who_did(ends):
     node.sendall(frame(ping(1)))
     assert channel.receive().echo == 1
     assert (len(first), len(second)) == (0, 1)
+
+
+def test_no_more_is_read_than_may_be_held(ends, monkeypatch):
+    node, channel = ends
+    monkeypatch.setattr(channel_module, "MAX_HELD", 1 << 20)
+    row = frame(Row(1, history=(7,) * (1 << 16)))  # 256 KiB
+    node.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+    sender = threading.Thread(target=lambda: [node.sendall(row) for _ in range(100)])
+    sender.start()
+    try:
+        until(lambda: channel._put_bytes > 1 << 20)
+        held = channel._put_bytes
+        assert not select.select([], [node], [], 0.1)[1]
+        assert channel._put_bytes == held <= 3 << 20  # what may be held, and what one read brings
+        for _ in range(100):
+            assert channel.receive().uid == 1
+        assert channel._put_bytes == channel._got_bytes
+    finally:
+        node.shutdown(socket.SHUT_RDWR)
+        sender.join()
+
+
+def test_the_end_is_seen_though_much_is_unread(ends, monkeypatch):
+    node, channel = ends
+    monkeypatch.setattr(channel_module, "MAX_HELD", 100)
+    for number in range(200):
+        node.sendall(frame(ping(number)))
+    until(lambda: channel._put_bytes > 100)
+    node.close()
+    until(lambda: channel._end is not None)
+    with pytest.raises(ChannelClosed):
+        channel.check()

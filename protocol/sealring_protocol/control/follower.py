@@ -37,7 +37,9 @@ from sealring_protocol.control.effects import (
 )
 from sealring_protocol.control.membership import hello
 from sealring_protocol.control.watch import ENGINE, Watch
-from sealring_protocol.errors import CloseCode, RemoteProtocolError
+from sealring_protocol.errors import CloseCode, LimitExceeded, RemoteProtocolError
+from sealring_protocol.limits import MAX_IDS, MAX_ROWS, ORDERS_PER_SECOND
+from sealring_protocol.security.admission import TokenBucket
 from sealring_protocol.security.roles import Purpose
 
 
@@ -71,6 +73,9 @@ class Follower:
         self._watch = Watch(ENGINE)
         self._loaded: range | None = None  # what the engine has, or is loading
         self._joining = Joining(config.rank, self._world)
+        self._orders = TokenBucket(ORDERS_PER_SECOND, 0.0)
+        self._announced = 0  # ROWs since the last step
+        self._histories = 0  # token ids in these
 
     @property
     def replacing(self) -> bool:
@@ -202,13 +207,22 @@ class Follower:
             case Step() if purpose is (Purpose.CONTROL if self._tensor else Purpose.STEP):
                 return self._step(message, now)
             case Row() if self._tensor:
-                return [ToEngine(message)]
+                return self._row(message)
             case _:
                 raise RemoteProtocolError(
                     f"rank {rank} sent {type(message).__name__} to rank {self._config.rank}"
                 )
 
+    def _row(self, row: Row) -> list[Effect]:
+        self._announced += 1
+        self._histories += len(row.history)
+        if self._announced > MAX_ROWS or self._histories > MAX_IDS:
+            raise LimitExceeded("more rows, or longer ones, are announced than a step may open")
+        return [ToEngine(row)]
+
     def _bootstrap(self, order: Bootstrap, now: float) -> list[Effect]:
+        if not self._orders.take(now):
+            raise LimitExceeded(f"more than {ORDERS_PER_SECOND} BOOTSTRAPs a second")
         if self._told and order.joins and order.epoch == self.epoch:
             return []  # it crossed the news that this rank cannot
         if self.order is not None and self._joining.follows(order, self.order):
@@ -313,6 +327,7 @@ class Follower:
     def _step(self, step: Step, now: float) -> list[Effect]:
         if self._pipeline is None:
             return []
+        self._announced = self._histories = 0
         return self._act(self._pipeline.step(step), now)
 
     def _act(self, actions: list[pipeline.Action], now: float) -> list[Effect]:

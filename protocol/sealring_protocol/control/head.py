@@ -40,14 +40,11 @@ from sealring_protocol.errors import (
     LocalProtocolError,
     RemoteProtocolError,
 )
-from sealring_protocol.limits import MAX_SEALED_BODY, MAX_WORLD
+from sealring_protocol.limits import MAX_SEALED_BODY, PRESENTATIONS_PER_SECOND
 from sealring_protocol.security.admission import TokenBucket
 from sealring_protocol.security.roles import Purpose
 
 __all__ = ["Head", "HeadConfig"]
-
-PRESENTATIONS_PER_SECOND: Final = 2 * MAX_WORLD
-"""READYs without an epoch that all ranks together may send (a token bucket)."""
 
 _STEP_ROOM: Final = 64 * 1024
 """What a frame keeps for the rest of a step beside the hidden states of a prefill chunk."""
@@ -58,7 +55,7 @@ class Head(HeadEpochs):
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
-        self._presentations = TokenBucket(PRESENTATIONS_PER_SECOND, 0.0)
+        self._presentations = [TokenBucket(PRESENTATIONS_PER_SECOND, 0.0) for _ in config.names]
 
     def inherit(self, scheduler: Scheduler | None) -> None:
         """Go on with the requests in *scheduler*, that of the head before, which has retired."""
@@ -127,7 +124,12 @@ class Head(HeadEpochs):
         asked = self._config.scheduler
         largest = (MAX_SEALED_BODY - _STEP_ROOM) // (info.hidden * info.dtype.width)
         groups = asked.groups or (1 if self._world == 1 else 2 * self._world)
-        config = attrs.evolve(asked, groups=groups, chunk=max(1, min(asked.chunk, largest)))
+        config = attrs.evolve(
+            asked,
+            groups=groups,
+            chunk=max(1, min(asked.chunk, largest)),
+            hidden_bytes=info.hidden * info.dtype.width,
+        )
         if self.scheduler is None:
             self.scheduler = Scheduler(config, info.context, self._config.first_uid)
         elif self.scheduler.config != config:
@@ -210,8 +212,8 @@ class Head(HeadEpochs):
         """*rank* sent *message*. Raises `RemoteProtocolError` if it may not be."""
         match message:
             case Ready(epoch=epoch) if epoch == NO_EPOCH:
-                if not self._presentations.take(now):
-                    raise LimitExceeded("ranks present themselves too often")
+                if not self._presentations[rank].take(now):
+                    raise LimitExceeded(f"rank {rank} presents itself too often")
                 if self._info is not None and message.model != self._info.model:
                     return [self._mismatch(rank)]
                 return self._present(rank, message, now)

@@ -18,7 +18,8 @@ from typing import Final
 import attrs
 
 from sealring_protocol.codec.messages import Epoch, Failure, FailureKind, Spent, Step, StepDone
-from sealring_protocol.errors import RemoteProtocolError
+from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
+from sealring_protocol.limits import ENTRY_WEIGHT, MAX_STEPS_WAITING, MAX_WEIGHT_WAITING
 from sealring_protocol.table import Machine, Table
 
 
@@ -57,6 +58,15 @@ class Answered:
 Action = ToEngine | ToNext | ToRanks | Answered
 
 
+def weight(message: Step | StepDone) -> int:
+    """What *message* weighs while it waits, see `limits.MAX_WEIGHT_WAITING`."""
+    entries = len(message.ids)
+    if isinstance(message, Step):
+        changes = (message.save, message.evict, message.drop, message.open, message.join)
+        entries += sum(map(len, changes))
+    return sum(len(tensor.data) for tensor in message.tensors) + ENTRY_WEIGHT * entries
+
+
 class PipelineState(enum.Enum):
     """Whether this rank can still work in this epoch."""
 
@@ -93,6 +103,7 @@ class FollowerPipeline:
         self._state = Machine(PIPELINE_TABLE, PipelineState.RUNNING)
         self._next_n = 1
         self._working: deque[Step] = deque()  # given to the engine, not yet answered
+        self._weight = 0  # of these
         self._failure: Failure | None = None
 
     @property
@@ -103,7 +114,8 @@ class FollowerPipeline:
     def step(self, step: Step) -> list[Action]:
         """The rank before sent *step* of this epoch.
 
-        Raises `RemoteProtocolError` on a gap, or for a failure of a rank that is not before it.
+        Raises `RemoteProtocolError` on a gap, or for a failure of a rank that is not before it;
+        `LimitExceeded` when more steps would wait than may.
         """
         if step.n != self._next_n:
             raise RemoteProtocolError(f"step {step.n} came; step {self._next_n} was next")
@@ -117,6 +129,12 @@ class FollowerPipeline:
         if step.failed is not None:
             # Earlier steps are still in the engine; a broken rank answers all, in order.
             return [*self._break(), self._fail(step)]
+        self._weight += weight(step)
+        if len(self._working) >= MAX_STEPS_WAITING or self._weight > MAX_WEIGHT_WAITING:
+            raise LimitExceeded(
+                f"step {step.n} came while {len(self._working)} waited, of {self._weight} bytes "
+                "with it"
+            )
         self._working.append(step)
         return [ToEngine(step)]
 
@@ -129,7 +147,7 @@ class FollowerPipeline:
             return self.failure(FailureKind.ENGINE_ERROR, "the engine answered out of order")
         if message.failed is not None:
             return self.failure(message.failed.kind, message.failed.message)
-        self._working.popleft()
+        self._weight -= weight(self._working.popleft())
         return [ToNext(message)]
 
     def failure(self, kind: FailureKind, message: str) -> list[Action]:
@@ -142,6 +160,7 @@ class FollowerPipeline:
         self._state.fire(PipelineEvent.FAILURE)
         actions: list[Action] = [self._fail(step) for step in self._working]
         self._working.clear()
+        self._weight = 0
         return actions
 
     def _fail(self, step: Step) -> Action:
@@ -161,6 +180,7 @@ class HeadPipeline:
         self._engine: deque[int] = deque()  # first pass: embedding and own layers
         self._chain: deque[int] = deque()  # on their way round the ring
         self._closing: deque[int] = deque()  # second pass: norm, output head and sampler
+        self._weights: dict[int, int] = {}  # of what came back, by step, while it is in that pass
 
     @property
     def open(self) -> bool:
@@ -197,6 +217,7 @@ class HeadPipeline:
             if self._alone and self._takes(self._engine, message.n):
                 return [Answered(message.n, message.ids, message.spent, None)]
             if self._takes(self._closing, message.n):
+                del self._weights[message.n]
                 return [Answered(message.n, message.ids, message.spent, None)]
         out_of_order = Failure(0, FailureKind.ENGINE_ERROR, "the engine answered out of order")
         return self.failure(message.n, out_of_order)
@@ -204,7 +225,8 @@ class HeadPipeline:
     def done(self, rank: int, message: StepDone) -> list[Action]:
         """*rank* answered with *message* of this epoch.
 
-        Raises `RemoteProtocolError` unless the last one answers the oldest step on the chain.
+        Raises `RemoteProtocolError` unless the last one answers the oldest step on the chain,
+        `LimitExceeded` when more hidden states would wait for the own engine than may.
         """
         if self._state.fire(PipelineEvent.OUTPUT) is PipelineState.BROKEN:
             return []
@@ -214,6 +236,9 @@ class HeadPipeline:
             return self.failure(message.n, message.failed)
         if not message.tensors:
             return [Answered(message.n, (), message.spent, None)]
+        self._weights[message.n] = weight(message)
+        if sum(self._weights.values()) > MAX_WEIGHT_WAITING:
+            raise LimitExceeded(f"the answer to step {message.n} is one too many, or too large")
         self._closing.append(message.n)
         return [ToEngine(message)]
 

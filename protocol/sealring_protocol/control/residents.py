@@ -34,6 +34,7 @@ from sealring_protocol.control.room import GRAIN, Room, Shape
 from sealring_protocol.control.rows import LiveRow, SchedulerConfig
 from sealring_protocol.control.waiting import Waiting
 from sealring_protocol.errors import LocalProtocolError
+from sealring_protocol.limits import MAX_IDS
 
 _RESERVE: Final = 2 * GRAIN
 """Tokens that a row must have room to grow by when it is opened."""
@@ -242,8 +243,14 @@ class Residents:
                 if len(self.unread()) >= self.config.chunks * 2:
                     return
                 row = self.waiting.next(lambda row: not row.led)
-            if row is None or not self._open(row):
+            if row is None or self._tells_too_much(row) or not self._open(row):
                 return
+
+    def _tells_too_much(self, row: LiveRow) -> bool:
+        """The next step opens others, and with *row* their histories would be too long."""
+        told = [len(other.tokens) for other in self.new() if other.request.sampling.penalised]
+        more = len(row.tokens) if row.request.sampling.penalised else 0
+        return bool(told and more) and sum(told) + more > MAX_IDS
 
     def _open(self, row: LiveRow) -> bool:
         """Begin to read *row* in, if there is room for it."""

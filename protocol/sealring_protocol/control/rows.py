@@ -15,7 +15,8 @@ class SchedulerConfig:
 
     Prefill *chunk* in tokens, at most *chunks* in flight and *chunk_seconds* each. *prefixes*
     snapshots at most, in *prefix_share* of the ranks' room. A request ends after more than
-    *retries* forwards that failed on it, or *stalls* lost steps without a token between them.
+    *retries* forwards that failed on it, or *stalls* lost steps without a token between them. A
+    token's hidden state is of *hidden_bytes*.
     """
 
     groups: int = 0
@@ -28,6 +29,7 @@ class SchedulerConfig:
     prefix_share: float = 0.25
     retries: int = 2
     stalls: int = 32
+    hidden_bytes: int = 0
 
 
 @attrs.define(eq=False)
@@ -82,12 +84,14 @@ _BEFORE_READY = (RowState.QUEUED, RowState.PREFILL, RowState.PREEMPTED)
 @attrs.frozen
 class Flight:
     """A step that waits for its answer: its rows, and the position of the token each will give. It
-    is *back* once all that is left of it is the head's to do."""
+    is of that *weight* (`limits.MAX_WEIGHT_WAITING`), and *back* once all that is left of it is the
+    head's to do."""
 
     work: Work
     uids: tuple[int, ...]
     positions: tuple[int, ...]
     sent: float
+    weight: int = 0
     back: bool = False
 
 

@@ -45,6 +45,7 @@ from sealring_protocol.codec.messages import (
     Work,
 )
 from sealring_protocol.control.ledger import DIGEST_SIZE, Ledger
+from sealring_protocol.control.pipeline import weight
 from sealring_protocol.control.requests import (
     FinishReason,
     Outcome,
@@ -55,6 +56,13 @@ from sealring_protocol.control.requests import (
 from sealring_protocol.control.residents import Residents
 from sealring_protocol.control.rows import Flight, LiveRow, Planned, SchedulerConfig
 from sealring_protocol.errors import RemoteProtocolError
+from sealring_protocol.limits import (
+    ENTRY_WEIGHT,
+    MAX_ROWS,
+    MAX_SEALED_BODY,
+    MAX_STEPS_WAITING,
+    MAX_WEIGHT_WAITING,
+)
 
 _SUSPICIOUS: Final = {FailureKind.ENGINE_ERROR, FailureKind.ENGINE_LOST, FailureKind.MEMORY}
 _STALLS: Final = {FailureKind.DEADLINE: 8}
@@ -63,6 +71,9 @@ _STALLS: Final = {FailureKind.DEADLINE: 8}
 _MIN_CHUNK: Final = 16
 _OVERTAKES: Final = 2
 """Chunks of shorter prompts that may go before one of the oldest."""
+
+_LISTS: Final = 6 * MAX_ROWS * ENTRY_WEIGHT
+"""What the lists of a step weigh at most, with a token id for each join."""
 
 _NO_LOGPROBS: Final[Mapping[int, Logprobs]] = {}
 
@@ -201,7 +212,7 @@ class Scheduler:
 
     def plan(self, now: float) -> Planned | None:
         """The next step, or None while there is nothing to do or no credit to do it."""
-        if self._epoch is None:
+        if self._epoch is None or self._is_full():
             return None
         self._residents.retire()
         self._residents.make_room()
@@ -219,6 +230,16 @@ class Scheduler:
         if saves or self._residents.leaving or self._residents.dropping:
             return self._emit(saves, opened, (), NO_WORK, now)
         return None
+
+    def _is_full(self) -> bool:
+        """No rank may be given a further step, of any weight that one may have."""
+        if not self._flights:
+            return False
+        tokens = max(self.config.chunk, self.config.rows)
+        hidden = min(tokens * self.config.hidden_bytes, MAX_SEALED_BODY)
+        heaviest = hidden + tokens * ENTRY_WEIGHT + _LISTS
+        waiting = sum(flight.weight for flight in self._flights.values())
+        return len(self._flights) >= MAX_STEPS_WAITING or waiting + heaviest > MAX_WEIGHT_WAITING
 
     def ended(self) -> list[Outcome]:
         """Requests that planning has ended: there is no room for them."""
@@ -294,7 +315,10 @@ class Scheduler:
         self._residents.leaving.clear()
         self._residents.dropping.clear()
         self._residents.ledger.apply(step)
-        self._flights[self._n] = self._flight(work, now)
+        flight = self._flight(work, now)
+        tokens = work.count if isinstance(work, Prefill) else len(flight.uids)
+        heavy = weight(step) + tokens * self.config.hidden_bytes
+        self._flights[self._n] = attrs.evolve(flight, weight=heavy)
         rows = tuple(row.sampling for row in opened)
         told = tuple(RowOpened(row.uid, len(row.tokens), row.kept) for row in opened)
         return Planned(

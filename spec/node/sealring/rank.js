@@ -9,6 +9,7 @@
 import { isDeepStrictEqual } from "node:util";
 
 import { must } from "./failure.js";
+import { ENTRY_WEIGHT, MAX_IDS, MAX_ROWS, MAX_STEPS_WAITING, MAX_WEIGHT_WAITING } from "./limits.js";
 import { BACKEND } from "./messages.js";
 import { PURPOSE } from "./roles.js";
 
@@ -25,6 +26,13 @@ const joins = (/** @type {Message} */ order) => order.hosts.some((/** @type {any
 const isSameEpoch = (/** @type {any} */ a, /** @type {any} */ b) =>
   a.instance === b.instance && a.counter === b.counter;
 const isLater = (/** @type {any} */ a, /** @type {any} */ b) => a.instance === b.instance && a.counter > b.counter;
+
+/** What a STEP weighs while it waits [ST-04]. */
+const weigh = (/** @type {Message} */ { ids, tensors, save, evict, drop, open, join }) => {
+  const entries = [ids, save, evict, drop, open, join].reduce((sum, list) => sum + list.length, 0);
+  const bytes = tensors.reduce((/** @type {number} */ sum, /** @type {any} */ { data }) => sum + data.length, 0);
+  return bytes + ENTRY_WEIGHT * entries;
+};
 
 export class Rank {
   /** @type {Message[]} */
@@ -50,6 +58,10 @@ export class Rank {
   #tunnel = false;
   /** The numbers of the steps that the engine has not answered. @type {bigint[]} */
   #working = [];
+  /** What each of them weighs. @type {number[]} */
+  #weights = [];
+  /** ROWs since the last STEP, and the token ids in their histories. */
+  #rows = { count: 0, ids: 0 };
   #next = 1n;
   /** @type {Failed | null} */
   #failure = null;
@@ -81,7 +93,16 @@ export class Rank {
     const isOfGroup = isCollective(this.#order);
     must(purpose === (isOfGroup ? PURPOSE.CONTROL : PURPOSE.STEP), "not on this link [RL-02]");
     if (message.message === "STEP") this.#step(message);
-    else this.toEngine.push(message);
+    else this.#row(message);
+  }
+
+  /** @param {Message} row */
+  #row(row) {
+    this.#rows.count += 1;
+    this.#rows.ids += row.history.length;
+    const { count, ids } = this.#rows;
+    must(count <= MAX_ROWS && ids <= MAX_IDS, "more than a step may open [TP-09]", "LIMIT_EXCEEDED");
+    this.toEngine.push(row);
   }
 
   /** @param {Message} message of the own engine */
@@ -149,6 +170,7 @@ export class Rank {
     must(!this.#info || this.#info.model.equals(order.model), "another model", "MODEL_MISMATCH");
     this.#order = order;
     this.#working = [];
+    this.#weights = [];
     this.#next = 1n;
     this.#failure = null;
     this.#told = false;
@@ -233,10 +255,15 @@ export class Rank {
   #step(step) {
     must(step.n === this.#next, "a gap, or a step again [ST-01]");
     this.#next += 1n;
+    this.#rows = { count: 0, ids: 0 };
     if (this.#failure) {
       this.#answer(step.n, this.#failure);
     } else {
       this.#working.push(step.n);
+      this.#weights.push(weigh(step));
+      const weight = this.#weights.reduce((sum, each) => sum + each, 0);
+      const fits = this.#working.length <= MAX_STEPS_WAITING && weight <= MAX_WEIGHT_WAITING;
+      must(fits, "more steps wait than may [ST-04]", "LIMIT_EXCEEDED");
       this.toEngine.push(step);
     }
   }
@@ -248,6 +275,7 @@ export class Rank {
     else if (this.#working[0] === done.n && done.failed) this.#fail({ ...done.failed, rank: this.#place }, false);
     else if (this.#working[0] === done.n) {
       this.#working.shift();
+      this.#weights.shift();
       this.toHead.push(done);
     }
   }
@@ -258,6 +286,7 @@ export class Rank {
    */
   #fail(failed, isAll) {
     this.#failure ??= failed;
+    this.#weights = [];
     for (const n of this.#working.splice(0)) this.#answer(n, this.#failure);
     if (isAll) this.#tell(failed);
   }
