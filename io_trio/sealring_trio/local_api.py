@@ -44,8 +44,10 @@ class LocalApi:
     def check(self) -> None:
         """Raise `OperationError` when a node has ended."""
         if (node := self.dead()) is not None:
+            why = node.ending()
             raise OperationError(
-                f"{node.name} has ended; {node.log_tail()}", "Put that right, and start again."
+                f"{node.name} (pid {node.process.pid}) has ended: {why}; {node.log_tail()}",
+                f"Its whole log is kept in {node.keep_log()}; put that right, and start again.",
             )
 
 

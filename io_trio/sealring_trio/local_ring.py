@@ -36,12 +36,18 @@ from sealring_trio.roster_files import build_roster, make_draft, make_member
 START_TIMEOUT: Final = 60.0
 """Seconds from the start of a node to its word that it is up."""
 
+END_SECONDS: Final = 10.0
+"""Seconds from the end of a node's lifeline to that of its process: it may still write down why."""
+
 STOP_TIMEOUT: Final = 40.0
 """Seconds that a node may take to end in good order: it lets what runs finish, for 30 at most."""
 
 _OPTIONS: Final = {"strategy": "pp", "group_timeout": 60.0}
 """What is said unless something else is. On one machine there is nothing to find out about links,
 and ranks that share its cores may need long to find each other."""
+
+_COMPLAINT: Final = "sealring: "
+"""How a command begins that says why it ends."""
 
 _DAY_MS: Final = 24 * 3600 * 1000
 
@@ -65,6 +71,25 @@ class LocalNode:
         """The end of its log, for whoever has to explain what went wrong."""
         lines = self.log.read_text(errors="replace").splitlines()[-8:]
         return "\n".join(["its log ends with:", *lines])
+
+    def ending(self) -> str:
+        """Why its process, whose lifeline has gone dead, ended."""
+        try:
+            code = self.process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "it stopped working, and its process goes on"
+        if code < 0:
+            return f"{signal.Signals(-code).name} killed it"
+        lines = self.log.read_text(errors="replace").splitlines()
+        said = [line for line in lines if line.startswith(_COMPLAINT)]
+        return said[-1].removeprefix(_COMPLAINT) if said else f"it exited with code {code}"
+
+    def keep_log(self) -> Path:
+        """A copy of its log, in a file that stays."""
+        handle, path = tempfile.mkstemp(prefix=f"sealring-{self.name}-", suffix=".log")
+        with open(handle, "wb") as file:
+            file.write(self.log.read_bytes())
+        return Path(path)
 
     def status(self) -> dict[str, Any]:
         """What `sealring status` shows."""
@@ -189,5 +214,6 @@ def wait_until_up(node: LocalNode) -> None:
         said = b""
     if not said:
         raise OperationError(
-            f"{node.name} did not start; {node.log_tail()}", "Put that right first."
+            f"{node.name} did not start: {node.ending()}; {node.log_tail()}",
+            "Put that right first.",
         )

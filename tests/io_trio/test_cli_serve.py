@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 from pathlib import Path
@@ -39,15 +40,63 @@ def test_an_interrupt_finishes_what_runs() -> None:
         assert running.process.wait(PATIENCE) == 0
 
 
+def how_it_ended(running: Served) -> str:
+    """What `serve` says of a node that has ended."""
+    assert running.process.wait(PATIENCE) == 1
+    assert running.process.stderr is not None
+    return running.process.stderr.read()
+
+
+def kept_log(told: str) -> str:
+    """The log that *told* names, which is removed."""
+    match = re.search(r"Its whole log is kept in (\S+);", told)
+    assert match, told
+    path = Path(match[1])
+    text = path.read_text()
+    path.unlink()
+    return text
+
+
 @pytest.mark.slow
-def test_a_rank_that_dies_ends_it() -> None:
+def test_a_rank_that_is_killed_ends_it_with_the_reason() -> None:
     with serving("--ranks", "1") as running:
-        os.kill(running.about["ranks"][0]["pid"], signal.SIGKILL)
-        assert running.process.wait(PATIENCE) == 1
-        assert running.process.stderr is not None
-        told = running.process.stderr.read()
-    assert "rank0 has ended; its log ends with:" in told
+        pid = running.about["ranks"][0]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        told = how_it_ended(running)
+    assert f"rank0 (pid {pid}) has ended: SIGKILL killed it; its log ends with:" in told
     assert "Traceback" not in told
+    assert "the API is at" in kept_log(told)
+
+
+FAULTY = """
+import os, sys
+if "up" in sys.orig_argv:
+    from sealring_trio.api.history import History
+    def sample(*_):
+        if os.path.exists(os.environ["FAULT"]):
+            raise KeyError("a fault that a test has made")
+    History.sample = sample
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_ends_it_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception that no part of a node expects, raised in one of its tasks."""
+    (tmp_path / "sitecustomize.py").write_text(FAULTY)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("FAULT", str(tmp_path / "fault"))
+    with serving("--ranks", "2") as running:
+        (tmp_path / "fault").touch()
+        told = how_it_ended(running)
+    reason = "the node failed: KeyError: 'a fault that a test has made'"
+    assert re.search(rf"rank0 \(pid \d+\) has ended: {re.escape(reason)}; its log ends", told)
+    log = kept_log(told)
+    assert "this node has a fault, and ends" in log
+    assert "Traceback (most recent call last):" in log
+    assert 'sitecustomize.py", line' in log
+    assert "please report" in log.lower()
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ MISTAKES = {
     ),
     "bad size": (GOOD + 'memory = "much"\n', ["line 7: 'memory': 'much' is no size"], ""),
     "bad strategy": (GOOD + 'strategy = "dp"\n', ["line 7: 'strategy': Input should be"], ""),
+    "bad api_keys": (GOOD + 'api_keys = "never"\n', ["line 7: 'api_keys': Input should be"], ""),
     "bad collectives": (GOOD + 'collectives = "open"\n', ["line 7: 'collectives': Input"], ""),
     "bad backend": (GOOD + 'backend = "mpi"\n', ["line 7: 'backend': Input should be"], ""),
     "no members": (GOOD + "tp = 0\n", ["line 7: 'tp': Input should be greater"], ""),

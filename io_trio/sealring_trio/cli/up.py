@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import cyclopts
 
 from sealring_trio.config import StrategyName, load_config
-from sealring_trio.errors import UserError
+from sealring_trio.errors import OperationError, UserError
 
 
 def up(
@@ -83,16 +83,22 @@ def up(
     prepared = prepare(settings)
     try:
         trio.run(serve, prepared, lifeline)
-    except BaseExceptionGroup as group:
-        for error in _leaves(group):
-            if isinstance(error, UserError | KeyboardInterrupt):
-                raise error from None
-        raise
+    except BaseException as error:
+        faults = list(_leaves(error))
+        for fault in faults:
+            if isinstance(fault, UserError | KeyboardInterrupt):
+                raise fault from None
+        logging.getLogger("sealring").critical("this node has a fault, and ends", exc_info=error)
+        told = "; ".join(dict.fromkeys(f"{type(fault).__name__}: {fault}" for fault in faults))
+        raise OperationError(
+            f"the node failed: {told}",
+            "That is a fault of sealring's. Please report it, with the traceback in the log.",
+        ) from None
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from _leaves(each)
+    else:
+        yield error

@@ -1,0 +1,87 @@
+"""API keys on loopback: who is asked for one, and when that begins and ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+from sealring_model import tiny
+from sealring_trio.api.keys import KEY_FILE
+from sealring_trio.local_ring import LocalNode, running_node, wait_until_up, write_cluster
+from sealring_trio.ports import free_ports
+
+from tests.api.conftest import PATIENCE
+from tests.io_trio.helpers import sealring
+
+PROXIED = {"host": "ring.example", "x-forwarded-for": "192.0.2.1"}
+"""What a proxy sends that gives the world's requests to loopback."""
+
+CLOSED = ("/v1/models", "/v1/cluster", "/v1/cluster/events", "/v1/requests", "/metrics")
+
+
+def statuses(http: httpx2.Client, **headers: str) -> set[int]:
+    return {http.get(path, headers=headers).status_code for path in CLOSED}
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[tuple[LocalNode, httpx2.Client]]:
+    """One node, on loopback, and a client of it."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    (config,) = write_cluster(tmp_path, 1, tiny.path(), api=address)
+    with running_node(config) as node:
+        wait_until_up(node)
+        with httpx2.Client(base_url=f"http://{address}", timeout=PATIENCE) as http:
+            yield node, http
+
+
+def test_keys_are_asked_for_on_loopback_from_the_first_on(
+    alone: tuple[LocalNode, httpx2.Client],
+) -> None:
+    node, http = alone
+    config = node.config
+    assert http.get("/v1/models").status_code == 200
+    assert http.get("/v1/models", headers=PROXIED).status_code == 403  # a name that is not its own
+    key = sealring("apikey", "new", "alice", "--config", config, "--json").json()["key"]
+    bearer = {"authorization": f"Bearer {key}"}
+    # Nobody comes in without one, from this machine or through a proxy; whoever has one does.
+    assert statuses(http) == {401}
+    assert statuses(http, **PROXIED) == {401}
+    assert statuses(http, authorization="Bearer sk-sealring-wrong") == {401}
+    assert http.get("/v1/models", headers=bearer).status_code == 200
+    assert http.get("/v1/models", headers={**bearer, **PROXIED}).status_code == 200
+    for path in ("/health", "/", "/dashboard/main.js"):
+        assert http.get(path).status_code in (200, 503)  # it may still be loading
+    # The local commands have the control socket, and chat is told what it lacks.
+    assert sealring("status", "--config", config, "--json").json()["name"] == "rank0"
+    done = sealring("chat", "--url", str(http.base_url))
+    assert done.code == 1
+    assert "needs a key" in done.err
+    assert "--api-key" in done.err
+    # The last key that is revoked closes the API; it does not open it.
+    done = sealring("apikey", "revoke", "alice", "--config", config)
+    assert "no key is left" in done.err
+    assert statuses(http, **bearer) == {401}
+    keys = node.control.parent / KEY_FILE
+    assert str(keys) in done.err
+    # A file that cannot be read does not open it either.
+    keys.write_text("{")
+    assert statuses(http) == {503}
+    keys.unlink()
+    assert http.get("/v1/models").status_code == 200
+
+
+def test_a_config_may_free_loopback_in_so_many_words(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    options = {"api_keys": "beyond-loopback"}
+    (config,) = write_cluster(tmp_path, 1, tiny.path(), api=address, options=options)
+    assert sealring("apikey", "new", "alice", "--config", config).code == 0
+    with running_node(config) as node:
+        wait_until_up(node)
+        assert httpx2.get(f"http://{address}/v1/models").status_code == 200
+        # A name that is not its own is still refused: a page may have been sent here.
+        refused = httpx2.get(f"http://{address}/v1/models", headers=PROXIED)
+        assert json.loads(refused.text)["error"]["code"] == "wrong_host"
+    assert "it asks for no key on loopback, as the config says" in node.log.read_text()
