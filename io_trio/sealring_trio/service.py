@@ -31,6 +31,7 @@ from sealring_protocol.security.roster import SignedRoster
 
 from sealring_trio.config import Config
 from sealring_trio.control import serve_control
+from sealring_trio.descriptors import raise_limit
 from sealring_trio.engine import Engine, EngineOwner, Supervisor
 from sealring_trio.engine_group import EngineGroup, GroupSettings
 from sealring_trio.engine_process import EngineCommand
@@ -184,6 +185,7 @@ async def serve(prepared: Prepared, lifeline: int | None) -> None:
     Raises `UserError` or `OperationError` when it cannot begin.
     """
     config = prepared.config
+    raise_limit()
     prepared.store.begin(prepared.roster)
     try:
         runtime = build_runtime(prepared)
