@@ -69,6 +69,10 @@ GOOD: Final[dict[str, tuple[str, LocalMessage]]] = {
         "an engine that takes part in no collective",
         EngineInfo(MODEL, DType.BF16, 4096, 1024, 2048, False, 0, 0, ()),
     ),
+    "info-1024": (
+        "a model of 1,024 layers",
+        EngineInfo(MODEL, DType.BF16, 4096, 1024, 2048, False, 0, 0, (0,) * 1024),
+    ),
     "ready": ("READY from an engine", READY),
     "bootstrap": ("BOOTSTRAP to an engine", BOOTSTRAP),
     "step": ("STEP to an engine", FULL),

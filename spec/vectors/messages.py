@@ -203,6 +203,11 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
         "a row with penalties, biases, log probabilities and a history",
         PENALISED,
     ),
+    "row-biases-1024": (
+        "as many biases as there may be",
+        Row(5, bias=((0, 0.0),) * 1024),
+    ),
+    "accept-longest": ("a roster of 49,152 bytes", Accept(bytes(32), 7, bytes(49152))),
     "tunnel-open": ("a connection of a collective begins", Tunnel(EPOCH, 0, TunnelEvent.OPEN)),
     "tunnel-data": ("bytes of it", DATA),
     "tunnel-close": ("it ends", Tunnel(EPOCH, 255, TunnelEvent.CLOSE)),

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from sealring_trio.conformance.kinds import plaintext
 
 from tests.spec.files import SPEC, every, of_kinds
 from tests.spec.test_spec import layout
@@ -83,7 +84,7 @@ STEPS = [
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_read_by_the_tables_alone(name: str) -> None:
     fields = every()[name]["output"]["fields"]
-    cursor = Cursor(bytes.fromhex(every()[name]["input"]["plaintext"]))
+    cursor = Cursor(plaintext(every()[name]["input"]))
     counts = {field: cursor.integer(size) for _, size, field in layout(fields["message"])}
     read: dict[str, Any] = {
         each: [cursor.entry(each) for _ in range(counts[each])] for each in LISTS if each in counts

@@ -11,6 +11,7 @@ from typing import Any
 
 import jsonschema  # type: ignore[import-untyped,unused-ignore]
 import pytest
+from sealring_trio.conformance.kinds import plaintext
 
 import spec.generate
 from spec.vectors.generate import FAMILIES, text_of
@@ -122,7 +123,7 @@ MESSAGES = [v for v in of_kinds("message", "local-message") if v["result"] == "v
 @pytest.mark.parametrize("name", [vector["id"] for vector in MESSAGES])
 def test_layout_tables_fit_the_vectors(name: str) -> None:
     fields = dict(every()[name]["output"]["fields"])
-    data = bytes.fromhex(every()[name]["input"]["plaintext"])
+    data = plaintext(every()[name]["input"])
     message = fields.pop("message")
     fields["code"] = data[0]
     for text in ("reason", "roster"):  # told by their length

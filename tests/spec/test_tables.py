@@ -7,6 +7,7 @@ import struct
 from typing import Any
 
 import pytest
+from sealring_trio.conformance.kinds import plaintext
 
 from spec import tables
 from tests.spec.files import every, of_kinds
@@ -91,7 +92,7 @@ class Reading:
 @pytest.mark.parametrize("name", [vector["id"] for vector in MESSAGES])
 def test_the_tables_read_every_message(name: str) -> None:
     vector = every()[name]
-    read = Reading(bytes.fromhex(vector["input"]["plaintext"])).message()
+    read = Reading(plaintext(vector["input"])).message()
     assert read == vector["output"]["fields"]
 
 
