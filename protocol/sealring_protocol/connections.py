@@ -56,7 +56,16 @@ class Adopted:
         return cls(not same or before.inner_seal != roster.inner_seal)
 
 
-News = Up | Down | Incoming | Adopted
+@attrs.frozen
+class Unreached:
+    """A wanted link with *purpose* to *rank* cannot be dialed: *why*."""
+
+    rank: int
+    purpose: Purpose
+    why: str
+
+
+News = Up | Down | Incoming | Adopted | Unreached
 
 
 @attrs.define(eq=False)
@@ -68,6 +77,7 @@ class Connection:
     key: Key | None  # of an own dial from the start, else once the peer is proved
     link: Link | None = None  # None until a dial is connected
     up: bool = False
+    address: str = ""  # that was dialed
 
     @property
     def dialed(self) -> bool:

@@ -221,7 +221,8 @@ class LinkBook(abc.ABC):
                 self._contacts.dial_ended(key, now)  # a newer roster may bring an address
                 continue
             self._numbers += 1
-            self._connections[self._numbers] = Connection(self._numbers, "", key)
             address = member.addresses[turn % len(member.addresses)]
+            dialed = Connection(self._numbers, "", key, address=address)
+            self._connections[self._numbers] = dialed
             self._book.dialing(*key, address)
             self.events.append(Dial(self._numbers, address, member.name))

@@ -28,7 +28,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
     Tunnel,
 )
-from sealring_protocol.connections import Adopted, Down, Incoming, News, Up
+from sealring_protocol.connections import Adopted, Down, Incoming, News, Unreached, Up
 from sealring_protocol.control.effects import (
     Effect,
     Level,
@@ -373,6 +373,9 @@ class Node:
                 if purpose is Purpose.TUNNEL:
                     self._events.append(TunnelLost(rank))
                 self._carry_out(self._brain.link_down(rank, purpose, reason, now), now)
+            case Unreached(rank, purpose, why):
+                if isinstance(self._brain, Follower):
+                    self._brain.unreached(rank, purpose, why)
             case Adopted(changed):
                 if changed:
                     self._begin_anew(now)
@@ -423,8 +426,8 @@ class Node:
             match effect:
                 case Send(rank, purpose, message):
                     self._switchboard.send(rank, purpose, message, now)
-                case Want(rank, purpose):
-                    self._switchboard.want(rank, purpose, now)
+                case Want(rank, purpose, yields):
+                    self._switchboard.want(rank, purpose, now, yields=yields)
                 case Shut(rank, purpose, code, reason):
                     self._switchboard.shut(rank, purpose, code, reason, now)
                 case RequestDone(uid):

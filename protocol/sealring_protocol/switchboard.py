@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from sealring_protocol.codec.messages import Message, Progress
-from sealring_protocol.connections import Adopted, Connection, Incoming, Up, why_not
+from sealring_protocol.connections import Adopted, Connection, Incoming, Unreached, Up, why_not
 from sealring_protocol.control.contacts import Contact, Verdict
 from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.custody import Arrival
@@ -54,9 +54,9 @@ class Switchboard(LinkBook):
 
     # ---------------------------------------------------------------- orders
 
-    def want(self, rank: int, purpose: Purpose, now: float) -> None:
-        """Keep a link up."""
-        self._contacts.want((self.member(rank).id, purpose), now)
+    def want(self, rank: int, purpose: Purpose, now: float, *, yields: bool = False) -> None:
+        """Keep a link up; this end dials a moment later if it *yields* to the other."""
+        self._contacts.want((self.member(rank).id, purpose), now, yields=yields)
         self._dial_due(now)
 
     def unwant(self, *purposes: Purpose) -> None:
@@ -143,6 +143,8 @@ class Switchboard(LinkBook):
             self._book.failed((*connection.key, True), Fault.UNREACHABLE, reason, now)
             name = self.member(self._rank(connection.key)).name
             self.events.append(Note(Level.DEBUG, f"cannot reach {name}: {reason}"))
+            why = f"at {connection.address} ({reason})"
+            self._news.append(Unreached(self._rank(connection.key), connection.key[1], why))
             self._dial_ended(connection.key, now)
 
     def receive_data(self, number: int, data: bytes, now: float) -> None:

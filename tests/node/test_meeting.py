@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from sealring_protocol import limits
+from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.requests import FinishReason, Request
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.events import Hangup
@@ -48,6 +49,55 @@ def test_dials_that_cross_leave_one_link_and_no_error():
         assert links_of(cluster, 1) == ring_links(1, 2)
         crossed += any("already" in text for _, _, text in cluster.notes)
     assert crossed > 5
+
+
+ONE_WAY = {
+    "nobody reaches the last": {("host0", "host2"), ("host1", "host2")},
+    "nobody reaches the head": {("host1", "host0"), ("host2", "host0")},
+    "each reaches the one before": {("host0", "host1"), ("host1", "host2"), ("host2", "host0")},
+    "each reaches the one after": {("host1", "host0"), ("host2", "host1"), ("host0", "host2")},
+}
+
+
+@pytest.mark.parametrize("strategy", [Strategy.PIPELINE, Strategy.TENSOR])
+@pytest.mark.parametrize("closed", ONE_WAY)
+def test_a_link_comes_up_in_whichever_direction_it_can_be_opened(closed, strategy):
+    cluster = Cluster(3, 4, strategy=strategy, splits=3)
+    cluster.closed = ONE_WAY[closed]
+    cluster.run_until(lambda: cluster.ready, 10.0)
+    uid = cluster.submit(Request((4, 5, 6), 9))
+    cluster.run_until(lambda: cluster.all_done)
+    assert cluster.tokens[uid] == reference((4, 5, 6), 9, 6)
+
+
+def test_two_neighbours_that_cannot_reach_each_other_are_named_to_the_head():
+    cluster = Cluster(3, 4, strategy=Strategy.PIPELINE)
+    cluster.closed = {("host1", "host2"), ("host2", "host1")}
+    cluster.run_for(40.0)
+    assert not cluster.ready
+    told = [text for _, who, text in cluster.notes if who == "host0" and "cannot serve" in text]
+    why = "node1 cannot reach node2 at host2:1 (no answer within 5 s), nor node2 node1"
+    assert told[0] == f"rank 1 (node1) cannot serve: {why}"
+    cluster.closed.clear()
+    cluster.run_until(lambda: cluster.ready, 20.0)
+
+
+def test_the_end_that_yields_dials_nothing_in_an_ordinary_start():
+    for seed in range(10):
+        cluster = Cluster(3, seed)
+        dials = []
+        real = cluster._connect
+
+        def count(host, link, address, real=real, dials=dials):
+            dials.append((host.name, address))
+            real(host, link, address)
+
+        cluster._connect = count
+        cluster.run_until(lambda cluster=cluster: cluster.ready)
+        cluster.run_for(3.0)
+        # Control links are dialed from both ends, and every member is greeted; a step link once.
+        both = 2 * 3
+        assert len(dials) <= both + 3 + 1, dials
 
 
 def test_a_newer_roster_spreads_to_all_and_is_stored():

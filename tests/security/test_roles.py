@@ -118,17 +118,20 @@ def test_nobody_sends_accept():
     assert not any(Accept in kinds for kinds in ALLOWED.values())
 
 
+NEIGHBOURS = {(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2), (3, 0), (0, 3)}
+
+
 @pytest.mark.parametrize(
     ("purpose", "pairs"),
     [
-        (Purpose.CONTROL, {(a, b) for a in range(3) for b in range(3)}),
-        (Purpose.STEP, {(0, 1), (1, 2), (2, 0)}),
-        (Purpose.TUNNEL, {(0, 1), (1, 2), (2, 0)}),
+        (Purpose.CONTROL, {(a, b) for a in range(4) for b in range(4)}),
+        (Purpose.STEP, NEIGHBOURS),
+        (Purpose.TUNNEL, NEIGHBOURS),
         (Purpose.WEIGHTS, set()),
     ],
 )
 def test_who_opens_which_links(purpose, pairs):
-    opened = {(a, b) for a in range(3) for b in range(3) if may_open(purpose, a, b, 3)}
+    opened = {(a, b) for a in range(4) for b in range(4) if may_open(purpose, a, b, 4)}
     assert opened == pairs
 
 

@@ -140,6 +140,7 @@ class Cluster:
         self.splits = splits
         self.sums = sums
         self.joins = True  # collectives come up
+        self.closed: set[tuple[str, str]] = set()  # from, to: no connection can be opened so
         self._collectives: dict[Any, Collective] = {}
         self.models = models or [b"m" * 32] * world
         self.scheduler = scheduler or SchedulerConfig()
@@ -458,6 +459,9 @@ class Cluster:
         other = self.hosts.get(address.partition(":")[0])
         if not host.alive:
             return
+        if other is not None and (host.name, other.name) in self.closed:
+            self.after(5.0, lambda: self._unanswered(host, link))
+            return
         if other is None or not other.alive:
             host.node.dial_failed(link, "connection refused", self.now)
             self.settle(host)
@@ -470,6 +474,12 @@ class Cluster:
         host.node.connected(link, self.random.randbytes(96), self.now, wall)
         self.settle(other)
         self.settle(host)
+
+    def _unanswered(self, host: Host, link: int) -> None:
+        """A firewall dropped a connection that *host* would have opened."""
+        if host.alive:
+            host.node.dial_failed(link, "no answer within 5 s", self.now)
+            self.settle(host)
 
     def _transmit(self, host: Host, number: int, data: bytes) -> None:
         wire = host.wires.get(number)

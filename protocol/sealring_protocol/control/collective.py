@@ -151,8 +151,12 @@ class Joining:
             PrepareCollective(order.epoch, not order.trusted),
         ]
         # Of two ranks each is the other's right neighbour; one link is enough.
-        if not order.trusted and (self._world > 2 or self._rank == 0):
-            effects.append(Want(self._right, Purpose.TUNNEL))
+        if not order.trusted:
+            if self._world > 2 or self._rank == 0:
+                effects.append(Want(self._right, Purpose.TUNNEL))
+            if self._world > 2 or self._rank == 1:
+                left = (self._rank - 1) % self._world
+                effects.append(Want(left, Purpose.TUNNEL, yields=True))
         return effects
 
     def loaded(self, now: float) -> None:

@@ -25,10 +25,12 @@ class Send:
 
 @attrs.frozen
 class Want:
-    """Keep a link with *purpose* to *rank* up from now on: dial it, and again when it is lost."""
+    """Keep a link with *purpose* to *rank* up from now on: dial it, and again when it is lost; a
+    moment later if this end *yields*, for then the other end wants it too, and dials first."""
 
     rank: int
     purpose: Purpose
+    yields: bool = False
 
 
 @attrs.frozen

@@ -35,6 +35,7 @@ from sealring_protocol.control.effects import (
     ToEngine,
     Want,
 )
+from sealring_protocol.control.link_wait import LinkWait
 from sealring_protocol.control.membership import hello
 from sealring_protocol.control.watch import ENGINE, Watch
 from sealring_protocol.errors import CloseCode, LimitExceeded, RemoteProtocolError
@@ -72,6 +73,7 @@ class Follower:
         self._pipeline: pipeline.FollowerPipeline | None = None
         self._watch = Watch(ENGINE)
         self._loaded: range | None = None  # what the engine has, or is loading
+        self._link = LinkWait(config.names[config.rank], config.names[self._next])
         self._joining = Joining(config.rank, self._world)
         self._orders = TokenBucket(ORDERS_PER_SECOND, 0.0)
         self._announced = 0  # ROWs since the last step
@@ -98,6 +100,8 @@ class Follower:
             case Ready() if message.epoch == self.epoch:
                 self._watch.answered(now)
                 self._engine_ready = message
+                if not self._tensor and not self._next_up:
+                    self._link.begin(now)
                 return self._try_ready()
             case Loaded():
                 self._joining.loaded(now)
@@ -137,6 +141,7 @@ class Follower:
         self._info = None
         self._engine_ready = None
         self._loaded = None
+        self._link.end()
         self._watch.clear()
         ended = self._joining.engine_lost()
         if self._joining.replacing:
@@ -164,11 +169,17 @@ class Follower:
             return self._present()
         if purpose is Purpose.STEP and rank == self._next:
             self._next_up = True
+            self._link.came()
             return self._try_ready()
         if purpose is Purpose.TUNNEL:
             self._joining.tunnel(rank, now, up=True)
             return self._try_prepared()
         return []
+
+    def unreached(self, rank: int, purpose: Purpose, why: str) -> None:
+        """A dial of the link with *purpose* to *rank* found nobody."""
+        if purpose is Purpose.STEP and rank == self._next:
+            self._link.unreached(why)
 
     def link_down(self, rank: int, purpose: Purpose, reason: str, now: float) -> list[Effect]:
         """It is gone."""
@@ -177,6 +188,7 @@ class Follower:
             if rank != 0:
                 return []
             self._control_up = False
+            self._link.end()
             self.order = None
             self.epoch = NO_EPOCH  # the head will raise it before this rank serves again
             self._pipeline = None
@@ -253,6 +265,7 @@ class Follower:
         self._engine_ready = None
         self._told = False
         self._cut = False
+        self._link.end()
         last = self._tensor or order.rank == order.world - 1
         self._pipeline = pipeline.FollowerPipeline(order.epoch, order.rank, last=last)
         layers = "a share of every layer"
@@ -290,6 +303,7 @@ class Follower:
         # With two ranks the head's link to this one is also the way back.
         if self._world > 2:
             effects.append(Want(self._next, Purpose.STEP))
+        effects.append(Want(self._config.rank - 1, Purpose.STEP, yields=True))
         return effects
 
     def _present(self) -> list[Effect]:
@@ -365,7 +379,7 @@ class Follower:
 
     def next_timeout(self) -> float | None:
         """When `handle_timeout` wants to be called."""
-        times = (self._watch.deadline, self._joining.deadline)
+        times = (self._watch.deadline, self._joining.deadline, self._link.deadline)
         return min((time for time in times if time is not None), default=None)
 
     def handle_timeout(self, now: float) -> list[Effect]:
@@ -373,6 +387,8 @@ class Follower:
         if (ends := self._joining.deadline) is not None and now >= ends:
             self._watch.clear()
             return self._fail(FailureKind.GROUP, self._joining.give_up(), now)
+        if (ends := self._link.deadline) is not None and now >= ends:
+            return self._fail(FailureKind.LINK_LOST, self._link.give_up(), now)
         overdue = self._watch.deadline
         if overdue is None or now < overdue:
             return []

@@ -152,6 +152,8 @@ class HeadEpochs(HeadSteps):
         effects: list[Effect] = [ToEngine(self._order)]
         if self._world > 1:
             effects.append(Want(1, Purpose.STEP))
+        if self._world > 2:
+            effects.append(Want(self._world - 1, Purpose.STEP, yields=True))
         return effects
 
     def _self_prepared(self, now: float) -> list[Effect]:

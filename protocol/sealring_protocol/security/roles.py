@@ -100,11 +100,12 @@ def _are_neighbours(sender: int, receiver: int, world: int) -> bool:
 
 
 def may_open(purpose: Purpose, dialer: int, dialed: int, world: int) -> bool:
-    """Whether rank *dialer* opens links of *purpose* to rank *dialed*: control links anybody to
-    anybody, step links and tunnels each rank to the next alone, others nobody yet."""
+    """Whether rank *dialer* may open links of *purpose* to rank *dialed*: control links anybody to
+    anybody, step links and tunnels neighbours in the ring, others nobody yet. Which end opened a
+    link changes nothing of what travels on it."""
     if purpose is Purpose.CONTROL:
         return True
-    return purpose in (Purpose.STEP, Purpose.TUNNEL) and (dialer + 1) % world == dialed
+    return purpose in (Purpose.STEP, Purpose.TUNNEL) and _are_neighbours(dialer, dialed, world)
 
 
 def allowed(purpose: Purpose, sender: int, receiver: int, world: int) -> frozenset[type[Any]]:
