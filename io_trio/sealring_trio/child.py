@@ -4,6 +4,8 @@ With ``--give-way`` before the module it lets others go first. A node has its en
 engine that computes, or waits in a collective by spinning, would otherwise keep its node from the
 processor for longer than a hop takes, and everyone waits for the node.
 
+No other process of the user can look into it (`secrecy`), and when memory runs out it goes first.
+
 On Linux the kernel kills the child when the thread that started it ends, whatever the child is
 doing at the time; elsewhere the child relies on the end of its socket. The parent may have died
 before the kernel was told, and then its stream has already ended.
@@ -19,6 +21,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Final
+
+from sealring_trio.secrecy import be_killed_first, hide_memory
 
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -60,4 +64,6 @@ if __name__ == "__main__":
     if sys.argv[0] == "--give-way":
         give_way()
         sys.argv = sys.argv[1:]
+    be_killed_first()
+    hide_memory()  # last, for what is in /proc/self is root's from then on
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -2,8 +2,9 @@
 
 Computation lives in a child process, because MLX can hang, abort, hold the interpreter lock or
 change the process's limits, and none of that may touch the links. `engine_process` is one such
-child; here is who sees to it that there always is one. A new engine follows every dead one, after
-a pause that grows while engines die young and unproven; one that was to be replaced is followed at
+child; here is who sees to it that there always is one. A new engine follows every dead one, and
+every one that could not be started (for want of a descriptor, of memory, of a process), after a
+pause that grows while engines die young and unproven; one that was to be replaced is followed at
 once.
 
 `engine_group` is the same for several processes that are one engine.
@@ -19,7 +20,7 @@ import trio
 from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.codec.messages import Step, StepDone
 
-from sealring_trio.engine_process import EngineCommand, EngineProcess, pack
+from sealring_trio.engine_process import EngineCommand, EngineNotStarted, EngineProcess, pack
 from sealring_trio.shared_wire import Guard
 
 log = logging.getLogger("sealring.engine")
@@ -65,9 +66,12 @@ class Supervisor(abc.ABC):
         self._planned = False
         self._answered = 0  # steps, in this life
         self.restarts = 0
+        self.lost = ""
+        """Why the last one ended or could not be started, until the next has said a word."""
 
     def _hear(self, message: LocalMessage) -> None:
         """The engine said *message*."""
+        self.lost = ""
         if isinstance(message, Step | StepDone) and message.failed is None:
             self._answered += 1
         self._owner.engine_message(message)
@@ -117,7 +121,11 @@ class Supervisor(abc.ABC):
         while True:
             started = trio.current_time()
             self._planned, self._answered = False, 0
-            reason = await self._one_life()
+            try:
+                reason = await self._one_life()
+            except EngineNotStarted as error:
+                reason = str(error)
+            self.lost = reason
             level = logging.INFO if self._planned else logging.WARNING
             log.log(level, "the engine process ended: %s; starting another", reason)
             self._owner.engine_lost(reason)

@@ -42,7 +42,7 @@ from sealring_protocol.table import Machine
 
 from sealring_trio.engine import EngineOwner, Supervisor
 from sealring_trio.engine_merge import GroupBroken, Merger
-from sealring_trio.engine_process import EngineCommand, EngineProcess, pack
+from sealring_trio.engine_process import EngineCommand, EngineNotStarted, EngineProcess, pack
 from sealring_trio.engine_states import GROUP_TABLE, GroupEvent, GroupState
 from sealring_trio.ports import Port, reserve
 from sealring_trio.shared_wire import Guard
@@ -116,11 +116,16 @@ class _Crew:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._keep_deadline)
                 async with trio.open_nursery() as members:
-                    for member, command in enumerate(commands):
-                        process = EngineProcess(command, partial(self._hear, member), self._guard)
+                    try:
+                        for member, command in enumerate(commands):
+                            heard = partial(self._hear, member)
+                            process = EngineProcess(command, heard, self._guard)
+                            with self._guard.lock:
+                                self.processes.append(process)
+                            members.start_soon(self._run_member, member, process)
+                    except EngineNotStarted as error:
                         with self._guard.lock:
-                            self.processes.append(process)
-                        members.start_soon(self._run_member, member, process)
+                            self.end(f"of member {member} of {self._settings.size}: {error}")
                 nursery.cancel_scope.cancel()
         finally:
             self._release_ports()

@@ -61,6 +61,16 @@ EXIT_GRACE: Final = 2.0
 """Seconds that an engine whose stream has ended may take to exit by itself."""
 
 
+class EngineNotStarted(Exception):
+    """The system did not start a process; it may a moment later."""
+
+    def __init__(self, error: OSError | MemoryError) -> None:
+        why = "out of memory"
+        if isinstance(error, OSError):
+            why = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
+        super().__init__(f"it could not be started ({why})")
+
+
 @attrs.frozen
 class EngineCommand:
     """How to start an engine: its *module*, its *arguments* without ``--fd``, and what its
@@ -93,17 +103,16 @@ def pack(message: LocalMessage) -> bytes:
 
 class EngineProcess:
     """One life of one engine. *heard* gets each of its messages, from the thread that reads them
-    and with the lock of *guard* held. `send` and `end` need that lock too."""
+    and with the lock of *guard* held. `send` and `end` need that lock too. Raises
+    `EngineNotStarted`."""
 
     def __init__(
         self, command: EngineCommand, heard: Callable[[LocalMessage], None], guard: Guard
     ) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            with contextlib.suppress(OSError):
-                ours.setsockopt(socket.SOL_SOCKET, option, ROOM)
-        with theirs:
-            self._process = command.start(theirs.fileno())
+        try:
+            ours = self._start(command)
+        except (OSError, MemoryError) as error:
+            raise EngineNotStarted(error) from error
         self._guard = guard
         self._wire = SharedWire(ours, lambda: None, guard)
         self._wire.eager = True
@@ -112,6 +121,19 @@ class EngineProcess:
         self._asked: tuple[Epoch, int] | None = None
         self._scope = trio.CancelScope()
         self._reason = ""
+
+    def _start(self, command: EngineCommand) -> socket.socket:
+        """Start it; our end of its socket."""
+        with contextlib.ExitStack() as undo:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            undo.enter_context(ours)
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                with contextlib.suppress(OSError):
+                    ours.setsockopt(socket.SOL_SOCKET, option, ROOM)
+            with theirs:
+                self._process = command.start(theirs.fileno())
+            undo.pop_all()
+        return ours
 
     @property
     def pid(self) -> int:

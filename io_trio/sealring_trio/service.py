@@ -43,6 +43,7 @@ from sealring_trio.models import describe_model, find_model
 from sealring_trio.requests import Requests
 from sealring_trio.roster_store import RosterStore
 from sealring_trio.runtime import Runtime, wall_ms
+from sealring_trio.secrecy import hide_memory
 from sealring_trio.suites import SUITES
 from sealring_trio.units import format_address
 
@@ -184,6 +185,7 @@ async def serve(prepared: Prepared, lifeline: int | None) -> None:
 
     Raises `UserError` or `OperationError` when it cannot begin.
     """
+    hide_memory()  # it holds the node's key, and those of its links
     config = prepared.config
     raise_limit()
     prepared.store.begin(prepared.roster)

@@ -54,6 +54,7 @@ def describe_node(runtime: Runtime, model: Path) -> dict[str, Any]:
         "engine_state": runtime.engine.state,
         "members": _members(runtime.engine),
         "engine_restarts": runtime.engine.restarts,
+        "engine_lost": runtime.engine.lost,
         "hop_us": hop_quantiles(runtime),
         "peers": [
             {

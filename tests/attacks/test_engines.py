@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+
 import psutil
+import pytest
 import trio
 from sealring_protocol.codec.local_messages import EngineInfo
 from sealring_protocol.codec.messages import Ping, Progress, Row
-from sealring_trio.engine_process import MAX_UNTAKEN
+from sealring_trio import engine as supervisor
+from sealring_trio.engine import Engine
+from sealring_trio.engine_group import EngineGroup, GroupSettings
+from sealring_trio.engine_process import MAX_UNTAKEN, EngineCommand
+from sealring_trio.secrecy import KILLED_BEFORE
 
-from tests.io_trio.test_engine_supervisor import running
+from tests.io_trio.test_engine_supervisor import FAKE, Owner, running
+
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="it looks with Linux's means")
 
 
 async def test_an_engine_that_takes_nothing_is_ended_before_it_fills_its_node() -> None:
@@ -26,3 +42,187 @@ async def test_an_engine_that_takes_nothing_is_ended_before_it_fills_its_node() 
         assert "of what it was sent untaken" in str(await owner.told.receive())
         assert isinstance(await owner.told.receive(), EngineInfo)
         assert engine.pid != first
+
+
+# ------------------------------------------------------------------- a start that fails
+
+
+@pytest.fixture
+def no_descriptor() -> Iterator[list[int]]:
+    """Every file descriptor that this process may have is taken, until what is given is closed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (psutil.Process().num_fds() + 64, hard))
+    taken: list[int] = []
+    try:
+        yield taken
+    finally:
+        _free(taken)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def _take_all(taken: list[int]) -> None:
+    while True:
+        try:
+            taken.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError:
+            return
+
+
+def _free(taken: list[int]) -> None:
+    while taken:
+        os.close(taken.pop())
+
+
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("left", [0, 1, 3])
+async def test_an_engine_that_finds_no_descriptor_is_started_once_there_is_one(
+    members: int, left: int, no_descriptor: list[int]
+) -> None:
+    owner = Owner()
+    command = EngineCommand(FAKE, ("good",))
+    engine = (
+        Engine(command, owner)
+        if members == 1
+        else EngineGroup(command, owner, GroupSettings(members))
+    )
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            await trio.lowlevel.checkpoint()
+            _take_all(no_descriptor)
+            for _ in range(left):
+                os.close(no_descriptor.pop())
+            nursery.start_soon(engine.run)
+            reason = str(await owner.told.receive())
+            assert "could not be started (Too many open files" in reason
+            assert engine.lost == reason
+            assert engine.processes == []
+            _free(no_descriptor)
+            heard = await owner.told.receive()
+            while isinstance(heard, str):
+                heard = await owner.told.receive()
+            assert isinstance(heard, EngineInfo)
+            assert engine.lost == ""
+            assert len(engine.pids) == members
+            nursery.cancel_scope.cancel()
+
+
+STARTS = {
+    "no process": BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+    "no memory": OSError(errno.ENOMEM, "Cannot allocate memory"),
+    "no more memory": MemoryError(),
+    "no interpreter": FileNotFoundError(errno.ENOENT, "No such file or directory", "/gone/python"),
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+async def test_an_engine_that_the_system_does_not_start_is_tried_again_after_a_pause(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    popen, tries = subprocess.Popen, []
+
+    def start(*arguments: object, **more: object) -> object:
+        tries.append(trio.current_time())
+        if len(tries) < 4:
+            raise STARTS[name]
+        return popen(*arguments, **more)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.01)
+    before = psutil.Process().num_fds()
+    async with running("good") as (engine, owner):
+        for _ in range(3):
+            assert "could not be started" in str(await owner.told.receive())
+        assert isinstance(await owner.told.receive(), EngineInfo)
+        assert engine.restarts == 3
+        assert all(b - a > 0.01 for a, b in itertools.pairwise(tries))
+    await trio.lowlevel.checkpoint()
+    assert psutil.Process().num_fds() <= before + 1
+
+
+# ----------------------------------------------------------------- who may look into it
+
+LOOKER = """
+import ctypes, json, os, resource, runpy, socket, sys
+import sealring_trio.secrecy, tests.io_trio.fake_engine
+libc = ctypes.CDLL(None, use_errno=True)
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+libc.prctl(4, 1, 0, 0, 0)  # what every ordinary process is
+
+def start(arguments):
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if not pid:
+        sys.argv = [part.format(fd=theirs.fileno()) for part in arguments]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        os._exit(0)
+    theirs.close()
+    assert ours.recv(1 << 16)
+    return pid, ours
+
+class Vector(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]
+
+def reads(pid):
+    secret = ctypes.create_string_buffer(b"secret", 8)  # at the same place in the child
+    place, found = ctypes.addressof(secret), {}
+    try:
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            memory.seek(place)
+            found["mem"] = len(memory.read(8)) == 8
+    except OSError:
+        found["mem"] = False
+    into = ctypes.create_string_buffer(8)
+    near, far = Vector(ctypes.addressof(into), 8), Vector(place, 8)
+    call = libc.process_vm_readv
+    got = call(pid, ctypes.byref(near), 1, ctypes.byref(far), 1, 0)
+    found["vm"] = got == 8
+    found["ptrace"] = libc.ptrace(16, pid, None, None) == 0
+    if found["ptrace"]:
+        os.waitpid(pid, 0)
+        libc.ptrace(17, pid, None, None)
+    try:
+        os.listdir(f"/proc/{pid}/fd")
+        found["fd"] = True
+    except OSError:
+        found["fd"] = False
+    return found
+
+fake = ["tests.io_trio.fake_engine", "--fd", "{fd}", "good"]
+ordinary, one = start(fake)
+hidden, two = start(["sealring_trio.child", "sealring_trio.child", "--give-way", *fake])
+score = lambda pid: int(open(f"/proc/{pid}/oom_score_adj").read())
+limits = open(f"/proc/{hidden}/limits").read()
+core = [line.split() for line in limits.splitlines() if "core" in line][0][4]
+print(json.dumps({
+    "ordinary": reads(ordinary), "hidden": reads(hidden), "core": core,
+    "first": score(hidden) - score(os.getpid()),
+}))
+for pid in (ordinary, hidden):
+    os.kill(pid, 9)
+"""
+
+
+@ON_LINUX
+def test_no_other_process_of_its_user_reads_an_engine() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOOKER], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    if not all(found["ordinary"].values()):
+        pytest.skip(f"the kernel forbids looking into any process here: {found['ordinary']}")
+    assert not any(found["hidden"].values()), found
+    assert found["core"] == "0"
+    assert found["first"] == KILLED_BEFORE or found["first"] < 0
+
+
+@ON_LINUX
+async def test_an_engine_can_still_be_watched_by_its_node() -> None:
+    async with running("good") as (engine, owner):
+        assert isinstance(await owner.told.receive(), EngineInfo)
+        process = psutil.Process(engine.pid)
+        assert process.memory_info().rss > 0
+        assert process.status()
