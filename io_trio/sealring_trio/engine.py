@@ -66,6 +66,8 @@ class Supervisor(abc.ABC):
         self._planned = False
         self._answered = 0  # steps, in this life
         self.restarts = 0
+        self.starved = False
+        """Whether the system killed the last one for want of memory."""
         self.lost = ""
         """Why the last one ended or could not be started, until the next has said a word."""
 
@@ -120,7 +122,7 @@ class Supervisor(abc.ABC):
         pause = FIRST_PAUSE
         while True:
             started = trio.current_time()
-            self._planned, self._answered = False, 0
+            self._planned, self._answered, self.starved = False, 0, False
             try:
                 reason = await self._one_life()
             except EngineNotStarted as error:
@@ -169,5 +171,6 @@ class Engine(Supervisor):
         try:
             return await process.run()
         finally:
+            self.starved = process.starved
             with self._owner.guard.lock:
                 self._process = None

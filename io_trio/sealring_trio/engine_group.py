@@ -314,6 +314,7 @@ class EngineGroup(Supervisor):
         try:
             reason = await crew.run(self._commands)
             self._planned = self._planned or crew.planned
+            self.starved = any(process.starved for process in crew.processes)
             return reason
         finally:
             with self._owner.guard.lock:

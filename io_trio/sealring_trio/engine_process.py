@@ -35,6 +35,7 @@ from sealring_protocol.limits import MAX_SEALED_BODY, MAX_WEIGHT_WAITING
 from sealring_protocol.table import Machine
 
 from sealring_trio.engine_states import ENGINE_TABLE, EngineEvent, EngineState
+from sealring_trio.secrecy import oom_kills
 from sealring_trio.shared_wire import Guard, SharedWire
 
 MAX_LOCAL_BODY: Final = MAX_SEALED_BODY + (1 << 20)
@@ -121,6 +122,9 @@ class EngineProcess:
         self._asked: tuple[Epoch, int] | None = None
         self._scope = trio.CancelScope()
         self._reason = ""
+        self._kills = oom_kills()  # before its time
+        self.starved = False
+        """Whether the system killed it for want of memory."""
 
     def _start(self, command: EngineCommand) -> socket.socket:
         """Start it; our end of its socket."""
@@ -184,6 +188,10 @@ class EngineProcess:
                 self._machine.fire(EngineEvent.ENDED)
             self._wire.close()
             status = await _bury(self._process, EXIT_GRACE if not self._reason else 0.0)
+            killed = self._process.returncode == -signal.SIGKILL and not self._reason
+            if killed and oom_kills() > self._kills:
+                self.starved = True
+                status = "the system killed it, for memory ran out"
         return self._reason or status
 
     async def _write(self) -> None:

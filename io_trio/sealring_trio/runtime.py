@@ -263,7 +263,7 @@ class Runtime:
         """The engine process is gone."""
         self.weights_read = 0
         self.engine_heard = -math.inf
-        self._enter(self.node.engine_lost, reason)
+        self._enter(partial(self.node.engine_lost, starved=self.engine.starved), reason)
 
     def engine_pids(self) -> list[int]:
         """The processes that compute."""

@@ -38,6 +38,17 @@ def hide_memory() -> None:
         ctypes.CDLL(None).ptrace(_PT_DENY_ATTACH, 0, None, 0)
 
 
+def oom_kills() -> int:
+    """Processes of this machine that were killed since it began because memory ran out, a control
+    group's or its own (Linux; 0 elsewhere)."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text("ascii").splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return 0
+
+
 def be_killed_first() -> None:
     """When memory runs out, have the kernel take this process before its parent (Linux)."""
     score = Path("/proc/self/oom_score_adj")

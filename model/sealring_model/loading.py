@@ -25,6 +25,7 @@ from sealring_protocol.codec.messages import CacheCost
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.limits import MAX_LAYERS
 
+from sealring_model.cgroups import memory_left
 from sealring_model.errors import LoadError
 from sealring_model.weights import (
     ENDS,
@@ -306,10 +307,13 @@ def memory_room(limit: int) -> int:
 
 
 def _free_memory() -> int:
-    """Bytes that this host can give without swapping (Linux), or all it has (elsewhere)."""
+    """Bytes that this host can give without swapping, and control groups allow (Linux), or all it
+    has (elsewhere)."""
     try:
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()
     except OSError:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     fields = dict(line.split(":", 1) for line in lines)
-    return int(fields["MemAvailable"].split()[0]) * 1024
+    free = int(fields["MemAvailable"].split()[0]) * 1024
+    allowed = memory_left()
+    return free if allowed is None else min(free, allowed)

@@ -22,6 +22,7 @@ from sealring_protocol.codec.messages import (
     NO_EPOCH,
     Epoch,
     Failure,
+    FailureKind,
     Ping,
     Pong,
     Progress,
@@ -268,12 +269,14 @@ class Node:
         self._carry_out(self._brain.engine_message(message, now), now)
         self._settle(now)
 
-    def engine_lost(self, reason: str, now: float) -> None:
-        """The engine process is gone; the caller starts another."""
+    def engine_lost(self, reason: str, now: float, *, starved: bool = False) -> None:
+        """The engine process is gone; the caller starts another. *starved*: the system killed it
+        for want of memory."""
         self._info = None
         self._switchboard.accept_steps = False
         self._next_engine_ping = None
-        self._carry_out(self._brain.engine_lost(reason, now), now)
+        kind = FailureKind.MEMORY if starved else FailureKind.ENGINE_LOST
+        self._carry_out(self._brain.engine_lost(reason, now, kind), now)
         # The activation secrets were handed to that process and erased here; new links bring new
         # ones, and the brain asks for them again when there is an engine to have them.
         self._switchboard.unwant(Purpose.STEP)

@@ -10,6 +10,7 @@ from collections import deque
 from random import Random
 from typing import Any
 
+from sealring_protocol.codec.messages import FailureKind
 from sealring_protocol.control.effects import (
     Note,
     RestartEngine,
@@ -49,6 +50,9 @@ class Brains:
         self.done: dict[int, RequestDone] = {}
         self.notes: list[str] = []
         self.timings: list[StepTiming] = []
+        self.kills = 0
+        self.memory: dict[int, int] = {}  # tokens in caches beyond which an engine of a rank dies
+        self.dies_of = FailureKind.MEMORY
 
     # ---------------------------------------------------------------- inputs
 
@@ -69,11 +73,12 @@ class Brains:
         for message in engine.start():
             self.put(("from_engine", rank), message)
 
-    def kill_engine(self, rank: int) -> None:
+    def kill_engine(self, rank: int, kind: FailureKind = FailureKind.ENGINE_LOST) -> None:
+        self.kills += 1
         self.engines[rank] = None
         self.queues.pop(("to_engine", rank), None)
         self.queues.pop(("from_engine", rank), None)
-        self.absorb(rank, self.brain(rank).engine_lost("killed", self.now))
+        self.absorb(rank, self.brain(rank).engine_lost("killed", self.now, kind))
         for hop in [hop for hop in self.up if rank in hop]:
             self.cut(hop)
 
@@ -151,7 +156,12 @@ class Brains:
             case ("to_engine", rank):
                 engine = self.engines[rank]
                 if engine is not None:
-                    for answer in engine.receive(item):
+                    answers = engine.receive(item)
+                    if engine.held > self.memory.get(rank, engine.held):
+                        self.kill_engine(rank, self.dies_of)
+                        self.start_engine(rank)
+                        return True
+                    for answer in answers:
                         self.put(("from_engine", rank), answer)
             case ("from_engine", rank):
                 self.absorb(rank, self.brain(rank).engine_message(item, self.now))

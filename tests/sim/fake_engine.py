@@ -135,6 +135,12 @@ class FakeEngine:
     def empty(self) -> bool:
         return not (self.private or self.groups or self.snaps or not self.ledger.empty)
 
+    @property
+    def held(self) -> int:
+        """Tokens in its caches."""
+        groups = (row for rows in self.groups.values() for row in rows)
+        return sum(map(len, (*self.private.values(), *groups)))
+
     def start(self) -> list[LocalMessage]:
         return [self.model]
 

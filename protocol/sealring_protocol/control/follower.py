@@ -136,7 +136,9 @@ class Follower:
             effects.append(shut)
         return effects
 
-    def engine_lost(self, reason: str, now: float) -> list[Effect]:
+    def engine_lost(
+        self, reason: str, now: float, kind: FailureKind = FailureKind.ENGINE_LOST
+    ) -> list[Effect]:
         """The own engine is gone; its layers, caches and hop keys went with it."""
         self._info = None
         self._engine_ready = None
@@ -147,7 +149,7 @@ class Follower:
         if self._joining.replacing:
             return ended
         note = Note(Level.WARNING, f"this rank's engine is gone: {reason}")
-        return [*ended, note, *self._fail(FailureKind.ENGINE_LOST, reason, now)]
+        return [*ended, note, *self._fail(kind, reason, now)]
 
     def collective_prepared(self, epoch: Epoch, port: int, relay: int, now: float) -> list[Effect]:
         """The answer to `PrepareCollective`."""

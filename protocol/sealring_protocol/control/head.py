@@ -140,7 +140,9 @@ class Head(HeadEpochs):
             self.membership.lost(rank)
         return [*map(self._mismatch, others), *self._present(0, hello(info), now)]
 
-    def engine_lost(self, reason: str, now: float) -> list[Effect]:
+    def engine_lost(
+        self, reason: str, now: float, kind: FailureKind = FailureKind.ENGINE_LOST
+    ) -> list[Effect]:
         """The own engine is gone."""
         self._engine_ready = None
         self._loaded = None
@@ -149,7 +151,7 @@ class Head(HeadEpochs):
         effects = self._joining.engine_lost()
         if self._joining.replacing:
             return effects
-        lost = Failure(0, FailureKind.ENGINE_LOST, reason)
+        lost = Failure(0, kind, reason)
         text = f"this rank's engine is gone: {reason}"
         effects.append(Note(Level.WARNING, text))
         if self._gives_up_tensor(now):
@@ -239,7 +241,7 @@ class Head(HeadEpochs):
         parallelism, answers a step."""
         over = self.membership.state is MembershipState.GATHERING
         if not self.membership.is_current(message.epoch) or over:
-            return []
+            return self._explained(rank, message, now)
         if isinstance(self._machine, TensorLeader) and message.n:
             return self._act(self._machine.done(rank, message), now)
         if message.failed is None:
@@ -250,6 +252,15 @@ class Head(HeadEpochs):
                 return self._act(self._machine.failure(message.n, failed), now)
             return self._lost(failed, now)
         return self._refused(rank, message.failed, now)
+
+    def _explained(self, rank: int, message: StepDone, now: float) -> list[Effect]:
+        """A rank says why an epoch was lost that its link, which it closed, has ended already."""
+        if self.scheduler is None or message.failed is None:
+            return []
+        failed = attrs.evolve(message.failed, rank=rank)
+        known = self.scheduler.learnt
+        effects: list[Effect] = [*self.scheduler.explained(message.epoch, failed)]
+        return [*effects, *self._learnt_since(known), *self._pump(now)]
 
     def _step_done(self, rank: int, message: StepDone, now: float) -> list[Effect]:
         if not self.membership.is_current(message.epoch) or self._machine is None:

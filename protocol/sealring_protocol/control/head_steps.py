@@ -190,7 +190,19 @@ class HeadSteps:
             f"step {first.n} failed on rank {first.failed.rank} "
             f"({first.failed.kind.name.lower()}): {first.failed.message}",
         )
-        return [note, *self.scheduler.failed(first.n, first.failed)]
+        known = self.scheduler.learnt
+        effects: list[Effect] = [note, *self.scheduler.failed(first.n, first.failed)]
+        return [*effects, *self._learnt_since(known)]
+
+    def _learnt_since(self, known: dict[int, int]) -> list[Effect]:
+        """Tell of ranks that are given less room than was *known*."""
+        learnt = self.scheduler.learnt if self.scheduler is not None else {}
+        texts = [
+            f"memory of rank {rank} ran out: it is given {room >> 10} KiB of caches at most now"
+            for rank, room in learnt.items()
+            if known.get(rank) != room
+        ]
+        return [Note(Level.WARNING, text) for text in texts]
 
     def _lost(self, failed: Failure, now: float) -> list[Effect]:
         """The epoch cannot go on: answer what is under way, then try for the next one."""

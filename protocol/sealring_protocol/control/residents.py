@@ -64,6 +64,8 @@ class Residents:
         self._next_uid = first_uid
         self._leaders: dict[tuple[tuple[str, str], tuple[int, ...]], LiveRow] = {}  # see `_follow`
         self._room = Room()
+        self._ranks: tuple[Ready, ...] = ()
+        self.learnt: dict[int, int] = {}  # bytes for caches, of ranks whose memory ran out
         self._saving: list[LiveRow] = []  # rows to keep a snapshot of
 
     # ---------------------------------------------------------- come and go
@@ -209,10 +211,33 @@ class Residents:
 
     def begin(self, ranks: Iterable[Ready]) -> None:
         """An epoch begins, on *ranks* that hold nothing yet."""
-        ranks = tuple(ranks)
-        self._room = Room((ready.room, ready.cost) for ready in ranks)
+        ranks = self._ranks = tuple(ranks)
+        rooms = [
+            min(ready.room, self.learnt.get(rank, ready.room)) for rank, ready in enumerate(ranks)
+        ]
+        self._room = Room(zip(rooms, [ready.cost for ready in ranks], strict=True))
         self._longest = self._room.longest(self._context)
         self.prefixes.clear(cuttable=all(ready.trimmable for ready in ranks))
+
+    def taken(self) -> tuple[tuple[int, int], ...]:
+        """For each rank, the bytes that its caches take now, and those of the longest row alone."""
+        shapes = self._shapes(None)
+        longest = max((longest for _, longest in shapes), default=0)
+        return tuple(
+            (
+                Room.taken(ready.cost, shapes, self.prefixes.lengths),
+                Room.taken(ready.cost, [(1, longest)], ()),
+            )
+            for ready in self._ranks
+        )
+
+    def learn(self, rank: int, taken: tuple[tuple[int, int], ...]) -> None:
+        """The memory of *rank* ran out when so much was *taken*: from the next epoch on it is to
+        have less than that, but enough for any one of these rows alone."""
+        if rank < len(taken):
+            everything, alone = taken[rank]
+            most = min(everything, self.learnt.get(rank, everything))
+            self.learnt[rank] = max(alone, most - most // 10)
 
     def abandon(self) -> None:
         """The epoch is over: every row waits to be read in again."""

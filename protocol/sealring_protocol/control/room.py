@@ -41,8 +41,13 @@ class Room:
     def _lacks(
         room: int, cost: CacheCost, groups: Collection[Shape], snapshots: Collection[int]
     ) -> int:
+        return Room.taken(cost, groups, snapshots) - room
+
+    @staticmethod
+    def taken(cost: CacheCost, groups: Collection[Shape], snapshots: Collection[int]) -> int:
+        """Bytes that *groups* and *snapshots* take where a row costs so."""
         sizes = [rows * cost.of(rounded(longest)) for rows, longest in groups]
-        return sum(sizes) + max(sizes, default=0) + sum(map(cost.of, snapshots)) - room
+        return sum(sizes) + max(sizes, default=0) + sum(map(cost.of, snapshots))
 
     def share(self, snapshots: Collection[int]) -> float:
         """The part of its room that *snapshots* take on the rank where that is most."""

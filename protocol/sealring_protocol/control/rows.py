@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from sealring_protocol.codec.messages import Row, Step, Work
+from sealring_protocol.codec.messages import Epoch, Row, Step, Work
 from sealring_protocol.control.requests import Request, RowEvent, RowOpened, RowState, row_machine
 from sealring_protocol.table import Machine
 
@@ -93,6 +93,18 @@ class Flight:
     sent: float
     weight: int = 0
     back: bool = False
+
+
+@attrs.frozen
+class Loss:
+    """What was under way when *epoch* was lost: the rows of the step that failed, those of all
+    steps, whether one row alone had caches, and what these took by rank: all, and the largest."""
+
+    epoch: Epoch | None
+    uids: tuple[int, ...]
+    all_uids: tuple[int, ...]
+    alone: bool
+    taken: tuple[tuple[int, int], ...]
 
 
 @attrs.frozen

@@ -16,9 +16,11 @@ in flight. Where the token is drawn it is on the device at once, and the next de
 it is known: with one rank two may be in flight (*window* 2), and a pipeline's is no longer counted
 from when its hidden states are back at the head.
 
-When a forward fails, the rows of that very step are suspects. After the new epoch each is run
-alone until it has got past the point; then it makes room for the next. So a request that
-crashes engines spends only its own retry budget.
+When a forward fails, the rows of that very step are suspects; where nobody can tell which step it
+was (an engine died, or memory ran out), those of every step under way are. After the new epoch each
+is run alone until it has got past the point; then it makes room for the next. Only a row that fails
+alone is given up. Where memory ran out while several rows had caches, the rank is taken to have
+less room than they took, so that not as many come together again.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ from sealring_protocol.control.requests import (
     TokenOut,
 )
 from sealring_protocol.control.residents import Residents
-from sealring_protocol.control.rows import Flight, LiveRow, Planned, SchedulerConfig
+from sealring_protocol.control.rows import Flight, LiveRow, Loss, Planned, SchedulerConfig
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.limits import (
     ENTRY_WEIGHT,
@@ -65,6 +67,13 @@ from sealring_protocol.limits import (
 )
 
 _SUSPICIOUS: Final = {FailureKind.ENGINE_ERROR, FailureKind.ENGINE_LOST, FailureKind.MEMORY}
+_ANY_STEP: Final = {FailureKind.ENGINE_LOST, FailureKind.MEMORY}
+"""Failures of which any step under way may be the cause."""
+
+_NO_MEMORY: Final = (
+    ". That rank has too little memory for this request, even alone: shorten the prompt, lower "
+    "max_tokens, or give the rank more"
+)
 _STALLS: Final = {FailureKind.DEADLINE: 8}
 """What a lost step counts, if not one: a deadline has cost minutes."""
 
@@ -93,6 +102,7 @@ class Scheduler:
         self._overtaken = 0
         self._decoded = [0] * max(1, config.groups)  # the step at which each group decoded last
         self._answered_at = 0.0
+        self._loss: Loss | None = None  # of the last epoch, where only a link has told of it
         self._window = 1
 
     # -------------------------------------------------------------- requests
@@ -116,6 +126,11 @@ class Scheduler:
     def snapshots(self) -> int:
         """Prefixes that the ranks hold."""
         return len(self._residents.prefixes)
+
+    @property
+    def learnt(self) -> dict[int, int]:
+        """Ranks whose memory ran out, and the bytes of caches that they are given since."""
+        return dict(self._residents.learnt)
 
     @property
     def ledger(self) -> Ledger:
@@ -180,33 +195,60 @@ class Scheduler:
     def failed(self, n: int, failure: Failure) -> list[Outcome]:
         """Step *n* failed, and its epoch with it. Its rows are suspects if a forward was at fault;
         one that has spent its retries, or gets nowhere, ends here."""
-        uids = self._at_fault(n, failure.kind)
+        loss = Loss(
+            self._epoch,
+            tuple(self._at_fault(n, failure.kind)),
+            tuple(self._at_fault(n, FailureKind.ENGINE_LOST)),
+            len(self._residents.live) == 1,
+            self._residents.taken(),
+        )
         self.abandon()
-        outcomes: list[Outcome] = []
-        for row in [self._residents.rows[uid] for uid in uids if uid in self._residents.rows]:
+        rows = [self._residents.rows[uid] for uid in loss.uids if uid in self._residents.rows]
+        for row in rows:
             row.tries += 1
             row.stalls += _STALLS.get(failure.kind, 1)
-            if failure.kind in _SUSPICIOUS:
-                row.suspect = True
-                row.failures += 1
-            if row.failures > self.config.retries or row.stalls > self.config.stalls:
-                message = (
-                    f"given up after {row.tries} tries; the last, on rank {failure.rank}: "
-                    f"{failure.message}"
-                )
-                outcomes += self._residents.end(row.uid, FinishReason.FAILED, message)
+        suspicious = failure.kind in _SUSPICIOUS
+        self._loss = None if suspicious else loss
+        outcomes = self._suspect(loss.uids, loss, failure) if suspicious else []
+        for row in rows:
+            if row.stalls > self.config.stalls:
+                outcomes += self._give_up(row, failure)
         return outcomes
 
+    def explained(self, epoch: Epoch, failure: Failure) -> list[Outcome]:
+        """*failure* is why *epoch* was lost, which only a link had told of so far: its rows are
+        suspects after all. What the next epoch has begun meanwhile begins again without them."""
+        loss = self._loss
+        if loss is None or loss.epoch != epoch or failure.kind not in _ANY_STEP:
+            return []
+        self._loss = None
+        for uid in list(self._residents.live):
+            self._residents.preempt(uid)
+        return self._suspect(loss.all_uids, loss, failure)
+
+    def _suspect(self, uids: Iterable[int], loss: Loss, failure: Failure) -> list[Outcome]:
+        """A forward with *uids* failed. One that fails so alone too often ends here."""
+        outcomes: list[Outcome] = []
+        if failure.kind is FailureKind.MEMORY and not loss.alone:
+            self._residents.learn(failure.rank, loss.taken)
+        for row in [self._residents.rows[uid] for uid in uids if uid in self._residents.rows]:
+            row.suspect = True
+            row.failures += 1
+            if loss.alone and row.failures > self.config.retries:
+                advice = _NO_MEMORY if failure.kind is FailureKind.MEMORY else ""
+                outcomes += self._give_up(row, failure, advice)
+        return outcomes
+
+    def _give_up(self, row: LiveRow, failure: Failure, advice: str = "") -> list[Outcome]:
+        text = f"given up after {row.tries} tries; the last, on rank {failure.rank}: "
+        return self._residents.end(row.uid, FinishReason.FAILED, text + failure.message + advice)
+
     def _at_fault(self, n: int, kind: FailureKind) -> Iterable[int]:
-        """The rows of step *n*. An engine that has died does not say which step it died of: of two
-        decodes of one group in a row, the rows of the second count too."""
-        flight = self._flights.get(n)
-        if flight is None:
-            return ()
-        if kind is not FailureKind.ENGINE_LOST:
-            return flight.uids
-        alike = [f.uids for f in self._flights.values() if f.work == flight.work]
-        return dict.fromkeys(itertools.chain(*alike))
+        """The rows of step *n*. An engine that has died does not say which step it died of, and
+        where memory ran out it was any of them that took too much: all count."""
+        if kind in _ANY_STEP:
+            return dict.fromkeys(itertools.chain(*(f.uids for f in self._flights.values())))
+        return self._flights[n].uids if n in self._flights else ()
 
     # ----------------------------------------------------------------- steps
 
@@ -400,6 +442,7 @@ class Scheduler:
             return outcomes + self._residents.end(row.uid, FinishReason.LENGTH)
         if row.suspect:
             row.suspect = False
+            row.failures = 0
             if any(other.suspect for other in self._residents.rows.values()):
                 self._residents.preempt(row.uid)
         return outcomes

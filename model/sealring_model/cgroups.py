@@ -1,0 +1,98 @@
+"""What the control groups of Linux leave this process of memory.
+
+A container, a systemd unit or a batch system limits memory by control groups, and the kernel kills
+whoever goes beyond, however much the machine has free. Limits hold for all processes of a group and
+of those within it, so every group from this process's own up to the topmost counts. Both versions
+are read: v2 (``memory.max``, and ``memory.high``, from which on processes are slowed to a crawl)
+and v1 (``memory.limit_in_bytes``). See the kernel's documentation, admin-guide/cgroup-v2 and
+cgroup-v1/memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+import attrs
+
+_PROC: Final = Path("/proc/self")
+
+
+@attrs.frozen
+class _Files:
+    """Where a version keeps its *limits*, what is *used*, and, as *idle* in ``memory.stat``, what
+    of that the kernel gives back when asked for memory."""
+
+    limits: tuple[str, ...]
+    used: str
+    idle: str
+
+
+_V2: Final = _Files(("memory.max", "memory.high"), "memory.current", "inactive_file")
+_V1: Final = _Files(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
+
+
+def memory_left(proc: Path = _PROC) -> int | None:
+    """Bytes that this process, whose ``/proc`` folder is *proc*, may still use as far as control
+    groups have a say; None if they have none."""
+    left = [room for folder, files in _groups(proc) if (room := _left(folder, files)) is not None]
+    return max(0, min(left)) if left else None
+
+
+def _groups(proc: Path) -> Iterator[tuple[Path, _Files]]:
+    """The folder of each group that this process is in, from its own to the topmost."""
+    try:
+        memberships = (proc / "cgroup").read_text().splitlines()
+        mounts = (proc / "mountinfo").read_text().splitlines()
+    except OSError:
+        return
+    for membership in memberships:
+        _, controllers, path = membership.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        files = _V1 if controllers else _V2
+        for mount in mounts:
+            if (at := _mounted(mount, v1=bool(controllers))) is not None:
+                top, root = at
+                own = PurePosixPath(path)
+                inside = own.relative_to(root) if own.is_relative_to(root) else PurePosixPath()
+                for part in (inside, *inside.parents):
+                    yield top / part, files
+
+
+def _mounted(mount: str, *, v1: bool) -> tuple[Path, str] | None:
+    """Where a line of ``mountinfo`` has groups of that version that limit memory, and the group
+    that stands there; None for any other line."""
+    before, _, after = mount.partition(" - ")
+    kind, _, options = after.split(" ", 2)
+    wanted = kind == "cgroup" and "memory" in options.split(",") if v1 else kind == "cgroup2"
+    if not wanted:
+        return None
+    root, point = before.split(" ")[3:5]
+    return Path(point), root
+
+
+def _left(folder: Path, files: _Files) -> int | None:
+    limits = [limit for name in files.limits if (limit := _number(folder / name)) is not None]
+    used = _number(folder / files.used)
+    if not limits or used is None:
+        return None
+    return min(limits) - used + _idle(folder, files.idle)
+
+
+def _number(file: Path) -> int | None:
+    """What stands in *file*; None without it, or if it is no number ("max")."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _idle(folder: Path, name: str) -> int:
+    try:
+        lines = (folder / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    found = dict(line.split(" ", 1) for line in lines)
+    return int(found.get(name, 0))
