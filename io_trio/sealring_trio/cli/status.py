@@ -74,7 +74,8 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _engine(facts: dict[str, Any]) -> str:
     pids = ", ".join(map(str, facts["engine_pids"])) or "none"
-    return f"pid {pids}, {facts['engine_state']}, restarted {facts['engine_restarts']} times"
+    lost = f"; {facts['engine_lost']}" if facts["engine_lost"] else ""
+    return f"pid {pids}, {facts['engine_state']}, restarted {facts['engine_restarts']} times{lost}"
 
 
 def _members(members: dict[str, Any] | None) -> str:
