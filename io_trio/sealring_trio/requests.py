@@ -1,4 +1,5 @@
-"""What the control socket of a node answers: `generate` on the head, `status` on every rank."""
+"""What the control socket of a node answers: `generate` on the head, `status` and
+`roster` on every rank."""
 
 from __future__ import annotations
 
@@ -57,6 +58,16 @@ def read_request(fields: dict[str, Any]) -> GenerateRequest:
         raise UserError(f"{name}: {fault['msg']}", "See: sealring generate --help") from None
 
 
+def _roster_of(fields: dict[str, Any]) -> bytes:
+    """The signed roster that *fields* bring, in hex. Raises `UserError`."""
+    try:
+        return bytes.fromhex(fields["roster"])
+    except (KeyError, TypeError, ValueError):
+        raise UserError(
+            "the request brings no roster in hex", "See: sealring roster install --help"
+        ) from None
+
+
 class Requests:
     """Answers the clients of one node's control socket."""
 
@@ -77,8 +88,14 @@ class Requests:
                 if self._generator.draining:
                     raise OperationError("this node is shutting down", "Start it again, and ask.")
                 await self._generate(asked, reply)
+            case "roster":
+                await self._runtime.install(_roster_of(request))
+                roster = self._runtime.node.roster.roster
+                await reply({"event": "done", "serial": roster.serial})
             case other:
-                raise UserError(f"the node does not know '{other}'", "It knows: generate, status.")
+                raise UserError(
+                    f"the node does not know '{other}'", "It knows: generate, status, roster."
+                )
 
     def _check_head(self) -> None:
         node = self._runtime.node

@@ -42,12 +42,14 @@ from sealring_protocol.control.effects import (
     ToEngine,
 )
 from sealring_protocol.control.requests import Request, RequestDone, RowOpened, TokenOut
+from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.events import (
     Dial,
     EncapsulationWanted,
     Established,
     Hangup,
     NodeEvent,
+    RosterInForce,
     SignatureWanted,
     StoreRoster,
     TunnelLost,
@@ -77,6 +79,9 @@ DIAL_ENTROPY: Final = 96
 
 TIMINGS_KEPT: Final = 4096
 """Step timings kept for the quantiles of `status`."""
+
+STORE_SECONDS: Final = 10.0
+"""Seconds that a roster may take to be stored."""
 
 STOP_TIMEOUT: Final = 2.0
 """Seconds that all links together may take to close."""
@@ -123,6 +128,7 @@ class Runtime:
         self.bytes_received = 0
         self.engine_heard = -math.inf  # when the engine last said something
         self.watchers: list[Callable[[StepTiming | RowOpened], None]] = []  # told of all of them
+        self.roster_changed = trio.Event()  # set, and another made, when another is in force
         self.informed = trio.Event()  # the engine has said once what its model is
         self._quiet = trio.Event()
         self._stopping = False
@@ -196,6 +202,30 @@ class Runtime:
         """Nobody reads the stream of *uid* any more; it ends if it has not."""
         self._streams.pop(uid, None)
         self.cancel(uid)
+
+    async def install(self, roster: bytes) -> None:
+        """Have the signed *roster*, which the owner gives, in force here; peers get it from here.
+
+        Raises `UserError` if it may not be, `OperationError` if it cannot be stored.
+        """
+        changed = self.roster_changed
+        with self.guard.lock:
+            try:
+                self.node.bring_roster(roster, wall_ms())
+            except LocalProtocolError as error:
+                serial = self.node.roster.roster.serial
+                raise UserError(
+                    f"this roster cannot replace roster {serial}, which is in force: {error}",
+                    "Sign one that can: sealring roster renew, or roster sign.",
+                ) from None
+            self._settle()
+        with trio.move_on_after(STORE_SECONDS) as waited:
+            await changed.wait()
+        if waited.cancelled_caught:
+            raise OperationError(
+                "the node could not store this roster, and goes on with the one it has",
+                "Its log says why (a full disk, say). Put that right, and install it again.",
+            )
 
     # ----------------------------------------------------------------- links
 
@@ -318,6 +348,9 @@ class Runtime:
             case Note(level, text):
                 # While it stops, its own closing of links is no news.
                 log.log(logging.DEBUG if self._stopping else _LEVELS[level], "%s", text)
+            case RosterInForce():
+                self.roster_changed.set()
+                self.roster_changed = trio.Event()
             case RestartEngine(reason, planned):
                 self.engine.restart(reason, planned=planned)
             case _:

@@ -15,7 +15,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import attrs
 import trio
@@ -36,7 +36,9 @@ from sealring_trio.engine import Engine, EngineOwner, Supervisor
 from sealring_trio.engine_group import EngineGroup, GroupSettings
 from sealring_trio.engine_process import EngineCommand
 from sealring_trio.errors import UserError
+from sealring_trio.expiry import watch_expiry
 from sealring_trio.generation import Generator
+from sealring_trio.head_api import HeadApi
 from sealring_trio.key_files import read_key, read_public_key
 from sealring_trio.key_log import KeyLog
 from sealring_trio.models import describe_model, find_model
@@ -46,9 +48,6 @@ from sealring_trio.runtime import Runtime, wall_ms
 from sealring_trio.secrecy import hide_memory
 from sealring_trio.suites import SUITES
 from sealring_trio.units import format_address
-
-if TYPE_CHECKING:
-    from sealring_trio.api.server import ApiServer
 
 log = logging.getLogger("sealring")
 
@@ -197,27 +196,18 @@ async def serve(prepared: Prepared, lifeline: int | None) -> None:
     requests = Requests(generator)
     async with trio.open_nursery() as nursery:
         await nursery.start(serve_control, config.control_socket, requests.answer)
-        server = None
-        if config.api is not None and not runtime.node.rank:
-            server = _make_server(generator, config)
-            await nursery.start(server.run)
+        api = HeadApi(generator, config)
+        await nursery.start(api.run)
         await nursery.start(runtime.run)
         if not runtime.node.rank:
             nursery.start_soon(generator.warm_up)
         _tell_where(runtime, config)
-        await _until_stopped(lifeline, generator, server)
+        nursery.start_soon(watch_expiry, lambda: runtime.node.roster.roster, wall_ms)
+        await _until_stopped(lifeline, generator, api)
         log.info("stopping: closing the links")
         runtime.stop()
         await runtime.links_closed()
         nursery.cancel_scope.cancel()
-
-
-def _make_server(generator: Generator, config: Config) -> ApiServer:
-    # Imports that only a node which serves the API pays for.
-    from sealring_trio.api.server import ApiServer  # noqa: PLC0415
-    from sealring_trio.dashboard.pages import routes  # noqa: PLC0415
-
-    return ApiServer.of(generator, config, routes())
 
 
 def _tell_where(runtime: Runtime, config: Config) -> None:
@@ -236,9 +226,7 @@ def _tell_where(runtime: Runtime, config: Config) -> None:
         log.info("waiting for the head, %s, at %s", head.name, " or ".join(head.addresses))
 
 
-async def _until_stopped(
-    lifeline: int | None, generator: Generator, server: ApiServer | None
-) -> None:
+async def _until_stopped(lifeline: int | None, generator: Generator, api: HeadApi) -> None:
     """Wait for a signal, and let what runs finish; a second signal, or *lifeline*, ends that."""
     # Before the node says that it is up: whoever hears that may end it at once.
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -248,8 +236,7 @@ async def _until_stopped(
             await anext(signals)
             nursery.start_soon(_cancel_at_signal, signals, nursery.cancel_scope)
             await generator.drain()
-            if server is not None:
-                await server.close()
+            await api.close()
             nursery.cancel_scope.cancel()
 
 

@@ -17,7 +17,8 @@ from sealring_protocol.security.roles import Purpose
 
 from sealring_trio.engine import Supervisor
 from sealring_trio.engine_group import EngineGroup
-from sealring_trio.runtime import Runtime
+from sealring_trio.expiry import left, seconds_left
+from sealring_trio.runtime import Runtime, wall_ms
 from sealring_trio.suites import SUITE_NAMES
 
 
@@ -30,6 +31,7 @@ def describe_node(runtime: Runtime, model: Path) -> dict[str, Any]:
     up = {(rank, purpose) for rank, purpose, _ in links}
     info = node.engine_info
     collective = collective_of(node.brain)
+    outs = {peer.name for peer in node.peers() if peer.put_out}
     return {
         "rank": node.rank,
         "world": node.world,
@@ -38,6 +40,8 @@ def describe_node(runtime: Runtime, model: Path) -> dict[str, Any]:
         "cluster": roster.name,
         "serial": roster.serial,
         "expires_ms": roster.expires_ms,
+        "expires_in_s": seconds_left(roster, wall_ms()),
+        "roster_left": left(roster, wall_ms()),
         "trust": roster.trust.name.lower(),
         "inner_seal": roster.inner_seal,
         "suite": next((SUITE_NAMES[link.suite] for _, _, link in links if link.suite), "none"),
@@ -63,6 +67,7 @@ def describe_node(runtime: Runtime, model: Path) -> dict[str, Any]:
                 "control": (rank, Purpose.CONTROL) in up,
                 "step": (rank, Purpose.STEP) in up,
                 "tunnel": (rank, Purpose.TUNNEL) in up,
+                "put_out": member.name in outs,
                 "collective": collective_link(collective, node.rank, rank),
             }
             for rank, member in enumerate(roster.members)

@@ -11,8 +11,14 @@ import enum
 
 import attrs
 
+from sealring_protocol.errors import (
+    LocalProtocolError,
+    RemoteProtocolError,
+    RosterConflict,
+    RosterExpired,
+)
 from sealring_protocol.security.handshake import HandshakeConfig
-from sealring_protocol.security.roster import SignedRoster
+from sealring_protocol.security.roster import SignedRoster, newer
 
 
 class Arrival(enum.Enum):
@@ -45,6 +51,28 @@ class Custody:
             return Arrival.STALE
         self._storing = (number, roster)
         return Arrival.TO_STORE
+
+    def brought(self, data: bytes, wall_ms: int) -> bytes:
+        """The owner gives the signed roster *data*, instead of a peer: as connection 0, which never
+        is. What is to be stored.
+
+        Raises `LocalProtocolError` with the reason if it may not replace the one in force.
+        """
+        config = self.config
+        try:
+            roster = newer(config.coordinator, config.roster.roster, data, wall_ms, config.node_id)
+        except RosterExpired:
+            raise LocalProtocolError("it has expired, by this machine's clock") from None
+        except RosterConflict:
+            raise LocalProtocolError(
+                "it is another roster with the serial of the one in force; sign one with a greater"
+            ) from None
+        except RemoteProtocolError as error:
+            reason = str(error).replace("both ends of this link", "this node")
+            raise LocalProtocolError(reason) from None
+        if self.came(0, roster) is not Arrival.TO_STORE:
+            raise LocalProtocolError("another roster is being stored; try again")
+        return roster.encode()
 
     def stored(self, number: int) -> bool:
         """What connection *number* brought is stored, and in force. False if nothing was asked."""

@@ -62,6 +62,14 @@ class StoreRoster:
 
 
 @attrs.frozen
+class RosterInForce:
+    """Another roster is in force, by which this node has *rank*."""
+
+    serial: int
+    rank: int
+
+
+@attrs.frozen
 class Established:
     """The link with *purpose* to *rank* is up, on connection *link*.
 
@@ -97,6 +105,7 @@ NodeEvent = (
     | SignatureWanted
     | EncapsulationWanted
     | StoreRoster
+    | RosterInForce
     | ToEngine
     | RestartEngine
     | PrepareCollective

@@ -153,7 +153,12 @@ class Link(LinkHandshake):
         self._check_alive()
         if not self._over:
             told = "the connection ended without CLOSE"
-            if self._outranked():
+            if self._handshake.state is hs.InitiatorState.WAIT_RESP:
+                told = (
+                    "the peer ended the handshake without a word. Perhaps the two clocks are more "
+                    "than 2 minutes apart, or it has another roster or key; its log says which"
+                )
+            elif self._outranked():
                 self.put_out = True
                 told = f"{told}; the peer holds a newer roster, perhaps without this node"
             self._die(ConnectionLost(told))

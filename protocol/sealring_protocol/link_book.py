@@ -36,7 +36,7 @@ class LinkBook(abc.ABC):
     """The links of the node with *config*. Times are the caller's monotonic seconds."""
 
     def __init__(self, config: HandshakeConfig, now: float) -> None:
-        self._custody = Custody(config)
+        self.custody = Custody(config)
         self.accept_steps = False
         """Whether step links may come in: there must be an engine to hand their keys to."""
         self.closed = False
@@ -59,7 +59,7 @@ class LinkBook(abc.ABC):
     @property
     def config(self) -> HandshakeConfig:
         """What this node brings to a handshake now, with the roster in force."""
-        return self._custody.config
+        return self.custody.config
 
     @property
     def rank(self) -> int:

@@ -45,7 +45,14 @@ from sealring_protocol.control.plan import Collectives, Strategy, Wish
 from sealring_protocol.control.requests import FinishReason, Request, RequestDone
 from sealring_protocol.control.rows import SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
-from sealring_protocol.events import Established, NodeEvent, TunnelLost, TunnelMessage
+from sealring_protocol.events import (
+    Established,
+    NodeEvent,
+    RosterInForce,
+    StoreRoster,
+    TunnelLost,
+    TunnelMessage,
+)
 from sealring_protocol.link import Link
 from sealring_protocol.peers import PeerState
 from sealring_protocol.security.handshake import HandshakeConfig, TrafficSecrets
@@ -338,6 +345,13 @@ class Node:
         self._switchboard.provide_encapsulation(link, ciphertext, secret, now)
         self._settle(now)
 
+    def bring_roster(self, data: bytes, wall_ms: int) -> None:
+        """The owner gives a newer signed roster, *data*: `StoreRoster` follows, with link 0.
+
+        Raises `LocalProtocolError` with the reason if it may not replace the one in force.
+        """
+        self._events.append(StoreRoster(0, self._switchboard.custody.brought(data, wall_ms)))
+
     def roster_stored(self, link: int, now: float) -> None:
         """The answer to `StoreRoster`: the new roster is in force from here on."""
         self._switchboard.roster_stored(link, now)
@@ -382,6 +396,8 @@ class Node:
             case Adopted(changed):
                 if changed:
                     self._begin_anew(now)
+                serial = self.roster.roster.serial
+                self._events.append(RosterInForce(serial, self._switchboard.rank))
 
     def _hand_down(self, up: Up) -> None:
         """Give the engine the activation secrets of a step link; nobody keeps them here."""

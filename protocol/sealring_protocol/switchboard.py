@@ -67,7 +67,7 @@ class Switchboard(LinkBook):
         """Let every member hear of this node's roster once, and hear of theirs."""
         for member in self.config.roster.roster.members:
             if member.id != self.config.node_id and member.addresses:
-                self._contacts.want_once((member.id, Purpose.CONTROL), now)
+                self._contacts.greet((member.id, Purpose.CONTROL), now)
         self._dial_due(now)
 
     def send(self, rank: int, purpose: Purpose, message: Message, now: float) -> None:
@@ -174,13 +174,13 @@ class Switchboard(LinkBook):
     def roster_stored(self, number: int, now: float) -> None:
         """The answer to `StoreRoster`: the roster is in force from here on."""
         before = self.config.roster.roster
-        if self._custody.stored(number):
+        if self.custody.stored(number):
             self._adopted(before, now)
             self._with(number, now, lambda link: link.roster_stored(now))
 
     def roster_not_stored(self, number: int, now: float) -> None:
         """The other answer to `StoreRoster`: it could not be stored, so it is not taken."""
-        if self._custody.not_stored(number):
+        if self.custody.not_stored(number):
             error = LocalProtocolError("the newer roster could not be stored")
             self._with(number, now, lambda link: link.fail(error))  # which tells the peer too
 
@@ -222,7 +222,7 @@ class Switchboard(LinkBook):
 
     def _roster_came(self, connection: Connection, roster: SignedRoster, now: float) -> None:
         """A peer brought a roster that was newer when its handshake began."""
-        match self._custody.came(connection.number, roster):
+        match self.custody.came(connection.number, roster):
             case Arrival.TO_STORE:
                 self.events.append(StoreRoster(connection.number, roster.encode()))
             case Arrival.STALE:
@@ -237,7 +237,7 @@ class Switchboard(LinkBook):
         if connection.source:
             self._settle(connection)
             self._admission.proved(connection.source)
-        if not self._custody.is_in_force(proved.roster):
+        if not self.custody.is_in_force(proved.roster):
             self._refuse(connection, CloseCode.NOT_READY, _OTHER_ROSTER, now)
             return
         ranks = self._rank(key), self.rank, len(self.config.roster.roster.members)
@@ -264,7 +264,7 @@ class Switchboard(LinkBook):
         key, link = connection.key, connection.link
         assert key is not None  # noqa: S101  a dial has it, a peer that was proved too
         assert link is not None  # noqa: S101  it is up
-        if not self._custody.is_in_force(event.roster):
+        if not self.custody.is_in_force(event.roster):
             self._down(connection, LocalProtocolError(_OTHER_ROSTER), now, CloseCode.NOT_READY)
             return
         rank = self._rank(key)
@@ -284,6 +284,8 @@ class Switchboard(LinkBook):
         self._news.append(Up(rank, key[1], event.hop, connection.number, link))
 
     def _closed(self, connection: Connection, code: int, reason: str, now: float) -> None:
+        if code == CloseCode.DUPLICATE_LINK and connection.dialed and connection.key is not None:
+            self._contacts.satisfied(connection.key)
         self._down(connection, PeerClosed(code, reason), now, code)
 
     def _adopted(self, before: Roster, now: float) -> None:

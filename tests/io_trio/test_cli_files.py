@@ -117,6 +117,27 @@ def test_names_are_kept_whole(tmp_path: Path) -> None:
     assert facts["members"][0]["addresses"] == ["[::1]:1", "h:2"]
 
 
+def test_a_roster_is_renewed_without_its_draft(own_home: Path) -> None:
+    roster, key = own_home / "home.roster", own_home / "coordinator.key"
+    before = SignedRoster.decode(roster.read_bytes()).roster
+    (own_home / "home.toml").unlink()
+    expire(own_home)
+    done = sealring("roster", "renew", roster, "--key", key, "--days", "30")
+    assert done.code == 0
+    assert "serial 2 in place of 1" in done.out
+    assert f"sealring roster install {roster} --config CONFIG" in done.out
+    after = sealring("roster", "verify", roster, "--coordinator", own_home / "coordinator.pub")
+    assert after.code == 0
+    renewed = SignedRoster.decode(roster.read_bytes()).roster
+    assert renewed.members == before.members
+    assert renewed.expires_ms - renewed.issued_ms == 30 * 86_400_000
+    flip(roster)
+    spoiled = roster.read_bytes()
+    refused = sealring("roster", "renew", roster, "--key", key)
+    assert refused.code == 2
+    assert roster.read_bytes() == spoiled
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1

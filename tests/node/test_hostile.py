@@ -209,7 +209,7 @@ def test_when_the_head_moves_nobody_goes_on_dialing_the_old_one():
 def test_a_handshake_begun_under_an_old_roster_gives_no_licence():
     cluster = ready(2)
     host = cluster.hosts["host1"]
-    custody = host.node._switchboard._custody
+    custody = host.node._switchboard.custody
     newer = make_roster(2, serial=2, order=(1, 0))
     custody.config = attrs.evolve(custody.config, roster=newer)
     # Every link that comes up now was judged by the roster before.

@@ -326,3 +326,77 @@ def test_a_member_that_was_put_out_is_told_once_and_then_quiet(away):
     cluster.run_until(lambda: cluster.ready)
     assert cluster.head.node.world == 3
     assert not any(peer.put_out for peer in cluster.hosts["host2"].node.peers())
+
+
+def test_the_owner_gives_a_newer_roster_to_one_node_of_a_running_ring():
+    cluster = Cluster(3, 2, rosters=[make_roster(3)] * 3)
+    cluster.run_until(lambda: cluster.ready)
+    uid = cluster.submit(Request((4, 5, 6), 400))
+    cluster.run_for(0.3)
+    host = cluster.hosts["host2"]
+    host.node.bring_roster(make_roster(3, serial=2, order=(0, 2, 1)).encode(), WALL)
+    cluster.settle(host)
+    cluster.run_until(lambda: cluster.all_done)
+    assert cluster.tokens[uid] == reference((4, 5, 6), 400, 6)
+    serials = {host.node.roster.roster.serial for host in cluster.hosts.values()}
+    assert serials == {2}
+    assert [cluster.hosts[f"host{n}"].node.rank for n in range(3)] == [0, 2, 1]
+
+
+REFUSED_ROSTERS = {
+    "the same": (lambda: make_roster(2, serial=5), "roster 5 is not newer than 5"),
+    "an older": (lambda: make_roster(2, serial=4), "roster 4 is not newer than 5"),
+    "a twin": (lambda: make_roster(2, serial=5, inner_seal=False), "sign one with a greater"),
+    "an expired": (lambda: make_roster(2, serial=6, lifetime_ms=1), "it has expired"),
+    "without it": (lambda: make_roster(2, serial=6, order=(1, 2)), "does not hold this node"),
+}
+
+
+@pytest.mark.parametrize(("made", "said"), REFUSED_ROSTERS.values(), ids=REFUSED_ROSTERS)
+def test_a_roster_of_the_owner_that_may_not_be_is_refused_with_the_reason(made, said):
+    cluster = Cluster(2, 1, rosters=[make_roster(2, serial=5)] * 2)
+    with pytest.raises(LocalProtocolError, match=said):
+        cluster.head.node.bring_roster(made().encode(), WALL + 10)
+    assert cluster.head.node.roster.roster.serial == 5
+    with pytest.raises(LocalProtocolError):
+        cluster.head.node.bring_roster(b"\0" * 300, WALL)
+
+
+def test_a_roster_of_the_owner_that_cannot_be_stored_is_not_taken():
+    cluster = Cluster(2, 1)
+    cluster.run_until(lambda: cluster.ready)
+    newer = make_roster(2, serial=2).encode()
+    cluster.head.full = True
+    cluster.head.node.bring_roster(newer, WALL)
+    with pytest.raises(LocalProtocolError, match="another roster is being stored"):
+        cluster.head.node.bring_roster(newer, WALL)
+    cluster.settle(cluster.head)
+    cluster.run_for(1.0)
+    assert cluster.head.node.roster.roster.serial == 1
+    cluster.head.full = False
+    cluster.head.node.bring_roster(newer, WALL)
+    cluster.settle(cluster.head)
+    cluster.run_for(1.0)
+    assert [host.node.roster.roster.serial for host in cluster.hosts.values()] == [2, 2]
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_a_roster_of_the_same_members_spreads_beside_the_links_there_are(world):
+    """Renewed for another time: nothing of the ring changes, and all must have it all the same."""
+    cluster = Cluster(world, 2, rosters=[make_roster(world)] * world)
+    cluster.run_until(lambda: cluster.ready)
+    uid = cluster.submit(Request((4, 5, 6), 400))
+    cluster.run_for(0.3)
+    links = [links_of(cluster, rank) for rank in range(world)]
+    host = cluster.hosts[f"host{world - 1}"]
+    host.node.bring_roster(make_roster(world, serial=2).encode(), WALL)
+    cluster.settle(host)
+    cluster.run_for(1.0)
+    assert {host.node.roster.roster.serial for host in cluster.hosts.values()} == {2}
+    cluster.run_until(lambda: cluster.all_done)
+    assert cluster.tokens[uid] == reference((4, 5, 6), 400, 6)
+    assert [links_of(cluster, rank) for rank in range(world)] == links
+    assert cluster.head.node.brain.membership.epoch.counter == 1
+    dials = len(cluster.hosts["host0"].wires)
+    cluster.run_for(60.0)
+    assert len(cluster.hosts["host0"].wires) == dials

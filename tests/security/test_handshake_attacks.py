@@ -200,9 +200,9 @@ def test_a_replayed_init():
 @pytest.mark.parametrize(
     ("skew", "words"),
     [
-        (MAX_CLOCK_SKEW_MS + 1, "120001 ms ahead of"),
-        (-MAX_CLOCK_SKEW_MS - 1, "120001 ms behind"),
-        (10**12, "1000000000000 ms ahead of"),
+        (MAX_CLOCK_SKEW_MS + 1, "2 minutes ahead of"),
+        (-MAX_CLOCK_SKEW_MS - 1, "2 minutes behind"),
+        (10**12, "11574 days ahead of"),
     ],
 )
 def test_a_clock_too_far_off_is_reported_with_its_size(skew, words):

@@ -18,6 +18,8 @@ from sealring_trio.api.errors import ApiError
 from sealring_trio.api.head import ApiHead
 from sealring_trio.api.health import faults
 from sealring_trio.api.history import count_rows
+from sealring_trio.expiry import left, seconds_left
+from sealring_trio.runtime import wall_ms
 from sealring_trio.status import collective_of, describe_collective, hop_quantiles, span
 from sealring_trio.suites import SUITE_NAMES
 from sealring_trio.trace import Trace
@@ -44,6 +46,8 @@ def _describe(head: ApiHead) -> dict[str, Any]:
         "cluster": roster.name,
         "serial": roster.serial,
         "expires_ms": roster.expires_ms,
+        "expires_in_s": seconds_left(roster, wall_ms()),
+        "roster_left": left(roster, wall_ms()),
         "trust": roster.trust.name.lower(),
         "inner_seal": roster.inner_seal,
         "suite": next((SUITE_NAMES[link.suite] for _, _, link in links if link.suite), "none"),

@@ -17,6 +17,8 @@ from starlette.responses import JSONResponse
 
 from sealring_trio.api.errors import ApiError
 from sealring_trio.api.head import ApiHead
+from sealring_trio.expiry import left
+from sealring_trio.runtime import wall_ms
 
 ENGINE_SECONDS: Final = 15.0
 """The head's own engine must have said something within this; a chunk of prefill may come first."""
@@ -46,7 +48,12 @@ def describe(head: ApiHead) -> tuple[int, dict[str, Any]]:
     """The status, and the body, of ``GET /health``."""
     told = faults(head)
     node = head.generator.runtime.node
-    body = {"status": "ok" if not told else "unavailable", "ranks": node.world, "faults": told}
+    body = {
+        "status": "ok" if not told else "unavailable",
+        "ranks": node.world,
+        "faults": told,
+        "roster": left(node.roster.roster, wall_ms()),
+    }
     return (503 if told else 200), body
 
 

@@ -46,6 +46,7 @@ class History:
             case Prefill(count=count):
                 self._prompt_tokens += count
             case Decode():
+                self._hops = len(timing.spent)  # a newer roster may have another number of ranks
                 self._away.append(timing.away_us)
 
     def first_token(self, seconds: float) -> None:

@@ -26,6 +26,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sealring_trio.api.history import count_rows
+from sealring_trio.expiry import seconds_left
+from sealring_trio.runtime import wall_ms
 from sealring_trio.trace import Trace
 
 if TYPE_CHECKING:
@@ -171,6 +173,12 @@ class _RingCollector(Collector):
             rows.add_metric([state], count)
         yield rows
         serving = not self._head.generator.missing()
+        roster = self._head.generator.runtime.node.roster.roster
+        yield GaugeMetricFamily(
+            "sealring_roster_expires_seconds",
+            "Time until the roster expires and all links end; negative after that.",
+            value=seconds_left(roster, wall_ms()),
+        )
         yield GaugeMetricFamily("sealring_up", "Whether the ring serves.", value=float(serving))
 
     def _steps(self) -> Iterable[Metric]:

@@ -1,4 +1,4 @@
-"""`sealring roster new | add | sign | show | verify`."""
+"""`sealring roster new | add | sign | renew | install | show | verify`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
+import attrs
 import cyclopts
 from sealring_protocol.errors import SealringError
 from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
 
 from sealring_trio.cli.output import print_facts, print_json, print_table
+from sealring_trio.config import load_config
 from sealring_trio.errors import UserError
 from sealring_trio.files import replace_file
 from sealring_trio.key_files import read_key, read_public_key
+from sealring_trio.local_socket import ask
 from sealring_trio.roster_files import (
     Draft,
     build_roster,
@@ -174,7 +177,8 @@ def sign(
     roster expires: sign again before.
 
     Next: copy it to every node. In a running ring one node is enough:
-    restarted with the new roster, it hands it on to the others.
+
+        sealring roster install home.roster --config desk.toml
 
     Parameters
     ----------
@@ -205,10 +209,7 @@ def sign(
     number = serial if serial is not None else _next_serial(path, signer.public_key)
     roster = build_roster(source, number, now, now + days * DAY_MS)
     signed = sign_roster(roster, signer)
-    try:
-        replace_file(path, signed.encode())
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}", "Choose another --out.") from None
+    _write(path, signed)
     if json:
         print_json({"file": str(path), **_describe(roster)})
         return
@@ -241,6 +242,92 @@ def _next_serial(path: Path, coordinator: bytes) -> int:
             "Begin a new cluster: sealring roster new.",
         )
     return serial + 1
+
+
+@app.command
+def renew(
+    roster: Path,
+    *,
+    key: Path,
+    out: Path | None = None,
+    days: Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))] = 90,
+    json: bool = False,
+) -> None:
+    """Sign the same members again, for another time, with the next serial.
+
+    Do it before the roster expires, for then all links end:
+
+        sealring roster renew home.roster --key coordinator.key --days 90
+
+    Next, on any one node of the ring, which hands it on to the others:
+
+        sealring roster install home.roster --config desk.toml
+
+    Parameters
+    ----------
+    roster
+        The signed roster's file, the newest there is. It may have expired.
+    key
+        The coordinator's private key.
+    out
+        The new roster's file; if left out, it replaces ROSTER.
+    days
+        How long it is valid, from now on.
+    json
+        Print one JSON object.
+    """
+    signer = read_key(key)
+    before = read_roster(roster).roster
+    number = _next_serial(roster, signer.public_key)
+    now = time.time_ns() // 1_000_000
+    fresh = attrs.evolve(before, serial=number, issued_ms=now, expires_ms=now + days * DAY_MS)
+    path = out if out is not None else roster
+    _write(path, sign_roster(fresh, signer))
+    if json:
+        print_json({"file": str(path), **_describe(fresh)})
+        return
+    print(
+        f"wrote {path}: serial {number} in place of {before.serial}, valid until "
+        f"{format_time(fresh.expires_ms)}"
+    )
+    print(f"\nNext, on any one node: sealring roster install {path} --config CONFIG")
+
+
+@app.command
+def install(roster: Path, *, config: Path, json: bool = False) -> None:
+    """Give a newer signed roster to the node that runs here.
+
+    It is in force at once, and the node hands it on to all members: one node
+    of the ring is enough. Requests that run go on. For example:
+
+        sealring roster install home.roster --config desk.toml
+
+    Every node keeps it, and begins with it when it is started again, whatever
+    its config still names.
+
+    Parameters
+    ----------
+    roster
+        The signed roster's file.
+    config
+        The config of the node, as given to 'sealring up'.
+    json
+        Print one JSON object.
+    """
+    data = read_roster(roster).encode()
+    socket = load_config(config).control_socket
+    done = next(iter(ask(socket, {"do": "roster", "roster": data.hex()})))
+    if json:
+        print_json({"serial": done["serial"]})
+        return
+    print(f"roster {done['serial']} is in force here, and the other members take it from this node")
+
+
+def _write(path: Path, signed: SignedRoster) -> None:
+    try:
+        replace_file(path, signed.encode())
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}", "Choose another --out.") from None
 
 
 @app.command

@@ -51,7 +51,9 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("node", f"{facts['name']}, rank {facts['rank']} of {facts['world']} ({facts['role']})"),
         ("state", facts["state"]),
-        ("cluster", f"{facts['cluster']}, roster {facts['serial']}, trust {facts['trust']}"),
+        ("cluster", f"{facts['cluster']}, trust {facts['trust']}"),
+        ("roster", f"{facts['serial']}, {facts['roster_left']}"),
+        ("put out by", _outs(facts["peers"])),
         ("model", f"{facts['model']} ({facts['model_digest'][:16]}...)"),
         ("strategy", f"{facts['strategy']}: {facts['reason']}" if facts["reason"] else ""),
         ("epoch", str(facts["epoch"])),
@@ -70,6 +72,11 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
             if peer["collective"]
         ),
     ]
+
+
+def _outs(peers: list[dict[str, Any]]) -> str:
+    names = ", ".join(peer["name"] for peer in peers if peer["put_out"])
+    return names and f"{names}: their newer roster does not name this node"
 
 
 def _engine(facts: dict[str, Any]) -> str:

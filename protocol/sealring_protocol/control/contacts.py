@@ -3,7 +3,8 @@
 Wanted links are dialed with a pause that doubles up to a bound, over a member's addresses in
 turn; only a link that has lived for a while makes the pause short again. One that is wanted once
 more is dialed at once: an epoch begins when its ranks are there, and they may have been away for
-long. A link that only carries a roster is dialed until it was up once.
+long. A greeting, which only carries a roster, is dialed until the peer has heard it, also beside a
+link that is up.
 
 Of the two ends of a link one may wait, which spares the other a dial that would cross its own: it
 dials only what the other has not brought up within a moment, because something keeps connections
@@ -55,6 +56,7 @@ class _Wish:
     turn: int = 0
     yields: float = 0.0
     dialing: bool = False
+    greeting: bool = False  # the peer is to hear of a roster, though a link may be up
 
 
 @attrs.frozen
@@ -87,9 +89,13 @@ class Contacts:
         wish.yields = after
         wish.next_try = min(wish.next_try, now + after)
 
-    def want_once(self, key: Key, now: float) -> None:
-        """Dial *key* until it has been up once."""
-        self._wishes.setdefault(key, _Wish(True, now))
+    def greet(self, key: Key, now: float) -> None:
+        """Dial *key* until the peer has heard once what this node has to say: also beside a link
+        that is up, which the peer refuses, but only after it has taken the roster."""
+        wish = self._wishes.setdefault(key, _Wish(True, now))
+        if key in self._up:
+            wish.greeting = True
+            wish.next_try = min(wish.next_try, now)
 
     def forget(self, peer: bytes) -> None:
         """Stop dialing *peer*."""
@@ -105,7 +111,7 @@ class Contacts:
         """The links to dial now, each with the number of its try."""
         found = []
         for key, wish in self._wishes.items():
-            if not wish.dialing and key not in self._up and now >= self._next_try(key, wish):
+            if self._is_wanting(key, wish) and now >= self._next_try(key, wish):
                 wish.dialing = True
                 found.append((key, wish.turn))
                 wish.turn += 1
@@ -116,9 +122,12 @@ class Contacts:
         times = [
             self._next_try(key, wish)
             for key, wish in self._wishes.items()
-            if not wish.dialing and key not in self._up
+            if self._is_wanting(key, wish)
         ]
         return min(times, default=None)
+
+    def _is_wanting(self, key: Key, wish: _Wish) -> bool:
+        return not wish.dialing and (wish.greeting or key not in self._up)
 
     def _next_try(self, key: Key, wish: _Wish) -> float:
         return max(wish.next_try, self._resting.get(key[0], wish.next_try))
@@ -147,9 +156,12 @@ class Contacts:
             wish.pause = min(wish.pause * 2, LONGEST_PAUSE)
 
     def satisfied(self, key: Key) -> None:
-        """The peer has heard what a link dialed once had to say."""
-        if key in self._wishes and self._wishes[key].once:
-            del self._wishes[key]
+        """The peer has heard what a greeting had to say."""
+        wish = self._wishes.get(key)
+        if wish is not None:
+            wish.greeting = False
+            if wish.once:
+                del self._wishes[key]
 
     def dial_answered(self, key: Key) -> None:
         """An own dial is past RESP."""

@@ -60,6 +60,7 @@ from sealring_protocol.security.schedule import (
     seal_once,
     signed_payload,
 )
+from sealring_protocol.words import lasting
 
 
 @attrs.frozen(eq=False)
@@ -106,8 +107,8 @@ class WaitInit:
         if abs(skew) > MAX_CLOCK_SKEW_MS:
             side = "ahead of" if skew > 0 else "behind"
             raise AuthenticationFailed(
-                f"the peer's clock is {abs(skew)} ms {side} this one; "
-                f"the limit is {MAX_CLOCK_SKEW_MS} ms"
+                f"the peer's clock is {lasting(abs(skew) / 1000)} {side} this one's; at most "
+                f"{lasting(MAX_CLOCK_SKEW_MS / 1000)} are allowed. Set the one that is wrong"
             )
         self.replay.add(init.tag)
 

@@ -41,6 +41,7 @@ function show({ cluster, samples, over }) {
   say(byId("cluster"), cluster.cluster);
   say(byId("model"), cluster.model);
   say(byId("trust"), cluster.trust);
+  say(byId("roster"), `${cluster.serial}, ${cluster.roster_left}`);
   say(byId("suite"), cluster.suite === "none" ? "no hops yet" : sealed(cluster));
   document.title = `${cluster.model} · sealring`;
   if (cluster.draining) setState("waiting", "shutting down");
