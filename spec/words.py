@@ -33,7 +33,7 @@ CLOSE: Final = {
     CloseCode.ROLE_VIOLATION: "a member sent what its role may not (section 10)",
     CloseCode.ROSTER_EXPIRED: "the roster that admitted the peer no longer counts",
     CloseCode.TIMEOUT: "a deadline has passed",
-    CloseCode.POLICY_MISMATCH: "the two ends disagree on the inner seal",
+    CloseCode.POLICY_MISMATCH: "the two ends disagree on a policy, or on trusted collectives",
     CloseCode.REPLACED: "a link with a newer life of the peer takes this one's place",
     CloseCode.INTERNAL_ERROR: "the sender's own fault",
     CloseCode.NOT_READY: "not now; try again",

@@ -29,7 +29,7 @@ CONFIGS: Final = (
 KEY: Final = SoftwareSigner.from_scalar(1).public_key.hex()
 DRAFTS: Final = (
     'name = "home"\ncluster = "' + 64 * "0" + '"\ninner_seal = true\n',
-    'name = "home"\ncluster = "' + 64 * "a" + '"\ninner_seal = false\n'
+    'name = "home"\ncluster = "' + 64 * "a" + '"\ninner_seal = false\ntensor_parallelism = false\n'
     f'[[member]]\nname = "desk"\npublic_key = "{KEY}"\naddresses = ["h:1", "[::1]:2"]\n'
     'trust = "hardware"\n',
 )

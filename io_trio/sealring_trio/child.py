@@ -1,5 +1,13 @@
 """A module as a child that dies with its parent: ``python -m sealring_trio.child MODULE ...``
 
+With ``--network WAY FD TIMES`` before all else it leaves the machine's network for one of its own
+(`namespace` says why), and hands over on socket FD what others need of it:
+
+- ``own``: the node gets its sockets there. A child that finds no such network stays in the
+  machine's, and tells the node why.
+- ``lead``: other members of its group, as many as TIMES, are let in; ``follow``: this is one of
+  them. A member that cannot ends.
+
 With ``--give-way`` before the module it lets others go first. A node has its engine do so: an
 engine that computes, or waits in a collective by spinning, would otherwise keep its node from the
 processor for longer than a hop takes, and everyone waits for the node.
@@ -13,15 +21,24 @@ before the kernel was told, and then its stream has already ended.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import runpy
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
 from typing import Final
 
+from sealring_trio.namespace import (
+    NoNamespace,
+    enter,
+    follow,
+    hand_over_namespace,
+    hand_over_sockets,
+)
 from sealring_trio.secrecy import be_killed_first, hide_memory
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -58,9 +75,37 @@ def give_way() -> None:
             return
 
 
+def leave_network(way: str, to: socket.socket, times: int) -> None:
+    """Leave the machine's network in that *way*; for a process with one thread.
+
+    Raises `NoNamespace` where that takes another one.
+    """
+    with to:
+        match way:
+            case "own":
+                try:
+                    enter()
+                    hand_over_sockets(to)
+                except NoNamespace as error:
+                    with contextlib.suppress(OSError):  # the node is gone
+                        to.sendall(str(error).encode())
+            case "lead":
+                enter()
+                hand_over_namespace(to, times)
+            case _:
+                follow(to)
+
+
 if __name__ == "__main__":
-    die_with_parent()
     sys.argv = sys.argv[1:]
+    if sys.argv[0] == "--network":
+        # First, for it takes a process that is still an ordinary one.
+        try:
+            leave_network(sys.argv[1], socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
+        except NoNamespace as error:
+            sys.exit(f"sealring engine: {error}")
+        sys.argv = sys.argv[4:]
+    die_with_parent()
     if sys.argv[0] == "--give-way":
         give_way()
         sys.argv = sys.argv[1:]

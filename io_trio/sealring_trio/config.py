@@ -20,7 +20,7 @@ from sealring_trio.units import parse_address, parse_size
 
 SuiteName = Literal["aes-256-gcm", "chacha20-poly1305"]
 StrategyName = Literal["auto", "tp", "pp", "single"]
-CollectivesName = Literal["sealed", "trusted-link"]
+CollectivesName = Literal["sealed", "shared-loopback", "trusted-link"]
 BackendName = Literal["auto", "ring", "jaccl", "nccl"]
 SharingName = Literal["connection", "off", "everyone"]
 KeysName = Literal["everywhere", "beyond-loopback"]
@@ -86,7 +86,8 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
     )
     collectives: CollectivesName = pydantic.Field(
         default="sealed",
-        description="'trusted-link' if what the ranks sum may go unsealed between them",
+        description="'trusted-link' if what the ranks sum may go unsealed between them, "
+        "'shared-loopback' if every local user of this machine may interfere with its end",
     )
     backend: BackendName = pydantic.Field(
         default="auto", description="what carries the sums of tensor parallelism"
@@ -209,9 +210,10 @@ def load_config(path: Path, strategy: StrategyName | None = None) -> Config:
 def _check_collectives(path: Path, file: NodeFile) -> None:
     """Raise `UserError` for keys that are right alone and cannot go together."""
     unsealable = file.backend in ("jaccl", "nccl")
-    if unsealable and file.collectives == "sealed" and file.tp == 1:
+    if unsealable and file.collectives != "trusted-link" and file.tp == 1:
         raise UserError(
-            f"{path}: backend = '{file.backend}' cannot be sealed, and collectives = 'sealed'",
+            f"{path}: backend = '{file.backend}' cannot be sealed, and collectives = "
+            f"'{file.collectives}'",
             "Use backend = 'ring', or say collectives = 'trusted-link' if the network between the "
             "ranks is yours alone.",
         )

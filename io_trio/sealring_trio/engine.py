@@ -13,14 +13,24 @@ once.
 from __future__ import annotations
 
 import abc
+import contextlib
 import logging
+import socket
 from typing import Final, Protocol
 
 import trio
 from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.codec.messages import Step, StepDone
 
-from sealring_trio.engine_process import EngineCommand, EngineNotStarted, EngineProcess, pack
+from sealring_trio.engine_process import (
+    EngineCommand,
+    EngineNotStarted,
+    EngineProcess,
+    Network,
+    new_pair,
+    pack,
+)
+from sealring_trio.namespace import NoNamespace, take_sockets
 from sealring_trio.shared_wire import Guard
 
 log = logging.getLogger("sealring.engine")
@@ -109,6 +119,14 @@ class Supervisor(abc.ABC):
             self._planned = planned
             self._end(reason)
 
+    def take_sockets(self) -> tuple[socket.socket, socket.socket] | None:
+        """The listener and the caller with which the node meets an engine that has a network of its
+        own; None for one that is in the machine's. Once for each engine process, and with the lock.
+
+        Raises `NoNamespace` where it should have such a network, and does not.
+        """
+        return None
+
     @abc.abstractmethod
     def _send(self, message: LocalMessage) -> None:
         """Send *message* to what there is."""
@@ -150,6 +168,7 @@ class Engine(Supervisor):
         super().__init__(owner)
         self._command = command
         self._process: EngineProcess | None = None
+        self._given: socket.socket | None = None  # on which it hands over sockets
 
     @property
     def processes(self) -> list[EngineProcess]:
@@ -164,13 +183,28 @@ class Engine(Supervisor):
         if self._process is not None:
             self._process.end(reason)
 
+    def take_sockets(self) -> tuple[socket.socket, socket.socket] | None:
+        """See `Supervisor.take_sockets`."""
+        if not self._command.private:
+            return None
+        if self._given is None:
+            raise NoNamespace("there is no engine")
+        return take_sockets(self._given)
+
     async def _one_life(self) -> str:
-        process = EngineProcess(self._command, self._hear, self._owner.guard)
-        with self._owner.guard.lock:
-            self._process = process
-        try:
-            return await process.run()
-        finally:
-            self.starved = process.starved
+        with contextlib.ExitStack() as stack:
+            given = network = None
+            if self._command.private:
+                given, theirs = (stack.enter_context(sock) for sock in new_pair())
+                network = Network("own", theirs.fileno())
+            process = EngineProcess(self._command, self._hear, self._owner.guard, network)
+            if network is not None:
+                theirs.close()
             with self._owner.guard.lock:
-                self._process = None
+                self._process, self._given = process, given
+            try:
+                return await process.run()
+            finally:
+                self.starved = process.starved
+                with self._owner.guard.lock:
+                    self._process = self._given = None

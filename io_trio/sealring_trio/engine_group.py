@@ -2,8 +2,9 @@
 
 The node sees an engine like any other. Behind it every member gets all that the node sends, and
 holds its share of each weight; a layer ends with sums over all members, through a collective of
-MLX that never leaves the machine. So the members compute the same steps, one of them (the first)
-speaks for all, and the others' answers are held against its own (`engine_merge`).
+MLX that never leaves the machine (private members have a network that nobody else is in). So the
+members compute the same steps, one of them (the first) speaks for all, and the others' answers are
+held against its own (`engine_merge`).
 
 The first order to load makes them a group: each is told which share is its own and loads it; when
 all have, each is told where the others are, and joins within a deadline. Nothing calls MLX's
@@ -18,7 +19,7 @@ group stays, for nothing is wrong with it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
@@ -42,7 +43,14 @@ from sealring_protocol.table import Machine
 
 from sealring_trio.engine import EngineOwner, Supervisor
 from sealring_trio.engine_merge import GroupBroken, Merger
-from sealring_trio.engine_process import EngineCommand, EngineNotStarted, EngineProcess, pack
+from sealring_trio.engine_process import (
+    EngineCommand,
+    EngineNotStarted,
+    EngineProcess,
+    Network,
+    new_pair,
+    pack,
+)
 from sealring_trio.engine_states import GROUP_TABLE, GroupEvent, GroupState
 from sealring_trio.ports import Port, reserve
 from sealring_trio.shared_wire import Guard
@@ -117,19 +125,31 @@ class _Crew:
                 nursery.start_soon(self._keep_deadline)
                 async with trio.open_nursery() as members:
                     try:
-                        for member, command in enumerate(commands):
-                            heard = partial(self._hear, member)
-                            process = EngineProcess(command, heard, self._guard)
+                        for process in self._start(commands):
+                            member = len(self.processes)
                             with self._guard.lock:
                                 self.processes.append(process)
                             members.start_soon(self._run_member, member, process)
                     except EngineNotStarted as error:
+                        member = len(self.processes)
                         with self._guard.lock:
                             self.end(f"of member {member} of {self._settings.size}: {error}")
                 nursery.cancel_scope.cancel()
         finally:
             self._release_ports()
         return self._reason
+
+    def _start(self, commands: list[EngineCommand]) -> Iterator[EngineProcess]:
+        """The members, started: those that are private, in one network of their own."""
+        lead, follow = new_pair()
+        with lead, follow:
+            for member, command in enumerate(commands):
+                network = None
+                if command.private and member:
+                    network = Network("follow", follow.fileno())
+                elif command.private:
+                    network = Network("lead", lead.fileno(), len(commands) - 1)
+                yield EngineProcess(command, partial(self._hear, member), self._guard, network)
 
     async def _run_member(self, member: int, process: EngineProcess) -> None:
         how = await process.run()

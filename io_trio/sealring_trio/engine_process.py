@@ -72,25 +72,46 @@ class EngineNotStarted(Exception):
         super().__init__(f"it could not be started ({why})")
 
 
+def new_pair() -> tuple[socket.socket, socket.socket]:
+    """Two sockets that are connected. Raises `EngineNotStarted`."""
+    try:
+        return socket.socketpair()
+    except OSError as error:
+        raise EngineNotStarted(error) from error
+
+
+@attrs.frozen
+class Network:
+    """How an engine leaves the machine's network for one of its own (see `child`): in which *way*,
+    and with whom it speaks of that, *times* as often, on the socket *fd*."""
+
+    way: str
+    fd: int
+    times: int = 1
+
+
 @attrs.frozen
 class EngineCommand:
     """How to start an engine: its *module*, its *arguments* without ``--fd``, and what its
-    environment has beside ours."""
+    environment has beside ours. It is *private* if it is to have a network of its own."""
 
     module: str
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = attrs.field(factory=dict)
+    private: bool = False
 
-    def start(self, fd: int) -> subprocess.Popen[bytes]:
-        """A new process that has *fd* as its socket."""
+    def start(self, fd: int, network: Network | None = None) -> subprocess.Popen[bytes]:
+        """A new process that has *fd* as its socket, in that *network*."""
         # Not through trio's worker threads: the kernel ties the child's life to the thread that
         # made it, and worker threads end when they are idle.
-        launcher = (sys.executable, "-m", "sealring_trio.child", "--give-way", self.module)
+        launcher = [sys.executable, "-m", "sealring_trio.child"]
+        if network is not None:
+            launcher += ["--network", network.way, str(network.fd), str(network.times)]
         return subprocess.Popen(
-            [*launcher, "--fd", str(fd), *self.arguments],
+            [*launcher, "--give-way", self.module, "--fd", str(fd), *self.arguments],
             stdin=subprocess.DEVNULL,
             env={**os.environ, **self.environment},
-            pass_fds=[fd],
+            pass_fds=[fd] if network is None else [fd, network.fd],
             start_new_session=True,
         )
 
@@ -108,10 +129,15 @@ class EngineProcess:
     `EngineNotStarted`."""
 
     def __init__(
-        self, command: EngineCommand, heard: Callable[[LocalMessage], None], guard: Guard
+        self,
+        command: EngineCommand,
+        heard: Callable[[LocalMessage], None],
+        guard: Guard,
+        network: Network | None = None,
     ) -> None:
+        """Start *command*, in *network* if that is given."""
         try:
-            ours = self._start(command)
+            ours = self._start(command, network)
         except (OSError, MemoryError) as error:
             raise EngineNotStarted(error) from error
         self._guard = guard
@@ -126,7 +152,7 @@ class EngineProcess:
         self.starved = False
         """Whether the system killed it for want of memory."""
 
-    def _start(self, command: EngineCommand) -> socket.socket:
+    def _start(self, command: EngineCommand, network: Network | None) -> socket.socket:
         """Start it; our end of its socket."""
         with contextlib.ExitStack() as undo:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -135,7 +161,7 @@ class EngineProcess:
                 with contextlib.suppress(OSError):
                     ours.setsockopt(socket.SOL_SOCKET, option, ROOM)
             with theirs:
-                self._process = command.start(theirs.fileno())
+                self._process = command.start(theirs.fileno(), network)
             undo.pop_all()
         return ours
 

@@ -12,10 +12,14 @@ that asks for any port, and a random one: only another such search could have it
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
+import os
 import secrets
 import socket
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import attrs
@@ -24,6 +28,9 @@ import psutil  # type: ignore[import-untyped]
 _FIRST: Final = 10_240
 _LAST: Final = 32_767  # Linux gives ports from 32768 to whoever dials, macOS from 49152
 _TRIES: Final = 1000
+
+_LISTEN: Final = 0x0A
+"""The state of a socket that listens, as Linux numbers them."""
 
 
 @attrs.frozen
@@ -68,25 +75,76 @@ def free_ports(count: int) -> list[int]:
     raise OSError(errno.EADDRINUSE, "no TCP port is free on loopback")
 
 
-def belongs_to(connection: socket.socket, pids: list[int]) -> bool:
-    """Whether the other end of *connection*, on this machine, is of one of the processes *pids*.
+class Whose(enum.Enum):
+    """Whose the other end of a connection is."""
 
-    One that has not been accepted yet is of the process that listens. Takes a millisecond or more:
-    it reads the kernel's tables.
-    """
+    OURS = "a process of ours has it"
+    NOBODYS = "nobody has it yet, and a process of ours listens"
+    ANOTHERS = "somebody else has it, or what ours should have"
+
+
+def made(connection: socket.socket, pids: list[int]) -> Whose:
+    """Whether one of the processes *pids*, on this machine, made *connection*. Takes a millisecond
+    or more, as all that reads the kernel's tables."""
     try:
         near, far = connection.getsockname(), connection.getpeername()
     except OSError:
-        return False
-    return any(
-        local == far and (remote == near or (not remote and status == psutil.CONN_LISTEN))
+        return Whose.ANOTHERS
+    found = any(
+        (local, remote) == (far, near) for pid in pids for local, remote, _ in _connections(pid)
+    )
+    return Whose.OURS if found else Whose.ANOTHERS
+
+
+def taken(connection: socket.socket, pids: list[int]) -> Whose:
+    """Whether one of the processes *pids* has taken *connection*, which was made to a port where
+    one connection is taken. Wrong if one of them takes it at this moment: then look again."""
+    try:
+        near, far = connection.getsockname(), connection.getpeername()
+    except OSError:
+        return Whose.ANOTHERS
+    there = {
+        remote: status
         for pid in pids
         for local, remote, status in _connections(pid)
-    )
+        if local == far
+    }
+    if near in there:
+        return Whose.OURS
+    waits = list(there.values()) == [psutil.CONN_LISTEN]
+    return Whose.NOBODYS if waits else Whose.ANOTHERS
 
 
-def _connections(pid: int) -> Iterator[tuple[tuple[str, int], tuple[str, int] | tuple[()], str]]:
-    """Local and remote address, and state, of each TCP socket of process *pid*."""
-    with contextlib.suppress(psutil.Error, OSError):
-        for found in psutil.Process(pid).net_connections("tcp"):
-            yield tuple(found.laddr), tuple(found.raddr), found.status
+Connection = tuple[tuple[str, int], tuple[str, int] | tuple[()], str]
+"""Local and remote address, and state."""
+
+
+def _connections(pid: int) -> Iterator[Connection]:
+    """The TCP sockets of process *pid*; of all processes of this user where it hides its own from
+    all but root, as engines do (`secrecy`)."""
+    try:
+        found = psutil.Process(pid).net_connections("tcp")
+    except psutil.AccessDenied:
+        yield from _of_this_user()
+    except (psutil.Error, OSError):
+        return
+    else:
+        for one in found:
+            yield tuple(one.laddr), tuple(one.raddr), one.status
+
+
+def _of_this_user() -> Iterator[Connection]:
+    """The TCP sockets over IPv4 that processes of this user have (Linux)."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            _, local, remote, state, _, _, _, user, _, inode, *_ = line.split()
+            if int(user) == os.geteuid() and int(inode):  # 0: nobody has taken it yet
+                listens = int(state, 16) == _LISTEN
+                status = psutil.CONN_LISTEN if listens else psutil.CONN_ESTABLISHED
+                yield _address(local), () if listens else _address(remote), status
+
+
+def _address(text: str) -> tuple[str, int]:
+    """An address as Linux writes it: a number in the machine's byte order, and the port."""
+    number, port = text.split(":")
+    return socket.inet_ntoa(int(number, 16).to_bytes(4, sys.byteorder)), int(port, 16)

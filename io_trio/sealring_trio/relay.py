@@ -8,9 +8,8 @@ left neighbour. A stream is one such connection, both ways, and has the number o
 engine dialed it: rank r's own stream goes to rank r + 1, and r - 1 is the number of the one that
 comes from the left.
 
-Nobody else can get in. The listener takes one connection, of the node's own engine process (the
-kernel says whose a socket is); what a neighbour's stream is connected to must belong to that
-process too.
+Nobody else can get in: relay and engine meet where others cannot, or see to it that they do not
+(`loopback`).
 
 Latency counts, since a model waits for two such exchanges in every layer: bytes go on in the thread
 that reads them. While the tunnel's wire has bytes that wait, the engine is not read; bytes that the
@@ -43,20 +42,12 @@ from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.control.effects import EndCollective, PrepareCollective
 from sealring_protocol.node import Node
 
-from sealring_trio.connecting import plain_socket
-from sealring_trio.ports import belongs_to, reserve
+from sealring_trio.loopback import Loopback
+from sealring_trio.namespace import ALLOW, NoNamespace
+from sealring_trio.ports import Port, reserve
 from sealring_trio.shared_wire import Guard, SharedWire
 
 log = logging.getLogger("sealring.relay")
-
-LOOPBACK: Final = "127.0.0.1"
-
-CONNECT_SECONDS: Final = 60.0
-"""How long an engine may take to listen, from when its neighbour connects: it may still be
-importing what it needs. The deadline for all of it is the head's, and shorter."""
-
-CONNECT_PAUSE: Final = 0.01
-"""Seconds between two attempts to connect to it."""
 
 CHUNK: Final = 1 << 18
 """Bytes of a stream that go on in one message, at most: the peer has the first of many when the
@@ -76,8 +67,9 @@ class RelayOwner(Protocol):
     def spawn(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
         """Run *task* beside everything else."""
 
-    def engine_pids(self) -> list[int]:
-        """The processes that may take part in the collective."""
+    def meet(self) -> Loopback:
+        """Where the engine is met. Raises `OSError` when there is no port, `NoNamespace` when
+        there is no place that others cannot reach."""
 
     def send(self, rank: int, message: Tunnel) -> bool:
         """Send *message* on the tunnel link with *rank*; whether more may follow at once."""
@@ -114,7 +106,7 @@ class Relay:
     def __init__(
         self, owner: RelayOwner, epoch: Epoch, rank: int, world: int, *, sealed: bool
     ) -> None:
-        """Raises `OSError` when there is no port."""
+        """Raises `OSError` when there is no port, `NoNamespace` as `RelayOwner.meet`."""
         self.epoch = epoch
         self._owner = owner
         self._own = rank
@@ -123,22 +115,19 @@ class Relay:
         self._streams: dict[int, _Stream] = {}
         self._alive: set[_Stream] = set()
         self._listening = trio.CancelScope()
-        self._reserved = reserve(LOOPBACK if sealed else "")
-        self.port = self._reserved.number
-        self.relay = 0
+        self._place: Loopback | Port
         if sealed:
-            try:
-                listener = socket.create_server((LOOPBACK, 0))
-            except OSError:
-                self._reserved.close()
-                raise
-            self.relay = int(listener.getsockname()[1])
-            owner.spawn(self._listen, listener)
+            self._place = owner.meet()
+            self.port, self.relay = self._place.port, self._place.relay
+            owner.spawn(self._listen, self._place)
+        else:
+            self._place = reserve("")
+            self.port, self.relay = self._place.number, 0
 
     def close(self) -> None:
         """End everything at once, and tell the neighbours."""
         self._listening.cancel()
-        self._reserved.close()
+        self._place.close()
         for stream in list(self._streams.values()):
             self._end(stream)
         for stream in self._alive:
@@ -149,7 +138,7 @@ class Relay:
     def message(self, rank: int, message: Tunnel) -> None:
         """*message* came from the node of *rank*."""
         number = message.stream
-        if message.epoch != self.epoch:
+        if message.epoch != self.epoch or isinstance(self._place, Port):
             return
         if (number, rank) not in ((self._own, self._right), (self._left, self._left)):
             log.debug("rank %d speaks of stream %d, which is not between us", rank, number)
@@ -216,14 +205,10 @@ class Relay:
 
     # ------------------------------------------------------------ the engine
 
-    async def _listen(self, listener: socket.socket) -> None:
+    async def _listen(self, loopback: Loopback) -> None:
         """Take the one connection that the engine makes: this rank's own stream."""
         with self._listening:
-            server = trio.socket.from_stdlib_socket(listener)
-            try:
-                sock = await self._accept(server)
-            finally:
-                server.close()
+            sock = await loopback.accept()
             # No await from here on, so the connection is in somebody's hands.
             if self._listening.cancel_called:  # while it was asked whose the connection is
                 sock.close()
@@ -231,55 +216,6 @@ class Relay:
             with self._owner.guard.lock:
                 self._begin(self._own, self._right, sock)
                 self._say(self._right, self._own, TunnelEvent.OPEN)
-
-    async def _accept(self, server: trio.socket.SocketType) -> socket.socket:
-        level = logging.WARNING
-        while True:
-            try:
-                connection, _ = await server.accept()
-            except OSError as error:
-                log.log(level, "the relay cannot take a connection: %s", error.strerror)
-                level = logging.DEBUG  # what happens again and again does not fill the log
-                await trio.sleep(CONNECT_PAUSE)
-                continue
-            sock = plain_socket(connection)
-            if await self._is_of_engine(sock):
-                return sock
-            log.log(level, "somebody else connected to the relay of a collective, and was refused")
-            level = logging.DEBUG
-            sock.close()
-
-    async def _connect(self) -> socket.socket | None:
-        """A connection to the engine, as soon as it listens; None when it does not."""
-        with trio.move_on_after(CONNECT_SECONDS):
-            while True:
-                if (sock := await self._try_connect()) is not None:
-                    if await self._is_of_engine(sock):
-                        return sock
-                    sock.close()
-                    log.warning("somebody else listens where the engine should, and hears nothing")
-                    return None
-                await trio.sleep(CONNECT_PAUSE)
-        log.warning("the engine did not listen within %.0f s", CONNECT_SECONDS)
-        return None
-
-    async def _try_connect(self) -> socket.socket | None:
-        try:
-            with trio.socket.socket() as sock:
-                await sock.connect((LOOPBACK, self.port))
-                return socket.socket(fileno=sock.detach())
-        except OSError:
-            return None
-
-    async def _is_of_engine(self, sock: socket.socket) -> bool:
-        try:
-            return await trio.to_thread.run_sync(belongs_to, sock, self._owner.engine_pids())
-        except trio.Cancelled:
-            sock.close()
-            raise
-        except RuntimeError as error:  # the system has no thread for it
-            log.warning("cannot look whose a connection is: %s", error)
-            return False
 
     # --------------------------------------------------------------- a stream
 
@@ -294,8 +230,8 @@ class Relay:
     async def _serve(self, stream: _Stream, sock: socket.socket | None) -> None:
         try:
             with stream.life:
-                if sock is None:
-                    sock = await self._connect()
+                if sock is None and isinstance(self._place, Loopback):
+                    sock = await self._place.connect()
                 if sock is not None:
                     await self._carry(stream, sock)
         finally:
@@ -369,11 +305,13 @@ class Relays:
                     relay = self.prepare(epoch, node.rank, node.world, sealed=sealed)
                 except OSError as error:
                     node.collective_failed(epoch, f"no port is free: {error.strerror}", now)
+                except NoNamespace as error:
+                    node.collective_failed(epoch, f"{error}; {ALLOW}", now)
                 else:
                     node.collective_prepared(epoch, relay.port, relay.relay, now)
 
     def prepare(self, epoch: Epoch, rank: int, world: int, *, sealed: bool) -> Relay:
-        """Open the collective of *epoch*, which ends the one before. Raises `OSError`."""
+        """Open the collective of *epoch*, which ends the one before. Raises as `Relay`."""
         self.close()
         self._relay = Relay(self._owner, epoch, rank, world, sealed=sealed)
         return self._relay

@@ -80,15 +80,25 @@ class Draft(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
     inner_seal: bool = pydantic.Field(
         default=True, description="seal activations again between the engines"
     )
+    tensor_parallelism: bool = pydantic.Field(
+        default=True, description="allow it; its sums are in the clear in the nodes of either end"
+    )
     member: list[DraftMember] = pydantic.Field(
         default=[], max_length=MAX_MEMBERS, description="the nodes, in rank order"
     )
 
 
-def make_draft(name: str, cluster: bytes, inner_seal: bool) -> Draft:
+def make_draft(
+    name: str, cluster: bytes, inner_seal: bool, *, tensor_parallelism: bool = True
+) -> Draft:
     """A draft without members. Raises `UserError` for a name that is none."""
     try:
-        return Draft(name=name, cluster=cluster.hex(), inner_seal=inner_seal)
+        return Draft(
+            name=name,
+            cluster=cluster.hex(),
+            inner_seal=inner_seal,
+            tensor_parallelism=tensor_parallelism,
+        )
     except pydantic.ValidationError as error:
         raise _refused(error) from None
 
@@ -131,6 +141,7 @@ def write_draft(path: Path, draft: Draft) -> None:
         f"name = {_quoted(draft.name)}",
         f"cluster = {_quoted(draft.cluster)}",
         f"inner_seal = {_quoted(draft.inner_seal)}",
+        f"tensor_parallelism = {_quoted(draft.tensor_parallelism)}",
     ]
     for member in draft.member:
         lines += ["", "[[member]]"]
@@ -159,6 +170,7 @@ def build_roster(draft: Draft, serial: int, issued_ms: int, expires_ms: int) -> 
             expires_ms=expires_ms,
             inner_seal=draft.inner_seal,
             members=tuple(_member(member) for member in draft.member),
+            tensor_parallelism=draft.tensor_parallelism,
         )
     except SealringError as error:
         raise UserError(

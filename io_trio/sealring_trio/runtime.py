@@ -64,6 +64,7 @@ from sealring_protocol.security.roster import SignedRoster
 from sealring_trio.connecting import accept, dial, open_listeners
 from sealring_trio.engine import EngineOwner, Supervisor
 from sealring_trio.errors import OperationError, UserError
+from sealring_trio.loopback import Loopback, PrivateLoopback, SharedLoopback
 from sealring_trio.pump import Pump
 from sealring_trio.request_stream import Stream
 from sealring_trio.shared_wire import SPARE, Guard
@@ -295,9 +296,12 @@ class Runtime:
         self.engine_heard = -math.inf
         self._enter(partial(self.node.engine_lost, starved=self.engine.starved), reason)
 
-    def engine_pids(self) -> list[int]:
-        """The processes that compute."""
-        return self.engine.pids
+    def meet(self) -> Loopback:
+        """As `relay.RelayOwner.meet`."""
+        sockets = self.engine.take_sockets()
+        if sockets is None:
+            return SharedLoopback(lambda: self.engine.pids)
+        return PrivateLoopback(*sockets)
 
     # --------------------------------------------------------------- effects
 

@@ -27,7 +27,7 @@ from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import MAX_WORLD
 from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.identity import Signer, node_id
-from sealring_protocol.security.roster import SignedRoster
+from sealring_protocol.security.roster import Roster, SignedRoster
 
 from sealring_trio.config import Config
 from sealring_trio.control import serve_control
@@ -42,6 +42,7 @@ from sealring_trio.head_api import HeadApi
 from sealring_trio.key_files import read_key, read_public_key
 from sealring_trio.key_log import KeyLog
 from sealring_trio.models import describe_model, find_model
+from sealring_trio.namespace import ALLOW, why_not
 from sealring_trio.requests import Requests
 from sealring_trio.roster_store import RosterStore
 from sealring_trio.runtime import Runtime, wall_ms
@@ -93,7 +94,7 @@ def prepare(config: Config) -> Prepared:
             f"model of {len(info.layers)} layers",
             "Give one number for each rank; they add up to the model's. See: sealring plan --help",
         )
-    _check_strategy(config, world, info)
+    _check_strategy(config, roster.roster, info)
     if roster.roster.rank(own) == 0 and config.api is not None:
         from sealring_trio.api.server import check_keys  # noqa: PLC0415 - see `_make_server`
 
@@ -103,9 +104,15 @@ def prepare(config: Config) -> Prepared:
     return Prepared(config, signer, coordinator, roster, store, model)
 
 
-def _check_strategy(config: Config, world: int, info: ModelInfo) -> None:
-    """Raise `UserError` for a strategy that cannot be with *world* ranks and this model. Whether
+def _check_strategy(config: Config, roster: Roster, info: ModelInfo) -> None:
+    """Raise `UserError` for a strategy that cannot be with this *roster* and model. Whether
     mlx-lm can share out a model of this class, and over what, is for the engine to find."""
+    world = len(roster.members)
+    if config.strategy == "tp" and world > 1 and not roster.tensor_parallelism:
+        raise UserError(
+            f"{config.path}: strategy = 'tp', and the roster forbids tensor parallelism",
+            "Use strategy = 'pp', or have the coordinator sign a roster that allows it.",
+        )
     if config.strategy == "single" and world > 1:
         raise UserError(
             f"{config.path}: strategy = 'single' runs on one rank, and the roster has {world}",
@@ -117,6 +124,10 @@ def _check_strategy(config: Config, world: int, info: ModelInfo) -> None:
             f"tp = {config.tp} one of this node alone",
             "Use strategy = 'pp': the ranks are its stages, and each may have a 'tp' of its own.",
         )
+    if config.collectives == "sealed" and (
+        config.tp > 1 or (config.strategy == "tp" and world > 1)
+    ):
+        _check_namespace(config)
     parts = config.tp if config.tp > 1 else world if config.strategy == "tp" else 1
     if info.even % parts:
         heads = " and ".join(map(str, info.heads))
@@ -125,6 +136,19 @@ def _check_strategy(config: Config, world: int, info: ModelInfo) -> None:
             f"{config.path}: {key} does not fit a model with {heads} heads: they cannot be "
             "shared out evenly",
             f"Take a divisor of {info.even}, or use strategy = 'pp'.",
+        )
+
+
+def _check_namespace(config: Config) -> None:
+    """Raise `UserError` where the collective that *config* asks for would be within reach of other
+    users of this machine."""
+    if reason := why_not():
+        what = f"tp = {config.tp}" if config.tp > 1 else "strategy = 'tp'"
+        instead = "leave 'tp' out" if config.tp > 1 else "use strategy = 'pp'"
+        raise UserError(
+            f"{config.path}: {what} would have its sums within reach of every user of this "
+            f"machine: {reason}",
+            f"{ALLOW}, or {instead}.".capitalize(),
         )
 
 
@@ -161,7 +185,9 @@ def build_runtime(
     return Runtime(
         node,
         signer=prepared.signer,
-        engine=_engine(config, EngineCommand(module, arguments)),
+        engine=_engine(
+            config, EngineCommand(module, arguments, private=config.collectives == "sealed")
+        ),
         listen=config.listen,
         keep=prepared.store.keep,
     )

@@ -15,6 +15,7 @@ from sealring_protocol.control.head import Head
 from sealring_protocol.control.plan import Strategy
 from sealring_protocol.security.roles import Purpose
 
+from sealring_trio.activations import told_seals
 from sealring_trio.engine import Supervisor
 from sealring_trio.engine_group import EngineGroup
 from sealring_trio.expiry import left, seconds_left
@@ -44,6 +45,8 @@ def describe_node(runtime: Runtime, model: Path) -> dict[str, Any]:
         "roster_left": left(roster, wall_ms()),
         "trust": roster.trust.name.lower(),
         "inner_seal": roster.inner_seal,
+        "tensor_parallelism": roster.tensor_parallelism,
+        "activations": told_seals(roster.inner_seal, _place(runtime)["strategy"], collective),
         "suite": next((SUITE_NAMES[link.suite] for _, _, link in links if link.suite), "none"),
         "model": str(model),
         "model_digest": info.model.hex() if info else "",
@@ -175,7 +178,7 @@ def collective_link(collective: Collective | None, near: int, far: int) -> str:
     name = collective.backend.name.lower()
     if collective.trusted:
         return f"NOT SEALED: {name} goes beside the sealed links, as the config allows"
-    return f"sealed: {name} goes through the tunnel link"
+    return f"sealed between the nodes, not inside them: {name} goes through the tunnel link"
 
 
 def _members(engine: Supervisor) -> dict[str, Any] | None:

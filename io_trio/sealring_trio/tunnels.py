@@ -24,6 +24,7 @@ from sealring_protocol.events import Established, TunnelLost, TunnelMessage
 from sealring_protocol.link import Link
 from sealring_protocol.node import Node
 
+from sealring_trio.loopback import Loopback
 from sealring_trio.pump import Pump
 from sealring_trio.relay import Relays
 from sealring_trio.shared_wire import Guard
@@ -39,8 +40,8 @@ class TunnelOwner(Protocol):
     def spawn(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
         """Run *task* beside everything else."""
 
-    def engine_pids(self) -> list[int]:
-        """The processes that may take part in the collective."""
+    def meet(self) -> Loopback:
+        """As `RelayOwner.meet`."""
 
     def received(self, link: int, data: bytes) -> None:
         """Enter the node with *data* of connection *link*."""
@@ -95,9 +96,9 @@ class Tunnels:
         """Run *task* beside everything else."""
         self._owner.spawn(task, *arguments)
 
-    def engine_pids(self) -> list[int]:
-        """The processes that may take part in the collective."""
-        return self._owner.engine_pids()
+    def meet(self) -> Loopback:
+        """As `RelayOwner.meet`."""
+        return self._owner.meet()
 
     def send(self, rank: int, message: Tunnel) -> bool:
         """Send *message* on the tunnel link with *rank*, in any thread; dropped if there is none.

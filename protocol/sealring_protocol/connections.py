@@ -52,8 +52,11 @@ class Adopted:
     @classmethod
     def after(cls, before: Roster, roster: Roster) -> Adopted:
         """The news that *roster* has replaced *before*."""
-        same = [m.id for m in before.members] == [m.id for m in roster.members]
-        return cls(not same or before.inner_seal != roster.inner_seal)
+
+        def decides(of: Roster) -> tuple[bool, bool, list[bytes]]:
+            return of.inner_seal, of.tensor_parallelism, [member.id for member in of.members]
+
+        return cls(decides(before) != decides(roster))
 
 
 @attrs.frozen

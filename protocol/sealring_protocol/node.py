@@ -121,7 +121,8 @@ class Node:
         self.world = len(names)
         if self.rank > 0:
             trusted = self._config.collectives.trusted
-            return Follower(FollowerConfig(self.rank, names, roster.inner_seal, trusted))
+            tensor = roster.tensor_parallelism
+            return Follower(FollowerConfig(self.rank, names, roster.inner_seal, trusted, tensor))
         config = self._config
         hosts = tuple(_host(member.addresses) for member in roster.members)
         return Head(
@@ -129,7 +130,12 @@ class Node:
                 config.instance,
                 names,
                 hosts,
-                Wish(config.strategy, config.layers, config.collectives),
+                Wish(
+                    config.strategy,
+                    config.layers,
+                    config.collectives,
+                    tensor=roster.tensor_parallelism,
+                ),
                 roster.inner_seal,
                 config.scheduler,
                 group_seconds=config.group_seconds,

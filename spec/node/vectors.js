@@ -245,7 +245,12 @@ const ledger = once((input, outcome) => {
 });
 
 const rank = once((input, outcome) => {
-  const machine = new Rank(input.rank, input.world, { innerSeal: input.inner_seal, trusted: input.trusted });
+  const policy = {
+    innerSeal: input.inner_seal,
+    tensorParallelism: input.tensor_parallelism,
+    trusted: input.trusted,
+  };
+  const machine = new Rank(input.rank, input.world, policy);
   const encoded = (/** @type {import("./sealring/messages.js").Table} */ table) => (/** @type {any} */ said) =>
     encodeMessage(said, table);
   const tell = () => {

@@ -268,6 +268,12 @@ COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
             engine(INFO, to=(SHARE, whole(attrs.evolve(PREPARE, epoch=NEXT)))),
         ),
     ),
+    "no-tensor": (
+        "EP-03",
+        "a pipeline, where the policy forbids tensor parallelism",
+        {"tensor_parallelism": False},
+        (*UP, came(PIPELINE, PIPELINE)),
+    ),
     "to-pipeline": (
         "CO-07 EP-10",
         "a later epoch in a pipeline: the same",
@@ -422,6 +428,15 @@ FAULTS: Final[dict[str, tuple[str, str, Course, Happens, CloseCode]]] = {
             CloseCode.POLICY_MISMATCH,
         ),
         (
+            "tensor",
+            "EP-03",
+            "tensor parallelism, which the policy forbids",
+            UP,
+            PREPARE,
+            1,
+            CloseCode.POLICY_MISMATCH,
+        ),
+        (
             "trusted",
             "EP-03",
             "beside the links, which the owner does not allow",
@@ -485,13 +500,15 @@ FAULTS: Final[dict[str, tuple[str, str, Course, Happens, CloseCode]]] = {
 PLACES: Final[dict[str, Json]] = {
     "join-trusted": {"trusted": True},
     "join-backend": {"trusted": True},
+    "tensor": {"tensor_parallelism": False},
 }
 """Where the owner allows what goes beside the links, so that nothing but the first order forbids
-it."""
+it; and where the policy forbids tensor parallelism."""
 
 
 def _input(place: Json, course: Sequence[Happens]) -> Json:
-    given = {"rank": 1, "world": 2, "inner_seal": True, "trusted": False, **place}
+    usual = {"inner_seal": True, "tensor_parallelism": True, "trusted": False}
+    given = {"rank": 1, "world": 2, **usual, **place}
     return {**given, "course": [each.what for each in course]}
 
 

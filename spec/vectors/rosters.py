@@ -77,7 +77,8 @@ def fields(terms: Terms) -> Json:
         "serial": u64(terms.serial),
         "issued_ms": u64(terms.issued_ms),
         "expires_ms": u64(terms.expires_ms),
-        "inner_seal": bool(terms.policy),
+        "inner_seal": bool(terms.policy & 1),
+        "tensor_parallelism": not terms.policy & 2,
         "trust": min(member.trust for member in terms.members),
         "members": members,
     }
@@ -90,6 +91,8 @@ def vectors() -> Iterator[Vector]:
         ("three", "three members", TERMS),
         ("one", "one member, no addresses", attrs.evolve(TERMS, members=(_bare(ADA.member),))),
         ("open", "no inner seal", attrs.evolve(TERMS, policy=0)),
+        ("no-tensor", "inner seal, no tensor parallelism", attrs.evolve(TERMS, policy=3)),
+        ("no-tensor-open", "neither of them", attrs.evolve(TERMS, policy=2)),
         ("trust", "trust levels 1, 3, 0", _trusting(attested)),
         ("extremes", "the largest numbers", _extreme()),
         ("sixty-four", "64 members", attrs.evolve(TERMS, members=_crowd(64))),
@@ -140,7 +143,7 @@ def _malformed() -> Iterator[tuple[str, str, str, Json]]:
     for name, ids, about, data in [
         ("version-0", "RO-01", "version 0", changed(version=0)),
         ("version-2", "RO-01", "version 2", changed(version=2)),
-        ("policy-2", "RO-01", "an unknown policy bit", changed(policy=2)),
+        ("policy-4", "RO-01", "an unknown policy bit", changed(policy=4)),
         ("policy-80", "RO-01", "an unknown policy bit beside bit 0", changed(policy=0x81)),
         ("empty", "RO-02", "no members", changed(members=())),
         ("same-key", "RO-03", "one key twice", changed(members=(ADA.member, _as("ada", "bob")))),

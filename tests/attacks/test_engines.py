@@ -143,7 +143,7 @@ async def test_an_engine_that_the_system_does_not_start_is_tried_again_after_a_p
 
 LOOKER = """
 import ctypes, json, os, resource, runpy, socket, sys
-import sealring_trio.secrecy, tests.io_trio.fake_engine
+import sealring_trio.namespace, sealring_trio.secrecy, tests.io_trio.fake_engine
 libc = ctypes.CDLL(None, use_errno=True)
 if os.geteuid() == 0:
     os.setgroups([])

@@ -20,7 +20,10 @@ from pathlib import Path
 import pytest
 import trio
 from sealring_protocol.codec.messages import Epoch, Tunnel, TunnelEvent
+from sealring_trio import loopback
 from sealring_trio import relay as relays
+from sealring_trio.loopback import SharedLoopback
+from sealring_trio.ports import Whose
 from sealring_trio.relay import CHUNK, Relays
 from sealring_trio.shared_wire import Guard
 
@@ -51,8 +54,8 @@ class Side:
     def spawn(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
         self._nursery.start_soon(task, *arguments)
 
-    def engine_pids(self) -> list[int]:
-        return self.pids
+    def meet(self) -> SharedLoopback:
+        return SharedLoopback(lambda: self.pids)
 
     def send(self, rank: int, message: Tunnel) -> bool:
         self.sent.append(message)
@@ -170,7 +173,7 @@ async def test_an_engine_may_listen_late_and_loses_nothing() -> None:
 async def test_an_engine_that_never_listens_ends_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(relays, "CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(loopback, "CONNECT_SECONDS", 0.05)
     async with sides() as (near, far):
         dialed = near.relays.prepare(EPOCH, 0, 2, sealed=True)
         far.relays.prepare(EPOCH, 1, 2, sealed=True)
@@ -312,11 +315,12 @@ async def test_a_collective_that_ends_while_it_is_asked_whose_a_connection_is_op
     asked, go = trio.Event(), threading.Event()
     token = trio.lowlevel.current_trio_token()
 
-    def slow(connection: socket.socket, pids: list[int]) -> bool:
+    def slow(connection: socket.socket, pids: list[int]) -> Whose:
         token.run_sync_soon(asked.set)
-        return go.wait(10)
+        assert go.wait(10)
+        return Whose.OURS
 
-    monkeypatch.setattr(relays, "belongs_to", slow)
+    monkeypatch.setattr(loopback, "made", slow)
     async with sides() as (near, _):
         dialed = near.relays.prepare(EPOCH, 0, 2, sealed=True)
         async with await trio.open_tcp_stream(LOOPBACK, dialed.relay) as late:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import httpx2
 import pytest
 from sealring_model import tiny
 from sealring_protocol.codec.messages import Backend
+from sealring_trio.activations import told_seals
 from sealring_trio.local_api import LocalApi, local_api
 from sealring_trio.local_ring import LocalNode
 from sealring_trio.single import single_process
@@ -18,8 +20,10 @@ from tests.io_trio.helpers import sealring
 
 pytestmark = pytest.mark.slow
 
+IN_DAEMONS = "sums sealed from node to node; in the clear inside each node's daemon"
 PROMPT = "Tell me a story about a fox named Pip."
 TOKENS = 24
+SEALED = "sealed between the nodes, not inside them: ring goes through the tunnel link"
 ASKED = {"do": "generate", "prompt": PROMPT, "max_tokens": TOKENS}
 
 
@@ -48,25 +52,31 @@ def test_the_status_tells_of_each_link_whether_its_sums_are_sealed(api: LocalApi
         peer = status["peers"][0]
         assert peer["rank"] == 1 - rank
         assert (peer["control"], peer["step"], peer["tunnel"]) == (True, False, True)
-        assert peer["collective"] == "sealed: ring goes through the tunnel link"
+        assert peer["collective"] == SEALED
     shown = sealring("status", "--config", api.nodes[0].config).out
     assert "tensor parallelism over 2 ranks (ring)" in shown
-    assert "sealed: ring goes through the tunnel link" in shown
+    assert re.search(f"activations +{IN_DAEMONS}", shown)
+    assert "inner seal" not in shown
+    assert SEALED in shown
 
 
 def test_the_cluster_tells_it_too(api: LocalApi) -> None:
     cluster = httpx2.get(f"{api.url}/v1/cluster").json()
-    assert cluster["strategy"] == "tp"
+    assert (cluster["strategy"], cluster["activations"]) == ("tp", IN_DAEMONS)
     assert cluster["collective"] == {
         "backend": "ring",
         "sealed": True,
-        "links": [{"ranks": [0, 1], "sums": "sealed: ring goes through the tunnel link"}],
+        "links": [
+            {
+                "ranks": [0, 1],
+                "sums": SEALED,
+            }
+        ],
     }
     assert [rank["layers"] for rank in cluster["ranks"]] == [[0, 8], [0, 8]]
     assert all(rank["sum_us"] > 0 and rank["token_us"] > 0 for rank in cluster["ranks"])
 
 
-SEALED = "sealed: ring goes through the tunnel link"
 TOLD = {
     "neighbours": (Collective(Backend.RING, 4, False), (1, 2), SEALED),
     "the last and the first": (Collective(Backend.RING, 4, False), (3, 0), SEALED),
@@ -91,3 +101,20 @@ def test_what_is_told_of_a_link(
     collective: Collective | None, ranks: tuple[int, int], told: str
 ) -> None:
     assert collective_link(collective, *ranks) == told
+
+
+ACTIVATIONS = {
+    "a pipeline": ((True, "pp", None), "sealed from engine to engine; no daemon holds"),
+    "without an inner seal": ((False, "pp", None), "in the clear inside each node's daemon"),
+    "sums": ((True, "tp", Collective(Backend.RING, 2, False)), IN_DAEMONS),
+    "trusted": ((True, "tp", Collective(Backend.NCCL, 2, True)), "NOT SEALED: the ranks' sums"),
+    "alone": ((True, "single", None), ""),
+    "not yet": ((True, "", None), ""),
+}
+
+
+@pytest.mark.parametrize(("given", "told"), ACTIVATIONS.values(), ids=ACTIVATIONS)
+def test_what_is_told_of_activations(given: tuple[bool, str, Collective | None], told: str) -> None:
+    found = told_seals(*given)
+    assert told in found
+    assert bool(told) == bool(found)

@@ -8,7 +8,7 @@ from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.requests import FinishReason, Request
 from sealring_protocol.control.rows import SchedulerConfig
 
-from tests.sim.cluster import Cluster, Collective
+from tests.sim.cluster import Cluster, Collective, make_roster
 from tests.sim.fake_engine import reference
 
 PROMPTS = ((5, 6, 7), (11, 12, 13, 14, 15), (21,) * 9)
@@ -171,6 +171,32 @@ def test_who_asks_for_tensor_parallelism_is_told_why_not():
     made.run_for(20)
     assert not made.ready
     assert any("no plan: " in text and "divisor of 3" in text for _, _, text in made.notes)
+
+
+FORBIDS = "the roster forbids it"
+
+
+def test_where_the_roster_forbids_it_auto_takes_a_pipeline():
+    made = cluster(rosters=[make_roster(2, tensor=False)] * 2)
+    assert strategy(made) is Strategy.PIPELINE
+    assert FORBIDS in made.head.node.brain.plan.reason
+    all_right(made, serve(made))
+
+
+def test_where_the_roster_forbids_it_who_asks_for_it_is_told():
+    rosters = [make_roster(2, tensor=False)] * 2
+    made = Cluster(2, 1, splits=2, strategy=Strategy.TENSOR, rosters=rosters)
+    made.run_for(20)
+    assert not made.ready
+    assert any("no plan: " in text and FORBIDS in text for _, _, text in made.notes)
+
+
+def test_a_roster_that_comes_to_forbid_it_ends_it():
+    allows = make_roster(3)
+    rosters = [allows, allows, make_roster(3, serial=2, tensor=False)]
+    made = cluster(3, rosters=rosters)
+    made.run_until(lambda: strategy(made) is Strategy.PIPELINE)
+    all_right(made, serve(made))
 
 
 def test_an_answer_of_an_epoch_that_is_over_changes_nothing():

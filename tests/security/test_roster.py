@@ -74,14 +74,14 @@ members = st.builds(
 )
 rosters = st.builds(
     lambda cluster, name, serial, issued, life, policy, them: Roster(
-        cluster, name, serial, issued, issued + life, policy, tuple(them)
+        cluster, name, serial, issued, issued + life, policy[0], tuple(them), policy[1]
     ),
     st.binary(min_size=32, max_size=32),
     names,
     st.integers(1, 2**64 - 1),
     st.integers(0, 2**63),
     st.integers(1, 2**62),
-    st.booleans(),
+    st.tuples(st.booleans(), st.booleans()),
     st.lists(members, min_size=1, unique_by=(lambda m: m.id, lambda m: m.name)),
 )
 
@@ -283,7 +283,7 @@ TRUST = POLICY + 3 + 65
     ("data", "error"),
     [
         (flip(BODY, 0, 3), RemoteProtocolError),
-        (flip(BODY, POLICY, 2), RemoteProtocolError),
+        (flip(BODY, POLICY, 4), RemoteProtocolError),
         (flip(BODY, POLICY + 1, 0xFF), LimitExceeded),
         (flip(BODY, TRUST, 4), RemoteProtocolError),
         (flip(BODY, TRUST, 2), RemoteProtocolError),

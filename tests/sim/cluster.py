@@ -59,12 +59,15 @@ def make_roster(
     inner_seal: bool = True,
     order: tuple[int, ...] = (),
     lifetime_ms: int = 10**9,
+    *,
+    tensor: bool = True,
 ) -> SignedRoster:
     members = tuple(
         Member(signer(index).public_key, f"node{index}", (f"host{index}:1",))
         for index in order or range(world)
     )
-    roster = Roster(b"c" * 32, "test", serial, WALL - 1000, WALL + lifetime_ms, inner_seal, members)
+    until = WALL + lifetime_ms
+    roster = Roster(b"c" * 32, "test", serial, WALL - 1000, until, inner_seal, members, tensor)
     return sign_roster(roster, COORDINATOR)
 
 

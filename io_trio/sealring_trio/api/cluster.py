@@ -14,6 +14,7 @@ from sealring_protocol.security.roles import Purpose
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from sealring_trio.activations import told_seals
 from sealring_trio.api.errors import ApiError
 from sealring_trio.api.head import ApiHead
 from sealring_trio.api.health import faults
@@ -42,6 +43,7 @@ def _describe(head: ApiHead) -> dict[str, Any]:
     membership = brain.membership if isinstance(brain, Head) else None
     latest = head.history.samples[-1] if head.history.samples else None
     told = faults(head)
+    strategy = brain.plan.strategy.value if isinstance(brain, Head) and brain.plan else ""
     return {
         "cluster": roster.name,
         "serial": roster.serial,
@@ -50,13 +52,15 @@ def _describe(head: ApiHead) -> dict[str, Any]:
         "roster_left": left(roster, wall_ms()),
         "trust": roster.trust.name.lower(),
         "inner_seal": roster.inner_seal,
+        "tensor_parallelism": roster.tensor_parallelism,
+        "activations": told_seals(roster.inner_seal, strategy, collective_of(brain)),
         "suite": next((SUITE_NAMES[link.suite] for _, _, link in links if link.suite), "none"),
         "model": head.model,
         "model_digest": node.engine_info.model.hex() if node.engine_info else "",
         "context": node.engine_info.context if node.engine_info else 0,
         "state": membership.state.value if membership else "gathering",
         "epoch": membership.epoch.counter if membership else 0,
-        "strategy": brain.plan.strategy.value if isinstance(brain, Head) and brain.plan else "",
+        "strategy": strategy,
         "reason": brain.plan.reason if isinstance(brain, Head) and brain.plan else "",
         "collective": describe_collective(brain),
         "healthy": not told,

@@ -156,6 +156,7 @@ def _report(
         "seal_share": round(sealing / hop["p50"], 3) if hop else 0.0,
         "suite": head["suite"],
         "inner_seal": head["inner_seal"],
+        "activations": head["activations"],
         "strategy": head["strategy"],
         "reason": head["reason"],
         "collectives": sorted({p["collective"] for p in head["peers"] if p["collective"]}),
@@ -190,18 +191,21 @@ def _show(report: dict[str, Any]) -> None:
         ],
     )
     hop = report["hop_us"]
-    sealed = f"{report['suite']}, inner seal {'on' if report['inner_seal'] else 'off'}"
     facts = [
         ("tokens", str(report["tokens"])),
         ("ring", f"{report['ring_tokens_per_s']} tokens/s ({report['strategy']})"),
         ("one process", f"{report['single_tokens_per_s']} tokens/s (mlx-lm)"),
         ("strategy", f"{report['strategy']}: {report['reason']}"),
+        ("activations", report["activations"]),
         *(("sums", told) for told in report["collectives"]),
     ]
     if hop:
         facts += [
             ("hop", f"{hop['p50']:.0f} us median, {hop['p99']:.0f} us at p99"),
-            ("sealing", f"{report['seal_us']} us of it, {report['seal_share']:.0%} ({sealed})"),
+            (
+                "sealing",
+                f"{report['seal_us']} us of it, {report['seal_share']:.0%} ({report['suite']})",
+            ),
         ]
     facts.append(("tokens identical", "yes" if report["identical"] else "NO"))
     print_facts(facts)

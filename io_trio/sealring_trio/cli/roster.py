@@ -59,6 +59,9 @@ def new(
     *,
     out: Path | None = None,
     inner_seal: Annotated[bool, cyclopts.Parameter(negative="--no-inner-seal")] = True,
+    tensor_parallelism: Annotated[
+        bool, cyclopts.Parameter(negative="--no-tensor-parallelism")
+    ] = True,
     json: bool = False,
 ) -> None:
     """Begin a draft for a cluster called NAME, with no members yet.
@@ -78,6 +81,10 @@ def new(
     inner_seal
         Seal activations a second time, between the processes that compute. A policy of the
         whole cluster, on unless you say no.
+    tensor_parallelism
+        Allow tensor parallelism, in which the inner seal covers nothing: the ranks' sums are
+        sealed between nodes, and in the clear inside each node's daemon. A policy of the whole
+        cluster too.
     json
         Print one JSON object.
     """
@@ -86,7 +93,9 @@ def new(
         raise UserError(
             f"{path} already exists, and is left as it is", "Choose another file with --out."
         )
-    draft = make_draft(name, secrets.token_bytes(32), inner_seal)
+    draft = make_draft(
+        name, secrets.token_bytes(32), inner_seal, tensor_parallelism=tensor_parallelism
+    )
     write_draft(path, draft)
     if json:
         print_json({"file": str(path), "cluster": draft.cluster})
@@ -382,6 +391,7 @@ def _print(path: Path, signed: SignedRoster, json: bool, signature: str) -> None
             ("issued", format_time(roster.issued_ms)),
             ("expires", format_time(roster.expires_ms)),
             ("inner seal", "yes" if roster.inner_seal else "no"),
+            ("tensor parallelism", "allowed" if roster.tensor_parallelism else "forbidden"),
             ("trust", roster.trust.name.lower()),
             ("signature", signature),
         ]
@@ -405,6 +415,7 @@ def _describe(roster: Roster) -> dict[str, Any]:
         "issued_ms": roster.issued_ms,
         "expires_ms": roster.expires_ms,
         "inner_seal": roster.inner_seal,
+        "tensor_parallelism": roster.tensor_parallelism,
         "digest": roster.digest.hex(),
         "members": [
             {

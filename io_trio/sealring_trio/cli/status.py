@@ -62,7 +62,7 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("weights read", format_size(facts["weights_read"])),
         ("memory", format_size(facts["memory"])),
         ("suite", facts["suite"]),
-        ("inner seal", "on" if facts["inner_seal"] else "off"),
+        ("activations", facts["activations"]),
         ("hop", f"{hop['p50']} us median, {hop['p99']} us at p99" if hop else ""),
         ("engine", _engine(facts)),
         ("its processes", _members(facts["members"])),

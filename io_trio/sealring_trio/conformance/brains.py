@@ -54,7 +54,8 @@ def run_rank(given: Given, output: Given) -> None:
 class _Rank:
     def __init__(self, given: Given, output: Given) -> None:
         names = tuple(f"rank {rank}" for rank in range(given["world"]))
-        config = FollowerConfig(given["rank"], names, given["inner_seal"], given["trusted"])
+        policy = given["inner_seal"], given["trusted"], given["tensor_parallelism"]
+        config = FollowerConfig(given["rank"], names, *policy)
         self._machine = Follower(config)
         self._next = (given["rank"] + 1) % given["world"]
         self._before = given["rank"] - 1

@@ -164,6 +164,7 @@ def _roster_fields(roster: Roster) -> Given:
         "issued_ms": str(roster.issued_ms),
         "expires_ms": str(roster.expires_ms),
         "inner_seal": roster.inner_seal,
+        "tensor_parallelism": roster.tensor_parallelism,
         "trust": int(roster.trust),
         "members": [
             {

@@ -47,12 +47,14 @@ from sealring_protocol.security.roles import Purpose
 @attrs.frozen
 class FollowerConfig:
     """This rank's place; *names* of all ranks, rank order. *trusted* collectives may go beside the
-    sealed links."""
+    sealed links. The roster says whether there is an *inner_seal*, and whether there may be
+    *tensor* parallelism."""
 
     rank: int
     names: tuple[str, ...]
     inner_seal: bool = True
     trusted: bool = False
+    tensor: bool = True
 
 
 class Follower:
@@ -253,6 +255,9 @@ class Follower:
             raise RemoteProtocolError("BOOTSTRAP for an epoch that is over")
         if order.inner_seal != self._config.inner_seal:
             reason = "the head and this rank disagree on the inner seal"
+            return [Shut(0, Purpose.CONTROL, CloseCode.POLICY_MISMATCH, reason)]
+        if order.backend is not Backend.PIPELINE and not self._config.tensor:
+            reason = "the roster forbids tensor parallelism"
             return [Shut(0, Purpose.CONTROL, CloseCode.POLICY_MISMATCH, reason)]
         if order.trusted and not self._config.trusted:
             reason = 'this rank does not say collectives = "trusted-link", as the head does'

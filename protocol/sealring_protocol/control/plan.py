@@ -63,12 +63,14 @@ class Plan:
 @attrs.frozen
 class Wish:
     """What someone asked for: a *strategy*, *layers* per rank (chosen, or none), and what
-    collectives may do; *against* is what stands against them by experience."""
+    collectives may do; *against* is what stands against them by experience. The cluster's roster
+    has *tensor* parallelism, or forbids it."""
 
     strategy: Strategy = Strategy.AUTO
     layers: tuple[int, ...] = ()
     collectives: Collectives = attrs.field(factory=Collectives)
     against: str = ""
+    tensor: bool = True
 
 
 def make_plan(wish: Wish, info: EngineInfo, memory: Sequence[int]) -> Plan:
@@ -107,6 +109,8 @@ def _split(wish: Wish, info: EngineInfo, memory: Sequence[int]) -> Partition:
 
 def _tensor(wish: Wish, info: EngineInfo, memory: Sequence[int]) -> Plan:
     world = len(memory)
+    if not wish.tensor:
+        raise LocalProtocolError("the roster forbids it; use pp")
     if wish.layers:
         raise LocalProtocolError("layers per rank are a pipeline's; tensor parallelism splits all")
     if not info.splits:

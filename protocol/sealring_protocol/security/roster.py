@@ -51,6 +51,9 @@ _VERSION: Final = 1
 _CLUSTER: Final = 32
 _TERMS: Final = layout("ROSTER")
 _MEMBER: Final = layout("ROSTER.member")
+_INNER_SEAL: Final = 1 << 0
+_NO_TENSOR: Final = 1 << 1
+_POLICIES: Final = _INNER_SEAL | _NO_TENSOR
 _TRUST: Final = {int(level): level for level in TrustLevel}
 
 
@@ -119,7 +122,9 @@ class Member:
 class Roster:
     """The members of *cluster* (32 bytes), in rank order, from *issued_ms* up to *expires_ms*.
 
-    With *inner_seal*, activations are sealed again between the processes that compute.
+    With *inner_seal*, activations are sealed again between the processes that compute. In tensor
+    parallelism sums are in the clear in the node at either end, whatever that says; so a cluster
+    may do without, unless *tensor_parallelism*.
     Raises `LocalProtocolError` for a roster that cannot be.
     """
 
@@ -130,6 +135,7 @@ class Roster:
     expires_ms: int
     inner_seal: bool
     members: tuple[Member, ...]
+    tensor_parallelism: bool = True
 
     def __attrs_post_init__(self) -> None:
         if len(self.cluster) != _CLUSTER:
@@ -152,6 +158,10 @@ class Roster:
     def _by_id(self) -> dict[bytes, int]:
         return {member.id: rank for rank, member in enumerate(self.members)}
 
+    @property
+    def _policy(self) -> int:
+        return self.inner_seal * _INNER_SEAL | (not self.tensor_parallelism) * _NO_TENSOR
+
     @functools.cached_property
     def encoded(self) -> bytes:
         """The one encoding, without a signature."""
@@ -164,7 +174,7 @@ class Roster:
                 self.serial,
                 self.issued_ms,
                 self.expires_ms,
-                self.inner_seal,
+                self._policy,
                 len(self.members),
             )
             + b"".join(member.encode() for member in self.members)
@@ -212,14 +222,15 @@ class Roster:
         cluster = reader.fixed(_CLUSTER)
         name = reader.text(MAX_NAME)
         serial, issued_ms, expires_ms, policy, count = reader.unpack(_TERMS)
-        if policy > 1:
+        if policy & ~_POLICIES:
             raise RemoteProtocolError(f"a roster with unknown policies 0x{policy:02x}")
         if count > MAX_MEMBERS:
             raise LimitExceeded(f"a roster of {count} members; the limit is {MAX_MEMBERS}")
         try:
             members = tuple(Member.read(reader) for _ in range(count))
             reader.end()
-            return cls(cluster, name, serial, issued_ms, expires_ms, policy == 1, members)
+            inner_seal, tensor = bool(policy & _INNER_SEAL), not policy & _NO_TENSOR
+            return cls(cluster, name, serial, issued_ms, expires_ms, inner_seal, members, tensor)
         except LocalProtocolError as error:
             raise RemoteProtocolError(str(error)) from None
 

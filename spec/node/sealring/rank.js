@@ -70,7 +70,7 @@ export class Rank {
   /**
    * @param {number} rank
    * @param {number} world the number of ranks
-   * @param {{innerSeal: boolean, trusted: boolean}} policy the roster's, and what the owner allows
+   * @param {{innerSeal: boolean, tensorParallelism: boolean, trusted: boolean}} policy the roster's, and what the owner allows
    */
   constructor(rank, world, policy) {
     this.#place = rank;
@@ -165,6 +165,7 @@ export class Rank {
     must(order.rank === this.#place && world === this.#world, "an order for another [EP-08]");
     must(!held || order.instance !== held.instance || isLater(order, held), "an epoch that is over [EP-07]");
     must(order.inner_seal === this.#policy.innerSeal, "another policy [EP-03]", "POLICY_MISMATCH");
+    must(!isCollective(order) || this.#policy.tensorParallelism, "forbidden [EP-03]", "POLICY_MISMATCH");
     must(!order.trusted || this.#policy.trusted, "beside the sealed links [EP-03]", "POLICY_MISMATCH");
     must(!joins(order), "to join, unprepared [CO-04]");
     must(!this.#info || this.#info.model.equals(order.model), "another model", "MODEL_MISMATCH");

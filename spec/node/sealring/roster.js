@@ -38,7 +38,7 @@ const rosterCodec = struct(
     serial: where(u64, (serial) => serial > 0n, "serial 0"),
     issued_ms: u64,
     expires_ms: u64,
-    policy: where(u8, (bits) => bits <= 1, "an unknown policy"),
+    policy: where(u8, (bits) => bits <= 3, "an unknown policy"),
     members: list(u16, MAX_MEMBERS, memberCodec),
   },
   ({ issued_ms, expires_ms, members }) => {
@@ -78,7 +78,8 @@ export class Roster {
     this.issued_ms = fields.issued_ms;
     /** @type {bigint} */
     this.expires_ms = fields.expires_ms;
-    this.inner_seal = fields.policy === 1;
+    this.inner_seal = (fields.policy & 1) !== 0;
+    this.tensor_parallelism = (fields.policy & 2) === 0;
     /** @type {Member[]} */
     this.members = fields.members.map((/** @type {any} */ m) => ({ ...m, node_id: nodeId(m.public_key) }));
   }

@@ -43,6 +43,7 @@ function show({ cluster, samples, over }) {
   say(byId("trust"), cluster.trust);
   say(byId("roster"), `${cluster.serial}, ${cluster.roster_left}`);
   say(byId("suite"), cluster.suite === "none" ? "no hops yet" : sealed(cluster));
+  byId("suite").title = cluster.activations;
   document.title = `${cluster.model} · sealring`;
   if (cluster.draining) setState("waiting", "shutting down");
   else if (cluster.healthy) setState("good", "serving");
@@ -64,6 +65,7 @@ function show({ cluster, samples, over }) {
 
 function sealed(cluster) {
   if (isOpen(cluster)) return `${cluster.suite}, but for the sums: NOT SEALED`;
+  if (cluster.collective) return `${cluster.suite}, from node to node`;
   return `${cluster.suite}${cluster.inner_seal ? ", twice" : ""}`;
 }
 
