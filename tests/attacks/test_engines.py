@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import json
 import os
 import resource
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -20,6 +23,7 @@ from sealring_trio import engine as supervisor
 from sealring_trio.engine import Engine
 from sealring_trio.engine_group import EngineGroup, GroupSettings
 from sealring_trio.engine_process import MAX_UNTAKEN, EngineCommand
+from sealring_trio.ports import belongs_to
 from sealring_trio.secrecy import KILLED_BEFORE
 
 from tests.io_trio.test_engine_supervisor import FAKE, Owner, running
@@ -226,3 +230,69 @@ async def test_an_engine_can_still_be_watched_by_its_node() -> None:
         process = psutil.Process(engine.pid)
         assert process.memory_info().rss > 0
         assert process.status()
+
+
+@ON_LINUX
+def test_whose_a_connection_is_is_known_though_its_process_hides_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def hides(process: psutil.Process, kind: str) -> None:
+        raise psutil.AccessDenied(process.pid)
+
+    monkeypatch.setattr(psutil.Process, "net_connections", hides)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as ours,
+    ):
+        assert belongs_to(ours, [os.getpid()])  # which listens
+        taken, _ = server.accept()
+        with taken:
+            assert belongs_to(ours, [os.getpid()])
+            monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+            assert not belongs_to(ours, [os.getpid()])
+
+
+# ------------------------------------------------------------------- memory runs out
+
+GROUPS = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """A control group whose processes may use 96 MiB."""
+    folder = _small_group()
+    if folder is None:
+        pytest.skip("no control group can be made here: it takes root, and a file system for them")
+    yield folder
+    folder.rmdir()
+
+
+def _small_group() -> Path | None:
+    for top, limit in zip(GROUPS, ("memory.limit_in_bytes", "memory.max"), strict=True):
+        folder = top / f"sealring_test_{os.getpid()}"
+        with contextlib.suppress(OSError):
+            folder.mkdir()
+            try:
+                (folder / limit).write_text(str(96 << 20))
+            except OSError:
+                folder.rmdir()
+            else:
+                return folder
+    return None
+
+
+@ON_LINUX
+async def test_an_engine_that_the_system_kills_for_memory_is_told_as_that(
+    small_group: Path,
+) -> None:
+    async with running("eats") as (engine, owner):
+        assert isinstance(await owner.told.receive(), EngineInfo)
+        procs = trio.Path(small_group / "cgroup.procs")
+        await procs.write_text(str(engine.pid))
+        engine.send(Ping(0, Progress()))
+        assert await owner.told.receive() == "the system killed it, for memory ran out"
+        assert engine.starved
+        assert isinstance(await owner.told.receive(), EngineInfo)
+        engine.restart("it was killed by hand")
+        assert await owner.told.receive() == "it was killed by hand"
+        assert not engine.starved

@@ -113,6 +113,10 @@ def serve(sock: socket.socket, mode: str) -> None:
             message = decode_local(got.body)
             if mode == "crash":
                 sys.exit(3)
+            if mode == "eats":
+                eaten = []
+                while True:
+                    eaten.append(b"x" * (1 << 22))
             if mode == "hang":
                 while True:
                     time.sleep(3600)  # with the stream open, and deaf
