@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from sealring_protocol.errors import LocalProtocolError
+
 
 class UserError(Exception):
     """A mistake in a command line or a file. *advice* says how to put it right."""
@@ -28,3 +30,7 @@ class OperationError(UserError):
     """The request was sound, but it could not be carried out."""
 
     exit_code: ClassVar[int] = 1
+
+
+class Withdrawn(LocalProtocolError):
+    """Somebody has cancelled the request before it had a row."""

@@ -5,8 +5,8 @@ it to the ring and `Answer.next` the text as it comes: whole characters, no part
 and with each piece the tokens that it came from. However the block is left, by its end, an error or
 because the client went away, the row ends with it on every rank.
 
-Making ids of a text takes about a microsecond for each character, in which no hop moves: long texts
-are therefore done by a thread.
+Making ids of a text is for the text workers (`text_worker`); text is made of tokens here, in time
+linear in the tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import attrs
 import trio
@@ -27,27 +27,15 @@ from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.head import Head
 from sealring_protocol.control.membership import MembershipState
 from sealring_protocol.control.requests import FinishReason, Request, RequestDone, TokenOut
-from sealring_protocol.errors import LocalProtocolError
 
-from sealring_trio.errors import OperationError
+from sealring_trio.errors import OperationError, Withdrawn
 from sealring_trio.marks import StopText
 from sealring_trio.request_stream import Stream
 from sealring_trio.runtime import Runtime
+from sealring_trio.text_worker import TextWorkers
 from sealring_trio.trace import Trace, Tracer
 
 log = logging.getLogger("sealring")
-
-T = TypeVar("T")
-
-INLINE_TEXT: Final = 1024
-"""Characters that are made ids of on the spot; a thread takes more than one costs here."""
-
-TOKENISERS: Final = 2
-"""Long texts that are made ids of at once; others wait. It bounds what hops compete with."""
-
-
-MAX_WAITING: Final = 64 << 20
-"""Characters of long texts that wait at once. Memory: some ten times that."""
 
 
 @attrs.frozen
@@ -76,14 +64,6 @@ DRAIN_SECONDS: Final = 30.0
 """Time that requests under way may take to finish when the head is told to stop."""
 
 _DRAIN_LOOK: Final = 0.05  # seconds between looks at what is still under way
-
-
-class Withdrawn(LocalProtocolError):
-    """Somebody has cancelled the request before it had a row."""
-
-
-class Crowded(Exception):
-    """More text waits to be made ids of than may."""
 
 
 class Answer:
@@ -153,8 +133,7 @@ class Generator:
         self.tracer = Tracer()
         self.draining = False  # what is new is refused
         self._loading = trio.Lock()
-        self._threads = trio.CapacityLimiter(TOKENISERS)
-        self._waiting = 0  # characters of long texts
+        self.texts = TextWorkers(model)
         self._tokenizer: Tokenizer | None = None
         runtime.watchers.append(self.tracer.watch)
 
@@ -172,23 +151,6 @@ class Generator:
         """Have the tokenizer ready before the first request; a fault is told to who asks."""
         with contextlib.suppress(OperationError):
             await self.tokenizer()
-
-    async def tokenised(self, size: int, work: Callable[[], T]) -> T:
-        """What *work* makes of a text of *size* characters, without keeping hops waiting.
-
-        Raises `Crowded`.
-        """
-        if size <= INLINE_TEXT:
-            return work()
-        if self._waiting + size > MAX_WAITING:
-            raise Crowded
-        self._waiting += size
-        try:
-            return await trio.to_thread.run_sync(
-                work, limiter=self._threads, abandon_on_cancel=True
-            )
-        finally:
-            self._waiting -= size
 
     @contextlib.contextmanager
     def answering(self, tokenizer: Tokenizer, job: Job, trace: Trace) -> Iterator[Answer]:

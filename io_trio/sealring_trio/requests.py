@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import secrets
-from functools import partial
+from array import array
 from typing import Annotated, Any, Final
 
 import pydantic
 import trio
-from sealring_model.tokens import Tokenizer
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.requests import FinishReason, RequestDone
 from sealring_protocol.errors import LocalProtocolError
@@ -18,6 +17,7 @@ from sealring_trio.control import Reply
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.generation import Answer, Generator, Job
 from sealring_trio.status import describe_node
+from sealring_trio.text_frames import Crowded, Exceeded, Lost, Refused
 from sealring_trio.trace import Trace
 
 Share = Annotated[float, pydantic.Field(ge=0, le=1)]
@@ -127,8 +127,7 @@ class Requests:
         tokenizer = await generator.tokenizer()
         await self._runtime.informed.wait()
         began = trio.current_time()
-        encode = partial(_encode, tokenizer, asked)
-        prompt = tuple(await generator.tokenised(len(asked.prompt), encode))
+        prompt = await self._tokenised(asked)
         trace.tokenise = trio.current_time() - began
         trace.prompt_tokens = len(prompt)
         if waiting := generator.missing():
@@ -164,14 +163,22 @@ class Requests:
             "tokens_per_s": round(trace.tokens_per_s, 2),
         }
 
-
-def _encode(tokenizer: Tokenizer, asked: GenerateRequest) -> list[int]:
-    if asked.raw:
-        return tokenizer.encode(asked.prompt)
-    try:
-        return tokenizer.chat([{"role": "user", "content": asked.prompt}])
-    except ValueError as error:
-        raise UserError(str(error), "Try --raw, which leaves the template out.") from None
+    async def _tokenised(self, asked: GenerateRequest) -> tuple[int, ...]:
+        """The ids of the prompt. Raises `UserError` or `OperationError`."""
+        info = self._runtime.node.engine_info
+        context = info.context if info is not None else 0
+        about = {"raw": asked.raw, "context": context, "limit": asked.max_tokens}
+        try:
+            _, data = await self._generator.texts.run("prompt", about, asked.prompt.encode(), SCOPE)
+        except Refused as error:
+            raise UserError(str(error), "Shorten it, or try --raw: no chat template.") from None
+        except (Exceeded, Lost, Crowded) as error:
+            raise OperationError(
+                f"the prompt cannot be read: {error}", "Try --raw, which leaves the template out."
+            ) from None
+        ids = array("I")
+        ids.frombytes(data)
+        return tuple(ids)
 
 
 async def _pass_on(answer: Answer, reply: Reply) -> tuple[RequestDone, list[int]]:

@@ -226,6 +226,7 @@ async def serve(prepared: Prepared, lifeline: int | None) -> None:
         await nursery.start(api.run)
         await nursery.start(runtime.run)
         if not runtime.node.rank:
+            nursery.start_soon(generator.texts.serve)
             nursery.start_soon(generator.warm_up)
         _tell_where(runtime, config)
         nursery.start_soon(watch_expiry, lambda: runtime.node.roster.roster, wall_ms)

@@ -6,7 +6,8 @@ tool calls: each model writes its calls in a format of its own, between two mark
 from the chat template which one it is.
 
 Importing this module costs nothing; making the first `Tokenizer` imports transformers (1.3 s). A
-`Tokenizer` may be used from several threads.
+`Tokenizer` may be used from several threads. Templates and parsers are other people's code, which a
+hostile text may hold for minutes: `render` and `ToolFormat.parse` are for a process of their own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +24,7 @@ from typing import Any, Final
 import attrs
 
 from sealring_model.errors import LoadError
+from sealring_model.token_lengths import longest_token
 from sealring_model.upstream import without_mlx
 from sealring_model.weights import read_json
 
@@ -131,6 +134,8 @@ class Tokenizer:
         self.reserved: Final = {"self", "messages", *own} - {"thinking", "enable_thinking"}
         """Settings of a chat template that are the tokenizer's own, such as the template itself."""
         self.vocabulary: Final = len(self._inner)
+        self.longest: Final = _longest(inner)
+        """Characters that one token can stand for at most; infinity where that has no bound."""
         self.think: Final = (self._inner.think_start or "", self._inner.think_end or "")
         """The marks around the model's reasoning; empty if it has none."""
         # The first call settles the tokenizer's padding and truncation. Later ones change nothing,
@@ -163,32 +168,54 @@ class Tokenizer:
             bytes((known[char],)) if char in known else char.encode() for char in piece or ""
         )
 
+    def least(self, text: str) -> int:
+        """Tokens that *text* has at least, which takes no time to tell."""
+        return math.ceil(len(text) / self.longest)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        **settings: Any,
+    ) -> str:
+        """The text of a conversation up to where the model's answer begins.
+
+        *messages* have ``role`` and ``content``; *tools* and *settings* are for the chat template.
+        A model without one gets the contents as lines. Raises `ValueError` when the template does
+        not take them. A template is the model's code: it reaches nothing of this process (jinja's
+        immutable sandbox), but may take any time and memory. So whoever serves others has this done
+        by a process that can be ended.
+        """
+        if not self.has_chat:
+            return "\n".join(message["content"] or "" for message in messages)
+        from jinja2.exceptions import TemplateError  # noqa: PLC0415 - transformers brings it
+
+        try:
+            return str(
+                self._inner.apply_chat_template(
+                    [dict(message) for message in messages],
+                    tools=[dict(tool) for tool in tools] or None,
+                    add_generation_prompt=True,
+                    tokenize=False,
+                    **settings,
+                )
+            )
+        except (TemplateError, ValueError, *_FAULTS) as error:
+            reason = str(error) or type(error).__name__
+            raise ValueError(f"the chat template refuses these messages: {reason}") from None
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """The ids of a conversation's *text*, in which a template has put the special tokens."""
+        return self.encode_part(text) if self.has_chat else self.encode(text)
+
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         **settings: Any,
     ) -> list[int]:
-        """The ids of a conversation up to where the model's answer begins.
-
-        *messages* have ``role`` and ``content``; *tools* and *settings* are for the chat template.
-        A model without one gets the contents as lines. Raises `ValueError` when the template does
-        not take them.
-        """
-        if not self.has_chat:
-            return self.encode("\n".join(message["content"] or "" for message in messages))
-        from jinja2.exceptions import TemplateError  # noqa: PLC0415 - transformers brings it
-
-        try:
-            ids = self._inner.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=[dict(tool) for tool in tools] or None,
-                add_generation_prompt=True,
-                **settings,
-            )
-        except (TemplateError, ValueError, *_FAULTS) as error:
-            raise ValueError(f"the chat template refuses these messages: {error}") from None
-        return [int(token) for token in ids]
+        """The ids of a conversation, as `render` has it."""
+        return self.encode_rendered(self.render(messages, tools, **settings))
 
     def opens_thinking(self, prompt: Sequence[int]) -> bool:
         """Whether the answer to *prompt* begins within the model's reasoning."""
@@ -198,6 +225,13 @@ class Tokenizer:
     def stream(self) -> Detokenizer:
         """A detokenizer for one answer."""
         return Detokenizer(self._inner.detokenizer)
+
+
+def _longest(inner: Any) -> float:
+    backend = getattr(inner, "backend_tokenizer", None)  # slow tokenizers have none
+    if backend is None:
+        return math.inf
+    return longest_token(json.loads(backend.to_str()), _byte_of().keys())
 
 
 def _own_template(inner: Any) -> Any:

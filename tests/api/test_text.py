@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sealring_model.tokens import ToolCall, ToolFormat
-from sealring_trio.api.parsing import AnswerText, Content, Part, Reasoning
+from sealring_trio.api.parsing import MAX_CALL, AnswerText, CallText, Content, Part, Reasoning
 from sealring_trio.marks import StopText
 
 LETTERS = st.text("ab<", max_size=24)
@@ -53,11 +53,12 @@ def read_json(text: str, tools: object) -> object:
 TOOLS = ToolFormat("<call>", "</call>", read_json)
 OPEN = ToolFormat("[CALLS]", "", read_json)
 THINK = ("<think>", "</think>")
+Told = Part | ToolCall
 FUNCTIONS = [{"function": {"name": "f"}}]
 F = ToolCall("f", '{"x": 1}')
 CALL = '<call>{"name": "f", "arguments": {"x": 1}}</call>'
 
-ANSWERS: dict[str, tuple[str, ToolFormat | None, dict[str, bool], list[Part]]] = {
+ANSWERS: dict[str, tuple[str, ToolFormat | None, dict[str, bool], list[Told]]] = {
     "plain": ("Hello.", TOOLS, {}, [Content("Hello.")]),
     "a call": (CALL, TOOLS, {}, [F]),
     "text and two calls": (f"Wait. {CALL}\n{CALL}", TOOLS, {}, [Content("Wait. "), F, F]),
@@ -98,10 +99,10 @@ ANSWERS: dict[str, tuple[str, ToolFormat | None, dict[str, bool], list[Part]]] =
 }
 
 
-def joined(parts: list[Part]) -> list[Part]:
-    """*parts*, with neighbours of one kind as one."""
-    whole: list[Part] = []
-    for part in parts:
+def joined(parts: list[Part], tools: ToolFormat | None) -> list[Told]:
+    """*parts*, with their calls read, and neighbours of one kind as one."""
+    whole: list[Told] = []
+    for part in [told for one in parts for told in read_call(one, tools)]:
         match whole, part:
             case [*_, Content(before)], Content(text):
                 whole[-1] = Content(before + text)
@@ -112,11 +113,35 @@ def joined(parts: list[Part]) -> list[Part]:
     return whole
 
 
+def read_call(part: Part, tools: ToolFormat | None) -> list[Told]:
+    if not isinstance(part, CallText):
+        return [part]
+    assert tools is not None
+    try:
+        return [*tools.parse(part.text, FUNCTIONS)]
+    except ValueError:
+        return [Content(part.otherwise)]
+
+
 @pytest.mark.parametrize(("text", "tools", "begins", "parts"), ANSWERS.values(), ids=ANSWERS)
 @pytest.mark.parametrize("size", [1, 2, 5, 1000])
 def test_parts_of_an_answer(
-    text: str, tools: ToolFormat | None, begins: dict[str, bool], parts: list[Part], size: int
+    text: str, tools: ToolFormat | None, begins: dict[str, bool], parts: list[Told], size: int
 ) -> None:
-    answer = AnswerText(THINK, tools, FUNCTIONS, **begins)
+    answer = AnswerText(THINK, tools, **begins)
     told = [p for at in range(0, len(text), size) for p in answer.add(text[at : at + size])]
-    assert joined(told + answer.end()) == parts
+    assert joined(told + answer.end(), tools) == parts
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_call_has_so_many_characters_at_most(more: int) -> None:
+    answer = AnswerText(THINK, TOOLS)
+    parts = answer.add("<call>")
+    for _ in range(MAX_CALL // 64):
+        parts += answer.add("<" * 64)
+    parts += answer.add("x" * more + "</call>That was it.")
+    text = "<" * MAX_CALL + "x" * more
+    if more:
+        assert joined(parts, TOOLS) == [Content(f"<call>{text}</call>That was it.")]
+    else:
+        assert parts == [CallText(text, f"<call>{text}</call>"), Content("That was it.")]

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
+import trio
+from sealring_model import tiny
+from sealring_model.tokens import Tokenizer
 from sealring_protocol.control.requests import Request
-from sealring_trio import requests
+from sealring_trio import requests, text_worker
 from sealring_trio.api import gate
 from sealring_trio.api.keys import KEY_FILE, ApiKeys, new_key, revoke_key
+from sealring_trio.api.kinds import CallReader, Hands
+from sealring_trio.api.parsing import MAX_CALL
+from sealring_trio.text_frames import CALL, Crowded, Exceeded, Lost, Refused
+from sealring_trio.text_worker import TextWorkers
 
 SHARING = ["connection", "off", "everyone"]
 
@@ -87,3 +99,183 @@ async def test_the_control_socket_shares_with_no_caller_of_the_api(
     own = Request((1,), scope=requests.SCOPE).sharer
     for guess in (key, "", requests.SCOPE):
         assert await door.sharer(guess, requests.SCOPE) != own
+
+
+# Texts that cost more than they should, in a real worker. The ring's links are served by the thread
+# that runs these tests: what it spends is what they would wait for.
+
+SPARE = 1.0
+"""Seconds of this thread's processor that one attack may cost; a peer is lost after 1.5."""
+
+TEMPLATE = """{% set text = messages[0]['content'] %}
+{%- if text == 'endless' %}
+{%- for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}
+{%- endfor %}{% endfor %}
+{%- elif text == 'range' %}{% for a in range(10**9) %}{% endfor %}
+{%- elif text == 'at once' %}{{ 'x' * 10**11 }}
+{%- elif text == 'more and more' %}{% set box = namespace(all='x') %}
+{%- for a in range(64) %}{% set box.all = box.all ~ box.all %}{% endfor %}
+{%- elif text == 'reach' %}{{ ''.__class__.__mro__[1].__subclasses__() }}
+{%- elif text == 'attr' %}{{ (''|attr('__class__')).__name__ }}
+{%- elif text == 'change' %}{{ messages.append(1) }}
+{%- elif text == 'globals' %}{{ raise_exception.__globals__ }}
+{%- elif text == 'format' %}{{ '{0.__class__.__init__.__globals__}'.format(messages) }}
+{%- elif text == 'import' %}{% include '/etc/passwd' %}
+{%- else %}{{ text }}{% endif %}"""
+
+
+def variant(folder: Path, **settings: str) -> Path:
+    """The tiny model's tokenizer in *folder*, with other *settings*."""
+    folder.mkdir()
+    for name in ("tokenizer.json", "config.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((tiny.path() / name).read_bytes())
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    for template in folder.glob("*.jinja"):
+        template.unlink()
+    return folder
+
+
+@asynccontextmanager
+async def workers(model: Path) -> AsyncIterator[TextWorkers]:
+    """Text workers with the tokenizer in *model*, and no second more than `SPARE` spent on them."""
+    texts = TextWorkers(model)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(texts.serve)
+        began = time.thread_time()
+        yield texts
+        assert time.thread_time() - began < SPARE
+        nursery.cancel_scope.cancel()
+
+
+def ask(text: str) -> bytes:
+    """A body with one message."""
+    return json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
+
+
+ABOUT = {"model": "m", "context": 2048}
+
+
+async def outcome(texts: TextWorkers, job: str, data: bytes, **about: Any) -> str:
+    """What becomes of a job, in words."""
+    try:
+        told, _ = await texts.run(job, ABOUT | about, data)
+    except (Refused, Exceeded, Crowded, Lost) as error:
+        return f"{type(error).__name__}: {error}"
+    return str(told)
+
+
+TEMPLATES = {
+    "endless": "Exceeded: the chat template took longer than 5 s",
+    "range": "Refused: the chat template refuses these messages: Range too big",
+    "at once": "Refused: the chat template refuses these messages: MemoryError",
+    "more and more": "MemoryError|chat template took (more than 1 GiB of memory|longer than 5 s)",
+    "reach": "Refused: .* access to attribute '__class__' of 'str' object is unsafe",
+    "attr": "Refused: .* access to attribute '__class__' of 'str' object is unsafe",
+    "change": "Refused: .* access to attribute 'append' of 'list' object is unsafe",
+    "globals": "Refused: .* access to attribute '__globals__' of 'function' object is unsafe",
+    "format": "Refused: .* access to attribute '__class__' of 'list' object is unsafe",
+    "import": "Refused: the chat template refuses these messages: no loader",
+}
+
+
+async def test_a_template_reaches_nothing_and_ends_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_worker, "MEMORY", 1 << 30)
+    async with workers(variant(tmp_path / "m", chat_template=TEMPLATE)) as texts:
+        for text, wanted in TEMPLATES.items():
+            assert re.search(wanted, await outcome(texts, "chat", ask(text))), text
+            assert "'lengths'" in await outcome(texts, "chat", ask("The next one is served."))
+
+
+TOOLS = json.dumps([{"type": "function", "function": {"name": "f"}}]).encode()
+
+CALLS = {
+    "glm47": "f" + "<arg_key>a</arg_key>" * 12_000,
+    "gemma4": "call:f{" * 4_000,
+    "kimi_k3": "<|open|>call" * 20_000,
+}
+"""Texts over which mlx-lm's parsers take minutes. laguna's does as glm47's; those of muse_spark and
+function_gemma take seconds."""
+
+
+@pytest.mark.parametrize(("parser", "text"), CALLS.items(), ids=CALLS)
+async def test_a_hostile_tool_call_costs_its_worker_alone(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    parser: str,
+    text: str,
+) -> None:
+    monkeypatch.setitem(cast(Any, text_worker.STAGE_SECONDS), CALL, 0.5)
+    assert len(text) <= MAX_CALL
+    model = variant(tmp_path / "m", tool_parser_type=parser)
+    async with workers(model) as texts:
+        hands = Hands(cast(Any, Mock(texts=texts)), Mock(), "")
+        assert await CallReader(hands, TOOLS).read(text) == []
+        (line,) = [record for record in caplog.records if "given out as text" in record.message]
+        assert "reading a tool call took longer than 0.5 s" in line.message
+        assert "'lengths'" in await outcome(texts, "chat", ask("The next one is served."))
+
+
+BODY = b'{"model": "m", "prompt": %s}'
+
+BODIES = {
+    "deep": (b"[" * 8_000_000, "Refused: The body has more than"),
+    "deep, and few": (b"[" * 100_000, "Refused: The body is not valid JSON: recursion limit"),
+    "objects": (BODY % (b"[" + b'{"a":[]},' * 900_000 + b"1]"), "Refused: The body has more than"),
+    "long numbers": (BODY % (b"[" + b"9" * 8_000_000 + b"]"), "Refused: "),
+    "many numbers": (BODY % (b"[" + b"1," * 4_000_000 + b"1]"), "Refused: The body has more than"),
+    "prompts": (BODY % (b"[" + b"[1]," * 900_000 + b"[1]]"), "Refused: "),
+    "quotes": (BODY % (b'"' + b'\\"' * 4_000_000 + b'"'), "context length"),
+    "half quotes": (b'{"' + b'\\"' * 4_000_000, "Refused: The body is not valid JSON"),
+}
+
+
+async def test_large_bodies_are_read_beside_the_ring_one_at_a_time() -> None:
+    async with workers(tiny.path()) as texts, trio.open_nursery() as nursery:
+
+        async def one(body: bytes, wanted: str) -> None:
+            told = await outcome(texts, "completion", body)
+            assert re.search(wanted, told), told
+
+        for body, wanted in BODIES.values():
+            nursery.start_soon(one, body, wanted)
+        await trio.testing.wait_all_tasks_blocked()
+        assert "'lengths'" in await outcome(texts, "chat", ask("Short ones go on."))
+        assert (await outcome(texts, "completion", bytes(text_worker.MAX_WAITING))) == "Crowded: "
+
+
+async def test_a_prompt_that_cannot_fit_is_refused_by_its_length() -> None:
+    hopeless = "The quick brown fox. " * 350_000
+    async with workers(tiny.path()) as texts:
+        for job, body in {
+            "chat": ask(hopeless),
+            "completion": json.dumps({"model": "m", "prompt": ["x", hopeless]}).encode(),
+            "prompt": hopeless.encode(),
+        }.items():
+            told = await outcome(texts, job, body, raw=False, limit=1)
+            assert re.search("context length is 2048 .* at least 525...? tokens", told), told
+        (worker,) = [one for one in texts._idle if one.memory()][:1]
+        assert worker.memory() - worker.loaded < 200 << 20
+
+
+async def test_a_caller_who_leaves_frees_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_worker, "GRACE", 0.1)
+    async with workers(variant(tmp_path / "m", chat_template=TEMPLATE)) as texts:
+        await outcome(texts, "chat", ask("It has started."))
+        with trio.move_on_after(0.5) as left:
+            await texts.run("chat", ABOUT, ask("endless"))
+        assert left.cancelled_caught
+        assert "'lengths'" in await outcome(texts, "chat", ask("The next one is served."))
+
+
+def test_no_text_has_fewer_tokens_than_its_length_tells() -> None:
+    tokenizer = Tokenizer(tiny.path())
+    longest = max((tokenizer.decode([token]) for token in range(tokenizer.vocabulary)), key=len)
+    for text in (longest * 50, " " * 1000, "é世🦊" * 99, "<|user|>" * 40, "\n" * 77):
+        assert tokenizer.least(text) <= len(tokenizer.encode(text))
+    assert tokenizer.least(longest * 50) > 0.9 * len(tokenizer.encode(longest * 50))

@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from sealring_model.tokens import ToolCall
 from sealring_protocol.control.requests import FinishReason, RequestDone, TokenOut
 
-from sealring_trio.api.parsing import AnswerText, Content, Part, Reasoning
+from sealring_trio.api.parsing import AnswerText, CallText, Content, Part, Reasoning
 from sealring_trio.api.replies import TokenBytes, chat_logprobs, finish_reason
 from sealring_trio.generation import Piece
 
+ReadCall = Callable[[str], Awaitable[list[ToolCall]]]
+"""The tool calls in what a model wrote between the marks of one; none if it is no call."""
+
 
 class ChatChoice:
-    """One assistant message on its way to the client.
+    """One assistant message on its way to the client, whose tool calls *read_call* reads.
 
     With *single_call* the answer ends after its first tool call. Log probabilities are told, with
     *bytes_of* each token, when that is given.
     """
 
     def __init__(
-        self, index: int, text: AnswerText, *, single_call: bool, bytes_of: TokenBytes | None
+        self,
+        index: int,
+        text: AnswerText,
+        read_call: ReadCall,
+        *,
+        single_call: bool,
+        bytes_of: TokenBytes | None,
     ) -> None:
         self._index = index
         self._text = text
+        self._read_call = read_call
         self._single_call = single_call
         self._bytes_of = bytes_of
         self._unsaid: list[TokenOut] = []  # tokens of text that is still held back
@@ -43,15 +54,15 @@ class ChatChoice:
         """Whose message it is."""
         return self._chunk({"role": "assistant", "content": ""}, [], None)
 
-    def take(self, piece: Piece) -> dict[str, Any] | None:
+    async def take(self, piece: Piece) -> dict[str, Any] | None:
         """What *piece* adds to the message."""
         self._unsaid += piece.tokens
-        delta = self._delta(self._text.add(piece.text))
+        delta = await self._delta(self._text.add(piece.text))
         return self._chunk(delta, self._told(), None) if delta else None
 
-    def finish(self, done: RequestDone) -> dict[str, Any]:
+    async def finish(self, done: RequestDone) -> dict[str, Any]:
         """What was held back, and why the message ends."""
-        delta = self._delta(self._text.end())
+        delta = await self._delta(self._text.end())
         stopped = done.reason is FinishReason.STOP
         self._finish = "tool_calls" if self._calls and stopped else finish_reason(done)
         return self._chunk(delta, self._told(), self._finish)
@@ -100,21 +111,25 @@ class ChatChoice:
         self._logprobs += told
         return told
 
-    def _delta(self, parts: list[Part]) -> dict[str, Any]:
+    async def _delta(self, parts: list[Part]) -> dict[str, Any]:
         """*parts* as a delta, and added to the message."""
         delta: dict[str, Any] = {}
         for part in parts:
             if self.complete:
                 break
-            match part:
+            told: Part | list[ToolCall] = part
+            if isinstance(part, CallText):
+                told = await self._read_call(part.text) or Content(part.otherwise)
+            match told:
                 case Content(text):
                     self._content.append(text)
                     delta["content"] = delta.get("content", "") + text
                 case Reasoning(text):
                     self._reasoning.append(text)
                     delta["reasoning_content"] = delta.get("reasoning_content", "") + text
-                case ToolCall():
-                    delta.setdefault("tool_calls", []).append(self._call(part))
+                case [*calls]:
+                    made = (self._call(call) for call in calls if not self.complete)
+                    delta.setdefault("tool_calls", []).extend(made)
         return delta
 
     def _call(self, call: ToolCall) -> dict[str, Any]:

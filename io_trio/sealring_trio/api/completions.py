@@ -28,7 +28,7 @@ class TextChoice:
         """The prompt, if it is to be repeated."""
         return self._chunk(self._echo, None) if self._echo else None
 
-    def take(self, piece: Piece) -> dict[str, Any] | None:
+    async def take(self, piece: Piece) -> dict[str, Any] | None:
         """What *piece* adds."""
         self._unsaid += piece.tokens
         if not piece.text:
@@ -36,7 +36,7 @@ class TextChoice:
         self._text.append(piece.text)
         return self._chunk(piece.text, None)
 
-    def finish(self, done: RequestDone) -> dict[str, Any]:
+    async def finish(self, done: RequestDone) -> dict[str, Any]:
         """Why it ends."""
         self._finish = finish_reason(done)
         return self._chunk("", self._finish)

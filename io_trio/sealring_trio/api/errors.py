@@ -21,7 +21,8 @@ from sealring_protocol.control.requests import (
 from sealring_protocol.errors import LocalProtocolError
 from starlette.responses import JSONResponse
 
-from sealring_trio.generation import Withdrawn
+from sealring_trio.errors import Withdrawn
+from sealring_trio.text_frames import Crowded, Exceeded, Lost, Refused
 
 INVALID: Final = "invalid_request_error"
 RETRY_SECONDS: Final = 1
@@ -63,6 +64,22 @@ class ApiError(Exception):
     def response(self) -> JSONResponse:
         """It as an HTTP response."""
         return JSONResponse(self.body(), self.status, self.headers)
+
+    def fields(self) -> dict[str, Any]:
+        """All of it, for `from_fields` in another process."""
+        return {
+            "status": self.status,
+            "message": self.message,
+            "code": self.code,
+            "kind": self.kind,
+            "param": self.param,
+            "headers": self.headers,
+        }
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> ApiError:
+        """The error that has *fields*."""
+        return cls(**fields)
 
 
 def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
@@ -151,6 +168,20 @@ def from_end(done: RequestDone) -> ApiError | None:
 
 def _cancelled() -> ApiError:
     return ApiError(499, "The request was cancelled.", "request_cancelled", kind="cancelled")
+
+
+def from_text(error: Crowded | Exceeded | Lost | Refused) -> ApiError:
+    """Why a text worker did not do what it was asked."""
+    match error:
+        case Refused():
+            return ApiError.from_fields(error.fields)
+        case Exceeded():
+            # Not a 5xx, which clients send again: it would take as long the next time.
+            return ApiError(422, f"This request was given up: {error}.", "text_limit_exceeded")
+        case Crowded():
+            return unavailable("Too many long prompts wait to be read.", "overloaded")
+        case Lost():
+            return unavailable(f"The text could not be read: {error}.", "text_worker_lost")
 
 
 def timed_out(seconds: float) -> ApiError:

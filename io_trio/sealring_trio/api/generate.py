@@ -9,7 +9,7 @@ after that it is the last event of the stream.
 from __future__ import annotations
 
 import contextlib
-import time
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Generic
@@ -27,19 +27,23 @@ from sealring_trio.api.errors import (
     ApiError,
     from_end,
     from_refusal,
+    from_text,
     invalid,
     timed_out,
     unavailable,
 )
 from sealring_trio.api.gate import Visitor
 from sealring_trio.api.head import ApiHead
-from sealring_trio.api.kinds import A, Kind, Prepared
+from sealring_trio.api.kinds import A, Hands, Kind, Prepared
 from sealring_trio.api.replies import DONE, Choice, Envelope, event, usage
 from sealring_trio.api.sampling import jobs
 from sealring_trio.api.streaming import ClientGone, EventStream, attended
 from sealring_trio.errors import OperationError
-from sealring_trio.generation import Answer, Crowded
+from sealring_trio.generation import Answer
+from sealring_trio.text_frames import Crowded, Exceeded, Lost, Refused
 from sealring_trio.trace import Trace
+
+log = logging.getLogger("sealring.api")
 
 Pair = tuple[Answer, Choice]
 Emit = Callable[[dict[str, Any]], Awaitable[None]]
@@ -84,30 +88,25 @@ class Generate(Generic[A]):
         head, trace = self._head, call.trace
         body = await head.bodies.read(Request(scope, receive))
         trace.body = trio.current_time() - trace.began
-        began = time.perf_counter()
-        asked, size = self._kind.read(body), len(body)
-        del body  # which would stay for as long as the answer takes
-        trace.parse = time.perf_counter() - began
-        if asked.model != head.model:
-            message = f"The model '{asked.model}' does not exist here; there is '{head.model}'."
-            raise ApiError(404, message, "model_not_found", param="model")
         head.check_serving()
-        if not asked.stream:
-            response = await attended(receive, partial(self._within_time, asked, size, call))
-            await response(scope, receive, send)
-            return trace.outcome
+        texts = [body]
+        del body  # which would stay for as long as the answer takes
         call.stream = stream = EventStream(send)
         try:
-            await attended(receive, partial(self._within_time, asked, size, call))
+            response = await attended(receive, partial(self._within_time, texts, call))
         except ApiError as error:
             if not stream.opened:
                 raise
             await stream.write(event(error.body()))
             trace.outcome = error.code
+        else:
+            if not stream.opened:
+                await response(scope, receive, send)
+                return trace.outcome
         await stream.close()
         return trace.outcome
 
-    async def _within_time(self, asked: A, size: int, call: Call) -> Response:
+    async def _within_time(self, texts: list[bytes], call: Call) -> Response:
         """`_generate`, for as long as a request may take. Raises `ApiError`."""
         head = self._head
         given: list[Response | ApiError] = []
@@ -124,7 +123,7 @@ class Generate(Generic[A]):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(expire, nursery.cancel_scope)
             try:
-                given.append(await self._generate(asked, size, call))
+                given.append(await self._generate(texts, call))
             except ApiError as error:
                 given.append(error)
             nursery.cancel_scope.cancel()
@@ -135,11 +134,17 @@ class Generate(Generic[A]):
             raise result
         return result
 
-    async def _generate(self, asked: A, size: int, call: Call) -> Response:
-        """Have the ring answer *asked*, a body of *size* bytes, into the stream if there is one, or
-        in one piece."""
-        trace, stream = call.trace, call.stream
-        tokenizer, prepared = await self._prepare(asked, size, trace)
+    async def _generate(self, texts: list[bytes], call: Call) -> Response:
+        """Have the ring answer the body that is taken from *texts*, into the stream if one is asked
+        for, or in one piece."""
+        trace = call.trace
+        tokenizer = await self._tokenizer()
+        prepared = await self._prepare(texts.pop(), call)
+        asked = self._kind.options(prepared.told["options"])
+        stream = call.stream if asked.stream else None
+        choices = self._kind.choices(
+            asked, prepared, Hands(self._head.generator, tokenizer, call.visitor.owner)
+        )
         envelope = Envelope(
             id=trace.id,
             kind=self._kind.whole,
@@ -151,7 +156,7 @@ class Generate(Generic[A]):
         )
         with contextlib.ExitStack() as stack:
             answers = self._open(asked, tokenizer, prepared, call, stack)
-            pairs = list(zip(answers, prepared.choices, strict=True))
+            pairs = list(zip(answers, choices, strict=True))
             if stream is not None:
                 await _stream(pairs, envelope, stream, trace)
             else:
@@ -162,28 +167,37 @@ class Generate(Generic[A]):
             last = envelope.chunk([], counts) if asked.wants_usage else b""
             await stream.write(last + DONE)
             return Response()
-        whole = [choice.whole() for choice in prepared.choices]
+        whole = [choice.whole() for choice in choices]
         return JSONResponse(envelope.whole(whole, counts), headers=_timing(trace))
 
-    async def _prepare(self, asked: A, size: int, trace: Trace) -> tuple[Tokenizer, Prepared]:
-        """The tokenizer, and the prompts and choices. Raises `ApiError`."""
-        generator = self._head.generator
+    async def _tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises `ApiError`."""
         try:
-            tokenizer = await generator.tokenizer()
+            return await self._head.generator.tokenizer()
         except OperationError as error:
             raise unavailable(
                 f"The model's tokenizer is missing: {error.what}.", "no_tokenizer"
             ) from None
+
+    async def _prepare(self, body: bytes, call: Call) -> Prepared:
+        """What a text worker reads in *body*. Raises `ApiError`."""
+        generator, trace = self._head.generator, call.trace
+        info = generator.runtime.node.engine_info
+        about = {"model": self._head.model, "context": info.context if info is not None else 0}
         began = trio.current_time()
-        work = partial(self._kind.prepare, asked, tokenizer)
         try:
-            # A text is nowhere longer than the body it came in, and may stand in any field.
-            prepared = await generator.tokenised(size, work)
-        except Crowded:
-            raise unavailable("Too many long prompts wait to be read.", "overloaded") from None
-        trace.tokenise = trio.current_time() - began
+            given = await generator.texts.run(self._kind.name, about, body, call.visitor.owner)
+        except (Crowded, Exceeded, Lost, Refused) as error:
+            if isinstance(error, Exceeded):
+                log.warning("%s: %s", trace.id, error)
+            raise from_text(error) from None
+        except OperationError as error:
+            raise unavailable(f"The text cannot be read: {error.what}.", "no_worker") from None
+        prepared = Prepared.of(*given)
+        trace.parse = prepared.told["read"]
+        trace.tokenise = trio.current_time() - began - trace.parse
         trace.prompt_tokens = sum(map(len, prepared.prompts))
-        return tokenizer, prepared
+        return prepared
 
     def _open(
         self,
@@ -226,13 +240,13 @@ async def _follow(answer: Answer, choice: Choice, emit: Emit) -> str:
 
     Raises `ApiError`."""
     while not isinstance(piece := await answer.next(), RequestDone):
-        if (chunk := choice.take(piece)) is not None:
+        if (chunk := await choice.take(piece)) is not None:
             await emit(chunk)
         if choice.complete:
             answer.finish()
     if (error := from_end(piece)) is not None:
         raise error
-    last = choice.finish(piece)
+    last = await choice.finish(piece)
     await emit(last)
     return str(last["finish_reason"])
 

@@ -1,48 +1,74 @@
-"""What is special about each kind of request: its body, its prompts, and its choices."""
+"""What is special about each kind of request: its job for a text worker, and its choices."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, TypeVar
+import logging
+from array import array
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, Protocol, TypeVar
 
 import attrs
-from sealring_model.tokens import Tokenizer
+from sealring_model.tokens import Tokenizer, ToolCall
 
 from sealring_trio.api.chat import ChatChoice
 from sealring_trio.api.completions import TextChoice
-from sealring_trio.api.messages import converse
 from sealring_trio.api.parsing import AnswerText
 from sealring_trio.api.replies import Choice
-from sealring_trio.api.schema import ChatRequest, CompletionRequest, read
+from sealring_trio.api.schema import ChatOptions, CompletionOptions
+from sealring_trio.api.texts import ID
+from sealring_trio.errors import OperationError
+from sealring_trio.generation import Generator
+from sealring_trio.text_frames import Crowded, Exceeded, Lost, Refused
 
-A = TypeVar("A", ChatRequest, CompletionRequest)
+log = logging.getLogger("sealring.api")
+
+A = TypeVar("A", ChatOptions, CompletionOptions)
 
 
 @attrs.frozen
 class Prepared:
-    """The *prompts* as ids, and a choice to be filled for each answer."""
+    """A request as a text worker has read it: what it *told*, and the *prompts* as ids. What the
+    node only passes on is in *rest*."""
 
+    told: Mapping[str, Any]
     prompts: list[tuple[int, ...]]
-    choices: Sequence[Choice]
+    rest: bytes
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any], data: bytes) -> Prepared:
+        """What a worker gave."""
+        ids = array(ID)
+        size = sum(told["lengths"]) * ids.itemsize
+        ids.frombytes(data[:size])
+        ends = list(accumulate(told["lengths"], initial=0))
+        prompts = [tuple(ids[start:end]) for start, end in pairwise(ends)]
+        return cls(told, prompts, data[size:])
+
+
+@attrs.frozen
+class Hands:
+    """What choices work with: the *tokenizer*, and the text workers of *generator* for *owner*."""
+
+    generator: Generator
+    tokenizer: Tokenizer
+    owner: str
 
 
 class Kind(Protocol[A]):
-    """One kind of request: *prompt* is the field of its prompt, *whole* and *chunk* are the types
-    of its answers."""
+    """One kind of request. *name* is also that of its job in `texts`; *prompt* is the field of its
+    prompt, *whole* and *chunk* are the types of its answers."""
 
     name: str
     prompt: str
     whole: str
     chunk: str
 
-    def read(self, body: bytes) -> A:
-        """The request in *body*. Raises `ApiError`."""
+    def options(self, told: Mapping[str, Any]) -> A:
+        """What is asked for, but for the texts."""
 
-    def prepare(self, asked: A, tokenizer: Tokenizer) -> Prepared:
-        """The prompts, and a choice for each answer. It may run in a thread.
-
-        Raises `ApiError`.
-        """
+    def choices(self, asked: A, prepared: Prepared, hands: Hands) -> Sequence[Choice]:
+        """A choice to be filled for each answer."""
 
 
 class ChatKind:
@@ -53,29 +79,29 @@ class ChatKind:
     whole = "chat.completion"
     chunk = "chat.completion.chunk"
 
-    def read(self, body: bytes) -> ChatRequest:
-        """The request in *body*."""
-        return read(ChatRequest, body)
+    def options(self, told: Mapping[str, Any]) -> ChatOptions:
+        """What is asked for."""
+        return ChatOptions.model_validate(told)
 
-    def prepare(self, asked: ChatRequest, tokenizer: Tokenizer) -> Prepared:
-        """The conversation, and its choices."""
-        talk = converse(tokenizer, asked)
-        choices = [
+    def choices(self, asked: ChatOptions, prepared: Prepared, hands: Hands) -> list[ChatChoice]:
+        """A message for each."""
+        tokenizer, told = hands.tokenizer, prepared.told
+        calls = CallReader(hands, prepared.rest)
+        return [
             ChatChoice(
                 index,
                 AnswerText(
                     tokenizer.think,
-                    tokenizer.tools if talk.tools else None,
-                    talk.tools,
-                    reasoning=talk.reasoning,
-                    calling=talk.calling,
+                    tokenizer.tools if prepared.rest else None,
+                    reasoning=told["reasoning"],
+                    calling=told["calling"],
                 ),
+                calls.read,
                 single_call=asked.parallel_tool_calls is False,
                 bytes_of=tokenizer.token_bytes if asked.logprobs else None,
             )
             for index in range(asked.n or 1)
         ]
-        return Prepared([talk.ids], choices)
 
 
 class CompletionKind:
@@ -86,21 +112,36 @@ class CompletionKind:
     whole = "text_completion"
     chunk = "text_completion"
 
-    def read(self, body: bytes) -> CompletionRequest:
-        """The request in *body*."""
-        return read(CompletionRequest, body)
+    def options(self, told: Mapping[str, Any]) -> CompletionOptions:
+        """What is asked for."""
+        return CompletionOptions.model_validate(told)
 
-    def prepare(self, asked: CompletionRequest, tokenizer: Tokenizer) -> Prepared:
-        """The prompts, and the choices of each."""
-        bytes_of = tokenizer.token_bytes if asked.logprobs is not None else None
-        prompts: list[tuple[int, ...]] = []
-        choices: list[Choice] = []
-        for prompt in asked.prompts:
-            if isinstance(prompt, str):
-                ids, text = tokenizer.encode(prompt), prompt
-            else:
-                ids, text = prompt, tokenizer.decode(prompt) if asked.echo else ""
-            prompts.append(tuple(ids))
-            for _ in range(asked.n or 1):
-                choices.append(TextChoice(len(choices), text if asked.echo else "", bytes_of))
-        return Prepared(prompts, choices)
+    def choices(
+        self, asked: CompletionOptions, prepared: Prepared, hands: Hands
+    ) -> list[TextChoice]:
+        """The continuations of each prompt."""
+        bytes_of = hands.tokenizer.token_bytes if asked.logprobs is not None else None
+        texts = prepared.told["texts"] or [""] * len(prepared.prompts)
+        each = asked.n or 1
+        return [
+            TextChoice(index, texts[index // each], bytes_of) for index in range(each * len(texts))
+        ]
+
+
+@attrs.frozen
+class CallReader:
+    """Has a text worker read tool calls; *tools* is the JSON of those that there are."""
+
+    hands: Hands
+    tools: bytes
+
+    async def read(self, text: str) -> list[ToolCall]:
+        """The calls in *text*; none if it is no call, or cannot be read within its limits."""
+        about = {"tools": len(self.tools)}
+        data = self.tools + text.encode("utf-8", "replace")
+        try:
+            told, _ = await self.hands.generator.texts.run("call", about, data, self.hands.owner)
+        except (Exceeded, Lost, Crowded, Refused, OperationError) as error:
+            log.warning("a tool call of %d characters is given out as text: %s", len(text), error)
+            return []
+        return [ToolCall(name, arguments, id) for name, arguments, id in told["calls"]]

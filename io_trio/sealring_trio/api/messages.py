@@ -1,4 +1,4 @@
-"""A conversation as the model's chat template takes it, and as the ids of a prompt.
+"""A conversation as the model's chat template takes it, and as the text of a prompt.
 
 A template gets plain values: each content one text, a tool call's arguments as an object rather
 than the text that the API carries, and only the fields that a message has. A developer is the
@@ -20,18 +20,24 @@ from sealring_trio.api.schema import ChatRequest, Message, NamedTool
 
 @attrs.frozen
 class Conversation:
-    """A prompt's ids, and where its answer begins: within the reasoning, or within a tool call.
+    """A prompt's *text*, and the *tools* that its answer may call, as the template got them; with
+    *forced* it must."""
 
-    *tools* are those that the answer may call, as the template got them.
-    """
+    text: str
+    tools: list[dict[str, Any]]
+    forced: bool
 
-    ids: tuple[int, ...]
-    tools: tuple[dict[str, Any], ...]
+
+@attrs.frozen
+class Opening:
+    """A prompt's *ids*, and where its answer begins: within the *reasoning*, or a tool call."""
+
+    ids: list[int]
     reasoning: bool
     calling: bool
 
 
-def converse(tokenizer: Tokenizer, asked: ChatRequest) -> Conversation:
+def render(tokenizer: Tokenizer, asked: ChatRequest) -> Conversation:
     """The prompt of *asked*. Raises `ApiError` for what the model's template does not take."""
     tools = _tools(asked)
     forced = bool(tools) and asked.tool_choice not in (None, "auto")
@@ -46,15 +52,21 @@ def converse(tokenizer: Tokenizer, asked: ChatRequest) -> Conversation:
         raise invalid(f"chat_template_kwargs may not set '{wrong[0]}'.", "chat_template_kwargs")
     messages = [_plain(message) for message in asked.messages]
     try:
-        ids = tokenizer.chat(messages, tools, **settings)
+        text = tokenizer.render(messages, tools, **settings)
     except ValueError as error:
         raise invalid(f"{error}.", "messages") from None
+    return Conversation(text, tools, forced)
+
+
+def tokenise(tokenizer: Tokenizer, talk: Conversation) -> Opening:
+    """*talk* as ids; a call that must be is begun."""
+    ids = tokenizer.encode_rendered(talk.text)
     reasoning = tokenizer.opens_thinking(ids)
-    if forced and tokenizer.tools is not None:
+    if talk.forced and tokenizer.tools is not None:
         opening = (tokenizer.think[1] if reasoning else "") + tokenizer.tools.start
         ids += tokenizer.encode_part(opening)
         reasoning = False
-    return Conversation(tuple(ids), tuple(tools), reasoning, forced)
+    return Opening(ids, reasoning, talk.forced)
 
 
 def _tools(asked: ChatRequest) -> list[dict[str, Any]]:

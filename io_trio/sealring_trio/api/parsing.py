@@ -1,9 +1,9 @@
 """What the text of an answer is: reasoning, content, or tool calls, told apart as it comes.
 
 A model puts its reasoning between two marks, and each tool call between two others. They are taken
-out of the text wherever the pieces cut them (`marks`). Reasoning and content go on at once; a tool
-call is given whole, when its closing mark is there, since only then can it be read. What stands
-between a call's marks and is none goes to the client as the content that it is.
+out of the text wherever the pieces cut them (`marks`), in time linear in it. Reasoning and content
+go on at once; what may be a tool call is given whole, when its closing mark is there, since only
+then can it be read. Whoever gets it has it read: by other people's code, in a text worker.
 
 Blank space after a mark belongs to the format, not to the content, and is left out.
 """
@@ -11,11 +11,10 @@ Blank space after a mark belongs to the format, not to the content, and is left 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import attrs
-from sealring_model.tokens import ToolCall, ToolFormat
+from sealring_model.tokens import ToolFormat
 
 from sealring_trio.marks import find, unsure
 
@@ -34,7 +33,18 @@ class Content:
     text: str
 
 
-Part = Reasoning | Content | ToolCall
+@attrs.frozen
+class CallText:
+    """*text* between the marks of a tool call. If it is no call, it is the content *otherwise*."""
+
+    text: str
+    otherwise: str
+
+
+Part = Reasoning | Content | CallText
+
+MAX_CALL: Final = 256 << 10
+"""Characters of a tool call. What goes on for longer is content. Memory: four bytes for each."""
 
 
 class _Place(enum.Enum):
@@ -46,27 +56,27 @@ class _Place(enum.Enum):
 class AnswerText:
     """The parts of one answer's text.
 
-    *think* are the marks of the reasoning, empty for none. *tools* is how calls are written, and
-    *functions* which there are, for a request that may call some. The answer begins within the
-    *reasoning*, or within a call (*calling*), if the prompt ended there.
+    *think* are the marks of the reasoning, empty for none. *tools* is how calls are written, for a
+    request that may make some. The answer begins within the *reasoning*, or within a call
+    (*calling*), if the prompt ended there.
     """
 
     def __init__(
         self,
         think: tuple[str, str] = ("", ""),
         tools: ToolFormat | None = None,
-        functions: Sequence[Mapping[str, Any]] = (),
         *,
         reasoning: bool = False,
         calling: bool = False,
     ) -> None:
         self._think = think
         self._tools = tools
-        self._functions: Final = functions
         self._place = _Place.CONTENT
         if reasoning or calling:
             self._place = _Place.REASONING if reasoning else _Place.CALL
         self._held = ""
+        self._call: list[str] = []  # what a call has so far, but for what is held
+        self._called = 0  # characters of it
         self._trim = reasoning
 
     def add(self, text: str) -> list[Part]:
@@ -76,18 +86,15 @@ class AnswerText:
         while (found := find(self._held, self._marks())) is not None:
             self._held = found.after
             parts += self._close(found.before, found.mark)
-        if self._place is not _Place.CALL:
-            keep = unsure(self._held, self._marks())
-            cut = len(self._held) - keep
-            parts += self._plain(self._held[:cut])
-            self._held = self._held[cut:]
-        return parts
+        cut = len(self._held) - unsure(self._held, self._marks())
+        sure, self._held = self._held[:cut], self._held[cut:]
+        return parts + (self._within(sure) if self._place is _Place.CALL else self._plain(sure))
 
     def end(self) -> list[Part]:
         """What was held back, when no text follows."""
         held, self._held = self._held, ""
         if self._place is _Place.CALL:
-            return self._call(held, closed=False)
+            return [self._whole(held, closed=False)]
         return self._plain(held)
 
     def _marks(self) -> tuple[str, ...]:
@@ -104,7 +111,7 @@ class AnswerText:
     def _close(self, before: str, mark: str) -> list[Part]:
         """The part that ends at *mark*."""
         if self._place is _Place.CALL:
-            parts = self._call(before, closed=True)
+            parts: list[Part] = [self._whole(before, closed=True)]
             self._place = _Place.CONTENT
         else:
             parts = self._plain(before)
@@ -124,11 +131,20 @@ class AnswerText:
             return []
         return [Reasoning(text) if self._place is _Place.REASONING else Content(text)]
 
-    def _call(self, text: str, *, closed: bool) -> list[Part]:
+    def _within(self, text: str) -> list[Part]:
+        """More of a call; what is too long for one is content, as is what follows."""
+        self._call.append(text)
+        self._called += len(text)
+        if self._called <= MAX_CALL:
+            return []
+        self._place = _Place.CONTENT
+        return [self._whole("", closed=False)]
+
+    def _whole(self, last: str, *, closed: bool) -> CallText | Content:
+        """The call that ends with *last*."""
         if self._tools is None:
             raise RuntimeError("a call without a format")
-        try:
-            return list(self._tools.parse(text, self._functions))
-        except ValueError:
-            end = self._tools.end if closed else ""
-            return [Content(self._tools.start + text + end)]
+        text = "".join((*self._call, last))
+        self._call, self._called = [], 0
+        otherwise = self._tools.start + text + (self._tools.end if closed else "")
+        return CallText(text, otherwise) if len(text) <= MAX_CALL else Content(otherwise)

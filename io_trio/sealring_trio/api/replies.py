@@ -26,10 +26,10 @@ class Choice(Protocol):
     def opening(self) -> dict[str, Any] | None:
         """The first chunk's choice, before any text; None if there is none."""
 
-    def take(self, piece: Piece) -> dict[str, Any] | None:
+    async def take(self, piece: Piece) -> dict[str, Any] | None:
         """The chunk's choice that *piece* gives; None if nothing of it can be said yet."""
 
-    def finish(self, done: RequestDone) -> dict[str, Any]:
+    async def finish(self, done: RequestDone) -> dict[str, Any]:
         """The last chunk's choice."""
 
     @property

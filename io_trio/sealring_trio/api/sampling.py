@@ -10,38 +10,27 @@ from sealring_protocol.codec.messages import NO_LOGPROBS, Row
 
 from sealring_trio.api.errors import invalid
 from sealring_trio.api.gate import Visitor
-from sealring_trio.api.schema import ChatRequest, CompletionRequest, Sampled
+from sealring_trio.api.schema import ChatOptions, CompletionOptions, Sampled
 from sealring_trio.generation import Job
 
 _U64 = (1 << 64) - 1
 
-COMPLETION_TOKENS = 16
-"""Tokens of a text completion that says nothing of it, as OpenAI has it."""
-
 
 def jobs(
-    asked: ChatRequest | CompletionRequest,
+    asked: ChatOptions | CompletionOptions,
     prompts: list[tuple[int, ...]],
     vocabulary: int,
     visitor: Visitor,
 ) -> Iterator[Job]:
     """A job for each choice of each prompt, in the order of their indices. Raises `ApiError`."""
     row = _row(asked, vocabulary)
-    limit = _limit(asked)
     for prompt in prompts:
         for choice in range(asked.n or 1):
             sampling = attrs.evolve(row, choice=choice)
-            yield Job(prompt, limit, sampling, asked.stops, visitor.owner, visitor.scope)
+            yield Job(prompt, asked.limit, sampling, asked.stops, visitor.owner, visitor.scope)
 
 
-def _limit(asked: ChatRequest | CompletionRequest) -> int:
-    """The most tokens; 0 for what the context allows."""
-    if isinstance(asked, ChatRequest):
-        return asked.max_completion_tokens or asked.max_tokens or 0
-    return asked.max_tokens or COMPLETION_TOKENS
-
-
-def _row(asked: ChatRequest | CompletionRequest, vocabulary: int) -> Row:
+def _row(asked: ChatOptions | CompletionOptions, vocabulary: int) -> Row:
     return Row(
         uid=0,
         seed=secrets.randbits(64) if asked.seed is None else asked.seed & _U64,
@@ -61,8 +50,8 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def _logprobs(asked: ChatRequest | CompletionRequest) -> int:
-    if isinstance(asked, ChatRequest):
+def _logprobs(asked: ChatOptions | CompletionOptions) -> int:
+    if isinstance(asked, ChatOptions):
         return (asked.top_logprobs or 0) if asked.logprobs else NO_LOGPROBS
     return NO_LOGPROBS if asked.logprobs is None else asked.logprobs
 

@@ -8,6 +8,7 @@ known and change what an answer is, but cannot be honoured here, are refused by 
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -28,6 +29,12 @@ MAX_PARTS: Final = 1024
 MAX_TOOLS: Final = 512
 MAX_PROMPT_IDS: Final = 1 << 20
 """Entries of a conversation, of a message, of the tools, and of a prompt given as ids."""
+
+MAX_VALUES: Final = 2 * MAX_PROMPT_IDS
+"""Values in a body, counted before they are made. Memory: some 100 bytes for each."""
+
+COMPLETION_TOKENS: Final = 16
+"""Tokens of a text completion that says nothing of it, as OpenAI has it."""
 
 MAX_STOPS: Final = 16
 MAX_STOP: Final = 1024
@@ -175,16 +182,26 @@ class ResponseFormat(Model):
     type: Name
 
 
-class ChatRequest(Sampled):
-    """The body of ``POST /v1/chat/completions``."""
+class ChatOptions(Sampled):
+    """What a chat completion is to be, but for its texts."""
 
-    messages: Annotated[list[Message], Several(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Number(ge=0, le=MAX_LOGPROBS)] | None = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def limit(self) -> int:
+        """The most tokens of an answer; 0 for what the context allows."""
+        return self.max_completion_tokens or self.max_tokens or 0
+
+
+class ChatRequest(ChatOptions):
+    """The body of ``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Several(min_length=1, max_length=MAX_MESSAGES)]
     tools: Annotated[list[Tool], Several(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -196,7 +213,19 @@ class ChatRequest(Sampled):
     web_search_options: Any = None
 
 
-class CompletionRequest(Sampled):
+class CompletionOptions(Sampled):
+    """What a text completion is to be, but for its texts."""
+
+    logprobs: Annotated[int, Number(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
+
+    @property
+    def limit(self) -> int:
+        """The most tokens of an answer."""
+        return self.max_tokens or COMPLETION_TOKENS
+
+
+class CompletionRequest(CompletionOptions):
     """The body of ``POST /v1/completions``."""
 
     prompt: (
@@ -205,8 +234,6 @@ class CompletionRequest(Sampled):
         | Annotated[list[str], Several(min_length=1, max_length=MAX_CHOICES)]
         | Annotated[list[Ids], Several(min_length=1, max_length=MAX_CHOICES)]
     )
-    logprobs: Annotated[int, Number(ge=0, le=MAX_LOGPROBS)] | None = None
-    echo: bool | None = None
     best_of: int | None = None
     suffix: str | None = None
 
@@ -242,13 +269,19 @@ def read(model: type[M], body: bytes) -> M:
     return asked
 
 
+_TEXT: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+
+
 def _parse(body: bytes) -> Any:
     """What the JSON text *body* says. Raises `ApiError`.
 
     By itself, since faults that are found while a text is parsed keep copies of what they blame,
     one for each form that a field may have. The collector would go again and again through what
-    grows here, and a ring takes a head that is silent for `PING_TIMEOUT` for dead.
+    grows here. How deep a body goes and how many digits a number has is bounded by the parser.
     """
+    bare = _TEXT.sub(b"", body)
+    if sum(map(bare.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise invalid(f"The body has more than {MAX_VALUES} values.", code="too_many_values")
     gc.disable()
     try:
         return from_json(body, allow_inf_nan=False)

@@ -1,0 +1,53 @@
+"""What a node and its text workers say to each other, and what comes of a job that is not done.
+
+A frame is a JSON object and bytes: first the sizes of both as big-endian u32s, then both. Large
+values (bodies, token ids, tools) travel as the bytes: the node passes them on without looking at
+them.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any, Final
+
+SIZES: Final = struct.Struct(">II")
+
+MAX_FRAME: Final = 128 << 20
+"""Bytes of a frame: a body of 8 MiB whose prompts are echoed, escaped, and its ids."""
+
+READ: Final = "reading the body"
+RENDER: Final = "the chat template"
+TOKENISE: Final = "making tokens of the prompt"
+CALL: Final = "reading a tool call"
+
+STAGE_SECONDS: Final[Mapping[str, float]] = {READ: 10.0, RENDER: 5.0, TOKENISE: 60.0, CALL: 5.0}
+"""Time that each stage of a job may take, of the wall clock: a worker gives way to its node. On
+one slow core 8 MiB take 1 s to read and 10 s to tokenise, templates and tool calls milliseconds."""
+
+
+class Refused(Exception):
+    """The job was done, and what came of it is a refusal: *fields* say which (`ApiError`)."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        super().__init__(fields.get("message", ""))
+        self.fields = fields
+
+
+class Exceeded(Exception):
+    """The job was ended because it exceeded a limit. The text says which, and in what stage."""
+
+
+class Crowded(Exception):
+    """More text waits than may."""
+
+
+class Lost(Exception):
+    """The worker ended, and not because of its job."""
+
+
+def pack(told: Mapping[str, Any], data: bytes = b"") -> bytes:
+    """The frame of *told* and *data*."""
+    text = json.dumps(told).encode()
+    return SIZES.pack(len(text), len(data)) + text + data
