@@ -172,7 +172,7 @@ TEMPLATES = {
     "reach": "Refused: .* access to attribute '__class__' of 'str' object is unsafe",
     "attr": "Refused: .* access to attribute '__class__' of 'str' object is unsafe",
     "change": "Refused: .* access to attribute 'append' of 'list' object is unsafe",
-    "format": "Refused: .* access to attribute '__class__' of 'list' object is unsafe",
+    "format": "Refused: .* access to attribute '__init__' of 'Undefined' object is unsafe",
     "import": "Refused: the chat template refuses these messages: no loader",
 }
 
