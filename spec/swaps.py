@@ -27,7 +27,7 @@ SWAPS: Final = (
     Swap(
         "LK-05",
         "link",
-        "quiet <= PING_TIMEOUT or quiet <= PING_TIMEOUT + self._decoder.awaited / MIN_FRAME_RATE",
+        "quiet <= patience or quiet <= patience + self._decoder.awaited / MIN_FRAME_RATE",
         "True",
     ),
     Swap("LK-05", "link", " + self._decoder.awaited / MIN_FRAME_RATE", ""),

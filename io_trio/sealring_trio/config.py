@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 
 import attrs
 import pydantic
-from sealring_protocol.limits import MAX_WORLD
+from sealring_protocol.limits import MAX_WORLD, PING_TIMEOUT
 
 from sealring_trio.errors import UserError
 from sealring_trio.toml_file import read_toml
@@ -99,6 +99,10 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
         default=DEFAULT_GROUP_TIMEOUT,
         description="seconds that the ranks of a collective may take to find each other",
     )
+    patience: Annotated[float, pydantic.Field(ge=PING_TIMEOUT, le=60)] = pydantic.Field(
+        default=PING_TIMEOUT,
+        description="seconds that a peer may be silent before it is lost; pauses seen raise it",
+    )
     groups: int = pydantic.Field(
         default=0, ge=0, le=64, description="batches in flight; as many as pay if 0 (head)"
     )
@@ -153,6 +157,7 @@ class Config:
     backend: BackendName
     tp: int
     group_timeout: float
+    patience: float
     groups: int
     rows: int
     queue: int
@@ -196,6 +201,7 @@ def load_config(path: Path, strategy: StrategyName | None = None) -> Config:
         backend=file.backend,
         tp=file.tp,
         group_timeout=file.group_timeout,
+        patience=file.patience,
         groups=file.groups,
         rows=file.rows,
         queue=file.queue,

@@ -169,6 +169,7 @@ def build_runtime(
             layers=config.layers,
             collectives=Collectives(config.collectives == "trusted-link", _backend(config)),
             group_seconds=config.group_timeout,
+            patience=config.patience,
             key_log=None if config.keylog is None else KeyLog(config.keylog).write,
             scheduler=SchedulerConfig(
                 groups=config.groups,

@@ -1,23 +1,68 @@
 """Signs of life on a link: when to ask for one, when to give up, and what a round trip takes.
 
-After `PING_INTERVAL` without a byte from the peer a PING is due; if the rest of `PING_TIMEOUT`
-passes without a byte, the peer is lost. That rest is counted from the PING, so that a node which
-was itself asleep does not blame its peers. PONGs answer PINGs in order, each once.
+After `PING_INTERVAL` without a byte from the peer a PING is due; if the rest of the patience with
+this peer passes without a byte, the peer is lost. That rest is counted from the PING, so that a
+node which was itself asleep does not blame its peers. PONGs answer PINGs in order, each once.
+
+Patience is short where the network is calm, so that a dead machine is known soon. It grows with
+what round trips take (RFC 6298, section 2), and for a while after a peer has paused and come back:
+twice the pause. It belongs to the peer and outlives its links, so a pause that cost a link counts.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from typing import Final
 
 from sealring_protocol.codec.messages import Ping, Pong, Progress
 from sealring_protocol.errors import LimitExceeded, PeerTimeout, RemoteProtocolError
 from sealring_protocol.limits import (
+    LONGEST_PATIENCE,
     MAX_UNANSWERED_PINGS,
     PING_INTERVAL,
     PING_TIMEOUT,
     PINGS_PER_SECOND,
 )
 from sealring_protocol.security.admission import TokenBucket
+
+PAUSE_SECONDS: Final = 600.0
+"""How long a pause is remembered."""
+
+
+class Patience:
+    """How long one peer may be silent: at least *floor* seconds. Times are monotonic seconds."""
+
+    __slots__ = ("_floor", "_pause", "_paused_at", "_srtt", "_variation")
+
+    def __init__(self, floor: float = PING_TIMEOUT) -> None:
+        self._floor = floor
+        self._srtt: float | None = None
+        self._variation = 0.0
+        self._pause = 0.0
+        self._paused_at = -math.inf
+
+    def measured(self, rtt: float) -> None:
+        """A PING took *rtt* seconds, there and back."""
+        if self._srtt is None:
+            self._srtt, self._variation = rtt, rtt / 2
+            return
+        self._variation += (abs(self._srtt - rtt) - self._variation) / 4
+        self._srtt += (rtt - self._srtt) / 8
+
+    def paused(self, seconds: float, now: float) -> None:
+        """The peer was silent for *seconds*, and has come back."""
+        if seconds >= self._pause or now - self._paused_at > PAUSE_SECONDS:
+            self._pause, self._paused_at = seconds, now
+
+    def seconds(self, now: float) -> float:
+        """Seconds without a byte after which the peer is lost."""
+        wanted = 0.0
+        if self._srtt is not None:
+            wanted = PING_INTERVAL + self._srtt + 4 * self._variation
+        if now - self._paused_at <= PAUSE_SECONDS:
+            wanted = max(wanted, 2 * self._pause)
+        return max(self._floor, min(wanted, LONGEST_PATIENCE))
 
 
 class Keepalive:
@@ -29,6 +74,7 @@ class Keepalive:
         "_echo",
         "_heard",
         "_pinged",
+        "patience",
         "peer_progress",
         "progress",
         "rtt",
@@ -41,6 +87,8 @@ class Keepalive:
         """What the peer last said of itself."""
         self.rtt: float | None = None
         """Seconds that the last PING took, there and back."""
+        self.patience = Patience()
+        """With this peer; the owner of several links with it lets them share one."""
         self._heard = now
         self._pinged: float | None = None  # when, if nothing came since
         self._asked: deque[tuple[int, float]] = deque()  # PINGs that wait for their PONG
@@ -49,15 +97,22 @@ class Keepalive:
 
     def heard(self, now: float) -> None:
         """Bytes came from the peer."""
+        if self._pinged is not None:
+            self.patience.paused(PING_INTERVAL + now - self._pinged, now)
         self._heard = now
         self._pinged = None
+
+    @property
+    def heard_at(self) -> float:
+        """When bytes last came."""
+        return self._heard
 
     @property
     def deadline(self) -> float:
         """When a PING is due, or the peer is lost."""
         if self._pinged is None:
             return self._heard + PING_INTERVAL
-        return self._pinged + PING_TIMEOUT - PING_INTERVAL
+        return self._pinged + self.patience.seconds(self._pinged) - PING_INTERVAL
 
     def overdue(self, now: float) -> Ping:
         """The deadline has passed: the PING to send. Raises `PeerTimeout` if one was sent."""
@@ -82,4 +137,5 @@ class Keepalive:
         if not self._asked or self._asked[0][0] != pong.echo:
             raise RemoteProtocolError("PONG to no PING")
         self.rtt = now - self._asked.popleft()[1]
+        self.patience.measured(self.rtt)
         self.peer_progress = pong.progress

@@ -157,4 +157,8 @@ PING_INTERVAL: Final = 0.5
 """Seconds without a sign of life from the peer after which a link asks for one."""
 
 PING_TIMEOUT: Final = 1.5
-"""Seconds without a byte from the peer after which a link is dead."""
+"""Seconds without a byte from the peer after which a link is dead, where nothing longer is
+configured, and neither round trips nor pauses seen lately ask for more."""
+
+LONGEST_PATIENCE: Final = 10.0
+"""How far round trips and pauses may raise that."""

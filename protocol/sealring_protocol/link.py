@@ -36,7 +36,6 @@ from sealring_protocol.limits import (
     MAX_CLOCK_SKEW_MS,
     MAX_UNSENT,
     MIN_FRAME_RATE,
-    PING_TIMEOUT,
 )
 from sealring_protocol.link_events import (
     Hop,
@@ -143,7 +142,8 @@ class Link(LinkHandshake):
         self._decoder.receive_data(data)
         quiet = now - self._opened
         # Bytes of a long frame are signs of life, but not for ever.
-        if quiet <= PING_TIMEOUT or quiet <= PING_TIMEOUT + self._decoder.awaited / MIN_FRAME_RATE:
+        patience = self.keepalive.patience.seconds(now)
+        if quiet <= patience or quiet <= patience + self._decoder.awaited / MIN_FRAME_RATE:
             self.keepalive.heard(now)
         if not self._up:
             self._check_room()

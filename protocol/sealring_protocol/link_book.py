@@ -18,8 +18,10 @@ from sealring_protocol.connections import Connection, Down, News
 from sealring_protocol.control.contacts import Contacts, Key
 from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.custody import Custody
-from sealring_protocol.errors import CloseCode, LocalProtocolError, SealringError
+from sealring_protocol.errors import CloseCode, LocalProtocolError, PeerTimeout, SealringError
 from sealring_protocol.events import Dial, Hangup, NodeEvent
+from sealring_protocol.keepalive import Patience
+from sealring_protocol.limits import LONGEST_PATIENCE, PING_TIMEOUT
 from sealring_protocol.link import Link
 from sealring_protocol.link_events import LinkEvent
 from sealring_protocol.peers import NO_FAULT, PeerBook, PeerState
@@ -35,7 +37,8 @@ DUPLICATE: Final = "there is such a link already"
 class LinkBook(abc.ABC):
     """The links of the node with *config*. Times are the caller's monotonic seconds."""
 
-    def __init__(self, config: HandshakeConfig, now: float) -> None:
+    def __init__(self, config: HandshakeConfig, now: float, patience: float = PING_TIMEOUT) -> None:
+        """*patience* is the least number of seconds that a peer may be silent."""
         self.custody = Custody(config)
         self.accept_steps = False
         """Whether step links may come in: there must be an engine to hand their keys to."""
@@ -52,6 +55,9 @@ class LinkBook(abc.ABC):
         self._news: deque[News] = deque()
         self._flush: set[int] = set()
         self._progress = Progress()
+        self._least_patience = patience
+        self._patience: dict[bytes, Patience] = {}
+        self._silent: dict[bytes, tuple[int, float]] = {}  # the life that was lost, last heard when
         self._expect_members()
 
     # -------------------------------------------------------------- looking
@@ -164,6 +170,8 @@ class LinkBook(abc.ABC):
         if key is not None and key[0] in self.config.roster.roster and not self.closed:
             contact = self._contacts.get(key) if connection.up else None
             since = None if contact is None else contact.since
+            if contact is not None and isinstance(error, PeerTimeout) and connection.link:
+                self._silent[key[0]] = contact.instance, connection.link.keepalive.heard_at
             self._book.ended((*key, connection.dialed), error, code, now, since)
         told = key is not None and self._forget(connection, key, now)
         if key is not None and connection.link is not None and connection.link.put_out:
@@ -193,6 +201,15 @@ class LinkBook(abc.ABC):
     def _settle(self, connection: Connection) -> None:
         """An incoming connection is over, or its peer has proved who it is."""
         self._admission.settled(connection.number)
+
+    def _learn_patience(self, peer: bytes, instance: int, link: Link, now: float) -> None:
+        """*link* with the life *instance* of *peer* came up. A life taken for lost has only
+        paused."""
+        patience = self._patience.setdefault(peer, Patience(self._least_patience))
+        link.keepalive.patience = patience
+        life, heard_at = self._silent.pop(peer, (0, 0.0))
+        if life == instance and now - heard_at <= LONGEST_PATIENCE:
+            patience.paused(now - heard_at, now)
 
     def _expect_members(self) -> None:
         """Let the other members' addresses be known to the admission."""

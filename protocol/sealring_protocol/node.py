@@ -53,6 +53,7 @@ from sealring_protocol.events import (
     TunnelLost,
     TunnelMessage,
 )
+from sealring_protocol.limits import PING_TIMEOUT
 from sealring_protocol.link import Link
 from sealring_protocol.peers import PeerState
 from sealring_protocol.security.handshake import HandshakeConfig, TrafficSecrets
@@ -80,6 +81,8 @@ class NodeConfig:
     layers: tuple[int, ...] = ()
     collectives: Collectives = attrs.field(factory=Collectives)
     group_seconds: float = 20.0
+    patience: float = PING_TIMEOUT
+    """Seconds that a peer may be silent, at least, before it is lost."""
     scheduler: SchedulerConfig = attrs.field(factory=SchedulerConfig)
     key_log: Callable[[TrafficSecrets], None] | None = attrs.field(default=None, repr=False)
     """As `HandshakeConfig.key_log`."""
@@ -102,6 +105,7 @@ class Node:
                 config.key_log,
             ),
             now,
+            config.patience,
         )
         self._events: deque[NodeEvent] = self._switchboard.events
         self._info: EngineInfo | None = None

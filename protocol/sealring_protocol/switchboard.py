@@ -270,6 +270,7 @@ class Switchboard(LinkBook):
         rank = self._rank(key)
         self._settle(connection)
         connection.up = True
+        self._learn_patience(key[0], event.instance, link, now)
         if not connection.dialed and not self._contacts.is_answered(key):
             for other in [c for c in self._connections.values() if c.key == key and c.dialed]:
                 if not other.up:

@@ -103,6 +103,7 @@ class Host:
     free: float = 0.0  # when the engine has done all it was given
     busy: list[tuple[float, float]] = attrs.field(factory=list)  # it worked on steps then
     frozen: bool = False
+    waiting: deque[tuple[int, bytes]] = attrs.field(factory=deque)  # bytes for it while frozen
     alive: bool = True
     stored: list[bytes] = attrs.field(factory=list)
     full: bool = False  # the disk
@@ -505,8 +506,16 @@ class Cluster:
         host = self.hosts[to[0]]
         if not host.alive or host.wires.get(to[1]) not in (wire, None):
             return
-        if host.frozen:
-            self.after(0.1, lambda: self._deliver(wire, to, piece))
+        if host.frozen or host.waiting:
+            host.waiting.append((to[1], piece))
+            self.after(0.1, lambda: self._catch_up(host))
             return
         host.node.receive_data(to[1], piece, self.now)
         self.settle(host)
+
+    def _catch_up(self, host: Host) -> None:
+        """A host that was frozen reads what its kernel has, in order."""
+        while host.waiting and host.alive and not host.frozen:
+            number, piece = host.waiting.popleft()
+            host.node.receive_data(number, piece, self.now)
+            self.settle(host)
