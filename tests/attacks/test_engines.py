@@ -23,7 +23,7 @@ from sealring_trio import engine as supervisor
 from sealring_trio.engine import Engine
 from sealring_trio.engine_group import EngineGroup, GroupSettings
 from sealring_trio.engine_process import MAX_UNTAKEN, EngineCommand
-from sealring_trio.ports import belongs_to
+from sealring_trio.ports import Whose, made
 from sealring_trio.secrecy import KILLED_BEFORE
 
 from tests.io_trio.test_engine_supervisor import FAKE, Owner, running
@@ -242,14 +242,13 @@ def test_whose_a_connection_is_is_known_though_its_process_hides_it(
     monkeypatch.setattr(psutil.Process, "net_connections", hides)
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_connection(server.getsockname()) as ours,
+        socket.create_connection(server.getsockname()),
     ):
-        assert belongs_to(ours, [os.getpid()])  # which listens
         taken, _ = server.accept()
         with taken:
-            assert belongs_to(ours, [os.getpid()])
+            assert made(taken, [os.getpid()]) is Whose.OURS
             monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-            assert not belongs_to(ours, [os.getpid()])
+            assert made(taken, [os.getpid()]) is Whose.ANOTHERS
 
 
 # ------------------------------------------------------------------- memory runs out
