@@ -28,6 +28,7 @@ KeysName = Literal["everywhere", "beyond-loopback"]
 NO_API: Final = "off"
 DEFAULT_API: Final = "127.0.0.1:7480"
 DEFAULT_TIMEOUT: Final = 600.0
+DEFAULT_DRAIN: Final = 30.0
 DEFAULT_GROUP_TIMEOUT: Final = 20.0
 
 
@@ -79,6 +80,10 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
     )
     timeout: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)] = pydantic.Field(
         default=DEFAULT_TIMEOUT, description="seconds that a request of the API may take"
+    )
+    drain: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)] = pydantic.Field(
+        default=DEFAULT_DRAIN,
+        description="seconds that requests under way may take to finish when the node is stopped",
     )
     strategy: StrategyName = pydantic.Field(
         default="auto",
@@ -152,6 +157,7 @@ class Config:
     api: tuple[str, int] | None
     api_keys: KeysName
     timeout: float
+    drain: float
     strategy: StrategyName
     collectives: CollectivesName
     backend: BackendName
@@ -196,6 +202,7 @@ def load_config(path: Path, strategy: StrategyName | None = None) -> Config:
         api=None if file.api == NO_API else parse_address(file.api),
         api_keys=file.api_keys,
         timeout=file.timeout,
+        drain=file.drain,
         strategy=file.strategy,
         collectives=file.collectives,
         backend=file.backend,

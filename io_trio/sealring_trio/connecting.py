@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import math
+import os
 import socket
 from collections.abc import Callable
 from typing import Final
@@ -81,5 +82,18 @@ async def dial(address: str) -> socket.socket:
     except trio.TooSlowError:
         raise OperationError(f"no answer within {DIAL_TIMEOUT:.0f} s", "") from None
     except (OSError, ValueError) as error:
-        raise OperationError(getattr(error, "strerror", None) or str(error), "") from None
+        raise OperationError(_reason(error), "") from None
     return plain_socket(stream.socket)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    """What the system said: trio's own words for several tries have it below them."""
+    tries = error.__cause__
+    if isinstance(tries, BaseExceptionGroup):
+        said = {_reason(each) for each in tries.exceptions if isinstance(each, OSError)}
+        return ", ".join(sorted(said)) or str(error)
+    if isinstance(tries, OSError):
+        return _reason(tries)
+    if isinstance(error, socket.gaierror) or not isinstance(error, OSError) or not error.errno:
+        return getattr(error, "strerror", None) or str(error)
+    return os.strerror(error.errno)  # without the address, which trio adds

@@ -80,6 +80,7 @@ class Supervisor(abc.ABC):
         """Whether the system killed the last one for want of memory."""
         self.lost = ""
         """Why the last one ended or could not be started, until the next has said a word."""
+        self.next_start: float | None = None  # on trio's clock, while none runs for a pause
 
     def _hear(self, message: LocalMessage) -> None:
         """The engine said *message*."""
@@ -154,7 +155,9 @@ class Supervisor(abc.ABC):
                 continue
             young = trio.current_time() - started < YOUNG and self._answered < PROVEN
             pause = min(2 * pause, LONGEST_PAUSE) if young else FIRST_PAUSE
-            await trio.sleep(pause)
+            self.next_start = trio.current_time() + pause
+            await trio.sleep_until(self.next_start)
+            self.next_start = None
 
     @abc.abstractmethod
     async def _one_life(self) -> str:

@@ -24,9 +24,8 @@ import trio
 from sealring_model.errors import LoadError
 from sealring_model.tokens import Detokenizer, Tokenizer
 from sealring_protocol.codec.messages import Row
-from sealring_protocol.control.head import Head
-from sealring_protocol.control.membership import MembershipState
 from sealring_protocol.control.requests import FinishReason, Request, RequestDone, TokenOut
+from sealring_protocol.why import Obstacle, obstacles
 
 from sealring_trio.errors import OperationError, Withdrawn
 from sealring_trio.marks import StopText
@@ -59,9 +58,6 @@ class Piece:
     text: str
     tokens: tuple[TokenOut, ...]
 
-
-DRAIN_SECONDS: Final = 30.0
-"""Time that requests under way may take to finish when the head is told to stop."""
 
 _DRAIN_LOOK: Final = 0.05  # seconds between looks at what is still under way
 
@@ -187,24 +183,43 @@ class Generator:
         for uid in self.tracer.rows(trace):
             self.runtime.cancel(uid)
 
-    async def drain(self) -> None:
-        """Let what runs finish, if the ring can, for `DRAIN_SECONDS`; the rest is withdrawn."""
+    async def drain(self, seconds: float) -> None:
+        """Let what runs finish, if the ring can, for *seconds*; the rest is withdrawn."""
         self.draining = True
         live = self.tracer.live
         if live:
-            log.info("finishing %d requests; new ones are refused", len(live))
-        with trio.move_on_after(DRAIN_SECONDS):
-            while live and not self.missing():  # noqa: ASYNC110 - the ring tells nobody
+            text = "finishing %d requests, for %g s at most; new ones are refused, and a second "
+            log.info(text + "signal ends these", len(live), seconds)
+        with trio.move_on_after(seconds):
+            while live and self.serving:  # noqa: ASYNC110 - the ring tells nobody
                 await trio.sleep(_DRAIN_LOOK)
+        if live:
+            log.warning("%d requests have not finished, and are ended", len(live))
         for trace in list(live):
             self.withdraw(trace)
 
-    def missing(self) -> str:
-        """Whom the ring still waits for, in words; empty when it serves."""
+    @property
+    def serving(self) -> bool:
+        """The ring takes steps; a rank that is not the head does its part."""
         with self.runtime.guard.lock:
-            brain = self.runtime.node.brain
-            if not isinstance(brain, Head) or brain.membership.state is MembershipState.SERVING:
-                return ""
-            members = self.runtime.node.roster.roster.members
-            names = [f"rank {rank} ({members[rank].name})" for rank in brain.membership.missing]
-        return ", ".join(names) or "the ring"
+            return self.runtime.node.brain.serving
+
+    @property
+    def leaving(self) -> str:
+        """That this node ends, and what it waits for, in words; empty while it does not."""
+        if not self.draining:
+            return ""
+        live = len(self.tracer.live)
+        finishing = f": it finishes {live} request{'' if live == 1 else 's'}" if live else ""
+        return f"this node is shutting down{finishing}"
+
+    def obstacles(self) -> list[Obstacle]:
+        """What keeps the ring from serving; nothing if it serves."""
+        return obstacles(self.runtime.facts(self.leaving), self.runtime.guard.now())
+
+    def missing(self) -> str:
+        """It in words; empty when the ring serves."""
+        if self.serving:
+            return ""
+        now = self.runtime.guard.now()
+        return "; ".join(obstacle.text(now) for obstacle in self.obstacles())

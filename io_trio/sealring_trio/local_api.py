@@ -101,7 +101,8 @@ def _wait_until_serving(api: LocalApi, tell: Tell) -> None:
         while True:
             try:
                 response = http.get("/health")
-                faults = response.json()["faults"]
+                health = response.json()
+                faults = [why["what"] for why in health["why"]] or health["faults"]
             except httpx2.HTTPError:
                 faults = ["the head does not answer yet"]
             if not faults:

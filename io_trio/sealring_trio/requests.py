@@ -80,7 +80,8 @@ class Requests:
         match request.get("do"):
             case "status":
                 with self._runtime.guard.lock:
-                    status = describe_node(self._runtime, self._generator.model)
+                    generator = self._generator
+                    status = describe_node(self._runtime, generator.model, generator.leaving)
                 await reply({"event": "status", **status})
             case "generate":
                 asked = read_request(request)
@@ -131,7 +132,7 @@ class Requests:
         trace.tokenise = trio.current_time() - began
         trace.prompt_tokens = len(prompt)
         if waiting := generator.missing():
-            await reply({"event": "waiting", "text": f"waiting for {waiting}"})
+            await reply({"event": "waiting", "text": f"not serving yet: {waiting}"})
         seed = asked.seed if asked.seed is not None else secrets.randbits(64)
         sampling = Row(
             uid=0,

@@ -27,6 +27,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, TypeVarTuple
 
+import attrs
 import trio
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from sealring_model.threads import share_interpreter
@@ -60,6 +61,7 @@ from sealring_protocol.node import Node
 from sealring_protocol.security.identity import Signer
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import SignedRoster
+from sealring_protocol.why import Facts
 
 from sealring_trio.connecting import accept, dial, open_listeners
 from sealring_trio.engine import EngineOwner, Supervisor
@@ -270,6 +272,14 @@ class Runtime:
         data = self.node.data_to_send(link)
         self.bytes_sent += len(data)
         return data
+
+    def facts(self, draining: str = "") -> Facts:
+        """What `obstacles` goes by; *draining* says why no requests are taken."""
+        with self.guard.lock:
+            facts = self.node.facts(self.guard.now())
+        return attrs.evolve(
+            facts, wall_ms=wall_ms(), next_start=self.engine.next_start, draining=draining
+        )
 
     def links(self) -> list[tuple[int, Purpose, Link]]:
         """As `Node.links`."""

@@ -65,6 +65,7 @@ class Prepared:
     roster: SignedRoster
     store: RosterStore
     model: Path
+    unpinned: bytes  # as `NodeConfig` has it
 
 
 def prepare(config: Config) -> Prepared:
@@ -101,7 +102,7 @@ def prepare(config: Config) -> Prepared:
         check_keys(config)
     for note in info.notes:
         log.info("%s (see: sealring digest --help)", note)
-    return Prepared(config, signer, coordinator, roster, store, model)
+    return Prepared(config, signer, coordinator, roster, store, model, info.unpinned)
 
 
 def _check_strategy(config: Config, roster: Roster, info: ModelInfo) -> None:
@@ -164,6 +165,7 @@ def build_runtime(
             roster=prepared.roster,
             coordinator=prepared.coordinator,
             instance=secrets.randbits(63) | 1,
+            unpinned=prepared.unpinned,
             suites=tuple(SUITES[name] for name in config.suites),
             strategy=Strategy(config.strategy),
             layers=config.layers,
@@ -231,7 +233,7 @@ async def serve(prepared: Prepared, lifeline: int | None) -> None:
             nursery.start_soon(generator.warm_up)
         _tell_where(runtime, config)
         nursery.start_soon(watch_expiry, lambda: runtime.node.roster.roster, wall_ms)
-        await _until_stopped(lifeline, generator, api)
+        await _until_stopped(lifeline, generator, api, config.drain)
         log.info("stopping: closing the links")
         runtime.stop()
         await runtime.links_closed()
@@ -254,8 +256,11 @@ def _tell_where(runtime: Runtime, config: Config) -> None:
         log.info("waiting for the head, %s, at %s", head.name, " or ".join(head.addresses))
 
 
-async def _until_stopped(lifeline: int | None, generator: Generator, api: HeadApi) -> None:
-    """Wait for a signal, and let what runs finish; a second signal, or *lifeline*, ends that."""
+async def _until_stopped(
+    lifeline: int | None, generator: Generator, api: HeadApi, drain: float
+) -> None:
+    """Wait for a signal, and let what runs finish for *drain* seconds; a second signal, or
+    *lifeline*, ends that."""
     # Before the node says that it is up: whoever hears that may end it at once.
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
@@ -263,7 +268,7 @@ async def _until_stopped(lifeline: int | None, generator: Generator, api: HeadAp
                 nursery.start_soon(_hold, lifeline, nursery.cancel_scope)
             await anext(signals)
             nursery.start_soon(_cancel_at_signal, signals, nursery.cancel_scope)
-            await generator.drain()
+            await generator.drain(drain)
             await api.close()
             nursery.cancel_scope.cancel()
 

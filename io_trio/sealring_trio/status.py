@@ -14,6 +14,7 @@ from sealring_protocol.control.follower import Follower
 from sealring_protocol.control.head import Head
 from sealring_protocol.control.plan import Strategy
 from sealring_protocol.security.roles import Purpose
+from sealring_protocol.why import Facts, link_trouble, obstacles
 
 from sealring_trio.activations import told_seals
 from sealring_trio.engine import Supervisor
@@ -21,11 +22,12 @@ from sealring_trio.engine_group import EngineGroup
 from sealring_trio.expiry import left, seconds_left
 from sealring_trio.runtime import Runtime, wall_ms
 from sealring_trio.suites import SUITE_NAMES
+from sealring_trio.versions import VERSION
 
 
-def describe_node(runtime: Runtime, model: Path) -> dict[str, Any]:
-    """The state of *runtime*'s node as a JSON object. Sizes are bytes, times microseconds. Needs
-    the lock of the runtime's guard."""
+def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str, Any]:
+    """The state of *runtime*'s node as a JSON object. Sizes are bytes, times microseconds or as the
+    name says; *draining* says why it takes no requests. Needs the lock of the runtime's guard."""
     node = runtime.node
     roster = node.roster.roster
     links = node.links()
@@ -33,7 +35,9 @@ def describe_node(runtime: Runtime, model: Path) -> dict[str, Any]:
     info = node.engine_info
     collective = collective_of(node.brain)
     outs = {peer.name for peer in node.peers() if peer.put_out}
+    facts, now = runtime.facts(draining), runtime.guard.now()
     return {
+        "version": VERSION,
         "rank": node.rank,
         "world": node.world,
         "role": "head" if node.rank == 0 else "rank",
@@ -51,6 +55,17 @@ def describe_node(runtime: Runtime, model: Path) -> dict[str, Any]:
         "model": str(model),
         "model_digest": info.model.hex() if info else "",
         **_place(runtime),
+        "state_s": round(now - facts.standing.since, 1),
+        "why": [obstacle.describe(now) for obstacle in obstacles(facts, now)],
+        "strangers": [
+            {
+                "source": stranger.source,
+                "reason": stranger.reason,
+                "tries": stranger.count,
+                "last_s": round(now - stranger.at, 1),
+            }
+            for stranger in facts.strangers
+        ],
         "weights_read": runtime.weights_read,
         "weights_held": node.loaded.held if node.loaded else 0,
         "memory": sum(map(_memory, runtime.engine.pids)),
@@ -67,6 +82,8 @@ def describe_node(runtime: Runtime, model: Path) -> dict[str, Any]:
             {
                 "rank": rank,
                 "name": member.name,
+                "addresses": list(member.addresses),
+                "trouble": describe_trouble(facts, rank, now),
                 "control": (rank, Purpose.CONTROL) in up,
                 "step": (rank, Purpose.STEP) in up,
                 "tunnel": (rank, Purpose.TUNNEL) in up,
@@ -77,6 +94,16 @@ def describe_node(runtime: Runtime, model: Path) -> dict[str, Any]:
             if rank != node.rank
         ],
     }
+
+
+def describe_trouble(facts: Facts, rank: int, now: float) -> list[dict[str, Any]]:
+    """What went wrong last on the links with *rank*, by purpose: whether or not the ring serves."""
+    peer = facts.peers[rank]
+    return [
+        {"link": purpose.name.lower(), **link_trouble(facts, peer, trouble).describe(now)}
+        for purpose in Purpose
+        if (trouble := peer.trouble(purpose, now)) is not None
+    ]
 
 
 def _place(runtime: Runtime) -> dict[str, Any]:
@@ -102,8 +129,8 @@ def _place_of_head(brain: Head) -> dict[str, Any]:
 def _place_of_rank(brain: Follower) -> dict[str, Any]:
     order = brain.order
     return {
-        "state": "serving" if order else "gathering",
-        "missing": [],
+        "state": brain.standing().phase.value,
+        "missing": list(brain.standing().missing),
         "epoch": brain.epoch.counter,
         "strategy": _strategy(order).value if order else "",
         "reason": "",

@@ -80,6 +80,7 @@ class ModelInfo:
 
     folder: Path
     digest: bytes
+    unpinned: bytes
     kind: str
     dtype: DType
     hidden: int
@@ -188,6 +189,7 @@ def describe(folder: Path) -> ModelInfo:
     return ModelInfo(
         folder=folder,
         digest=_digest(config, entries, manifest),
+        unpinned=b"" if manifest is None else _digest(config, entries, None),
         kind=str(config.get("model_type", "")),
         dtype=dtype,
         hidden=_positive(text, ("hidden_size", "n_embd", "d_model")),

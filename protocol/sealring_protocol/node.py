@@ -12,7 +12,7 @@ Every call that takes *now* takes a monotonic clock in seconds; *wall_ms*, milli
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import attrs
@@ -60,8 +60,9 @@ from sealring_protocol.security.handshake import HandshakeConfig, TrafficSecrets
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import SignedRoster
-from sealring_protocol.strangers import Stranger
 from sealring_protocol.switchboard import Switchboard
+from sealring_protocol.teller import Teller
+from sealring_protocol.why import EngineFacts, Facts, Obstacle, obstacles
 
 ENGINE_PING_SECONDS: Final = 1.0
 """How often the engine is asked for its counters."""
@@ -70,6 +71,7 @@ ENGINE_PING_SECONDS: Final = 1.0
 @attrs.frozen
 class NodeConfig:
     """Who this node is and what it may do. *instance* is random, one per life of the process;
+    *unpinned* is the digest that its model would have without a manifest; empty if it has none.
     *layers*, if given, are the counts per rank that someone chose (the head's alone count)."""
 
     public_key: bytes
@@ -77,6 +79,7 @@ class NodeConfig:
     coordinator: bytes
     instance: int
     suites: tuple[Suite, ...] = tuple(Suite)
+    unpinned: bytes = b""
     strategy: Strategy = Strategy.AUTO
     layers: tuple[int, ...] = ()
     collectives: Collectives = attrs.field(factory=Collectives)
@@ -114,11 +117,14 @@ class Node:
         self._now = now
         self._next_uid = 1
         self._last_epoch = 0
+        self._engine = EngineFacts(since=now)
+        self._teller = Teller()
+        self._wall: float | None = None  # the time of day less the monotonic clock, seconds
         self.loaded: Loaded | None = None
         self.progress = Progress()
-        self._brain = self._make_brain()
+        self._brain = self._make_brain(now)
 
-    def _make_brain(self) -> Head | Follower:
+    def _make_brain(self, now: float) -> Head | Follower:
         roster = self.roster.roster
         names = tuple(member.name for member in roster.members)
         self.rank = self._switchboard.rank
@@ -126,9 +132,10 @@ class Node:
         if self.rank > 0:
             trusted = self._config.collectives.trusted
             tensor = roster.tensor_parallelism
-            return Follower(FollowerConfig(self.rank, names, roster.inner_seal, trusted, tensor))
+            settings = FollowerConfig(self.rank, names, roster.inner_seal, trusted, tensor)
+            return Follower(settings, now)
         config = self._config
-        hosts = tuple(_host(member.addresses) for member in roster.members)
+        hosts = tuple(member.host for member in roster.members)
         return Head(
             HeadConfig(
                 config.instance,
@@ -145,7 +152,9 @@ class Node:
                 group_seconds=config.group_seconds,
                 first_uid=self._next_uid,
                 first_epoch=self._last_epoch,
-            )
+                unpinned=config.unpinned,
+            ),
+            now,
         )
 
     # ------------------------------------------------------------ looking in
@@ -173,9 +182,22 @@ class Node:
         """How it stands with every other member, by rank."""
         return self._switchboard.peers()
 
-    def strangers(self) -> list[Stranger]:
-        """Who was refused before it was known who, the latest first."""
-        return self._switchboard.strangers.latest
+    def facts(self, now: float) -> Facts:
+        """What `obstacles` goes by."""
+        return Facts(
+            self.rank,
+            self.roster.roster,
+            self._brain.standing(),
+            self._engine,
+            {peer.rank: peer for peer in self.peers()},
+            self._switchboard.strangers.latest,
+            None if self._wall is None else int((now + self._wall) * 1000),
+            unpinned=self._config.unpinned,
+        )
+
+    def obstacles(self, now: float) -> list[Obstacle]:
+        """What keeps this node from serving, as far as it can know; nothing if it serves."""
+        return obstacles(self.facts(now), now)
 
     def next_event(self) -> NodeEvent | None:
         """What the caller has to do or know next. What may wait for the caller to have done so far
@@ -216,6 +238,7 @@ class Node:
             self._switchboard.next_timeout(),
             self._brain.next_timeout(),
             self._next_engine_ping,
+            self._teller.due,
         )
         return min((time for time in times if time is not None), default=None)
 
@@ -228,6 +251,8 @@ class Node:
         if self._next_engine_ping is not None and now >= self._next_engine_ping:
             self._next_engine_ping = now + ENGINE_PING_SECONDS
             self._events.append(ToEngine(Ping(0, Progress())))
+        if self._teller.due is not None and now >= self._teller.due:
+            self._events.extend(self._teller.look(self.obstacles(now), now))
         self._settle(now)
 
     # -------------------------------------------------------------- requests
@@ -275,9 +300,11 @@ class Node:
                 self.loaded = message
             case EngineInfo():
                 self._info = message
+                self._engine = EngineFacts(True, now, self._engine.lost, self._engine.reason)
                 self._switchboard.accept_steps = True
                 self._next_engine_ping = now + ENGINE_PING_SECONDS
             case StepDone(epoch=epoch, failed=Failure() as failed) if epoch == NO_EPOCH:
+                self._engine = attrs.evolve(self._engine, reason=failed.message, unreadable=True)
                 text = f"the engine cannot read its model: {failed.message}"
                 self._events.append(Note(Level.ERROR, text))
                 return
@@ -294,6 +321,7 @@ class Node:
         self._next_engine_ping = None
         kind = FailureKind.MEMORY if starved else FailureKind.ENGINE_LOST
         self._carry_out(self._brain.engine_lost(reason, now, kind), now)
+        self._engine = self._engine.ended(reason, now, planned=self._brain.replacing)
         # The activation secrets were handed to that process and erased here; new links bring new
         # ones, and the brain asks for them again when there is an engine to have them.
         self._switchboard.unwant(Purpose.STEP)
@@ -321,10 +349,12 @@ class Node:
         *entropy* is 32 random bytes. Gives the connection's number; when too many are open,
         `Hangup` follows at once.
         """
+        self._wall = wall_ms / 1000 - now
         return self._switchboard.accepted(source, entropy, now, wall_ms)
 
     def connected(self, link: int, entropy: bytes, now: float, wall_ms: int) -> None:
         """The connection of a `Dial` is open; *entropy* is 96 random bytes."""
+        self._wall = wall_ms / 1000 - now
         self._switchboard.connected(link, entropy, now, wall_ms)
         self._settle(now)
 
@@ -379,6 +409,7 @@ class Node:
         self._now = now
         while (news := self._switchboard.take()) is not None:
             self._hear(news, now)
+        self._teller.turn(now, serving=self._brain.serving or self._switchboard.closed)
 
     def _hear(self, news: News, now: float) -> None:
         match news:
@@ -432,7 +463,7 @@ class Node:
             self._switchboard.accept_steps = False
         if isinstance(before, Head):
             self._last_epoch = before.membership.epoch.counter
-        self._brain = self._make_brain()
+        self._brain = self._make_brain(now)
         if isinstance(before, Head):
             self._hand_over(before)
         self._want_control_links(now)
@@ -464,8 +495,3 @@ class Node:
                     self._events.append(effect)
                 case _:
                     self._events.append(effect)
-
-
-def _host(addresses: Sequence[str]) -> str:
-    """The host of a member's first address; none if it has no address."""
-    return addresses[0].rpartition(":")[0].strip("[]") if addresses else ""

@@ -24,6 +24,7 @@ from sealring_protocol.errors import (
     PeerTimeout,
     RemoteProtocolError,
     SealringError,
+    wire_code,
 )
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Roster
@@ -44,7 +45,8 @@ class Fault(enum.Enum):
     """What went wrong, by who knows why."""
 
     UNREACHABLE = "unreachable"  # there is no connection
-    SILENT = "silent"  # the peer ended the handshake, or let it lapse, without a word
+    SILENT = "silent"  # the peer ended the handshake without a word
+    MUTE = "mute"  # it took the connection, and let the handshake lapse
     REFUSED_US = "refused us"  # the peer closed, and said why
     REFUSED = "refused"  # this node closed, for what the peer is or did
     BROKEN = "broken"  # an established link broke
@@ -88,6 +90,8 @@ class PeerState:
         if since is not None and now - since >= STEADY_SECONDS:
             return None
         known = [book[purpose] for book in (self.dialed, self.incoming) if purpose in book]
+        if since is not None:  # it is up, for a moment: was it refused just before?
+            known = [trouble for trouble in known if _telling(trouble, now)]
         return max(known, key=lambda t: (_telling(t, now), t.at), default=None)
 
 
@@ -109,10 +113,11 @@ class PeerClosed(RemoteProtocolError):
 def _fault(error: SealringError, *, up: bool) -> Fault:
     if isinstance(error, PeerClosed):
         return Fault.REFUSED_US
-    lapsed = isinstance(error, ConnectionLost | PeerTimeout)
-    if lapsed and not up:
-        return Fault.SILENT
-    return Fault.BROKEN if lapsed else Fault.REFUSED
+    if isinstance(error, ConnectionLost | PeerTimeout):
+        if up:
+            return Fault.BROKEN
+        return Fault.SILENT if isinstance(error, ConnectionLost) else Fault.MUTE
+    return Fault.REFUSED
 
 
 class PeerBook:
@@ -160,6 +165,7 @@ class PeerBook:
                 self._troubles.pop((*key[:2], dialed), None)
         if code not in NO_FAULT and code != CloseCode.REPLACED:
             reason = error.reason if isinstance(error, PeerClosed) else str(error)
+            code = wire_code(error) if code is None else code
             self.failed(key, _fault(error, up=since is not None), reason, now, code)
 
     def put_out(self, peer: bytes, own: Roster, contacts: Contacts, now: float) -> list[Note]:

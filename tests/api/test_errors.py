@@ -170,9 +170,13 @@ def test_a_ring_that_is_not_up(ring: Served) -> None:
     assert health.status_code == answer.status_code == 503
     error = answer.json()["error"]
     assert error["code"] == "ring_not_ready"
-    for message in (*health.json()["faults"], error["message"]):
-        assert "The ring is not up: waiting for " in message
-        assert "rank 1 (rank1)" in message
+    for message in (" ".join(health.json()["faults"]), error["message"]):
+        assert "rank 1 (rank1) cannot be reached at 127.0.0.1:" in message
+        assert ": Connection refused" in message
+    assert error["message"].startswith("The ring is not up: ")
+    why = next(each for each in health.json()["why"] if each["rank"] == 1)
+    assert why["cause"] == "unreachable"
+    assert why["advice"].startswith("Nothing listens there")
     assert int(answer.headers["retry-after"]) >= 1
 
 

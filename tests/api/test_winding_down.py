@@ -59,7 +59,8 @@ def test_what_runs_is_finished_and_what_is_new_is_refused(team: Served) -> None:
         next(lines)
         process.send_signal(signal.SIGTERM)
         health = team.until("/health", lambda told: told["status"] != "ok")
-        assert health["faults"] == ["the head is shutting down"]
+        assert health["faults"][0].startswith("this node is shutting down: it finishes ")
+        assert health["why"][0]["cause"] == "draining"
         refused = team.post(team.chat("nothing"))
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "shutting_down"

@@ -181,7 +181,10 @@ def test_a_plan_that_does_not_fit_is_told_and_tried_again():
     effects = head.message(1, CONTROL, attrs.evolve(HELLO, room=10), 0.0)
     assert "no plan: the model's weights take" in text(effects)
     assert head.next_timeout() is not None
-    assert "no plan" in text(head.handle_timeout(head.next_timeout()))
+    assert head.standing().unplanned.startswith("the model's weights take")
+    assert head.standing().since == 0.0
+    assert text(head.handle_timeout(head.next_timeout())) == ""  # the same is not told again
+    assert head.next_timeout() == 10.0
 
 
 def test_a_rank_with_another_model_is_shut_out_whenever_it_is_found_out():

@@ -76,6 +76,7 @@ def test_defaults_and_paths(tmp_path: Path) -> None:
     assert (config.layers, config.memory, config.strategy) == ((), 0, "auto")
     assert (config.collectives, config.backend, config.tp) == ("sealed", "auto", 1)
     assert config.group_timeout == 20
+    assert config.drain == 30
     assert config.state == tmp_path / "desk.state"
     assert config.control_socket == tmp_path / "desk.state" / "control.sock"
 
@@ -86,6 +87,7 @@ def test_every_key(tmp_path: Path) -> None:
         'layers = [24, 16]\nmemory = "24G"\nstrategy = "pp"\nsuites = ["chacha20-poly1305"]\n'
         'state = "/var/lib/desk"\ncollectives = "trusted-link"\nbackend = "nccl"\ntp = 4\n'
         "group_timeout = 2.5\n"
+        "drain = 0\n"
     )
     config = load_config(write(tmp_path, GOOD + extra))
     assert config.coordinator == str(tmp_path / "coordinator.pub")
@@ -96,6 +98,7 @@ def test_every_key(tmp_path: Path) -> None:
     assert config.state == Path("/var/lib/desk")
     assert (config.collectives, config.backend, config.tp) == ("trusted-link", "nccl", 4)
     assert config.group_timeout == 2.5
+    assert config.drain == 0
 
 
 def test_a_strategy_from_the_command_line_is_checked_with_the_file(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_nodes_of_other_clusters_end_their_handshakes_without_a_word():
     for host in made.hosts.values():
         (peer,) = host.node.peers()
         assert peer.trouble(CONTROL, made.now).fault is Fault.SILENT
-        (stranger,) = host.node.strangers()
+        (stranger,) = host.node.facts(made.now).strangers
         assert stranger.reason == "INIT is not for this node of this cluster"
         assert stranger.count > 2
 

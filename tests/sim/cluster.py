@@ -128,11 +128,12 @@ class Cluster:
         strategy: Strategy = Strategy.AUTO,
         splits: int = 0,
         sums: tuple[int, int] = (10, 1000),
+        unpinned: dict[int, bytes] | None = None,
     ) -> None:
         """*rooms* are the bytes for caches on each rank; *pace* the seconds that an engine works
         on a message, one after the other (left out: some, and nothing waits for another). The
         model's heads split over *splits* ranks; *sums* are microseconds that a sum and a token
-        take in a collective."""
+        take in a collective; *unpinned* are the digests of models without their manifests."""
         self.random = Random(seed)
         self.now = 0.0
         self.delay = delay
@@ -143,6 +144,7 @@ class Cluster:
         self.strategy = strategy
         self.splits = splits
         self.sums = sums
+        self.unpinned = unpinned or {}
         self.joins = True  # collectives come up
         self.closed: set[tuple[str, str]] = set()  # from, to: no connection can be opened so
         self._collectives: dict[Any, Collective] = {}
@@ -169,6 +171,7 @@ class Cluster:
             roster,
             COORDINATOR.public_key,
             self.random.getrandbits(64),
+            unpinned=self.unpinned.get(index, b""),
             strategy=self.strategy,
             scheduler=self.scheduler,
         )

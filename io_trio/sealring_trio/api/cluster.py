@@ -21,9 +21,16 @@ from sealring_trio.api.health import faults
 from sealring_trio.api.history import count_rows
 from sealring_trio.expiry import left, seconds_left
 from sealring_trio.runtime import wall_ms
-from sealring_trio.status import collective_of, describe_collective, hop_quantiles, span
+from sealring_trio.status import (
+    collective_of,
+    describe_collective,
+    describe_trouble,
+    hop_quantiles,
+    span,
+)
 from sealring_trio.suites import SUITE_NAMES
 from sealring_trio.trace import Trace
+from sealring_trio.versions import VERSION
 
 _AT_ONCE: Final = 16  # traces that are told before others have their turn
 
@@ -45,6 +52,7 @@ def _describe(head: ApiHead) -> dict[str, Any]:
     told = faults(head)
     strategy = brain.plan.strategy.value if isinstance(brain, Head) and brain.plan else ""
     return {
+        "version": VERSION,
         "cluster": roster.name,
         "serial": roster.serial,
         "expires_ms": roster.expires_ms,
@@ -65,6 +73,7 @@ def _describe(head: ApiHead) -> dict[str, Any]:
         "collective": describe_collective(brain),
         "healthy": not told,
         "faults": told,
+        "why": head.why(),
         "draining": head.generator.draining,
         "hop_us": hop_quantiles(runtime),
         "rows": count_rows(head.generator.tracer),
@@ -87,6 +96,7 @@ def _ranks(head: ApiHead) -> list[dict[str, Any]]:
     plan = brain.plan if isinstance(brain, Head) else None
     world = node.world
     summing = collective_of(brain)
+    facts, now = head.generator.runtime.facts(), head.generator.runtime.guard.now()
     tunnelled = summing is not None and not summing.trusted
     told = []
     for rank, member in enumerate(node.roster.roster.members):
@@ -99,6 +109,7 @@ def _ranks(head: ApiHead) -> list[dict[str, Any]]:
                 "name": member.name,
                 "addresses": list(member.addresses),
                 "trust": member.trust.name.lower(),
+                "trouble": describe_trouble(facts, rank, now) if rank != node.rank else [],
                 "present": rank in present,
                 "ready": rank in ready,
                 "layers": span(plan.layers(rank)) if plan and rank < plan.world else [],

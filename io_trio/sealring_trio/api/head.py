@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from itertools import islice
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import attrs
@@ -72,7 +73,12 @@ class ApiHead:
             head = node.roster.roster.members[0].name
             raise unavailable(f"This node is rank {node.rank}; ask the head, {head}.", "not_head")
         if waiting := self.generator.missing():
-            raise unavailable(f"The ring is not up: waiting for {waiting}.", "ring_not_ready")
+            raise unavailable(f"The ring is not up: {waiting}.", "ring_not_ready")
+
+    def why(self) -> list[dict[str, Any]]:
+        """What keeps the ring from serving, most telling first; nothing if it serves."""
+        now = self.generator.runtime.guard.now()
+        return [obstacle.describe(now) for obstacle in self.generator.obstacles()]
 
     def retry_after(self) -> int:
         """Seconds after which a request may find room: about what requests have taken lately."""

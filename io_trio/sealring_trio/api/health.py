@@ -26,8 +26,8 @@ ENGINE_SECONDS: Final = 15.0
 
 def faults(head: ApiHead) -> list[str]:
     """What keeps the ring from answering; nothing if all is well."""
-    if head.generator.draining:
-        return ["the head is shutting down"]
+    if why := head.why():
+        return [obstacle["text"] for obstacle in why]
     try:
         head.check_serving()
     except ApiError as error:
@@ -55,6 +55,7 @@ def describe(head: ApiHead) -> tuple[int, dict[str, Any]]:
         "ranks": node.world,
         "faults": told,
         "roster": left(node.roster.roster, wall_ms()),
+        "why": head.why(),
     }
     return (503 if told else 200), body
 

@@ -7,6 +7,7 @@ units, and ``_total`` on what only rises.
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
@@ -17,11 +18,17 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 from sealring_protocol.codec.messages import Decode, Prefill
 from sealring_protocol.control.effects import StepTiming
+from sealring_protocol.control.head import Head
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -29,6 +36,7 @@ from sealring_trio.api.history import count_rows
 from sealring_trio.expiry import seconds_left
 from sealring_trio.runtime import wall_ms
 from sealring_trio.trace import Trace
+from sealring_trio.versions import build_info
 
 if TYPE_CHECKING:
     from sealring_trio.api.head import ApiHead
@@ -166,13 +174,33 @@ class _RingCollector(Collector):
         yield from self._steps()
         yield from self._links()
         yield from self._ranks()
+        yield from self._lives()
+
+    def _lives(self) -> Iterable[Metric]:
+        node = self._head.generator.runtime.node
+        if isinstance(node.brain, Head):
+            yield CounterMetricFamily(
+                "sealring_epochs", "Epochs begun.", value=node.brain.membership.epoch.counter
+            )
+        yield CounterMetricFamily(
+            "sealring_engine_restarts",
+            "Engines of the head that were replaced.",
+            value=self._head.generator.runtime.engine.restarts,
+        )
+        yield InfoMetricFamily("sealring_build", "What runs here.", value=build_info())
+        obstacles = GaugeMetricFamily(
+            "sealring_obstacles", "What keeps the ring from serving, by cause.", labels=["cause"]
+        )
+        for cause, count in Counts(why["cause"] for why in self._head.why()).items():
+            obstacles.add_metric([cause], count)
+        yield obstacles
 
     def _rows(self) -> Iterable[Metric]:
         rows = GaugeMetricFamily("sealring_rows", "Choices under way, by state.", labels=["state"])
         for state, count in count_rows(self._head.generator.tracer).items():
             rows.add_metric([state], count)
         yield rows
-        serving = not self._head.generator.missing()
+        serving = self._head.generator.serving
         roster = self._head.generator.runtime.node.roster.roster
         yield GaugeMetricFamily(
             "sealring_roster_expires_seconds",

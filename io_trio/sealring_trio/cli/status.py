@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from sealring_protocol.words import ago, lasting
+
 from sealring_trio.cli.output import print_facts, print_json, print_table
 from sealring_trio.config import load_config
 from sealring_trio.local_socket import ask
@@ -31,6 +33,11 @@ def status(*, config: Path, json: bool = False) -> None:
         print_json(facts)
         return
     print_facts([(name, value) for name, value in _facts(facts) if value])
+    for obstacle in facts["why"]:
+        print(f"\nnot serving: {obstacle['text']}")
+        if obstacle["advice"]:
+            print(f"    {obstacle['advice']}")
+    print()
     print_table(
         "peers",
         ["rank", "name", "control link", "step link", "tunnel link"],
@@ -44,13 +51,25 @@ def status(*, config: Path, json: bool = False) -> None:
         ],
         numbers_from=9,
     )
+    told = {obstacle["what"] for obstacle in facts["why"]}
+    for peer in facts["peers"]:
+        for trouble in peer["trouble"]:
+            if trouble["what"] not in told:
+                print(f"\n{trouble['link']} link: {trouble['text']}")
+    if facts["strangers"]:
+        print("\nconnections that this node refused, of whoever was there:")
+        for stranger in facts["strangers"]:
+            when = ago(stranger["last_s"])
+            times = "" if stranger["tries"] == 1 else f", {stranger['tries']} times"
+            print(f"    {stranger['source']}: {stranger['reason']} ({when}{times})")
 
 
 def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
     layers, hop = facts["layers"], facts["hop_us"]
     return [
         ("node", f"{facts['name']}, rank {facts['rank']} of {facts['world']} ({facts['role']})"),
-        ("state", facts["state"]),
+        ("version", facts["version"]),
+        ("state", _state(facts)),
         ("cluster", f"{facts['cluster']}, trust {facts['trust']}"),
         ("roster", f"{facts['serial']}, {facts['roster_left']}"),
         ("put out by", _outs(facts["peers"])),
@@ -94,6 +113,10 @@ def _members(members: dict[str, Any] | None) -> str:
         f"{members['size']}, each with a share of every layer; {members['backend']}, a sum takes "
         f"{members['sum_us']} us; sums are {members['sums']}"
     )
+
+
+def _state(facts: dict[str, Any]) -> str:
+    return f"{facts['state']}, for {lasting(facts['state_s'])}"
 
 
 def _link(up: bool) -> str:

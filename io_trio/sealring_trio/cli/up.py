@@ -38,7 +38,8 @@ def up(
     suites = ["chacha20-poly1305"], state = "desk.state", and for the head
     api = "127.0.0.1:7480" (or "off") and timeout = 600. Once there are API
     keys (sealring apikey new), it asks everybody for one; with
-    api_keys = "beyond-loopback" it asks nobody on this machine.
+    api_keys = "beyond-loopback" it asks nobody on this machine. drain = 30
+    is how many seconds requests may take to finish when the node is stopped.
 
     With strategy = "tp" every rank has a share of every layer, and the ranks
     sum up what they have several times a token; that goes through the sealed

@@ -37,6 +37,7 @@ from sealring_protocol.control.effects import (
 )
 from sealring_protocol.control.link_wait import LinkWait
 from sealring_protocol.control.membership import hello
+from sealring_protocol.control.standing import Phase, Standing
 from sealring_protocol.control.watch import ENGINE, Watch
 from sealring_protocol.errors import CloseCode, LimitExceeded, RemoteProtocolError
 from sealring_protocol.limits import MAX_IDS, MAX_ROWS, ORDERS_PER_SECOND
@@ -60,7 +61,7 @@ class FollowerConfig:
 class Follower:
     """A rank after the head. Every method returns the effects to carry out, in order."""
 
-    def __init__(self, config: FollowerConfig) -> None:
+    def __init__(self, config: FollowerConfig, now: float = 0.0) -> None:
         self._config = config
         self._world = len(config.names)
         self._next = (config.rank + 1) % self._world
@@ -77,9 +78,28 @@ class Follower:
         self._loaded: range | None = None  # what the engine has, or is loading
         self._link = LinkWait(config.names[config.rank], config.names[self._next])
         self._joining = Joining(config.rank, self._world)
+        self._phase = Phase.NO_HEAD
+        self._since = now  # when that began
+        self._failed: Failure | None = None  # why it cannot serve, or could not the last time
         self._orders = TokenBucket(ORDERS_PER_SECOND, 0.0)
         self._announced = 0  # ROWs since the last step
         self._histories = 0  # token ids in these
+
+    def standing(self) -> Standing:
+        """How far this rank is, and what it waits for."""
+        waits = {Phase.NO_HEAD: (0,), Phase.GATHERING: (0,), Phase.LINKING: (self._next,)}
+        return Standing(self._phase, self._since, waits.get(self._phase, ()), self._failed)
+
+    @property
+    def serving(self) -> bool:
+        """This rank has said that it is ready, and nothing has come between since."""
+        return self._phase is Phase.SERVING
+
+    def _enter(self, phase: Phase, now: float) -> None:
+        if phase is not self._phase:
+            self._phase, self._since = phase, now
+        if phase is Phase.SERVING:
+            self._failed = None
 
     @property
     def replacing(self) -> bool:
@@ -104,7 +124,7 @@ class Follower:
                 self._engine_ready = message
                 if not self._tensor and not self._next_up:
                     self._link.begin(now)
-                return self._try_ready()
+                return self._try_ready(now)
             case Loaded():
                 self._joining.loaded(now)
                 return self._try_prepared()
@@ -114,7 +134,7 @@ class Follower:
             case StepDone(n=0, failed=Failure() as failed) if message.epoch == self.epoch:
                 self._watch.answered(now)
                 self._loaded = None
-                return self._tell(0, failed)
+                return self._tell(0, failed, now)
             case Step() | StepDone():
                 self._watch.answered(now)
                 if message.epoch != self.epoch or self._pipeline is None:
@@ -170,11 +190,12 @@ class Follower:
         """The link with *purpose* to *rank* is established."""
         if purpose is Purpose.CONTROL and rank == 0:
             self._control_up = True
+            self._enter(Phase.GATHERING, now)
             return self._present()
         if purpose is Purpose.STEP and rank == self._next:
             self._next_up = True
             self._link.came()
-            return self._try_ready()
+            return self._try_ready(now)
         if purpose is Purpose.TUNNEL:
             self._joining.tunnel(rank, now, up=True)
             return self._try_prepared()
@@ -193,6 +214,7 @@ class Follower:
                 return []
             self._control_up = False
             self._link.end()
+            self._enter(Phase.NO_HEAD, now)
             self.order = None
             self.epoch = NO_EPOCH  # the head will raise it before this rank serves again
             self._pipeline = None
@@ -243,6 +265,7 @@ class Follower:
             return []  # it crossed the news that this rank cannot
         if self.order is not None and self._joining.follows(order, self.order):
             self.order = order
+            self._enter(Phase.JOINING, now)
             self._watch.order(now, order.deadline_ms / 1000)
             return self._joining.join(order)
         same_head = order.epoch.instance == self.epoch.instance
@@ -273,6 +296,7 @@ class Follower:
         self._told = False
         self._cut = False
         self._link.end()
+        self._phase, self._since = Phase.LOADING, now
         last = self._tensor or order.rank == order.world - 1
         self._pipeline = pipeline.FollowerPipeline(order.epoch, order.rank, last=last)
         layers = "a share of every layer"
@@ -325,15 +349,17 @@ class Follower:
         self._watch.clear()
         return [Send(0, Purpose.CONTROL, ready)]
 
-    def _try_ready(self) -> list[Effect]:
+    def _try_ready(self, now: float) -> list[Effect]:
         ready = self._engine_ready
         if ready is None or self.order is None:
             return []
         if self._joining.is_due(ready.epoch):
             ready = self._joining.joined(ready)
         elif not self._next_up:
+            self._enter(Phase.LINKING, now)
             return []
         self._engine_ready = None
+        self._enter(Phase.SERVING, now)
         note = Note(Level.INFO, f"ready: epoch {self.epoch.counter}")
         return [note, Send(0, Purpose.CONTROL, ready)]
 
@@ -362,7 +388,7 @@ class Follower:
                     effects.append(Send(0, Purpose.CONTROL, message))
                 case pipeline.ToNext(message):
                     if message.failed is not None and message.failed.rank == self._config.rank:
-                        effects += self._tell(message.n, message.failed)
+                        effects += self._tell(message.n, message.failed, now)
                     if not self._cut:
                         effects.append(Send(self._next, Purpose.STEP, message))
                 case pipeline.Answered() | pipeline.ToRanks():
@@ -373,13 +399,15 @@ class Follower:
         if self._pipeline is None:
             return []
         effects = self._act(self._pipeline.failure(kind, reason), now)
-        return effects + self._tell(0, Failure(self._config.rank, kind, reason))
+        return effects + self._tell(0, Failure(self._config.rank, kind, reason), now)
 
-    def _tell(self, n: int, failed: Failure) -> list[Effect]:
+    def _tell(self, n: int, failed: Failure, now: float) -> list[Effect]:
         """Tell the head, once an epoch, that this rank cannot serve it: from step *n* on."""
         if self._told or not self._control_up:
             return []
         self._told = True
+        self._failed = failed
+        self._enter(Phase.FAILED, now)
         return [Send(0, Purpose.CONTROL, StepDone(self.epoch, n, failed=failed))]
 
     # ---------------------------------------------------------------- timers

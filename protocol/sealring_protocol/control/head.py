@@ -31,6 +31,7 @@ from sealring_protocol.codec.messages import (
 from sealring_protocol.control.effects import Effect, Level, Note, RestartEngine, Shut
 from sealring_protocol.control.head_epochs import HeadConfig, HeadEpochs
 from sealring_protocol.control.membership import MembershipState, hello
+from sealring_protocol.control.models import differ
 from sealring_protocol.control.requests import Request
 from sealring_protocol.control.scheduler import Scheduler
 from sealring_protocol.control.tensor import TensorLeader
@@ -53,8 +54,8 @@ _STEP_ROOM: Final = 64 * 1024
 class Head(HeadEpochs):
     """Rank 0. Every method returns the effects to carry out, in order."""
 
-    def __init__(self, config: HeadConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: HeadConfig, now: float = 0.0) -> None:
+        super().__init__(config, now)
         self._presentations = [TokenBucket(PRESENTATIONS_PER_SECOND, 0.0) for _ in config.names]
 
     def inherit(self, scheduler: Scheduler | None) -> None:
@@ -138,7 +139,8 @@ class Head(HeadEpochs):
         others = [rank for rank, ready in present.items() if ready.model != info.model]
         for rank in others:
             self.membership.lost(rank)
-        return [*map(self._mismatch, others), *self._present(0, hello(info), now)]
+        shuts = [self._mismatch(rank, present[rank].model) for rank in others]
+        return [*shuts, *self._present(0, hello(info), now)]
 
     def engine_lost(
         self, reason: str, now: float, kind: FailureKind = FailureKind.ENGINE_LOST
@@ -217,7 +219,7 @@ class Head(HeadEpochs):
                 if not self._presentations[rank].take(now):
                     raise LimitExceeded(f"rank {rank} presents itself too often")
                 if self._info is not None and message.model != self._info.model:
-                    return [self._mismatch(rank)]
+                    return [self._mismatch(rank, message.model)]
                 return self._present(rank, message, now)
             case Ready():
                 return self._ready(rank, message, now)
@@ -228,13 +230,11 @@ class Head(HeadEpochs):
             case _:
                 raise RemoteProtocolError(f"rank {rank} sent {type(message).__name__} to the head")
 
-    def _mismatch(self, rank: int) -> Effect:
-        return Shut(
-            rank,
-            Purpose.CONTROL,
-            CloseCode.MODEL_MISMATCH,
-            f"rank {rank} ({self._config.names[rank]}) holds another model than the head",
-        )
+    def _mismatch(self, rank: int, model: bytes) -> Effect:
+        assert self._info is not None  # noqa: S101  callers compared with it
+        names, unpinned = self._config.names, self._config.unpinned
+        reason = differ(names[0], self._info.model, unpinned, names[rank], model)
+        return Shut(rank, Purpose.CONTROL, CloseCode.MODEL_MISMATCH, reason)
 
     def _told(self, rank: int, message: StepDone, now: float) -> list[Effect]:
         """A rank says on its control link that it cannot serve an epoch (any more), or, in tensor
@@ -303,6 +303,7 @@ class Head(HeadEpochs):
             return self._lost(self._late(), now)
         if _is_due(self._bootstrap_ends, now):
             text = f"ranks {self.membership.missing} were not ready in time"
+            self._fails(Failure(self.membership.missing[0], FailureKind.DEADLINE, text))
             if self._gives_up_tensor(now):
                 return [*self._without_tensor(text), *self._end_epoch(now)]
             return [Note(Level.WARNING, f"{text}; trying again"), *self._end_epoch(now)]

@@ -31,10 +31,18 @@ from sealring_protocol.control.plan import (
 )
 from sealring_protocol.control.recovery import LONGEST_PAUSE
 from sealring_protocol.control.rows import SchedulerConfig
+from sealring_protocol.control.standing import Phase, Standing
 from sealring_protocol.control.tensor import TensorLeader
 from sealring_protocol.errors import CloseCode, LocalProtocolError, RemoteProtocolError
 from sealring_protocol.limits import PING_TIMEOUT
 from sealring_protocol.security.roles import Purpose
+
+_PHASES: Final = {
+    MembershipState.GATHERING: Phase.GATHERING,
+    MembershipState.PREPARING: Phase.LOADING,
+    MembershipState.STARTING: Phase.LOADING,
+    MembershipState.SERVING: Phase.SERVING,
+}
 
 TENSOR_TRIES: Final = 3
 """How often in a row a collective that has worked may fail to come up again."""
@@ -54,13 +62,14 @@ class HeadConfig:
     bootstrap_seconds: float = 600.0
     group_seconds: float = 20.0
     first_uid: int = 1
+    unpinned: bytes = b""
     first_epoch: int = 0  # the last that this node has raised, with another roster
 
 
 class HeadEpochs(HeadSteps):
     """Rank 0 from epoch to epoch."""
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: HeadConfig, now: float) -> None:
         world = len(config.names)
         super().__init__(world, tuned=not config.scheduler.groups and world > 1)
         self._config = config
@@ -77,6 +86,29 @@ class HeadEpochs(HeadSteps):
         self._tries = 1  # before `auto` does without tensor parallelism
         self._cuts = 0  # losses in a row of links while a collective came up
         self._cut_at = -math.inf
+        self._since = now  # when the membership's state last changed
+        self._failed: Failure | None = None  # why the last epoch, or the last try at one, ended
+        self._unplanned = ""  # why there is no plan
+
+    def standing(self) -> Standing:
+        """How far the ring is, and what it waits for."""
+        state = self.membership.state
+        missing = () if state is MembershipState.SERVING else tuple(self.membership.missing)
+        phase = _PHASES[state]
+        if state is MembershipState.STARTING and self._tensor:
+            phase = Phase.JOINING
+        again = self._recovery.until if phase is Phase.GATHERING else None
+        return Standing(phase, self._since, missing, self._failed, self._unplanned, again)
+
+    @property
+    def serving(self) -> bool:
+        """The ring takes steps."""
+        return self._machine is not None
+
+    def _fails(self, failed: Failure) -> bool:
+        """The ring does not serve for this. False if that is known, and has been told."""
+        known, self._failed = self._failed, failed
+        return known != failed
 
     @property
     def _tensor(self) -> bool:
@@ -119,8 +151,13 @@ class HeadEpochs(HeadSteps):
             plan = make_plan(self._wish, self._info, rooms)
         except LocalProtocolError as error:
             self._recovery.wait(now, LONGEST_PAUSE)
+            if self._unplanned == str(error):
+                return []
+            self._unplanned, self._since = str(error), now
             return [Note(Level.ERROR, f"no plan: {error}")]
         self.plan = plan
+        self._unplanned = ""
+        self._since = now
         epoch = self.membership.start(prepare=self._tensor)
         self._engine_ready = None
         self._bootstrap_ends = now + self._config.bootstrap_seconds
@@ -207,6 +244,8 @@ class HeadEpochs(HeadSteps):
     def _serve(self, ranks: list[Ready], now: float) -> list[Effect]:
         self._bootstrap_ends = None
         self._recovery.serving(now)
+        self._since = now
+        self._failed = None
         epoch = self.membership.epoch
         if self._tensor:
             self._tries = TENSOR_TRIES
@@ -235,7 +274,8 @@ class HeadEpochs(HeadSteps):
             return [*self._without_tensor(text), *self._end_epoch(now)]
         if failed.kind in (FailureKind.LOAD, FailureKind.GROUP):
             self._recovery.wait(now, LONGEST_PAUSE)
-        return [Note(Level.ERROR, text), *self._end_epoch(now)]
+        notes = [Note(Level.ERROR, text)] if self._fails(attrs.evolve(failed, rank=rank)) else []
+        return [*notes, *self._end_epoch(now)]
 
     def _gives_up_tensor(self, now: float, kind: FailureKind = FailureKind.GROUP) -> bool:
         """A collective does not come up, and nobody insists on it. One that once worked is tried
@@ -261,6 +301,7 @@ class HeadEpochs(HeadSteps):
     def _end_epoch(self, now: float) -> list[Effect]:
         """The epoch, or the start of one, is over."""
         self.membership.interrupt()
+        self._since = now
         self._recovery.ended(now)
         self._bootstrap_ends = None
         self._order = None

@@ -64,6 +64,10 @@ class HeadSteps:
         """The epoch is over, and what was under way has been settled: on to the next."""
         raise NotImplementedError
 
+    def _fails(self, failed: Failure) -> bool:
+        """The ring does not serve for this. False if that is known, and has been told."""
+        raise NotImplementedError
+
     def _forget_steps(self) -> None:
         """No step is under way any more."""
         self._machine = None
@@ -207,6 +211,7 @@ class HeadSteps:
     def _lost(self, failed: Failure, now: float) -> list[Effect]:
         """The epoch cannot go on: answer what is under way, then try for the next one."""
         effects = [] if self._machine is None else self._settle(self._machine.lost(failed))
+        self._fails(failed)
         return effects + self._end_epoch(now)
 
     def _late(self) -> Failure:

@@ -96,6 +96,11 @@ class Member:
         """The node id, 32 bytes."""
         return node_id(self.public_key)
 
+    @property
+    def host(self) -> str:
+        """The host of the first address; none if there is no address."""
+        return self.addresses[0].rpartition(":")[0].strip("[]") if self.addresses else ""
+
     def encode(self) -> bytes:
         """The one encoding. Raises `LocalProtocolError` when a field is beyond its limit."""
         return (

@@ -2,7 +2,7 @@
 
 import { ApiError, call, events, hasKey, setKey } from "./api.js";
 import { Chat } from "./chat.js";
-import { byId, say } from "./dom.js";
+import { byId, keep, make, say } from "./dom.js";
 import { few, time } from "./format.js";
 import { Plots } from "./plot.js";
 import { Requests } from "./requests.js";
@@ -17,6 +17,7 @@ const requests = new Requests(announce);
 const chat = new Chat(askForKey);
 
 let told = ""; // the state that was last announced
+let blamed = ""; // and what was in the way
 
 /** Tell a screen reader, once. */
 function announce(text) {
@@ -28,6 +29,25 @@ function notice(text) {
   say(place, text);
   place.hidden = !text;
 }
+
+/** Why the ring does not serve: what, for how long, and what to do. */
+function showWhy({ why, faults }) {
+  const list = byId("why");
+  list.hidden = !why.length;
+  keep(list, why, (each) => `${each.cause} ${each.rank}`, reason, (element, each) => {
+    const [what, lasts, advice] = element.children;
+    say(what, each.what);
+    say(lasts, each.lasts);
+    say(advice, each.advice);
+  });
+  const known = why.map((each) => each.what).join("; ");
+  if (known && known !== blamed) announce(`The ring does not serve: ${known}.`);
+  blamed = known;
+  notice(why.length ? "" : faults.join(" "));
+}
+
+const reason = () =>
+  make("li", {}, make("strong"), make("span", { class: "lasts" }), make("span", { class: "advice" }));
 
 function setState(state, text) {
   byId("state").dataset.state = state;
@@ -42,13 +62,14 @@ function show({ cluster, samples, over }) {
   say(byId("model"), cluster.model);
   say(byId("trust"), cluster.trust);
   say(byId("roster"), `${cluster.serial}, ${cluster.roster_left}`);
+  say(byId("version"), cluster.version);
   say(byId("suite"), cluster.suite === "none" ? "no hops yet" : sealed(cluster));
   byId("suite").title = cluster.activations;
   document.title = `${cluster.model} · sealring`;
   if (cluster.draining) setState("waiting", "shutting down");
   else if (cluster.healthy) setState("good", "serving");
   else setState("bad", "not serving");
-  notice(cluster.faults.join(" "));
+  showWhy(cluster);
 
   const { queued, prefill, decode } = cluster.rows;
   say(byId("now-tokens"), few(cluster.tokens_per_s));
@@ -107,6 +128,7 @@ async function keepListening() {
     pause = Date.now() - began > LONGEST_PAUSE ? 500 : Math.min(2 * pause, LONGEST_PAUSE);
     setState("bad", "out of reach");
     chat.serve("", false);
+    byId("why").hidden = true;
     notice(`${why.replace(/\.$/, "")}. Trying again.`);
     await new Promise((resolve) => setTimeout(resolve, pause));
   }

@@ -45,12 +45,12 @@ export class Ring {
       this.shape = shape;
       this.build(ranks);
     }
-    ranks.forEach((rank, index) => this.showRank(rank, this.nodes[index]));
+    ranks.forEach((rank, index) => this.showRank(rank, cluster, this.nodes[index]));
     this.hops.forEach((hop, index) => showHop(hop, cluster, index));
     say(this.rate, few(cluster.tokens_per_s));
     this.svg.classList.toggle("flowing", cluster.tokens_per_s > 0);
     say(this.summary, describe(cluster));
-    keep(this.cards, ranks, (rank) => rank.rank, card, showCard);
+    keep(this.cards, ranks, (rank) => rank.rank, card, (element, rank) => showCard(element, rank, cluster));
   }
 
   build(ranks) {
@@ -71,10 +71,10 @@ export class Ring {
     this.fit();
   }
 
-  showRank(rank, { group, layers, memory, inside }) {
+  showRank(rank, cluster, { group, layers, memory, inside }) {
     group.dataset.state = rank.ready ? "good" : rank.present ? "waiting" : "bad";
     say(inside, rank.ready ? bare(rank) : "");
-    say(layers, rank.ready ? span(rank) : rank.present ? "loading" : "missing");
+    say(layers, rank.ready ? span(rank) : state(rank, cluster));
     say(memory, rank.memory ? size(rank.memory) : "");
   }
 }
@@ -183,17 +183,26 @@ export const isOpen = ({ collective }) => Boolean(collective) && !collective.sea
 const span = ({ layers: [first, end] }) =>
   end - first === 1 ? `layer ${first}` : `layers ${first}–${end - 1}`;
 
+/** What a rank does that is not ready. */
+function state(rank, cluster) {
+  if (!rank.present) return "missing";
+  return cluster.state === "gathering" ? "waiting" : "loading";
+}
+
 const bare = (rank) => span(rank).replace(/^layers? /, "");
 
 function describe(cluster) {
   const parts = cluster.ranks.map((rank) => {
-    const what = rank.ready ? span(rank) : rank.present ? "loading" : "missing";
+    const what = rank.ready ? span(rank) : state(rank, cluster);
     return `rank ${rank.rank}, ${rank.name}: ${what}`;
   });
   const state = cluster.healthy ? "serves" : "does not serve";
   const open = isOpen(cluster) ? " The sums between its ranks are not sealed." : "";
   return `A ring of ${cluster.ranks.length} that ${state}. ${parts.join("; ")}.${open}`;
 }
+
+/** What is wrong with the link to a rank, if something is. */
+const trouble = (rank) => rank.trouble.map((each) => each.what).join("; ");
 
 const DETAILS = [
   ["layers", (rank) => (rank.layers.length ? bare(rank) : "–")],
@@ -212,14 +221,16 @@ function card(rank) {
     { class: "rank" },
     make("h3", {}, make("span", { class: "dot", "aria-hidden": "true" }), make("span", { class: "who" }), make("span", { class: "is" })),
     make("dl", {}, ...values),
+    make("p", { class: "trouble" }),
   );
 }
 
-function showCard(element, rank) {
+function showCard(element, rank, cluster) {
   element.dataset.state = rank.ready ? "good" : rank.present ? "waiting" : "bad";
   say(element.querySelector(".who"), rank.name);
   const part = rank.rank === 0 ? "head" : `rank ${rank.rank}`;
-  say(element.querySelector(".is"), rank.ready ? part : rank.present ? "loading" : "missing");
+  say(element.querySelector(".is"), rank.ready ? part : state(rank, cluster));
+  say(element.querySelector(".trouble"), rank.ready ? trouble(rank) : "");
   const places = element.querySelectorAll("dd");
   DETAILS.forEach(([, value], index) => say(places[index], value(rank)));
 }

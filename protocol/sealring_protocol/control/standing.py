@@ -1,0 +1,35 @@
+"""How far a rank's brain has come on the way to serving, for whoever waits: what `why` goes by."""
+
+from __future__ import annotations
+
+import enum
+
+import attrs
+
+from sealring_protocol.codec.messages import Failure
+
+
+class Phase(enum.Enum):
+    """What a rank does, in the words of its status."""
+
+    NO_HEAD = "waiting for the head"
+    GATHERING = "gathering"
+    LOADING = "loading"
+    JOINING = "joining the collective"
+    LINKING = "waiting for the next rank's link"
+    FAILED = "load failed"
+    SERVING = "serving"
+
+
+@attrs.frozen
+class Standing:
+    """The *phase*, and since when (monotonic seconds); the ranks that are *missing* in it, what
+    came of the last try if it *failed*, why there is no plan if *unplanned*, and until when the
+    next try waits (*again*)."""
+
+    phase: Phase
+    since: float
+    missing: tuple[int, ...] = ()
+    failed: Failure | None = None
+    unplanned: str = ""
+    again: float | None = None

@@ -1,0 +1,196 @@
+"""Two real nodes that cannot serve: what status of either, `/health` and a 503 say of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import httpx2
+import pytest
+from sealring_model.weights import write_manifest
+from sealring_protocol.security.roster import open_roster, sign_roster
+from sealring_trio.key_files import create_key, read_key
+from sealring_trio.local_ring import LocalNode, running_node, wait_until_up, write_cluster
+from sealring_trio.models import TINY, find_model
+from sealring_trio.ports import free_ports
+
+pytestmark = pytest.mark.slow
+
+PATIENCE = 60.0  # seconds; a busy machine takes longer than five to start two engines
+
+
+class Pair:
+    """Two nodes, their configs as a test has changed them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (port,) = free_ports(1)
+        self.url = f"http://127.0.0.1:{port}"
+        self.configs = write_cluster(folder, 2, find_model(TINY), api=f"127.0.0.1:{port}")
+        self.nodes: list[LocalNode] = []
+
+    def edit(self, rank: int, key: str, value: object) -> None:
+        """Have the config of *rank* say that *key* is *value*."""
+        lines = self.configs[rank].read_text().splitlines()
+        kept = [line for line in lines if not line.startswith(f"{key} =")]
+        self.configs[rank].write_text("\n".join([*kept, f"{key} = {json.dumps(value)}"]) + "\n")
+
+    def model(self, rank: int) -> Path:
+        """A model folder of its own for *rank*."""
+        folder = self.folder / f"model{rank}"
+        shutil.copytree(find_model(TINY), folder)
+        self.edit(rank, "model", str(folder))
+        return folder
+
+    def sign(self, rank: int, lifetime_ms: int | None = None, **changes: Any) -> None:
+        """Give *rank* a roster of its own."""
+        coordinator = read_key(self.folder / "coordinator.key")
+        data = (self.folder / "demo.roster").read_bytes()
+        roster = attrs.evolve(open_roster(coordinator.public_key, data).roster, **changes)
+        if lifetime_ms is not None:
+            expires = time.time_ns() // 1_000_000 + lifetime_ms
+            roster = attrs.evolve(roster, issued_ms=expires - 10**6, expires_ms=expires)
+        path = self.folder / f"own{rank}.roster"
+        path.write_bytes(sign_roster(roster, coordinator).encode())
+        self.edit(rank, "roster", path.name)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            self.nodes = [stack.enter_context(running_node(config)) for config in self.configs]
+            for node in self.nodes:
+                wait_until_up(node)
+            yield
+
+    def told(self, rank: int, cause: str) -> str:
+        """What status of *rank* says of *cause*, once it does."""
+        return self._until(cause, lambda: self.nodes[rank].status()["why"])
+
+    def health(self, cause: str) -> str:
+        """The same of the head's `/health`."""
+        return self._until(cause, lambda: httpx2.get(f"{self.url}/health").json()["why"])
+
+    def refusal(self) -> str:
+        """The message of the 503 that a request gets."""
+        model = httpx2.get(f"{self.url}/v1/models").json()["data"][0]["id"]
+        body = {"model": model, "messages": [{"role": "user", "content": "x"}]}
+        answer = httpx2.post(f"{self.url}/v1/chat/completions", json=body)
+        assert answer.status_code == 503, answer.text
+        return str(answer.json()["error"]["message"])
+
+    def _until(self, cause: str, look: Callable[[], list[dict[str, Any]]]) -> str:
+        end = time.monotonic() + PATIENCE
+        while True:
+            why = look()
+            for obstacle in why:
+                if obstacle["cause"] == cause:
+                    return str(obstacle["text"])
+            assert time.monotonic() < end, why
+
+
+def wrong_address(pair: Pair) -> None:
+    (nobody,) = free_ports(1)
+    pair.edit(1, "listen", f"127.0.0.1:{nobody}")
+    pair.sign(1, cluster=b"x" * 32)
+
+
+def expired(pair: Pair) -> None:
+    for rank in range(2):
+        pair.sign(rank, lifetime_ms=6000)
+
+
+def other_model(pair: Pair) -> None:
+    config = pair.model(1) / "config.json"
+    told = json.loads(config.read_text())
+    config.write_text(json.dumps({**told, "sealring_test": 1}))
+
+
+def manifest(pair: Pair) -> None:
+    """The head alone has the manifest that the tiny model comes with."""
+    (pair.model(1) / "sealring.json").unlink()
+
+
+def manifest_of_the_rank(pair: Pair) -> None:
+    (pair.model(0) / "sealring.json").unlink()
+
+
+def little_room(pair: Pair) -> None:
+    for rank in range(2):
+        pair.edit(rank, "memory", "1M")
+
+
+def other_key(pair: Pair) -> None:
+    """The rank has a key that no roster of the head's knows."""
+    key = create_key(pair.folder / "other.key")
+    data = (pair.folder / "demo.roster").read_bytes()
+    coordinator = read_key(pair.folder / "coordinator.key")
+    members = open_roster(coordinator.public_key, data).roster.members
+    other = attrs.evolve(members[1], public_key=key.public_key)
+    pair.edit(1, "key", "other.key")
+    pair.sign(1, members=(members[0], other), cluster=b"y" * 32)
+
+
+def broken_weights(pair: Pair) -> None:
+    """The rank's weights are not those of the manifest that both have."""
+    folder = pair.model(1)
+    write_manifest(folder)
+    shutil.copytree(folder, pair.folder / "model0")
+    pair.edit(0, "model", str(pair.folder / "model0"))
+    (weights,) = folder.glob("*.safetensors")
+    data = bytearray(weights.read_bytes())
+    data[-100_000:] = bytes(100_000)
+    weights.write_bytes(data)
+
+
+ROWS: dict[str, tuple[Callable[[Pair], None], str, str, str, str]] = {
+    "a wrong address": (wrong_address, "unreachable", "Connection refused", "silent", ""),
+    "an expired roster": (expired, "roster_expired", "expired", "roster_expired", "expired"),
+    "another model": (other_model, "other_model", "rank1 holds", "other_model", "rank1 holds"),
+    "a manifest of the head's": (
+        manifest,
+        "manifest_on_one_side",
+        "rank0 has one, rank1 has none",
+        "manifest_on_one_side",
+        "rank0 has one, rank1 has none",
+    ),
+    "a manifest of the rank's": (
+        manifest_of_the_rank,
+        "other_model",
+        "or rank1 alone has a manifest",
+        "manifest_on_one_side",
+        "rank1 has one, rank0 has none",
+    ),
+    "too little room": (
+        little_room,
+        "too_little_room",
+        "the model's weights take",
+        "no_epoch",
+        "has begun no epoch yet",
+    ),
+    "another key": (other_key, "silent", "without a word", "silent", "without a word"),
+    "weights that cannot be loaded": (
+        broken_weights,
+        "cannot_serve",
+        "does not match the manifest",
+        "cannot_serve",
+        "does not match the manifest",
+    ),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_status_of_either_health_and_the_503_say_why(row: str, tmp_path: Path) -> None:
+    break_it, at_head, head, at_rank, rank = ROWS[row]
+    pair = Pair(tmp_path)
+    break_it(pair)
+    with pair.running():
+        assert head in pair.told(0, at_head)
+        assert rank in pair.told(1, at_rank)
+        assert head in pair.health(at_head)
+        assert head in pair.refusal()

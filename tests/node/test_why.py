@@ -1,0 +1,290 @@
+"""Why a ring does not serve, one row for each reason: what either end says, within five seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import pytest
+from sealring_protocol.codec.local_messages import LocalMessage
+from sealring_protocol.codec.messages import NO_EPOCH, Bootstrap, Failure, FailureKind, StepDone
+from sealring_protocol.control.plan import Strategy
+from sealring_protocol.control.standing import Phase
+from sealring_protocol.security.roster import Member, SignedRoster, sign_roster
+from sealring_protocol.teller import TELL_SECONDS
+from sealring_protocol.why import ADVICE, Cause
+
+from tests.sim.cluster import COORDINATOR, Cluster, Host, make_roster, signer
+from tests.sim.fake_engine import FakeEngine, info
+
+
+def signed(roster: SignedRoster, **changes: object) -> SignedRoster:
+    return sign_roster(attrs.evolve(roster.roster, **changes), COORDINATOR)
+
+
+def readdressed(addresses: dict[int, tuple[str, ...]]) -> SignedRoster:
+    roster = make_roster(2)
+    members = [
+        attrs.evolve(member, addresses=addresses.get(rank, member.addresses))
+        for rank, member in enumerate(roster.roster.members)
+    ]
+    return signed(roster, members=tuple(members))
+
+
+def unreachable() -> Cluster:
+    return Cluster(2, 1, rosters=[readdressed({0: ("nowhere:1",), 1: ("nowhere:2",)})] * 2)
+
+
+def without_addresses() -> Cluster:
+    return Cluster(2, 1, rosters=[readdressed({0: (), 1: ()})] * 2)
+
+
+def other_cluster() -> Cluster:
+    return Cluster(2, 1, rosters=[make_roster(2), signed(make_roster(2), cluster=b"d" * 32)])
+
+
+def other_key() -> Cluster:
+    """The head's roster has another key for the rank, and no node has both."""
+    head = make_roster(2)
+    stranger = Member(signer(7).public_key, "node1", ("host1:1",))
+    members = (head.roster.members[0], stranger)
+    return Cluster(2, 1, rosters=[signed(head, serial=2, members=members), make_roster(2)])
+
+
+def expired() -> Cluster:
+    return Cluster(2, 1, rosters=[make_roster(2, lifetime_ms=300)] * 2)
+
+
+def conflict() -> Cluster:
+    return Cluster(2, 1, rosters=[make_roster(2), signed(make_roster(2), name="other")])
+
+
+def other_model() -> Cluster:
+    return Cluster(2, 1, models=[b"a" * 32, b"b" * 32])
+
+
+@attrs.define
+class Unloadable(FakeEngine):
+    why: str = ""
+
+    def receive(self, message: LocalMessage) -> list[LocalMessage]:
+        if not isinstance(message, Bootstrap):
+            return []
+        return [StepDone(message.epoch, 0, failed=Failure(1, FailureKind.LOAD, self.why))]
+
+
+class Ring(Cluster):
+    """One whose engines have *room*, and of which rank 1's cannot load if that is *unloadable*."""
+
+    def __init__(self, *, room: int = 1 << 30, unloadable: str = "") -> None:
+        self.room = room
+        self.unloadable = unloadable
+        super().__init__(2, 1)
+
+    def start_engine(self, host: Host) -> None:
+        if not host.alive or host.engine is not None:
+            return
+        model = attrs.evolve(info(), room=self.room)
+        broken = self.unloadable if host.name == "host1" else ""
+        host.engine = Unloadable(model, why=broken) if broken else FakeEngine(model)
+        host.node.engine_message(host.engine.model, self.now)
+        self.settle(host)
+
+
+def manifest_on_the_head_alone() -> Cluster:
+    return Cluster(2, 1, models=[b"a" * 32, b"b" * 32], unpinned={0: b"b" * 32})
+
+
+def manifest_on_the_rank_alone() -> Cluster:
+    return Cluster(2, 1, models=[b"a" * 32, b"b" * 32], unpinned={1: b"a" * 32})
+
+
+def too_little_room() -> Cluster:
+    return Ring(room=10)
+
+
+def layers_that_do_not_load() -> Cluster:
+    return Ring(unloadable="tensor x does not match the manifest")
+
+
+ROWS: dict[str, tuple[Callable[[], Cluster], Cause, str, Cause, str]] = {
+    # how the ring is made; what the head says; what the rank says
+    "unreachable": (
+        unreachable,
+        Cause.UNREACHABLE,
+        "rank 1 (node1) cannot be reached at nowhere:2: connection refused",
+        Cause.UNREACHABLE,
+        "the head (node0) cannot be reached at nowhere:1: connection refused",
+    ),
+    "no address": (
+        without_addresses,
+        Cause.NO_ADDRESS,
+        "rank 1 (node1) has no address in the roster",
+        Cause.NO_ADDRESS,
+        "the head (node0) has no address in the roster",
+    ),
+    "another cluster": (
+        other_cluster,
+        Cause.SILENT,
+        "rank 1 (node1) at host1:1 ended the handshake without a word",
+        Cause.SILENT,
+        "the head (node0) at host0:1 ended the handshake without a word; this node refused a "
+        "connection from host0, too: INIT is not for this node of this cluster",
+    ),
+    "another key, in a newer roster": (
+        other_key,
+        Cause.SILENT,
+        "rank 1 (node1) at host1:1 ended the handshake without a word",
+        Cause.NOT_A_MEMBER,
+        "the head (node0) has a newer roster than this node's (1), in which this node is no member",
+    ),
+    "expired roster": (
+        expired,
+        Cause.ROSTER_EXPIRED,
+        "roster 1, which this node has, has expired",
+        Cause.ROSTER_EXPIRED,
+        "roster 1, which this node has, has expired",
+    ),
+    "two rosters of one serial": (
+        conflict,
+        Cause.ROSTER_CONFLICT,
+        "the peer holds another roster with the same serial 1",
+        Cause.ROSTER_CONFLICT,
+        "the peer holds another roster with the same serial 1",
+    ),
+    "another model": (
+        other_model,
+        Cause.OTHER_MODEL,
+        "this node refused rank 1 (node1): node1 holds another model (626262626262) than node0 "
+        "(616161616161)",
+        Cause.OTHER_MODEL,
+        "the head (node0) refused this node: node1 holds another model (626262626262)",
+    ),
+    "a manifest on the head alone": (
+        manifest_on_the_head_alone,
+        Cause.MANIFEST,
+        "only one of both has a manifest of the weights (sealring.json): node0 has one, node1 has "
+        "none",
+        Cause.MANIFEST,
+        "only one of both has a manifest of the weights (sealring.json): node0 has one, node1 has "
+        "none",
+    ),
+    "a manifest on the rank alone": (
+        manifest_on_the_rank_alone,
+        Cause.OTHER_MODEL,
+        "or node1 alone has a manifest (sealring.json)",
+        Cause.MANIFEST,
+        "only one of both has a manifest of the weights (sealring.json): node1 has one, node0 has "
+        "none",
+    ),
+    "layers that do not load": (
+        layers_that_do_not_load,
+        Cause.CANNOT_SERVE,
+        "rank 1 (node1) could not serve: tensor x does not match the manifest",
+        Cause.CANNOT_SERVE,
+        "this node could not serve: tensor x does not match the manifest",
+    ),
+}
+
+
+def says(made: Cluster, name: str) -> list[tuple[Cause, str]]:
+    return [(o.cause, o.text(made.now)) for o in made.hosts[name].node.obstacles(made.now)]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_either_end_says_why_within_five_seconds_and_in_its_log(row):
+    make, at_head, head, at_rank, rank = ROWS[row]
+    made = make()
+    made.run_for(5.0)
+    for name, cause, text in (("host0", at_head, head), ("host1", at_rank, rank)):
+        told = says(made, name)
+        assert any(cause is c and text in t for c, t in told), told
+    logged = [(who, text) for _, who, text in made.notes if "not serving: " in text]
+    for name, cause, text in (("host0", at_head, head), ("host1", at_rank, rank)):
+        if cause is not Cause.NOT_A_MEMBER:  # which whoever finds it out has told
+            assert any(who == name and text in t for who, t in logged), logged
+
+
+def test_a_reason_is_logged_at_once_and_then_each_minute():
+    made = unreachable()
+    made.run_for(3 * TELL_SECONDS + 2)
+    times = [at for at, who, text in made.notes if who == "host0" and "not serving" in text]
+    assert len(times) == 4, times
+    assert times[0] < 1
+    told = [text for _, who, text in made.notes if who == "host0" and "not serving" in text]
+    assert "start that node" in told[0]
+    assert "times in 2 minutes, the last time" in told[2]
+
+
+def test_a_ring_that_serves_has_nothing_in_the_way_and_says_so_again_when_it_breaks():
+    made = Cluster(2, 1)
+    made.run_until(lambda: made.ready)
+    assert says(made, "host0") == []
+    made.run_for(0.5)
+    assert says(made, "host1") == []
+    assert not any("not serving" in text for _, _, text in made.notes)
+    made.crash(made.hosts["host1"])
+    made.run_for(5.0)
+    assert [cause for cause, _ in says(made, "host0")] == [Cause.UNREACHABLE]
+
+
+def test_too_little_room_is_told_with_the_numbers():
+    made = too_little_room()
+    made.run_for(5.0)
+    ((cause, text),) = says(made, "host0")
+    assert cause is Cause.TOO_LITTLE_ROOM
+    assert "the model's weights take" in text
+    assert "the 2 ranks have room for" in text
+
+
+def test_an_engine_that_is_gone_is_told_with_the_reason():
+    made = Cluster(2, 1)
+    made.run_until(lambda: made.ready)
+    made.kill_engine(made.head, back_after=100)
+    made.run_for(5.0)
+    cause, text = says(made, "host0")[0]
+    assert cause is Cause.ENGINE_DYING
+    assert text == "this node's engine has ended once: it was killed (for 5 s)"
+
+
+def test_an_engine_that_cannot_read_its_model_is_told_with_the_reason():
+    made = Cluster(2, 1)
+    failed = Failure(0, FailureKind.LOAD, "config.json is no JSON")
+    made.head.node.engine_message(StepDone(NO_EPOCH, 0, failed=failed), made.now)
+    cause, text = says(made, "host0")[0]
+    assert cause is Cause.ENGINE_UNREADABLE
+    assert text == "this node's engine cannot read its model: config.json is no JSON"
+
+
+def test_a_collective_that_does_not_come_up_is_told():
+    made = Cluster(2, 1, strategy=Strategy.TENSOR, splits=2)
+    made.joins = False
+    made.run_until(lambda: made.head.node.brain.standing().phase is Phase.JOINING)
+    made.run_for(15.0)
+    told = says(made, "host0")
+    for who in ("this node", "rank 1 (node1)"):
+        text = f"{who} joins the collective of tensor parallelism (for 15 s)"
+        assert (Cause.COLLECTIVE, text) in told
+    assert any("not serving: rank 1 (node1) joins" in text for _, _, text in made.notes)
+
+
+def test_a_rank_says_what_it_does():
+    made = Ring(unloadable="no such tensor")
+    rank = made.hosts["host1"].node
+    assert rank.brain.standing().phase is Phase.NO_HEAD
+    made.run_until(lambda: rank.brain.standing().phase is Phase.GATHERING)
+    made.run_until(lambda: rank.brain.standing().phase is Phase.LOADING)
+    made.run_until(lambda: rank.brain.standing().phase is Phase.FAILED)
+    assert rank.brain.standing().failed.message == "no such tensor"
+    made.unloadable = ""
+    made.kill_engine(made.hosts["host1"])
+    made.run_until(lambda: made.ready)
+    assert rank.brain.standing().phase is Phase.SERVING
+    assert rank.brain.standing().failed is None
+    made.crash(made.head)
+    made.run_for(1.0)
+    assert rank.brain.standing().phase is Phase.NO_HEAD
+
+
+def test_every_cause_has_advice_or_needs_none():
+    assert ADVICE.keys() == set(Cause)
