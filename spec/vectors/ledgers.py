@@ -122,6 +122,10 @@ COURSES: Final[dict[str, tuple[str, Course]]] = {
             (step(drop=(90, 1)), state({2: 4})),
         ),
     ),
+    "snapshot-whole": (
+        "a row begins from all of a snapshot",
+        (*SAVED, (step(open=(Open(2, 90, 5),)), state({1: 5, 2: 5}, {}, {90: 5}))),
+    ),
     "save-first": (
         "save comes before drop: the cache is kept",
         (*READ_ONE, (step(save=(Save(1, 90),), drop=(1,)), state({}, {}, {90: 5}))),

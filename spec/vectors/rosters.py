@@ -94,6 +94,7 @@ def vectors() -> Iterator[Vector]:
         ("no-tensor", "inner seal, no tensor parallelism", attrs.evolve(TERMS, policy=3)),
         ("no-tensor-open", "neither of them", attrs.evolve(TERMS, policy=2)),
         ("trust", "trust levels 1, 3, 0", _trusting(attested)),
+        ("first", "serial 1, the first", attrs.evolve(TERMS, serial=1)),
         ("extremes", "the largest numbers", _extreme()),
         ("sixty-four", "64 members", attrs.evolve(TERMS, members=_crowd(64))),
         ("longest", "49,152 bytes", sized(49152)),
