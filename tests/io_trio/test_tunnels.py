@@ -17,6 +17,7 @@ from sealring_protocol.errors import CloseCode, SealringError
 from sealring_protocol.events import Established, TunnelLost, TunnelMessage
 from sealring_protocol.link import LinkClosed
 from sealring_protocol.security.roles import Purpose
+from sealring_trio.loopback import SharedLoopback
 from sealring_trio.pump import Pump
 from sealring_trio.shared_wire import Guard
 from sealring_trio.tunnels import Tunnels
@@ -66,8 +67,8 @@ class Node:
     def spawn(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
         self._nursery.start_soon(task, *arguments)
 
-    def engine_pids(self) -> list[int]:
-        return [os.getpid()]
+    def meet(self) -> SharedLoopback:
+        return SharedLoopback(lambda: [os.getpid()])
 
     def received(self, link: int, data: bytes) -> None:
         """As the runtime enters a node: whatever the link still has is the node's."""
