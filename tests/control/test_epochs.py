@@ -68,7 +68,7 @@ def test_the_head_starts_an_epoch_when_all_are_there_and_not_before():
     (order,) = of(effects, ToEngine)
     assert order.message.epoch == Epoch(HEAD, 1)
     assert [send.rank for send in of(effects, Send)] == [1, 2]
-    assert of(effects, Want) == [Want(1, STEP)]
+    assert of(effects, Want) == [Want(1, STEP), Want(2, STEP, yields=True)]
 
 
 def test_an_answer_of_an_old_epoch_is_dropped_and_one_that_never_was_is_an_error():
@@ -284,7 +284,7 @@ def test_a_bootstrap_that_comes_before_the_engine_waits_for_it():
     assert not of(rank.message(0, CONTROL, ORDER, 0.0), ToEngine)
     effects = rank.engine_message(info(), 0.0)
     assert of(effects, ToEngine) == [ToEngine(ORDER)]
-    assert of(effects, Want) == [Want(2, STEP)]
+    assert of(effects, Want) == [Want(2, STEP), Want(0, STEP, yields=True)]
     assert not of(effects, Send)
 
 

@@ -6,10 +6,11 @@ import hashlib
 import json
 import re
 import struct
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sealring_model import tiny
 from sealring_model.loading import describe
@@ -53,9 +54,7 @@ def integer_or_float(text: Number) -> str:
     if re.fullmatch(r"-?\d+", text):
         return str(int(text))
     value = float(text)
-    digits, _, exponent = next(
-        shown for size in range(17) if float(shown := f"{value:.{size}e}") == value
-    ).partition("e")
+    digits, _, exponent = fewest_digits(value).partition("e")
     sign, digits = ("-", digits[1:]) if digits.startswith("-") else ("", digits)
     whole, power = digits.replace(".", ""), int(exponent)
     if value and not 1e-4 <= abs(value) < 1e16:
@@ -65,6 +64,24 @@ def integer_or_float(text: Number) -> str:
         return f"{sign}0.{'0' * (-power - 1)}{whole}"
     whole = whole.ljust(power + 2, "0")
     return f"{sign}{whole[: power + 1]}.{whole[power + 1 :]}"
+
+
+def fewest_digits(value: float) -> str:
+    """*value* as digits and exponent: of the shortest that give it back the nearest, and of two
+    equally near the even one."""
+    exact = Decimal(value)
+    for size in range(1, 18):
+        found = [
+            shown
+            for way in (ROUND_FLOOR, ROUND_CEILING)
+            if float(shown := f"{Context(size, way).plus(exact):.{size - 1}e}") == value
+        ]
+        if found:
+            return min(
+                found,
+                key=lambda text: (abs(Decimal(text) - exact), int(text.split("e")[0][-1]) % 2),
+            )
+    raise AssertionError("17 digits give every binary64 back")
 
 
 def digest(folder: Path) -> bytes:
@@ -100,6 +117,10 @@ def test_a_model_with_everything_that_can_be_written(tmp_path: Path) -> None:
     assert digest(tmp_path) == describe(tmp_path).digest
 
 
+@example(2.0**-24)
+@example(623203260495222.75)
+@example(5e-324)
+@example(1.7976931348623157e308)
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_every_number_is_written_as_said(value: float) -> None:
     assert integer_or_float(Number(repr(value))) == json.dumps(value)
