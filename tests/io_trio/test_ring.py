@@ -94,7 +94,10 @@ def test_status_tells_both_ranks(ring: Ring) -> None:
     assert head["trust"] == "software"
     assert 0 < head["hop_us"]["p50"] <= head["hop_us"]["p99"]
     links = {"control": True, "step": True, "tunnel": False, "collective": ""}
-    assert head["peers"] == [{"rank": 1, "name": "rank1", **links}]
+    (peer,) = head["peers"]
+    assert peer.pop("addresses")[0].startswith("127.0.0.1:")
+    assert peer == {"rank": 1, "name": "rank1", "trouble": [], "put_out": False, **links}
+    assert (head["why"], rank["why"]) == ([], [])
     assert (head["members"], head["engine_pids"]) == (None, [head["engine_pid"]])
     for facts in (head, rank):
         assert 0 < facts["weights_held"] < 1.01 * facts["weights_read"]
