@@ -1,7 +1,8 @@
 """Another user of the machine attacks a collective: real nodes, real engines, a real other user.
 
 On the machine's loopback whoever connects first to the port where MLX's ring listens becomes a
-rank's neighbour. The attacker here connects to every such port as soon as it is there, and stays.
+rank's neighbour. The attacker here connects to every such port as soon as it is there, and stays;
+so he and his victims have a loopback of their own, apart from that of other tests.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from sealring_trio.loopback import LOOPBACK, SharedLoopback
 from sealring_trio.namespace import NoNamespace, why_not
 
 from tests.io_trio.test_engine_supervisor import FAKE, Owner
+from tests.networks import own_network
 
 needs_root = pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0,
@@ -39,7 +41,7 @@ os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 
 seen, held = set(), []
 print(flush=True)
 while True:
-    time.sleep(0.001)  # others are at work on this machine
+    time.sleep(0.001)  # his victims need the processor too
     with open("/proc/net/tcp") as table:
         rows = [row.split() for row in table][1:]
     for row in rows:
@@ -90,7 +92,11 @@ RINGS = {
 def test_another_user_gets_into_no_collective(
     ranks: int, options: dict[str, str | float], told: str
 ) -> None:
-    with attacked() as stop, local_ring(ranks, tiny.path(), options=options) as nodes:
+    with (
+        own_network(),
+        attacked() as stop,
+        local_ring(ranks, tiny.path(), options=options) as nodes,
+    ):
         *_, done = nodes[0].ask({"do": "generate", "prompt": "Once", "max_tokens": 4})
         states = [node.status() for node in nodes]
         ports = stop()

@@ -19,7 +19,6 @@ skips the test with a reason elsewhere.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import os
 import shutil
@@ -38,6 +37,7 @@ import pytest
 from sealring_trio.local_ring import LocalNode, running_node
 
 from tests.io_trio.helpers import Outcome, sealring
+from tests.networks import network_at
 from tests.operation.cable import MTU, Cable, Way
 
 NAMES: Final = ("desk", "shelf", "den", "attic")
@@ -48,7 +48,6 @@ PATIENCE: Final = 60.0
 DISK: Final = "4m"
 """Size of a machine's state folder, a file system of its own."""
 
-_CLONE_NEWNET: Final = 0x40000000
 _numbers = itertools.count()
 
 T = TypeVar("T")
@@ -164,12 +163,8 @@ class Machine:
     def inside(self) -> Iterator[None]:
         """Sockets that this thread makes in the block, and processes that it starts, are this
         machine's."""
-        with open("/proc/thread-self/ns/net") as home, open(f"/run/netns/{self.namespace}") as away:
-            _set_namespace(away.fileno())
-            try:
-                yield
-            finally:
-                _set_namespace(home.fileno())
+        with network_at(Path("/run/netns", self.namespace)):
+            yield
 
     def run(self, *arguments: str | Path) -> Outcome:
         """A `sealring` command, as a person at this machine gives it, in its folder."""
@@ -304,9 +299,3 @@ def _do(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
     return done.stdout
-
-
-def _set_namespace(number: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(number, _CLONE_NEWNET) != 0:
-        raise OSError(ctypes.get_errno(), "setns")
