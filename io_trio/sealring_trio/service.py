@@ -228,9 +228,7 @@ async def serve(prepared: Prepared, lifeline: int | None) -> None:
         api = HeadApi(generator, config)
         await nursery.start(api.run)
         await nursery.start(runtime.run)
-        if not runtime.node.rank:
-            nursery.start_soon(generator.texts.serve)
-            nursery.start_soon(generator.warm_up)
+        nursery.start_soon(_serve_texts, generator)
         _tell_where(runtime, config)
         nursery.start_soon(watch_expiry, lambda: runtime.node.roster.roster, wall_ms)
         await _until_stopped(lifeline, generator, api, config.drain)
@@ -238,6 +236,17 @@ async def serve(prepared: Prepared, lifeline: int | None) -> None:
         runtime.stop()
         await runtime.links_closed()
         nursery.cancel_scope.cancel()
+
+
+async def _serve_texts(generator: Generator) -> None:
+    """Have what renders and tokenises ready from when this node is the head, which a newer roster
+    may make it."""
+    runtime = generator.runtime
+    while runtime.node.rank:
+        await runtime.roster_changed.wait()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(generator.texts.serve)
+        nursery.start_soon(generator.warm_up)
 
 
 def _tell_where(runtime: Runtime, config: Config) -> None:
