@@ -1,7 +1,8 @@
 """What keeps strangers cheap, beside a model that keeps all that has happened.
 
-Input: one byte for each command and its choices: connections from few addresses come and are over,
-members prove themselves, signatures are asked for, INITs come again, and time passes.
+Input: one byte for each command and its choices: connections from few addresses come, speak and
+are over, members are expected or prove themselves, signatures are asked for, INITs come again, and
+time passes.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from functools import partial
 from typing import Final
 
 import attrs
-from sealring_protocol.errors import AuthenticationFailed, LimitExceeded, LocalProtocolError
+from sealring_protocol.errors import AuthenticationFailed, LimitExceeded
 from sealring_protocol.limits import (
     MAX_HANDSHAKES,
     MAX_HANDSHAKES_PER_SOURCE,
+    NEW_SOURCE_SECONDS,
+    RESERVED_HANDSHAKES,
+    SIGNATURES_PER_NEW_SOURCE,
     SIGNATURES_PER_SECOND,
     SIGNATURES_PER_SOURCE,
 )
@@ -40,14 +44,16 @@ SLACK: Final = 1e-6
 
 
 def seeds() -> Iterator[bytes]:
-    """Each command alone and after others, and enough of one source to be refused."""
+    """Each command alone and after others, and more of each source than have places."""
     for source in range(len(SOURCES)):
-        yield bytes([0, source]) * (MAX_HANDSHAKES_PER_SOURCE + 2) + bytes([1, source, 0, source])
+        yield bytes([0, source]) * (MAX_HANDSHAKES_PER_SOURCE + 2) + bytes([1, 3, 0, source, 6, 0])
         yield (
-            bytes([2, source, 40]) + bytes([3, source]) + bytes([2, source, 40, 5, 9, 2, source, 9])
+            bytes([2, source, 40]) + bytes([3, source]) + bytes([2, source, 40, 7, 9, 2, source, 9])
         )
+        yield bytes([5, source]) + bytes(part for other in range(7) for part in (0, other)) * 12
     yield bytes(part for tag in (*range(7), 0, 6, 1) for part in (4, tag))
     yield bytes(part for source in range(7) for part in (0, source)) * 30
+    yield bytes(part for source in range(7) for part in (0, source, 6, source)) * 20
     yield bytes(range(256))
 
 
@@ -71,39 +77,102 @@ class Budget:
         return True
 
 
+@attrs.frozen
+class Holder:
+    """A connection with a place."""
+
+    number: int
+    network: str
+
+
+@attrs.define
+class Places:
+    """Who has a place, the oldest first, by HS-31 as it stands in the specification."""
+
+    held: list[Holder] = attrs.field(factory=list)
+    spoken: set[int] = attrs.field(factory=set)
+    known: set[str] = attrs.field(factory=set)
+
+    def loser(self, network: str) -> int | None:
+        """Who gives way to a newcomer from *network*."""
+        own = [one for one in self.held if one.network == network]
+        strangers = [one for one in self.held if one.network not in self.known]
+        if len(own) == MAX_HANDSHAKES_PER_SOURCE:
+            return self.first(own)
+        if network not in self.known:
+            full = len(strangers) == MAX_HANDSHAKES - RESERVED_HANDSHAKES
+            return self.first(strangers) if full else None
+        if len(self.held) < MAX_HANDSHAKES:
+            return None
+        return self.first(strangers or self.held)
+
+    def first(self, of: list[Holder]) -> int:
+        """Of the source that holds most, a silent one if there is any, the oldest."""
+        held = Counter(one.network for one in of)
+        most = [one for one in of if held[one.network] == max(held.values())]
+        silent = [one for one in most if one.number not in self.spoken]
+        return (silent or most)[0].number
+
+    def drop(self, number: int) -> None:
+        """*number* has no place any more."""
+        self.held = [one for one in self.held if one.number != number]
+
+
+@attrs.define
+class Signatures:
+    """What sources may still ask for."""
+
+    own: dict[str, Budget] = attrs.field(factory=dict)
+    shared: Budget = attrs.field(
+        factory=lambda: Budget(SIGNATURES_PER_SECOND, SIGNATURES_PER_SECOND)
+    )
+    new: Budget = attrs.field(
+        factory=lambda: Budget(SIGNATURES_PER_NEW_SOURCE, SIGNATURES_PER_NEW_SOURCE)
+    )
+    last: dict[str, float] = attrs.field(factory=dict)
+
+    def take(self, network: str, now: float, *, known: bool) -> bool | None:
+        """Whether *network* gets one; None where rounding decides."""
+        budget = Budget(SIGNATURES_PER_SOURCE, SIGNATURES_PER_SOURCE, now)
+        may = self.own.setdefault(network, budget).take(now)
+        if may and not known:
+            may = self.shared.take(now)
+            was = self.last.get(network)
+            if may is False and (was is None or now - was >= NEW_SOURCE_SECONDS):
+                may = self.new.take(now)
+        if may:
+            self.last[network] = now
+        return may
+
+
 def check(data: bytes) -> None:
-    """It refuses exactly what is too much."""
+    """Places and signatures go to whom the specification says."""
     source = Source(data)
     admission, cache, now = Admission(0.0), ReplayCache(CACHE), 0.0
-    opened: Counter[str] = Counter()
+    places, signatures = Places(), Signatures()
     proved: set[str] = set()
+    expected: set[str] = set()
     tags: deque[bytes] = deque(maxlen=CACHE)
-    shared = Budget(SIGNATURES_PER_SECOND, SIGNATURES_PER_SECOND)
-    budgets: dict[str, Budget] = {}
+    number = 0
     while not source.empty:
-        command = source.below(6)
-        address = source.pick(tuple(SOURCES)) if command < 4 else ""
+        command = source.below(8)
+        address = source.pick(tuple(SOURCES)) if command in (0, 2, 3, 5) else ""
         network = SOURCES.get(address, "")
         match command:
             case 0:
-                full = opened[network] >= MAX_HANDSHAKES_PER_SOURCE
-                full = full or opened.total() >= MAX_HANDSHAKES
-                assert admission.full == (opened.total() >= MAX_HANDSHAKES)
-                error = raised(partial(admission.opened, address))
-                assert isinstance(error, LimitExceeded) if full else error is None
-                opened[network] += not full
+                number += 1
+                loser = places.loser(network)
+                assert admission.opened(number, address) == loser
+                if loser is not None:
+                    places.drop(loser)
+                places.held.append(Holder(number, network))
             case 1:
-                error = raised(partial(admission.settled, address))
-                assert isinstance(error, LocalProtocolError) == (not opened[network])
-                opened[network] -= opened[network] > 0
+                over = source.below(number + 1)
+                admission.settled(over)
+                places.drop(over)
             case 2:
                 for _ in range(1 + source.below(64)):
-                    own = budgets.setdefault(
-                        network, Budget(SIGNATURES_PER_SOURCE, SIGNATURES_PER_SOURCE, now)
-                    )
-                    may = own.take(now)
-                    if may and network not in proved:
-                        may = shared.take(now)
+                    may = signatures.take(network, now, known=network in places.known)
                     if may is None:
                         return
                     error = raised(partial(admission.take_signature, address, now))
@@ -118,6 +187,14 @@ def check(data: bytes) -> None:
                 if error is None:
                     tags.append(tag)
                 assert len(cache) == len(tags)
+            case 5:
+                admission.expect([address])
+                expected = {network}
+            case 6:
+                spoke = source.below(number + 1)
+                admission.spoke(spoke)
+                places.spoken.add(spoke)
             case _:
                 now += source.below(100) / 64
-        assert admission.open == opened.total()
+        places.known = proved | expected
+        assert admission.open == len(places.held) <= MAX_HANDSHAKES

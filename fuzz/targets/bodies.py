@@ -7,21 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Final
+from typing import Any, Final, cast
 
 import attrs
 from sealring_model import tiny
 from sealring_model.tokens import Tokenizer
 from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_trio.api.errors import ApiError
-from sealring_trio.api.kinds import ChatKind, CompletionKind
+from sealring_trio.api.gate import Visitor
+from sealring_trio.api.kinds import ChatKind, CompletionKind, Hands, Prepared
 from sealring_trio.api.sampling import jobs
-from sealring_trio.api.schema import MAX_CHOICES, MAX_STOPS, ChatRequest, CompletionRequest
+from sealring_trio.api.schema import MAX_CHOICES, MAX_STOPS
+from sealring_trio.api.texts import chat, completion
+from sealring_trio.generation import Generator
 
 from fuzz.source import Source
 
-CHAT: Final = ChatKind()
-TEXT: Final = CompletionKind()
+CHAT: Final[Any] = ChatKind()
+TEXT: Final[Any] = CompletionKind()
+ASKED: Final = {"model": "m", "context": 2048}
+VISITOR: Final = Visitor("req-1", "", "", "", 0.0)
 VOCABULARY: Final = 1500
 LONGEST_ANSWER: Final = 4096
 """Bytes of the longest refusal."""
@@ -69,21 +74,22 @@ def check(data: bytes) -> None:
     """What is not refused becomes rows with one encoding each, as many as were asked for."""
     source = Source(data)
     is_text, body = source.flag(), source.rest()
+    hands = Hands(cast(Generator, None), _tokenizer(), "")  # no call is read here
     try:
-        asked: ChatRequest | CompletionRequest
-        if is_text:
-            asked = TEXT.read(body)
-            prepared = TEXT.prepare(asked, _tokenizer())
-        else:
-            asked = CHAT.read(body)
-            prepared = CHAT.prepare(asked, _tokenizer())
-        made = list(jobs(asked, prepared.prompts, VOCABULARY, ""))
+        work = completion if is_text else chat
+        prepared = Prepared.of(*work(_tokenizer(), ASKED, body, lambda stage: None))
+        told = prepared.told["options"]
+        asked = (TEXT if is_text else CHAT).options(told)
+        made = list(jobs(asked, prepared.prompts, VOCABULARY, VISITOR))
     except ApiError as error:
         _check_refusal(error)
         return
+    filled = (
+        TEXT.choices(asked, prepared, hands) if is_text else CHAT.choices(asked, prepared, hands)
+    )
     choices = asked.n or 1
     assert choices <= MAX_CHOICES
-    assert len(made) == len(prepared.choices) == len(prepared.prompts) * choices
+    assert len(made) == len(filled) == len(prepared.prompts) * choices
     for at, job in enumerate(made):
         row = job.sampling
         assert row.choice == at % choices
@@ -95,5 +101,5 @@ def check(data: bytes) -> None:
 
 
 def _check_refusal(error: ApiError) -> None:
-    assert error.status == 400
+    assert error.status in (400, 404)
     assert len(error.response().body) < LONGEST_ANSWER

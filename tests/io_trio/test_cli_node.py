@@ -300,6 +300,8 @@ def test_help_teaches() -> None:
         usage, _, text = page.partition("\n")
         assert f"sealring {command}" in usage
         assert f"    sealring {command}" in text  # an example
-        assert command in ("digest", "status", "bench", "vectors", "decode") or "Next" in text
+        assert (
+            command in ("digest", "status", "bench", "vectors", "decode", "peer") or "Next" in text
+        )
         assert max(map(len, page.splitlines())) <= 80
     assert "sealring demo" in sealring("--help").out

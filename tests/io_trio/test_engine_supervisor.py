@@ -144,10 +144,10 @@ async def test_pauses_grow_while_engines_die_young(
 ) -> None:
     pauses: list[float] = []
 
-    async def sleep(seconds: float) -> None:
-        pauses.append(seconds)
+    async def sleep_until(deadline: float) -> None:
+        pauses.append(round(deadline - trio.current_time(), 3))
 
-    monkeypatch.setattr(supervisor.trio, "sleep", sleep)
+    monkeypatch.setattr(supervisor.trio, "sleep_until", sleep_until)
     monkeypatch.setattr(Engine, "_one_life", _short_life)
     engine = Engine(EngineCommand(FAKE, ("good",)), Owner())
     with trio.move_on_after(60):
