@@ -85,7 +85,8 @@ class NodeConfig:
     collectives: Collectives = attrs.field(factory=Collectives)
     group_seconds: float = 20.0
     patience: float = PING_TIMEOUT
-    """Seconds that a peer may be silent, at least, before it is lost."""
+    """Seconds that a peer may be silent, at least, before it is lost. What is above the default is
+    also added to the deadlines of tensor parallelism's steps."""
     scheduler: SchedulerConfig = attrs.field(factory=SchedulerConfig)
     key_log: Callable[[TrafficSecrets], None] | None = attrs.field(default=None, repr=False)
     """As `HandshakeConfig.key_log`."""
@@ -150,6 +151,7 @@ class Node:
                 roster.inner_seal,
                 config.scheduler,
                 group_seconds=config.group_seconds,
+                patience=config.patience,
                 first_uid=self._next_uid,
                 first_epoch=self._last_epoch,
                 unpinned=config.unpinned,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from sealring_protocol.codec.messages import Decode, Epoch, Join, NoWork, Prefill, Step
-from sealring_protocol.control.tensor import STEADY, Lockstep
+from sealring_protocol.control.tensor import STEADY, Lateness, Lockstep
 
 EPOCH = Epoch(1, 1)
 
@@ -37,6 +37,15 @@ def seen(*steps, token=0.0):
         lockstep.owe(work, rows, 0.0)
         lockstep.answered(seconds)
     return lockstep
+
+
+@pytest.mark.parametrize(("patience", "least"), [(1.5, 1.0), (4.0, 3.5), (0.0, 1.0)])
+def test_an_owner_who_is_patient_with_peers_is_with_engines(patience, least):
+    lockstep = Lockstep(Lateness.of(patience))
+    for _ in range(3):
+        lockstep.owe(*decode(1), 0.0)
+        lockstep.answered(0.01)
+    assert allowed(lockstep, *decode(1)) == least
 
 
 HONEST = {

@@ -51,7 +51,7 @@ TENSOR_TRIES: Final = 3
 @attrs.frozen
 class HeadConfig:
     """*names* of the ranks, rank order, and the *hosts* that they are reached at. A collective has
-    *group_seconds* to come up once every rank has loaded."""
+    *group_seconds* to come up once every rank has loaded. *patience* is `NodeConfig.patience`."""
 
     instance: int
     names: tuple[str, ...]
@@ -61,6 +61,7 @@ class HeadConfig:
     scheduler: SchedulerConfig = attrs.field(factory=SchedulerConfig)
     bootstrap_seconds: float = 600.0
     group_seconds: float = 20.0
+    patience: float = PING_TIMEOUT
     first_uid: int = 1
     unpinned: bytes = b""
     first_epoch: int = 0  # the last that this node has raised, with another roster
@@ -71,7 +72,8 @@ class HeadEpochs(HeadSteps):
 
     def __init__(self, config: HeadConfig, now: float) -> None:
         world = len(config.names)
-        super().__init__(world, tuned=not config.scheduler.groups and world > 1)
+        tuned = not config.scheduler.groups and world > 1
+        super().__init__(world, tuned=tuned, patience=config.patience)
         self._config = config
         self._wish = config.wish
         self.membership = Membership(config.instance, world, config.first_epoch)

@@ -35,8 +35,9 @@ from sealring_protocol.control.effects import (
 from sealring_protocol.control.pace import Pace
 from sealring_protocol.control.recovery import Recovery
 from sealring_protocol.control.scheduler import Scheduler
-from sealring_protocol.control.tensor import Lockstep, TensorLeader
+from sealring_protocol.control.tensor import Lateness, Lockstep, TensorLeader
 from sealring_protocol.control.watch import ENGINE, ROUND, Watch
+from sealring_protocol.limits import PING_TIMEOUT
 from sealring_protocol.security.roles import Purpose
 
 DRAIN_SECONDS: Final = 0.25
@@ -44,16 +45,17 @@ DRAIN_SECONDS: Final = 0.25
 
 
 class HeadSteps:
-    """The steps of rank 0 of *world*; *tuned* has the number of groups follow what is measured."""
+    """The steps of rank 0 of *world*; *tuned* has the number of groups follow what is measured.
+    *patience* is how long a peer may be silent, and raises the deadlines of tensor parallelism."""
 
-    def __init__(self, world: int, *, tuned: bool) -> None:
+    def __init__(self, world: int, *, tuned: bool, patience: float = PING_TIMEOUT) -> None:
         self._world = world
         self.scheduler: Scheduler | None = None
         self._recovery = Recovery()
         self._machine: pipeline.HeadPipeline | TensorLeader | None = None
         self._watch = Watch(ENGINE)
         self._rounds = Watch(ROUND)
-        self._lockstep = Lockstep()
+        self._lockstep = Lockstep(Lateness.of(patience))
         self._drain_ends: float | None = None
         self._flights: dict[int, tuple[float, Work, tuple[int, ...]]] = {}  # when sent, what, whose
         self._pace = Pace(world) if tuned else None

@@ -33,7 +33,7 @@ from sealring_protocol.codec.messages import (
 )
 from sealring_protocol.control.pipeline import Action, Answered, ToEngine, ToRanks, weight
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
-from sealring_protocol.limits import MAX_WEIGHT_WAITING
+from sealring_protocol.limits import MAX_WEIGHT_WAITING, PING_TIMEOUT
 from sealring_protocol.table import Machine, Table
 
 
@@ -226,6 +226,12 @@ class Lateness:
     unseen: float = 10.0
     least: float = 1.0
     factor: float = 4.0
+
+    @classmethod
+    def of(cls, patience: float) -> Lateness:
+        """Where a peer may be silent for *patience* seconds, for its machine is busy, say, an
+        engine may be late by as much more than it else may."""
+        return cls(least=cls().least + max(0.0, patience - PING_TIMEOUT))
 
 
 GRACE: Final = 6.0
