@@ -7,15 +7,24 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import attrs
 import pytest
+import trio
 from sealring_model import tiny
+from sealring_protocol.codec.messages import Epoch, Ready
+from sealring_protocol.security.admission import Admission
 from sealring_trio.config import load_config
+from sealring_trio.errors import OperationError
 from sealring_trio.local_ring import running_node, wait_until_up, write_cluster
+from sealring_trio.models import describe_model, find_model
+from sealring_trio.peer.playing import Model, Rank
+from sealring_trio.peer.serving import Peer, drive
 from sealring_trio.units import format_address
 
 from tests.io_trio.helpers import sealring
@@ -147,3 +156,110 @@ def test_a_real_node_answers_a_peer_that_is_the_head(cluster: list[Path]) -> Non
         at = format_address(*load_config(rank).listen)
         done = sealring("peer", *who(head), "--dial", "rank1", "--at", at)
         assert done.code == 0, done.err + done.out
+
+
+def test_a_rank_is_ready_once_its_step_link_is_up(cluster: list[Path], tmp_path: Path) -> None:
+    head, rank = cluster
+    control, chain = tmp_path / "control", tmp_path / "chain"
+    with listening(rank) as (process, at):
+        dial = ("peer", *who(head), "--dial", "rank1", "--at", at, "--script")
+        model = described(rank)
+        order = {
+            "message": "BOOTSTRAP",
+            "instance": "7",
+            "counter": "1",
+            "backend": 1,
+            "rank": 1,
+            "inner_seal": True,
+            "trusted": False,
+            "deadline_ms": 60_000,
+            "model": model.digest.hex(),
+            "bounds": [0, 1, model.layers],
+            "hosts": [],
+        }
+        orders = [{"expect": {"message": "READY"}}, {"send": order}]
+        orders += [{"expect": {"message": "READY", "counter": "1"}}]
+        control.write_text("\n".join(map(json.dumps, orders)))
+        chain.write_text(json.dumps({"wait": 0}))
+        pipe = subprocess.PIPE
+        command = [*SEALRING, *map(str, (*dial, control))]
+        with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as asking:
+            told = until(process, lambda line: "BOOTSTRAP" in messages([line], "came"))
+            done = sealring(*dial, chain, "--purpose", "step")
+            assert done.code == 0, done.err
+            told = until(process, lambda line: "READY" in messages([line], "sent"))
+            assert [line["purpose"] for line in told if "up" in line] == ["STEP"]
+            asking.communicate(timeout=30)
+            assert asking.returncode == 0
+
+
+def described(config: Path) -> Model:
+    info = describe_model(find_model(str(load_config(config).model)))
+    return Model(info.digest, len(info.layers), info.hidden, info.dtype)
+
+
+def until(
+    process: subprocess.Popen[str], found: Callable[[dict[str, Any]], bool]
+) -> list[dict[str, Any]]:
+    """What *process* tells, up to and with the line that is looked for."""
+    assert process.stdout is not None
+    told: list[dict[str, Any]] = []
+    for line in process.stdout:
+        told.append(json.loads(line))
+        if found(told[-1]):
+            return told
+    raise AssertionError(f"it ended first: {told}")
+
+
+class Slips(Model):
+    """A rank's model that is described otherwise once it is asked for, as *slip* says."""
+
+    slip: ClassVar[Callable[[Ready], Ready]]
+
+    def ready(self, epoch: Epoch, first: int = 0, last: int = 0) -> Ready:
+        told = super().ready(epoch, first, last)
+        return type(self).slip(told) if epoch.instance else told
+
+
+@pytest.mark.parametrize(
+    ("slip", "why"),
+    [
+        (lambda r: attrs.evolve(r, epoch=Epoch(r.epoch.instance, 2)), "the epoch that BOOTSTRAP"),
+        (lambda r: attrs.evolve(r, first=r.first + 1), "BOOTSTRAP gave"),
+        (lambda r: attrs.evolve(r, hidden=r.hidden + 1), "differ in model"),
+    ],
+)
+def test_a_head_looks_at_what_a_rank_says(
+    cluster: list[Path], slip: Callable[[Ready], Ready], why: str
+) -> None:
+    def peer(config: Path) -> Peer:
+        key, _, roster, _, coordinator = who(config)
+        return Peer.of(Path(key), Path(roster), coordinator, 7, lambda told: None)
+
+    slips = type("Slips", (Slips,), {"slip": staticmethod(slip)})
+    model = described(cluster[1])
+    rank = Rank(slips(model.digest, model.layers, model.hidden, model.dtype))
+
+    async def talk() -> None:
+        other = peer(cluster[1])
+        admission = Admission(trio.current_time())
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+
+        async def met(stream: trio.SocketStream) -> None:
+            line = other.accept(stream, admission)
+            async with trio.open_nursery() as both:
+                both.start_soon(line.run)
+                await rank.play(line)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(trio.serve_listeners, met, listeners))
+            at = format_address(*listeners[0].socket.getsockname()[:2])
+            try:
+                await drive(peer(cluster[0]), "rank1", at, 1)
+            finally:
+                nursery.cancel_scope.cancel()
+
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(OperationError, match=why), flatten_subgroups=True, allow_unwrapped=True
+    ):
+        trio.run(talk)

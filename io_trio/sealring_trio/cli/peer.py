@@ -33,16 +33,16 @@ def peer(
         sealring peer ben.key --roster home.roster \\
             --coordinator coordinator.pub --listen 127.0.0.1:7471
 
-    plays rank 1 of a ring of two: it presents itself, answers BOOTSTRAP, and
-    gives back the hidden states of every decode as they came. A real head
-    works with it, with strategy = "pp". Until Ctrl-C.
+    plays rank 1 of a ring of two: it presents itself, answers BOOTSTRAP once
+    its STEP link is up, and gives back the hidden states of every decode as
+    they came. A real head works with it, with strategy = "pp". Until Ctrl-C.
 
         sealring peer ada.key --roster home.roster \\
             --coordinator coordinator.pub --dial ben
 
     plays the head: it brings the other rank up, has it read a prompt and
-    decode, and looks whether each answer belongs to its step. The exit code
-    says whether all did.
+    decode, and looks whether READY and each answer are what they should be.
+    The exit code says whether all were.
 
     With --script it does on one link what a file says, one JSON object to a
     line, and the exit code says whether the other end did as expected:
@@ -52,6 +52,8 @@ def peer(
                   "stream": 0, "event": 1, "data": ""}}     (in one line)
         {"wait": 1.5}
         {"close": 0, "reason": "done"}
+
+    After the last line the link is ended.
 
     Parameters
     ----------

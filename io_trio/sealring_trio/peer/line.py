@@ -92,7 +92,9 @@ class Line:
         self._flush()
 
     def close(self, code: int = CloseCode.SHUTDOWN, reason: str = "") -> None:
-        """End the link in good order."""
+        """End the link in good order, if it has not ended."""
+        if self._link.next_timeout() is None:
+            return
         self._tell({"sent": {"message": "CLOSE", "why": int(code), "reason": reason}})
         self._link.close(CloseCode(code), reason)
         self._flush()

@@ -104,11 +104,14 @@ def place(step: Step, ledger: Ledger, boundary: int) -> InnerContext:
 
 
 class Rank:
-    """The rank after the head. It answers on any number of links, of any number of epochs."""
+    """The rank after the head. It answers on any number of links, of any number of epochs, and
+    says READY of an epoch once its STEP link with the head is up."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
         self._epochs: dict[Epoch, tuple[tuple[int, ...], Ledger]] = {}
+        self._chains: set[Line] = set()
+        self._owed: tuple[Line, Ready] | None = None  # until there is a STEP link
 
     async def play(self, line: Line) -> None:
         """Answer what comes on *line* until it ends."""
@@ -116,24 +119,41 @@ class Rank:
         if up is None:
             return
         seals = Seals(up)
-        if up.purpose is Purpose.CONTROL:
-            line.send(self._model.ready(NO_EPOCH))
-        while (message := await line.receive()) is not None:
-            match message:
-                case Bootstrap():
-                    line.send(self._begin(message))
-                case Step() if message.failed is None:
-                    line.send(self._step(message, seals))
-                case _:
-                    pass  # it has been told; there is nothing to answer
+        try:
+            if up.purpose is Purpose.CONTROL:
+                line.send(self._model.ready(NO_EPOCH))
+            elif up.purpose is Purpose.STEP:
+                self._chains.add(line)
+                self._answer()
+            while (message := await line.receive()) is not None:
+                match message:
+                    case Bootstrap():
+                        self._begin(message, line)
+                    case Step() if message.failed is None:
+                        line.send(self._step(message, seals))
+                    case _:
+                        pass  # it has been told; there is nothing to answer
+        finally:
+            self._chains.discard(line)
+            if self._owed is not None and self._owed[0] is line:
+                self._owed = None
 
-    def _begin(self, order: Bootstrap) -> Ready | StepDone:
+    def _begin(self, order: Bootstrap, control: Line) -> None:
         epoch = order.epoch
         if order.backend is not Backend.PIPELINE:
             text = "this peer has no engine that could join a collective"
-            return StepDone(epoch, 0, failed=Failure(_RANK, FailureKind.GROUP, text))
+            control.send(StepDone(epoch, 0, failed=Failure(_RANK, FailureKind.GROUP, text)))
+            return
         self._epochs = {epoch: (order.bounds, Ledger())}
-        return self._model.ready(epoch, *order.bounds[1:])
+        self._owed = control, self._model.ready(epoch, *order.bounds[1:])
+        self._answer()
+
+    def _answer(self) -> None:
+        """Say READY of the epoch if it is owed and there is a STEP link."""
+        if self._owed is not None and self._chains:
+            control, ready = self._owed
+            self._owed = None
+            control.send(ready)
 
     def _step(self, step: Step, seals: Seals) -> StepDone:
         """The answer to *step*: a decode gives back what it brought."""
@@ -170,7 +190,7 @@ async def lead(dial: Callable[[Purpose], Awaitable[Line]], instance: int, steps:
     control.send(Bootstrap(epoch, *order))
     chain = await dial(Purpose.STEP)
     seals = Seals(await _up(chain))
-    await _next(control, Ready)
+    _check_ready(await _next(control, Ready), rank, epoch, bounds)
     ledger = Ledger()
     for n in range(1, steps + 1):
         await _ask(chain, _written(epoch, n), ledger, seals, rank, bounds)
@@ -197,15 +217,36 @@ async def _ask(
     tensor = seals.seal(place(step, ledger, bounds[1]), rank.dtype, shape, data)
     chain.send(attrs.evolve(step, digest=ledger.digest(step.n), tensors=(tensor,)))
     done = await _next(chain, StepDone)
-    if done.n != step.n:
-        raise _wrong(f"step {step.n} was answered by step {done.n}")
+    if (done.epoch, done.n) != (step.epoch, step.n):
+        raise _wrong(f"step {step.n} was answered by step {done.n}, or of another epoch")
+    if done.ids:
+        raise _wrong("a rank of a pipeline knows no tokens, so its answer has no ids [ST-03]")
+    if not isinstance(step.work, Decode) and done.tensors:
+        raise _wrong("a prefill gives back no tensor [ST-03]")
     if isinstance(step.work, Decode):
-        if [t.shape for t in done.tensors] != [shape]:
-            raise _wrong(f"a decode of one row gives back one tensor of the shape {list(shape)}")
+        if [(t.dtype, t.shape) for t in done.tensors] != [(rank.dtype, shape)]:
+            raise _wrong(
+                f"a decode of one row gives back one tensor of the shape {list(shape)}, in "
+                f"{rank.dtype.name}, which READY named [ST-03]"
+            )
         try:
             seals.open(place(step, ledger, bounds[2]), done.tensors[0])
         except RemoteProtocolError as error:
             raise _wrong(f"the tensor of step {step.n}: {error}") from None
+
+
+def _check_ready(ready: Ready, first: Ready, epoch: Epoch, bounds: tuple[int, ...]) -> None:
+    """Look whether *ready* answers the order, and describes the model of *first* [EP-01]."""
+    if ready.epoch != epoch:
+        raise _wrong("READY answers BOOTSTRAP with the epoch that BOOTSTRAP named (8.5)")
+    if (ready.first, ready.last) != bounds[1:]:
+        told = f"{ready.first} to {ready.last}"
+        raise _wrong(
+            f"READY names the layers {told}, and BOOTSTRAP gave {bounds[1]} to {bounds[2]}"
+        )
+    about = [(r.model, r.layers, r.dtype, r.hidden) for r in (first, ready)]
+    if about[0] != about[1]:
+        raise _wrong("the two READY differ in model, layers, dtype or hidden (8.5)")
 
 
 async def _up(line: Line) -> LinkUp:

@@ -8,7 +8,7 @@
 ======================================== =====================================================
 
 Fields have the specification's names, as in the conformance vectors: byte strings are hex, and
-integers of 64 bits are decimal strings.
+integers of 64 bits are decimal strings. After the last line the link is ended.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class Script:
                     await trio.sleep(seconds)
                 case {"close": code}:
                     line.close(code, str(order.get("reason", "")))
+        line.close()  # or a script without "close" would stay until the other end goes
 
     def _send(self, line: Line, number: int, fields: dict[str, Any]) -> None:
         try:
