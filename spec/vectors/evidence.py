@@ -50,6 +50,10 @@ def vectors() -> Iterator[Vector]:
     given = _input(bare.signed(ATTESTER.signer), digest=bare.digest, wall_ms=bare.issued_ms)
     about = "no claims, at the moment it was issued"
     yield valid("evidence/bare", "evidence", "AT-02", about, given, output)
+    full = attrs.evolve(STATEMENT, claims=bytes(16384))
+    output = {"digest": full.digest.hex(), "trust": 2}
+    about = "claims of 16,384 bytes"
+    yield valid("evidence/claims-most", "evidence", "CV-02", about, _of(full), output)
     for name, ids, about, given in _malformed():
         yield refused(f"evidence/{name}", "evidence", ids, about, given, MALFORMED)
     claims = attrs.evolve(STATEMENT, claims=bytes(16385))

@@ -193,6 +193,13 @@ FAULTS: Final[dict[str, tuple[str, str, Sequence[Json], Sequence[Json], Json]]] 
         answer(1, 1, 5, 6),
     ),
     "unasked": ("TP-02", "an answer to a step that is not under way", ONE[:1], [], answer(2, 2)),
+    "nothing": (
+        "TP-02",
+        "an answer to no step, without a failure",
+        ONE[:2],
+        [],
+        answer(1, 0),
+    ),
     "draining": (
         "TP-02",
         "a step answered twice, while the head drains",

@@ -199,6 +199,7 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
     ),
     "row-greedy": ("a greedy row", Row(5)),
     "row-full": ("a row that samples", Row(6, 2**64 - 1, 3, 0.75, 0.9375, 40, 0.0625)),
+    "row-min-p-1": ("a row that keeps the likeliest alone", Row(6, temperature=0.75, min_p=1.0)),
     "row-penalised": (
         "a row with penalties, biases, log probabilities and a history",
         PENALISED,

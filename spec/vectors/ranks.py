@@ -268,6 +268,17 @@ COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
             engine(INFO, to=(SHARE, whole(attrs.evolve(PREPARE, epoch=NEXT)))),
         ),
     ),
+    "again-preparing": (
+        "CO-07 EP-10",
+        "a later epoch, while the engine loads its share: the same",
+        {},
+        (
+            *TOLD,
+            came(attrs.evolve(PREPARE, epoch=NEXT), restarts=1),
+            lost("it was replaced"),
+            engine(INFO, to=(SHARE, whole(attrs.evolve(PREPARE, epoch=NEXT)))),
+        ),
+    ),
     "no-tensor": (
         "EP-03",
         "a pipeline, where the policy forbids tensor parallelism",

@@ -6,7 +6,9 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from spec.vectors.model import FORGED, Json, Vector, refused, valid
 from spec.vectors.plain import sha256
@@ -42,8 +44,28 @@ def vectors() -> Iterator[Vector]:
         given = _input(who.public, bytes.fromhex(output["signature"]))
         about = "a signature that verifies"
         yield valid(f"signature/{who.name}-verifies", "verify", "ID-02 ID-03", about, given)
+    middle = (ORDER - 1) // 2
+    about = "the greatest s that there may be"
+    yield valid("signature/s-most", "verify", "ID-02", about, _by_nobody(middle))
+    about = "the least s that is too great"
+    given = _by_nobody(middle + 1)
+    yield refused("signature/s-least", "verify", "ID-02", about, given, FORGED)
     for name, ids, about, given in (*_bad_signatures(), *_bad_keys()):
         yield refused(f"signature/{name}", "verify", ids, about, given, FORGED)
+
+
+def _by_nobody(s: int) -> Json:
+    """A signature with this *s* that ECDSA takes, under the key that it belongs to.
+
+    ECDSA has s = (e + r·d) / k of a digest e, a key d and a nonce k; with k = 1, r is the x of the
+    base point, and d = (s - e) / r.
+    """
+    numbers = ec.derive_private_key(1, ec.SECP256R1()).public_key().public_numbers()
+    e = int.from_bytes(sha256(MESSAGE), "big")
+    scalar = (s - e) * pow(numbers.x, -1, ORDER) % ORDER
+    key = ec.derive_private_key(scalar, ec.SECP256R1()).public_key()
+    public = key.public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
+    return _input(public, scalars(numbers.x, s))
 
 
 def _bad_signatures() -> Iterator[tuple[str, str, str, Json]]:
