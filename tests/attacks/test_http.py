@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import resource
 import socket
 from typing import Any
@@ -317,6 +318,18 @@ async def test_a_header_that_does_not_end(mock_clock: MockClock) -> None:
         await slow.aclose()
 
 
+async def test_a_request_that_comes_as_its_time_ends_is_answered(mock_clock: MockClock) -> None:
+    """Where the event loop was late, the time has passed when it sees the request."""
+    async with door() as served:
+        stream = await served.connect()
+        for _ in range(2):
+            await wait_all_tasks_blocked()
+            os.write(stream.socket.fileno(), get("/late"))
+            mock_clock.jump(HEADER_SECONDS)  # before the event loop has a turn
+            assert await one(stream) == (200, b"GET /late")
+        await stream.aclose()
+
+
 async def test_a_client_that_takes_nothing_is_given_up(mock_clock: MockClock) -> None:
     ended = trio.Event()
 
@@ -382,6 +395,34 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         got = await served.answer(said)
     parts = [part.partition(b"HTTP/1.1 200")[0] for part in got.split(b"\r\n\r\n")[1:]]
     assert parts == [b"GET " + path.encode() for path in [*paths, "/last"]]
+
+
+async def test_a_request_that_comes_as_the_answer_before_it_ends_is_answered() -> None:
+    """The watch for a client that leaves ends in the very moment that it has read this."""
+    watching, release = trio.Event(), trio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        async def listen() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(listen)
+            watching.set()
+            await release.wait()
+            await hello(scope, receive, send)
+
+    async with door(app) as served:
+        for _ in range(50):  # whose turn it is, is drawn
+            watching, release = trio.Event(), trio.Event()
+            stream = await served.connect(get("/first"))
+            await watching.wait()
+            await wait_all_tasks_blocked()
+            os.write(stream.socket.fileno(), get("/second", "Connection: close"))
+            release.set()  # before the event loop has a turn
+            got = await rest(stream)
+            assert got.endswith(b"GET /second"), got
+            await stream.aclose()
 
 
 async def test_a_client_that_asks_and_never_reads_is_not_answered_for_ever() -> None:

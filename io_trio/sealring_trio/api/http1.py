@@ -169,10 +169,12 @@ class Http1:
         self._socket.close()
 
     async def _read(self) -> bytes:
-        """Bytes, at least one; none when no more will come."""
+        """Bytes, at least one; none when no more will come. Whoever is cancelled has taken none."""
+        await trio.lowlevel.checkpoint_if_cancelled()
         while (data := self._receive()) is None:
             await trio.lowlevel.wait_readable(self._socket)
-        await trio.lowlevel.checkpoint()
+        # Others have their turn; to be cancelled here would lose what has been taken.
+        await trio.lowlevel.cancel_shielded_checkpoint()
         self.left = not data
         return data
 
