@@ -189,7 +189,9 @@ async def _accept(
             book.make_room()
             await trio.sleep(FULL_SECONDS)
             continue
-        sock = socket.socket(fileno=stream.socket.detach())
+        taken = stream.socket
+        # Python asks for what it is not told, which macOS refuses for a connection that was reset.
+        sock = socket.socket(taken.family, taken.type, taken.proto, taken.detach())
         try:
             ends = Ends(sock.getpeername()[:2], sock.getsockname()[:2])
         except OSError:
