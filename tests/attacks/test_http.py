@@ -581,6 +581,42 @@ async def test_answers_without_a_body_have_none(status: int) -> None:
         assert got.endswith(b"\r\n\r\na body" if status == 200 else b"\r\n\r\n")
 
 
+@pytest.mark.parametrize(
+    ("target", "host", "asked"),
+    [
+        (b"http://ring.example:1/a/b?c", b"ring.example:1", b"/a/b c"),
+        (b"HTTPS://ring.example", b"ring.example", b"/ "),
+        (b"http://ring.example?c", b"ring.example", b"/ c"),
+        (b"/http://ring.example/", b"x", b"/http://ring.example/ "),
+        (b"http:///a", b"x", b"http:///a "),
+    ],
+)
+async def test_a_target_may_name_the_host(target: bytes, host: bytes, asked: bytes) -> None:
+    """Whoever decides by the host decides by what the target says, whatever a header adds."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        (named,) = [value for name, value in scope["headers"] if name == b"host"]
+        await reply(send, b" ".join([named, scope["path"].encode(), scope["query_string"]]))
+
+    async with door(app) as served:
+        got = await served.answer(
+            b"GET " + target + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        )
+        assert got.partition(b"\r\n\r\n")[2] == host + b" " + asked
+
+
+async def test_a_client_that_closes_its_side_too_early_is_told() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async with door(app) as served, await served.connect(get("/")) as stream:
+        await stream.send_eof()
+        got = await rest(stream)
+        assert got.startswith(b"HTTP/1.1 499 ")
+        assert b"client_closed" in got
+
+
 async def test_bodies_in_chunks_come_whole() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await reply(send, await read(receive) or b"")

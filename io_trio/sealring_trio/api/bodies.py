@@ -75,6 +75,8 @@ async def _receive(request: Request) -> Message:
 
 
 async def _discard(request: Request) -> None:
+    if request.headers.get("expect", "").strip().lower() == "100-continue":
+        return  # its client waits for the answer, and sends nothing yet
     size = 0
     with trio.move_on_after(DISCARD_SECONDS):
         while size < MAX_DISCARD:

@@ -4,6 +4,9 @@ A request that is not HTTP/1.1 is refused in words, in the shape of the API's ot
 ends the connection. An offer to change to HTTP/2 or to a websocket is not taken up, as HTTP/1.1
 has it for servers that speak neither, and the request is answered as it stands. Whatever goes wrong
 here ends this connection alone.
+
+A client that closes its sending side while it waits looks like one that has gone: what it asked
+may be given up, and it is told so, should it be listening.
 """
 
 from __future__ import annotations
@@ -92,10 +95,11 @@ class Connection:
 
     async def _break_off(self, exchange: Exchange) -> None:
         """End a request that the app has not answered to its end."""
-        if self._http.left:
-            return
         if exchange.fault is not None:
             await self._refuse(_malformed(exchange.fault))
+        elif self._http.left:  # or has only said that it will send no more, and listens still
+            hasty = "The client closed its side of the connection before it had its answer."
+            await self._refuse(ApiError(499, hasty, "client_closed"))
         else:
             failed = "The server failed; its log says how."
             await self._refuse(ApiError(500, failed, "internal_error", kind="server_error"))

@@ -8,6 +8,7 @@ ASGI has it; the app hears of that from `receive`.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from email.utils import formatdate
 from typing import Any, Final
@@ -24,6 +25,7 @@ from sealring_trio.api.http1 import Http1
 log = logging.getLogger("sealring.api")
 
 _WITHOUT_BODY: Final = (204, 304)
+_ABSOLUTE: Final = re.compile(rb"https?://([^/?#]+)(.*)", re.IGNORECASE)
 
 
 @attrs.define
@@ -62,7 +64,8 @@ class Exchange:
             log.exception("a request failed")
 
     def _scope(self) -> Scope:
-        path, _, query = self._request.target.partition(b"?")
+        target, headers = _in_origin_form(self._request)
+        path, _, query = target.partition(b"?")
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -73,7 +76,7 @@ class Exchange:
             "raw_path": path,
             "query_string": query,
             "root_path": "",
-            "headers": list(self._request.headers),
+            "headers": headers,
             "client": self._ends.client,
             "server": self._ends.server,
             "state": {"connection": self._place.number},
@@ -129,6 +132,17 @@ class Exchange:
             headers.append((b"connection", b"close"))
         self._has_body = self._request.method != b"HEAD" and status not in _WITHOUT_BODY
         self._http.put(h11.Response(status_code=status, headers=headers))
+
+
+def _in_origin_form(request: h11.Request) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    """Path and query, and the headers. A target that names its host as well, as clients of a proxy
+    say it, takes the place of the header's (RFC 9112, 3.2.2)."""
+    absolute = _ABSOLUTE.fullmatch(request.target)
+    if absolute is None:
+        return request.target, list(request.headers)
+    host, rest = absolute.groups()
+    others = [(name, value) for name, value in request.headers if name != b"host"]
+    return rest if rest.startswith(b"/") else b"/" + rest, [(b"host", host), *others]
 
 
 def answer(
