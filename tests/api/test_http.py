@@ -65,6 +65,15 @@ def test_a_body_that_does_not_say_how_large_it_is(ring: Served) -> None:
     assert code(answer) == (400, "invalid_json")
 
 
+def test_a_body_that_is_too_large_is_not_asked_for(ring: Served) -> None:
+    url = httpx2.URL(ring.url)
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: {url.host}\r\nContent-Type: application/json\r\n"
+    said = f"{head}Content-Length: {MAX_BODY + 1}\r\nExpect: 100-continue\r\n\r\n"
+    with socket.create_connection((url.host, url.port or 80), timeout=60) as sock:
+        sock.sendall(said.encode())
+        assert sock.recv(100).startswith(b"HTTP/1.1 413 ")
+
+
 def test_a_header_that_is_too_large(ring: Served) -> None:
     for size in (MAX_HEADER, 8 * MAX_HEADER):
         with httpx2.Client(base_url=ring.url) as client:

@@ -74,6 +74,9 @@ def test_keys_are_asked_for_on_loopback_from_the_first_on(
     keys.write_text("{")
     assert statuses(http) == {503}
     keys.unlink()
+    keys.symlink_to(keys)  # nor one that cannot even be looked at
+    assert statuses(http) == {503}
+    keys.unlink()
     assert http.get("/v1/models").status_code == 200
 
 

@@ -63,11 +63,15 @@ def read_keys(path: Path) -> KeyFile:
     except FileNotFoundError:
         return KeyFile()
     except (OSError, pydantic.ValidationError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not as it was written"
-        raise UserError(
-            f"cannot read the API keys in {path}: {reason}",
-            "Move the file away, and make new keys with 'sealring apikey new'.",
-        ) from None
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise _unreadable(path, reason or "it is not as it was written") from None
+
+
+def _unreadable(path: Path, reason: str) -> UserError:
+    return UserError(
+        f"cannot read the API keys in {path}: {reason}",
+        "Move the file away, and make new keys with 'sealring apikey new'.",
+    )
 
 
 def new_key(path: Path, name: str) -> str:
@@ -153,6 +157,8 @@ class ApiKeys:
             seen = (status.st_mtime_ns, status.st_ino, status.st_size)
         except FileNotFoundError:
             seen = _NO_FILE
+        except OSError as error:
+            raise _unreadable(self.path, error.strerror or "it cannot be looked at") from None
         if seen != self._seen:
             records = read_keys(self.path).keys
             self._hashes = [(record.name, bytes.fromhex(record.sha256)) for record in records]
