@@ -7,11 +7,16 @@ made once.
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.serving import Served, serving
+
+# Engines of tests are modules of tests, which an engine process does not find where it is started.
+os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
 
 
 @pytest.fixture(scope="session")

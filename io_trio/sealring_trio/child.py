@@ -1,4 +1,4 @@
-"""A module as a child that dies with its parent: ``python -m sealring_trio.child MODULE ...``
+"""A module as a child that dies with its parent: ``python -P -m sealring_trio.child MODULE ...``
 
 With ``--network WAY FD TIMES`` before all else it leaves the machine's network for one of its own
 (`namespace` says why), and hands over on socket FD what others need of it:

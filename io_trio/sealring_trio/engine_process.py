@@ -18,7 +18,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
@@ -35,6 +34,7 @@ from sealring_protocol.limits import MAX_SEALED_BODY, MAX_WEIGHT_WAITING
 from sealring_protocol.table import Machine
 
 from sealring_trio.engine_states import ENGINE_TABLE, EngineEvent, EngineState
+from sealring_trio.interpreter import run_module
 from sealring_trio.secrecy import oom_kills
 from sealring_trio.shared_wire import Guard, SharedWire
 
@@ -104,7 +104,7 @@ class EngineCommand:
         """A new process that has *fd* as its socket, in that *network*."""
         # Not through trio's worker threads: the kernel ties the child's life to the thread that
         # made it, and worker threads end when they are idle.
-        launcher = [sys.executable, "-m", "sealring_trio.child"]
+        launcher = run_module("sealring_trio.child")
         if network is not None:
             launcher += ["--network", network.way, str(network.fd), str(network.times)]
         return subprocess.Popen(

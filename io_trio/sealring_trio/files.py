@@ -28,7 +28,8 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 def make_private_folder(path: Path) -> None:
     """Have a folder *path* that only this user may write in. Raises `UserError`.
 
-    Who may write in a folder may replace every file in it, whatever the files' own modes are.
+    Who may write in a folder may replace every file in it, whatever the files' own modes are; and
+    every folder in it, unless it is a sticky one, like /tmp.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -45,6 +46,14 @@ def make_private_folder(path: Path) -> None:
             "Whoever can write there can take this node's roster back, or give himself an API key. "
             f"Make it yours: chown and chmod 700 {path}; or choose another with the key 'state'.",
         )
+    for parent in path.resolve().parents:
+        mode = stat.S_IMODE(parent.stat().st_mode)
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise UserError(
+                f"the state folder {path} is not yours alone: everybody may write in {parent} "
+                f"(mode {mode:04o}), and so put another folder in its place",
+                f"chmod o-w {parent}; or choose another with the key 'state'.",
+            )
 
 
 def others_may(status: os.stat_result, mask: int) -> str:
@@ -85,7 +94,8 @@ def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
     fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         try:
-            _fill(fresh, os.O_CREAT | os.O_TRUNC, data, mode)
+            fresh.unlink(missing_ok=True)
+            _fill(fresh, os.O_CREAT | os.O_EXCL, data, mode)
         except OSError as error:
             if error.errno not in _FULL:
                 raise
@@ -123,7 +133,7 @@ def _spare(path: Path) -> Path:
 
 def _fill(path: Path, flags: int, data: bytes, mode: int) -> None:
     """Write *data* from the start of *path*, which ends with it, and onto the disk."""
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, mode)
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | flags, mode)
     with open(fd, "wb") as file:
         file.write(data)
         file.flush()

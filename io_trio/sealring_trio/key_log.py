@@ -33,6 +33,7 @@ class KeyLog:
     def __init__(self, path: Path) -> None:
         """Open it. Raises `OperationError`, or `UserError` for one that others may read."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags |= os.O_NONBLOCK  # a pipe that nobody reads would hold it up
         try:
             self._file = os.open(path, flags, 0o600)
         except OSError as error:

@@ -15,7 +15,6 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from sealring_protocol.security.roster import sign_roster
 
 from sealring_trio.config import NO_API
 from sealring_trio.errors import OperationError, UserError
+from sealring_trio.interpreter import run_module
 from sealring_trio.key_files import create_key, public_path
 from sealring_trio.local_socket import ask
 from sealring_trio.ports import free_ports
@@ -177,7 +177,7 @@ def running_node(
     ours, theirs = socket.socketpair()
     log = config.with_suffix(".log")
     with ours, theirs, log.open("ab") as sink:
-        command = (sys.executable, "-m", "sealring_trio", "up", str(config), *flags)
+        command = run_module("sealring_trio", "up", str(config), *flags)
         process = subprocess.Popen(
             [*command, "--lifeline", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,

@@ -28,6 +28,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from sealring_trio.interpreter import run_module
+
 LOOPBACK: Final = "127.0.0.1"
 
 ENGINE_PORT: Final = 1024
@@ -173,8 +175,9 @@ def why_not() -> str:
     """Why this machine gives an engine no namespace; empty if it does. Takes a moment."""
     if sys.platform != "linux":
         return _why_not_here()
-    command = [sys.executable, "-m", __name__]
-    done = subprocess.run(command, capture_output=True, timeout=_CHECK_SECONDS, check=False)
+    done = subprocess.run(
+        run_module(__name__), capture_output=True, timeout=_CHECK_SECONDS, check=False
+    )
     return done.stdout.decode(errors="replace").strip()
 
 

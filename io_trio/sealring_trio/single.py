@@ -21,6 +21,7 @@ import attrs
 
 from sealring_trio.bench.measure import pace
 from sealring_trio.errors import OperationError
+from sealring_trio.interpreter import run_module
 
 
 @attrs.frozen
@@ -74,7 +75,7 @@ def single_process(model: Path) -> Iterator[Single]:
     Raises `OperationError` when it cannot load.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "sealring_trio.single", "--model", str(model)],
+        run_module("sealring_trio.single", "--model", str(model)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -28,8 +28,8 @@ from sealring_trio.api.texts import JOBS
 from sealring_trio.text_frames import SIZES, pack
 
 MEMORY: Final = 3 << 30
-"""Bytes that a job may take beside what the worker has loaded. 8 MiB of text take half of that to
-tokenise."""
+"""Bytes that loading may take, and then a job beside what has been loaded. 8 MiB of text take half
+of that to tokenise."""
 
 
 def main() -> None:
@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     given = parser.parse_args()
     with socket.socket(fileno=given.fd) as node, contextlib.suppress(EOFError, OSError):
+        _limit_memory()  # a file of the folder may be large, too
         try:
             tokenizer = Tokenizer(given.model)
         except LoadError as error:
@@ -84,7 +85,8 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     most = psutil.Process().memory_info().vms + MEMORY
     with contextlib.suppress(OSError, ValueError):  # macOS: the node's looks have to do
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
 
 
 if __name__ == "__main__":

@@ -172,7 +172,23 @@ def describe(folder: Path) -> ModelInfo:
 
     Raises `LoadError` when a part is missing or does not fit.
     """
-    config = read_json(folder / "config.json")
+    _check_files(folder)
+    try:
+        return _describe(folder, read_json(folder / "config.json"))
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        raise LoadError(
+            f"{folder / 'config.json'} has values of another kind than a model's"
+        ) from None
+
+
+def _check_files(folder: Path) -> None:
+    """Raise `LoadError` for what is no file, which libraries that read the folder may wait for."""
+    for file in folder.iterdir():
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            raise LoadError(f"{file} is no regular file")
+
+
+def _describe(folder: Path, config: dict[str, Any]) -> ModelInfo:
     entries = read_entries(folder)
     manifest = read_manifest(folder)
     text = _text_config(config)

@@ -123,12 +123,13 @@ class Tokenizer:
             template = _own_template(inner)
             self.tools: Final = _tool_format(helpers, inner)
             """How the model writes tool calls; None if it has no way to."""
-        except (OSError, ValueError, KeyError, ImportError) as error:
+            self._inner: Final[Any] = helpers.TokenizerWrapper(
+                inner, _streaming_class(helpers, folder), chat_template=template
+            )
+            self.eos: Final = _eos_ids(folder) | frozenset(self._inner.eos_token_ids)
+            """Ids that end an answer."""
+        except Exception as error:  # noqa: BLE001  a library tells of a bad file by any of its own
             raise LoadError(f"the tokenizer of {folder} cannot be loaded: {error}") from None
-        self._inner: Final[Any] = helpers.TokenizerWrapper(
-            inner, _streaming_class(helpers, folder), chat_template=template
-        )
-        self.eos: Final = _eos_ids(folder) | frozenset(self._inner.eos_token_ids)
         self.has_chat: Final = bool(self._inner.has_chat_template)
         own = inspect.signature(inner.apply_chat_template).parameters.keys()
         self.reserved: Final = {"self", "messages", *own} - {"thinking", "enable_thinking"}

@@ -18,11 +18,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import stat
 import struct
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import attrs
 
@@ -31,6 +34,12 @@ from sealring_model.errors import LoadError
 MANIFEST: Final = "sealring.json"
 MAX_HEADER: Final = 100 * 1024 * 1024
 """Bytes of a safetensors header; the format's own limit."""
+
+MAX_JSON: Final = 100 * 1024 * 1024
+"""Bytes of a JSON file that is read here: a configuration, an index, a manifest."""
+
+_MAX_DIMENSION: Final = 2**31 - 1
+"""The greatest that MLX has."""
 
 WIDTHS: Final = {
     "F64": 8,
@@ -78,8 +87,9 @@ def owner(name: str, layers: int) -> int:
     match = _LAYER.search(name)
     if match is None:
         return ENDS
-    layer = int(match[1])
-    return layer if layer < layers else FOREIGN
+    digits = match[1].lstrip("0") or "0"
+    known = len(digits) <= len(str(layers)) and int(digits) < layers
+    return int(digits) if known else FOREIGN
 
 
 def read_entries(folder: Path) -> dict[str, TensorEntry]:
@@ -106,6 +116,8 @@ def _check_index(folder: Path, present: set[str]) -> None:
     if not index.exists():
         return
     wanted = read_json(index).get("weight_map", {})
+    if not isinstance(wanted, dict) or not all(isinstance(n, str) for n in wanted.values()):
+        raise LoadError(f"{index} has no map of tensors to files")
     missing = sorted(set(wanted.values()) - present)
     if missing:
         raise LoadError(f"the model in {folder} is incomplete: {missing[0]} is missing")
@@ -113,20 +125,37 @@ def _check_index(folder: Path, present: set[str]) -> None:
 
 def read_json(file: Path) -> dict[str, Any]:
     """The JSON object in *file*. Raises `LoadError` when it is none."""
+    with open_file(file) as stream:
+        text = stream.read(MAX_JSON + 1)
+    if len(text) > MAX_JSON:
+        raise LoadError(f"{file} has more than {MAX_JSON >> 20} MiB")
     try:
-        value = json.loads(file.read_text("utf-8"))
-    except OSError as error:
-        raise LoadError(f"cannot read {file}: {error.strerror}") from None
+        value = json.loads(text)
     except ValueError as error:
         raise LoadError(f"{file} is not JSON: {error}") from None
+    except RecursionError:
+        raise LoadError(f"{file} is nested too deep") from None
     if not isinstance(value, dict):
         raise LoadError(f"{file} does not hold a JSON object")
     return value
 
 
+def open_file(file: Path) -> BinaryIO:
+    """*file*, open for reading. Raises `LoadError`, also for what is no file: a device has no end,
+    and a pipe may never begin."""
+    try:
+        stream = open(os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")  # noqa: SIM115
+    except OSError as error:
+        raise LoadError(f"cannot read {file}: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        stream.close()
+        raise LoadError(f"{file} is no regular file")
+    return stream
+
+
 def _read_header(file: Path) -> list[TensorEntry]:
-    size = file.stat().st_size
-    with file.open("rb") as stream:
+    with open_file(file) as stream:
+        size = os.fstat(stream.fileno()).st_size
         start = stream.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER + 1
         if length > min(MAX_HEADER, size - 8):
@@ -136,7 +165,7 @@ def _read_header(file: Path) -> list[TensorEntry]:
         header = json.loads(text)
         header.pop("__metadata__", None)
         return [_entry(file, name, fields, 8 + length, size) for name, fields in header.items()]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise LoadError(f"the header of {file} is malformed") from None
 
 
@@ -144,8 +173,11 @@ def _entry(
     file: Path, name: str, fields: Mapping[str, Any], base: int, file_size: int
 ) -> TensorEntry:
     begin, end = fields["data_offsets"]
-    shape = tuple(int(n) for n in fields["shape"])
+    shape = tuple(fields["shape"])
     dtype = fields["dtype"]
+    places = type(begin) is int and type(end) is int
+    if not places or not all(type(n) is int and 0 <= n <= _MAX_DIMENSION for n in shape):
+        raise LoadError(f"tensor {name} of {file} has a shape or a place that cannot be")
     if dtype not in WIDTHS:
         raise LoadError(f"tensor {name} has dtype {dtype}, which MLX does not read")
     size = WIDTHS[dtype]
@@ -183,9 +215,16 @@ def write_manifest(folder: Path) -> Path:
             content.update(piece)
         tensors[entry.name] = content.hexdigest()
     file = folder / MANIFEST
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps({"version": 1, "tensors": tensors}, indent=1) + "\n", "utf-8")
-    partial.replace(file)
+    # A new file, not one of a known name: such a name may be there, and lead out of the folder.
+    handle, partial = tempfile.mkstemp(prefix=f".{MANIFEST}.", dir=folder)
+    try:
+        with open(handle, "w", encoding="utf-8") as stream:
+            stream.write(json.dumps({"version": 1, "tensors": tensors}, indent=1) + "\n")
+            os.fchmod(handle, 0o644)
+        Path(partial).replace(file)
+    except OSError:
+        Path(partial).unlink(missing_ok=True)
+        raise
     return file
 
 

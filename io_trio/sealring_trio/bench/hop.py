@@ -29,6 +29,7 @@ from sealring_protocol.security.handshake import Admission
 
 from sealring_trio.bench.links import accept, configs, dial
 from sealring_trio.bench.measure import Result
+from sealring_trio.interpreter import run_module
 from sealring_trio.shared_wire import Guard, SharedWire
 
 SIZE: Final = 8192
@@ -60,7 +61,7 @@ def measure() -> list[Result]:
     try:
         descriptors = [far.fileno() for _, far in pairs]
         process = subprocess.Popen(
-            [sys.executable, "-m", "sealring_trio.bench.hop", *map(str, descriptors)],
+            run_module("sealring_trio.bench.hop", *map(str, descriptors)),
             pass_fds=descriptors,
         )
         for _, far in pairs:

@@ -27,6 +27,7 @@ from typing import Any, Final, Literal, get_args
 
 from sealring_trio.bench.measure import joint_pace
 from sealring_trio.errors import OperationError
+from sealring_trio.interpreter import run_module
 from sealring_trio.ports import free_ports
 
 Split = Literal["pipeline", "tensor"]
@@ -122,7 +123,7 @@ def own_split(model: Path, ranks: int, split: Split, *, gpus: bool = False) -> I
 def _children(
     model: Path, environments: Sequence[Mapping[str, str]], options: Sequence[str]
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    command = (sys.executable, "-m", "sealring_trio.child", __name__, "--model", str(model))
+    command = run_module("sealring_trio.child", __name__, "--model", str(model))
     with contextlib.ExitStack() as stack:
         processes = []
         for environment in environments:
