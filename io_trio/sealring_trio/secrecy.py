@@ -4,7 +4,8 @@ By default any process of a user may look into every other one of that user (ptr
 ``/proc/PID/mem``, a core file). So whoever took over the node would have what the engine keeps from
 it: hidden states, prompts, and the keys of the inner seal. On Linux a process can forbid that,
 which also gives its entries in ``/proc`` to root; on macOS it can refuse to be attached to. Root
-may look all the same, and so may the kernel and the device.
+may look all the same, and so may the kernel and the device; and so may whoever opened the memory
+before it was hidden, for Linux asks at that time alone.
 
 This module imports the standard library alone, for a child that is still small calls it.
 """
