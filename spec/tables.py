@@ -45,7 +45,8 @@ ABOUT: Final = (
     "holds, each of one type or with the fields named. 'byte' entries make a byte string, "
     "'text' is a u16 length and UTF-8, 'blob' a u32 length and bytes, 'tensor' the layout "
     "TENSOR with its shape and elements, 'rest' everything to the end of the plaintext, and "
-    "'sealed' an AEAD's ciphertext and tag around the fields named."
+    "'sealed' an AEAD's ciphertext and tag around the fields named. ROSTER begins after a roster's "
+    "version, cluster and name, and ROSTER.member ends before a member's name and addresses."
 )
 
 _HOSTS: Final = ("hosts", "host text, port u16")
