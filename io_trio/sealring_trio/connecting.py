@@ -30,6 +30,12 @@ DIAL_TIMEOUT: Final = 5.0
 """Seconds that a connection may take to come up."""
 
 
+def _listen_advice(error: OSError) -> str:
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "Change 'listen' in the config: this machine has no such address (0.0.0.0 is all)."
+    return "Is another node running with this address? Change 'listen' in the config."
+
+
 async def open_listeners(host: str, port: int) -> list[trio.SocketListener]:
     """Listen at *host* (empty: everywhere) and *port*. Raises `OperationError`."""
     try:
@@ -37,7 +43,7 @@ async def open_listeners(host: str, port: int) -> list[trio.SocketListener]:
     except OSError as error:
         raise OperationError(
             f"cannot listen at {format_address(host, port)}: {error.strerror or error}",
-            "Is another node running with this address? Change 'listen' in the config.",
+            _listen_advice(error),
         ) from None
 
 

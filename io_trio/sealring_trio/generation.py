@@ -26,6 +26,7 @@ from sealring_model.tokens import Detokenizer, Tokenizer
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.requests import FinishReason, Request, RequestDone, TokenOut
 from sealring_protocol.why import Obstacle, obstacles
+from sealring_protocol.words import lasting
 
 from sealring_trio.errors import OperationError, Withdrawn
 from sealring_trio.marks import StopText
@@ -60,6 +61,10 @@ class Piece:
 
 
 _DRAIN_LOOK: Final = 0.05  # seconds between looks at what is still under way
+
+
+def _requests(number: int) -> str:
+    return f"{number} request{'' if number == 1 else 's'}"
 
 
 class Answer:
@@ -128,6 +133,7 @@ class Generator:
         self.model = model
         self.tracer = Tracer()
         self.draining = False  # what is new is refused
+        self._drain_ends = 0.0  # when what is under way is ended; monotonic seconds
         self._loading = trio.Lock()
         self.texts = TextWorkers(model)
         self._tokenizer: Tokenizer | None = None
@@ -188,13 +194,14 @@ class Generator:
         self.draining = True
         live = self.tracer.live
         if live:
-            text = "finishing %d requests, for %g s at most; new ones are refused, and a second "
-            log.info(text + "signal ends these", len(live), seconds)
+            self._drain_ends = trio.current_time() + seconds
+            text = "finishing %s, for %g s at most; new ones are refused, and a second signal ends "
+            log.info(text + "what is under way", _requests(len(live)), seconds)
         with trio.move_on_after(seconds):
             while live and self.serving:  # noqa: ASYNC110 - the ring tells nobody
                 await trio.sleep(_DRAIN_LOOK)
         if live:
-            log.warning("%d requests have not finished, and are ended", len(live))
+            log.warning("what has not finished is ended: %s", _requests(len(live)))
         for trace in list(live):
             self.withdraw(trace)
 
@@ -209,9 +216,11 @@ class Generator:
         """That this node ends, and what it waits for, in words; empty while it does not."""
         if not self.draining:
             return ""
-        live = len(self.tracer.live)
-        finishing = f": it finishes {live} request{'' if live == 1 else 's'}" if live else ""
-        return f"this node is shutting down{finishing}"
+        text, live = "this node is shutting down", len(self.tracer.live)
+        if live:
+            left = max(0.0, self._drain_ends - self.runtime.guard.now())
+            text += f": it finishes {_requests(live)}, for {lasting(left + 1)} more at most"
+        return text
 
     def obstacles(self) -> list[Obstacle]:
         """What keeps the ring from serving; nothing if it serves."""

@@ -125,14 +125,15 @@ class Requests:
     async def _answered(self, asked: GenerateRequest, trace: Trace, reply: Reply) -> dict[str, Any]:
         """Have the ring answer *asked*, and give the pieces to *reply* as they come; a summary."""
         generator = self._generator
+        # At once: a tokenizer and an engine may take long to load.
+        if waiting := generator.missing():
+            await reply({"event": "waiting", "text": f"not serving yet: {waiting}"})
         tokenizer = await generator.tokenizer()
         await self._runtime.informed.wait()
         began = trio.current_time()
         prompt = await self._tokenised(asked)
         trace.tokenise = trio.current_time() - began
         trace.prompt_tokens = len(prompt)
-        if waiting := generator.missing():
-            await reply({"event": "waiting", "text": f"not serving yet: {waiting}"})
         seed = asked.seed if asked.seed is not None else secrets.randbits(64)
         sampling = Row(
             uid=0,

@@ -186,7 +186,8 @@ class LinkBook(abc.ABC):
             text = (
                 f"no {key[1].name.lower()} link with {self.member(self._rank(key)).name}: {error}"
             )
-            self.events.append(Note(Level.DEBUG if code in NO_FAULT else Level.WARNING, text))
+            known = code in NO_FAULT or self._book.again((*key, connection.dialed))
+            self.events.append(Note(Level.DEBUG if known else Level.WARNING, text))
 
     def _forget(self, connection: Connection, key: Key, now: float) -> bool:
         """Take a connection out of the books. True if it was the link of its key."""

@@ -168,6 +168,11 @@ class PeerBook:
             code = wire_code(error) if code is None else code
             self.failed(key, _fault(error, up=since is not None), reason, now, code)
 
+    def again(self, key: PeerKey) -> bool:
+        """The last thing that went wrong with *key* is what went wrong before it, too."""
+        trouble = self._troubles.get(key)
+        return trouble is not None and trouble.count > 1
+
     def put_out(self, peer: bytes, own: Roster, contacts: Contacts, now: float) -> list[Note]:
         """*peer* holds a newer roster than *own*, in which this node is no member. It is left alone
         for a while, and that is told once."""

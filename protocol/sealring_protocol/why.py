@@ -56,13 +56,13 @@ class Cause(enum.Enum):
 
 ADVICE: Final[Mapping[Cause, str]] = {
     Cause.DRAINING: "Start the node again once it has ended.",
-    Cause.ROSTER_EXPIRED: "Sign it again for longer (sealring roster sign --days), copy it to a "
-    "node and start that one again: it brings it to the others.",
-    Cause.ROSTER_CONFLICT: "Two rosters were signed with one serial. Sign once more, which takes "
-    "the next serial, and copy that roster to every node.",
+    Cause.ROSTER_EXPIRED: "Sign it again (sealring roster renew), and give it to any one node "
+    "(sealring roster install): the others take it from there.",
+    Cause.ROSTER_CONFLICT: "Two rosters were signed with one serial. Sign one of them once more, "
+    "which takes the next serial, and give it to any one node (sealring roster install).",
     Cause.NOT_A_MEMBER: "If it is to be one: 'sealring roster add', and sign again.",
     Cause.ENGINE_STARTING: "A large model's description takes a while to read.",
-    Cause.ENGINE_DYING: "The lines before this one in this node's log say what it died of.",
+    Cause.ENGINE_DYING: "This node's log says what it died of.",
     Cause.ENGINE_UNREADABLE: "Fetch the model again, or correct 'model' in the config.",
     Cause.NO_ADDRESS: "Nothing to do here if that node can reach this one.",
     Cause.DIALING: "",
@@ -89,6 +89,9 @@ ADVICE: Final[Mapping[Cause, str]] = {
 }
 """What to do about each cause."""
 
+OWN_LOG: Final = "This node's log says more. It is tried again by itself."
+"""The same where the rank that cannot serve is this node."""
+
 DIAL_ADVICE: Final[Sequence[tuple[str, str]]] = (
     ("refused", "Nothing listens there: start that node, or correct its address in the roster."),
     ("no answer", "Its machine is off, the address is another's, or a firewall drops it."),
@@ -108,6 +111,9 @@ _BY_CODE: Final[Mapping[int, Cause]] = {
     CloseCode.MODEL_MISMATCH: Cause.OTHER_MODEL,
     CloseCode.POLICY_MISMATCH: Cause.OTHER_POLICY,
 }
+
+_OWN: Final = {Cause.CANNOT_SERVE, Cause.LOADING, Cause.COLLECTIVE}
+"""What follows, for a node itself, from an engine that is not there."""
 
 _BY_FAILURE: Final[Mapping[FailureKind, Cause]] = {
     FailureKind.GROUP: Cause.COLLECTIVE,
@@ -213,8 +219,12 @@ def obstacles(facts: Facts, now: float) -> list[Obstacle]:
     if facts.standing.phase is not Phase.SERVING:
         found += _roster(facts, now)
         found += [_put_out(facts, peer) for peer in facts.peers.values() if peer.put_out][:1]
-        found += _engine(facts, now)
-        found += _ring(facts, now)
+        engine, ring = _engine(facts, now), _ring(facts, now)
+        if any(each.cause is Cause.ROSTER_EXPIRED for each in found):
+            ring = [each for each in ring if each.cause is not Cause.ROSTER_EXPIRED]
+        if engine:  # that this node cannot serve, or loads, follows from it
+            ring = [each for each in ring if each.rank is not None or each.cause not in _OWN]
+        found += engine + ring
         if not found:
             what = "the ring is about to begin an epoch"
             found.append(_obstacle(Cause.BEGINNING, what, since=facts.standing.since))
@@ -323,9 +333,17 @@ def _loading(facts: Facts, now: float) -> list[Obstacle]:
     for rank in facts.standing.missing:
         link = _link(facts, 1, Purpose.STEP, now) if rank == 0 else None
         who = "this node" if rank == 0 else facts.name(rank)
-        what = facts.told.get(rank) or f"{who} {does}"
+        what = facts.told.get(rank) or f"{who} {does}{_or_link(facts, rank)}"
         found.append(link or _obstacle(cause, what, rank or None, since=since))
     return found
+
+
+def _or_link(facts: Facts, rank: int) -> str:
+    """What else a *rank* that is not ready may wait for, and tells nobody for a while."""
+    world = len(facts.roster.members)
+    if facts.standing.phase is not Phase.LOADING or rank == 0 or world < 3:
+        return ""
+    return f", or waits for its link to {facts.name((rank + 1) % world)}: its status says which"
 
 
 def _failed(facts: Facts) -> list[Obstacle]:
@@ -333,10 +351,13 @@ def _failed(facts: Facts) -> list[Obstacle]:
     if failed is None or failed.rank >= len(facts.roster.members):
         return []
     cause = _BY_FAILURE.get(failed.kind, Cause.CANNOT_SERVE)
-    who = "this node" if failed.rank == facts.rank else facts.name(failed.rank)
-    rank = None if failed.rank == facts.rank else failed.rank
-    what = f"{who} could not serve: {failed.message}"
-    return [_obstacle(cause, what, rank, since=facts.standing.since)]
+    own = failed.rank == facts.rank
+    who = "this node" if own else facts.name(failed.rank)
+    engine = "its engine is gone: " if failed.kind is FailureKind.ENGINE_LOST else ""
+    what = f"{who} could not serve: {engine}{failed.message}"
+    advice = OWN_LOG if own and cause is Cause.CANNOT_SERVE else ""
+    rank = None if own else failed.rank
+    return [_obstacle(cause, what, rank, since=facts.standing.since, advice=advice)]
 
 
 def _link(facts: Facts, rank: int, purpose: Purpose, now: float) -> Obstacle | None:

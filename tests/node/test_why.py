@@ -247,6 +247,37 @@ def test_an_engine_that_is_gone_is_told_with_the_reason():
     assert text == "this node's engine has ended once: it was killed (for 5 s)"
 
 
+def test_an_engine_that_ends_again_and_again_is_one_reason_at_its_node():
+    made = Cluster(2, 1)
+    made.run_until(lambda: made.ready)
+    made.kill_engine(made.hosts["host1"], back_after=100)
+    made.run_for(5.0)
+    assert [cause for cause, _ in says(made, "host1")] == [Cause.ENGINE_DYING]
+
+
+def test_an_expired_roster_is_told_once_and_the_advice_needs_no_restart():
+    made = expired()
+    made.run_for(5.0)
+    told = made.head.node.obstacles(made.now)
+    assert [obstacle.cause for obstacle in told].count(Cause.ROSTER_EXPIRED) == 1
+    assert "sealring roster install" in told[0].advice
+
+
+def test_the_head_says_what_a_rank_that_is_not_ready_may_wait_for():
+    made = Cluster(3, 4, strategy=Strategy.PIPELINE)
+    made.closed = {("host1", "host2"), ("host2", "host1")}
+    made.run_for(5.0)
+    said = "rank 1 (node1) loads its layers, or waits for its link to rank 2 (node2)"
+    assert any(text.startswith(said) for _, text in says(made, "host0"))
+
+
+def test_the_same_refusal_is_one_warning():
+    made = conflict()
+    made.run_for(60.0)
+    refusals = [text for who, text in made.warnings if who == "host0" and "link with" in text]
+    assert len(refusals) == 1, refusals
+
+
 def test_an_engine_that_cannot_read_its_model_is_told_with_the_reason():
     made = Cluster(2, 1)
     failed = Failure(0, FailureKind.LOAD, "config.json is no JSON")

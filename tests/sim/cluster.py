@@ -20,6 +20,7 @@ from sealring_protocol.codec.local_messages import Group, Grouped, LocalMessage
 from sealring_protocol.codec.messages import Epoch, Failure, FailureKind, Step, StepDone
 from sealring_protocol.control.effects import (
     EndCollective,
+    Level,
     Note,
     PrepareCollective,
     RestartEngine,
@@ -154,6 +155,7 @@ class Cluster:
         self.tokens: dict[int, list[int]] = {}
         self.done: dict[int, RequestDone] = {}
         self.notes: list[tuple[float, str, str]] = []
+        self.warnings: list[tuple[str, str]] = []
         self.timings: list[StepTiming] = []
         self.tap: Callable[[str, str, bytes], None] | None = None
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -351,8 +353,10 @@ class Cluster:
                 self.done[uid] = event
             case StepTiming():
                 self.timings.append(event)
-            case Note(_, text):
+            case Note(level, text):
                 self.notes.append((self.now, host.name, text))
+                if level is Level.WARNING:
+                    self.warnings.append((host.name, text))
 
     def _work(self, host: Host, message: LocalMessage) -> float:
         """Seconds until the engine has done *message*."""

@@ -1,7 +1,8 @@
 """Whether the head can answer requests now, and if not, why.
 
-A rank's daemon answers PING whatever its engine does, and a link on which nothing came for
-`PING_TIMEOUT` is dead; so a ring that serves has heard of every rank within that. The head's own
+A rank's daemon answers PING whatever its engine does, and a link on which nothing came for longer
+than its patience (`patience` in the config, at least `PING_TIMEOUT`) is dead; so a ring that serves
+has heard of every rank within that. The head's own
 engine is asked once a second; it answers between its steps.
 """
 
@@ -10,7 +11,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 import trio
-from sealring_protocol.limits import PING_TIMEOUT
 from sealring_protocol.security.roles import Purpose
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -42,7 +42,7 @@ def faults(head: ApiHead) -> list[str]:
     up = {rank for rank, purpose, _ in runtime.links() if purpose is Purpose.CONTROL}
     for rank, member in enumerate(runtime.node.roster.roster.members):
         if rank and rank not in up:
-            told.append(f"rank {rank} ({member.name}): no answer within {PING_TIMEOUT:g} s")
+            told.append(f"rank {rank} ({member.name}): its control link is down")
     return told
 
 

@@ -116,7 +116,10 @@ def _members(members: dict[str, Any] | None) -> str:
 
 
 def _state(facts: dict[str, Any]) -> str:
-    return f"{facts['state']}, for {lasting(facts['state_s'])}"
+    state = facts["state"]
+    if state == "serving" and facts["role"] == "rank":
+        state = "ready (the head's status says whether the ring serves)"
+    return f"{state}, for {lasting(facts['state_s'])}"
 
 
 def _link(up: bool) -> str:

@@ -40,6 +40,7 @@ def up(
     keys (sealring apikey new), it asks everybody for one; with
     api_keys = "beyond-loopback" it asks nobody on this machine. drain = 30
     is how many seconds requests may take to finish when the node is stopped.
+    patience = 5 lets a peer be silent for 5 seconds before it is taken for lost.
 
     With strategy = "tp" every rank has a share of every layer, and the ranks
     sum up what they have several times a token; that goes through the sealed
