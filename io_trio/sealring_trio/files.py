@@ -22,6 +22,9 @@ READABLE: Final = 0o077
 WRITABLE: Final = 0o022
 """What a mode must not have when only its owner may write."""
 
+MAX_FILE: Final = 1 << 20
+"""Bytes of a file that `read_file` reads: a key, a roster, a config."""
+
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -65,6 +68,23 @@ def others_may(status: os.stat_result, mask: int) -> str:
     if mode & mask:
         return f"others may {'read' if mask & 0o044 else 'write'} it (mode {mode:04o})"
     return ""
+
+
+def read_file(path: Path) -> tuple[bytes, os.stat_result]:
+    """What is in *path*, and its status as it was read. Raises `OSError`, also for what is no file
+    or larger than `MAX_FILE`: a pipe may never begin, and a device never end."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except ValueError:  # a zero byte in its name
+        raise OSError(errno.EINVAL, "no file has such a name") from None
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        data = file.read(MAX_FILE + 1)
+    if len(data) > MAX_FILE:
+        raise OSError(errno.EFBIG, f"it has more than {MAX_FILE >> 20} MiB")
+    return data, status
 
 
 def write_new(path: Path, data: bytes, mode: int) -> None:

@@ -7,7 +7,6 @@ when it is used, for then it may no longer be only yours.
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 from pathlib import Path
@@ -18,7 +17,7 @@ from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.security.identity import SoftwareSigner
 
 from sealring_trio.errors import UserError
-from sealring_trio.files import READABLE, write_new
+from sealring_trio.files import READABLE, read_file, write_new
 
 _HEX_KEY: Final = re.compile(r"04[0-9a-f]{128}")
 _CURVE: Final = ec.SECP256R1()
@@ -49,9 +48,7 @@ def public_path(path: Path) -> Path:
 def read_key(path: Path) -> SoftwareSigner:
     """The private key at *path*. Raises `UserError`."""
     try:
-        with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            pem = file.read()
+        pem, status = read_file(path)
     except FileNotFoundError:
         raise UserError(
             f"there is no private key at {path}", f"Make one: sealring keygen {path}"
@@ -60,6 +57,7 @@ def read_key(path: Path) -> SoftwareSigner:
         raise UserError(
             f"cannot read the private key {path}: {error.strerror}", "It must be your own file."
         ) from None
+    mode = stat.S_IMODE(status.st_mode)
     if mode & READABLE:
         raise UserError(
             f"others can read the private key {path} (mode {mode:04o})",
@@ -98,7 +96,7 @@ def read_public_key(value: str) -> bytes:
 
 def _read_line(path: Path) -> str:
     try:
-        text = path.read_text(encoding="ascii", errors="replace")
+        text = read_file(path)[0].decode("ascii", errors="replace")
     except OSError as error:
         raise UserError(
             f"cannot read the public key {path}: {error.strerror}",

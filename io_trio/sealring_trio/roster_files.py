@@ -19,7 +19,7 @@ from sealring_protocol.security.attestation import TrustLevel
 from sealring_protocol.security.roster import Member, Roster, SignedRoster
 
 from sealring_trio.errors import UserError
-from sealring_trio.files import replace_file
+from sealring_trio.files import read_file, replace_file
 from sealring_trio.toml_file import read_toml
 from sealring_trio.units import parse_address
 
@@ -191,7 +191,7 @@ def _member(member: DraftMember) -> Member:
 def read_roster(path: Path) -> SignedRoster:
     """The signed roster at *path*; its signature is not checked yet. Raises `UserError`."""
     try:
-        data = path.read_bytes()
+        data, _ = read_file(path)
     except OSError as error:
         raise UserError(
             f"cannot read the roster {path}: {error.strerror}",

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar, get_args
 import pydantic
 
 from sealring_trio.errors import UserError
+from sealring_trio.files import read_file
 
 M = TypeVar("M", bound=pydantic.BaseModel)
 Key = tuple[str | int, ...]
@@ -44,7 +45,7 @@ def read_toml(path: Path, model: type[M], purpose: str) -> M:
 def read_text(path: Path, purpose: str) -> str:
     """The text of *path*. Raises `UserError` when there is none to read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_file(path)[0].decode()
     except FileNotFoundError:
         raise UserError(f"there is no {purpose} at {path}", "Check the path.") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -130,7 +130,10 @@ def find(model: str) -> Path:
 
     Raises `LoadError`, with what to do about it, when there is no such model or no network.
     """
-    folder = Path(model).expanduser()
+    try:
+        folder = Path(model).expanduser()
+    except RuntimeError:
+        raise LoadError(f"{model} is in the home of a user whom this machine has not") from None
     if folder.is_dir():
         return folder.resolve()
     if folder.exists():

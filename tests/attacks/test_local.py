@@ -19,8 +19,11 @@ from sealring_model.errors import LoadError
 from sealring_model.loading import describe
 from sealring_model.tokens import Tokenizer
 from sealring_model.weights import write_manifest
+from sealring_trio.config import load_config
 from sealring_trio.errors import UserError
 from sealring_trio.files import make_private_folder, replace_file
+from sealring_trio.key_files import read_key, read_public_key
+from sealring_trio.roster_files import read_roster
 
 INTRUDER = """
 import os, sys
@@ -211,6 +214,17 @@ def test_no_code_of_a_models_folder_is_run(folder: Path, settings: str) -> None:
 
 
 # ------------------------------------------------------------------ files
+
+
+@pytest.mark.parametrize("read", [read_key, read_roster, read_public_key, load_config])
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero", "zero\0byte"])
+def test_what_is_no_file_is_refused_and_told(
+    tmp_path: Path, read: Callable[[Any], object], name: str
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    path = tmp_path / name
+    with pytest.raises(UserError):
+        read(str(path) if read is read_public_key else path)
 
 
 def test_a_file_is_replaced_through_no_link_that_others_put_there(tmp_path: Path) -> None:
