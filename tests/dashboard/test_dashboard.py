@@ -13,10 +13,14 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx2
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+from sealring_trio.local_ring import running_node, wait_until_up, write_cluster
+from sealring_trio.models import TINY, find_model
+from sealring_trio.ports import free_ports
 
 from tests.dashboard.guarded import Guarded, guarded
 from tests.serving import PATIENCE, Served
@@ -337,3 +341,15 @@ def test_a_head_that_goes_away_and_comes_back(browser: Browser, closed: Guarded)
         closed.start()
         expect(page.locator("#state")).to_have_text("serving")
         expect(page.locator("#notice")).to_be_hidden()
+
+
+@pytest.mark.slow
+def test_a_ring_that_waits_says_for_what(browser: Browser, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    configs = write_cluster(tmp_path, 2, find_model(TINY), api=f"127.0.0.1:{port}")
+    with running_node(configs[0]) as head:
+        wait_until_up(head)
+        with window(browser, f"http://127.0.0.1:{port}") as page:
+            expect(page.locator("#state")).to_have_text("not serving")
+            expect(page.locator("#why")).to_contain_text("rank 1 (rank1) cannot be reached")
+            expect(page.locator("#ranks")).to_contain_text("missing")

@@ -124,6 +124,8 @@ async function keepListening() {
         continue;
       }
       why = error instanceof ApiError ? error.message : "The head does not answer";
+      const lost = error instanceof ApiError || error instanceof TypeError || error.name === "AbortError";
+      if (!lost) console.error(error); // a fault of this page, whatever the head does
     }
     pause = Date.now() - began > LONGEST_PAUSE ? 500 : Math.min(2 * pause, LONGEST_PAUSE);
     setState("bad", "out of reach");

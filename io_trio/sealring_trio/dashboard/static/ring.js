@@ -196,9 +196,9 @@ function describe(cluster) {
     const what = rank.ready ? span(rank) : state(rank, cluster);
     return `rank ${rank.rank}, ${rank.name}: ${what}`;
   });
-  const state = cluster.healthy ? "serves" : "does not serve";
+  const does = cluster.healthy ? "serves" : "does not serve";
   const open = isOpen(cluster) ? " The sums between its ranks are not sealed." : "";
-  return `A ring of ${cluster.ranks.length} that ${state}. ${parts.join("; ")}.${open}`;
+  return `A ring of ${cluster.ranks.length} that ${does}. ${parts.join("; ")}.${open}`;
 }
 
 /** What is wrong with the link to a rank, if something is. */
