@@ -208,7 +208,8 @@ class Node:
         if not self._events and isinstance(self._brain, Head) and self._brain.unplanned:
             self._carry_out(self._brain.go_on(self._now), self._now)
             self._settle(self._now)
-        return self._events.popleft() if self._events else None
+        event = self._events.popleft() if self._events else None
+        return self._teller.notes.told(event, self._now) if isinstance(event, Note) else event
 
     def links_to_flush(self) -> set[int]:
         """The connections that have something to send since the last call."""

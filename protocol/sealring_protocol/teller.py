@@ -12,6 +12,7 @@ from typing import Final
 import attrs
 
 from sealring_protocol.control.effects import Level, Note
+from sealring_protocol.notes import Notes
 from sealring_protocol.why import Cause, Obstacle
 
 TELL_SECONDS: Final = 60.0
@@ -51,12 +52,14 @@ class _Told:
 class Teller:
     """What has been told. Times are monotonic seconds."""
 
-    __slots__ = ("_told", "due")
+    __slots__ = ("_told", "due", "notes")
 
     def __init__(self) -> None:
         self._told: dict[tuple[Cause, int | None, str], _Told] = {}
         self.due: float | None = None
         """When `look` wants to be called; None while the node serves."""
+        self.notes = Notes()
+        """All that the node says goes through these."""
 
     def look(self, found: Sequence[Obstacle], now: float) -> list[Note]:
         """What to say of *found*."""

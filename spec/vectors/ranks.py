@@ -28,6 +28,7 @@ from sealring_protocol.codec.messages import (
     Message,
     Ready,
     Row,
+    Spent,
     Step,
     StepDone,
 )
@@ -485,6 +486,15 @@ FAULTS: Final[dict[str, tuple[str, str, Course, Happens, CloseCode]]] = {
             MALFORMED,
         ),
         ("step-one-more", "ST-04", "a 129th", (*IN, *MANY), step(129), 1, LIMIT),
+        (
+            "step-times",
+            "ST-06",
+            "the times of two ranks, and only one is before it",
+            IN,
+            attrs.evolve(step(1), spent=(Spent(1), Spent(2))),
+            1,
+            MALFORMED,
+        ),
         ("step-chain", "RL-02", "a step on a STEP link", IN, step(1), STEP, MALFORMED),
         (
             "step-control",

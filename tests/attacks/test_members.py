@@ -14,22 +14,27 @@ from sealring_protocol.codec.messages import (
     CacheCost,
     Decode,
     Epoch,
+    Failure,
+    FailureKind,
+    Prefill,
     Ready,
     Row,
     Save,
+    Spent,
     Step,
     StepDone,
+    Work,
 )
 from sealring_protocol.codec.tensor import DType, Tensor
-from sealring_protocol.control.effects import Effect, ToEngine
+from sealring_protocol.control.effects import Effect, Level, Note, ToEngine
 from sealring_protocol.control.follower import Follower, FollowerConfig
 from sealring_protocol.control.head import Head, HeadConfig
-from sealring_protocol.control.pipeline import FollowerPipeline, HeadPipeline, weight
+from sealring_protocol.control.pipeline import Answered, FollowerPipeline, HeadPipeline, weight
 from sealring_protocol.control.requests import Request
 from sealring_protocol.control.rows import SchedulerConfig
 from sealring_protocol.control.scheduler import Scheduler
 from sealring_protocol.control.tensor import TensorLeader
-from sealring_protocol.errors import LimitExceeded
+from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
 from sealring_protocol.limits import (
     ENTRY_WEIGHT,
     MAX_IDS,
@@ -39,8 +44,10 @@ from sealring_protocol.limits import (
     ORDERS_PER_SECOND,
     PRESENTATIONS_PER_SECOND,
 )
+from sealring_protocol.notes import AT_ONCE, Notes
 from sealring_protocol.security.roles import Purpose
 
+from tests.sim.cluster import Cluster
 from tests.sim.fake_engine import info
 
 MODEL = b"m" * 32
@@ -219,6 +226,100 @@ def test_answers_that_wait_for_other_ranks_weigh_so_much_and_no_more() -> None:
         leader.done(1, StepDone(EPOCH, 2, ids=(7,)))
 
 
+HIDDEN = (Tensor(DType.F32, (1, 1, 4), bytes(16)),)
+TIMES = (Spent(1, 1, 1),)
+
+
+def waiting_for(work: Work) -> HeadPipeline:
+    """A head of three ranks, whose step 1 is on its way round."""
+    head = HeadPipeline(EPOCH, 3)
+    step = Step(EPOCH, 1, bytes(16), work=work)
+    head.begin(step)
+    head.output(step)
+    return head
+
+
+@pytest.mark.parametrize(
+    ("work", "answer"),
+    [
+        (Decode(0), StepDone(EPOCH, 1)),
+        (Decode(0), StepDone(EPOCH, 1, ids=(7,), tensors=HIDDEN)),
+        (Prefill(1, 0, 5), StepDone(EPOCH, 1, tensors=HIDDEN)),
+        (Prefill(1, 0, 5), StepDone(EPOCH, 1, ids=(7,))),
+    ],
+)
+def test_an_answer_that_does_not_fit_its_step_is_the_last_ranks_failure(
+    work: Work, answer: StepDone
+) -> None:
+    """So it counts against the request, which would be tried for ever, and never reaches the head's
+    engine, which would be blamed."""
+    (action,) = waiting_for(work).done(2, answer)
+    assert isinstance(action, Answered)
+    assert action.failed is not None
+    assert (action.failed.rank, action.failed.kind) == (2, FailureKind.INTEGRITY)
+
+
+def test_hidden_states_that_do_not_open_are_those_of_the_rank_that_sent_them() -> None:
+    head = waiting_for(Decode(0))
+    head.done(2, StepDone(EPOCH, 1, tensors=HIDDEN))
+    failed = Failure(0, FailureKind.INTEGRITY, "hidden states came as F32 (1, 1, 80)")
+    (action,) = head.output(StepDone(EPOCH, 1, failed=failed))
+    assert isinstance(action, Answered)
+    assert action.failed == attrs.evolve(failed, rank=2)
+
+
+def test_a_step_whose_answer_is_refused_still_waits_and_is_lost_with_its_link() -> None:
+    """Else nobody would know whose it was, and its request would be tried for ever."""
+    for wrong in (StepDone(EPOCH, 1, spent=TIMES * 4), StepDone(EPOCH, 1, ids=(7,) * MAX_IDS)):
+        head = waiting_for(Decode(0))
+        with pytest.raises(RemoteProtocolError):
+            head.done(2, attrs.evolve(wrong, tensors=HIDDEN))
+        assert [action.n for action in head.lost(Failure(2, FailureKind.LINK_LOST, ""))] == [1]
+
+
+def test_times_of_more_ranks_than_are_never_reach_an_engine_that_adds_its_own() -> None:
+    """An engine could not say its answer with them, and ended."""
+    head = waiting_for(Decode(0))
+    with pytest.raises(RemoteProtocolError):
+        head.done(2, StepDone(EPOCH, 1, tensors=HIDDEN, spent=TIMES * 4))
+    assert head.done(2, StepDone(EPOCH, 1, tensors=HIDDEN, spent=TIMES * 3))
+    step = Step(EPOCH, 1, bytes(16), work=Decode(0), tensors=HIDDEN)
+    with pytest.raises(RemoteProtocolError):
+        FollowerPipeline(EPOCH, 2, last=True).step(attrs.evolve(step, spent=TIMES * 3))
+    assert FollowerPipeline(EPOCH, 2, last=True).step(attrs.evolve(step, spent=TIMES * 2))
+    leader = TensorLeader(EPOCH, 2)
+    leader.begin(step)
+    with pytest.raises(RemoteProtocolError):
+        leader.done(1, StepDone(EPOCH, 1, ids=(7,), spent=TIMES * 3))
+
+
+def away(brain: Head) -> list[int]:
+    """The steps that are on their way round its ring."""
+    machine = brain._machine
+    return list(machine._chain) if isinstance(machine, HeadPipeline) else []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_rank_takes_room_from_another(seed: int) -> None:
+    """The last rank says that the one before it has run out of memory, again and again."""
+    cluster = Cluster(3, seed)
+    cluster.run_until(lambda: cluster.ready)
+    head = cluster.head.node
+    brain = head.brain
+    assert isinstance(brain, Head)
+    for _ in range(5):
+        for owner in "abc":
+            cluster.submit(Request((5,) * 9, 6, owner=owner))
+        cluster.run_until(lambda: bool(away(brain)))
+        lie = Failure(1, FailureKind.MEMORY, "it ran out")
+        done = StepDone(brain.membership.epoch, away(brain)[0], failed=lie)
+        head._carry_out(brain.message(2, Purpose.STEP, done, cluster.now), cluster.now)
+        cluster.settle(cluster.head)
+        cluster.run_until(lambda: cluster.all_done)
+    assert brain.scheduler is not None
+    assert not brain.scheduler.learnt
+
+
 # ------------------------------------------------- what an honest head never does
 
 
@@ -260,3 +361,30 @@ def test_a_head_opens_no_longer_histories_in_one_step_than_may_be_told() -> None
             opened += len(planned.rows)
             assert sum(len(row.history) for row in planned.rows) <= MAX_IDS
     assert opened >= 2
+
+
+# ------------------------------------------------------------------- the log
+
+
+def test_a_member_that_comes_and_goes_fills_no_log() -> None:
+    cluster = Cluster(2, 1)
+    for _ in range(100):
+        cluster.run_until(lambda: cluster.ready)
+        cluster.crash(cluster.hosts["host1"])
+        cluster.notes.clear()
+        cluster.boot(1)
+    assert cluster.lines["host0"] < 500  # 787 without a bound
+
+
+def test_what_is_said_too_often_is_counted() -> None:
+    notes = Notes()
+    lines = [
+        notes.told(Note(Level.WARNING, f"rank 1 is gone: the {n}th reason"), n / 100)
+        for n in range(1000)
+    ]
+    told = [line for line in lines if line.level is Level.WARNING]
+    assert len(told) == AT_ONCE
+    last = notes.told(Note(Level.WARNING, "rank 2 is gone: of itself"), 30.0)
+    assert last.text.endswith(f"({1000 - AT_ONCE} more lines like this were left out)")
+    other = Note(Level.ERROR, "no plan: there is too little room")
+    assert notes.told(other, 10.0) == other

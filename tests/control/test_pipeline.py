@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from sealring_protocol.codec.messages import Epoch, Failure, FailureKind, Spent, Step, StepDone
+from sealring_protocol.codec.messages import (
+    Decode,
+    Epoch,
+    Failure,
+    FailureKind,
+    Spent,
+    Step,
+    StepDone,
+)
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_protocol.control.pipeline import (
     Answered,
@@ -95,9 +103,13 @@ def head(world=3):
     return HeadPipeline(EPOCH, world)
 
 
+def decode(n, **more):
+    return step(n, work=Decode(0), **more)
+
+
 def round_trip(machine, n):
-    assert machine.begin(step(n)) == [ToEngine(step(n))]
-    assert machine.output(step(n, tensors=HIDDEN)) == [ToNext(step(n, tensors=HIDDEN))]
+    assert machine.begin(decode(n)) == [ToEngine(decode(n))]
+    assert machine.output(decode(n, tensors=HIDDEN)) == [ToNext(decode(n, tensors=HIDDEN))]
     back = done(n, tensors=HIDDEN, spent=TIMES)
     assert machine.done(2, back) == [ToEngine(back)]
     return machine.output(done(n, ids=(5,), spent=TIMES))
@@ -140,13 +152,13 @@ def test_an_answer_that_is_not_due_is_the_peers_fault():
 def test_a_failure_answers_every_step_once_the_one_at_fault_first(where):
     machine = head()
     for n in (1, 2, 3):
-        machine.begin(step(n))
-    machine.output(step(1, tensors=HIDDEN))
-    machine.output(step(2, tensors=HIDDEN))
+        machine.begin(decode(n))
+    machine.output(decode(1, tensors=HIDDEN))
+    machine.output(decode(2, tensors=HIDDEN))
     machine.done(2, done(1, tensors=HIDDEN))
     match where:
         case "engine":
-            at, actions = 3, machine.output(step(3, failed=FAULT))
+            at, actions = 3, machine.output(decode(3, failed=FAULT))
         case "chain":
             at, actions = 2, machine.done(2, done(2, failed=FAULT))
         case "closing":

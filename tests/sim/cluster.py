@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -156,6 +156,7 @@ class Cluster:
         self.done: dict[int, RequestDone] = {}
         self.notes: list[tuple[float, str, str]] = []
         self.warnings: list[tuple[str, str]] = []
+        self.lines: Counter[str] = Counter()  # in the log of each host, as it usually is
         self.timings: list[StepTiming] = []
         self.tap: Callable[[str, str, bytes], None] | None = None
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -357,6 +358,7 @@ class Cluster:
                 self.notes.append((self.now, host.name, text))
                 if level is Level.WARNING:
                     self.warnings.append((host.name, text))
+                self.lines[host.name] += level is not Level.DEBUG
 
     def _work(self, host: Host, message: LocalMessage) -> float:
         """Seconds until the engine has done *message*."""

@@ -51,6 +51,10 @@ _STEP_ROOM: Final = 64 * 1024
 """What a frame keeps for the rest of a step beside the hidden states of a prefill chunk."""
 
 
+_GRAVE: Final = (FailureKind.ENGINE_LOST, FailureKind.MEMORY)
+"""Failures that a rank alone may say of itself."""
+
+
 class Head(HeadEpochs):
     """Rank 0. Every method returns the effects to carry out, in order."""
 
@@ -269,6 +273,7 @@ class Head(HeadEpochs):
             raise RemoteProtocolError("an answer to a step of tensor parallelism on a step link")
         if message.failed is not None and not 0 < message.failed.rank < self._world:
             raise RemoteProtocolError("a failure of a rank that is not on the chain")
+        message = _by_hearsay(rank, message)
         self._rounds.answered(now)
         return self._act(self._machine.done(rank, message), now)
 
@@ -319,6 +324,16 @@ class Head(HeadEpochs):
         ends = sorted({1, self._world - 1})
         shuts = [Shut(rank, Purpose.STEP, CloseCode.TIMEOUT, reason) for rank in ends]
         return [*shuts, *effects]
+
+
+def _by_hearsay(rank: int, done: StepDone) -> StepDone:
+    """*done*, which *rank* sent. If it says that another rank died, or ran out of memory, the step
+    is lost, and no more: what follows from that, less room for that rank say, waits for its own
+    word (`_explained`), or one rank could take room from another."""
+    failed = done.failed
+    if failed is None or failed.rank == rank or failed.kind not in _GRAVE:
+        return done
+    return attrs.evolve(done, failed=attrs.evolve(failed, kind=FailureKind.LINK_LOST))
 
 
 def _is_due(deadline: float | None, now: float) -> bool:

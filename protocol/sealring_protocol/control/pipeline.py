@@ -17,7 +17,15 @@ from typing import Final
 
 import attrs
 
-from sealring_protocol.codec.messages import Epoch, Failure, FailureKind, Spent, Step, StepDone
+from sealring_protocol.codec.messages import (
+    Decode,
+    Epoch,
+    Failure,
+    FailureKind,
+    Spent,
+    Step,
+    StepDone,
+)
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
 from sealring_protocol.limits import ENTRY_WEIGHT, MAX_STEPS_WAITING, MAX_WEIGHT_WAITING
 from sealring_protocol.table import Machine, Table
@@ -67,6 +75,15 @@ def weight(message: Step | StepDone) -> int:
     return sum(len(tensor.data) for tensor in message.tensors) + ENTRY_WEIGHT * entries
 
 
+def check_spent(message: Step | StepDone, ranks: int) -> None:
+    """Raise `RemoteProtocolError` where *message* has the times of more than *ranks* ranks: whoever
+    is next adds its own, and has to find room for them."""
+    if len(message.spent) > ranks:
+        raise RemoteProtocolError(
+            f"step {message.n} has the times of {len(message.spent)} ranks, of {ranks} at most"
+        )
+
+
 class PipelineState(enum.Enum):
     """Whether this rank can still work in this epoch."""
 
@@ -114,13 +131,14 @@ class FollowerPipeline:
     def step(self, step: Step) -> list[Action]:
         """The rank before sent *step* of this epoch.
 
-        Raises `RemoteProtocolError` on a gap, or for a failure of a rank that is not before it;
-        `LimitExceeded` when more steps would wait than may.
+        Raises `RemoteProtocolError` on a gap, or for a failure of a rank that is not before it, or
+        for times of more ranks than are; `LimitExceeded` when more steps would wait than may.
         """
         if step.n != self._next_n:
             raise RemoteProtocolError(f"step {step.n} came; step {self._next_n} was next")
         if step.failed is not None and not 0 < step.failed.rank < self._rank:
             raise RemoteProtocolError(f"a failure of rank {step.failed.rank} came down the chain")
+        check_spent(step, self._rank)
         self._next_n += 1
         if step.failed is not None and self._failure is None:
             self._failure = step.failed
@@ -179,6 +197,7 @@ class HeadPipeline:
         self._state = Machine(PIPELINE_TABLE, PipelineState.RUNNING)
         self._engine: deque[int] = deque()  # first pass: embedding and own layers
         self._chain: deque[int] = deque()  # on their way round the ring
+        self._drawn: set[int] = set()  # those that tokens are drawn from when they come back
         self._closing: deque[int] = deque()  # second pass: norm, output head and sampler
         self._weights: dict[int, int] = {}  # of what came back, by step, while it is in that pass
 
@@ -202,14 +221,18 @@ class HeadPipeline:
         if self._state.fire(PipelineEvent.STEP) is PipelineState.BROKEN:
             return []
         self._engine.append(step.n)
+        if isinstance(step.work, Decode):
+            self._drawn.add(step.n)
         return [ToEngine(step)]
 
     def output(self, message: Step | StepDone) -> list[Action]:
         """The own engine gave *message* of this epoch."""
         if self._state.fire(PipelineEvent.OUTPUT) is PipelineState.BROKEN:
             return []
-        if message.failed is not None:
-            return self.failure(message.n, message.failed)
+        if (failed := message.failed) is not None:
+            if failed.kind is FailureKind.INTEGRITY and message.n in self._weights:
+                failed = attrs.evolve(failed, rank=self._last)  # whose hidden states they are
+            return self.failure(message.n, failed)
         if isinstance(message, Step) and not self._alone and self._takes(self._engine, message.n):
             self._chain.append(message.n)
             return [ToNext(message)]
@@ -225,22 +248,39 @@ class HeadPipeline:
     def done(self, rank: int, message: StepDone) -> list[Action]:
         """*rank* answered with *message* of this epoch.
 
-        Raises `RemoteProtocolError` unless the last one answers the oldest step on the chain,
-        `LimitExceeded` when more hidden states would wait for the own engine than may.
+        Raises `RemoteProtocolError` unless the last one answers the oldest step on the chain, or
+        for times of more ranks than there are; `LimitExceeded` when more hidden states would wait
+        for the own engine than may. The step then still waits for its answer.
         """
         if self._state.fire(PipelineEvent.OUTPUT) is PipelineState.BROKEN:
             return []
-        if rank != self._last or not self._takes(self._chain, message.n):
-            raise RemoteProtocolError(f"an answer to step {message.n}, which waits for none")
-        if message.failed is not None:
-            return self.failure(message.n, message.failed)
+        n = message.n
+        if rank != self._last or not self._chain or self._chain[0] != n:
+            raise RemoteProtocolError(f"an answer to step {n}, which waits for none")
+        check_spent(message, self._last + 1)
+        if sum(self._weights.values()) + weight(message) > MAX_WEIGHT_WAITING:
+            raise LimitExceeded(f"the answer to step {n} is one too many, or too large")
+        self._chain.popleft()
+        failed = message.failed or self._wrong(message)
+        if failed is not None:
+            return self.failure(n, failed)
         if not message.tensors:
-            return [Answered(message.n, (), message.spent, None)]
-        self._weights[message.n] = weight(message)
-        if sum(self._weights.values()) > MAX_WEIGHT_WAITING:
-            raise LimitExceeded(f"the answer to step {message.n} is one too many, or too large")
-        self._closing.append(message.n)
+            return [Answered(n, (), message.spent, None)]
+        self._drawn.discard(n)
+        self._weights[n] = weight(message)
+        self._closing.append(n)
         return [ToEngine(message)]
+
+    def _wrong(self, answer: StepDone) -> Failure | None:
+        """What *answer* of the last rank has that it may not have, or lacks."""
+        if answer.ids:
+            text = f"step {answer.n} was answered with token ids, which the head draws"
+        elif bool(answer.tensors) != (answer.n in self._drawn):
+            which = "with" if answer.tensors else "without"
+            text = f"step {answer.n} was answered {which} hidden states"
+        else:
+            return None
+        return Failure(self._last, FailureKind.INTEGRITY, text)
 
     def failure(self, n: int, failed: Failure) -> list[Action]:
         """Step *n* failed, and with it every later one: each is answered here and now."""

@@ -31,7 +31,14 @@ from sealring_protocol.codec.messages import (
     StepDone,
     Work,
 )
-from sealring_protocol.control.pipeline import Action, Answered, ToEngine, ToRanks, weight
+from sealring_protocol.control.pipeline import (
+    Action,
+    Answered,
+    ToEngine,
+    ToRanks,
+    check_spent,
+    weight,
+)
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
 from sealring_protocol.limits import MAX_WEIGHT_WAITING, PING_TIMEOUT
 from sealring_protocol.table import Machine, Table
@@ -124,13 +131,15 @@ class TensorLeader:
     def done(self, rank: int, message: StepDone) -> list[Action]:
         """*rank* answered with *message* of this epoch.
 
-        Raises `RemoteProtocolError` unless it answers the oldest step that *rank* owes, and
+        Raises `RemoteProtocolError` unless it answers the oldest step that *rank* owes, or for
+        times of more ranks than there are, and
         `LimitExceeded` when more of its answers would wait for the other ranks' than may.
         """
         if self._state.state is LeaderState.BROKEN:
             return []
         if not self._expects(rank, message.n):
             raise RemoteProtocolError(f"an answer to step {message.n}, which waits for none")
+        check_spent(message, self._world)
         kept = (flight.answers.get(rank) for flight in self._flights)
         if sum(map(weight, filter(None, kept))) + weight(message) > MAX_WEIGHT_WAITING:
             raise LimitExceeded(f"the answer to step {message.n} is too large")

@@ -255,6 +255,7 @@ export class Rank {
   /** @param {Message} step */
   #step(step) {
     must(step.n === this.#next, "a gap, or a step again [ST-01]");
+    must(step.spent.length <= this.#place, "times of more ranks than are before it [ST-06]");
     this.#next += 1n;
     this.#rows = { count: 0, ids: 0 };
     if (this.#failure) {
