@@ -102,7 +102,7 @@ def wrong_address(pair: Pair) -> None:
 
 def expired(pair: Pair) -> None:
     for rank in range(2):
-        pair.sign(rank, lifetime_ms=6000)
+        pair.sign(rank, lifetime_ms=15_000)  # for both nodes to start within, on a busy machine
 
 
 def other_model(pair: Pair) -> None:

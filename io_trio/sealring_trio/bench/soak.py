@@ -25,8 +25,10 @@ from sealring_trio.bench import load
 from sealring_trio.bench.load import Ask, Load, Outcome, Target
 from sealring_trio.errors import OperationError
 from sealring_trio.local_api import LocalApi, local_api
+from sealring_trio.text_worker import WORKERS
 
 CLIENTS: Final = 6
+WARM_UPS: Final = 5
 ASKS: Final = 24
 """Different requests; so few that all their answers are known beforehand."""
 
@@ -105,6 +107,7 @@ async def _soak(api: LocalApi, seconds: float, show: Callable[[Reading], None]) 
     known = await load.run(todo, 1)
     if failed := [outcome.error for outcome in known if outcome.error]:
         raise OperationError(f"the ring fails before any load: {failed[0]}", "See its log.")
+    await _warm_up(api, todo)
     before = await _read(api, 0.0, 0)
     show(before)
     readings = [before]
@@ -123,6 +126,16 @@ async def _soak(api: LocalApi, seconds: float, show: Callable[[Reading], None]) 
     show(idle)
     faults = [*clients.wrong, *left(before, idle), *growth(readings)]
     return Soak(readings, idle, dict(clients.deeds), faults)
+
+
+async def _warm_up(api: LocalApi, todo: Sequence[Ask]) -> None:
+    """Ask as many at once as later, until the head has all the text workers that it ever has."""
+    head = psutil.Process(api.nodes[0].process.pid)
+    status = await trio.to_thread.run_sync(api.nodes[0].status)
+    for _ in range(WARM_UPS):
+        if len(head.children()) >= len(status["engine_pids"]) + WORKERS:
+            return
+        await load.run(todo, CLIENTS)
 
 
 class Clients:
