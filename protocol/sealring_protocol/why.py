@@ -190,8 +190,7 @@ class EngineFacts:
 class Facts:
     """What a node knows. *wall_ms* is None where it has not been told the time of day, *next_start*
     when its engine is started again, *draining* why it takes no requests, *unpinned* what
-    `NodeConfig` has, *told* what peers say of
-    themselves."""
+    `NodeConfig` has."""
 
     rank: int
     roster: Roster
@@ -203,7 +202,6 @@ class Facts:
     next_start: float | None = None
     draining: str = ""
     unpinned: bytes = b""
-    told: Mapping[int, str] = attrs.field(factory=dict)
 
     def name(self, rank: int) -> str:
         """The member of *rank* as people know it."""
@@ -290,8 +288,7 @@ def _ring(facts: Facts, now: float) -> list[Obstacle]:
         case Phase.LOADING | Phase.JOINING:
             return [*_failed(facts), *_loading(facts, now)]
         case _ if facts.rank:
-            said = facts.told.get(0)
-            what = f"{facts.name(0)} {said}" if said else f"{facts.name(0)} has begun no epoch yet"
+            what = f"{facts.name(0)} has begun no epoch yet"
             return [*_failed(facts), _obstacle(Cause.NO_EPOCH, what, 0, since=standing.since)]
         case _:
             return _gathering(facts, now)
@@ -316,8 +313,6 @@ def _absent(facts: Facts, rank: int, now: float) -> list[Obstacle]:
     if link is not None:
         return [link]
     since = None if peer is None else peer.up.get(Purpose.CONTROL)
-    if rank in facts.told:
-        return [_obstacle(Cause.PEER_ENGINE, facts.told[rank], rank, since=since)]
     what = f"{facts.name(rank)} is connected, and its engine has not said yet what its model is"
     return [_obstacle(Cause.PEER_ENGINE, what, rank, since=since)]
 
@@ -333,7 +328,7 @@ def _loading(facts: Facts, now: float) -> list[Obstacle]:
     for rank in facts.standing.missing:
         link = _link(facts, 1, Purpose.STEP, now) if rank == 0 else None
         who = "this node" if rank == 0 else facts.name(rank)
-        what = facts.told.get(rank) or f"{who} {does}{_or_link(facts, rank)}"
+        what = f"{who} {does}{_or_link(facts, rank)}"
         found.append(link or _obstacle(cause, what, rank or None, since=since))
     return found
 
