@@ -236,7 +236,7 @@ class Switchboard(LinkBook):
         connection.key = key
         if connection.source:
             self._settle(connection)
-            self._admission.proved(connection.source)
+            self._admission.proved(connection.source, proved.peer)
         if not self.custody.is_in_force(proved.roster):
             self._refuse(connection, CloseCode.NOT_READY, _OTHER_ROSTER, now)
             return
@@ -296,6 +296,7 @@ class Switchboard(LinkBook):
         self._contacts.wake()
         for member in before.members:
             if member.id not in roster.roster:
+                self._admission.put_out(member.id)
                 self._book.forget(member.id)
                 self._contacts.forget(member.id)
         for connection in list(self._connections.values()):

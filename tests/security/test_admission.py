@@ -72,6 +72,18 @@ def test_strangers_cannot_starve_a_place_where_a_member_proved_itself():
         admission.take_signature("2001:db8::9", 0.0)
 
 
+def test_where_a_member_that_was_put_out_proved_itself_counts_for_nothing():
+    admission = Admission(now=0.0)
+    for number, name in enumerate((b"stays", b"goes")):
+        admission.proved(f"10.0.0.{number}", name)
+    admission.put_out(b"goes")
+    for n in range(SIGNATURES_PER_SECOND + SIGNATURES_PER_NEW_SOURCE):
+        admission.take_signature(f"source {n}", 0.0)
+    admission.take_signature("10.0.0.0", 0.0)
+    with pytest.raises(LimitExceeded):
+        admission.take_signature("10.0.0.1", 0.0)
+
+
 @pytest.mark.parametrize(
     ("source", "network"),
     [

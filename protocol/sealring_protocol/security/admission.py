@@ -108,7 +108,7 @@ class Admission:
     def __init__(self, now: float) -> None:
         self._places: dict[int, _Place] = {}  # the oldest first
         self._buckets: dict[str, TokenBucket] = {}
-        self._proved: dict[str, None] = {}
+        self._proved: dict[str, bytes] = {}  # where, and who; the latest last
         self._expected: frozenset[str] = frozenset()
         self._signatures = TokenBucket(SIGNATURES_PER_SECOND, now)
         self._for_new = TokenBucket(SIGNATURES_PER_NEW_SOURCE, now)
@@ -164,11 +164,16 @@ class Admission:
         """Members come from *network*, as far as anybody knows."""
         return network in self._proved or network in self._expected
 
-    def proved(self, source: str) -> None:
-        """A member has proved itself from *source*: strangers elsewhere cannot starve it."""
+    def proved(self, source: str, member: bytes = b"") -> None:
+        """*member* (node id) has proved itself from *source*: strangers elsewhere cannot starve
+        it."""
         self._proved.pop(network_of(source), None)
-        self._proved[network_of(source)] = None  # the latest last
+        self._proved[network_of(source)] = member
         _forget_oldest(self._proved)
+
+    def put_out(self, member: bytes) -> None:
+        """*member* is one no more: where it proved itself counts for nothing."""
+        self._proved = {where: who for where, who in self._proved.items() if who != member}
 
     def take_signature(self, source: str, now: float) -> None:
         """Spend one signature on *source*. Raises `LimitExceeded` when there is none for now."""
