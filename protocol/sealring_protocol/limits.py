@@ -82,10 +82,18 @@ MAX_STEPS_WAITING: Final = 128
 
 MAX_WEIGHT_WAITING: Final = 4 * MAX_SEALED_BODY
 """What these may weigh together: the bytes of their tensors, and `ENTRY_WEIGHT` for each token id
-and each entry of their lists. Memory: 64 MiB in a node, and as much in its engine."""
+and each entry of their lists. The ROWs before them count, see `HISTORY_WEIGHT`. Memory: 64 MiB in
+a node, and as much in its engine."""
 
 ENTRY_WEIGHT: Final = 128
 """What a token id or an entry of a list weighs, for it takes more memory than its bytes."""
+
+HISTORY_WEIGHT: Final = 4
+"""What a token id in a ROW's history weighs, for a node keeps it as bytes. The ROW and each entry
+of its bias weigh `ENTRY_WEIGHT`."""
+
+MAX_ROW_WEIGHT: Final = HISTORY_WEIGHT * MAX_IDS + ENTRY_WEIGHT * (1 + MAX_BIAS)
+"""What one ROW may weigh."""
 
 ORDERS_PER_SECOND: Final = 32
 """BOOTSTRAPs that a head may send to a rank (token bucket, burst of the same size)."""

@@ -234,6 +234,18 @@ COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
             *(came(step(n), to_head=(cannot(n, *ERROR),)) for n in range(2, 132)),
         ),
     ),
+    "row-fails": (
+        "TP-09",
+        "after a step that failed no row goes to the engine",
+        {},
+        (
+            *IN,
+            came(step(1), step(1)),
+            engine(cannot(1, *ERROR), cannot(1, *ERROR)),
+            came(Row(5)),
+            came(step(2), to_head=(cannot(2, *ERROR),)),
+        ),
+    ),
     "steps-fail": (
         "TP-02 TP-07",
         "after a step that failed every later one is answered so, without the engine",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import chain
 
 import attrs
 import pytest
@@ -37,7 +38,9 @@ from sealring_protocol.control.tensor import TensorLeader
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
 from sealring_protocol.limits import (
     ENTRY_WEIGHT,
+    MAX_BIAS,
     MAX_IDS,
+    MAX_ROW_WEIGHT,
     MAX_ROWS,
     MAX_STEPS_WAITING,
     MAX_WEIGHT_WAITING,
@@ -174,6 +177,68 @@ def test_rows_are_announced_as_a_step_may_open_them() -> None:
     for n in (1, 2, 3):
         made.message(0, control, Row(n, history=(7,) * MAX_IDS), 0.0)
         made.message(0, control, Step(EPOCH, n, bytes(16)), 0.0)
+
+
+LONG = Row(1, history=(7,) * MAX_IDS)
+BIASED = Row(1, bias=((7, 1.0),) * MAX_BIAS)
+
+
+@pytest.mark.parametrize(("row", "each"), [(LONG, 1), (BIASED, 40)])
+def test_rows_weigh_with_the_steps_that_wait(row: Row, each: int) -> None:
+    """Else 128 steps bring 512 MiB of histories with them."""
+    steps = (Step(EPOCH, n, bytes(16)) for n in range(1, MAX_STEPS_WAITING))
+    assert rows_taken([row] * each + [step] for step in steps) == MAX_WEIGHT_WAITING // weight(row)
+    made, control = in_collective()
+    for n in range(1, 40):  # more than that, where they are answered
+        for _ in range(each):
+            made.message(0, control, row, 0.0)
+        made.message(0, control, Step(EPOCH, n, bytes(16)), 0.0)
+        made.engine_message(StepDone(EPOCH, n), 0.0)
+
+
+def rows_taken(flood: Iterable[list[Row | Step]]) -> int:
+    """How many rows of *flood* a rank takes before it refuses one."""
+    made, control = in_collective()
+    count = 0
+    for message in chain.from_iterable(flood):
+        try:
+            made.message(0, control, message, 0.0)
+        except LimitExceeded:
+            return count
+        count += isinstance(message, Row)
+    raise AssertionError("it takes all of them")
+
+
+def test_rows_that_come_before_any_step_weigh_too() -> None:
+    assert rows_taken([[BIASED] * MAX_ROWS]) == MAX_WEIGHT_WAITING // weight(BIASED)
+
+
+def test_a_rank_that_is_broken_passes_no_rows_on() -> None:
+    """Its steps are answered at once, so nothing would bound them."""
+    made, control = in_collective()
+    made.message(0, control, Step(EPOCH, 1, bytes(16)), 0.0)
+    failed = Failure(1, FailureKind.ENGINE_ERROR, "it could not")
+    made.engine_message(StepDone(EPOCH, 1, failed=failed), 0.0)
+    for n in range(2, 40):
+        assert not made.message(0, control, LONG, 0.0)
+        made.message(0, control, Step(EPOCH, n, bytes(16)), 0.0)
+
+
+def test_a_head_opens_no_heavier_rows_in_one_step_than_it_counts_on() -> None:
+    scheduler = Scheduler(SchedulerConfig(groups=8, rows=64, chunks=64), 1 << 20)
+    scheduler.begin(EPOCH)
+    machine = FollowerPipeline(EPOCH, 1, last=True)
+    for turn in range(200):
+        sampling = Row(0, repetition=1.1, bias=BIASED.bias)
+        scheduler.submit(Request((5,) * 5000, 5, sampling=sampling, owner=str(turn)))
+    opened = 0
+    while (planned := scheduler.plan(0.0)) is not None:
+        assert sum(map(weight, planned.rows)) <= MAX_ROW_WEIGHT
+        for row in planned.rows:
+            machine.announce(row)
+            opened += 1
+        machine.step(planned.step)
+    assert opened > 100
 
 
 def test_orders_have_a_budget() -> None:

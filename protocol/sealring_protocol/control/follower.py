@@ -40,7 +40,7 @@ from sealring_protocol.control.membership import hello
 from sealring_protocol.control.standing import Phase, Standing
 from sealring_protocol.control.watch import ENGINE, Watch
 from sealring_protocol.errors import CloseCode, LimitExceeded, RemoteProtocolError
-from sealring_protocol.limits import MAX_IDS, MAX_ROWS, ORDERS_PER_SECOND
+from sealring_protocol.limits import ORDERS_PER_SECOND
 from sealring_protocol.security.admission import TokenBucket
 from sealring_protocol.security.roles import Purpose
 
@@ -82,8 +82,6 @@ class Follower:
         self._since = now  # when that began
         self._failed: Failure | None = None  # why it cannot serve, or could not the last time
         self._orders = TokenBucket(ORDERS_PER_SECOND, 0.0)
-        self._announced = 0  # ROWs since the last step
-        self._histories = 0  # token ids in these
 
     def standing(self) -> Standing:
         """How far this rank is, and what it waits for."""
@@ -244,19 +242,12 @@ class Follower:
                 return self._stale(message)
             case Step() if purpose is (Purpose.CONTROL if self._tensor else Purpose.STEP):
                 return self._step(message, now)
-            case Row() if self._tensor:
-                return self._row(message)
+            case Row() if self._tensor and self._pipeline is not None:
+                return [ToEngine(message)] if self._pipeline.announce(message) else []
             case _:
                 raise RemoteProtocolError(
                     f"rank {rank} sent {type(message).__name__} to rank {self._config.rank}"
                 )
-
-    def _row(self, row: Row) -> list[Effect]:
-        self._announced += 1
-        self._histories += len(row.history)
-        if self._announced > MAX_ROWS or self._histories > MAX_IDS:
-            raise LimitExceeded("more rows, or longer ones, are announced than a step may open")
-        return [ToEngine(row)]
 
     def _bootstrap(self, order: Bootstrap, now: float) -> list[Effect]:
         if not self._orders.take(now):
@@ -374,7 +365,6 @@ class Follower:
     def _step(self, step: Step, now: float) -> list[Effect]:
         if self._pipeline is None:
             return []
-        self._announced = self._histories = 0
         return self._act(self._pipeline.step(step), now)
 
     def _act(self, actions: list[pipeline.Action], now: float) -> list[Effect]:

@@ -22,12 +22,20 @@ from sealring_protocol.codec.messages import (
     Epoch,
     Failure,
     FailureKind,
+    Row,
     Spent,
     Step,
     StepDone,
 )
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
-from sealring_protocol.limits import ENTRY_WEIGHT, MAX_STEPS_WAITING, MAX_WEIGHT_WAITING
+from sealring_protocol.limits import (
+    ENTRY_WEIGHT,
+    HISTORY_WEIGHT,
+    MAX_IDS,
+    MAX_ROWS,
+    MAX_STEPS_WAITING,
+    MAX_WEIGHT_WAITING,
+)
 from sealring_protocol.table import Machine, Table
 
 
@@ -66,8 +74,10 @@ class Answered:
 Action = ToEngine | ToNext | ToRanks | Answered
 
 
-def weight(message: Step | StepDone) -> int:
+def weight(message: Step | StepDone | Row) -> int:
     """What *message* weighs while it waits, see `limits.MAX_WEIGHT_WAITING`."""
+    if isinstance(message, Row):
+        return ENTRY_WEIGHT * (1 + len(message.bias)) + HISTORY_WEIGHT * len(message.history)
     entries = len(message.ids)
     if isinstance(message, Step):
         changes = (message.save, message.evict, message.drop, message.open, message.join)
@@ -109,6 +119,23 @@ PIPELINE_TABLE: Final[Table[PipelineState, PipelineEvent]] = {
 }
 
 
+@attrs.define
+class _Announced:
+    """ROWs since the last step."""
+
+    rows: int = 0
+    ids: int = 0  # in their histories
+    weight: int = 0
+
+    def add(self, row: Row) -> None:
+        """*row* came. Raises `LimitExceeded` beyond what a step may open."""
+        self.rows += 1
+        self.ids += len(row.history)
+        self.weight += weight(row)
+        if self.rows > MAX_ROWS or self.ids > MAX_IDS:
+            raise LimitExceeded("more rows, or longer ones, are announced than a step may open")
+
+
 class FollowerPipeline:
     """A rank after the head: steps in from the rank before, out to the next. The *last* one, and
     every rank of tensor parallelism, answers them."""
@@ -120,13 +147,26 @@ class FollowerPipeline:
         self._state = Machine(PIPELINE_TABLE, PipelineState.RUNNING)
         self._next_n = 1
         self._working: deque[Step] = deque()  # given to the engine, not yet answered
-        self._weight = 0  # of these
+        self._weights: deque[int] = deque()  # of each of these, with the ROWs before it
+        self._weight = 0  # of all that waits
+        self._announced = _Announced()
         self._failure: Failure | None = None
 
     @property
     def working(self) -> int:
         """Steps that the engine has not answered."""
         return len(self._working)
+
+    def announce(self, row: Row) -> bool:
+        """The head said how to draw for *row*. False if that is not for the engine, as this rank
+        is broken. Raises `LimitExceeded` when more rows, or more of them, would wait than may."""
+        self._announced.add(row)
+        if self._state.state is PipelineState.BROKEN:
+            return False
+        self._weight += weight(row)
+        if self._weight > MAX_WEIGHT_WAITING:
+            raise LimitExceeded(f"rows and steps of {self._weight} bytes wait")
+        return True
 
     def step(self, step: Step) -> list[Action]:
         """The rank before sent *step* of this epoch.
@@ -140,6 +180,7 @@ class FollowerPipeline:
             raise RemoteProtocolError(f"a failure of rank {step.failed.rank} came down the chain")
         check_spent(step, self._rank)
         self._next_n += 1
+        announced, self._announced = self._announced, _Announced()
         if step.failed is not None and self._failure is None:
             self._failure = step.failed
         if self._state.fire(PipelineEvent.STEP) is PipelineState.BROKEN:
@@ -148,6 +189,7 @@ class FollowerPipeline:
             # Earlier steps are still in the engine; a broken rank answers all, in order.
             return [*self._break(), self._fail(step)]
         self._weight += weight(step)
+        self._weights.append(weight(step) + announced.weight)
         if len(self._working) >= MAX_STEPS_WAITING or self._weight > MAX_WEIGHT_WAITING:
             raise LimitExceeded(
                 f"step {step.n} came while {len(self._working)} waited, of {self._weight} bytes "
@@ -165,7 +207,8 @@ class FollowerPipeline:
             return self.failure(FailureKind.ENGINE_ERROR, "the engine answered out of order")
         if message.failed is not None:
             return self.failure(message.failed.kind, message.failed.message)
-        self._weight -= weight(self._working.popleft())
+        self._working.popleft()
+        self._weight -= self._weights.popleft()
         return [ToNext(message)]
 
     def failure(self, kind: FailureKind, message: str) -> list[Action]:
@@ -178,6 +221,7 @@ class FollowerPipeline:
         self._state.fire(PipelineEvent.FAILURE)
         actions: list[Action] = [self._fail(step) for step in self._working]
         self._working.clear()
+        self._weights.clear()
         self._weight = 0
         return actions
 

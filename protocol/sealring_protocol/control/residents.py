@@ -34,7 +34,7 @@ from sealring_protocol.control.room import GRAIN, Room, Shape
 from sealring_protocol.control.rows import LiveRow, SchedulerConfig
 from sealring_protocol.control.waiting import Waiting
 from sealring_protocol.errors import LocalProtocolError
-from sealring_protocol.limits import MAX_IDS
+from sealring_protocol.limits import MAX_IDS, MAX_ROW_WEIGHT
 
 _RESERVE: Final = 2 * GRAIN
 """Tokens that a row must have room to grow by when it is opened."""
@@ -272,10 +272,11 @@ class Residents:
                 return
 
     def _tells_too_much(self, row: LiveRow) -> bool:
-        """The next step opens others, and with *row* their histories would be too long."""
-        told = [len(other.tokens) for other in self.new() if other.request.sampling.penalised]
-        more = len(row.tokens) if row.request.sampling.penalised else 0
-        return bool(told and more) and sum(told) + more > MAX_IDS
+        """The next step opens others, and with *row* their ROWs would tell or weigh too much."""
+        others = self.new()
+        told = sum(other.told for other in others) + row.told
+        heavy = sum(other.row_weight for other in others) + row.row_weight
+        return bool(others) and (told > MAX_IDS or heavy > MAX_ROW_WEIGHT)
 
     def _open(self, row: LiveRow) -> bool:
         """Begin to read *row* in, if there is room for it."""

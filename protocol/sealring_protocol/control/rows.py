@@ -5,7 +5,9 @@ from __future__ import annotations
 import attrs
 
 from sealring_protocol.codec.messages import Epoch, Row, Step, Work
+from sealring_protocol.control.pipeline import weight
 from sealring_protocol.control.requests import Request, RowEvent, RowOpened, RowState, row_machine
+from sealring_protocol.limits import HISTORY_WEIGHT
 from sealring_protocol.table import Machine
 
 
@@ -61,6 +63,16 @@ class LiveRow:
             return attrs.evolve(asked, uid=self.uid)
         history = tuple(self.tokens)
         return attrs.evolve(asked, uid=self.uid, history=history, generated=self.emitted)
+
+    @property
+    def told(self) -> int:
+        """Token ids in the history that its ROW tells."""
+        return len(self.tokens) if self.request.sampling.penalised else 0
+
+    @property
+    def row_weight(self) -> int:
+        """What its ROW weighs."""
+        return weight(self.request.sampling) + HISTORY_WEIGHT * self.told
 
     @property
     def emitted(self) -> int:

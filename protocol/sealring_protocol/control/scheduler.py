@@ -60,6 +60,7 @@ from sealring_protocol.control.rows import Flight, LiveRow, Loss, Planned, Sched
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.limits import (
     ENTRY_WEIGHT,
+    MAX_ROW_WEIGHT,
     MAX_ROWS,
     MAX_SEALED_BODY,
     MAX_STEPS_WAITING,
@@ -279,7 +280,7 @@ class Scheduler:
             return False
         tokens = max(self.config.chunk, self.config.rows)
         hidden = min(tokens * self.config.hidden_bytes, MAX_SEALED_BODY)
-        heaviest = hidden + tokens * ENTRY_WEIGHT + _LISTS
+        heaviest = hidden + tokens * ENTRY_WEIGHT + _LISTS + MAX_ROW_WEIGHT
         waiting = sum(flight.weight for flight in self._flights.values())
         return len(self._flights) >= MAX_STEPS_WAITING or waiting + heaviest > MAX_WEIGHT_WAITING
 
@@ -360,6 +361,7 @@ class Scheduler:
         flight = self._flight(work, now)
         tokens = work.count if isinstance(work, Prefill) else len(flight.uids)
         heavy = weight(step) + tokens * self.config.hidden_bytes
+        heavy += sum(row.row_weight for row in opened)
         self._flights[self._n] = attrs.evolve(flight, weight=heavy)
         rows = tuple(row.sampling for row in opened)
         told = tuple(RowOpened(row.uid, len(row.tokens), row.kept) for row in opened)

@@ -9,7 +9,14 @@
 import { isDeepStrictEqual } from "node:util";
 
 import { must } from "./failure.js";
-import { ENTRY_WEIGHT, MAX_IDS, MAX_ROWS, MAX_STEPS_WAITING, MAX_WEIGHT_WAITING } from "./limits.js";
+import {
+  ENTRY_WEIGHT,
+  HISTORY_WEIGHT,
+  MAX_IDS,
+  MAX_ROWS,
+  MAX_STEPS_WAITING,
+  MAX_WEIGHT_WAITING,
+} from "./limits.js";
 import { BACKEND } from "./messages.js";
 import { PURPOSE } from "./roles.js";
 
@@ -60,8 +67,8 @@ export class Rank {
   #working = [];
   /** What each of them weighs. @type {number[]} */
   #weights = [];
-  /** ROWs since the last STEP, and the token ids in their histories. */
-  #rows = { count: 0, ids: 0 };
+  /** ROWs since the last STEP, the token ids in their histories, and what they weigh. */
+  #rows = { count: 0, ids: 0, weight: 0 };
   #next = 1n;
   /** @type {Failed | null} */
   #failure = null;
@@ -100,9 +107,17 @@ export class Rank {
   #row(row) {
     this.#rows.count += 1;
     this.#rows.ids += row.history.length;
+    this.#rows.weight += HISTORY_WEIGHT * row.history.length + ENTRY_WEIGHT * (1 + row.bias.length);
     const { count, ids } = this.#rows;
     must(count <= MAX_ROWS && ids <= MAX_IDS, "more than a step may open [TP-09]", "LIMIT_EXCEEDED");
+    if (this.#failure) return;
+    must(this.#waiting() <= MAX_WEIGHT_WAITING, "more rows wait than may [TP-09]", "LIMIT_EXCEEDED");
     this.toEngine.push(row);
+  }
+
+  /** What waits for the engine weighs this, the ROWs since the last STEP among it. */
+  #waiting() {
+    return this.#weights.reduce((sum, each) => sum + each, this.#rows.weight);
   }
 
   /** @param {Message} message of the own engine */
@@ -257,14 +272,14 @@ export class Rank {
     must(step.n === this.#next, "a gap, or a step again [ST-01]");
     must(step.spent.length <= this.#place, "times of more ranks than are before it [ST-06]");
     this.#next += 1n;
-    this.#rows = { count: 0, ids: 0 };
+    const announced = this.#rows.weight;
+    this.#rows = { count: 0, ids: 0, weight: 0 };
     if (this.#failure) {
       this.#answer(step.n, this.#failure);
     } else {
       this.#working.push(step.n);
-      this.#weights.push(weigh(step));
-      const weight = this.#weights.reduce((sum, each) => sum + each, 0);
-      const fits = this.#working.length <= MAX_STEPS_WAITING && weight <= MAX_WEIGHT_WAITING;
+      this.#weights.push(weigh(step) + announced);
+      const fits = this.#working.length <= MAX_STEPS_WAITING && this.#waiting() <= MAX_WEIGHT_WAITING;
       must(fits, "more steps wait than may [ST-04]", "LIMIT_EXCEEDED");
       this.toEngine.push(step);
     }
