@@ -18,7 +18,13 @@ from sealring_protocol.connections import Connection, Down, News
 from sealring_protocol.control.contacts import Contacts, Key
 from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.custody import Custody
-from sealring_protocol.errors import CloseCode, LocalProtocolError, PeerTimeout, SealringError
+from sealring_protocol.errors import (
+    CloseCode,
+    ConnectionLost,
+    LocalProtocolError,
+    PeerTimeout,
+    SealringError,
+)
 from sealring_protocol.events import Dial, Hangup, NodeEvent
 from sealring_protocol.keepalive import Patience
 from sealring_protocol.limits import LONGEST_PATIENCE, PING_TIMEOUT
@@ -179,7 +185,7 @@ class LinkBook(abc.ABC):
             self.events.extend(outs)
         if key is None or key[0] not in self.config.roster.roster:
             if connection.source:
-                self.events += self.strangers.refused(connection.source, error, now)
+                self.events += self._turned_away(connection.source, error, now)
         elif told:
             self._news.append(Down(self._rank(key), key[1], str(error)))
         elif not connection.up:
@@ -188,6 +194,12 @@ class LinkBook(abc.ABC):
             )
             known = code in NO_FAULT or self._book.again((*key, connection.dialed))
             self.events.append(Note(Level.DEBUG if known else Level.WARNING, text))
+
+    def _turned_away(self, source: str, error: SealringError, now: float) -> list[Note]:
+        """What to say of a connection from *source* that got no further than *error*."""
+        if isinstance(error, ConnectionLost):  # its own end: members give up dials, too
+            return [Note(Level.DEBUG, f"a connection from {source} is over: {error}")]
+        return self.strangers.refused(source, error, now)
 
     def _forget(self, connection: Connection, key: Key, now: float) -> bool:
         """Take a connection out of the books. True if it was the link of its key."""

@@ -31,7 +31,7 @@ from sealring_protocol.control.effects import Effect, Level, Note, ToEngine
 from sealring_protocol.control.follower import Follower, FollowerConfig
 from sealring_protocol.control.head import Head, HeadConfig
 from sealring_protocol.control.pipeline import Answered, FollowerPipeline, HeadPipeline, weight
-from sealring_protocol.control.requests import Request
+from sealring_protocol.control.requests import FinishReason, Request
 from sealring_protocol.control.rows import SchedulerConfig
 from sealring_protocol.control.scheduler import Scheduler
 from sealring_protocol.control.tensor import TensorLeader
@@ -356,6 +356,31 @@ def test_times_of_more_ranks_than_are_never_reach_an_engine_that_adds_its_own() 
     leader.begin(step)
     with pytest.raises(RemoteProtocolError):
         leader.done(1, StepDone(EPOCH, 1, ids=(7,), spent=TIMES * 3))
+
+
+@pytest.mark.parametrize("wrong", [{"ids": (7,)}, {"spent": TIMES * 9}], ids=str)
+def test_a_request_whose_answers_are_wrong_each_time_is_given_up_within_seconds(
+    wrong: dict[str, object],
+) -> None:
+    """Whether the answer fails its step or ends its link: it held the ring for minutes."""
+    cluster = Cluster(3, 1)
+    cluster.run_until(lambda: cluster.ready)
+    last = cluster.hosts["host2"].node.brain
+    assert isinstance(last, Follower)
+    honest = last._engine_answered
+
+    def answered(message: Step | StepDone, now: float) -> list[Effect]:
+        return honest(attrs.evolve(message, **wrong), now)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(last, "_engine_answered", answered)
+        uid = cluster.submit(Request((5,) * 9, 6))
+        cluster.run_until(lambda: cluster.all_done, 10)
+    assert cluster.done[uid].reason is FinishReason.FAILED
+    assert "tries; the last, on rank 2: " in cluster.done[uid].message
+    uid = cluster.submit(Request((5,) * 9, 6))
+    cluster.run_until(lambda: cluster.all_done, 10)
+    assert cluster.done[uid].reason is FinishReason.LENGTH
 
 
 def away(brain: Head) -> list[int]:

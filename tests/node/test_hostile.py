@@ -62,15 +62,14 @@ def test_one_tensor_that_does_not_open_costs_one_epoch(rank):
     assert started(cluster) == 2
 
 
-def test_a_rank_that_fails_every_step_costs_a_try_every_few_seconds_and_then_the_request():
+def test_a_rank_that_answers_every_step_wrongly_costs_a_few_tries_and_then_the_request():
     cluster = ready()
     cluster.hosts["host1"].engine.spoil = 10**9
     uid = cluster.submit(Request((4, 5, 6), 9))
-    cluster.run_for(20.0)
-    assert started(cluster) < 12
-    cluster.run_until(lambda: cluster.all_done, 600)
+    cluster.run_until(lambda: cluster.all_done, 10)
+    assert started(cluster) < 9
     assert cluster.done[uid].reason is FinishReason.FAILED
-    assert "given up after 33 tries" in cluster.done[uid].message
+    assert "given up after 7 tries" in cluster.done[uid].message
 
 
 def test_a_rank_that_presents_itself_for_ever_is_cut_off():

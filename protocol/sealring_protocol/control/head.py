@@ -61,6 +61,7 @@ class Head(HeadEpochs):
     def __init__(self, config: HeadConfig, now: float = 0.0) -> None:
         super().__init__(config, now)
         self._presentations = [TokenBucket(PRESENTATIONS_PER_SECOND, 0.0) for _ in config.names]
+        self._wrong: set[int] = set()  # ranks whose link ends for what they sent
 
     def inherit(self, scheduler: Scheduler | None) -> None:
         """Go on with the requests in *scheduler*, that of the head before, which has retired."""
@@ -192,6 +193,8 @@ class Head(HeadEpochs):
     def link_down(self, rank: int, purpose: Purpose, reason: str, now: float) -> list[Effect]:
         """It is gone."""
         name = self._config.names[rank]
+        cause = FailureKind.INTEGRITY if rank in self._wrong else FailureKind.LINK_LOST
+        self._wrong.discard(rank)
         if purpose is Purpose.CONTROL:
             text = f"rank {rank} ({name}) is gone: {reason}"
             note = Note(Level.WARNING, text)
@@ -214,10 +217,17 @@ class Head(HeadEpochs):
         if purpose is Purpose.TUNNEL and self._machine is None:
             failed = Failure(0, FailureKind.LINK_LOST, f"a tunnel broke: {reason}")
             return [note, *self._refused(0, failed, now)]
-        return [note, *self._lost(Failure(rank, FailureKind.LINK_LOST, reason), now)]
+        return [note, *self._lost(Failure(rank, cause, reason), now)]
 
     def message(self, rank: int, purpose: Purpose, message: Message, now: float) -> list[Effect]:
         """*rank* sent *message*. Raises `RemoteProtocolError` if it may not be."""
+        try:
+            return self._message(rank, purpose, message, now)
+        except RemoteProtocolError:
+            self._wrong.add(rank)
+            raise
+
+    def _message(self, rank: int, purpose: Purpose, message: Message, now: float) -> list[Effect]:
         match message:
             case Ready(epoch=epoch) if epoch == NO_EPOCH:
                 if not self._presentations[rank].take(now):

@@ -75,8 +75,9 @@ _NO_MEMORY: Final = (
     ". That rank has too little memory for this request, even alone: shorten the prompt, lower "
     "max_tokens, or give the rank more"
 )
-_STALLS: Final = {FailureKind.DEADLINE: 8}
-"""What a lost step counts, if not one: a deadline has cost minutes."""
+_STALLS: Final = {FailureKind.DEADLINE: 8, FailureKind.INTEGRITY: 5, FailureKind.LEDGER: 5}
+"""What a lost step counts, if not one: a deadline has cost minutes, and a rank that answers wrongly
+will again. A link that breaks comes back."""
 
 _MIN_CHUNK: Final = 16
 _OVERTAKES: Final = 2
