@@ -239,10 +239,11 @@ class _Worker:
             with trio.CancelScope(shield=True), trio.move_on_after(GRACE):
                 await self._settle()
             raise
+        answer = _answer(told)
         self.usable = True
-        if "refused" in told:
-            raise Refused(told["refused"])
-        return told["done"], data
+        if isinstance(answer, Refused):
+            raise answer
+        return answer, data
 
     async def _converse(self, frame: bytes) -> tuple[dict[str, Any], bytes]:
         stage, began = "reading the job", trio.current_time()
@@ -253,13 +254,15 @@ class _Worker:
             raise Lost("it does not read") from None
         except trio.BrokenResourceError:
             raise self._death(stage) from None
-        limit = ACCEPT_SECONDS
+        limit, stages = ACCEPT_SECONDS, dict(STAGE_SECONDS)
         while True:
             told, data = await self._frame(stage, began + limit)
             if "stage" not in told:
                 return told, data
-            stage, began = told["stage"], trio.current_time()
-            limit = STAGE_SECONDS[stage]
+            stage, began = str(told["stage"]), trio.current_time()
+            if stage not in stages:
+                raise Lost("the text worker began a stage that was not next")
+            limit = stages.pop(stage)  # once a job, or it would never end
 
     async def _settle(self) -> None:
         """Let the job of a caller who has left finish."""
@@ -280,7 +283,7 @@ class _Worker:
                 if end > MAX_FRAME:
                     raise Lost("it said more than it may")
                 if len(held) >= end:
-                    told = json.loads(held[SIZES.size : SIZES.size + text])
+                    told = _read(held[SIZES.size : SIZES.size + text])
                     rest = bytes(memoryview(held)[SIZES.size + text : end])
                     del held[:end]
                     return told, rest
@@ -324,3 +327,24 @@ class _Worker:
         self.process.kill()
         self.stream.socket.close()
         return self.process
+
+
+def _read(text: bytearray) -> dict[str, Any]:
+    """The object in *text*. Raises `Lost`: a worker that was taken over says anything."""
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        raise Lost("the text worker said what is no message")
+    return told
+
+
+def _answer(told: Mapping[str, Any]) -> dict[str, Any] | Refused:
+    """What came of a job. Raises `Lost` if that is not in *told*."""
+    refused, done = told.get("refused"), told.get("done")
+    if isinstance(refused, dict):
+        return Refused(refused)
+    if isinstance(done, dict):
+        return done
+    raise Lost("the text worker gave no answer")

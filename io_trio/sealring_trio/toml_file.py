@@ -22,6 +22,12 @@ Key = tuple[str | int, ...]
 _HEADER: Final = re.compile(r"\s*(\[\[?)\s*([\w.-]+)\s*\]\]?\s*(?:#.*)?")
 _ASSIGNMENT: Final = re.compile(r"\s*([\w-]+)\s*=")
 
+MAX_PARTS: Final = 64
+"""Parts of a dotted key: what `tomllib` takes for one grows with their square."""
+
+_PART: Final = r"(?:(?<![\w-])[\w-]+|\"[^\"\n]*\"|'[^'\n]*')"
+_LONG_KEY: Final = re.compile(rf"{_PART}(?:[ \t]*\.[ \t]*{_PART}){{{MAX_PARTS}}}")
+
 
 def read_toml(path: Path, model: type[M], purpose: str) -> M:
     """The file at *path* as a *model*. *purpose* names the kind of file in messages.
@@ -29,6 +35,12 @@ def read_toml(path: Path, model: type[M], purpose: str) -> M:
     Raises `UserError` for a file that is missing, unreadable, not TOML, or not a *model*.
     """
     text = read_text(path, purpose)
+    if long := _LONG_KEY.search(text):
+        line = text.count("\n", 0, long.start()) + 1
+        raise UserError(
+            f"{path}, line {line}: a key of more than {MAX_PARTS} parts",
+            "Leave out what is not a setting of this file.",
+        )
     try:
         values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # the latter where it is nested too deep

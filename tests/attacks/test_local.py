@@ -9,6 +9,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,26 @@ def test_no_process_runs_code_of_the_folder_in_which_it_is_started(tmp_path: Pat
     )
     assert json.loads(done.stdout)["identical"], done.stderr
     assert not (tmp_path / "was-run").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ".".join("a" * 50_000) + " = 1",
+        "[" + ".".join("a" * 50_000) + "]",
+        "[" + " . ".join(['"a"'] * 30_000) + "]",
+        "x = {" + ".".join(["'a'", "b"] * 20_000) + " = 1}",
+    ],
+    ids=["key", "table", "quoted", "inline"],
+)
+def test_a_key_of_very_many_parts_is_refused_at_once(tmp_path: Path, text: str) -> None:
+    """What `tomllib` takes for one grows with the square of its parts."""
+    file = tmp_path / "node.toml"
+    file.write_text("# ...\n" + text + "\n")
+    began = time.process_time()
+    with pytest.raises(UserError, match=r"line 2: a key of more than 64 parts"):
+        load_config(file)
+    assert time.process_time() - began < 5.0
 
 
 # ------------------------------------------------------------------ model folders

@@ -21,7 +21,7 @@ from sealring_trio.api import gate
 from sealring_trio.api.keys import KEY_FILE, ApiKeys, new_key, revoke_key
 from sealring_trio.api.kinds import CallReader, Hands
 from sealring_trio.api.parsing import MAX_CALL
-from sealring_trio.text_frames import CALL, Crowded, Exceeded, Lost, Refused
+from sealring_trio.text_frames import CALL, SIZES, Crowded, Exceeded, Lost, Refused
 from sealring_trio.text_worker import TextWorkers
 
 SHARING = ["connection", "off", "everyone"]
@@ -245,6 +245,35 @@ async def test_large_bodies_are_read_beside_the_ring_one_at_a_time() -> None:
         assert (
             await outcome(texts, "completion", bytes(text_worker.MAX_WAITING + 1))
         ) == "Crowded: "
+
+
+def frame(text: bytes) -> bytes:
+    return SIZES.pack(len(text), 0) + text
+
+
+SAYINGS = {
+    "deep": frame(b"[" * 1_000_000),
+    "no JSON": frame(b"\xff"),
+    "no object": frame(b"1"),
+    "nothing": frame(b"{}"),
+    "no fields": frame(b'{"refused": 1}'),
+    "no answer": frame(b'{"done": [1]}'),
+    "an unknown stage": frame(b'{"stage": "rest"}'),
+    "no stage": frame(b'{"stage": [1]}'),
+    "a stage without end": frame(b'{"stage": "%s"}' % CALL.encode()) * 2,
+}
+
+
+@pytest.mark.parametrize("says", SAYINGS.values(), ids=SAYINGS)
+async def test_a_worker_that_was_taken_over_is_ended_and_its_caller_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: bytes
+) -> None:
+    monkeypatch.setattr(text_worker, "MODULE", "tests.attacks.taken_text_worker")
+    (tmp_path / "says").write_bytes(says)
+    async with workers(tmp_path) as texts:
+        assert (await outcome(texts, "chat", b"")).startswith("Lost: the text worker ")
+        (tmp_path / "says").write_bytes(frame(b'{"done": {"by": "another"}}'))
+        assert await outcome(texts, "chat", b"") == "{'by': 'another'}"
 
 
 async def test_a_prompt_that_cannot_fit_is_refused_by_its_length() -> None:
