@@ -114,6 +114,7 @@ class Relay:
         self._right = (rank + 1) % world
         self._streams: dict[int, _Stream] = {}
         self._alive: set[_Stream] = set()
+        self._opened = False  # the left neighbour's stream, which begins once
         self._listening = trio.CancelScope()
         self._place: Loopback | Port
         if sealed:
@@ -145,7 +146,9 @@ class Relay:
             return
         match message.event:
             case TunnelEvent.OPEN:
-                if number == self._left:
+                # Its relay takes one connection. A task for each OPEN would have no bound.
+                if number == self._left and not self._opened:
+                    self._opened = True
                     self._begin(number, rank, None)
             case TunnelEvent.DATA:
                 if (stream := self._streams.get(number)) and not self._give(stream, message.data):
@@ -221,8 +224,6 @@ class Relay:
 
     def _begin(self, number: int, rank: int, sock: socket.socket | None) -> None:
         """Carry stream *number* over *sock*, or over a connection that is yet to be made."""
-        if before := self._streams.get(number):
-            self._end(before)
         stream = self._streams[number] = _Stream(number, rank)
         self._alive.add(stream)
         self._owner.spawn(self._serve, stream, sock)

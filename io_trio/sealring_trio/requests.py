@@ -179,7 +179,12 @@ class Requests:
                 f"the prompt cannot be read: {error}", "Try --raw, which leaves the template out."
             ) from None
         ids = array("I")
-        ids.frombytes(data)
+        try:
+            ids.frombytes(data)
+        except ValueError:
+            raise OperationError(
+                "the prompt cannot be read: the text worker gave no ids", "Try again."
+            ) from None
         return tuple(ids)
 
 

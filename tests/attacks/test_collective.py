@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import trio
+import trio.testing
 from sealring_model import tiny
 from sealring_protocol.codec.local_messages import EngineInfo
+from sealring_protocol.codec.messages import Tunnel, TunnelEvent
 from sealring_trio.engine import Engine
 from sealring_trio.engine_process import EngineCommand
 from sealring_trio.local_ring import local_ring
@@ -27,6 +29,7 @@ from sealring_trio.loopback import LOOPBACK, SharedLoopback
 from sealring_trio.namespace import NoNamespace, why_not
 
 from tests.io_trio.test_engine_supervisor import FAKE, Owner
+from tests.io_trio.test_relay import CLOSE, EPOCH, OPEN, sides
 from tests.networks import own_network
 
 needs_root = pytest.mark.skipif(
@@ -104,6 +107,23 @@ def test_another_user_gets_into_no_collective(
     assert [state["engine_restarts"] for state in states] == [0] * ranks
     assert states[0][told] == "tp" or states[0][told]["size"] == 2
     assert len(ports) >= ranks  # he was there: where the nodes listen for each other
+
+
+@pytest.mark.parametrize("again", [[OPEN], [CLOSE, OPEN]], ids=["open", "close and open"])
+async def test_a_neighbour_that_opens_its_stream_again_and_again_begins_one(
+    again: list[TunnelEvent],
+) -> None:
+    async with sides() as (near, far), trio.open_nursery() as nursery:
+        far.relays.prepare(EPOCH, 1, 2, sealed=True)
+        far.spawn = nursery.start_soon  # type: ignore[method-assign]
+        with far.guard.lock:
+            for event in [OPEN, *again * 1000]:
+                far.relays.message(0, Tunnel(EPOCH, 0, event))
+        assert len(nursery.child_tasks) == 1
+        await trio.testing.wait_all_tasks_blocked()
+        assert far.sent == []
+        assert near.sent == []
+        nursery.cancel_scope.cancel()
 
 
 @needs_namespaces

@@ -21,6 +21,7 @@ from sealring_trio.api import gate
 from sealring_trio.api.keys import KEY_FILE, ApiKeys, new_key, revoke_key
 from sealring_trio.api.kinds import CallReader, Hands
 from sealring_trio.api.parsing import MAX_CALL
+from sealring_trio.errors import OperationError
 from sealring_trio.text_frames import CALL, SIZES, Crowded, Exceeded, Lost, Refused
 from sealring_trio.text_worker import TextWorkers
 
@@ -274,6 +275,17 @@ async def test_a_worker_that_was_taken_over_is_ended_and_its_caller_told(
         assert (await outcome(texts, "chat", b"")).startswith("Lost: the text worker ")
         (tmp_path / "says").write_bytes(frame(b'{"done": {"by": "another"}}'))
         assert await outcome(texts, "chat", b"") == "{'by': 'another'}"
+
+
+@pytest.mark.parametrize("begins", [SAYINGS["deep"], SAYINGS["no object"]], ids=["deep", "no"])
+async def test_a_worker_that_begins_with_what_is_no_message_ends_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: bytes
+) -> None:
+    monkeypatch.setattr(text_worker, "MODULE", "tests.attacks.taken_text_worker")
+    (tmp_path / "begins").write_bytes(begins)
+    async with workers(tmp_path) as texts:
+        with pytest.raises(OperationError, match=r"no text worker starts: .* no message"):
+            await outcome(texts, "chat", b"")
 
 
 async def test_a_prompt_that_cannot_fit_is_refused_by_its_length() -> None:

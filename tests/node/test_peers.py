@@ -8,7 +8,7 @@ from sealring_protocol.peers import STEADY_SECONDS, Fault
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import sign_roster
 
-from tests.sim.cluster import COORDINATOR, Cluster, make_roster
+from tests.sim.cluster import COORDINATOR, WALL, Cluster, make_roster
 
 CONTROL = Purpose.CONTROL
 
@@ -55,6 +55,24 @@ def test_nodes_of_other_clusters_end_their_handshakes_without_a_word():
         (stranger,) = host.node.facts(made.now).strangers
         assert stranger.reason == "INIT is not for this node of this cluster"
         assert stranger.count > 2
+
+
+def test_a_connection_that_ends_of_itself_was_not_refused():
+    """Members give up dials, too."""
+    made = Cluster(2, 3)
+    made.run_until(lambda: made.ready)
+    node = made.head.node
+    for data in (b"", b"\1"):
+        number = node.accepted("10.0.0.2", bytes(96), made.now, WALL)
+        if data:
+            node.receive_data(number, data, made.now)
+        node.receive_eof(number, made.now)
+        made.settle(made.head)
+    assert node.facts(made.now).strangers == []
+    number = node.accepted("10.0.0.2", bytes(96), made.now, WALL)
+    node.receive_data(number, b"GET / HTTP/1.1\r\n", made.now)
+    (stranger,) = node.facts(made.now).strangers
+    assert (stranger.source, stranger.count) == ("10.0.0.2", 1)
 
 
 def test_links_that_come_and_go_in_good_order_are_no_trouble():
