@@ -63,13 +63,13 @@ def test_a_connection_that_ends_of_itself_was_not_refused():
     made.run_until(lambda: made.ready)
     node = made.head.node
     for data in (b"", b"\1"):
-        number = node.accepted("10.0.0.2", bytes(96), made.now, WALL)
+        number = node.accepted("10.0.0.2", bytes(32), made.now, WALL)
         if data:
             node.receive_data(number, data, made.now)
         node.receive_eof(number, made.now)
         made.settle(made.head)
     assert node.facts(made.now).strangers == []
-    number = node.accepted("10.0.0.2", bytes(96), made.now, WALL)
+    number = node.accepted("10.0.0.2", bytes(32), made.now, WALL)
     node.receive_data(number, b"GET / HTTP/1.1\r\n", made.now)
     (stranger,) = node.facts(made.now).strangers
     assert (stranger.source, stranger.count) == ("10.0.0.2", 1)
