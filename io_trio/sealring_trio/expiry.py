@@ -22,7 +22,8 @@ log = logging.getLogger("sealring")
 DAY: Final = 86_400.0
 HOUR: Final = 3600.0
 _MARKS: Final = (*(days * DAY for days in range(14, 0, -1)), HOUR, 0.0)
-_LOOK: Final = 60.0  # seconds between looks at the wall clock, which may be set at any time
+_LOOK: Final = 60.0  # most seconds between looks at the wall clock, which may be set at any time
+_PAST: Final = 0.01  # seconds by which a mark has passed when it is looked at
 
 _ADVICE: Final = (
     "Sign it again (sealring roster renew), and give it to any one node (sealring roster install): "
@@ -68,10 +69,22 @@ class Expiry:
         )
 
 
-async def watch_expiry(roster: Callable[[], Roster], wall_ms: Callable[[], int]) -> None:
-    """Log what is to be said of the *roster* in force, for ever."""
+def until_next(roster: Roster, wall_ms: int) -> float:
+    """Seconds until it is worth looking again."""
+    seconds = seconds_left(roster, wall_ms)
+    ahead = (seconds - mark + _PAST for mark in _MARKS if seconds > mark)
+    return min((_LOOK, *ahead))
+
+
+async def watch_expiry(
+    roster: Callable[[], Roster], wall_ms: Callable[[], int], changed: Callable[[], trio.Event]
+) -> None:
+    """Log what is to be said of the *roster* in force, for ever; the event that *changed* gives is
+    set when another is."""
     expiry = Expiry()
     while True:
+        newer = changed()
         if told := expiry.due(roster(), wall_ms()):
             log.warning("%s", told)
-        await trio.sleep(_LOOK)
+        with trio.move_on_after(until_next(roster(), wall_ms())):
+            await newer.wait()

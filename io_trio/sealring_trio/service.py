@@ -230,7 +230,12 @@ async def serve(prepared: Prepared, lifeline: int | None) -> None:
         await nursery.start(runtime.run)
         nursery.start_soon(_serve_texts, generator)
         _tell_where(runtime, config)
-        nursery.start_soon(watch_expiry, lambda: runtime.node.roster.roster, wall_ms)
+        nursery.start_soon(
+            watch_expiry,
+            lambda: runtime.node.roster.roster,
+            wall_ms,
+            lambda: runtime.roster_changed,
+        )
         await _until_stopped(lifeline, generator, api, config.drain)
         log.info("stopping: closing the links")
         runtime.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from sealring_trio.expiry import DAY, HOUR, Expiry, left, seconds_left
+from sealring_trio.expiry import DAY, HOUR, Expiry, left, seconds_left, until_next
 
 from tests.sim.cluster import WALL, make_roster
 
@@ -50,3 +50,13 @@ def test_what_is_shown() -> None:
     assert left(ROSTER, at(88.5)) == "88 days left"
     assert left(ROSTER, at(2 / 24)) == "2 hours left"
     assert left(ROSTER, at(-3)) == "expired 3 days ago"
+
+
+@pytest.mark.parametrize(
+    ("days", "seconds"), [(20, 60), (13 + 5 / DAY, 5), (2 / DAY, 2), (0, 60), (-3, 60)]
+)
+def test_it_is_looked_at_when_a_mark_passes_and_each_minute(days: float, seconds: float) -> None:
+    wait = until_next(ROSTER, at(days))
+    assert wait == pytest.approx(seconds, abs=0.05)
+    if 0 < wait < 60:
+        assert seconds_left(ROSTER, at(days) + int(1000 * wait) + 1) < days * DAY - seconds

@@ -21,13 +21,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -108,13 +109,22 @@ class Machine:
         """The network from here to *other*; change it at any time."""
         return self._cable.ways[self.index, other.index]
 
+    def lose_route_to(self, other: Machine) -> None:
+        """Have no route to *other*, until `find_route_to`."""
+        _ip("-n", self.namespace, "route", "add", "unreachable", other.address)
+
+    def find_route_to(self, other: Machine) -> None:
+        """Undo `lose_route_to`."""
+        _ip("-n", self.namespace, "route", "delete", "unreachable", other.address)
+
     # ------------------------------------------------------------- its node
 
-    def start(self, *flags: str) -> None:
-        """Start its node with *flags* of `sealring up`. It may not be up yet."""
+    def start(self, *flags: str, place: Mapping[str, str] = {}) -> None:
+        """Start its node with *flags* of `sealring up`, and *place* in its environment besides. It
+        may not be up yet."""
         self.stop()
         with self.inside():
-            self._node = self._running.enter_context(running_node(self.config, flags))
+            self._node = self._running.enter_context(running_node(self.config, flags, place))
 
     def stop(self) -> None:
         """End its node in good order, if it runs."""
@@ -193,6 +203,55 @@ class Machine:
     def status(self) -> dict[str, Any]:
         """What `sealring status --json` says there."""
         return self.node.status()
+
+    def told(self) -> dict[str, str]:
+        """What its node answers to the question why it does not serve, by where it is asked."""
+        found = {
+            "status": self.run("status", "--config", self.config).out,
+            "status --json": _texts(self.status()["why"]),
+        }
+        if self.index == 0:
+            health, cluster = (self.http("GET", path).json() for path in ("/health", "/v1/cluster"))
+            found |= {
+                "the faults of /health": "\n".join(health["faults"]),
+                "/health": _texts(health["why"]),
+                "/v1/cluster": _texts(cluster["why"]),
+                "the answer to a request": self.ask("Hello.", max_tokens=4).text,
+            }
+        return found
+
+    def wait_until_told(self, pattern: str) -> None:
+        """Wait until its log, and then each answer that `told` gives, has a match of *pattern*."""
+        self.wait_for(lambda: re.search(pattern, self.log), f"'{pattern}' in the log")
+        self.wait_until_answered(pattern)
+
+    def wait_until_answered(self, pattern: str) -> None:
+        """Wait until each answer that `told` gives has a match of *pattern*."""
+        until = time.monotonic() + PATIENCE
+        while silent := {w: t for w, t in self.told().items() if not re.search(pattern, t)}:
+            assert time.monotonic() < until, f"{self.name}: no '{pattern}' in {silent}"
+            time.sleep(0.05)
+
+    def wait_until_nothing_is_told(self) -> None:
+        """Wait until its node serves, and says of nothing that it is in the way."""
+
+        def clear() -> bool:
+            facts = self.status()
+            return not facts["why"] and not any(peer["trouble"] for peer in facts["peers"])
+
+        self.wait_for(clear, "end of what is in the way")
+        assert "not serving" not in self.run("status", "--config", self.config).out
+        if self.index == 0:
+            self.wait_for_health()
+            health, cluster = (self.http("GET", path).json() for path in ("/health", "/v1/cluster"))
+            assert (health["faults"], health["why"], cluster["why"]) == ([], [], [])
+            assert not any(rank["trouble"] for rank in cluster["ranks"])
+            assert self.ask("Hello.", max_tokens=4).status_code == 200
+
+    def wait_for_health(self) -> None:
+        """Wait until the ring serves requests at this machine, the head."""
+        self.wait_for_log("the API is at")
+        self.wait_for(lambda: self.http("GET", "/health").status_code == 200, "good health")
 
     def wait_for_log(self, text: str, seconds: float = PATIENCE) -> None:
         """Wait until its node has logged *text*."""
@@ -280,6 +339,10 @@ def _write_roster(base: Path, made: list[Machine], keys: dict[str, str | int | f
             api=f"127.0.0.1:{API_PORT}",
             **{"strategy": "pp", **keys},
         )
+
+
+def _texts(why: list[dict[str, Any]]) -> str:
+    return "\n".join(obstacle["text"] for obstacle in why)
 
 
 def _cli(*arguments: str | Path) -> None:
