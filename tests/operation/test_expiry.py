@@ -15,7 +15,7 @@ from sealring_trio.key_files import read_key
 from tests.io_trio.helpers import sealring
 from tests.operation.machines import Machine, machines
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 LIFETIME_MS = 4000
 WARNING = r"WARNING.*roster 2 has \d s left: all links end on .*sealring roster renew"

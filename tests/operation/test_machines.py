@@ -10,7 +10,7 @@ import pytest
 from tests.operation.machines import PORT, machines
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_ring_of_two_machines_answers() -> None:
     with machines(2) as (desk, shelf):
         for way in (desk.way_to(shelf), shelf.way_to(desk)):
@@ -30,7 +30,7 @@ def test_a_ring_of_two_machines_answers() -> None:
             assert time.monotonic() - begun > 0.02  # there and back
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_machine_comes_back_and_a_full_disk_stays_its_own() -> None:
     with machines(2) as (desk, shelf):
         desk.start()
@@ -45,7 +45,7 @@ def test_a_killed_machine_comes_back_and_a_full_disk_stays_its_own() -> None:
         assert desk.ask("Hello.", max_tokens=4).status_code == 200
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_firewall_lets_one_side_open_connections() -> None:
     with machines(2) as (desk, shelf):
         desk.way_to(shelf).opens = False

@@ -12,7 +12,7 @@ import pytest
 from tests.operation.machines import Machine, machines
 from tests.operation.test_rosters import Stream, whole
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 TOPS = (  # of control groups, with the files of a group's limit and of what it uses
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),

@@ -9,7 +9,7 @@ import pytest
 from tests.operation.machines import machines
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_ring_whose_last_rank_nobody_can_dial() -> None:
     with machines(3) as (desk, shelf, den):
         for near in (desk, shelf):
@@ -20,7 +20,7 @@ def test_a_ring_whose_last_rank_nobody_can_dial() -> None:
         assert desk.ask("Hello.", max_tokens=4).status_code == 200
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_neighbours_that_cannot_reach_each_other_are_named() -> None:
     with machines(3) as (desk, shelf, den):
         for near, far in itertools.permutations((shelf, den), 2):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.operation.machines import PORT, Machine, machines
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 SILENCE = "no answer within 5 s"
 LASTS = r"\((for \d+ s|\d+ times in \d+ s, the last time (just now|\d+ s ago))\)"

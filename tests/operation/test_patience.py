@@ -9,7 +9,7 @@ import pytest
 from tests.operation.machines import machines
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_pause_within_the_patience_of_the_config_costs_no_link() -> None:
     with machines(2, patience=20) as (desk, shelf):
         for machine in (desk, shelf):

@@ -16,7 +16,7 @@ from sealring_trio.roster_files import read_draft, write_draft
 from tests.io_trio.helpers import sealring
 from tests.operation.machines import API_PORT, Machine, machines
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 READY = "the ring is ready"
 

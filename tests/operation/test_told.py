@@ -15,7 +15,7 @@ from sealring_trio.models import TINY, find_model
 from tests.operation.machines import PATIENCE, Machine, machines
 from tests.operation.test_rosters import Stream
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 def shown(machine: Machine) -> str:
