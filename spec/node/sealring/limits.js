@@ -28,6 +28,7 @@ export const MAX_UNSENT = 67_108_864;
 export const MAX_STEPS_WAITING = 128;
 export const MAX_WEIGHT_WAITING = 67_108_864;
 export const ENTRY_WEIGHT = 128;
+export const HISTORY_WEIGHT = 4;
 export const FIRST_KEY_UPDATE = 64;
 export const KEY_UPDATE_INTERVAL = 65_536;
 export const MAX_INNER_SKIP = 1_048_576;
