@@ -25,7 +25,7 @@ from sealring_trio.local_socket import MAX_LINE, check_path, peer_uid
 log = logging.getLogger("sealring")
 
 MAX_CLIENTS: Final = 64
-"""Connections at once; one more is closed at once. Memory: `MAX_LINE` each, and a descriptor."""
+"""Connections at once; one more is told so. Memory: `MAX_LINE` each, and a descriptor."""
 
 REQUEST_SECONDS: Final = 10.0
 """Time that a client has for its line."""
@@ -58,7 +58,7 @@ async def serve_control(
                     await trio.sleep(_ACCEPT_PAUSE)
                     continue
                 if len(nursery.child_tasks) >= MAX_CLIENTS:
-                    connection.close()
+                    _refuse(connection)
                 else:
                     nursery.start_soon(_serve_one, connection, handler)
     finally:
@@ -100,6 +100,13 @@ async def _clear(path: Path) -> None:
 
 def _remove(path: Path) -> None:
     path.unlink(missing_ok=True)
+
+
+def _refuse(connection: trio.socket.SocketType) -> None:
+    """Say that there is no room, as far as the kernel takes it at once, and close."""
+    full = OperationError(f"this node has {MAX_CLIENTS} clients already", "Try again soon.")
+    with connection, contextlib.suppress(OSError):
+        os.write(connection.fileno(), json.dumps(_describe(full)).encode() + b"\n")
 
 
 async def _serve_one(connection: trio.socket.SocketType, handler: Handler) -> None:

@@ -6,6 +6,7 @@ and a person waits for it. See `control` for the other end.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -58,8 +59,9 @@ def ask(path: Path, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     `UserError` when the request is a mistake.
     """
     with _connect(path) as connection, connection.makefile("rb") as lines:
-        connection.sendall(json.dumps(request).encode() + b"\n")
         try:
+            with contextlib.suppress(BrokenPipeError):  # a node that refuses says so, and closes
+                connection.sendall(json.dumps(request).encode() + b"\n")
             for line in lines:
                 event = json.loads(line)
                 if event["event"] == "error":

@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -453,6 +454,19 @@ async def test_what_is_no_request_is_that_clients_mistake(tmp_path: Path, data: 
         nursery.cancel_scope.cancel()
 
 
+async def test_a_client_beyond_the_last_place_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_control, path, echo)
+        with ExitStack() as idle:
+            for _ in range(control.MAX_CLIENTS):
+                client = idle.enter_context(trio.socket.socket(socket.AF_UNIX))
+                await client.connect(str(path))
+            with pytest.raises(OperationError, match="64 clients already"):
+                await trio.to_thread.run_sync(partial(list, ask(path, {"do": "x"})))
+        nursery.cancel_scope.cancel()
+
+
 async def test_clients_that_say_nothing_are_few_and_not_for_ever(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -462,11 +476,13 @@ async def test_clients_that_say_nothing_are_few_and_not_for_ever(
         idle = [trio.socket.socket(socket.AF_UNIX) for _ in range(control.MAX_CLIENTS + 20)]
         for client in idle:
             await client.connect(str(path))
-        async with trio.open_nursery() as ends:  # all are closed: the last at once
-            for client in idle:
-                ends.start_soon(client.recv, 1)
+        for refused in idle[control.MAX_CLIENTS :]:
+            assert b"has 64 clients already" in await refused.recv(1000)
+        for client in idle[: control.MAX_CLIENTS]:
+            assert await client.recv(1) == b""
         assert trio.current_time() < 2 * control.REQUEST_SECONDS
-        assert list(await trio.to_thread.run_sync(partial(list, ask(path, {"do": "x"}))))
+        await trio.testing.wait_all_tasks_blocked()  # their places are free
+        assert b'"keys": 1' in await raw(path, b'{"do": "x"}\n')
         for client in idle:
             client.close()
         nursery.cancel_scope.cancel()
