@@ -236,7 +236,8 @@ class Switchboard(LinkBook):
         connection.key = key
         if connection.source:
             self._settle(connection)
-            self._admission.proved(connection.source, proved.peer)
+            if proved.peer in self.config.roster.roster:  # it may have been put out meanwhile
+                self._admission.proved(connection.source, proved.peer)
         if not self.custody.is_in_force(proved.roster):
             self._refuse(connection, CloseCode.NOT_READY, _OTHER_ROSTER, now)
             return

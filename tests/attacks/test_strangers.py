@@ -14,8 +14,10 @@ from random import Random
 import pytest
 import trio
 import trio.testing
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from sealring_protocol import limits
 from sealring_protocol.errors import LimitExceeded
+from sealring_protocol.events import EncapsulationWanted, Hangup, SignatureWanted, StoreRoster
 from sealring_protocol.link import Link
 from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.identity import node_id
@@ -26,7 +28,7 @@ from sealring_trio.pump import Pump
 from sealring_trio.shared_wire import Guard
 from sealring_trio.wire import LINGER
 
-from tests.link.pair import config
+from tests.link.pair import End, config
 from tests.sim.cluster import COORDINATOR, WALL, Cluster, Host, make_roster, signer
 
 SOON = 2.0
@@ -138,6 +140,48 @@ def test_a_member_from_an_address_that_nobody_knows_gets_past_16_addresses() -> 
     for n in range(100):
         open_one(f"10.66.0.{n % 16}", 5.0 + n * 0.01)
     assert member in head._switchboard._connections
+
+
+def carry(node: Node, end: End, number: int) -> list[int]:
+    """Carry out what *node*, that of index 0, asks for, and bring what it says on connection
+    *number* to *end*. The connections that it hangs up."""
+    hangups = []
+    while (event := node.next_event()) is not None:
+        match event:
+            case Hangup(link):
+                hangups.append(link)
+            case SignatureWanted(link, payload):
+                node.provide_signature(link, signer(0).sign(payload), 0.0)
+            case EncapsulationWanted(link, key):
+                secret, text = MLKEM768PublicKey.from_public_bytes(key).encapsulate()
+                node.provide_encapsulation(link, text, secret, 0.0)
+            case StoreRoster(link):
+                node.roster_stored(link, 0.0)
+    end.link.receive_data(bytes(node.data_to_send(number)), 0.0)
+    end.take(0.0)
+    return hangups
+
+
+def test_a_handshake_that_outlasts_its_members_place_makes_no_address_known() -> None:
+    """Who is about to be put out keeps one handshake short of its end, and ends it afterwards."""
+    old, newer = make_roster(3), make_roster(3, serial=2, order=(0, 1))
+    node = Node(NodeConfig(signer(0).public_key, old, COORDINATOR.public_key, 1), now=0.0)
+    victim = node_id(signer(0).public_key)
+    link = Link.dial(config(2, old), victim, Purpose.CONTROL, 0.0, WALL, bytes(96))
+    number = node.accepted("10.66.0.1", bytes(32), 0.0, WALL)
+    node.receive_data(number, bytes(link.data_to_send()), 0.0)
+    former = End(2, link)
+    carry(node, former, number)
+    node.bring_roster(newer.encode(), WALL)
+    carry(node, former, number)
+    assert node.roster.roster.serial == 2
+    node.receive_data(number, bytes(link.data_to_send()), 0.0)
+    assert number in carry(node, former, number)
+    for n in range(limits.MAX_HANDSHAKES - limits.RESERVED_HANDSHAKES):
+        node.accepted(f"10.0.0.{n}", bytes(32), 0.0, WALL)
+    assert carry(node, former, number) == []
+    node.accepted("10.66.0.1", bytes(32), 0.0, WALL)  # a stranger now, as all the others
+    assert len(carry(node, former, number)) == 1
 
 
 def test_sources_that_are_refused_write_few_lines_and_are_counted() -> None:
