@@ -43,11 +43,11 @@ class Notes:
         self._kinds: dict[str, _Kind] = {}
 
     def told(self, note: Note, now: float) -> Note:
-        """*note* as it is to be told now. Notes are of one kind if they differ in numbers, or in
-        the reason after a colon, which a peer may have given."""
+        """*note* as it is to be told now. Notes that name no kind are of one if they differ in
+        numbers, or in the reason after a colon, which a peer may have given."""
         if note.level is Level.DEBUG:
             return note
-        name = note.text.partition(": ")[0].translate(_NO_DIGITS)
+        name = note.kind or note.text.partition(": ")[0].translate(_NO_DIGITS)
         kind = self._kinds.pop(name, None) or _Kind(now)
         self._kinds[name] = kind  # the latest last
         if len(self._kinds) > MAX_KINDS:

@@ -73,7 +73,8 @@ class Teller:
             told = self._told.pop(key, _Told(now + wait))
             if now >= told.due:
                 advice = f". {obstacle.advice}" if obstacle.advice and not told.before else ""
-                notes.append(Note(Level.INFO, f"not serving: {obstacle.text(now)}{advice}"))
+                text = f"not serving: {obstacle.text(now)}{advice}"
+                notes.append(Note(Level.INFO, text, f"{obstacle.cause.value} {obstacle.rank}"))
                 told = _Told(now + TELL_SECONDS, True)
             self._told[key] = told
         while len(self._told) > MAX_TOLD:

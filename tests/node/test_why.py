@@ -8,8 +8,10 @@ import attrs
 import pytest
 from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.codec.messages import NO_EPOCH, Bootstrap, Failure, FailureKind, StepDone
+from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.standing import Phase
+from sealring_protocol.events import NodeEvent
 from sealring_protocol.security.roster import Member, SignedRoster, sign_roster
 from sealring_protocol.teller import TELL_SECONDS
 from sealring_protocol.why import ADVICE, Cause
@@ -214,6 +216,32 @@ def test_a_reason_is_logged_at_once_and_then_each_minute():
     told = [text for _, who, text in made.notes if who == "host0" and "not serving" in text]
     assert "start that node" in told[0]
     assert "times in 2 minutes, the last time" in told[2]
+
+
+def recording(
+    next_event: Callable[[], NodeEvent | None], told: list[Note]
+) -> Callable[[], NodeEvent | None]:
+    """*next_event*, with what is said of not serving left in *told*."""
+
+    def recorded() -> NodeEvent | None:
+        event = next_event()
+        if isinstance(event, Note) and event.text.startswith("not serving: "):
+            told.append(event)
+        return event
+
+    return recorded
+
+
+def test_each_of_many_peers_is_told_each_minute():
+    made = Cluster(13, 1)
+    for index in range(1, 13):
+        made.crash(made.hosts[f"host{index}"])
+    said: list[Note] = []
+    made.head.node.next_event = recording(made.head.node.next_event, said)
+    made.run_for(3 * TELL_SECONDS + 2)
+    for index in range(1, 13):
+        told = [note for note in said if f"(node{index}) cannot be reached" in note.text]
+        assert [note.level for note in told] == [Level.INFO] * 4
 
 
 def test_a_ring_that_serves_has_nothing_in_the_way_and_says_so_again_when_it_breaks():

@@ -90,10 +90,12 @@ class Level(enum.Enum):
 
 @attrs.frozen
 class Note:
-    """A line for the log, in plain words."""
+    """A line for the log, in plain words. Lines of one *kind* have a bound (`notes.Notes`, which
+    goes by the text where there is none)."""
 
     level: Level
     text: str
+    kind: str = ""
 
 
 @attrs.frozen
