@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 from sealring_protocol.codec.messages import FailureKind
+from sealring_protocol.control.head import Head, HeadConfig
 from sealring_protocol.control.requests import FinishReason, Request
 from sealring_protocol.control.rows import SchedulerConfig
 
@@ -66,3 +67,19 @@ def test_what_does_not_fit_together_takes_turns_once_that_is_learnt(world: int, 
     ring.run(400_000)
     assert all(ring.finished(uid) is FinishReason.LENGTH for uid in more)
     assert ring.kills <= before + 2
+
+
+def test_what_was_learnt_of_a_rank_is_void_in_the_ring_of_another_roster() -> None:
+    """The same rank may be another machine there."""
+    ring = Brains(3, Random(1), SchedulerConfig(groups=2, rows=8, chunk=64))
+    ring.memory[2] = 300
+    ring.start()
+    for n in range(1, 13):
+        ring.submit(Request((n,) * 60, 30))
+    ring.run(400_000)
+    scheduler = ring.head.scheduler
+    assert scheduler is not None
+    assert scheduler.learnt.keys() == {2}
+    ring.head.retire()
+    Head(HeadConfig(7, ("a", "b"))).inherit(scheduler)
+    assert scheduler.learnt == {}

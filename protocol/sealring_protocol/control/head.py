@@ -66,6 +66,8 @@ class Head(HeadEpochs):
     def inherit(self, scheduler: Scheduler | None) -> None:
         """Go on with the requests in *scheduler*, that of the head before, which has retired."""
         self.scheduler = scheduler
+        if scheduler is not None:
+            scheduler.forget_ranks()
 
     # ------------------------------------------------------------- requests
 

@@ -176,6 +176,11 @@ class Scheduler:
         self._decoded = [0] * max(1, config.groups)
         self.tune(len(self._decoded))
 
+    def forget_ranks(self) -> None:
+        """Between epochs: each rank may be another machine now, with more or less memory."""
+        self._loss = None
+        self._residents.learnt.clear()
+
     # ---------------------------------------------------------------- epochs
 
     def begin(self, epoch: Epoch, ranks: Sequence[Ready] = ()) -> None:
