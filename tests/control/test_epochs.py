@@ -22,6 +22,7 @@ from sealring_protocol.control.follower import Follower, FollowerConfig
 from sealring_protocol.control.head import Head, HeadConfig
 from sealring_protocol.control.membership import Membership, MembershipState
 from sealring_protocol.control.requests import Request
+from sealring_protocol.control.standing import Phase
 from sealring_protocol.errors import CloseCode, LocalProtocolError, RemoteProtocolError
 from sealring_protocol.security.roles import Purpose
 
@@ -307,6 +308,18 @@ def test_a_lost_engine_is_told_once_an_epoch():
     first = of(rank.engine_lost("died", 0.0), Send)
     assert [send.message.failed.kind for send in first] == [FailureKind.ENGINE_LOST]
     assert not of(rank.link_down(2, STEP, "cut", 0.0), Send)
+
+
+def test_a_rank_that_has_told_that_it_cannot_serve_is_not_ready_in_that_epoch():
+    rank = follower()
+    rank.message(0, CONTROL, ORDER, 0.0)
+    rank.engine_message(ready(1, 2, 4), 0.0)
+    rank.unreached(2, STEP, "at n2:1 (no answer within 5 s)")
+    (told,) = of(rank.handle_timeout(rank.next_timeout()), Send)
+    assert told.message.failed.kind is FailureKind.LINK_LOST
+    assert rank.link_up(2, STEP, 20.0) == []
+    assert rank.standing().phase is Phase.FAILED
+    assert not rank.serving
 
 
 def test_an_engine_that_owes_an_answer_for_too_long_is_replaced():

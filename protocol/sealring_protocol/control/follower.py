@@ -342,7 +342,7 @@ class Follower:
 
     def _try_ready(self, now: float) -> list[Effect]:
         ready = self._engine_ready
-        if ready is None or self.order is None:
+        if ready is None or self.order is None or self._told:
             return []
         if self._joining.is_due(ready.epoch):
             ready = self._joining.joined(ready)
