@@ -202,9 +202,8 @@ class Node:
         return obstacles(self.facts(now), now)
 
     def next_event(self) -> NodeEvent | None:
-        """What the caller has to do or know next. What may wait for the caller to have done so far
-        what it was told is done here: the device has hidden states that came back before the next
-        step is planned."""
+        """What the caller has to do or know next. Plans the next step once earlier events are
+        consumed, so that the device has hidden states that came back before it plans."""
         if not self._events and isinstance(self._brain, Head) and self._brain.unplanned:
             self._carry_out(self._brain.go_on(self._now), self._now)
             self._settle(self._now)
@@ -349,8 +348,8 @@ class Node:
     def accepted(self, source: str, entropy: bytes, now: float, wall_ms: int) -> int:
         """A connection came in from the address *source* (a host, without port).
 
-        *entropy* is 32 random bytes. Gives the connection's number; when too many are open,
-        `Hangup` follows at once.
+        *entropy* is 32 random bytes. Gives the connection's number. When too many are open another
+        one gives way, and its `Hangup` follows.
         """
         self._wall = wall_ms / 1000 - now
         return self._switchboard.accepted(source, entropy, now, wall_ms)

@@ -238,13 +238,14 @@ class Lateness:
 
     @classmethod
     def of(cls, patience: float) -> Lateness:
-        """Where a peer may be silent for *patience* seconds, for its machine is busy, say, an
-        engine may be late by as much more than it else may."""
+        """Where a peer may be silent for *patience* seconds: what that is beyond the default is
+        added to *least*, for the peer's engine shares its machine."""
         return cls(least=cls().least + max(0.0, patience - PING_TIMEOUT))
 
 
 GRACE: Final = 6.0
-"""How much longer `Lateness.unseen` and `least` may become, at most, by being too short."""
+"""Cap on the multiplier of `Lateness.unseen` and `least`, which doubles with each deadline that
+passes."""
 
 STEADY: Final = 64
 """Steps of an epoch after which they are what they were."""
