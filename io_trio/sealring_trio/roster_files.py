@@ -26,6 +26,9 @@ from sealring_trio.units import parse_address
 TRUST_NAMES: Final = {level.name.lower().replace("_", "-"): level for level in TrustLevel}
 NO_ATTESTATION: Final = "00" * 32
 
+_LAST_SECOND: Final = 253_402_300_799
+"""The last of the year 9999, with which Python's calendar ends."""
+
 
 def _check_name(value: str) -> str:
     if not value.strip() or not value.isprintable() or len(value.encode()) > MAX_NAME:
@@ -226,5 +229,7 @@ def verify_roster(path: Path, coordinator: bytes, wall_ms: int) -> SignedRoster:
 
 
 def format_time(wall_ms: int) -> str:
-    """A wall clock time for people."""
+    """A wall clock time for people. Rosters may name times that are beyond the calendar."""
+    if wall_ms // 1000 > _LAST_SECOND:
+        return "after the year 9999"
     return f"{datetime.datetime.fromtimestamp(wall_ms / 1000, datetime.UTC):%Y-%m-%d %H:%M} UTC"

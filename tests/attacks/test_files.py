@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from sealring_protocol.security.handshake import TrafficSecrets
@@ -22,11 +23,13 @@ from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign_roster
 from sealring_trio import control
 from sealring_trio.api.keys import KEY_FILE, new_key, read_keys
+from sealring_trio.cli import roster as roster_commands
 from sealring_trio.control import Reply, serve_control
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files import replace_file, reserve
 from sealring_trio.key_log import KeyLog
 from sealring_trio.local_socket import ask
+from sealring_trio.roster_files import read_roster
 from sealring_trio.roster_store import KEPT, MARK, RosterStore
 
 from tests.io_trio.helpers import sealring
@@ -386,11 +389,51 @@ def test_the_serial_of_a_forged_roster_is_not_taken(tmp_path: Path) -> None:
     before = path.read_bytes()
     done = sealring(*sign)
     assert done.code == 2
-    assert "it is not signed by this key, or it was changed" in done.err
+    assert "is not signed by this key, or it was changed" in done.err
     assert "--serial" in done.err
     assert path.read_bytes() == before
     path.write_bytes(real.encode())
     assert sealring(*sign, "--json").json()["serial"] == 2
+
+
+def test_what_is_renewed_is_what_was_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever can write the signed file may change it at any moment: a forged roster must not be
+    read, and the coordinator's own verified in its place."""
+    home = make_home(tmp_path)
+    path = home / "home.roster"
+    real = path.read_bytes()
+    roster = SignedRoster.decode(real).roster
+    forged = attrs.evolve(roster, members=roster.members[:1])
+    path.write_bytes(sign_roster(forged, SoftwareSigner.from_scalar(5)).encode())
+
+    def read_and_change(file: Path) -> SignedRoster:
+        signed = read_roster(file)
+        file.write_bytes(real)
+        return signed
+
+    monkeypatch.setattr(roster_commands, "read_roster", read_and_change)
+    done = sealring("roster", "renew", path, "--key", home / "coordinator.key")
+    assert done.code == 2
+    assert "is not signed by this key" in done.err
+    assert path.read_bytes() == real
+
+
+def test_a_time_beyond_the_calendar_is_told(tmp_path: Path) -> None:
+    home = make_home(tmp_path)
+    path = home / "home.roster"
+    roster = SignedRoster.decode(path.read_bytes()).roster
+    for expires_ms, shown in [
+        (253_402_300_799_999, "9999-12-31 23:59 UTC"),
+        (253_402_300_800_000, "after the year 9999"),
+        ((1 << 64) - 1, "after the year 9999"),
+    ]:
+        far = attrs.evolve(roster, expires_ms=expires_ms)
+        path.write_bytes(sign_roster(far, SoftwareSigner.from_scalar(5)).encode())
+        done = sealring("roster", "show", path)
+        assert done.code == 0
+        assert shown in done.out
 
 
 def test_the_greatest_serial_has_no_next(tmp_path: Path) -> None:

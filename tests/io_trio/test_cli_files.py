@@ -126,7 +126,7 @@ def test_a_roster_is_renewed_without_its_draft(own_home: Path) -> None:
     expire(own_home)
     done = sealring("roster", "renew", roster, "--key", key, "--days", "30")
     assert done.code == 0
-    assert "serial 2 in place of 1" in done.out
+    assert "serial 2, 2 members, valid until" in done.out
     assert f"sealring roster install {roster} --config CONFIG" in done.out
     after = sealring("roster", "verify", roster, "--coordinator", own_home / "coordinator.pub")
     assert after.code == 0
@@ -237,6 +237,14 @@ MISTAKES: dict[str, tuple[Spoil, str, int, str, str]] = {
         "",
     ),
     "no days": (lambda _: 0, SIGN + " --days 0", 2, "--days", ""),
+    "endless days": (lambda _: 0, SIGN + " --days 36501", 2, "--days", ""),
+    "endless days again": (
+        lambda _: 0,
+        "roster renew home.roster --key coordinator.key --days 99999999",
+        2,
+        "--days",
+        "",
+    ),
     "draft exists": (lambda _: 0, "roster new home --out home.toml", 2, "left as it is", "--out"),
     "empty name": (lambda _: 0, "roster new '' --out a.toml", 2, "printable", ""),
     "twice": (lambda _: 0, ADD + "desk.pub", 2, "already holds this key, as 'desk'", "own key"),

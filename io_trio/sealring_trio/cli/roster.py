@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import attrs
 import cyclopts
 from sealring_protocol.errors import SealringError
-from sealring_protocol.security.identity import node_id
+from sealring_protocol.security.identity import Signer, node_id
 from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
 
 from sealring_trio.cli.output import print_facts, print_json, print_table
@@ -50,7 +50,12 @@ and write a config for each: sealring up --help
 app = cyclopts.App(name="roster", help=HELP, help_format="rich")
 
 DAY_MS = 24 * 3600 * 1000
+MAX_DAYS = 36_500
 MAX_SERIAL = (1 << 64) - 1
+
+Days = Annotated[
+    int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1, lte=MAX_DAYS))
+]
 
 
 @app.command
@@ -171,7 +176,7 @@ def sign(
     *,
     key: Path,
     out: Path | None = None,
-    days: Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))] = 90,
+    days: Days = 90,
     serial: int | None = None,
     json: bool = False,
 ) -> None:
@@ -209,40 +214,30 @@ def sign(
     path = out if out is not None else draft.with_suffix(".roster")
     source = read_draft(draft)
     signer = read_key(key)
-    now = time.time_ns() // 1_000_000
     if signer.public_key.hex() in {member.public_key for member in source.member}:
         raise UserError(
             f"{key} cannot sign this roster: the coordinator's key is a member's key",
             "Make one that belongs to no node: sealring keygen coordinator.key --coordinator",
         )
-    number = serial if serial is not None else _next_serial(path, signer.public_key)
-    roster = build_roster(source, number, now, now + days * DAY_MS)
-    signed = sign_roster(roster, signer)
-    _write(path, signed)
-    if json:
-        print_json({"file": str(path), **_describe(roster)})
-        return
-    print(
-        f"wrote {path}: serial {number}, {len(roster.members)} members, "
-        f"valid until {format_time(roster.expires_ms)}"
-    )
-    print(f"\nNext: sealring roster verify {path} --coordinator {key.with_suffix('.pub')}")
+    if serial is None:
+        serial = _serial_after(path, read_roster(path), signer) if path.exists() else 1
+    roster = build_roster(source, serial, *_validity(days))
+    _write(path, roster, signer, json=json)
+    if not json:
+        print(f"\nNext: sealring roster verify {path} --coordinator {key.with_suffix('.pub')}")
 
 
-def _next_serial(path: Path, coordinator: bytes) -> int:
-    """One more than the serial of the roster at *path*, which *coordinator* must have signed:
-    whoever else can write the file would choose the serial. Raises `UserError`."""
-    if not path.exists():
-        return 1
-    before = read_roster(path)
+def _serial_after(path: Path, before: SignedRoster, signer: Signer) -> int:
+    """The serial that follows *before*, the roster in *path*, which *signer* must have signed:
+    whoever else can write the file would choose what is signed next. Raises `UserError`."""
     try:
-        before.verify(coordinator)
+        before.verify(signer.public_key)
     except SealringError:
         raise UserError(
-            f"{path} exists, and it is not signed by this key, or it was changed: its serial says "
-            "nothing, and it is left as it is",
-            "Find the greatest serial that is in use (sealring status on any node), and give one "
-            "more with --serial; or choose another file with --out.",
+            f"{path} is not signed by this key, or it was changed: nothing in it counts, and it is "
+            "left as it is",
+            "Copy the newest roster from a node again. Or sign the draft into another file (--out) "
+            "with --serial, one more than the greatest in use (sealring status on any node).",
         ) from None
     serial = before.roster.serial
     if serial >= MAX_SERIAL:
@@ -253,13 +248,19 @@ def _next_serial(path: Path, coordinator: bytes) -> int:
     return serial + 1
 
 
+def _validity(days: int) -> tuple[int, int]:
+    """When a roster that is signed now begins, and ends; milliseconds since 1970."""
+    now = time.time_ns() // 1_000_000
+    return now, now + days * DAY_MS
+
+
 @app.command
 def renew(
     roster: Path,
     *,
     key: Path,
     out: Path | None = None,
-    days: Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))] = 90,
+    days: Days = 90,
     json: bool = False,
 ) -> None:
     """Sign the same members again, for another time, with the next serial.
@@ -286,20 +287,14 @@ def renew(
         Print one JSON object.
     """
     signer = read_key(key)
-    before = read_roster(roster).roster
-    number = _next_serial(roster, signer.public_key)
-    now = time.time_ns() // 1_000_000
-    fresh = attrs.evolve(before, serial=number, issued_ms=now, expires_ms=now + days * DAY_MS)
+    before = read_roster(roster)
+    serial = _serial_after(roster, before, signer)
+    issued, expires = _validity(days)
+    fresh = attrs.evolve(before.roster, serial=serial, issued_ms=issued, expires_ms=expires)
     path = out if out is not None else roster
-    _write(path, sign_roster(fresh, signer))
-    if json:
-        print_json({"file": str(path), **_describe(fresh)})
-        return
-    print(
-        f"wrote {path}: serial {number} in place of {before.serial}, valid until "
-        f"{format_time(fresh.expires_ms)}"
-    )
-    print(f"\nNext, on any one node: sealring roster install {path} --config CONFIG")
+    _write(path, fresh, signer, json=json)
+    if not json:
+        print(f"\nNext, on any one node: sealring roster install {path} --config CONFIG")
 
 
 @app.command
@@ -332,11 +327,19 @@ def install(roster: Path, *, config: Path, json: bool = False) -> None:
     print(f"roster {done['serial']} is in force here, and the other members take it from this node")
 
 
-def _write(path: Path, signed: SignedRoster) -> None:
+def _write(path: Path, roster: Roster, signer: Signer, *, json: bool) -> None:
+    """Sign *roster*, write it to *path*, and tell of it. Raises `UserError`."""
     try:
-        replace_file(path, signed.encode())
+        replace_file(path, sign_roster(roster, signer).encode())
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}", "Choose another --out.") from None
+    if json:
+        print_json({"file": str(path), **_describe(roster)})
+        return
+    print(
+        f"wrote {path}: serial {roster.serial}, {len(roster.members)} members, "
+        f"valid until {format_time(roster.expires_ms)}"
+    )
 
 
 @app.command
