@@ -53,9 +53,7 @@ DAY_MS = 24 * 3600 * 1000
 MAX_DAYS = 36_500
 MAX_SERIAL = (1 << 64) - 1
 
-Days = Annotated[
-    int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1, lte=MAX_DAYS))
-]
+Days = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1, lte=MAX_DAYS))]
 
 
 @app.command
