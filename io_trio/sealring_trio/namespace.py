@@ -175,9 +175,12 @@ def why_not() -> str:
     """Why this machine gives an engine no namespace; empty if it does. Takes a moment."""
     if sys.platform != "linux":
         return _why_not_here()
-    done = subprocess.run(
-        run_module(__name__), capture_output=True, timeout=_CHECK_SECONDS, check=False
-    )
+    try:
+        done = subprocess.run(
+            run_module(__name__), capture_output=True, timeout=_CHECK_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"the process that tries to make a network namespace failed ({error})"
     return done.stdout.decode(errors="replace").strip()
 
 

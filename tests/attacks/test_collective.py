@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import trio
@@ -215,6 +216,16 @@ def where_none_can_be_had(*command: str) -> subprocess.CompletedProcess[str]:
         timeout=120,
         check=False,
     )
+
+
+@needs_namespaces
+def test_a_try_for_a_namespace_that_fails_is_no_namespace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that cannot even begin has not shown that engines get a network of their own."""
+    for interpreter in ("/bin/false", str(tmp_path / "none")):
+        monkeypatch.setattr(sys, "executable", interpreter)
+        assert "the process that tries to make a network namespace failed" in why_not()
 
 
 @needs_root
