@@ -34,7 +34,7 @@ from sealring_protocol.limits import MAX_SEALED_BODY, MAX_WEIGHT_WAITING
 from sealring_protocol.table import Machine
 
 from sealring_trio.engine_states import ENGINE_TABLE, EngineEvent, EngineState
-from sealring_trio.interpreter import run_module
+from sealring_trio.interpreter import run_module, signal_name
 from sealring_trio.secrecy import oom_kills
 from sealring_trio.shared_wire import Guard, SharedWire
 
@@ -280,7 +280,7 @@ async def _bury(process: subprocess.Popen[bytes], grace: float) -> str:
             process.kill()
         code = await _ended(process)
     if code < 0:
-        return f"it was ended by {signal.Signals(-code).name}"
+        return f"it was ended by {signal_name(-code)}"
     return f"it exited with code {code}"
 
 

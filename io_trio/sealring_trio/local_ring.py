@@ -27,7 +27,7 @@ from sealring_protocol.security.roster import sign_roster
 
 from sealring_trio.config import NO_API
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.interpreter import run_module
+from sealring_trio.interpreter import run_module, signal_name
 from sealring_trio.key_files import create_key, public_path
 from sealring_trio.local_socket import ask
 from sealring_trio.ports import free_ports
@@ -79,7 +79,7 @@ class LocalNode:
         except subprocess.TimeoutExpired:
             return "it stopped working, and its process goes on"
         if code < 0:
-            return f"{signal.Signals(-code).name} killed it"
+            return f"{signal_name(-code)} killed it"
         lines = self.log.read_text(errors="replace").splitlines()
         said = [line for line in lines if line.startswith(_COMPLAINT)]
         return said[-1].removeprefix(_COMPLAINT) if said else f"it exited with code {code}"

@@ -26,6 +26,10 @@ STAGE_SECONDS: Final[Mapping[str, float]] = {READ: 10.0, RENDER: 5.0, TOKENISE: 
 """Time that each stage of a job may take, of the wall clock: a worker gives way to its node. On
 one slow core 8 MiB take 1 s to read and 10 s to tokenise, templates and tool calls milliseconds."""
 
+MEMORY: Final = 3 << 30
+"""Bytes of memory that loading may take, and then a job beside what has been loaded. 8 MiB of text
+take half of that to tokenise. The worker limits itself where it can, and the node looks."""
+
 
 class Refused(Exception):
     """The job was done, and what came of it is a refusal: *fields* say which (`ApiError`)."""

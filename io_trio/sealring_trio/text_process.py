@@ -17,7 +17,7 @@ import json
 import resource
 import socket
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 from sealring_model.errors import LoadError
@@ -25,11 +25,7 @@ from sealring_model.tokens import Tokenizer
 
 from sealring_trio.api.errors import ApiError, invalid
 from sealring_trio.api.texts import JOBS
-from sealring_trio.text_frames import SIZES, pack
-
-MEMORY: Final = 3 << 30
-"""Bytes that loading may take, and then a job beside what has been loaded. 8 MiB of text take half
-of that to tokenise."""
+from sealring_trio.text_frames import MEMORY, SIZES, pack
 
 
 def main() -> None:

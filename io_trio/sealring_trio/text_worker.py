@@ -10,7 +10,7 @@ texts leave one of them to the short ones, and each owner has one job done at a 
 texts that hold a worker to its limit waits for himself.
 
 Memory: a worker has as much as the tokenizer takes (90 MB with the model that ships with sealring,
-and some 200 MB with a vocabulary of 150,000), and `text_process.MEMORY` for a job.
+and some 200 MB with a vocabulary of 150,000), and `text_frames.MEMORY` for a job.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ import trio
 
 from sealring_trio.engine_process import EngineCommand
 from sealring_trio.errors import OperationError
+from sealring_trio.interpreter import signal_name
+from sealring_trio.shares import Shares
 from sealring_trio.text_frames import (
     MAX_FRAME,
+    MEMORY,
     SIZES,
     STAGE_SECONDS,
     Crowded,
@@ -51,12 +54,9 @@ LARGE: Final = 256 << 10
 """Bytes of a job from which it is a large one."""
 
 MAX_WAITING: Final = 64 << 20
-"""Bytes of jobs that wait or are being done at once."""
+"""Bytes of jobs that wait or are being done at once, of which one owner's may be half."""
 
 MODULE: Final = "sealring_trio.text_process"
-MEMORY: Final = 3 << 30
-"""Bytes of memory that a job may take; the worker limits itself to as much where it can."""
-
 RETIRED: Final = 512 << 20
 """Bytes that a worker may have kept after a large job. One that has more is replaced."""
 
@@ -88,7 +88,7 @@ class TextWorkers:
         self._large = trio.Semaphore(WORKERS - 1)
         self._turns: dict[str, trio.Lock] = {}
         self._queued: Counter[str] = Counter()
-        self._waiting = 0
+        self._waiting = Shares(MAX_WAITING)
         self._ended: list[subprocess.Popen[bytes]] = []
 
     @property
@@ -117,9 +117,8 @@ class TextWorkers:
 
         Raises `Refused`, `Exceeded`, `Crowded`, `Lost`, or `OperationError` if no worker starts.
         """
-        if self._waiting + len(data) > MAX_WAITING:
+        if not self._waiting.take(owner, len(data)):
             raise Crowded
-        self._waiting += len(data)
         large = self._large if len(data) >= LARGE else contextlib.nullcontext()
         try:
             async with self._turn(owner), large, self._places:
@@ -129,7 +128,7 @@ class TextWorkers:
                 finally:
                     self._give_back(worker, len(data))
         finally:
-            self._waiting -= len(data)
+            self._waiting.give_back(owner, len(data))
 
     @asynccontextmanager
     async def _turn(self, owner: str) -> AsyncIterator[None]:
@@ -295,14 +294,10 @@ class _Worker:
                 if not part:
                     raise self._death(stage)
                 held += part
-            if look.cancelled_caught:
-                self._check(stage, began, until)
-
-    def _check(self, stage: str, began: float, until: float) -> None:
-        if trio.current_time() >= until:
-            raise Exceeded(f"{stage} took longer than {until - began:.2g} s")
-        if self.loaded and self.memory() > self.loaded + MEMORY:
-            raise Exceeded(f"{stage} took more than {MEMORY >> 30} GiB of memory")
+            if trio.current_time() >= until:  # also where a part has come: the rest may never
+                raise Exceeded(f"{stage} took longer than {until - began:.2g} s")
+            if look.cancelled_caught and self.loaded and self.memory() > self.loaded + MEMORY:
+                raise Exceeded(f"{stage} took more than {MEMORY >> 30} GiB of memory")
 
     def memory(self) -> int:
         """Bytes that it has in memory; 0 if it is gone."""
@@ -318,7 +313,7 @@ class _Worker:
             code = self.process.wait(0.05)  # it is ending, and has said so
         if code is not None and code == -signal.SIGABRT:  # what an allocation that fails does
             return Exceeded(f"{stage} took more than {MEMORY >> 30} GiB of memory")
-        how = "ended" if code is None or code >= 0 else signal.Signals(-code).name
+        how = "ended" if code is None or code >= 0 else signal_name(-code)
         return Lost(f"the text worker was lost while {stage} ran ({how})")
 
     def end(self) -> subprocess.Popen[bytes]:

@@ -83,7 +83,7 @@ async def test_work_ends_with_its_client() -> None:
 async def test_a_body_that_does_not_arrive(autojump_clock: MockClock) -> None:
     began = trio.current_time()
     with pytest.raises(ApiError) as caught:
-        await Bodies().read(request(never))
+        await Bodies().read(request(never), "a")
     assert caught.value.status == 408
     assert trio.current_time() - began == pytest.approx(BODY_SECONDS)
 
@@ -93,26 +93,36 @@ async def test_a_client_that_leaves_while_it_sends() -> None:
         return {"type": "http.disconnect"}
 
     with pytest.raises(ClientDisconnect):
-        await Bodies().read(request(gone))
+        await Bodies().read(request(gone), "a")
 
 
 async def test_all_bodies_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "MAX_BODIES", 100)
     shared = Bodies()
-    first = iter([{"type": "http.request", "body": b" " * 60, "more_body": True}])
 
-    async def some() -> dict[str, Any]:
-        return next(first, None) or await never()
+    def sends(size: int) -> Request:
+        """A request whose body begins with *size* bytes, and has no end."""
+        first = iter([{"type": "http.request", "body": b" " * size, "more_body": True}])
 
-    async def more() -> dict[str, Any]:
-        return {"type": "http.request", "body": b" " * 60, "more_body": True}
+        async def receive() -> dict[str, Any]:
+            return next(first, None) or await never()
+
+        return request(receive)
+
+    async def is_refused(size: int, owner: str) -> None:
+        with pytest.raises(ApiError) as caught:
+            await shared.read(sends(size), owner)
+        assert (caught.value.status, caught.value.code) == (503, "overloaded")
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(shared.read, request(some))
+        nursery.start_soon(shared.read, sends(40), "a")
         await trio.testing.wait_all_tasks_blocked()
-        with pytest.raises(ApiError) as caught:
-            await shared.read(request(more))
-        assert (caught.value.status, caught.value.code) == (503, "overloaded")
+        await is_refused(11, "a")  # half of it is for others
+        nursery.start_soon(shared.read, sends(50), "b")
+        await trio.testing.wait_all_tasks_blocked()
+        await is_refused(11, "c")
+        nursery.start_soon(shared.read, sends(10), "c")
+        await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
 
 

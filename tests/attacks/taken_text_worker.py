@@ -1,16 +1,22 @@
 """A text worker that was taken over: it answers each job with what stands in a file of its model.
 
 What it is given after ``--model`` is a folder; the file is called ``says``, and holds whole frames.
-Where there is a file ``begins``, it begins with these.
+Where there is a file ``begins``, it begins with these; where there is one called ``drips``, it
+gives out byte after byte. Where there is one called ``signal``, it ends by that signal instead.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import socket
+import time
 from pathlib import Path
 
 from sealring_trio.text_frames import SIZES, pack
+
+PAUSE = 0.02
+"""Seconds between two bytes: shorter than the node's looks at a worker that says nothing."""
 
 
 def main() -> None:
@@ -24,7 +30,15 @@ def main() -> None:
         node.sendall(begins.read_bytes() if begins.exists() else pack({"ready": True}))
         while head := jobs.read(SIZES.size):
             jobs.read(sum(SIZES.unpack(head)))
-            node.sendall((given.model / "says").read_bytes())
+            if (given.model / "signal").exists():
+                os.kill(os.getpid(), int((given.model / "signal").read_text()))
+            says = (given.model / "says").read_bytes()
+            if not (given.model / "drips").exists():
+                node.sendall(says)
+                continue
+            for byte in says:
+                node.sendall(bytes([byte]))
+                time.sleep(PAUSE)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -46,6 +47,16 @@ async def test_an_engine_that_takes_nothing_is_ended_before_it_fills_its_node() 
         assert "of what it was sent untaken" in str(await owner.told.receive())
         assert isinstance(await owner.told.receive(), EngineInfo)
         assert engine.pid != first
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGRTMIN"), reason="no real-time signals here")
+async def test_an_engine_that_a_signal_without_a_name_ends_is_replaced() -> None:
+    async with running("good") as (engine, owner):
+        assert isinstance(await owner.told.receive(), EngineInfo)
+        number = signal.SIGRTMIN + 3
+        os.kill(engine.pid or 0, number)
+        assert await owner.told.receive() == f"it was ended by signal {number}"
+        assert isinstance(await owner.told.receive(), EngineInfo)
 
 
 # ------------------------------------------------------------------- a start that fails

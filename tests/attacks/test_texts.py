@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -156,10 +157,10 @@ def ask(text: str) -> bytes:
 ABOUT = {"model": "m", "context": 2048}
 
 
-async def outcome(texts: TextWorkers, job: str, data: bytes, **about: Any) -> str:
-    """What becomes of a job, in words."""
+async def outcome(texts: TextWorkers, job: str, data: bytes, owner: str = "", **about: Any) -> str:
+    """What becomes of a job of *owner*'s, in words."""
     try:
-        told, _ = await texts.run(job, ABOUT | about, data)
+        told, _ = await texts.run(job, ABOUT | about, data, owner)
     except (Refused, Exceeded, Crowded, Lost) as error:
         return f"{type(error).__name__}: {error}"
     return str(told)
@@ -235,17 +236,27 @@ BODIES = {
 async def test_large_bodies_are_read_beside_the_ring_one_at_a_time() -> None:
     async with workers(tiny.path()) as texts, trio.open_nursery() as nursery:
 
-        async def one(body: bytes, wanted: str) -> None:
-            told = await outcome(texts, "completion", body)
+        async def one(body: bytes, wanted: str, owner: str) -> None:
+            told = await outcome(texts, "completion", body, owner)
             assert re.search(wanted, told), told
 
-        for body, wanted in BODIES.values():
-            nursery.start_soon(one, body, wanted)
+        for number, (body, wanted) in enumerate(BODIES.values()):
+            nursery.start_soon(one, body, wanted, f"owner {number % 2}")
         await trio.testing.wait_all_tasks_blocked()
         assert "'lengths'" in await outcome(texts, "chat", ask("Short ones go on."))
-        assert (
-            await outcome(texts, "completion", bytes(text_worker.MAX_WAITING + 1))
-        ) == "Crowded: "
+
+
+async def test_who_has_many_large_texts_waiting_leaves_room_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(text_worker, "MAX_WAITING", 2000)
+    body = ask("a" * 600)
+    async with workers(tiny.path()) as texts, trio.open_nursery() as nursery:
+        nursery.start_soon(outcome, texts, "chat", body, "greedy")
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert await outcome(texts, "chat", body, "greedy") == "Crowded: "
+        assert "'lengths'" in await outcome(texts, "chat", body, "modest")
+        assert await outcome(texts, "chat", ask("a" * 2000), "third") == "Crowded: "
 
 
 def frame(text: bytes) -> bytes:
@@ -286,6 +297,36 @@ async def test_a_worker_that_begins_with_what_is_no_message_ends_nothing_else(
     async with workers(tmp_path) as texts:
         with pytest.raises(OperationError, match=r"no text worker starts: .* no message"):
             await outcome(texts, "chat", b"")
+
+
+async def test_a_worker_that_says_byte_after_byte_has_no_more_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_worker, "MODULE", "tests.attacks.taken_text_worker")
+    monkeypatch.setattr(text_worker, "ACCEPT_SECONDS", 0.5)
+    (tmp_path / "says").write_bytes(frame(b" " * 1_000))
+    (tmp_path / "drips").touch()
+    async with workers(tmp_path) as texts:
+        with trio.fail_after(10):
+            assert (
+                await outcome(texts, "chat", b"")
+                == "Exceeded: reading the job took longer than 0.5 s"
+            )
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGRTMIN"), reason="no real-time signals here")
+async def test_a_worker_that_a_signal_without_a_name_ends_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_worker, "MODULE", "tests.attacks.taken_text_worker")
+    number = signal.SIGRTMIN + 3
+    (tmp_path / "signal").write_text(str(number))
+    async with workers(tmp_path) as texts:
+        told = await outcome(texts, "chat", b"")
+        assert told == f"Lost: the text worker was lost while reading the job ran (signal {number})"
+        (tmp_path / "signal").unlink()
+        (tmp_path / "says").write_bytes(frame(b'{"done": {}}'))
+        assert await outcome(texts, "chat", b"") == "{}"
 
 
 async def test_a_prompt_that_cannot_fit_is_refused_by_its_length() -> None:

@@ -14,13 +14,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
 from sealring_trio.api.errors import INVALID, ApiError, unavailable
+from sealring_trio.shares import Shares
 
 MAX_BODY: Final = 8 << 20
 """Bytes of one body: a prompt of a million tokens and more. Memory: that much, twice for a moment,
 for each request that is being read."""
 
 MAX_BODIES: Final = 128 << 20
-"""Bytes of all bodies that are being read at once."""
+"""Bytes of all bodies that are being read at once, of which one caller's may be half."""
 
 BODY_SECONDS: Final = 30.0
 """Time that a body may take to arrive."""
@@ -34,10 +35,10 @@ class Bodies:
     """Reads bodies, and keeps count of what is being read."""
 
     def __init__(self) -> None:
-        self._reading = 0
+        self._reading = Shares(MAX_BODIES)
 
-    async def read(self, request: Request) -> bytes:
-        """The JSON text in *request*. Raises `ApiError`, or `ClientDisconnect`."""
+    async def read(self, request: Request, owner: str) -> bytes:
+        """The JSON text in *request* of *owner*. Raises `ApiError`, or `ClientDisconnect`."""
         _check_form(request)
         declared = request.headers.get("content-length", "0")
         if declared.isdecimal() and int(declared) > MAX_BODY:
@@ -49,10 +50,9 @@ class Bodies:
                 while True:
                     message = await _receive(request)
                     part = message.get("body", b"")
-                    self._reading += len(part)
-                    body += part
-                    if self._reading > MAX_BODIES:
+                    if not self._reading.take(owner, len(part)):
                         raise unavailable("Too many requests are being read at once.", "overloaded")
+                    body += part
                     if len(body) > MAX_BODY:
                         break
                     if not message.get("more_body", False):
@@ -61,7 +61,7 @@ class Bodies:
             late = f"The body did not arrive within {BODY_SECONDS:g} seconds."
             raise ApiError(408, late, "request_timeout") from None
         finally:
-            self._reading -= len(body)
+            self._reading.give_back(owner, len(body))
         if message.get("more_body", False):
             await _discard(request)
         raise _too_large()

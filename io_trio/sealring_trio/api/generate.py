@@ -86,7 +86,7 @@ class Generate(Generic[A]):
     async def _answer(self, scope: Scope, receive: Receive, send: Send, call: Call) -> str:
         """Give the answer out; in a word, how it ended."""
         head, trace = self._head, call.trace
-        body = await head.bodies.read(Request(scope, receive))
+        body = await head.bodies.read(Request(scope, receive), call.visitor.owner)
         trace.body = trio.current_time() - trace.began
         head.check_serving()
         texts = [body]
