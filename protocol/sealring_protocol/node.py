@@ -136,12 +136,11 @@ class Node:
             settings = FollowerConfig(self.rank, names, roster.inner_seal, trusted, tensor)
             return Follower(settings, now)
         config = self._config
-        hosts = tuple(member.host for member in roster.members)
         return Head(
             HeadConfig(
                 config.instance,
                 names,
-                hosts,
+                roster.hosts,
                 Wish(
                     config.strategy,
                     config.layers,
@@ -439,6 +438,8 @@ class Node:
             case Adopted(changed):
                 if changed:
                     self._begin_anew(now)
+                elif isinstance(self._brain, Head):
+                    self._brain.readdress(self.roster.roster.hosts)
                 serial = self.roster.roster.serial
                 self._events.append(RosterInForce(serial, self._switchboard.rank))
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 from sealring_protocol.codec.messages import Decode, Row, Step, StepDone
 from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.requests import FinishReason, Request
 from sealring_protocol.control.rows import SchedulerConfig
+from sealring_protocol.security.roster import sign_roster
 
-from tests.sim.cluster import Cluster, Collective, make_roster
+from tests.sim.cluster import COORDINATOR, WALL, Cluster, Collective, make_roster
 from tests.sim.fake_engine import reference
 
 PROMPTS = ((5, 6, 7), (11, 12, 13, 14, 15), (21,) * 9)
@@ -197,6 +199,22 @@ def test_a_roster_that_comes_to_forbid_it_ends_it():
     made = cluster(3, rosters=rosters)
     made.run_until(lambda: strategy(made) is Strategy.PIPELINE)
     all_right(made, serve(made))
+
+
+def test_the_next_collective_is_told_the_addresses_of_a_newer_roster():
+    made = cluster(2)
+    rank = made.hosts["host1"]
+    assert [host for host, _ in rank.node.brain.order.hosts] == ["host0", "host1"]
+    roster = made.head.node.roster.roster
+    moved = attrs.evolve(roster.members[1], addresses=("host1.new:1", "host1:1"))
+    newer = attrs.evolve(roster, serial=2, members=(roster.members[0], moved))
+    made.head.node.bring_roster(sign_roster(newer, COORDINATOR).encode(), WALL)
+    made.settle(made.head)
+    made.run_for(1.0)
+    epoch = rank.node.brain.epoch
+    made.kill_engine(rank)
+    made.run_until(lambda: rank.node.brain.epoch > epoch and rank.node.brain.serving)
+    assert [host for host, _ in rank.node.brain.order.hosts] == ["host0", "host1.new"]
 
 
 def test_an_answer_of_an_epoch_that_is_over_changes_nothing():

@@ -69,6 +69,10 @@ class Head(HeadEpochs):
         if scheduler is not None:
             scheduler.forget_ranks()
 
+    def readdress(self, hosts: tuple[str, ...]) -> None:
+        """The ranks are reached at *hosts* from now on: the next collective is told these."""
+        self._config = attrs.evolve(self._config, hosts=hosts)
+
     # ------------------------------------------------------------- requests
 
     def submit(self, request: Request, now: float) -> tuple[int, list[Effect]]:

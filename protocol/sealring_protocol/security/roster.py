@@ -164,6 +164,11 @@ class Roster:
         return {member.id: rank for rank, member in enumerate(self.members)}
 
     @property
+    def hosts(self) -> tuple[str, ...]:
+        """The host of each member, in rank order."""
+        return tuple(member.host for member in self.members)
+
+    @property
     def _policy(self) -> int:
         return self.inner_seal * _INNER_SEAL | (not self.tensor_parallelism) * _NO_TENSOR
 
