@@ -83,3 +83,23 @@ def test_what_was_learnt_of_a_rank_is_void_in_the_ring_of_another_roster() -> No
     ring.head.retire()
     Head(HeadConfig(7, ("a", "b"))).inherit(scheduler)
     assert scheduler.learnt == {}
+
+
+def test_memory_that_ran_out_with_short_rows_bars_no_long_one() -> None:
+    """Another program on that machine may have taken it."""
+    ring = Brains(3, Random(1), SchedulerConfig(groups=2, rows=8, chunk=64))
+    ring.start()
+    short = [ring.submit(Request((n, n + 1), 40)) for n in range(1, 4)]
+    for _ in range(60):
+        ring.step()
+    ring.kill_engine(2, FailureKind.MEMORY)
+    ring.start_engine(2)
+    ring.run()
+    assert all(ring.finished(uid) is FinishReason.LENGTH for uid in short)
+    assert ring.head.scheduler is not None
+    assert ring.head.scheduler.learnt.keys() == {2}
+    long = [ring.submit(Request((n,) * 500, 20)) for n in (5, 6)]  # one after the other
+    ring.run()
+    for uid, n in zip(long, (5, 6), strict=True):
+        assert whole(ring, uid, (n,) * 500, 20)
+    assert ring.kills == 1

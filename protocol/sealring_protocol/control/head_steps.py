@@ -204,7 +204,8 @@ class HeadSteps:
         """Tell of ranks that are given less room than was *known*."""
         learnt = self.scheduler.learnt if self.scheduler is not None else {}
         texts = [
-            f"memory of rank {rank} ran out: it is given {room >> 10} KiB of caches at most now"
+            f"memory of rank {rank} ran out: several requests together are given "
+            f"{room >> 10} KiB of caches there at most now"
             for rank, room in learnt.items()
             if known.get(rank) != room
         ]

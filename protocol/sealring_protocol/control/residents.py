@@ -63,7 +63,8 @@ class Residents:
         self._longest = context
         self._next_uid = first_uid
         self._leaders: dict[tuple[tuple[str, str], tuple[int, ...]], LiveRow] = {}  # see `_follow`
-        self._room = Room()
+        self._room = Room()  # of several rows, by what has been learnt
+        self._whole = Room()  # of a row that is alone
         self._ranks: tuple[Ready, ...] = ()
         self.learnt: dict[int, int] = {}  # bytes for caches, of ranks whose memory ran out
         self._saving: list[LiveRow] = []  # rows to keep a snapshot of
@@ -212,11 +213,12 @@ class Residents:
     def begin(self, ranks: Iterable[Ready]) -> None:
         """An epoch begins, on *ranks* that hold nothing yet."""
         ranks = self._ranks = tuple(ranks)
-        rooms = [
-            min(ready.room, self.learnt.get(rank, ready.room)) for rank, ready in enumerate(ranks)
-        ]
-        self._room = Room(zip(rooms, [ready.cost for ready in ranks], strict=True))
-        self._longest = self._room.longest(self._context)
+        self._room = Room(
+            (min(ready.room, self.learnt.get(rank, ready.room)), ready.cost)
+            for rank, ready in enumerate(ranks)
+        )
+        self._whole = Room((ready.room, ready.cost) for ready in ranks)
+        self._longest = self._whole.longest(self._context)
         self.prefixes.clear(cuttable=all(ready.trimmable for ready in ranks))
 
     def taken(self) -> tuple[tuple[int, int], ...]:
@@ -232,8 +234,10 @@ class Residents:
         )
 
     def learn(self, rank: int, taken: tuple[tuple[int, int], ...]) -> None:
-        """The memory of *rank* ran out when so much was *taken*: from the next epoch on it is to
-        have less than that, but enough for any one of these rows alone."""
+        """The memory of *rank* ran out when so much was *taken*: from the next epoch on several
+        rows together are to take less than that, though enough for any one of these. A row that is
+        alone may take all that the rank has: another program may have taken the memory, and the
+        rank would be of no use for long requests ever after."""
         if rank < len(taken):
             everything, alone = taken[rank]
             most = min(everything, self.learnt.get(rank, everything))
@@ -336,7 +340,9 @@ class Residents:
         return len(row.tokens) + row.flying + max(1, min(left, growth))
 
     def _shortage(self, entering: LiveRow | None = None) -> int:
-        return self._room.shortage(self._shapes(entering), self.prefixes.lengths)
+        alone = len(self.live) + (entering is not None) <= 1
+        room = self._whole if alone else self._room
+        return room.shortage(self._shapes(entering), self.prefixes.lengths)
 
     def make_room(self) -> None:
         """Rows have grown: drop snapshots, and preempt the youngest rows, until all fits."""
