@@ -67,7 +67,7 @@ export class Rank {
   #working = [];
   /** What each of them weighs. @type {number[]} */
   #weights = [];
-  /** ROWs since the last STEP, the token ids in their histories, and what they weigh. */
+  /** ROWs of the epoch since its last STEP, the token ids in their histories, and what they weigh. */
   #rows = { count: 0, ids: 0, weight: 0 };
   #next = 1n;
   /** @type {Failed | null} */
@@ -187,6 +187,7 @@ export class Rank {
     this.#order = order;
     this.#working = [];
     this.#weights = [];
+    this.#rows = { count: 0, ids: 0, weight: 0 };
     this.#next = 1n;
     this.#failure = null;
     this.#told = false;
