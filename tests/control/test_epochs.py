@@ -100,6 +100,18 @@ def test_what_a_rank_may_not_say_is_its_fault(purpose, message):
         serving_head().message(1, purpose, message, 0.0)
 
 
+def test_a_second_ready_while_others_are_waited_for_is_the_ranks_fault():
+    head = Head(HeadConfig(HEAD, ("n0", "n1", "n2"), inner_seal=False))
+    head.engine_message(info(), 0.0)
+    for rank in (1, 2):
+        effects = head.message(rank, CONTROL, HELLO, 0.0)
+    bounds = of(effects, ToEngine)[0].message.bounds
+    answer = ready(1, bounds[1], bounds[2])
+    head.message(1, CONTROL, answer, 0.0)
+    with pytest.raises(RemoteProtocolError, match="was ready in this epoch before"):
+        head.message(1, CONTROL, answer, 0.0)
+
+
 def test_ready_with_other_layers_than_planned_is_the_ranks_fault():
     head = Head(HeadConfig(HEAD, ("n0", "n1"), inner_seal=False))
     head.engine_message(info(), 0.0)

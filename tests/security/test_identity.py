@@ -195,7 +195,8 @@ def test_der_becomes_the_one_form():
         SIGNATURE,
         encode_dss_signature(R, S)[:-1],
         encode_dss_signature(1 << 256, 1),
-        encode_dss_signature(1, ORDER + 1),
+        encode_dss_signature(1, ORDER),
+        encode_dss_signature(ORDER, 1),
         encode_dss_signature(1, 0),
         encode_dss_signature(0, 1),
         b"\x30\x06\x02\x01\x01\x02\x01\xff",  # r = 1, s = -1

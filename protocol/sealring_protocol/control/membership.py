@@ -135,7 +135,7 @@ class Membership:
         """
         if not self.is_current(ready.epoch) or self.state is MembershipState.GATHERING:
             return False
-        if self.state is MembershipState.SERVING or rank in self._ready:
+        if rank in self._ready:
             raise RemoteProtocolError(f"rank {rank} was ready in this epoch before")
         if (ready.first, ready.last) != (layers.start, layers.stop):
             raise RemoteProtocolError(
