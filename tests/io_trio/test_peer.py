@@ -17,9 +17,10 @@ import attrs
 import pytest
 import trio
 from sealring_model import tiny
-from sealring_protocol.codec.messages import Epoch, Ready
+from sealring_protocol.codec.messages import Backend, Bootstrap, Epoch, Ready
 from sealring_protocol.security.admission import Admission
 from sealring_trio.config import load_config
+from sealring_trio.conformance.fields import to_fields
 from sealring_trio.errors import OperationError
 from sealring_trio.local_ring import running_node, wait_until_up, write_cluster
 from sealring_trio.models import describe_model, find_model
@@ -123,6 +124,14 @@ def test_a_script_does_as_it_says(cluster: list[Path], tmp_path: Path) -> None:
         ("{", "line 1, is no JSON"),
         ("[]", "says nothing that a peer can do"),
         ('{"sing": 1}', "says nothing that a peer can do"),
+        ("[" * 100_000, "line 1, is no JSON"),
+        ('{"wait": "1"}', "line 1: 'wait' takes a number of seconds"),
+        ('{"wait": -1}', "line 1: 'wait' takes a number of seconds"),
+        ('{"wait": NaN}', "line 1: 'wait' takes a number of seconds"),
+        ('{"close": 99}', "line 1: 'close' takes a code of CLOSE"),
+        ('{"close": "0"}', "line 1: 'close' takes a code of CLOSE"),
+        ('{"expect": 7}', "line 1: 'expect' takes an object"),
+        ('{"send": ["READY"]}', "line 1: 'send' takes an object"),
     ],
 )
 def test_a_bad_script_is_refused_at_once(
@@ -263,3 +272,20 @@ def test_a_head_looks_at_what_a_rank_says(
         pytest.RaisesExc(OperationError, match=why), flatten_subgroups=True, allow_unwrapped=True
     ):
         trio.run(talk)
+
+
+def test_who_leaves_before_it_is_answered_ends_his_link_alone(
+    cluster: list[Path], tmp_path: Path
+) -> None:
+    head, rank = cluster
+    hosts = ("127.0.0.1", 1), ("127.0.0.1", 2)
+    order = Bootstrap(Epoch(1, 1), Backend.RING, 1, False, 60_000, bytes(32), (0, 2), hosts)
+    lines = [{"send": to_fields(order)}] * 30
+    script = tmp_path / "script"
+    script.write_text("\n".join(map(json.dumps, lines)))
+    with listening(rank) as (peer, at):
+        for _ in range(3):
+            sealring("peer", *who(head), "--dial", "rank1", "--at", at, "--script", script)
+        done = sealring("peer", *who(head), "--dial", "rank1", "--at", at, "--steps", "1")
+        assert done.code == 0, done.err
+        assert peer.poll() is None

@@ -71,6 +71,11 @@ class Line:
             self._came.close()
             await trio.aclose_forcefully(self._stream)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the link has ended, so that nothing can be sent."""
+        return self._link.next_timeout() is None
+
     async def up(self) -> LinkUp | None:
         """Wait until both ends have proved themselves; None if they never do."""
         try:
@@ -93,7 +98,7 @@ class Line:
 
     def close(self, code: int = CloseCode.SHUTDOWN, reason: str = "") -> None:
         """End the link in good order, if it has not ended."""
-        if self._link.next_timeout() is None:
+        if self.ended:
             return
         self._tell({"sent": {"message": "CLOSE", "why": int(code), "reason": reason}})
         self._link.close(CloseCode(code), reason)

@@ -23,6 +23,7 @@ from sealring_protocol.codec.messages import (
     Failure,
     FailureKind,
     Join,
+    Message,
     NoWork,
     Open,
     Prefill,
@@ -103,6 +104,12 @@ def place(step: Step, ledger: Ledger, boundary: int) -> InnerContext:
             raise LocalProtocolError("a step without work has no tensor")
 
 
+def _say(line: Line, message: Message) -> None:
+    """Send *message* on *line*, unless that has ended: what came before is read after its end."""
+    if not line.ended:
+        line.send(message)
+
+
 class Rank:
     """The rank after the head. It answers on any number of links, of any number of epochs, and
     says READY of an epoch once its STEP link with the head is up."""
@@ -121,7 +128,7 @@ class Rank:
         seals = Seals(up)
         try:
             if up.purpose is Purpose.CONTROL:
-                line.send(self._model.ready(NO_EPOCH))
+                _say(line, self._model.ready(NO_EPOCH))
             elif up.purpose is Purpose.STEP:
                 self._chains.add(line)
                 self._answer()
@@ -130,7 +137,7 @@ class Rank:
                     case Bootstrap():
                         self._begin(message, line)
                     case Step() if message.failed is None:
-                        line.send(self._step(message, seals))
+                        _say(line, self._step(message, seals))
                     case _:
                         pass  # it has been told; there is nothing to answer
         finally:
@@ -142,7 +149,7 @@ class Rank:
         epoch = order.epoch
         if order.backend is not Backend.PIPELINE:
             text = "this peer has no engine that could join a collective"
-            control.send(StepDone(epoch, 0, failed=Failure(_RANK, FailureKind.GROUP, text)))
+            _say(control, StepDone(epoch, 0, failed=Failure(_RANK, FailureKind.GROUP, text)))
             return
         self._epochs = {epoch: (order.bounds, Ledger())}
         self._owed = control, self._model.ready(epoch, *order.bounds[1:])
@@ -153,7 +160,7 @@ class Rank:
         if self._owed is not None and self._chains:
             control, ready = self._owed
             self._owed = None
-            control.send(ready)
+            _say(control, ready)
 
     def _step(self, step: Step, seals: Seals) -> StepDone:
         """The answer to *step*: a decode gives back what it brought."""

@@ -14,12 +14,13 @@ integers of 64 bits are decimal strings. After the last line the link is ended.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
 import trio
-from sealring_protocol.errors import SealringError
+from sealring_protocol.errors import CloseCode, SealringError
 
 from sealring_trio.conformance.fields import from_fields, to_fields
 from sealring_trio.errors import OperationError, UserError
@@ -59,7 +60,7 @@ class Script:
             line.send(from_fields(fields))  # type: ignore[arg-type]
         except KeyError as error:
             raise self._mistake(number, f"there is no message or field {error}") from None
-        except (SealringError, TypeError, ValueError) as error:
+        except (AttributeError, SealringError, TypeError, ValueError) as error:
             raise self._mistake(number, str(error)) from None
 
     async def _expect(self, line: Line, number: int, fields: dict[str, Any]) -> None:
@@ -94,7 +95,7 @@ def read_script(path: Path) -> Script:
             continue
         try:
             order = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(
                 f"{path}, line {number}, is no JSON: {error}", "See: sealring peer --help"
             ) from None
@@ -103,5 +104,21 @@ def read_script(path: Path) -> Script:
                 f"{path}, line {number}, says nothing that a peer can do",
                 f"A line has one of: {', '.join(_VERBS)}.",
             )
+        if mistake := _mistake(order):
+            raise UserError(f"{path}, line {number}: {mistake}", "See: sealring peer --help")
         lines.append((number, order))
     return Script(path, tuple(lines))
+
+
+def _mistake(order: dict[str, Any]) -> str:
+    """What keeps a peer from doing *order*; empty if nothing that can be seen before."""
+    match order:
+        case {"send": what} if not isinstance(what, dict):
+            return "'send' takes an object with the fields of a message"
+        case {"expect": what} if not isinstance(what, dict):
+            return "'expect' takes an object with fields of a message"
+        case {"wait": what} if type(what) not in (int, float) or not 0 <= what < math.inf:
+            return "'wait' takes a number of seconds"
+        case {"close": what} if type(what) is not int or what not in list(CloseCode):
+            return f"'close' takes a code of CLOSE, 0 to {max(CloseCode):d}"
+    return ""
