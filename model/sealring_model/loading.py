@@ -186,7 +186,11 @@ def describe(folder: Path) -> ModelInfo:
 
 def _check_files(folder: Path) -> None:
     """Raise `LoadError` for what is no file, which libraries that read the folder may wait for."""
-    for file in folder.iterdir():
+    try:
+        files = list(folder.iterdir())
+    except OSError as error:
+        raise LoadError(f"cannot look into {folder}: {error.strerror}") from None
+    for file in files:
         if file.exists() and not (file.is_file() or file.is_dir()):
             raise LoadError(f"{file} is no regular file")
 

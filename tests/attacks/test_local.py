@@ -20,6 +20,7 @@ from sealring_model.errors import LoadError
 from sealring_model.loading import describe
 from sealring_model.tokens import Tokenizer
 from sealring_model.weights import write_manifest
+from sealring_trio.api.keys import read_keys
 from sealring_trio.config import load_config
 from sealring_trio.errors import UserError
 from sealring_trio.files import make_private_folder, replace_file
@@ -181,6 +182,7 @@ FOLDERS = {
     "index of a list": replaced("model.safetensors.index.json", '{"weight_map": []}'),
     "index of numbers": replaced("model.safetensors.index.json", '{"weight_map": {"a": 1}}'),
     "manifest too deep": replaced("sealring.json", DEEP),
+    "nothing, any more": shutil.rmtree,
 }
 
 
@@ -237,7 +239,7 @@ def test_no_code_of_a_models_folder_is_run(folder: Path, settings: str) -> None:
 # ------------------------------------------------------------------ files
 
 
-@pytest.mark.parametrize("read", [read_key, read_roster, read_public_key, load_config])
+@pytest.mark.parametrize("read", [read_key, read_keys, read_roster, read_public_key, load_config])
 @pytest.mark.parametrize("name", ["pipe", "/dev/zero", "zero\0byte"])
 def test_what_is_no_file_is_refused_and_told(
     tmp_path: Path, read: Callable[[Any], object], name: str

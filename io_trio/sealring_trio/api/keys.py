@@ -23,7 +23,7 @@ import attrs
 import pydantic
 
 from sealring_trio.errors import UserError
-from sealring_trio.files import WRITABLE, make_private_folder, others_may, replace_file
+from sealring_trio.files import WRITABLE, make_private_folder, others_may, read_file, replace_file
 
 KEY_PREFIX: Final = "sk-sealring-"
 KEY_BYTES: Final = 32
@@ -51,10 +51,8 @@ class KeyFile(pydantic.BaseModel, extra="forbid", frozen=True):
 def read_keys(path: Path) -> KeyFile:
     """The keys in *path*; none if there is no such file. Raises `UserError`."""
     try:
-        with path.open("rb") as file:
-            fault = others_may(os.fstat(file.fileno()), WRITABLE)
-            data = file.read()
-        if fault:
+        data, status = read_file(path)
+        if fault := others_may(status, WRITABLE):
             raise UserError(
                 f"the API keys in {path} are not yours alone: {fault}",
                 "Move the file away, and make new keys with 'sealring apikey new'.",
