@@ -174,8 +174,8 @@ class PeerBook:
         return trouble is not None and trouble.count > 1
 
     def put_out(self, peer: bytes, own: Roster, contacts: Contacts, now: float) -> list[Note]:
-        """*peer* holds a newer roster than *own*, in which this node is no member. It is left alone
-        for a while, and that is told once."""
+        """*peer* seems to hold a newer roster than *own*, in which this node is no member. If it
+        seemed so the last time, too, it is left alone for a while, and that is told once."""
         member = own.member(peer)
         if member is None or not contacts.rest(peer, now):
             return []

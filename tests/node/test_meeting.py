@@ -328,6 +328,25 @@ def test_a_member_that_was_put_out_is_told_once_and_then_quiet(away):
     assert not any(peer.put_out for peer in cluster.hosts["host2"].node.peers())
 
 
+def test_a_handshake_that_breaks_once_is_no_sign_that_a_member_was_put_out():
+    """The head holds a newer roster, and what it answers to the first FIN is lost on the way."""
+    cluster = Cluster(2, 1, rosters=[make_roster(2, serial=2), make_roster(2, serial=1)])
+    cluster.closed = {("host0", "host1")}
+    flights = []
+
+    def lose(sender, receiver, data):
+        if sender == "host1":
+            flights.append(data)
+            if len(flights) == 2:
+                for wire in list(cluster.hosts["host1"].wires.values()):
+                    cluster.cut(wire)
+
+    cluster.tap = lose
+    cluster.run_until(lambda: cluster.ready, 10.0)
+    assert len(flights) > 2
+    assert put_out(cluster, 1) == []
+
+
 def test_the_owner_gives_a_newer_roster_to_one_node_of_a_running_ring():
     cluster = Cluster(3, 2, rosters=[make_roster(3)] * 3)
     cluster.run_until(lambda: cluster.ready)

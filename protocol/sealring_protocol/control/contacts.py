@@ -76,6 +76,7 @@ class Contacts:
         self._wishes: dict[Key, _Wish] = {}
         self._up: dict[Key, Contact] = {}
         self._answered: set[Key] = set()  # own dials past RESP
+        self._doubtful: set[bytes] = set()  # peers that seemed to have put this node out, once
         self._resting: dict[bytes, float] = {}  # peers that are left alone, and until when
 
     # ---------------------------------------------------------------- wishes
@@ -133,13 +134,18 @@ class Contacts:
         return max(wish.next_try, self._resting.get(key[0], wish.next_try))
 
     def rest(self, peer: bytes, now: float) -> bool:
-        """Leave *peer* alone for a while: it has put this node out. True if that is news."""
+        """*peer* seems to have put this node out: leave it alone for a while if it seemed so the
+        last time, too, for once a handshake may just have broken. True if that is news."""
+        if peer not in self._doubtful:
+            self._doubtful.add(peer)
+            return False
         news = peer not in self._resting
         self._resting[peer] = now + REST_SECONDS
         return news
 
     def wake(self) -> None:
         """Dial everybody again: this node has another roster."""
+        self._doubtful.clear()
         self._resting.clear()
 
     def is_resting(self, peer: bytes) -> bool:
@@ -194,6 +200,7 @@ class Contacts:
     def established(self, key: Key, contact: Contact) -> None:
         """The link *contact* of *key* is up."""
         self._answered.discard(key)
+        self._doubtful.discard(key[0])
         self._resting.pop(key[0], None)
         self._up[key] = contact
         wish = self._wishes.get(key)

@@ -248,7 +248,7 @@ GRACE: Final = 6.0
 passes."""
 
 STEADY: Final = 64
-"""Steps of an epoch after which they are what they were."""
+"""Steps of one epoch after which the multiplier is 1 again."""
 
 
 class _Shape(NamedTuple):
