@@ -245,6 +245,62 @@ async def test_clients_that_stall_in_a_request_give_way(mock_clock: MockClock) -
             await stream.aclose()
 
 
+async def test_clients_that_say_a_byte_now_and_then_give_way(mock_clock: MockClock) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/body":
+            await read(receive)
+        await hello(scope, receive, send)
+
+    async with door(app, limit=4) as served:
+        slow = [
+            await served.connect(b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+            for _ in range(3)
+        ]
+        await wait_all_tasks_blocked()
+        assert (await served.answer(b"")).startswith(b"HTTP/1.1 503 ")
+        for _ in range(2):
+            mock_clock.jump(0.6 * STALL_SECONDS)
+            for stream in slow:
+                await stream.send_all(b"1")
+            await wait_all_tasks_blocked()
+        await served.works()
+        assert len(served.book) == 2
+        for stream in slow:
+            await stream.aclose()
+
+
+async def test_a_request_does_not_pay_for_the_one_before_it(mock_clock: MockClock) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await read(receive)
+        await hello(scope, receive, send)
+
+    said = b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n"
+    async with door(app, limit=1) as served:
+        stream = await served.connect(said)
+        await wait_all_tasks_blocked()
+        mock_clock.jump(2 * STALL_SECONDS)
+        await stream.send_all(b"1")
+        assert await one(stream) == (200, b"POST /body")
+        await stream.send_all(said)
+        await wait_all_tasks_blocked()
+        assert (await served.answer(b"")).startswith(b"HTTP/1.1 503 ")
+        await stream.send_all(b"1")
+        assert await one(stream) == (200, b"POST /body")
+        await stream.aclose()
+
+
+def test_no_connection_has_the_number_of_another() -> None:
+    """What is known of prompts is shared by it; a head that is head again has a new book."""
+    books = [Connections(8) for _ in range(2)]
+
+    async def main() -> list[int]:
+        places = [book.admit("alice") for book in books for _ in range(12)]
+        return [place.number for place in places if place is not None]
+
+    numbers = trio.run(main)
+    assert len(set(numbers)) == len(numbers) == 24
+
+
 async def test_a_system_without_descriptors_costs_idle_connections_and_no_more(
     mock_clock: MockClock,
 ) -> None:

@@ -6,18 +6,20 @@ connections in all, and one for each source, below that. A source is an address;
 
 A connection is idle between requests: it has not sent a whole header. It stalls where a request
 waits for its client to send the body or to take the answer. At a cap, the oldest idle connection
-is closed for the new one, else the one that has stalled longest, if it has for `STALL_SECONDS`:
-of the same source when that is at its cap, of any when all are. Connections for which this server
-works are never closed, and where all are such, the new one is refused. A client that keeps
-connections open therefore takes nothing from others, whatever it leaves unsaid.
+is closed for the new one, else the stalled one whose request has waited most for its client, if
+that is `STALL_SECONDS` in all: of the same source when that is at its cap, of any when all are.
+Connections for which this server works are never closed, and where all are such, the new one is
+refused. A client that keeps connections open therefore takes nothing from others, whatever it
+leaves unsaid, and however slowly it says the rest.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -34,21 +36,25 @@ SHARE_OF_SOURCE: Final = 0.75
 """How much of them one source may have."""
 
 STALL_SECONDS: Final = 1.0
-"""Time for which a request has waited for its client before it may have to give way."""
+"""Time for which a request has waited for its client, all waits together, before it may have to
+give way: who sends a byte now and then waits no less."""
 
 TELL_SECONDS: Final = 60.0
 """Time between two lines of the log that tell of connections which had to go."""
 
+_numbers = itertools.count(1)
+
 
 class Place:
-    """One connection's place in the book. Its *number* is like no other's, ever; *scope* is
-    cancelled when it has to go."""
+    """One connection's place in the book. Its *number* is like no other's in this process, ever;
+    *scope* is cancelled when it has to go."""
 
-    def __init__(self, book: Connections, number: int, source: str) -> None:
-        self.number = number
+    def __init__(self, book: Connections, source: str) -> None:
+        self.number = next(_numbers)
         self.source = source
         self.scope = trio.CancelScope()
-        self.since = 0.0  # when it began to wait for its client (trio's clock)
+        self.waited = 0.0  # seconds that its request has waited for the client before
+        self.since = 0.0  # when it began to wait (trio's clock)
         self._book = book
 
     @property
@@ -99,10 +105,9 @@ class _Line:
         if not same:
             del self._of[place.source]
 
-    def oldest(self, source: str | None) -> Place | None:
-        """The first of *source*, or of all."""
-        places = self._all if source is None else self._of.get(source)
-        return next(iter(places), None) if places else None
+    def of(self, source: str | None) -> Iterable[Place]:
+        """Those of *source*, or all."""
+        return self._all if source is None else self._of.get(source, ())
 
     def __iter__(self) -> Iterator[Place]:
         return iter(list(self._all))
@@ -121,7 +126,6 @@ class Connections:
     _idle: _Line = attrs.field(factory=_Line)
     _stalled: _Line = attrs.field(factory=_Line)
     _count: int = 0
-    _admitted: int = 0
     _closed: int = 0
     _refused: int = 0
     _told: float | None = None
@@ -144,8 +148,7 @@ class Connections:
             if not self.make_room():
                 self._refuse(source)
                 return None
-        self._admitted += 1
-        place = Place(self, self._admitted, source)
+        place = Place(self, source)
         self._count += 1
         self._of_source[source] += 1
         self._idle.add(place)
@@ -153,10 +156,10 @@ class Connections:
 
     def make_room(self, source: str | None = None) -> bool:
         """Close the connection, of *source* or of any, that gives way first; whether one did."""
-        place = self._idle.oldest(source)
+        place = next(iter(self._idle.of(source)), None)
         if place is None:
-            place = self._stalled.oldest(source)
-            if place is None or trio.current_time() - place.since < STALL_SECONDS:
+            place = max(self._stalled.of(source), key=_waited, default=None)
+            if place is None or _waited(place) < STALL_SECONDS:
                 return False
         self._end(place)
         self._closed += 1
@@ -177,6 +180,7 @@ class Connections:
     def work(self, place: Place) -> None:
         """*place* is being answered."""
         self._idle.discard(place)
+        place.waited = 0.0
 
     def stall(self, place: Place) -> None:
         """The answer to *place* waits for its client. One between requests is idle anyway."""
@@ -185,7 +189,9 @@ class Connections:
 
     def go_on(self, place: Place) -> None:
         """It waits no more."""
-        self._stalled.discard(place)
+        if place in self._stalled:
+            place.waited = _waited(place)
+            self._stalled.discard(place)
 
     def leave(self, place: Place) -> None:
         """*place* has ended, by itself or not."""
@@ -226,6 +232,11 @@ class Connections:
             self._closed,
             self._refused,
         )
+
+
+def _waited(place: Place) -> float:
+    """Seconds that the request of *place*, which stalls, has waited for its client in all."""
+    return place.waited + trio.current_time() - place.since
 
 
 def source_of(host: str) -> str:
