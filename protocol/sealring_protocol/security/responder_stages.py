@@ -7,7 +7,9 @@ and whether it is legal, stands in `security.responder`. A stage is used once.
 from __future__ import annotations
 
 import contextlib
+import math
 from hmac import compare_digest
+from typing import Final
 
 import attrs
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
@@ -62,6 +64,9 @@ from sealring_protocol.security.schedule import (
 )
 from sealring_protocol.words import lasting
 
+_LONG_SKEW: Final = 600
+"""Seconds from which a skew is told in words; below, rounding it would hide what is too much."""
+
 
 @attrs.frozen(eq=False)
 class WaitInit:
@@ -106,9 +111,11 @@ class WaitInit:
         skew = init.wall_ms - self.wall_ms
         if abs(skew) > MAX_CLOCK_SKEW_MS:
             side = "ahead of" if skew > 0 else "behind"
+            seconds = math.ceil(abs(skew) / 1000)
+            apart = lasting(seconds) if seconds >= _LONG_SKEW else f"{seconds} s"
             raise AuthenticationFailed(
-                f"the peer's clock is {lasting(abs(skew) / 1000)} {side} this one's; at most "
-                f"{lasting(MAX_CLOCK_SKEW_MS / 1000)} are allowed. Set the one that is wrong"
+                f"the peer's clock is {apart} {side} this one's; at most "
+                f"{MAX_CLOCK_SKEW_MS // 1000} s are allowed. Set the one that is wrong"
             )
         self.replay.add(init.tag)
 
