@@ -183,7 +183,7 @@ def test_a_bootstrap_has_a_deadline():
     head.link_up(1, STEP, 1.0)
     assert head.next_timeout() == 30.0
     effects = head.handle_timeout(30.0)
-    assert "ranks [1] were not ready in time" in text(effects)
+    assert "rank 1 (n1) did not get ready in time" in text(effects)
     assert of(effects, Send)[0].message.epoch == Epoch(HEAD, 2)
 
 

@@ -323,7 +323,7 @@ class Head(HeadEpochs):
             self._lockstep.late()
             return self._lost(self._late(), now)
         if _is_due(self._bootstrap_ends, now):
-            text = f"ranks {self.membership.missing} were not ready in time"
+            text = f"{self._missing()} did not get ready in time"
             self._fails(Failure(self.membership.missing[0], FailureKind.DEADLINE, text))
             if self._gives_up_tensor(now):
                 return [*self._without_tensor(text), *self._end_epoch(now)]

@@ -127,6 +127,11 @@ class HeadEpochs(HeadSteps):
         self._forget_steps()
         return self._joining.leave()
 
+    def _missing(self) -> str:
+        """The ranks that are not there, or not ready, as people know them."""
+        names = self._config.names
+        return ", ".join(f"rank {rank} ({names[rank]})" for rank in self.membership.missing)
+
     # --------------------------------------------------------------- epochs
 
     def _present(self, rank: int, ready: Ready, now: float) -> list[Effect]:
@@ -142,10 +147,8 @@ class HeadEpochs(HeadSteps):
     def _try_start(self, now: float) -> list[Effect]:
         if self.membership.state is not MembershipState.GATHERING:
             return []
-        missing = self.membership.missing
-        if missing:
-            names = ", ".join(f"rank {rank} ({self._config.names[rank]})" for rank in missing)
-            return [Note(Level.INFO, f"waiting for {names}")]
+        if self.membership.missing:
+            return [Note(Level.INFO, f"waiting for {self._missing()}")]
         if self._info is None or not self._recovery.may_start(now):
             return []
         rooms = [self.membership.present[rank].room for rank in range(self._world)]
