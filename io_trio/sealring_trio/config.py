@@ -107,7 +107,7 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
     patience: Annotated[float, pydantic.Field(ge=PING_TIMEOUT, le=60)] = pydantic.Field(
         default=PING_TIMEOUT,
         description="seconds that a peer may be silent before it is lost; pauses seen raise it. "
-        "What is above the default engines may be late, too",
+        "An engine may be late by what exceeds the default",
     )
     groups: int = pydantic.Field(
         default=0, ge=0, le=64, description="batches in flight; as many as pay if 0 (head)"

@@ -46,8 +46,8 @@ ROOM: Final = 1 << 22
 for goes out later."""
 
 MAX_UNTAKEN: Final = 2 * MAX_WEIGHT_WAITING
-"""Bytes that an engine may leave untaken; with more to come it is ended. More than steps and
-answers that links may leave waiting (`MAX_WEIGHT_WAITING`) can be. Memory: 128 MiB."""
+"""Bytes that an engine may leave untaken; one that leaves more is ended. The steps and answers that
+links may leave waiting (`MAX_WEIGHT_WAITING`) are always fewer. Memory: 128 MiB."""
 
 START_TIMEOUT: Final = 120.0
 """Seconds from the start of an engine to its first message. Imports from a cold disk are slow."""
@@ -82,8 +82,8 @@ def new_pair() -> tuple[socket.socket, socket.socket]:
 
 @attrs.frozen
 class Network:
-    """How an engine leaves the machine's network for one of its own (see `child`): in which *way*,
-    and with whom it speaks of that, *times* as often, on the socket *fd*."""
+    """How an engine leaves the machine's network: the *way* (see `child`), and the socket *fd* on
+    which it hands over its sockets, or on which namespaces are handed over, *times* in all."""
 
     way: str
     fd: int

@@ -91,8 +91,8 @@ class Loopback(abc.ABC):
         return True
 
     def close(self) -> None:
-        """Let go of both ports, but for who waits in `accept` or `connect`, which are cancelled for
-        that; connections stay."""
+        """Let go of both ports; connections stay. `accept` and `connect` let go of theirs when they
+        are cancelled, which is for the caller to do."""
         if not self._listens:
             self._listener.close()
 

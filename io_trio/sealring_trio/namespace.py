@@ -96,12 +96,14 @@ def hand_over_sockets(to: socket.socket) -> None:
 
 
 def hand_over_namespace(to: socket.socket, times: int) -> None:
-    """Let as many processes as *times*, which `follow` at the other end of *to*, come here too."""
-    files = [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in _KINDS]
-    for _ in range(times):
-        socket.send_fds(to, [b"\0"], files)
-    for file in files:
-        os.close(file)
+    """Let *times* other processes into this one's namespace: each calls `follow` with the other end
+    of *to*. Raises `NoNamespace` when it cannot."""
+    with _explained("cannot hand over a network namespace"), contextlib.ExitStack() as files:
+        numbers = [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in _KINDS]
+        for number in numbers:
+            files.callback(os.close, number)
+        for _ in range(times):
+            socket.send_fds(to, [b"\0"], numbers)
 
 
 def follow(given: socket.socket) -> None:

@@ -44,7 +44,7 @@ RESET = frame(3, 0, 1, bytes(4))
     "frames",
     [
         b"",
-        SETTINGS + HEADERS + DATA,  # what ended a node: data on a stream that was refused
+        SETTINGS + HEADERS + DATA,  # data on a stream that was refused
         SETTINGS + 1000 * (HEADERS + RESET),
         b"\xff" * 100_000,
     ],
@@ -334,7 +334,7 @@ async def test_a_system_without_descriptors_costs_idle_connections_and_no_more(
 
 
 def test_health_answers_beside_two_thousand_idle_connections(served: Served) -> None:
-    """A real node: before there was a cap, it ran out of descriptors."""
+    """A real node: it would run out of descriptors without a cap."""
     port = httpx2.URL(served.url).port or 0
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 4096:

@@ -135,8 +135,8 @@ class Exchange:
 
 
 def _in_origin_form(request: h11.Request) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-    """Path and query, and the headers. A target that names its host as well, as clients of a proxy
-    say it, takes the place of the header's (RFC 9112, 3.2.2)."""
+    """The target's path and query, and the headers. Where the target names a host, as for a proxy,
+    that host replaces the header's (RFC 9112, 3.2.2)."""
     absolute = _ABSOLUTE.fullmatch(request.target)
     if absolute is None:
         return request.target, list(request.headers)

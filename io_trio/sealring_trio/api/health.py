@@ -2,8 +2,8 @@
 
 A rank's daemon answers PING whatever its engine does, and a link on which nothing came for longer
 than its patience (`patience` in the config, at least `PING_TIMEOUT`) is dead; so a ring that serves
-has heard of every rank within that. The head's own
-engine is asked once a second; it answers between its steps.
+has heard of every rank within that. The head's own engine is asked once a second, and answers
+between its steps.
 """
 
 from __future__ import annotations
