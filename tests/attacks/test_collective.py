@@ -62,6 +62,9 @@ while True:
 
 PATIENCE = 60.0
 
+JOIN = 50.0
+"""Seconds that ranks have to find each other on a busy machine: fewer than the attacker stays."""
+
 
 @contextlib.contextmanager
 def attacked() -> Iterator[Callable[[], list[int]]]:
@@ -85,7 +88,7 @@ def attacked() -> Iterator[Callable[[], list[int]]]:
 
 
 RINGS = {
-    "sealed between two nodes": (2, {"strategy": "tp", "group_timeout": 20.0}, "strategy"),
+    "sealed between two nodes": (2, {"strategy": "tp", "group_timeout": JOIN}, "strategy"),
     "between the processes of one node": (1, {"strategy": "single", "tp": 2}, "members"),
 }
 
@@ -104,8 +107,9 @@ def test_another_user_gets_into_no_collective(
         *_, done = nodes[0].ask({"do": "generate", "prompt": "Once", "max_tokens": 4})
         states = [node.status() for node in nodes]
         ports = stop()
+        logs = "\n".join(node.log.read_text()[-2000:] for node in nodes)
     assert len(done["token_ids"]) == 4
-    assert [state["engine_restarts"] for state in states] == [0] * ranks
+    assert [state["engine_restarts"] for state in states] == [0] * ranks, logs
     assert states[0][told] == "tp" or states[0][told]["size"] == 2
     assert len(ports) >= ranks  # he was there: where the nodes listen for each other
 

@@ -40,6 +40,13 @@ def test_an_interrupt_finishes_what_runs() -> None:
         assert running.process.wait(PATIENCE) == 0
 
 
+@pytest.mark.slow
+def test_the_word_on_collectives_reaches_the_nodes() -> None:
+    with serving("--strategy", "tp", "--collectives", "trusted-link") as running:
+        cluster = httpx2.get(f"{running.url}/v1/cluster", timeout=PATIENCE).json()
+    assert cluster["activations"].startswith("NOT SEALED")
+
+
 def how_it_ended(running: Served) -> str:
     """What `serve` says of a node that has ended."""
     assert running.process.wait(PATIENCE) == 1

@@ -71,7 +71,9 @@ def demo(
         'pp': each rank has some of the layers. 'tp': each has its share of
         every layer, and all sum up what they have. 'auto' chooses.
     collectives
-        'trusted-link' has those sums go beside the sealed links.
+        'shared-loopback' has those sums within reach of every user of this
+        machine, where engines can have no network of their own.
+        'trusted-link' has them go beside the sealed links.
     json
         Print one JSON object.
     """

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import cyclopts
 
 from sealring_trio.cli.output import print_facts, print_json, teller
-from sealring_trio.config import StrategyName
+from sealring_trio.config import CollectivesName, StrategyName
 from sealring_trio.models import TINY, find_model
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def serve(
     ranks: Positive = 2,
     model: str = TINY,
     strategy: StrategyName = "pp",
+    collectives: CollectivesName = "sealed",
     port: Port = 7480,
     log: Literal["debug", "info", "warning", "error"] = "info",
     trace: bool = False,
@@ -66,6 +67,10 @@ def serve(
     strategy
         'pp': each rank has some of the layers. 'tp': each has its share of
         every layer. 'auto' chooses.
+    collectives
+        'shared-loopback' has the sums of 'tp' within reach of every user of
+        this machine, where engines can have no network of their own.
+        'trusted-link' has them go beside the sealed links.
     port
         Port of the API and the dashboard; 0 for any that is free.
     log
@@ -82,7 +87,7 @@ def serve(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     with contextlib.ExitStack() as stack:
         with _progress() as tell:
-            options = {"strategy": strategy}
+            options = {"strategy": strategy, "collectives": collectives}
             api = stack.enter_context(
                 local_api(ranks, folder, port=port, options=options, flags=flags, tell=tell)
             )
