@@ -115,12 +115,12 @@ async def _serve_one(connection: trio.socket.SocketType, handler: Handler) -> No
         if peer_uid(connection.getsockopt) != os.geteuid():
             return
         with contextlib.suppress(trio.BrokenResourceError, _NoRequest):
-            with trio.move_on_after(REQUEST_SECONDS) as waited:
-                line = await _read_line(stream)
-            if waited.cancelled_caught:
-                return
             try:
+                with trio.fail_after(REQUEST_SECONDS):
+                    line = await _read_line(stream)
                 request = _parse(line)
+            except trio.TooSlowError:
+                return
             except UserError as error:
                 await _send(stream, _describe(error))
             else:
@@ -128,17 +128,21 @@ async def _serve_one(connection: trio.socket.SocketType, handler: Handler) -> No
 
 
 class _NoRequest(Exception):
-    """What came is not one line of a request."""
+    """The client left before the end of its line."""
 
 
 async def _read_line(stream: trio.SocketStream) -> bytes:
-    """The request's line. Raises `_NoRequest` when it does not end, or is too long."""
+    """The request's line. Raises `_NoRequest`, or `UserError` when it is too long."""
     line = bytearray()
     while not line.endswith(b"\n"):
         data = await stream.receive_some()
         line += data
-        if not data or len(line) > MAX_LINE:
+        if not data:
             raise _NoRequest
+        if len(line) > MAX_LINE:
+            raise UserError(
+                f"the request is longer than {MAX_LINE >> 20} MiB", "Send a shorter prompt."
+            )
     return bytes(line)
 
 

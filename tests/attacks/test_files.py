@@ -497,6 +497,16 @@ async def test_what_is_no_request_is_that_clients_mistake(tmp_path: Path, data: 
         nursery.cancel_scope.cancel()
 
 
+async def test_a_request_that_is_too_long_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    request = {"do": "generate", "prompt": "a" * (2 * control.MAX_LINE)}
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_control, path, echo)
+        with trio.fail_after(20), pytest.raises(UserError, match="is longer than 4 MiB"):
+            await trio.to_thread.run_sync(partial(list, ask(path, request)))
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_client_beyond_the_last_place_is_told(tmp_path: Path) -> None:
     path = tmp_path / "s"
     async with trio.open_nursery() as nursery:
