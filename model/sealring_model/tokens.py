@@ -86,7 +86,10 @@ def _tool_call(call: Mapping[str, Any]) -> ToolCall:
         raise TypeError("a function's name is a text")
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    return ToolCall(name, arguments, str(call.get("id") or ""))
+    told = ToolCall(name, arguments, str(call.get("id") or ""))
+    for text in attrs.astuple(told):
+        text.encode()  # lone surrogates, which JSON can carry, are no text (a ValueError)
+    return told
 
 
 class Detokenizer:
@@ -192,7 +195,7 @@ class Tokenizer:
         from jinja2.exceptions import TemplateError  # noqa: PLC0415 - transformers brings it
 
         try:
-            return str(
+            text = str(
                 self._inner.apply_chat_template(
                     [dict(message) for message in messages],
                     tools=[dict(tool) for tool in tools] or None,
@@ -201,9 +204,11 @@ class Tokenizer:
                     **settings,
                 )
             )
+            text.encode()  # lone surrogates, as the arguments of a call may bring, are no text
         except (TemplateError, ValueError, *_FAULTS) as error:
             reason = str(error) or type(error).__name__
             raise ValueError(f"the chat template refuses these messages: {reason}") from None
+        return text
 
     def encode_rendered(self, text: str) -> list[int]:
         """The ids of a conversation's *text*, in which a template has put the special tokens."""

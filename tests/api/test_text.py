@@ -61,6 +61,12 @@ CALL = '<call>{"name": "f", "arguments": {"x": 1}}</call>'
 ANSWERS: dict[str, tuple[str, ToolFormat | None, dict[str, bool], list[Told]]] = {
     "plain": ("Hello.", TOOLS, {}, [Content("Hello.")]),
     "a call": (CALL, TOOLS, {}, [F]),
+    "a call with what is no text": (
+        '<call>{"name": "f", "arguments": {"x": "\\ud800"}}</call>',
+        TOOLS,
+        {},
+        [Content('<call>{"name": "f", "arguments": {"x": "\\ud800"}}</call>')],
+    ),
     "text and two calls": (f"Wait. {CALL}\n{CALL}", TOOLS, {}, [Content("Wait. "), F, F]),
     "text after a call": (f"{CALL}\n\nDone.", TOOLS, {}, [F, Content("Done.")]),
     "no call": ("<call>oops</call>", TOOLS, {}, [Content("<call>oops</call>")]),

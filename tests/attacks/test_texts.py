@@ -189,6 +189,22 @@ async def test_a_template_reaches_nothing_and_ends_in_time(
             assert "'lengths'" in await outcome(texts, "chat", ask("The next one is served."))
 
 
+async def test_arguments_that_are_no_text_end_no_worker(tmp_path: Path) -> None:
+    """JSON within JSON may name half of a character, which no tokenizer takes."""
+    template = "{{ messages[0].tool_calls[0].function.arguments | tojson }}"
+    async with workers(variant(tmp_path / "m", chat_template=template)) as texts:
+        for text, wanted in {
+            '{"a": "\\ud800"}': "Refused: .* surrogates not allowed",
+            '{"\\udc00": 1}': "Refused: .* surrogates not allowed",
+            '{"a": "\\ud83e\\udd8a"}': "'lengths'",
+        }.items():
+            function = {"name": "f", "arguments": text}
+            call = {"id": "a", "type": "function", "function": function}
+            message = {"role": "assistant", "content": "x", "tool_calls": [call]}
+            body = json.dumps({"model": "m", "messages": [message]}).encode()
+            assert re.search(wanted, await outcome(texts, "chat", body)), text
+
+
 TOOLS = json.dumps([{"type": "function", "function": {"name": "f"}}]).encode()
 
 CALLS = {
