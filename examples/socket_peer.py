@@ -11,7 +11,7 @@ import attrs
 from sealring_protocol import errors
 from sealring_protocol import link as links
 from sealring_protocol.codec import messages as m
-from sealring_protocol.control.ledger import Ledger
+from sealring_protocol.control.epoch.ledger import Ledger
 from sealring_protocol.security import handshake, identity, roles, seal
 from sealring_protocol.security.roster import SignedRoster
 

@@ -32,11 +32,11 @@ MODULES: Final = (
     *(f"security.{name}" for name in ("handshake_messages", "handshake_values", "identity")),
     *(f"security.{name}" for name in ("initiator", "initiator_stages", "keys", "responder")),
     *(f"security.{name}" for name in ("responder_stages", "roles", "roster", "schedule", "seal")),
-    "control.ledger",
-    "control.membership",
-    "keepalive",
+    "control.epoch.ledger",
+    "control.head.membership",
+    "links.keepalive",
     "link",
-    "link_handshake",
+    "links.link_handshake",
 )
 
 _KILLS: Final = {"_die", "_bury", "fail"}

@@ -52,7 +52,7 @@ TESTS: Final = {
     "codec": ("tests/codec", "tests/security", "tests/link"),
     "security": ("tests/security", "tests/link", "tests/node/test_meeting.py"),
     "control": ("tests/control",),
-    "keepalive": ("tests/link", "tests/node/test_hostile.py"),
+    "links.keepalive": ("tests/link", "tests/node/test_hostile.py"),
     "link": ("tests/link", "tests/node/test_hostile.py", "tests/node/test_meeting.py"),
 }
 _LIKELY: Final = {
@@ -63,7 +63,7 @@ _LIKELY: Final = {
     "security.id": ("signatures",),
     "security.seal": ("seals", "inner_seals"),
     "security": ("initiators", "responders"),
-    "control.ledger": ("ledgers",),
+    "control.epoch.ledger": ("ledgers",),
     "control": ("lockstep", "ranks"),
     "": ("sessions",),
 }

@@ -33,11 +33,11 @@ SWAPS: Final = (
     Swap("LK-05", "link", " + self._decoder.awaited / MIN_FRAME_RATE", ""),
     Swap(
         "LK-03",
-        "keepalive",
+        "links.keepalive",
         "self._asked[0][0] != pong.echo",
         "pong.echo not in [echo for echo, _ in self._asked]",
     ),
-    Swap("LK-03", "keepalive", "self._asked.popleft()[1]", "self._asked[0][1]"),
+    Swap("LK-03", "links.keepalive", "self._asked.popleft()[1]", "self._asked[0][1]"),
     Swap(
         "LK-04",
         "security.admission",
@@ -70,7 +70,7 @@ SWAPS: Final = (
     ),
     Swap(
         "HS-29",
-        "link_handshake",
+        "links.link_handshake",
         "hs.InitiatorState.WAIT_STORE: FRAME_HEADER + MAX_SEALED_BODY",
         "hs.InitiatorState.WAIT_STORE: 0",
     ),
@@ -89,13 +89,13 @@ SWAPS: Final = (
     Swap("HS-29", "security.responder", "1 + 2 + 2 + MAX_REASON", "1 + 2 + MAX_REASON"),
     Swap(
         "RO-15",
-        "link_handshake",
+        "links.link_handshake",
         "self.renew(event.roster)",
         "self.renew(self._config.roster)",
     ),
     Swap(
         "RL-01",
-        "link_handshake",
+        "links.link_handshake",
         "roster = event.roster.roster",
         "roster = self._config.roster.roster",
     ),
@@ -164,19 +164,19 @@ SWAPS: Final = (
     Swap("MS-08", "codec.messages", "(self.presence, self.frequency)))", "(self.presence,)))"),
     Swap(
         "LG-01",
-        "control.ledger",
+        "control.epoch.ledger",
         "self._longer(step.n, self._lengths[uid], 1)",
         "(self._lengths[uid] + 1) % (1 << 32)",
     ),
     Swap(
         "LG-01",
-        "control.ledger",
+        "control.epoch.ledger",
         "self._longer(step.n, position, count)",
         "(position + count) % (1 << 32)",
     ),
     Swap(
         "EP-04",
-        "control.membership",
+        "control.head.membership",
         "if epoch.instance == self._epoch.instance and epoch.counter > self._epoch.counter:",
         "if epoch.counter > self._epoch.counter:",
     ),

@@ -19,11 +19,11 @@ from sealring_protocol.codec.frame import FrameKind
 from sealring_protocol.codec.layouts import FIELDS, fields
 from sealring_protocol.codec.messages import Backend, FailureKind, MessageCode, TunnelEvent
 from sealring_protocol.codec.tensor import DType
-from sealring_protocol.control.collective import JOINING_TABLE
-from sealring_protocol.control.membership import MEMBERSHIP_TABLE
-from sealring_protocol.control.pipeline import PIPELINE_TABLE
-from sealring_protocol.control.requests import ROW_TABLE
-from sealring_protocol.control.tensor import LEADER_TABLE
+from sealring_protocol.control.epoch.collective import JOINING_TABLE
+from sealring_protocol.control.epoch.pipeline import PIPELINE_TABLE
+from sealring_protocol.control.epoch.tensor import LEADER_TABLE
+from sealring_protocol.control.head.membership import MEMBERSHIP_TABLE
+from sealring_protocol.control.scheduler.requests import ROW_TABLE
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.security import initiator, responder
 from sealring_protocol.security.attestation import EvidenceKind, TrustLevel

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 import attrs
 from sealring_model import tiny
-from sealring_model.tokens import Tokenizer
+from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_trio.api.errors import ApiError
 from sealring_trio.api.gate import Visitor
@@ -19,7 +19,7 @@ from sealring_trio.api.kinds import ChatKind, CompletionKind, Hands, Prepared
 from sealring_trio.api.sampling import jobs
 from sealring_trio.api.schema import MAX_CHOICES, MAX_STOPS
 from sealring_trio.api.texts import chat, completion
-from sealring_trio.generation import Generator
+from sealring_trio.node.generation import Generator
 
 from fuzz.source import Source
 

@@ -20,7 +20,7 @@ from sealring_protocol.codec.messages import (
     Step,
     Work,
 )
-from sealring_protocol.control.ledger import Change, Ledger
+from sealring_protocol.control.epoch.ledger import Change, Ledger
 from sealring_protocol.errors import RemoteProtocolError
 
 from fuzz.source import Source

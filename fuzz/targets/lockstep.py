@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import attrs
 from sealring_protocol.codec.messages import Epoch, Failure, FailureKind, Step, StepDone
-from sealring_protocol.control.pipeline import Answered
-from sealring_protocol.control.tensor import TensorLeader
+from sealring_protocol.control.epoch.pipeline import Answered
+from sealring_protocol.control.epoch.tensor import TensorLeader
 from sealring_protocol.errors import RemoteProtocolError
 
 from fuzz.expect import raised

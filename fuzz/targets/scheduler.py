@@ -22,10 +22,16 @@ from sealring_protocol.codec.messages import (
     Row,
 )
 from sealring_protocol.codec.tensor import DType
-from sealring_protocol.control.ledger import Ledger
-from sealring_protocol.control.requests import Outcome, QueueFull, Request, RequestDone, TokenOut
-from sealring_protocol.control.rows import Planned, SchedulerConfig
-from sealring_protocol.control.scheduler import Scheduler
+from sealring_protocol.control.epoch.ledger import Ledger
+from sealring_protocol.control.scheduler.requests import (
+    Outcome,
+    QueueFull,
+    Request,
+    RequestDone,
+    TokenOut,
+)
+from sealring_protocol.control.scheduler.rows import Planned, SchedulerConfig
+from sealring_protocol.control.scheduler.scheduler import Scheduler
 from sealring_protocol.errors import LocalProtocolError
 
 from fuzz.source import Source

@@ -39,11 +39,11 @@ from sealring_protocol.control.effects import (
     Shut,
     ToEngine,
 )
-from sealring_protocol.control.head import Head, HeadConfig
-from sealring_protocol.control.ledger import Ledger
-from sealring_protocol.control.plan import Strategy, Wish
-from sealring_protocol.control.requests import Request, RequestDone, TokenOut
-from sealring_protocol.control.rows import SchedulerConfig
+from sealring_protocol.control.epoch.ledger import Ledger
+from sealring_protocol.control.head.head import Head, HeadConfig
+from sealring_protocol.control.head.plan import Strategy, Wish
+from sealring_protocol.control.scheduler.requests import Request, RequestDone, TokenOut
+from sealring_protocol.control.scheduler.rows import SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 from sealring_protocol.security.roles import Purpose
 

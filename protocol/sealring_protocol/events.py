@@ -13,7 +13,7 @@ from sealring_protocol.control.effects import (
     StepTiming,
     ToEngine,
 )
-from sealring_protocol.control.requests import RequestDone, RowOpened, TokenOut
+from sealring_protocol.control.scheduler.requests import RequestDone, RowOpened, TokenOut
 from sealring_protocol.link import Link
 from sealring_protocol.security.roles import Purpose
 

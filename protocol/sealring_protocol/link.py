@@ -45,7 +45,7 @@ from sealring_protocol.link_events import (
     PeerProved,
     RosterReceived,
 )
-from sealring_protocol.link_handshake import NOTHING, LinkHandshake
+from sealring_protocol.links.link_handshake import NOTHING, LinkHandshake
 from sealring_protocol.security import handshake as hs
 from sealring_protocol.security.admission import Admission
 from sealring_protocol.security.handshake import EncapsulationRequested, SignatureRequested

@@ -29,7 +29,6 @@ from sealring_protocol.codec.messages import (
     StepDone,
     Tunnel,
 )
-from sealring_protocol.connections import Adopted, Down, Incoming, News, Unreached, Up
 from sealring_protocol.control.effects import (
     Effect,
     Level,
@@ -39,11 +38,14 @@ from sealring_protocol.control.effects import (
     ToEngine,
     Want,
 )
-from sealring_protocol.control.follower import Follower, FollowerConfig
-from sealring_protocol.control.head import Head, HeadConfig
-from sealring_protocol.control.plan import Collectives, Strategy, Wish
-from sealring_protocol.control.requests import FinishReason, Request, RequestDone
-from sealring_protocol.control.rows import SchedulerConfig
+from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
+from sealring_protocol.control.head.head import Head, HeadConfig
+from sealring_protocol.control.head.plan import Collectives, Strategy, Wish
+from sealring_protocol.control.scheduler.requests import FinishReason, Request, RequestDone
+from sealring_protocol.control.scheduler.rows import SchedulerConfig
+from sealring_protocol.diagnosis.peers import PeerState
+from sealring_protocol.diagnosis.teller import Teller
+from sealring_protocol.diagnosis.why import EngineFacts, Facts, Obstacle, obstacles
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 from sealring_protocol.events import (
     Established,
@@ -55,14 +57,12 @@ from sealring_protocol.events import (
 )
 from sealring_protocol.limits import PING_TIMEOUT
 from sealring_protocol.link import Link
-from sealring_protocol.peers import PeerState
+from sealring_protocol.links.connections import Adopted, Down, Incoming, News, Unreached, Up
+from sealring_protocol.links.link_manager import Switchboard
 from sealring_protocol.security.handshake import HandshakeConfig, TrafficSecrets
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import SignedRoster
-from sealring_protocol.switchboard import Switchboard
-from sealring_protocol.teller import Teller
-from sealring_protocol.why import EngineFacts, Facts, Obstacle, obstacles
 
 ENGINE_PING_SECONDS: Final = 1.0
 """How often the engine is asked for its counters."""

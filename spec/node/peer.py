@@ -31,7 +31,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
 )
 from sealring_protocol.codec.tensor import DType, Tensor
-from sealring_protocol.control.ledger import Ledger
+from sealring_protocol.control.epoch.ledger import Ledger
 from sealring_protocol.errors import CloseCode, SealringError
 from sealring_protocol.link import (
     EncapsulationRequested,

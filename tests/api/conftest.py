@@ -20,13 +20,13 @@ import pytest
 from openai import OpenAI
 from sealring_model import tiny
 from sealring_trio.api.keys import KEY_FILE, new_key
-from sealring_trio.local_ring import (
+from sealring_trio.collective.ports import free_ports
+from sealring_trio.local.ring import (
     LocalNode,
     running_node,
     wait_until_up,
     write_cluster,
 )
-from sealring_trio.ports import free_ports
 
 from tests.api import scripted
 

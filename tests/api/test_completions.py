@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from sealring_model import tiny
-from sealring_model.tokens import Tokenizer
+from sealring_model.text.tokens import Tokenizer
 
 from tests.api.conftest import Served
 

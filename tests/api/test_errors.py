@@ -10,7 +10,7 @@ import httpx2
 import openai
 import pytest
 from sealring_model import tiny
-from sealring_model.loading import describe
+from sealring_model.loading.model_folder import describe
 from sealring_protocol.limits import MAX_BIAS
 
 from tests.api.conftest import Served

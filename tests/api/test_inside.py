@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sealring_protocol.codec.local_messages import Logprobs
 from sealring_protocol.codec.messages import Decode, Spent
 from sealring_protocol.control.effects import StepTiming
-from sealring_protocol.control.requests import TokenOut
+from sealring_protocol.control.scheduler.requests import TokenOut
 from sealring_protocol.limits import PING_TIMEOUT
 from sealring_trio.api import bodies, gate
 from sealring_trio.api.bodies import BODY_SECONDS, Bodies
@@ -25,7 +25,7 @@ from sealring_trio.api.keys import KEY_FILE, ApiKeys, new_key
 from sealring_trio.api.replies import TextLogprobs
 from sealring_trio.api.schema import ChatRequest, CompletionRequest, read
 from sealring_trio.api.streaming import KEEPALIVE_SECONDS, ClientGone, EventStream, attended
-from sealring_trio.trace import StepParts, Trace
+from sealring_trio.node.trace import StepParts, Trace
 from starlette.requests import ClientDisconnect, Request
 from trio.testing import MockClock
 

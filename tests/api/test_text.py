@@ -7,9 +7,9 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sealring_model.tokens import ToolCall, ToolFormat
+from sealring_model.text.tokens import ToolCall, ToolFormat
 from sealring_trio.api.parsing import MAX_CALL, AnswerText, CallText, Content, Part, Reasoning
-from sealring_trio.marks import StopText
+from sealring_trio.text.stop_strings import StopText
 
 LETTERS = st.text("ab<", max_size=24)
 

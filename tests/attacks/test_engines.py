@@ -20,12 +20,12 @@ import pytest
 import trio
 from sealring_protocol.codec.local_messages import EngineInfo
 from sealring_protocol.codec.messages import Ping, Progress, Row
-from sealring_trio import engine as supervisor
-from sealring_trio.engine import Engine
-from sealring_trio.engine_group import EngineGroup, GroupSettings
-from sealring_trio.engine_process import MAX_UNTAKEN, EngineCommand
-from sealring_trio.ports import Whose, made
-from sealring_trio.secrecy import KILLED_BEFORE
+from sealring_trio.collective.ports import Whose, made
+from sealring_trio.engine import supervisor
+from sealring_trio.engine.group import EngineGroup, GroupSettings
+from sealring_trio.engine.process import MAX_UNTAKEN, EngineCommand
+from sealring_trio.engine.supervisor import Engine
+from sealring_trio.processes.secrecy import KILLED_BEFORE
 
 from tests.io_trio.test_engine_supervisor import FAKE, Owner, running
 
@@ -158,7 +158,7 @@ async def test_an_engine_that_the_system_does_not_start_is_tried_again_after_a_p
 
 LOOKER = """
 import ctypes, json, os, resource, runpy, socket, sys
-import sealring_trio.namespace, sealring_trio.secrecy, tests.io_trio.fake_engine
+import sealring_trio.processes.namespace, sealring_trio.processes.secrecy, tests.io_trio.fake_engine
 libc = ctypes.CDLL(None, use_errno=True)
 if os.geteuid() == 0:
     os.setgroups([])
@@ -207,7 +207,7 @@ def reads(pid):
 
 fake = ["tests.io_trio.fake_engine", "--fd", "{fd}", "good"]
 ordinary, one = start(fake)
-hidden, two = start(["sealring_trio.child", "sealring_trio.child", "--give-way", *fake])
+hidden, two = start([*2 * ["sealring_trio.processes.launcher"], "--give-way", *fake])
 score = lambda pid: int(open(f"/proc/{pid}/oom_score_adj").read())
 limits = open(f"/proc/{hidden}/limits").read()
 core = [line.split() for line in limits.splitlines() if "core" in line][0][4]

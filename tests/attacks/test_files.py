@@ -21,16 +21,16 @@ from sealring_protocol.security.handshake import TrafficSecrets
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign_roster
-from sealring_trio import control
 from sealring_trio.api.keys import KEY_FILE, new_key, read_keys
 from sealring_trio.cli import roster as roster_commands
-from sealring_trio.control import Reply, serve_control
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.files import replace_file, reserve
-from sealring_trio.key_log import KeyLog
-from sealring_trio.local_socket import ask
-from sealring_trio.roster_files import read_roster
-from sealring_trio.roster_store import KEPT, MARK, RosterStore
+from sealring_trio.files.key_log import KeyLog
+from sealring_trio.files.private_files import replace_file, reserve
+from sealring_trio.files.roster_files import read_roster
+from sealring_trio.files.roster_store import KEPT, MARK, RosterStore
+from sealring_trio.local.control_client import ask
+from sealring_trio.node import control
+from sealring_trio.node.control import Reply, serve_control
 
 from tests.io_trio.helpers import sealring
 from tests.io_trio.test_cli_files import flip, make_home

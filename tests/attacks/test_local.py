@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 from sealring_model import tiny
 from sealring_model.errors import LoadError
-from sealring_model.loading import describe
-from sealring_model.tokens import Tokenizer
-from sealring_model.weights import write_manifest
+from sealring_model.loading.model_folder import describe
+from sealring_model.loading.weights import write_manifest
+from sealring_model.text.tokens import Tokenizer
 from sealring_trio.api.keys import read_keys
-from sealring_trio.config import load_config
 from sealring_trio.errors import UserError
-from sealring_trio.files import make_private_folder, replace_file
-from sealring_trio.key_files import read_key, read_public_key
-from sealring_trio.roster_files import read_roster
+from sealring_trio.files.config import load_config
+from sealring_trio.files.key_files import read_key, read_public_key
+from sealring_trio.files.private_files import make_private_folder, replace_file
+from sealring_trio.files.roster_files import read_roster
 
 INTRUDER = """
 import os, sys

@@ -28,13 +28,19 @@ from sealring_protocol.codec.messages import (
 )
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_protocol.control.effects import Effect, Level, Note, ToEngine
-from sealring_protocol.control.follower import Follower, FollowerConfig
-from sealring_protocol.control.head import Head, HeadConfig
-from sealring_protocol.control.pipeline import Answered, FollowerPipeline, HeadPipeline, weight
-from sealring_protocol.control.requests import FinishReason, Request
-from sealring_protocol.control.rows import SchedulerConfig
-from sealring_protocol.control.scheduler import Scheduler
-from sealring_protocol.control.tensor import TensorLeader
+from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
+from sealring_protocol.control.epoch.pipeline import (
+    Answered,
+    FollowerPipeline,
+    HeadPipeline,
+    weight,
+)
+from sealring_protocol.control.epoch.tensor import TensorLeader
+from sealring_protocol.control.head.head import Head, HeadConfig
+from sealring_protocol.control.scheduler.requests import FinishReason, Request
+from sealring_protocol.control.scheduler.rows import SchedulerConfig
+from sealring_protocol.control.scheduler.scheduler import Scheduler
+from sealring_protocol.diagnosis.notes import AT_ONCE, Notes
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
 from sealring_protocol.limits import (
     ENTRY_WEIGHT,
@@ -47,7 +53,6 @@ from sealring_protocol.limits import (
     ORDERS_PER_SECOND,
     PRESENTATIONS_PER_SECOND,
 )
-from sealring_protocol.notes import AT_ONCE, Notes
 from sealring_protocol.security.roles import Purpose
 
 from tests.sim.cluster import Cluster

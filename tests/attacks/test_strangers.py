@@ -16,17 +16,17 @@ import trio
 import trio.testing
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from sealring_protocol import limits
+from sealring_protocol.diagnosis.refusal_log import TELL_SECONDS, TELL_SOURCES, Strangers
 from sealring_protocol.errors import LimitExceeded
 from sealring_protocol.events import EncapsulationWanted, Hangup, SignatureWanted, StoreRoster
 from sealring_protocol.link import Link
 from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.roles import Purpose
-from sealring_protocol.strangers import TELL_SECONDS, TELL_SOURCES, Strangers
-from sealring_trio.connecting import accept
-from sealring_trio.pump import Pump
-from sealring_trio.shared_wire import Guard
-from sealring_trio.wire import LINGER
+from sealring_trio.net.connecting import accept
+from sealring_trio.net.pump import Pump
+from sealring_trio.net.threaded_socket import Guard
+from sealring_trio.net.wire import LINGER
 
 from tests.link.pair import End, config
 from tests.sim.cluster import COORDINATOR, WALL, Cluster, Host, make_roster, signer

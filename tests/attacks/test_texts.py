@@ -15,16 +15,17 @@ from unittest.mock import Mock
 import pytest
 import trio
 from sealring_model import tiny
-from sealring_model.tokens import Tokenizer
-from sealring_protocol.control.requests import Request
-from sealring_trio import requests, text_worker
+from sealring_model.text.tokens import Tokenizer
+from sealring_protocol.control.scheduler.requests import Request
 from sealring_trio.api import gate
 from sealring_trio.api.keys import KEY_FILE, ApiKeys, new_key, revoke_key
 from sealring_trio.api.kinds import CallReader, Hands
 from sealring_trio.api.parsing import MAX_CALL
 from sealring_trio.errors import OperationError
-from sealring_trio.text_frames import CALL, SIZES, Crowded, Exceeded, Lost, Refused
-from sealring_trio.text_worker import TextWorkers
+from sealring_trio.node import requests
+from sealring_trio.text import workers as text_workers
+from sealring_trio.text.frames import CALL, SIZES, Crowded, Exceeded, Lost, Refused
+from sealring_trio.text.workers import TextWorkers
 
 SHARING = ["connection", "off", "everyone"]
 
@@ -182,7 +183,7 @@ TEMPLATES = {
 async def test_a_template_reaches_nothing_and_ends_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_worker, "MEMORY", 1 << 30)
+    monkeypatch.setattr(text_workers, "MEMORY", 1 << 30)
     async with workers(variant(tmp_path / "m", chat_template=TEMPLATE)) as texts:
         for text, wanted in TEMPLATES.items():
             assert re.search(wanted, await outcome(texts, "chat", ask(text))), text
@@ -224,7 +225,7 @@ async def test_a_hostile_tool_call_costs_its_worker_alone(
     parser: str,
     text: str,
 ) -> None:
-    monkeypatch.setitem(cast(Any, text_worker.STAGE_SECONDS), CALL, 0.5)
+    monkeypatch.setitem(cast(Any, text_workers.STAGE_SECONDS), CALL, 0.5)
     assert len(text) <= MAX_CALL
     model = variant(tmp_path / "m", tool_parser_type=parser)
     async with workers(model) as texts:
@@ -265,7 +266,7 @@ async def test_large_bodies_are_read_beside_the_ring_one_at_a_time() -> None:
 async def test_who_has_many_large_texts_waiting_leaves_room_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(text_worker, "MAX_WAITING", 2000)
+    monkeypatch.setattr(text_workers, "MAX_WAITING", 2000)
     body = ask("a" * 600)
     async with workers(tiny.path()) as texts, trio.open_nursery() as nursery:
         nursery.start_soon(outcome, texts, "chat", body, "greedy")
@@ -296,7 +297,7 @@ SAYINGS = {
 async def test_a_worker_that_was_taken_over_is_ended_and_its_caller_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: bytes
 ) -> None:
-    monkeypatch.setattr(text_worker, "MODULE", "tests.attacks.taken_text_worker")
+    monkeypatch.setattr(text_workers, "MODULE", "tests.attacks.taken_text_worker")
     (tmp_path / "says").write_bytes(says)
     async with workers(tmp_path) as texts:
         assert (await outcome(texts, "chat", b"")).startswith("Lost: the text worker ")
@@ -308,7 +309,7 @@ async def test_a_worker_that_was_taken_over_is_ended_and_its_caller_told(
 async def test_a_worker_that_begins_with_what_is_no_message_ends_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: bytes
 ) -> None:
-    monkeypatch.setattr(text_worker, "MODULE", "tests.attacks.taken_text_worker")
+    monkeypatch.setattr(text_workers, "MODULE", "tests.attacks.taken_text_worker")
     (tmp_path / "begins").write_bytes(begins)
     async with workers(tmp_path) as texts:
         with pytest.raises(OperationError, match=r"no text worker starts: .* no message"):
@@ -318,8 +319,8 @@ async def test_a_worker_that_begins_with_what_is_no_message_ends_nothing_else(
 async def test_a_worker_that_says_byte_after_byte_has_no_more_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_worker, "MODULE", "tests.attacks.taken_text_worker")
-    monkeypatch.setattr(text_worker, "ACCEPT_SECONDS", 0.5)
+    monkeypatch.setattr(text_workers, "MODULE", "tests.attacks.taken_text_worker")
+    monkeypatch.setattr(text_workers, "ACCEPT_SECONDS", 0.5)
     (tmp_path / "says").write_bytes(frame(b" " * 1_000))
     (tmp_path / "drips").touch()
     async with workers(tmp_path) as texts:
@@ -334,7 +335,7 @@ async def test_a_worker_that_says_byte_after_byte_has_no_more_time(
 async def test_a_worker_that_a_signal_without_a_name_ends_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_worker, "MODULE", "tests.attacks.taken_text_worker")
+    monkeypatch.setattr(text_workers, "MODULE", "tests.attacks.taken_text_worker")
     number = signal.SIGRTMIN + 3
     (tmp_path / "signal").write_text(str(number))
     async with workers(tmp_path) as texts:
@@ -362,7 +363,7 @@ async def test_a_prompt_that_cannot_fit_is_refused_by_its_length() -> None:
 async def test_a_caller_who_leaves_frees_the_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_worker, "GRACE", 0.1)
+    monkeypatch.setattr(text_workers, "GRACE", 0.1)
     async with workers(variant(tmp_path / "m", chat_template=TEMPLATE)) as texts:
         await outcome(texts, "chat", ask("It has started."))
         with trio.move_on_after(0.5) as left:

@@ -19,7 +19,6 @@ from sealring_protocol.codec.messages import (
     StepDone,
 )
 from sealring_protocol.codec.tensor import DType
-from sealring_protocol.control.collective import TUNNEL_SECONDS
 from sealring_protocol.control.effects import (
     EndCollective,
     PrepareCollective,
@@ -29,11 +28,12 @@ from sealring_protocol.control.effects import (
     ToEngine,
     Want,
 )
-from sealring_protocol.control.follower import Follower, FollowerConfig
-from sealring_protocol.control.head import Head, HeadConfig
-from sealring_protocol.control.membership import MembershipState
-from sealring_protocol.control.plan import Strategy, Wish
-from sealring_protocol.control.requests import Request
+from sealring_protocol.control.epoch.collective import TUNNEL_SECONDS
+from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
+from sealring_protocol.control.head.head import Head, HeadConfig
+from sealring_protocol.control.head.membership import MembershipState
+from sealring_protocol.control.head.plan import Strategy, Wish
+from sealring_protocol.control.scheduler.requests import Request
 from sealring_protocol.errors import CloseCode, LocalProtocolError, RemoteProtocolError
 from sealring_protocol.security.roles import Purpose
 

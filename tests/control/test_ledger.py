@@ -17,7 +17,7 @@ from sealring_protocol.codec.messages import (
     Save,
     Step,
 )
-from sealring_protocol.control.ledger import Change, Ledger, Regroup, Saved
+from sealring_protocol.control.epoch.ledger import Change, Ledger, Regroup, Saved
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.limits import MAX_TOKENS
 

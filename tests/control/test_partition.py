@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sealring_protocol.codec.local_messages import EngineInfo
 from sealring_protocol.codec.tensor import DType
-from sealring_protocol.control.partition import partition, with_layers
-from sealring_protocol.control.plan import Strategy, Wish, make_plan
+from sealring_protocol.control.head.partition import partition, with_layers
+from sealring_protocol.control.head.plan import Strategy, Wish, make_plan
 from sealring_protocol.errors import LocalProtocolError
 
 GIB = 1 << 30

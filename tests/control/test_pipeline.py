@@ -14,7 +14,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
 )
 from sealring_protocol.codec.tensor import DType, Tensor
-from sealring_protocol.control.pipeline import (
+from sealring_protocol.control.epoch.pipeline import (
     Answered,
     FollowerPipeline,
     HeadPipeline,

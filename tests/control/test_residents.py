@@ -13,7 +13,7 @@ from sealring_protocol.codec.messages import (
     Row,
 )
 from sealring_protocol.codec.tensor import DType
-from sealring_protocol.control.requests import (
+from sealring_protocol.control.scheduler.requests import (
     ContextOverflow,
     FinishReason,
     QueueFull,
@@ -22,8 +22,8 @@ from sealring_protocol.control.requests import (
     RoomOverflow,
     TokenOut,
 )
-from sealring_protocol.control.rows import SchedulerConfig
-from sealring_protocol.control.scheduler import Scheduler
+from sealring_protocol.control.scheduler.rows import SchedulerConfig
+from sealring_protocol.control.scheduler.scheduler import Scheduler
 
 EPOCH = Epoch(1, 1)
 LONG = tuple(range(100, 140))

@@ -12,9 +12,14 @@ from sealring_protocol.codec.messages import (
     Prefill,
     Row,
 )
-from sealring_protocol.control.requests import FinishReason, Request, RequestDone, TokenOut
-from sealring_protocol.control.rows import SchedulerConfig
-from sealring_protocol.control.scheduler import Scheduler
+from sealring_protocol.control.scheduler.requests import (
+    FinishReason,
+    Request,
+    RequestDone,
+    TokenOut,
+)
+from sealring_protocol.control.scheduler.rows import SchedulerConfig
+from sealring_protocol.control.scheduler.scheduler import Scheduler
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 
 EPOCH = Epoch(1, 1)

@@ -7,15 +7,15 @@ or changed makes a test fail.
 from __future__ import annotations
 
 import pytest
-from sealring_protocol.control.collective import JOINING_TABLE, JoiningEvent, JoiningState
-from sealring_protocol.control.membership import (
+from sealring_protocol.control.epoch.collective import JOINING_TABLE, JoiningEvent, JoiningState
+from sealring_protocol.control.epoch.pipeline import PIPELINE_TABLE, PipelineEvent, PipelineState
+from sealring_protocol.control.epoch.tensor import LEADER_TABLE, LeaderEvent, LeaderState
+from sealring_protocol.control.head.membership import (
     MEMBERSHIP_TABLE,
     MembershipEvent,
     MembershipState,
 )
-from sealring_protocol.control.pipeline import PIPELINE_TABLE, PipelineEvent, PipelineState
-from sealring_protocol.control.requests import ROW_TABLE, RowEvent, RowState
-from sealring_protocol.control.tensor import LEADER_TABLE, LeaderEvent, LeaderState
+from sealring_protocol.control.scheduler.requests import ROW_TABLE, RowEvent, RowState
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.table import Machine, cross_product
 

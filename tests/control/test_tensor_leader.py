@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from sealring_protocol.codec.messages import Decode, Epoch, Join, NoWork, Prefill, Step
-from sealring_protocol.control.tensor import STEADY, Lateness, Lockstep
+from sealring_protocol.control.epoch.tensor import STEADY, Lateness, Lockstep
 
 EPOCH = Epoch(1, 1)
 

@@ -18,9 +18,9 @@ from pathlib import Path
 import httpx2
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from sealring_trio.local_ring import running_node, wait_until_up, write_cluster
-from sealring_trio.models import TINY, find_model
-from sealring_trio.ports import free_ports
+from sealring_trio.collective.ports import free_ports
+from sealring_trio.files.models import TINY, find_model
+from sealring_trio.local.ring import running_node, wait_until_up, write_cluster
 
 from tests.dashboard.guarded import Guarded, guarded
 from tests.serving import PATIENCE, Served

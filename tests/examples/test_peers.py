@@ -19,12 +19,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from sealring_model import tiny
-from sealring_model.assemble import load_stage
-from sealring_model.loading import describe
+from sealring_model.loading.assemble import load_stage
+from sealring_model.loading.model_folder import describe
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.roster import Member, Roster, sign_roster
-from sealring_trio.config import load_config
-from sealring_trio.local_ring import running_node, wait_until_up, write_cluster
+from sealring_trio.files.config import load_config
+from sealring_trio.local.ring import running_node, wait_until_up, write_cluster
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))

@@ -10,13 +10,13 @@ from pathlib import Path
 import attrs
 import pytest
 from sealring_model import tiny
-from sealring_trio.local_ring import (
+from sealring_trio.collective.ports import free_ports
+from sealring_trio.local.ring import (
     LocalNode,
     running_node,
     wait_until_up,
     write_cluster,
 )
-from sealring_trio.ports import free_ports
 
 from tests.io_trio.relay import Relay, relay
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sealring_trio import client
 from sealring_trio.bench import load, soak
 from sealring_trio.bench.load import SCENARIOS, prompt
 from sealring_trio.bench.phases import Spread, decompose
 from sealring_trio.bench.soak import Process, Reading
+from sealring_trio.local import client
 
 from tests.io_trio.helpers import Outcome, sealring
 from tests.serving import Served

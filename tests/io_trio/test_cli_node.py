@@ -282,7 +282,7 @@ def test_commands_that_need_no_model_import_no_mlx(tmp_path: Path) -> None:
 
 def test_a_node_imports_no_web_server_that_it_does_not_run() -> None:
     program = (
-        "import sys, sealring_trio.service;"
+        "import sys, sealring_trio.node.service;"
         "print(*(m for m in ('h11', 'starlette', 'transformers') if m in sys.modules))"
     )
     done = python(program)

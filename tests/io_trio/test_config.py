@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sealring_trio.config import load_config
 from sealring_trio.errors import UserError
+from sealring_trio.files.config import load_config
 
 GOOD = """\
 # a node

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import trio
-from sealring_trio import control, local_socket
-from sealring_trio.control import Reply, serve_control
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.local_socket import ask
+from sealring_trio.local import control_client
+from sealring_trio.local.control_client import ask
+from sealring_trio.node import control
+from sealring_trio.node.control import Reply, serve_control
 
 
 async def echo(request: dict[str, Any], reply: Reply) -> None:
@@ -114,7 +115,7 @@ async def test_another_user_gets_nothing(tmp_path: Path, monkeypatch: pytest.Mon
         await nursery.start(serve_control, tmp_path / "s", echo)
         with pytest.raises(OperationError, match="the node went away"):
             await ask_in_thread(tmp_path / "s", {"do": "text"})
-        monkeypatch.setattr(local_socket, "peer_uid", lambda _: os.geteuid() + 1)
+        monkeypatch.setattr(control_client, "peer_uid", lambda _: os.geteuid() + 1)
         with pytest.raises(OperationError, match="belongs to another user"):
             await ask_in_thread(tmp_path / "s", {"do": "text"})
         nursery.cancel_scope.cancel()

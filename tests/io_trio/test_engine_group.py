@@ -30,11 +30,11 @@ from sealring_protocol.codec.messages import (
     StepDone,
 )
 from sealring_protocol.table import IllegalEvent, Machine, cross_product
-from sealring_trio import engine_group
-from sealring_trio.engine_group import EngineGroup, GroupSettings, choose_backend, member_command
-from sealring_trio.engine_merge import GroupBroken
-from sealring_trio.engine_process import EngineCommand
-from sealring_trio.engine_states import (
+from sealring_trio.engine import group as engine_groups
+from sealring_trio.engine.group import EngineGroup, GroupSettings, choose_backend, member_command
+from sealring_trio.engine.merge import GroupBroken
+from sealring_trio.engine.process import EngineCommand
+from sealring_trio.engine.states import (
     ENGINE_TABLE,
     GROUP_TABLE,
     EngineEvent,
@@ -42,7 +42,7 @@ from sealring_trio.engine_states import (
     GroupEvent,
     GroupState,
 )
-from sealring_trio.local_ring import local_ring
+from sealring_trio.local.ring import local_ring
 
 from tests.io_trio.conftest import Ring
 from tests.io_trio.fake_engine import INFO, RING
@@ -169,7 +169,7 @@ async def test_a_killed_member_ends_the_others() -> None:
 
 
 async def test_members_that_do_not_find_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_group, "GRACE", 0.0)
+    monkeypatch.setattr(engine_groups, "GRACE", 0.0)
     async with running("late-1") as (group, owner):
         assert isinstance(await owner.told.receive(), EngineInfo)
         group.send(ORDER)
@@ -187,7 +187,7 @@ async def test_a_model_that_does_not_split() -> None:
 async def test_a_group_is_in_no_other_collective() -> None:
     async with running() as (group, owner):
         assert isinstance(await owner.told.receive(), EngineInfo)
-        group.send(engine_group.Group(Backend.RING, 1, 3, 1000))
+        group.send(engine_groups.Group(Backend.RING, 1, 3, 1000))
         group.send(attrs.evolve(ORDER, rank=0))
         told = await owner.told.receive()
         assert isinstance(told, StepDone)
@@ -229,9 +229,9 @@ def test_each_member_has_a_gpu_of_its_own(devices: str | None, own: list[str | N
 def test_members_that_ignore_their_stream_die_with_their_daemon() -> None:
     program = (
         "import trio\n"
-        "from sealring_trio.engine_group import EngineGroup, GroupSettings\n"
-        "from sealring_trio.engine_process import EngineCommand\n"
-        "from sealring_trio.shared_wire import Guard\n"
+        "from sealring_trio.engine.group import EngineGroup, GroupSettings\n"
+        "from sealring_trio.engine.process import EngineCommand\n"
+        "from sealring_trio.net.threaded_socket import Guard\n"
         "class Owner:\n"
         "    def __init__(self): self.guard = Guard()\n"
         "    def engine_message(self, message): print(*group.pids, flush=True)\n"

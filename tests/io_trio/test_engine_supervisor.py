@@ -14,12 +14,12 @@ import pytest
 import trio
 from sealring_protocol.codec.local_messages import EngineInfo, LocalMessage
 from sealring_protocol.codec.messages import Epoch, Ping, Pong, Progress, StepDone
-from sealring_trio import engine as supervisor
-from sealring_trio import engine_process
-from sealring_trio.child import NICE
-from sealring_trio.engine import Engine
-from sealring_trio.engine_process import EngineCommand
-from sealring_trio.shared_wire import Guard
+from sealring_trio.engine import process as engine_processes
+from sealring_trio.engine import supervisor
+from sealring_trio.engine.process import EngineCommand
+from sealring_trio.engine.supervisor import Engine
+from sealring_trio.net.threaded_socket import Guard
+from sealring_trio.processes.launcher import NICE
 
 FAKE = "tests.io_trio.fake_engine"
 
@@ -134,7 +134,7 @@ async def test_who_cannot_look_at_an_engine_looks_again(
 
 
 async def test_a_mute_engine_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_process, "START_TIMEOUT", 0.5)
+    monkeypatch.setattr(engine_processes, "START_TIMEOUT", 0.5)
     async with running("mute") as (_, owner):
         assert await owner.told.receive() == "it said nothing for 0 s"
 
@@ -189,9 +189,9 @@ async def _short_life(self: Engine) -> str:
 def test_a_child_that_ignores_its_stream_dies_with_its_daemon() -> None:
     program = (
         "import trio\n"
-        "from sealring_trio.engine import Engine\n"
-        "from sealring_trio.engine_process import EngineCommand\n"
-        "from sealring_trio.shared_wire import Guard\n"
+        "from sealring_trio.engine.supervisor import Engine\n"
+        "from sealring_trio.engine.process import EngineCommand\n"
+        "from sealring_trio.net.threaded_socket import Guard\n"
         "class Owner:\n"
         "    def __init__(self): self.guard = Guard()\n"
         "    def engine_message(self, message): print(engine.pid, flush=True)\n"

@@ -12,9 +12,9 @@ from functools import partial
 
 import pytest
 import trio
-from sealring_trio import shared_wire
-from sealring_trio.lookout import Lookout
-from sealring_trio.shared_wire import Guard, SharedWire
+from sealring_trio.net import threaded_socket
+from sealring_trio.net.busy_poll import Lookout
+from sealring_trio.net.threaded_socket import Guard, SharedWire
 
 from tests.io_trio.test_wire import pair
 
@@ -145,7 +145,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that comes comes soon, and is looked for."""
     monkeypatch.setattr(Guard, "eager", True)
     monkeypatch.setattr(SharedWire, "eager", True)
-    monkeypatch.setattr(shared_wire, "SOON", LONG)
+    monkeypatch.setattr(threaded_socket, "SOON", LONG)
 
 
 @pytest.mark.usefixtures("eager")
@@ -154,7 +154,7 @@ async def test_wires_that_are_looked_at_by_one_lose_nothing_and_keep_their_order
     soon: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where their threads stay together, and where they part and meet again."""
-    monkeypatch.setattr(shared_wire, "SOON", soon)
+    monkeypatch.setattr(threaded_socket, "SOON", soon)
     draw = random.Random(7)
     guard = Guard()
     ends = [pair() for _ in range(4)]
@@ -259,8 +259,8 @@ async def test_a_wire_is_freed_from_the_lookout_at_once(two: Two, freed: int) ->
 async def test_a_polite_end_is_not_cut_short_by_what_comes_on_another_wire(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_wire, "LINGER", LONG)
-    monkeypatch.setattr(shared_wire, "MAX_LEFT", 0)
+    monkeypatch.setattr(threaded_socket, "LINGER", LONG)
+    monkeypatch.setattr(threaded_socket, "MAX_LEFT", 0)
     far, scope, gone = two.ends[0][1], trio.CancelScope(), trio.Event()
 
     def leave() -> None:
@@ -351,7 +351,7 @@ async def test_only_what_comes_soon_on_an_eager_wire_is_looked_for(
 ) -> None:
     monkeypatch.setattr(Guard, "eager", node)
     monkeypatch.setattr(SharedWire, "eager", wire)
-    monkeypatch.setattr(shared_wire, "SOON", soon)
+    monkeypatch.setattr(threaded_socket, "SOON", soon)
     watched: list[int] = []
 
     def watch(_: Lookout, own: SharedWire, __: float) -> bool:
@@ -376,7 +376,7 @@ async def test_what_comes_after_silence_does_not_come_soon(
     def watch(*_: object) -> bool:
         nonlocal time
         watched.append(len(two.heard[0]))
-        time += 1.2 * shared_wire.SOON
+        time += 1.2 * threaded_socket.SOON
         return False
 
     monkeypatch.setattr(Guard, "now", lambda _: time)

@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from sealring_trio.local_ring import running_node, wait_until_up
-from sealring_trio.ports import free_ports
+from sealring_trio.collective.ports import free_ports
+from sealring_trio.local.ring import running_node, wait_until_up
 
 README = Path(__file__).parents[2] / "README.md"
 

@@ -20,12 +20,12 @@ from pathlib import Path
 import pytest
 import trio
 from sealring_protocol.codec.messages import Epoch, Tunnel, TunnelEvent
-from sealring_trio import loopback
-from sealring_trio import relay as relays
-from sealring_trio.loopback import SharedLoopback
-from sealring_trio.ports import Whose
-from sealring_trio.relay import CHUNK, Relays
-from sealring_trio.shared_wire import Guard
+from sealring_trio.collective import loopback
+from sealring_trio.collective import relay as relays
+from sealring_trio.collective.loopback import SharedLoopback
+from sealring_trio.collective.ports import Whose
+from sealring_trio.collective.relay import CHUNK, Relays
+from sealring_trio.net.threaded_socket import Guard
 
 LOOPBACK = "127.0.0.1"
 BEFORE, EPOCH, NEXT = (Epoch(7, counter) for counter in (1, 2, 3))

@@ -23,13 +23,13 @@ import attrs
 import psutil
 import pytest
 from sealring_model import tiny
-from sealring_model.loading import describe
-from sealring_model.tokens import Tokenizer
+from sealring_model.loading.model_folder import describe
+from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.roster import SignedRoster, sign_roster
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.local_ring import LocalNode, running_node, wait_until_up, write_cluster
-from sealring_trio.single import single_process
+from sealring_trio.local.ring import LocalNode, running_node, wait_until_up, write_cluster
+from sealring_trio.local.single import single_process
 
 from tests.io_trio.conftest import Ring
 from tests.io_trio.helpers import sealring

@@ -10,8 +10,8 @@ from functools import partial
 
 import pytest
 import trio
-from sealring_trio import shared_wire
-from sealring_trio.shared_wire import Guard, SharedWire
+from sealring_trio.net import threaded_socket
+from sealring_trio.net.threaded_socket import Guard, SharedWire
 
 from tests.io_trio.test_wire import pair
 
@@ -19,10 +19,10 @@ from tests.io_trio.test_wire import pair
 @pytest.fixture(params=["as on Linux", "as elsewhere", "eager"])
 def either_wait(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads wait as on Linux, as elsewhere, and without sleeping."""
-    monkeypatch.setattr(shared_wire, "WAITS_IN_RECEIVE", request.param != "as elsewhere")
+    monkeypatch.setattr(threaded_socket, "WAITS_IN_RECEIVE", request.param != "as elsewhere")
     monkeypatch.setattr(Guard, "eager", request.param == "eager")
     monkeypatch.setattr(SharedWire, "eager", True)
-    monkeypatch.setattr(shared_wire, "SOON", 0.2)
+    monkeypatch.setattr(threaded_socket, "SOON", 0.2)
 
 
 async def hearing(
@@ -141,7 +141,7 @@ async def test_what_begins_to_wait_as_a_thread_is_freed_goes_out_once(turn: int)
 async def test_what_a_thread_did_not_get_rid_of_at_once_it_sends_without_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shared_wire, "MOMENT", 10.0)
+    monkeypatch.setattr(threaded_socket, "MOMENT", 10.0)
     guard = Guard()
     (near, far), (out, there) = pair(), pair()
     wire = SharedWire(near, lambda: None, guard)
@@ -224,7 +224,7 @@ async def test_without_a_thread_the_connection_is_given_up(
 async def test_a_thread_that_has_left_too_much_waits_for_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shared_wire, "MAX_LEFT", 5)
+    monkeypatch.setattr(threaded_socket, "MAX_LEFT", 5)
     near, far = pair()
     guard = Guard()
     wire = SharedWire(near, lambda: None, guard)

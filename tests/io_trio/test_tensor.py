@@ -10,11 +10,11 @@ import httpx2
 import pytest
 from sealring_model import tiny
 from sealring_protocol.codec.messages import Backend
-from sealring_trio.activations import told_seals
-from sealring_trio.local_api import LocalApi, local_api
-from sealring_trio.local_ring import LocalNode
-from sealring_trio.single import single_process
-from sealring_trio.status import Collective, collective_link
+from sealring_trio.local.api import LocalApi, local_api
+from sealring_trio.local.ring import LocalNode
+from sealring_trio.local.single import single_process
+from sealring_trio.node.activations import told_seals
+from sealring_trio.node.status import Collective, collective_link
 
 from tests.io_trio.helpers import sealring
 

@@ -17,10 +17,10 @@ from sealring_protocol.errors import CloseCode, SealringError
 from sealring_protocol.events import Established, TunnelLost, TunnelMessage
 from sealring_protocol.link import LinkClosed
 from sealring_protocol.security.roles import Purpose
-from sealring_trio.loopback import SharedLoopback
-from sealring_trio.pump import Pump
-from sealring_trio.shared_wire import Guard
-from sealring_trio.tunnels import Tunnels
+from sealring_trio.collective.loopback import SharedLoopback
+from sealring_trio.collective.tunnels import Tunnels
+from sealring_trio.net.pump import Pump
+from sealring_trio.net.threaded_socket import Guard
 
 from tests.io_trio.test_relay import engine_listens, receive
 from tests.io_trio.test_wire import pair

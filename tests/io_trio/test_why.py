@@ -13,12 +13,12 @@ from typing import Any
 import attrs
 import httpx2
 import pytest
-from sealring_model.weights import write_manifest
+from sealring_model.loading.weights import write_manifest
 from sealring_protocol.security.roster import open_roster, sign_roster
-from sealring_trio.key_files import create_key, read_key
-from sealring_trio.local_ring import LocalNode, running_node, wait_until_up, write_cluster
-from sealring_trio.models import TINY, find_model
-from sealring_trio.ports import free_ports
+from sealring_trio.collective.ports import free_ports
+from sealring_trio.files.key_files import create_key, read_key
+from sealring_trio.files.models import TINY, find_model
+from sealring_trio.local.ring import LocalNode, running_node, wait_until_up, write_cluster
 
 pytestmark = pytest.mark.slow
 

@@ -7,9 +7,9 @@ import socket
 
 import pytest
 import trio
-from sealring_trio.pump import Pump
-from sealring_trio.shared_wire import Guard
-from sealring_trio.wire import RECEIVE_SIZE, ROOM, Wire
+from sealring_trio.net.pump import Pump
+from sealring_trio.net.threaded_socket import Guard
+from sealring_trio.net.wire import RECEIVE_SIZE, ROOM, Wire
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

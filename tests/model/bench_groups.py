@@ -19,8 +19,8 @@ from pathlib import Path
 import mlx.core as mx
 from bench_pipeline import SIZES, bench_model, by_mlx_lm, prompt_of
 from model_groups import Members, free_hosts, ring_of
-from sealring_model.group import environment
-from sealring_model.upstream import mlx_lm
+from sealring_model.engine.group import environment
+from sealring_model.loading.mlx_lm_import import mlx_lm
 from sealring_protocol.codec.messages import Decode, Join
 
 

@@ -18,8 +18,8 @@ import mlx.core as mx
 from model_child import Child
 from model_families import config_of, random_weights, write_model
 from model_rings import EPOCH, Author, hop_keys, place_of
-from sealring_model.hops import PlainHops, SealedHops
-from sealring_model.loading import describe
+from sealring_model.engine.activation_seal import PlainHops, SealedHops
+from sealring_model.loading.model_folder import describe
 from sealring_protocol.codec.messages import Decode, Join, Open, Prefill
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.security.seal import PREFILL_GROUP, InnerContext

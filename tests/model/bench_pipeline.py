@@ -22,8 +22,8 @@ from bench_speed import cpu_of
 from model_child import Child
 from model_families import config_of, random_weights, reference_model, write_model
 from model_rings import Author, hop_keys, place_of
-from sealring_model.loading import describe
-from sealring_model.upstream import mlx_lm
+from sealring_model.loading.mlx_lm_import import mlx_lm
+from sealring_model.loading.model_folder import describe
 from sealring_protocol.codec.local_messages import Logprobs
 from sealring_protocol.codec.messages import Decode, Join, Open, Prefill, Row, Step
 

@@ -19,8 +19,8 @@ import mlx.core as mx
 from model_child import Child
 from model_families import config_of, random_weights, reference_model, write_model
 from model_rings import Author, Ring, place_of
-from sealring_model.loading import describe
-from sealring_model.upstream import mlx_lm
+from sealring_model.loading.mlx_lm_import import mlx_lm
+from sealring_model.loading.model_folder import describe
 from sealring_protocol.codec.messages import Decode, Join, Open, Prefill, Row
 
 PROMPT = [(7 * i * i + 3 * i) % 8000 for i in range(64)]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from sealring_model.engine import serve
+from sealring_model.engine.main import serve
 from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.frame import FrameDecoder, FrameKind, frame_header
 from sealring_protocol.codec.local_messages import EngineInfo, LocalMessage
@@ -24,7 +24,7 @@ class Child:
         ours, theirs = socket.socketpair()
         self.sock = ours
         self.sock.settimeout(timeout)
-        command = [sys.executable, "-m", "sealring_model.engine", "--model", str(folder)]
+        command = [sys.executable, "-m", "sealring_model.engine.main", "--model", str(folder)]
         self.process = subprocess.Popen(
             [*command, "--fd", str(theirs.fileno()), *options],
             pass_fds=[theirs.fileno()],

@@ -7,7 +7,7 @@ from pathlib import Path
 import attrs
 from model_child import Child
 from model_rings import Author, Ring, StepFailed, place_of
-from sealring_model.loading import describe
+from sealring_model.loading.model_folder import describe
 from sealring_protocol.codec.local_messages import Group, Grouped, Loaded, LocalMessage, Logprobs
 from sealring_protocol.codec.messages import Backend, Ready, Row, Step, StepDone
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import attrs
-from sealring_model.assemble import LoadedStage, load_stage
-from sealring_model.doors import Doors
-from sealring_model.executor import Executor
-from sealring_model.hops import PlainHops, SealedHops
-from sealring_model.launched import Launched
-from sealring_model.loading import ModelInfo, describe
-from sealring_model.rows import RowBook
+from sealring_model.engine.activation_seal import PlainHops, SealedHops
+from sealring_model.engine.executor import Executor
+from sealring_model.engine.inflight import Launched
+from sealring_model.loading.assemble import LoadedStage, load_stage
+from sealring_model.loading.model_folder import ModelInfo, describe
+from sealring_model.lookahead.device_io import Doors
+from sealring_model.sampling.rows import RowBook
 from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.local_messages import HopKey, Logprobs
 from sealring_protocol.codec.messages import (
@@ -30,7 +30,7 @@ from sealring_protocol.codec.messages import (
     Step,
     StepDone,
 )
-from sealring_protocol.control.ledger import Ledger
+from sealring_protocol.control.epoch.ledger import Ledger
 
 SAMPLING = (
     {},

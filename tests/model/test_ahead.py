@@ -9,10 +9,10 @@ import pytest
 from model_child import InThread
 from model_families import FAMILIES, make_model, reference_model, reference_tokens
 from model_rings import Author, Ring, place_of, stage_of
-from sealring_model import drawing
-from sealring_model.ahead import Ahead
-from sealring_model.assemble import load_stage
-from sealring_model.loading import describe
+from sealring_model.loading.assemble import load_stage
+from sealring_model.loading.model_folder import describe
+from sealring_model.lookahead.lookahead import Ahead
+from sealring_model.sampling import sampler_state
 from sealring_protocol.codec.messages import NO_WORK, Decode, Join, Open, Prefill, Row
 
 PROMPT = [(5 * i * i + 11 * i) % 251 for i in range(400)]
@@ -195,7 +195,7 @@ def test_what_failed_ahead_is_done_when_it_is_due(models, references, monkeypatc
     head, last = ring.executors
     away = head.finish(head.launch(ring.author.write(work=Decode(0))))
     with monkeypatch.context() as broken:
-        broken.setattr(drawing, where, lambda *_: [].pop())
+        broken.setattr(sampler_state, where, lambda *_: [].pop())
         while head.prepare():
             pass
     while head.prepare():

@@ -2,8 +2,8 @@
 
 import mlx.core as mx
 import pytest
-from sealring_model import attention
-from sealring_model.attention import attend, fits
+from sealring_model.stage import attention
+from sealring_model.stage.attention import attend, fits
 
 cuda = pytest.mark.skipif(not mx.cuda.is_available(), reason="needs CUDA")
 

@@ -3,8 +3,8 @@
 import pytest
 from model_families import FAMILIES, reference_tokens
 from model_rings import Ring, bounds_for
-from sealring_model.caches import CacheStore
-from sealring_model.upstream import mlx_lm
+from sealring_model.loading.mlx_lm_import import mlx_lm
+from sealring_model.stage.caches import CacheStore
 from sealring_protocol.codec.messages import Decode, Join, Open, Prefill, Row
 
 LENGTHS = (40, 3, 17, 1, 29, 60, 2, 11)

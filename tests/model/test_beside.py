@@ -10,8 +10,8 @@ import mlx.core as mx
 import pytest
 from model_families import reference_tokens
 from model_rings import StepFailed
-from sealring_model import ahead, beside
-from sealring_model.beside import Beside
+from sealring_model.lookahead import graph_builder, lookahead
+from sealring_model.lookahead.graph_builder import Beside
 from waiting import PROMPT, Thorough, decoding_ring, waiting_ring
 
 
@@ -112,7 +112,7 @@ def test_where_there_is_no_thread_it_is_launched_all_the_same(monkeypatch):
     def refused(_):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(beside, "_started", threading.Event())
+    monkeypatch.setattr(graph_builder, "_started", threading.Event())
     done = []
     with monkeypatch.context() as without:
         without.setattr(threading.Thread, "start", refused)
@@ -142,7 +142,7 @@ def test_it_keeps_nothing_of_what_it_has_built():
 EXITS = """
 import threading
 import mlx.core as mx
-from sealring_model.beside import Beside
+from sealring_model.lookahead.graph_builder import Beside
 
 compiled = [mx.compile(lambda x: {"a": mx.tanh(x) * x}, shapeless=True) for _ in range(200)]
 x, built, begun = mx.ones((4, 4)), [], threading.Event()
@@ -165,7 +165,7 @@ def test_a_process_ends_well_that_has_compiled_something_beside():
 
 
 def test_what_comes_next_is_built_while_something_else_is_launched(models, references, monkeypatch):
-    monkeypatch.setattr(ahead, "Beside", Thorough)
+    monkeypatch.setattr(lookahead, "Beside", Thorough)
     monkeypatch.setattr(Thorough, "built", 0)
     ring, _ = waiting_ring(models)
     groups = [ring.admit(PROMPT[:20]), ring.admit(PROMPT[3:30])]
@@ -191,7 +191,7 @@ def test_the_device_goes_on_before_all_is_built(models, references, monkeypatch)
             while build():
                 pass
 
-    monkeypatch.setattr(beside.Beside, "launch", Slow.launch)
+    monkeypatch.setattr(graph_builder.Beside, "launch", Slow.launch)
     ring.decode(join=[ring.admit(PROMPT[:20])])
     for _ in range(19):
         ring.decode()
@@ -202,7 +202,7 @@ def test_the_device_goes_on_before_all_is_built(models, references, monkeypatch)
 
 
 def test_what_cannot_be_built_beside_tells_when_it_comes(models, monkeypatch):
-    monkeypatch.setattr(ahead, "Beside", Thorough)
+    monkeypatch.setattr(lookahead, "Beside", Thorough)
     ring, _ = decoding_ring(models)
     other = ring.admit(PROMPT[3:30])
     ring.decode(1, join=[other])

@@ -14,8 +14,8 @@ from model_families import (
     write_model,
 )
 from model_rings import Ring, StepFailed, stage_of
-from sealring_model.caches import cost_of, is_trimmable
-from sealring_model.upstream import mlx_lm
+from sealring_model.loading.mlx_lm_import import mlx_lm
+from sealring_model.stage.caches import cost_of, is_trimmable
 from sealring_protocol.codec.messages import CacheCost, FailureKind, Join, Open, Prefill
 
 PROMPT = [(5 * i * i + 11 * i) % 251 for i in range(50)]

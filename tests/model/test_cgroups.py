@@ -1,7 +1,7 @@
 """Room as control groups have it: the tightest from the process's own group to the topmost."""
 
 import pytest
-from sealring_model.cgroups import memory_left
+from sealring_model.engine.cgroups import memory_left
 
 GIB = 1 << 30
 NONE = 9223372036854771712

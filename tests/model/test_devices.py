@@ -9,13 +9,13 @@ import mlx.core as mx
 import pytest
 from model_child import InThread
 from model_rings import place_of
-from sealring_model import attention
-from sealring_model.devices import Launches
-from sealring_model.loading import describe
+from sealring_model.engine.devices import Launches
+from sealring_model.loading.model_folder import describe
+from sealring_model.stage import attention
 
 ARENAS = """
 import ctypes, sys, threading
-from sealring_model.devices import share_arena
+from sealring_model.engine.devices import share_arena
 if sys.argv[1] == "share":
     share_arena()
 libc = ctypes.CDLL(None)

@@ -12,8 +12,8 @@ import pytest
 from model_child import Child
 from model_families import reference_tokens
 from model_rings import Author, hop_keys, place_of
-from sealring_model.loading import describe
-from sealring_model.weights import MANIFEST, write_manifest
+from sealring_model.loading.model_folder import describe
+from sealring_model.loading.weights import MANIFEST, write_manifest
 from sealring_protocol.codec.local_messages import HopKey, Loaded, Logprobs
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
@@ -360,7 +360,7 @@ def test_a_model_that_is_not_there(tmp_path):
 
 HALF = """
 import threading
-from sealring_model import engine
+from sealring_model.engine import main as engine
 threading.excepthook = engine.end_with_thread
 threading.Thread(target=lambda: [].pop()).start()
 threading.Event().wait()

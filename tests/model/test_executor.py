@@ -13,11 +13,11 @@ from model_rings import (
     place_of,
     stage_of,
 )
-from sealring_model.doors import Doors
-from sealring_model.executor import Executor
-from sealring_model.hops import PlainHops, SealedHops
-from sealring_model.loading import describe
-from sealring_model.rows import RowBook
+from sealring_model.engine.activation_seal import PlainHops, SealedHops
+from sealring_model.engine.executor import Executor
+from sealring_model.loading.model_folder import describe
+from sealring_model.lookahead.device_io import Doors
+from sealring_model.sampling.rows import RowBook
 from sealring_protocol.codec.local_messages import HopKey
 from sealring_protocol.codec.messages import (
     Decode,
@@ -164,9 +164,9 @@ def test_a_long_failure_is_cut_to_what_the_wire_takes(ring, monkeypatch):
 
 
 def test_a_chunk_whose_hidden_state_fits_no_frame(models, monkeypatch):
-    from sealring_model import passage
+    from sealring_model.engine import hidden_io
 
-    monkeypatch.setattr(passage, "MAX_SEALED_BODY", passage._FRAME_SLACK + 20 * 64 * 4)
+    monkeypatch.setattr(hidden_io, "MAX_SEALED_BODY", hidden_io._FRAME_SLACK + 20 * 64 * 4)
     ring = Ring(models["llama"], (0, 2, 5))
     ring.admit(PROMPT[:21])
     with pytest.raises(StepFailed, match="smaller chunks"):
@@ -218,7 +218,7 @@ def test_hidden_states_of_another_row_or_step_do_not_open(models):
 
 
 def _digest_with_row_two(ring: Ring) -> bytes:
-    from sealring_protocol.control.ledger import Ledger
+    from sealring_protocol.control.epoch.ledger import Ledger
 
     ledger = Ledger()
     ledger.apply(Step(EPOCH, 1, bytes(16), open=(Open(1),)))

@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 from model_families import FAMILIES
 from model_rings import SAMPLING, Ring, StepFailed, travelled
-from sealring_model import ahead
+from sealring_model.lookahead import lookahead
 from sealring_protocol.codec.messages import NO_WORK, Decode, Join, Open, Prefill, Step, StepDone
 from waiting import Thorough, WaitingDoors
 
@@ -153,10 +153,10 @@ class Flights:
 @pytest.mark.parametrize("eager", [True, False])
 def test_steps_in_flight(models, alone, monkeypatch, family, cuts, seed, eager):
     if seed:
-        monkeypatch.setattr(ahead, "Beside", Thorough)
+        monkeypatch.setattr(lookahead, "Beside", Thorough)
     if eager:
         for patience in ("_UNUSUAL", "_LATE", "_LATEST", "_USUAL"):
-            monkeypatch.setattr(ahead, patience, 0)
+            monkeypatch.setattr(lookahead, patience, 0)
     rng = random.Random(f"{family} {cuts} {seed} {eager}")
     bounds = (0, *cuts, FAMILIES[family]["num_hidden_layers"])
     groups = rng.choice((1, 2, 4))

@@ -13,9 +13,9 @@ from model_child import Child
 from model_families import SHARED
 from model_groups import Members, free_hosts, ring_of
 from model_rings import Author, Ring, place_of
+from sealring_model.engine.group import environment
 from sealring_model.errors import GroupError
-from sealring_model.group import environment
-from sealring_model.loading import describe
+from sealring_model.loading.model_folder import describe
 from sealring_protocol.codec.local_messages import Group, Loaded
 from sealring_protocol.codec.messages import (
     Backend,

@@ -10,10 +10,11 @@ import waiting
 from model_child import InThread, until
 from model_families import FAMILIES, reference_tokens
 from model_rings import Ring, StepFailed, place_of
-from sealring_model import ahead, engine
-from sealring_model.channel import Channel
-from sealring_model.executor import Executor
-from sealring_model.loading import describe
+from sealring_model.engine import main as engine
+from sealring_model.engine.channel import Channel
+from sealring_model.engine.executor import Executor
+from sealring_model.loading.model_folder import describe
+from sealring_model.lookahead import lookahead
 from sealring_protocol.codec.messages import Decode, Failure, FailureKind, StepDone
 from waiting import ALL, PROMPT, WaitingDoors, decoding_ring, waiting_ring
 
@@ -134,7 +135,7 @@ def test_in_an_engine_the_thread_that_reads_tells_the_device(
 ):
     """The compute thread does the rest, and whatever comes while the device does not wait."""
     for patience in ("_UNUSUAL", "_LATE", "_USUAL"):
-        monkeypatch.setattr(ahead, patience, 0)
+        monkeypatch.setattr(lookahead, patience, 0)
     monkeypatch.setattr(engine, "PROCESSORS", 99 if attentive else 1)
     doors, channels, tellers = WaitingDoors(), [], []
     monkeypatch.setattr(engine, "doors", lambda _, **__: doors)
@@ -268,7 +269,7 @@ def test_a_step_that_fails_leaves_no_device_waiting(models):
 
 def test_a_group_whose_rows_have_changed_is_left_alone_for_some_decodes(models, monkeypatch):
     """CUDA waits for the whole device to do what it has not done before."""
-    monkeypatch.setattr(ahead, "_UNUSUAL", 0)
+    monkeypatch.setattr(lookahead, "_UNUSUAL", 0)
     ring, ranks = waiting_ring(models)
     ring.decode(join=[ring.admit(PROMPT[:20])])
     for _ in range(5):
@@ -300,7 +301,7 @@ def test_while_rows_come_nothing_is_launched_on_a_guess(models):
 
 def test_memory_is_not_given_back_while_the_device_waits(models, monkeypatch):
     """CUDA might wait for it, and it for whoever gives back."""
-    monkeypatch.setattr("sealring_model.executor._FRESH", 1)  # some is due with every step
+    monkeypatch.setattr("sealring_model.engine.executor._FRESH", 1)  # some is due with every step
     ring, _ = decoding_ring(models)
     given: list[bool] = []
     refresh = Executor._refresh

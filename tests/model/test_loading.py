@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model_families import FAMILIES, config_of, make_model, random_weights, write_model
 from model_rings import Ring
-from sealring_model.assemble import load_stage
 from sealring_model.errors import LoadError
-from sealring_model.loading import describe, find, memory_room
-from sealring_model.weights import (
+from sealring_model.loading.assemble import load_stage
+from sealring_model.loading.model_folder import describe, find, memory_room
+from sealring_model.loading.weights import (
     ENDS,
     FOREIGN,
     MANIFEST,
@@ -97,8 +97,9 @@ def test_a_quantized_model_can_be_described_and_split(tmp_path):
 
 def test_describing_takes_no_mlx_and_no_mlx_lm(folder):
     code = (
-        "import sys; from pathlib import Path; from sealring_model.loading import describe; "
-        "describe(Path(sys.argv[1])); from sealring_model.weights import write_manifest; "
+        "import sys; from pathlib import Path; "
+        "from sealring_model.loading.model_folder import describe; "
+        "describe(Path(sys.argv[1])); from sealring_model.loading.weights import write_manifest; "
         "write_manifest(Path(sys.argv[1])); "
         "assert not {m.split('.')[0] for m in sys.modules} & {'mlx', 'mlx_lm', 'transformers'}"
     )
@@ -268,7 +269,7 @@ def test_a_hub_id_is_fetched_and_only_what_is_needed(folder, monkeypatch):
 
 def test_a_hub_that_cannot_be_reached(tmp_path):
     code = (
-        "from sealring_model.loading import find\n"
+        "from sealring_model.loading.model_folder import find\n"
         "from sealring_model.errors import LoadError\n"
         "try: find('someone/model-that-is-not-cached')\n"
         "except LoadError as error: print(error)"

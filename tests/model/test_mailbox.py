@@ -11,14 +11,14 @@ import time
 import mlx.core as mx
 import pytest
 from model_rings import Ring, place_of, stage_of
-from sealring_model import mailbox
-from sealring_model.doors import Doors
-from sealring_model.executor import Executor
-from sealring_model.hops import PlainHops
-from sealring_model.loading import describe
-from sealring_model.mailbox import Mailbox, doors
-from sealring_model.rows import RowBook
-from sealring_model.tensors import MLX_DTYPES, data_of, outgoing
+from sealring_model.engine.activation_seal import PlainHops
+from sealring_model.engine.executor import Executor
+from sealring_model.loading.model_folder import describe
+from sealring_model.lookahead import pinned_io
+from sealring_model.lookahead.device_io import Doors
+from sealring_model.lookahead.pinned_io import Mailbox, doors
+from sealring_model.sampling.rows import RowBook
+from sealring_model.stage.tensors import MLX_DTYPES, data_of, outgoing
 from sealring_protocol.codec.tensor import DType
 
 os.environ.setdefault("MLX_USE_CUDA_GRAPHS", "0")
@@ -128,7 +128,7 @@ def test_an_inlet_that_will_not_be_filled_holds_nothing_up(how):
         del inlet
         mx.eval(outlet.ready)
         took = time.perf_counter_ns() - begun
-    assert took < mailbox._PATIENCE / 2
+    assert took < pinned_io._PATIENCE / 2
 
 
 WEIGHTS = (512, 512)
@@ -202,14 +202,14 @@ def test_a_rank_with_a_mailbox_answers_the_same(models, monkeypatch):
     ring.generate([(5 * i * i + 11 * i) % 251 for i in range(40)], 40)
 
     waited = []
-    fill = mailbox._WaitingInlet.fill
+    fill = pinned_io._WaitingInlet.fill
 
     def watched(inlet, data):
         in_time = fill(inlet, data)
         waited.append(in_time and inlet._held_since is not None)
         return in_time
 
-    monkeypatch.setattr(mailbox._WaitingInlet, "fill", watched)
+    monkeypatch.setattr(pinned_io._WaitingInlet, "fill", watched)
     place = place_of(describe(models["llama"]), bounds, 1)
     stage = stage_of(models["llama"], 2, 5)
     executor = Executor(stage, place, RowBook(), PlainHops(), 1 << 40, doors=made())

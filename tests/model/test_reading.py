@@ -14,7 +14,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from model_families import config_of, random_weights, write_model
-from sealring_model.loading import describe
+from sealring_model.loading.model_folder import describe
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/io").exists(), reason="needs Linux's accounting of reads"
@@ -24,9 +24,9 @@ MEASURE = """
 import gc, json, sys
 from pathlib import Path
 import mlx.core as mx
-from sealring_model.assemble import load_stage
-from sealring_model.loading import describe
-from sealring_model.upstream import mlx_lm
+from sealring_model.loading.assemble import load_stage
+from sealring_model.loading.model_folder import describe
+from sealring_model.loading.mlx_lm_import import mlx_lm
 
 def read():
     return int(Path("/proc/self/io").read_text().split("rchar:")[1].split()[0])
@@ -36,7 +36,7 @@ def resident(name="VmRSS"):
 
 mlx_lm("utils"); mlx_lm("models.llama"); mlx_lm("models.cache")
 info = describe(Path(sys.argv[1]))
-import sealring_model.engine
+import sealring_model.engine.main
 imported, before = resident(), read()
 loaded = load_stage(info, int(sys.argv[2]), int(sys.argv[3]))
 after = read()

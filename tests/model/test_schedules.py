@@ -11,7 +11,7 @@ import random
 import pytest
 from model_families import FAMILIES
 from model_rings import SAMPLING, Ring
-from sealring_model import ahead
+from sealring_model.lookahead import lookahead
 from waiting import WaitingDoors
 
 LENGTH = 16
@@ -114,7 +114,7 @@ def test_what_was_launched_on_a_guess_leaves_no_trace(models, alone, monkeypatch
     """On a device that waits for hidden states, and may have gone on without them. All that may
     be is launched ahead, whatever came of the guess before."""
     for patience in ("_UNUSUAL", "_LATE", "_LATEST", "_USUAL"):
-        monkeypatch.setattr(ahead, patience, 0)
+        monkeypatch.setattr(lookahead, patience, 0)
     rng = random.Random(f"{family} {seed} waits")
     bounds = (0, 2, FAMILIES[family]["num_hidden_layers"])
     ring = Ring(

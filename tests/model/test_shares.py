@@ -17,9 +17,9 @@ from model_families import (
     write_model,
 )
 from sealring_model.errors import LoadError
-from sealring_model.loading import describe
-from sealring_model.shares import load_share, splits_of
-from sealring_model.weights import write_manifest
+from sealring_model.loading.model_folder import describe
+from sealring_model.loading.tp_shards import load_share, splits_of
+from sealring_model.loading.weights import write_manifest
 
 WIDE = {
     "hidden_size": 256,

@@ -5,8 +5,8 @@ import pytest
 from model_families import FAMILIES, reference_tokens
 from model_rings import Ring, StepFailed, bounds_for, stage_of
 from sealring_model.errors import LoadError
-from sealring_model.stage import Layout, Stage
-from sealring_model.upstream import mlx_lm
+from sealring_model.loading.mlx_lm_import import mlx_lm
+from sealring_model.stage.stage import Layout, Stage
 
 PROMPT = [(7 * i * i + 3 * i) % 251 for i in range(40)]
 COUNT = 24
@@ -118,8 +118,8 @@ def test_without_the_stand_ins_windows_break(models, references, monkeypatch):
 
 
 def test_a_model_that_needs_more_than_its_layers_is_refused(models, monkeypatch):
-    from sealring_model import assemble
-    from sealring_model.loading import describe
+    from sealring_model.loading import assemble
+    from sealring_model.loading.model_folder import describe
 
     real = assemble.owner
 

@@ -1,8 +1,8 @@
 import mlx.core as mx
 import pytest
-from sealring_model.doors import Doors
 from sealring_model.errors import IntegrityError
-from sealring_model.tensors import (
+from sealring_model.lookahead.device_io import Doors
+from sealring_model.stage.tensors import (
     MLX_DTYPES,
     data_of,
     from_data,

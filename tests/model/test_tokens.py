@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from sealring_model.errors import LoadError
-from sealring_model.tokens import Tokenizer
+from sealring_model.text.tokens import Tokenizer
 from tokenizers import Tokenizer as Builder
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -215,7 +215,7 @@ def test_reasoning_that_the_prompt_begins(folder, tmp_path, tokenizer):
 def test_no_mlx_is_imported(folder, tmp_path):
     copy = with_settings(folder, tmp_path / "t", tool_parser_type="laguna")
     code = (
-        "import sys; from pathlib import Path; from sealring_model.tokens import Tokenizer; "
+        "import sys; from pathlib import Path; from sealring_model.text.tokens import Tokenizer; "
         "t = Tokenizer(Path(sys.argv[1])); t.chat([{'role': 'user', 'content': 'x'}]); "
         "assert t.tools; "
         "assert not {m.split('.')[0] for m in sys.modules} & {'mlx', 'mlx_lm'}"

@@ -14,7 +14,7 @@ def test_importing_mlx_lm_leaves_the_limits_alone() -> None:
     run(
         "import resource",
         "before = resource.getrlimit(resource.RLIMIT_NOFILE)",
-        "from sealring_model.upstream import mlx_lm, model_loader",
+        "from sealring_model.loading.mlx_lm_import import mlx_lm, model_loader",
         "model_loader()",
         "mlx_lm('utils')",
         "assert resource.getrlimit(resource.RLIMIT_NOFILE) == before",
@@ -25,10 +25,10 @@ def test_importing_mlx_lm_leaves_the_limits_alone() -> None:
 
 def test_an_engine_imports_no_tokenizers_and_nothing_of_the_hub() -> None:
     run(
-        "import sys, sealring_model.engine",
+        "import sys, sealring_model.engine.main",
         "from sealring_model import tiny",
-        "from sealring_model.assemble import load_stage",
-        "from sealring_model.loading import describe",
+        "from sealring_model.loading.assemble import load_stage",
+        "from sealring_model.loading.model_folder import describe",
         "info = describe(tiny.path())",
         "load_stage(info, 0, len(info.layers))",
         "found = {name.split('.')[0] for name in sys.modules}",
@@ -39,7 +39,7 @@ def test_an_engine_imports_no_tokenizers_and_nothing_of_the_hub() -> None:
 
 def test_mlx_lm_is_whole_for_whoever_else_uses_it() -> None:
     run(
-        "from sealring_model.upstream import model_loader",
+        "from sealring_model.loading.mlx_lm_import import model_loader",
         "ours, _ = model_loader()._get_classes({'model_type': 'llama'})",
         "import mlx_lm",
         "try:",

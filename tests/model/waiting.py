@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import mlx.core as mx
 from model_rings import Ring
-from sealring_model.beside import Beside
-from sealring_model.doors import Doors, Inlet
+from sealring_model.lookahead.device_io import Doors, Inlet
+from sealring_model.lookahead.graph_builder import Beside
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.codec.wire import Buffer
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from sealring_protocol import limits
-from sealring_protocol.control.plan import Strategy
-from sealring_protocol.control.requests import FinishReason, Request
+from sealring_protocol.control.head.plan import Strategy
+from sealring_protocol.control.scheduler.requests import FinishReason, Request
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.events import Hangup
 from sealring_protocol.node import Node, NodeConfig

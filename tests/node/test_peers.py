@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import attrs
+from sealring_protocol.diagnosis.peers import STEADY_SECONDS, Fault
 from sealring_protocol.errors import CloseCode
-from sealring_protocol.peers import STEADY_SECONDS, Fault
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import sign_roster
 

@@ -9,12 +9,12 @@ import pytest
 from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.codec.messages import NO_EPOCH, Bootstrap, Failure, FailureKind, StepDone
 from sealring_protocol.control.effects import Level, Note
-from sealring_protocol.control.plan import Strategy
+from sealring_protocol.control.head.plan import Strategy
 from sealring_protocol.control.standing import Phase
+from sealring_protocol.diagnosis.teller import TELL_SECONDS
+from sealring_protocol.diagnosis.why import ADVICE, Cause
 from sealring_protocol.events import NodeEvent
 from sealring_protocol.security.roster import Member, SignedRoster, sign_roster
-from sealring_protocol.teller import TELL_SECONDS
-from sealring_protocol.why import ADVICE, Cause
 
 from tests.sim.cluster import COORDINATOR, Cluster, Host, make_roster, signer
 from tests.sim.fake_engine import FakeEngine, info

@@ -35,7 +35,7 @@ from typing import Any, Final, TypeVar
 import attrs
 import httpx2
 import pytest
-from sealring_trio.local_ring import LocalNode, running_node
+from sealring_trio.local.ring import LocalNode, running_node
 
 from tests.io_trio.helpers import Outcome, sealring
 from tests.networks import network_at

@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 import pytest
 from sealring_protocol.security.roster import open_roster, sign_roster
-from sealring_trio.key_files import read_key
+from sealring_trio.files.key_files import read_key
 
 from tests.io_trio.helpers import sealring
 from tests.operation.machines import Machine, machines

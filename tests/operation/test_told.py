@@ -9,8 +9,8 @@ import signal
 import time
 
 import pytest
-from sealring_model.weights import write_manifest
-from sealring_trio.models import TINY, find_model
+from sealring_model.loading.weights import write_manifest
+from sealring_trio.files.models import TINY, find_model
 
 from tests.operation.machines import PATIENCE, Machine, machines
 from tests.operation.test_rosters import Stream

@@ -20,10 +20,15 @@ from sealring_protocol.control.effects import (
     ToEngine,
     Want,
 )
-from sealring_protocol.control.follower import Follower, FollowerConfig
-from sealring_protocol.control.head import Head, HeadConfig
-from sealring_protocol.control.requests import FinishReason, Request, RequestDone, TokenOut
-from sealring_protocol.control.rows import SchedulerConfig
+from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
+from sealring_protocol.control.head.head import Head, HeadConfig
+from sealring_protocol.control.scheduler.requests import (
+    FinishReason,
+    Request,
+    RequestDone,
+    TokenOut,
+)
+from sealring_protocol.control.scheduler.rows import SchedulerConfig
 from sealring_protocol.security.roles import Purpose
 
 from tests.sim.fake_engine import FakeEngine

@@ -27,9 +27,9 @@ from sealring_protocol.control.effects import (
     StepTiming,
     ToEngine,
 )
-from sealring_protocol.control.plan import Strategy
-from sealring_protocol.control.requests import Request, RequestDone, TokenOut
-from sealring_protocol.control.rows import SchedulerConfig
+from sealring_protocol.control.head.plan import Strategy
+from sealring_protocol.control.scheduler.requests import Request, RequestDone, TokenOut
+from sealring_protocol.control.scheduler.rows import SchedulerConfig
 from sealring_protocol.events import (
     Dial,
     EncapsulationWanted,

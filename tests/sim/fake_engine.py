@@ -33,7 +33,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
 )
 from sealring_protocol.codec.tensor import DType, Tensor
-from sealring_protocol.control.ledger import Change, Ledger
+from sealring_protocol.control.epoch.ledger import Change, Ledger
 from sealring_protocol.errors import SealringError
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.seal import (

@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 from sealring_model import tiny
-from sealring_model.loading import describe
+from sealring_model.loading.model_folder import describe
 
 
 class Number(str):

@@ -23,7 +23,7 @@ from sealring_protocol.security.seal import PREFILL_GROUP, InnerContext, InnerOp
 from sealring_trio.capture.decoding import Decoder
 from sealring_trio.capture.packets import read_segments
 from sealring_trio.capture.streams import Streams
-from sealring_trio.key_log import read_key_log
+from sealring_trio.files.key_log import read_key_log
 
 from spec.trace import link, make
 

@@ -6,12 +6,12 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from sealring_model.tokens import ToolCall
-from sealring_protocol.control.requests import FinishReason, RequestDone, TokenOut
+from sealring_model.text.tokens import ToolCall
+from sealring_protocol.control.scheduler.requests import FinishReason, RequestDone, TokenOut
 
 from sealring_trio.api.parsing import AnswerText, CallText, Content, Part, Reasoning
 from sealring_trio.api.replies import TokenBytes, chat_logprobs, finish_reason
-from sealring_trio.generation import Piece
+from sealring_trio.node.generation import Piece
 
 ReadCall = Callable[[str], Awaitable[list[ToolCall]]]
 """The tool calls in what a model wrote between the marks of one; none if it is no call."""

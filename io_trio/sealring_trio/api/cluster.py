@@ -9,28 +9,28 @@ import json
 from typing import Any, Final
 
 import trio
-from sealring_protocol.control.head import Head
+from sealring_protocol.control.head.head import Head
 from sealring_protocol.security.roles import Purpose
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from sealring_trio.activations import told_seals
 from sealring_trio.api.errors import ApiError
 from sealring_trio.api.head import ApiHead
 from sealring_trio.api.health import faults
 from sealring_trio.api.history import count_rows
-from sealring_trio.expiry import left, seconds_left
-from sealring_trio.runtime import wall_ms
-from sealring_trio.status import (
+from sealring_trio.files.suites import SUITE_NAMES
+from sealring_trio.node.activations import told_seals
+from sealring_trio.node.expiry import left, seconds_left
+from sealring_trio.node.runtime import wall_ms
+from sealring_trio.node.status import (
     collective_of,
     describe_collective,
     describe_trouble,
     hop_quantiles,
     span,
 )
-from sealring_trio.suites import SUITE_NAMES
-from sealring_trio.trace import Trace
-from sealring_trio.versions import VERSION
+from sealring_trio.node.trace import Trace
+from sealring_trio.node.versions import VERSION
 
 _AT_ONCE: Final = 16  # traces that are told before others have their turn
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sealring_protocol.control.requests import RequestDone, TokenOut
+from sealring_protocol.control.scheduler.requests import RequestDone, TokenOut
 
 from sealring_trio.api.replies import TextLogprobs, TokenBytes, finish_reason
-from sealring_trio.generation import Piece
+from sealring_trio.node.generation import Piece
 
 
 class TextChoice:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import pydantic
-from sealring_protocol.control.requests import (
+from sealring_protocol.control.scheduler.requests import (
     ContextOverflow,
     FinishReason,
     QueueFull,
@@ -22,7 +22,7 @@ from sealring_protocol.errors import LocalProtocolError
 from starlette.responses import JSONResponse
 
 from sealring_trio.errors import Withdrawn
-from sealring_trio.text_frames import Crowded, Exceeded, Lost, Refused
+from sealring_trio.text.frames import Crowded, Exceeded, Lost, Refused
 
 INVALID: Final = "invalid_request_error"
 RETRY_SECONDS: Final = 1

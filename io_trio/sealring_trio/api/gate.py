@@ -35,7 +35,7 @@ from sealring_trio.api.errors import INVALID, ApiError, unavailable
 from sealring_trio.api.head import ApiHead
 from sealring_trio.api.keys import digest
 from sealring_trio.errors import UserError
-from sealring_trio.units import is_loopback
+from sealring_trio.files.units import is_loopback
 
 log = logging.getLogger("sealring.api")
 

@@ -16,8 +16,8 @@ from typing import Any, Generic
 
 import attrs
 import trio
-from sealring_model.tokens import Tokenizer
-from sealring_protocol.control.requests import RequestDone
+from sealring_model.text.tokens import Tokenizer
+from sealring_protocol.control.scheduler.requests import RequestDone
 from sealring_protocol.errors import LocalProtocolError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -39,9 +39,9 @@ from sealring_trio.api.replies import DONE, Choice, Envelope, event, usage
 from sealring_trio.api.sampling import jobs
 from sealring_trio.api.streaming import ClientGone, EventStream, attended
 from sealring_trio.errors import OperationError
-from sealring_trio.generation import Answer
-from sealring_trio.text_frames import Crowded, Exceeded, Lost, Refused
-from sealring_trio.trace import Trace
+from sealring_trio.node.generation import Answer
+from sealring_trio.node.trace import Trace
+from sealring_trio.text.frames import Crowded, Exceeded, Lost, Refused
 
 log = logging.getLogger("sealring.api")
 

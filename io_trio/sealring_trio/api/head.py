@@ -18,9 +18,9 @@ from sealring_trio.api.errors import unavailable
 from sealring_trio.api.history import History
 from sealring_trio.api.keys import ApiKeys
 from sealring_trio.api.metrics import Metrics
-from sealring_trio.config import Config
-from sealring_trio.generation import Generator
-from sealring_trio.units import is_loopback
+from sealring_trio.files.config import Config
+from sealring_trio.files.units import is_loopback
+from sealring_trio.node.generation import Generator
 
 _RECENT = 32
 _LONGEST_RETRY = 30

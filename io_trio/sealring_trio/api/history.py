@@ -10,7 +10,7 @@ import attrs
 from sealring_protocol.codec.messages import Decode, Prefill
 from sealring_protocol.control.effects import StepTiming
 
-from sealring_trio.trace import Trace, Tracer
+from sealring_trio.node.trace import Trace, Tracer
 
 SAMPLES: Final = 300
 """Seconds that are kept."""

@@ -23,7 +23,13 @@ import attrs
 import pydantic
 
 from sealring_trio.errors import UserError
-from sealring_trio.files import WRITABLE, make_private_folder, others_may, read_file, replace_file
+from sealring_trio.files.private_files import (
+    WRITABLE,
+    make_private_folder,
+    others_may,
+    read_file,
+    replace_file,
+)
 
 KEY_PREFIX: Final = "sk-sealring-"
 KEY_BYTES: Final = 32

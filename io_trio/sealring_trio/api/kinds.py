@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 from typing import Any, Protocol, TypeVar
 
 import attrs
-from sealring_model.tokens import Tokenizer, ToolCall
+from sealring_model.text.tokens import Tokenizer, ToolCall
 
 from sealring_trio.api.chat import ChatChoice
 from sealring_trio.api.completions import TextChoice
@@ -18,8 +18,8 @@ from sealring_trio.api.replies import Choice
 from sealring_trio.api.schema import ChatOptions, CompletionOptions
 from sealring_trio.api.texts import ID
 from sealring_trio.errors import OperationError
-from sealring_trio.generation import Generator
-from sealring_trio.text_frames import Crowded, Exceeded, Lost, Refused
+from sealring_trio.node.generation import Generator
+from sealring_trio.text.frames import Crowded, Exceeded, Lost, Refused
 
 log = logging.getLogger("sealring.api")
 

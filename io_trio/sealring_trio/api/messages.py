@@ -12,7 +12,7 @@ import json
 from typing import Any
 
 import attrs
-from sealring_model.tokens import Tokenizer
+from sealring_model.text.tokens import Tokenizer
 
 from sealring_trio.api.errors import invalid, unsupported
 from sealring_trio.api.schema import ChatRequest, Message, NamedTool

@@ -28,15 +28,15 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 from sealring_protocol.codec.messages import Decode, Prefill
 from sealring_protocol.control.effects import StepTiming
-from sealring_protocol.control.head import Head
+from sealring_protocol.control.head.head import Head
 from starlette.requests import Request
 from starlette.responses import Response
 
 from sealring_trio.api.history import count_rows
-from sealring_trio.expiry import seconds_left
-from sealring_trio.runtime import wall_ms
-from sealring_trio.trace import Trace
-from sealring_trio.versions import build_info
+from sealring_trio.node.expiry import seconds_left
+from sealring_trio.node.runtime import wall_ms
+from sealring_trio.node.trace import Trace
+from sealring_trio.node.versions import build_info
 
 if TYPE_CHECKING:
     from sealring_trio.api.head import ApiHead

@@ -14,9 +14,9 @@ import enum
 from typing import Final
 
 import attrs
-from sealring_model.tokens import ToolFormat
+from sealring_model.text.tokens import ToolFormat
 
-from sealring_trio.marks import find, unsure
+from sealring_trio.text.stop_strings import find, unsure
 
 
 @attrs.frozen

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import attrs
-from sealring_protocol.control.requests import FinishReason, RequestDone, TokenOut
+from sealring_protocol.control.scheduler.requests import FinishReason, RequestDone, TokenOut
 
-from sealring_trio.generation import Piece
+from sealring_trio.node.generation import Piece
 
 _FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 

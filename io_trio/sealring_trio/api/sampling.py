@@ -11,7 +11,7 @@ from sealring_protocol.codec.messages import NO_LOGPROBS, Row
 from sealring_trio.api.errors import invalid
 from sealring_trio.api.gate import Visitor
 from sealring_trio.api.schema import ChatOptions, CompletionOptions, Sampled
-from sealring_trio.generation import Job
+from sealring_trio.node.generation import Job
 
 _U64 = (1 << 64) - 1
 

@@ -13,8 +13,8 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from sealring_model.tokens import Tokenizer
-from sealring_protocol.control.requests import ContextOverflow
+from sealring_model.text.tokens import Tokenizer
+from sealring_protocol.control.scheduler.requests import ContextOverflow
 
 from sealring_trio.api.errors import ApiError, from_refusal, invalid
 from sealring_trio.api.messages import render, tokenise
@@ -26,7 +26,7 @@ from sealring_trio.api.schema import (
     M,
     read,
 )
-from sealring_trio.text_frames import CALL, READ, RENDER, TOKENISE
+from sealring_trio.text.frames import CALL, READ, RENDER, TOKENISE
 
 Enter = Callable[[str], None]
 Done = tuple[dict[str, Any], bytes]

@@ -31,12 +31,12 @@ import trio
 from sealring_model import tiny
 
 from sealring_trio.bench.measure import Result
-from sealring_trio.config import load_config
+from sealring_trio.collective.ports import free_ports
 from sealring_trio.errors import OperationError
-from sealring_trio.interpreter import run_module
-from sealring_trio.local_ring import write_cluster
-from sealring_trio.ports import free_ports
-from sealring_trio.service import build_runtime, prepare
+from sealring_trio.files.config import load_config
+from sealring_trio.local.ring import write_cluster
+from sealring_trio.node.service import build_runtime, prepare
+from sealring_trio.processes.interpreter import run_module
 
 TURNS: Final = 11
 ROUNDS: Final = 1000
@@ -208,7 +208,7 @@ def _ranks(path: Path, places: list[list[tuple[str, int]]]) -> Iterator[None]:
 @contextlib.contextmanager
 def _child(arguments: tuple[str, ...], *descriptors: int) -> Iterator[None]:
     process = subprocess.Popen(
-        run_module("sealring_trio.child", *arguments),
+        run_module("sealring_trio.processes.launcher", *arguments),
         stdin=subprocess.DEVNULL,
         pass_fds=descriptors,
         env=os.environ,

@@ -31,7 +31,7 @@ import psutil  # type: ignore[import-untyped]
 
 from sealring_trio.bench.fault_names import FaultName
 from sealring_trio.errors import OperationError
-from sealring_trio.local_ring import LocalNode, local_ring, running_node, wait_until_up
+from sealring_trio.local.ring import LocalNode, local_ring, running_node, wait_until_up
 
 DETECTION: Final = 2.0
 """Seconds after which the head must know, whatever broke."""
@@ -51,8 +51,8 @@ def fail(*_):
 
 
 def fail_from_now_on(*_):
-    from sealring_model import stage
-    from sealring_model.executor import Executor
+    from sealring_model.stage import stage
+    from sealring_model.engine.executor import Executor
 
     begin = Executor.__init__
     runs = {kind: kind.run for kind in (stage.WholeStage, stage.FirstStage, stage.LaterStage)}

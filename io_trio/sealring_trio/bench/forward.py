@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from sealring_trio.wire import Wire
+from sealring_trio.net.wire import Wire
 
 RETRY_SECONDS: Final = 0.01
 

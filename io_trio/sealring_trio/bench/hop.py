@@ -29,8 +29,8 @@ from sealring_protocol.security.handshake import Admission
 
 from sealring_trio.bench.links import accept, configs, dial
 from sealring_trio.bench.measure import Result
-from sealring_trio.interpreter import run_module
-from sealring_trio.shared_wire import Guard, SharedWire
+from sealring_trio.net.threaded_socket import Guard, SharedWire
+from sealring_trio.processes.interpreter import run_module
 
 SIZE: Final = 8192
 ROUNDS: Final = 15

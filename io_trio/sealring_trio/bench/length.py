@@ -16,13 +16,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from sealring_model.tokens import Tokenizer
+from sealring_model.text.tokens import Tokenizer
 
 from sealring_trio.bench.measure import Result
 from sealring_trio.bench.random_model import write_random_model
 from sealring_trio.bench.texts import text_of
-from sealring_trio.local_ring import LocalNode, local_ring
-from sealring_trio.single import single_process
+from sealring_trio.local.ring import LocalNode, local_ring
+from sealring_trio.local.single import single_process
 
 EARLY: Final = 100
 LATE: Final = 1000

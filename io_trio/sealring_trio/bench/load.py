@@ -17,7 +17,7 @@ import attrs
 import httpx2
 import trio
 
-from sealring_trio import client
+from sealring_trio.local import client
 
 _WORDS: Final = re.findall(
     r"\w+",

@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 from typing import Final
 
-from sealring_model.tokens import Tokenizer
-from sealring_protocol.control.rows import SchedulerConfig
+from sealring_model.text.tokens import Tokenizer
+from sealring_protocol.control.scheduler.rows import SchedulerConfig
 
 from sealring_trio.bench.measure import Result
 from sealring_trio.bench.random_model import write_random_model
 from sealring_trio.bench.texts import text_of
-from sealring_trio.local_ring import LocalNode, local_ring
+from sealring_trio.local.ring import LocalNode, local_ring
 
 LONG: Final = 4000
 """Tokens of the long prompt."""

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 import attrs
 from sealring_model import tiny
 
-from sealring_trio.models import find_model
+from sealring_trio.files.models import find_model
 
 DType = Literal["f32", "bf16"]
 SizeName = Literal["5m", "25m", "450m", "8b"]

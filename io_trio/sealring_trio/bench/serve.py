@@ -18,13 +18,13 @@ import attrs
 import httpx2
 import trio
 
-from sealring_trio import client
 from sealring_trio.bench import load
 from sealring_trio.bench.load import Load, Outcome, Target
 from sealring_trio.bench.phases import Spread, decompose
 from sealring_trio.bench.random_model import write_random_model
 from sealring_trio.errors import UserError
-from sealring_trio.local_api import local_api
+from sealring_trio.local import client
+from sealring_trio.local.api import local_api
 
 SECOND_MODEL: Final = "5m"
 """What a second ring has, where a load is spread over two."""

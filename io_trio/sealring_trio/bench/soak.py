@@ -20,12 +20,12 @@ import httpx2
 import psutil  # type: ignore[import-untyped]
 import trio
 
-from sealring_trio import client
 from sealring_trio.bench import load
 from sealring_trio.bench.load import Ask, Load, Outcome, Target
 from sealring_trio.errors import OperationError
-from sealring_trio.local_api import LocalApi, local_api
-from sealring_trio.text_worker import WORKERS
+from sealring_trio.local import client
+from sealring_trio.local.api import LocalApi, local_api
+from sealring_trio.text.workers import WORKERS
 
 CLIENTS: Final = 6
 WARM_UPS: Final = 5

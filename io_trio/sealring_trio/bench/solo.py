@@ -14,8 +14,8 @@ from typing import Final
 
 from sealring_trio.bench.measure import Result, pace
 from sealring_trio.bench.random_model import write_random_model
-from sealring_trio.local_ring import LocalNode, local_ring
-from sealring_trio.single import single_process
+from sealring_trio.local.ring import LocalNode, local_ring
+from sealring_trio.local.single import single_process
 
 TURNS: Final = 7
 TOKENS: Final = 128

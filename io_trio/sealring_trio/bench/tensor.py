@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Final
 
 import attrs
-from sealring_model.tokens import Tokenizer
+from sealring_model.text.tokens import Tokenizer
 
 from sealring_trio.bench.batch import Case, Side, make_prompts, ring_pace, take_turns
 from sealring_trio.bench.measure import Result
 from sealring_trio.bench.yardstick import own_split
-from sealring_trio.local_ring import local_ring
+from sealring_trio.local.ring import local_ring
 
 STREAM: Final = "mlx-lm tensor parallel, stream"
 BATCH: Final = "mlx-lm tensor parallel"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sealring_model.tokens import Tokenizer
+from sealring_model.text.tokens import Tokenizer
 
 _WORDS: Final = ("the", "fox", "went", "to", "the", "river", "and", "saw", "a", "boat")
 

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from sealring_trio.bench.measure import joint_pace
+from sealring_trio.collective.ports import free_ports
 from sealring_trio.errors import OperationError
-from sealring_trio.interpreter import run_module
-from sealring_trio.ports import free_ports
+from sealring_trio.processes.interpreter import run_module
 
 Split = Literal["pipeline", "tensor"]
 
@@ -123,7 +123,7 @@ def own_split(model: Path, ranks: int, split: Split, *, gpus: bool = False) -> I
 def _children(
     model: Path, environments: Sequence[Mapping[str, str]], options: Sequence[str]
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    command = run_module("sealring_trio.child", __name__, "--model", str(model))
+    command = run_module("sealring_trio.processes.launcher", __name__, "--model", str(model))
     with contextlib.ExitStack() as stack:
         processes = []
         for environment in environments:
@@ -149,7 +149,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def serve(model: str, split: Split | None, backend: str = "ring") -> None:
     """The child: load *model*, then answer requests until standard input ends."""
     import mlx.core as mx  # noqa: PLC0415 - MLX, in this process only
-    from sealring_model.upstream import mlx_lm  # noqa: PLC0415
+    from sealring_model.loading.mlx_lm_import import mlx_lm  # noqa: PLC0415
 
     utils = mlx_lm("utils")
     print(json.dumps({"there": True}), flush=True)

@@ -10,7 +10,7 @@ import cyclopts
 
 from sealring_trio.api.keys import KEY_FILE, new_key, read_keys, revoke_key
 from sealring_trio.cli.output import print_json, print_table
-from sealring_trio.config import load_config
+from sealring_trio.files.config import load_config
 
 app = cyclopts.App(
     name="apikey",

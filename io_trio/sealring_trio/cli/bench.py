@@ -10,7 +10,7 @@ from sealring_trio.bench.fault_names import FAULTS, FaultName
 from sealring_trio.bench.shown import describe_report, print_results, report, show_report
 from sealring_trio.cli.bench_tensor import Count, Counts, comms, gpus, tp
 from sealring_trio.cli.output import print_json, teller
-from sealring_trio.models import TINY, find_model
+from sealring_trio.files.models import TINY, find_model
 
 FromZero = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0))]
 Limit = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0))]
@@ -274,9 +274,9 @@ def serve(
     json
         Print a JSON list, with an object for each load.
     """
-    from sealring_trio import client  # noqa: PLC0415
     from sealring_trio.bench import serve as bench  # noqa: PLC0415
     from sealring_trio.bench.load import SCENARIOS, Load  # noqa: PLC0415
+    from sealring_trio.local import client  # noqa: PLC0415
 
     tell = teller()
     own = Load("load", requests, concurrency, users, chars, stream=not whole, max_tokens=max_tokens)

@@ -8,7 +8,7 @@ import cyclopts
 
 from sealring_trio.bench.shown import report
 from sealring_trio.cli.output import teller
-from sealring_trio.models import describe_model, find_model
+from sealring_trio.files.models import describe_model, find_model
 
 Count = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
 Counts = tuple[Count, ...]

@@ -12,7 +12,7 @@ import cyclopts
 from sealring_trio.errors import OperationError
 
 if TYPE_CHECKING:
-    from sealring_trio.talk import Talk
+    from sealring_trio.local.chat_session import Talk
 
 Positive = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
 FromZero = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0, lte=2))]
@@ -69,8 +69,8 @@ def chat(
     """
     import httpx2  # noqa: PLC0415 - a tenth of a second, which a mistake need not wait for
 
-    from sealring_trio import client  # noqa: PLC0415
-    from sealring_trio.talk import Talk  # noqa: PLC0415
+    from sealring_trio.local import client  # noqa: PLC0415
+    from sealring_trio.local.chat_session import Talk  # noqa: PLC0415
 
     base = client.base_url(url or client.DEFAULT_URL)
     chosen = {"temperature": temperature, "max_completion_tokens": max_tokens}

@@ -14,7 +14,7 @@ from sealring_trio.capture.decoding import Decoder, Event
 from sealring_trio.capture.packets import read_segments
 from sealring_trio.capture.streams import Streams
 from sealring_trio.errors import OperationError
-from sealring_trio.key_log import read_key_log
+from sealring_trio.files.key_log import read_key_log
 
 
 def decode(capture: Path, *, keys: Path | None = None, json: bool = False) -> None:

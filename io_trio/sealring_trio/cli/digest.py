@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sealring_model.weights import MANIFEST, write_manifest
+from sealring_model.loading.weights import MANIFEST, write_manifest
 
 from sealring_trio.cli.output import print_facts, print_json
 from sealring_trio.errors import OperationError
-from sealring_trio.models import describe_model, find_model
+from sealring_trio.files.models import describe_model, find_model
 
 
 def digest(model: str, *, json: bool = False) -> None:

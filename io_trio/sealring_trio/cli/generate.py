@@ -9,8 +9,8 @@ from typing import Annotated
 import cyclopts
 
 from sealring_trio.cli.output import print_json
-from sealring_trio.config import load_config
-from sealring_trio.local_socket import ask
+from sealring_trio.files.config import load_config
+from sealring_trio.local.control_client import ask
 
 Positive = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
 Share = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0, lte=1))]

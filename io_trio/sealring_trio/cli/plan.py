@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from sealring_model.loading import ModelInfo
-from sealring_protocol.control.plan import Plan, Strategy, Wish, make_plan
+from sealring_model.loading.model_folder import ModelInfo
+from sealring_protocol.control.head.plan import Plan, Strategy, Wish, make_plan
 from sealring_protocol.errors import LocalProtocolError
 
 from sealring_trio.cli.output import print_facts, print_json, print_table
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.models import describe_model, find_model
-from sealring_trio.units import format_size, parse_size
+from sealring_trio.files.models import describe_model, find_model
+from sealring_trio.files.units import format_size, parse_size
 
 
 def plan(*, model: str, memory: str, layers: str = "", json: bool = False) -> None:

@@ -14,12 +14,11 @@ from sealring_protocol.security.identity import Signer, node_id
 from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
 
 from sealring_trio.cli.output import print_facts, print_json, print_table
-from sealring_trio.config import load_config
 from sealring_trio.errors import UserError
-from sealring_trio.files import replace_file
-from sealring_trio.key_files import read_key, read_public_key
-from sealring_trio.local_socket import ask
-from sealring_trio.roster_files import (
+from sealring_trio.files.config import load_config
+from sealring_trio.files.key_files import read_key, read_public_key
+from sealring_trio.files.private_files import replace_file
+from sealring_trio.files.roster_files import (
     Draft,
     build_roster,
     format_time,
@@ -30,6 +29,7 @@ from sealring_trio.roster_files import (
     verify_roster,
     write_draft,
 )
+from sealring_trio.local.control_client import ask
 
 HELP = """\
 Say who belongs to the cluster, and sign it.

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import cyclopts
 
 from sealring_trio.cli.output import print_facts, print_json, teller
-from sealring_trio.config import CollectivesName, StrategyName
-from sealring_trio.models import TINY, find_model
+from sealring_trio.files.config import CollectivesName, StrategyName
+from sealring_trio.files.models import TINY, find_model
 
 if TYPE_CHECKING:
-    from sealring_trio.local_api import LocalApi
+    from sealring_trio.local.api import LocalApi
 
 Positive = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
 Port = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0, lte=65_535))]
@@ -80,7 +80,7 @@ def serve(
     json
         Print one JSON object once it serves.
     """
-    from sealring_trio.local_api import local_api  # noqa: PLC0415 - see `up`
+    from sealring_trio.local.api import local_api  # noqa: PLC0415 - see `up`
 
     folder = find_model(model)
     flags = ["--log", log, *(["--trace"] if trace else [])]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sealring_protocol.words import ago, lasting
+from sealring_protocol.diagnosis.words import ago, lasting
 
 from sealring_trio.cli.output import print_facts, print_json, print_table
-from sealring_trio.config import load_config
-from sealring_trio.local_socket import ask
-from sealring_trio.units import format_size
+from sealring_trio.files.config import load_config
+from sealring_trio.files.units import format_size
+from sealring_trio.local.control_client import ask
 
 
 def status(*, config: Path, json: bool = False) -> None:

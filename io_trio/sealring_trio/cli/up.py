@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 import cyclopts
 
-from sealring_trio.config import StrategyName, load_config
 from sealring_trio.errors import OperationError, UserError
+from sealring_trio.files.config import StrategyName, load_config
 
 
 def up(
@@ -80,7 +80,7 @@ def up(
     settings = load_config(config, strategy)
     import trio  # noqa: PLC0415
 
-    from sealring_trio.service import prepare, serve  # noqa: PLC0415
+    from sealring_trio.node.service import prepare, serve  # noqa: PLC0415
 
     prepared = prepare(settings)
     try:

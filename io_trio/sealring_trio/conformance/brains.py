@@ -31,10 +31,10 @@ from sealring_protocol.control.effects import (
     Shut,
     ToEngine,
 )
-from sealring_protocol.control.follower import Follower, FollowerConfig
-from sealring_protocol.control.membership import Membership
-from sealring_protocol.control.pipeline import Action, Answered
-from sealring_protocol.control.tensor import TensorLeader
+from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
+from sealring_protocol.control.epoch.pipeline import Action, Answered
+from sealring_protocol.control.epoch.tensor import TensorLeader
+from sealring_protocol.control.head.membership import Membership
 from sealring_protocol.errors import WIRE_CODES, RemoteProtocolError, SealringError
 from sealring_protocol.security.roles import Purpose
 

@@ -13,7 +13,7 @@ from sealring_trio.conformance.files import Json
 
 def key_of(given: Given) -> dict[str, Json]:
     """Kind ``sampling-key``."""
-    from sealring_model.sampling import row_key  # noqa: PLC0415 - MLX, which nothing else needs
+    from sealring_model.sampling.sampler import row_key  # noqa: PLC0415 - MLX, which nothing else needs
 
     fields = {"uid": "1", "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     row = read_row({**fields, "seed": given["seed"], "choice": given["choice"]})
@@ -23,8 +23,8 @@ def key_of(given: Given) -> dict[str, Json]:
 def token_of(given: Given) -> dict[str, Json]:
     """Kind ``draw``."""
     import mlx.core as mx  # noqa: PLC0415 - as above
-    from sealring_model.adjusting import Adjustments  # noqa: PLC0415
-    from sealring_model.sampling import sample  # noqa: PLC0415
+    from sealring_model.sampling.logit_processors import Adjustments  # noqa: PLC0415
+    from sealring_model.sampling.sampler import sample  # noqa: PLC0415
 
     row = read_row({"uid": "1", "logprobs": NO_LOGPROBS, **given["row"]})
     logits = mx.array([given["logits"]], mx.float32)

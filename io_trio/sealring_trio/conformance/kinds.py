@@ -14,8 +14,8 @@ import attrs
 from sealring_protocol.codec.encoding import decode, decode_local, encode
 from sealring_protocol.codec.frame import Frame, FrameDecoder
 from sealring_protocol.codec.messages import Epoch, FailureKind, Message, Step
-from sealring_protocol.control.ledger import Ledger
-from sealring_protocol.control.partition import partition
+from sealring_protocol.control.epoch.ledger import Ledger
+from sealring_protocol.control.head.partition import partition
 from sealring_protocol.errors import (
     RemoteProtocolError,
     RoleViolation,

@@ -32,7 +32,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
 )
 from sealring_protocol.codec.tensor import DType, Tensor
-from sealring_protocol.control.ledger import Ledger
+from sealring_protocol.control.epoch.ledger import Ledger
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 from sealring_protocol.link import LinkUp
 from sealring_protocol.security.roles import Purpose

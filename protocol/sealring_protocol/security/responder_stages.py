@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sealring_protocol.codec.frame import Frame
 from sealring_protocol.codec.messages import Accept
+from sealring_protocol.diagnosis.words import lasting
 from sealring_protocol.errors import (
     AuthenticationFailed,
     LocalProtocolError,
@@ -62,7 +63,6 @@ from sealring_protocol.security.schedule import (
     seal_once,
     signed_payload,
 )
-from sealring_protocol.words import lasting
 
 _LONG_SKEW: Final = 600
 """Seconds from which a skew is told in words; below, rounding it would hide what is too much."""

@@ -1,0 +1,1 @@
+"""The TCP connections of a collective, carried in tunnel links."""

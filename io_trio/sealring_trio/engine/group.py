@@ -1,0 +1,341 @@
+"""Several processes on one machine that are one engine: ``tp = N`` in the config of a node.
+
+The node sees an engine like any other. Behind it every member gets all that the node sends, and
+holds its share of each weight; a layer ends with sums over all members, through a collective of
+MLX that never leaves the machine (private members have a network that nobody else is in). So the
+members compute the same steps, one of them (the first) speaks for all, and the others' answers are
+held against its own (`engine_merge`).
+
+The first order to load makes them a group: each is told which share is its own and loads it; when
+all have, each is told where the others are, and joins within a deadline. Nothing calls MLX's
+`init` before every member is ready to, since it waits without end and cannot be called back.
+
+The group stands or falls as one. When a member fails, ends or answers something else, all are
+ended and new ones follow; that counts as one restart. A process joins one group in its life, so
+members that are to hold other layers are replaced too; in a new epoch with the same layers the
+group stays, for nothing is wrong with it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final
+
+import attrs
+import trio
+from sealring_protocol.codec.local_messages import (
+    EngineInfo,
+    Group,
+    Grouped,
+    Loaded,
+    LocalMessage,
+)
+from sealring_protocol.codec.messages import (
+    Backend,
+    Bootstrap,
+    Failure,
+    FailureKind,
+    StepDone,
+)
+from sealring_protocol.table import Machine
+
+from sealring_trio.collective.ports import Port, reserve
+from sealring_trio.engine.merge import GroupBroken, Merger
+from sealring_trio.engine.process import (
+    EngineCommand,
+    EngineNotStarted,
+    EngineProcess,
+    Network,
+    new_pair,
+    pack,
+)
+from sealring_trio.engine.states import GROUP_TABLE, GroupEvent, GroupState
+from sealring_trio.engine.supervisor import EngineOwner, Supervisor
+from sealring_trio.net.threaded_socket import Guard
+
+DEVICES: Final = "CUDA_VISIBLE_DEVICES"
+LOOPBACK: Final = "127.0.0.1"
+
+GRACE: Final = 1.0
+"""Seconds after the deadline of a group at which members that have not joined are killed: time
+for each to say itself what was wrong."""
+
+
+@attrs.frozen
+class GroupSettings:
+    """*size* members, over *backend* (None: the best there is), that join in *seconds*."""
+
+    size: int
+    backend: Backend | None = None
+    seconds: float = 20.0
+
+
+def member_command(command: EngineCommand, member: int, *, devices: str | None) -> EngineCommand:
+    """*command* for *member*, with a GPU of its own: the one in that place of *devices*, which are
+    those that this process may use (None: all)."""
+    names = devices.split(",") if devices else list(map(str, range(member + 1)))
+    if member >= len(names):
+        return command  # there are not enough; the back end says so, if it needs them
+    own = {DEVICES: names[member].strip()}
+    return attrs.evolve(command, environment={**command.environment, **own})
+
+
+def choose_backend(wanted: Backend | None, have: int) -> Backend:
+    """What members on one machine sum over, of the back ends whose bit is in *have*.
+
+    Raises `GroupBroken` when it is not there.
+    """
+    for backend in (wanted,) if wanted else (Backend.NCCL, Backend.RING):
+        if have & (1 << backend):
+            return backend
+    name = wanted.name.lower() if wanted else "collective"
+    raise GroupBroken(
+        f"this machine's MLX has no {name} back end for a group; leave 'tp' or 'backend' out"
+    )
+
+
+class _Crew:
+    """The members in one of their lives, and how far they are with being a group."""
+
+    def __init__(
+        self, settings: GroupSettings, heard: Callable[[LocalMessage], None], guard: Guard
+    ) -> None:
+        self._settings = settings
+        self._guard = guard
+        self._heard = heard
+        self._merger = Merger(settings.size)
+        self._machine = Machine(GROUP_TABLE, GroupState.APART)
+        self.backend = Backend.RING
+        self._ports: list[Port] = []
+        self._reason = ""
+        self._claimed = False  # the node wants it in a collective
+        self._holds: tuple[bytes, tuple[int, ...], int] | None = None
+        self.planned = False  # it ended for no fault of its own
+        self.processes: list[EngineProcess] = []
+        self.grouped: Grouped | None = None
+        self._joining = trio.Event()
+        self._joined = trio.Event()
+
+    async def run(self, commands: list[EngineCommand]) -> str:
+        """Be with the members, from their start until all have ended; how that came about."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._keep_deadline)
+                async with trio.open_nursery() as members:
+                    try:
+                        for process in self._start(commands):
+                            member = len(self.processes)
+                            with self._guard.lock:
+                                self.processes.append(process)
+                            members.start_soon(self._run_member, member, process)
+                    except EngineNotStarted as error:
+                        member = len(self.processes)
+                        with self._guard.lock:
+                            self.end(f"of member {member} of {self._settings.size}: {error}")
+                nursery.cancel_scope.cancel()
+        finally:
+            self._release_ports()
+        return self._reason
+
+    def _start(self, commands: list[EngineCommand]) -> Iterator[EngineProcess]:
+        """The members, started: those that are private, in one network of their own."""
+        lead, follow = new_pair()
+        with lead, follow:
+            for member, command in enumerate(commands):
+                network = None
+                if command.private and member:
+                    network = Network("follow", follow.fileno())
+                elif command.private:
+                    network = Network("lead", lead.fileno(), len(commands) - 1)
+                yield EngineProcess(command, partial(self._hear, member), self._guard, network)
+
+    async def _run_member(self, member: int, process: EngineProcess) -> None:
+        how = await process.run()
+        with self._guard.lock:
+            self.end(f"of member {member} of {self._settings.size}: {how}")
+
+    def _check_splits(self, splits: int) -> None:
+        size = self._settings.size
+        if not splits:
+            raise GroupBroken("mlx-lm cannot share out a model of this class; leave 'tp' out")
+        if splits % size:
+            raise GroupBroken(
+                f"the model's heads cannot be shared out evenly among {size} members; "
+                f"give 'tp' a divisor of {splits}"
+            )
+
+    async def _keep_deadline(self) -> None:
+        await self._joining.wait()
+        with trio.move_on_after(self._settings.seconds + GRACE):
+            await self._joined.wait()
+            return
+        with self._guard.lock:
+            self.end(f"its members did not form a group within {self._settings.seconds:g} s")
+
+    def end(self, reason: str) -> None:
+        """End them all."""
+        self._reason = self._reason or reason
+        for process in self.processes:
+            process.end(self._reason)
+
+    def _release_ports(self) -> None:
+        for port in self._ports:
+            port.close()
+        self._ports.clear()
+
+    # -------------------------------------------------------- to the members
+
+    def send(self, message: LocalMessage) -> None:
+        """Send *message* to every member."""
+        match message:
+            case Bootstrap():
+                if not self._take(message):
+                    return
+            case Group():
+                self._claimed = True
+                return
+            case _:
+                pass
+        data = pack(message)
+        for process in self.processes:
+            process.send(message, data)
+
+    def _take(self, order: Bootstrap) -> bool:
+        """Whether these members can do *order*."""
+        if self._claimed:
+            self._refuse(order)
+            return False
+        holds = (order.model, order.bounds, order.rank)
+        match self._machine.state:
+            case GroupState.APART:
+                self._send_each(self._group)
+            case GroupState.JOINING | GroupState.JOINED if holds != self._holds:
+                self.planned = True
+                self.end("its members are to hold other layers, which takes another group")
+                return False
+            case _:
+                pass
+        self._holds = holds
+        self._machine.fire(GroupEvent.ORDERED)
+        return True
+
+    def _refuse(self, order: Bootstrap) -> None:
+        """The node wants the engine in a collective of its own."""
+        self._claimed = False
+        failure = Failure(
+            order.rank,
+            FailureKind.GROUP,
+            f"it is a group of {self._settings.size} processes itself (tp in its config), and "
+            "can be a stage of a pipeline alone: use strategy pp",
+        )
+        # Later: whoever sends does not expect an answer meanwhile.
+        self._guard.later(partial(self._answer, StepDone(order.epoch, 0, failed=failure)))
+
+    def _answer(self, message: LocalMessage) -> None:
+        if not self._reason:
+            self._heard(message)
+
+    def _send_each(self, make: Callable[[int], Group]) -> None:
+        for member, process in enumerate(self.processes):
+            message = make(member)
+            process.send(message, pack(message))
+
+    def _group(self, member: int, hosts: tuple[tuple[str, int], ...] = ()) -> Group:
+        deadline = round(self._settings.seconds * 1000)
+        return Group(self.backend, member, self._settings.size, deadline, hosts)
+
+    def _join(self) -> None:
+        """All have loaded: have them find each other."""
+        ring = self.backend is Backend.RING
+        try:
+            for _ in range(self._settings.size if ring else 1):
+                self._ports.append(reserve(LOOPBACK))
+        except OSError as error:
+            raise GroupBroken(f"no port for its members is free ({error.strerror})") from None
+        hosts = [(LOOPBACK, port.number) for port in self._ports]
+        if not ring:  # the first one coordinates; the others are reached through it
+            hosts *= self._settings.size
+        self._send_each(partial(self._group, hosts=tuple(hosts)))
+        self._guard.soon(self._joining.set)
+
+    # ------------------------------------------------------ from the members
+
+    def _hear(self, member: int, message: LocalMessage) -> None:
+        if self._reason:
+            return
+        try:
+            merged = self._merger.add(member, message)
+            if merged is not None:
+                self._said(merged)
+        except GroupBroken as broken:
+            if broken.answer is not None:
+                self._heard(broken.answer)
+            self.end(str(broken))
+
+    def _said(self, message: LocalMessage) -> None:
+        match message:
+            case EngineInfo():
+                self._check_splits(message.splits)
+                self.backend = choose_backend(self._settings.backend, message.backends)
+                # It is a collective: it cannot be a member of another.
+                message = attrs.evolve(message, splits=0, backends=0)
+            case Loaded():
+                if self._machine.state is GroupState.LOADING:
+                    self._join()
+                self._machine.fire(GroupEvent.LOADED)
+            case Grouped():
+                self._machine.fire(GroupEvent.GROUPED)
+                self.grouped = message
+                self._guard.soon(self._joined.set)
+                self._release_ports()
+                return  # the node has not asked for a group
+            case _:
+                pass
+        self._heard(message)
+
+
+class EngineGroup(Supervisor):
+    """The supervised engine of one node: several processes."""
+
+    def __init__(self, command: EngineCommand, owner: EngineOwner, settings: GroupSettings) -> None:
+        super().__init__(owner)
+        self.settings = settings
+        self._commands = [
+            member_command(command, member, devices=os.environ.get(DEVICES))
+            for member in range(settings.size)
+        ]
+        self._crew: _Crew | None = None
+
+    @property
+    def processes(self) -> list[EngineProcess]:
+        """The members, or none."""
+        return self._crew.processes if self._crew else []
+
+    @property
+    def grouped(self) -> tuple[Backend, Grouped] | None:
+        """What the members sum over and how long that takes, once they are a group."""
+        crew = self._crew
+        return (crew.backend, crew.grouped) if crew and crew.grouped else None
+
+    def _send(self, message: LocalMessage) -> None:
+        if self._crew is not None:
+            self._crew.send(message)
+
+    def _end(self, reason: str) -> None:
+        if self._crew is not None:
+            self._crew.end(reason)
+
+    async def _one_life(self) -> str:
+        crew = _Crew(self.settings, self._hear, self._owner.guard)
+        with self._owner.guard.lock:
+            self._crew = crew
+        try:
+            reason = await crew.run(self._commands)
+            self._planned = self._planned or crew.planned
+            self.starved = any(process.starved for process in crew.processes)
+            return reason
+        finally:
+            with self._owner.guard.lock:
+                self._crew = None

@@ -1,0 +1,292 @@
+"""One engine process: started, talked with, ended and buried.
+
+Node and engine speak frames of kind LOCAL over a socket pair. The end of that stream is the one
+sign of an engine's death: a process that dies closes it, and one that only hangs is killed when
+somebody asks for it (a deadline passed), when it has not said who it is within `START_TIMEOUT`, or
+when the kernel says that it is stopped, which no deadline would tell as soon.
+
+None is left behind: the child ends at the end of its stream, the kernel kills it with its parent
+where it can (Linux), and whoever runs an `EngineProcess` and is cancelled kills the child first.
+The child gets its own session, so that an interrupt from the terminal reaches the node alone,
+which then ends it in good order. It gives way to its node on a busy processor (`child`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+import attrs
+import psutil  # type: ignore[import-untyped]
+import trio
+from sealring_protocol.codec.encoding import decode_local, encode
+from sealring_protocol.codec.frame import FrameDecoder, FrameKind, frame_header
+from sealring_protocol.codec.local_messages import LocalMessage
+from sealring_protocol.codec.messages import Bootstrap, Epoch, Ready, Step, StepDone
+from sealring_protocol.errors import RemoteProtocolError
+from sealring_protocol.limits import MAX_SEALED_BODY, MAX_WEIGHT_WAITING
+from sealring_protocol.table import Machine
+
+from sealring_trio.engine.states import ENGINE_TABLE, EngineEvent, EngineState
+from sealring_trio.net.threaded_socket import Guard, SharedWire
+from sealring_trio.processes.interpreter import run_module, signal_name
+from sealring_trio.processes.secrecy import oom_kills
+
+MAX_LOCAL_BODY: Final = MAX_SEALED_BODY + (1 << 20)
+"""Body of one local frame: a sealed frame's worth and the token ids that no link carries."""
+
+ROOM: Final = 1 << 22
+"""Bytes that the socket is to have room for, where the system allows as much: what it has no room
+for goes out later."""
+
+MAX_UNTAKEN: Final = 2 * MAX_WEIGHT_WAITING
+"""Bytes that an engine may leave untaken; one that leaves more is ended. The steps and answers that
+links may leave waiting (`MAX_WEIGHT_WAITING`) are always fewer. Memory: 128 MiB."""
+
+START_TIMEOUT: Final = 120.0
+"""Seconds from the start of an engine to its first message. Imports from a cold disk are slow."""
+
+LOOK: Final = 0.4
+"""Seconds between two looks at whether it is stopped; the second that finds it so has it killed."""
+
+EXIT_LOOK: Final = 0.005
+"""Seconds between two looks at whether it has exited."""
+
+EXIT_GRACE: Final = 2.0
+"""Seconds that an engine whose stream has ended may take to exit by itself."""
+
+
+class EngineNotStarted(Exception):
+    """The system did not start a process; it may a moment later."""
+
+    def __init__(self, error: OSError | MemoryError) -> None:
+        why = "out of memory"
+        if isinstance(error, OSError):
+            why = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
+        super().__init__(f"it could not be started ({why})")
+
+
+def new_pair() -> tuple[socket.socket, socket.socket]:
+    """Two sockets that are connected. Raises `EngineNotStarted`."""
+    try:
+        return socket.socketpair()
+    except OSError as error:
+        raise EngineNotStarted(error) from error
+
+
+@attrs.frozen
+class Network:
+    """How an engine leaves the machine's network: the *way* (see `child`), and the socket *fd* on
+    which it hands over its sockets, or on which namespaces are handed over, *times* in all."""
+
+    way: str
+    fd: int
+    times: int = 1
+
+
+@attrs.frozen
+class EngineCommand:
+    """How to start an engine: its *module*, its *arguments* without ``--fd``, and what its
+    environment has beside ours. It is *private* if it is to have a network of its own."""
+
+    module: str
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = attrs.field(factory=dict)
+    private: bool = False
+
+    def start(self, fd: int, network: Network | None = None) -> subprocess.Popen[bytes]:
+        """A new process that has *fd* as its socket, in that *network*."""
+        # Not through trio's worker threads: the kernel ties the child's life to the thread that
+        # made it, and worker threads end when they are idle.
+        launcher = run_module("sealring_trio.processes.launcher")
+        if network is not None:
+            launcher += ["--network", network.way, str(network.fd), str(network.times)]
+        return subprocess.Popen(
+            [*launcher, "--give-way", self.module, "--fd", str(fd), *self.arguments],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **self.environment},
+            pass_fds=[fd] if network is None else [fd, network.fd],
+            start_new_session=True,
+        )
+
+
+def pack(message: LocalMessage) -> bytes:
+    """The frame of *message*."""
+    parts = encode(message)
+    size = sum(len(part) for part in parts)
+    return b"".join([frame_header(FrameKind.LOCAL, size), *parts])
+
+
+class EngineProcess:
+    """One life of one engine. *heard* gets each of its messages, from the thread that reads them
+    and with the lock of *guard* held. `send` and `end` need that lock too. Raises
+    `EngineNotStarted`."""
+
+    def __init__(
+        self,
+        command: EngineCommand,
+        heard: Callable[[LocalMessage], None],
+        guard: Guard,
+        network: Network | None = None,
+    ) -> None:
+        """Start *command*, in *network* if that is given."""
+        try:
+            ours = self._start(command, network)
+        except (OSError, MemoryError) as error:
+            raise EngineNotStarted(error) from error
+        self._guard = guard
+        self._wire = SharedWire(ours, lambda: None, guard)
+        self._wire.eager = True
+        self._heard = heard
+        self._machine = Machine(ENGINE_TABLE, EngineState.SPAWNED)
+        self._asked: tuple[Epoch, int] | None = None
+        self._scope = trio.CancelScope()
+        self._reason = ""
+        self._kills = oom_kills()  # before its time
+        self.starved = False
+        """Whether the system killed it for want of memory."""
+
+    def _start(self, command: EngineCommand, network: Network | None) -> socket.socket:
+        """Start it; our end of its socket."""
+        with contextlib.ExitStack() as undo:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            undo.enter_context(ours)
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                with contextlib.suppress(OSError):
+                    ours.setsockopt(socket.SOL_SOCKET, option, ROOM)
+            with theirs:
+                self._process = command.start(theirs.fileno(), network)
+            undo.pop_all()
+        return ours
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def state(self) -> EngineState:
+        """What it is doing."""
+        return self._machine.state
+
+    def send(self, message: LocalMessage, data: bytes) -> None:
+        """Send *message*, which is *data* when packed. Lost once the process is to end."""
+        if self._reason:
+            return
+        if self._wire.unsent + len(data) > MAX_UNTAKEN:
+            self.end(f"it left {self._wire.unsent >> 20} MiB of what it was sent untaken")
+            return
+        if isinstance(message, Step | StepDone | Bootstrap):
+            self._asked = (message.epoch, 0 if isinstance(message, Bootstrap) else message.n)
+            if self.state in (EngineState.READY, EngineState.BUSY):
+                self._machine.fire(EngineEvent.ASKED)
+        if self.state is not EngineState.DEAD:
+            try:
+                self._wire.send(data)
+            except OSError:
+                self._stop()  # it is dead, or dying: how is for `_bury` to say
+
+    def end(self, reason: str) -> None:
+        """Kill it. `run` then gives *reason*, or that of an earlier call."""
+        self._reason = self._reason or reason
+        self._stop()
+
+    def _stop(self) -> None:
+        self._guard.soon(self._scope.cancel)
+
+    async def run(self) -> str:
+        """Talk with it until it has ended; how that came about."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write)
+                    nursery.start_soon(self._look)
+                    await self._read()
+                    nursery.cancel_scope.cancel()
+        finally:
+            with self._guard.lock:
+                self._machine.fire(EngineEvent.ENDED)
+            self._wire.close()
+            status = await _bury(self._process, EXIT_GRACE if not self._reason else 0.0)
+            killed = self._process.returncode == -signal.SIGKILL and not self._reason
+            if killed and oom_kills() > self._kills:
+                self.starved = True
+                status = "the system killed it, for memory ran out"
+        return self._reason or status
+
+    async def _write(self) -> None:
+        try:
+            await self._wire.write()
+        except OSError:
+            self._stop()
+
+    async def _look(self) -> None:
+        """Have it killed if it is stopped, and stays so for a moment."""
+        before = False
+        while True:
+            await trio.sleep(LOOK)
+            stopped = False
+            # Without a free file descriptor nobody can look; that it is gone is for `_read` to see.
+            with contextlib.suppress(psutil.Error, OSError):
+                stopped = psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+            if before and stopped:
+                with self._guard.lock:
+                    self.end("it was stopped, and would have hung whoever waits for it")
+            before = stopped
+
+    async def _read(self) -> None:
+        decoder = FrameDecoder({FrameKind.LOCAL: MAX_LOCAL_BODY})
+        with trio.move_on_after(START_TIMEOUT) as starting:
+            spoke = partial(setattr, starting, "deadline", float("inf"))
+            await self._wire.hear(partial(self._take, decoder, spoke))
+        if starting.cancelled_caught and self.state is EngineState.SPAWNED:
+            self._reason = f"it said nothing for {START_TIMEOUT:.0f} s"
+
+    def _take(self, decoder: FrameDecoder, spoke: Callable[[], None], data: bytes) -> None:
+        """*data* came in, in the thread that reads it."""
+        with self._guard.lock:
+            try:
+                decoder.receive_data(data)
+                while not self._reason and (frame := decoder.next_frame()):
+                    if self.state is EngineState.SPAWNED:
+                        self._guard.soon(spoke)
+                    self._hear(decode_local(frame.body))
+            except RemoteProtocolError as error:
+                self.end(f"it broke the local protocol ({error})")
+
+    def _hear(self, message: LocalMessage) -> None:
+        if self.state is EngineState.SPAWNED:
+            self._machine.fire(EngineEvent.SPOKE)
+        elif isinstance(message, Step | StepDone | Ready):
+            answered = (message.epoch, 0 if isinstance(message, Ready) else message.n)
+            # Answers come in order, so the one to the latest question is the last.
+            if answered == self._asked and self.state is EngineState.BUSY:
+                self._machine.fire(EngineEvent.ANSWERED)
+        self._heard(message)
+
+
+async def _bury(process: subprocess.Popen[bytes], grace: float) -> str:
+    """Wait for *process*, at most *grace* seconds before it is killed; how it ended."""
+    with trio.CancelScope(shield=True):
+        with trio.move_on_after(grace):
+            await _ended(process)
+        if process.poll() is None:
+            process.kill()
+        code = await _ended(process)
+    if code < 0:
+        return f"it was ended by {signal_name(-code)}"
+    return f"it exited with code {code}"
+
+
+async def _ended(process: subprocess.Popen[bytes]) -> int:
+    """The exit code of *process*, once it has ended."""
+    # To wait would take a thread, and there may be none.
+    while (code := process.poll()) is None:  # noqa: ASYNC110
+        await trio.sleep(EXIT_LOOK)
+    return code

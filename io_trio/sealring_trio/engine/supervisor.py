@@ -1,0 +1,213 @@
+"""The engine of one node: kept alive.
+
+Computation lives in a child process, because MLX can hang, abort, hold the interpreter lock or
+change the process's limits, and none of that may touch the links. `engine_process` is one such
+child; here is who sees to it that there always is one. A new engine follows every dead one, and
+every one that could not be started (for want of a descriptor, of memory, of a process), after a
+pause that grows while engines die young and unproven; one that was to be replaced is followed at
+once.
+
+`engine_group` is the same for several processes that are one engine.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import logging
+import socket
+from typing import Final, Protocol
+
+import trio
+from sealring_protocol.codec.local_messages import LocalMessage
+from sealring_protocol.codec.messages import Step, StepDone
+
+from sealring_trio.engine.process import (
+    EngineCommand,
+    EngineNotStarted,
+    EngineProcess,
+    Network,
+    new_pair,
+    pack,
+)
+from sealring_trio.net.threaded_socket import Guard
+from sealring_trio.processes.namespace import NoNamespace, take_sockets
+
+log = logging.getLogger("sealring.engine")
+
+YOUNG: Final = 120.0
+"""Seconds before which an engine that dies has died young."""
+
+PROVEN: Final = 16
+"""Steps that it has answered in its life, after which it has not: what killed it is no fault of its
+start, and those who wait for it should not pay for others that died before."""
+
+FIRST_PAUSE: Final = 0.1
+"""Seconds before an engine that died is replaced; doubled each time that one dies young."""
+
+LONGEST_PAUSE: Final = 30.0
+"""Seconds that the pause grows to."""
+
+
+class EngineOwner(Protocol):
+    """Who hears of the engine."""
+
+    @property
+    def guard(self) -> Guard:
+        """Its lock is held whenever the engine is spoken to or heard."""
+
+    def engine_message(self, message: LocalMessage) -> None:
+        """A message came in; in the thread that reads it."""
+
+    def engine_lost(self, reason: str) -> None:
+        """The process is gone, and with it everything that it held."""
+
+
+class Supervisor(abc.ABC):
+    """Keeps an engine alive.
+
+    `run` goes on until it is cancelled; `send` and `restart` may be called from anywhere in
+    between, in any thread, also while there is no process: what is sent then is lost, as the owner
+    has been told of the loss and starts the next one from the beginning.
+    """
+
+    def __init__(self, owner: EngineOwner) -> None:
+        self._owner = owner
+        self._planned = False
+        self._answered = 0  # steps, in this life
+        self.restarts = 0
+        self.starved = False
+        """Whether the system killed the last one for want of memory."""
+        self.lost = ""
+        """Why the last one ended or could not be started, until the next has said a word."""
+        self.next_start: float | None = None  # on trio's clock, while none runs for a pause
+
+    def _hear(self, message: LocalMessage) -> None:
+        """The engine said *message*."""
+        self.lost = ""
+        if isinstance(message, Step | StepDone) and message.failed is None:
+            self._answered += 1
+        self._owner.engine_message(message)
+
+    @property
+    @abc.abstractmethod
+    def processes(self) -> list[EngineProcess]:
+        """The processes that there are now."""
+
+    @property
+    def pids(self) -> list[int]:
+        """Their process ids."""
+        return [process.pid for process in self.processes]
+
+    @property
+    def pid(self) -> int | None:
+        """The first of them, if there is one."""
+        return next(iter(self.pids), None)
+
+    @property
+    def state(self) -> str:
+        """What the first of them is doing, in a word; "none" if there is none."""
+        return next((process.state.value for process in self.processes), "none")
+
+    def send(self, message: LocalMessage) -> None:
+        """Send *message* to the engine."""
+        with self._owner.guard.lock:
+            self._send(message)
+
+    def restart(self, reason: str, *, planned: bool = False) -> None:
+        """Kill the engine; another one follows, at once if that is *planned*."""
+        with self._owner.guard.lock:
+            self._planned = planned
+            self._end(reason)
+
+    def take_sockets(self) -> tuple[socket.socket, socket.socket] | None:
+        """The listener and the caller with which the node meets an engine that has a network of its
+        own; None for one that is in the machine's. Once for each engine process, and with the lock.
+
+        Raises `NoNamespace` where it should have such a network, and does not.
+        """
+        return None
+
+    @abc.abstractmethod
+    def _send(self, message: LocalMessage) -> None:
+        """Send *message* to what there is."""
+
+    @abc.abstractmethod
+    def _end(self, reason: str) -> None:
+        """Kill what there is."""
+
+    async def run(self) -> None:
+        """Keep one engine alive."""
+        pause = FIRST_PAUSE
+        while True:
+            started = trio.current_time()
+            self._planned, self._answered, self.starved = False, 0, False
+            try:
+                reason = await self._one_life()
+            except EngineNotStarted as error:
+                reason = str(error)
+            self.lost = reason
+            level = logging.INFO if self._planned else logging.WARNING
+            log.log(level, "the engine process ended: %s; starting another", reason)
+            self._owner.engine_lost(reason)
+            self.restarts += 1
+            if self._planned:
+                continue
+            young = trio.current_time() - started < YOUNG and self._answered < PROVEN
+            pause = min(2 * pause, LONGEST_PAUSE) if young else FIRST_PAUSE
+            self.next_start = trio.current_time() + pause
+            await trio.sleep_until(self.next_start)
+            self.next_start = None
+
+    @abc.abstractmethod
+    async def _one_life(self) -> str:
+        """Start the engine, and be with it until it has ended; how that came about."""
+
+
+class Engine(Supervisor):
+    """The supervised engine of one node: one process."""
+
+    def __init__(self, command: EngineCommand, owner: EngineOwner) -> None:
+        super().__init__(owner)
+        self._command = command
+        self._process: EngineProcess | None = None
+        self._given: socket.socket | None = None  # on which it hands over sockets
+
+    @property
+    def processes(self) -> list[EngineProcess]:
+        """The one, or none."""
+        return [] if self._process is None else [self._process]
+
+    def _send(self, message: LocalMessage) -> None:
+        if self._process is not None:
+            self._process.send(message, pack(message))
+
+    def _end(self, reason: str) -> None:
+        if self._process is not None:
+            self._process.end(reason)
+
+    def take_sockets(self) -> tuple[socket.socket, socket.socket] | None:
+        """See `Supervisor.take_sockets`."""
+        if not self._command.private:
+            return None
+        if self._given is None:
+            raise NoNamespace("there is no engine")
+        return take_sockets(self._given)
+
+    async def _one_life(self) -> str:
+        with contextlib.ExitStack() as stack:
+            given = network = None
+            if self._command.private:
+                given, theirs = (stack.enter_context(sock) for sock in new_pair())
+                network = Network("own", theirs.fileno())
+            process = EngineProcess(self._command, self._hear, self._owner.guard, network)
+            if network is not None:
+                theirs.close()
+            with self._owner.guard.lock:
+                self._process, self._given = process, given
+            try:
+                return await process.run()
+            finally:
+                self.starved = process.starved
+                with self._owner.guard.lock:
+                    self._process = self._given = None

@@ -1,0 +1,1 @@
+"""Files that people and nodes write: configs, keys, rosters, models."""

@@ -1,0 +1,249 @@
+"""The TOML file of one node, checked before anything starts.
+
+Paths are relative to the file's own folder, so that a folder with a config, a key and a roster can
+be moved as one. What the whole cluster must agree on (the inner seal, who is a member, the order
+of the ranks) is in the signed roster and cannot be said here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import attrs
+import pydantic
+from sealring_protocol.limits import MAX_WORLD, PING_TIMEOUT
+
+from sealring_trio.errors import UserError
+from sealring_trio.files.toml_file import read_toml
+from sealring_trio.files.units import parse_address, parse_size
+
+SuiteName = Literal["aes-256-gcm", "chacha20-poly1305"]
+StrategyName = Literal["auto", "tp", "pp", "single"]
+CollectivesName = Literal["sealed", "shared-loopback", "trusted-link"]
+BackendName = Literal["auto", "ring", "jaccl", "nccl"]
+SharingName = Literal["connection", "off", "everyone"]
+KeysName = Literal["everywhere", "beyond-loopback"]
+
+NO_API: Final = "off"
+DEFAULT_API: Final = "127.0.0.1:7480"
+DEFAULT_TIMEOUT: Final = 600.0
+DEFAULT_DRAIN: Final = 30.0
+DEFAULT_GROUP_TIMEOUT: Final = 20.0
+
+
+def _check_address(value: str) -> str:
+    parse_address(value)
+    return value
+
+
+def _check_api(value: str) -> str:
+    return value if value == NO_API else _check_address(value)
+
+
+def _check_memory(value: str) -> str:
+    parse_size(value)
+    return value
+
+
+class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
+    """The keys of the file, as they are written."""
+
+    key: str = pydantic.Field(description="private key of this node", examples=['"node.key"'])
+    roster: str = pydantic.Field(description="signed roster", examples=['"cluster.roster"'])
+    coordinator: str = pydantic.Field(
+        description="public key that signs rosters: a file, or the key in hex",
+        examples=['"coordinator.pub"'],
+    )
+    listen: Annotated[str, pydantic.AfterValidator(_check_address)] = pydantic.Field(
+        description="address that other nodes dial", examples=['"0.0.0.0:7470"']
+    )
+    model: str = pydantic.Field(
+        description="folder of the model, 'tiny' for the one that ships with sealring, or hub id",
+        examples=['"models/llama-8b"'],
+    )
+    layers: list[Annotated[int, pydantic.Field(ge=1)]] = pydantic.Field(
+        default=[], description="layers of each rank; by memory if left out"
+    )
+    memory: Annotated[str, pydantic.AfterValidator(_check_memory)] | None = pydantic.Field(
+        default=None, description="memory for weights and caches, like 24G"
+    )
+    api: Annotated[str, pydantic.AfterValidator(_check_api)] = pydantic.Field(
+        default=DEFAULT_API,
+        description="address of the head's HTTP API, or 'off'",
+        examples=[f'"{DEFAULT_API}"'],
+    )
+    api_keys: KeysName = pydantic.Field(
+        default="everywhere",
+        description="where API keys, once there are any, are asked for: 'everywhere', or "
+        "'beyond-loopback' alone (head)",
+    )
+    timeout: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)] = pydantic.Field(
+        default=DEFAULT_TIMEOUT, description="seconds that a request of the API may take"
+    )
+    drain: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)] = pydantic.Field(
+        default=DEFAULT_DRAIN,
+        description="seconds that requests under way may take to finish when the node is stopped",
+    )
+    strategy: StrategyName = pydantic.Field(
+        default="auto",
+        description="how the ranks work: 'tp' shares out every layer, 'pp' deals them out (head)",
+    )
+    collectives: CollectivesName = pydantic.Field(
+        default="sealed",
+        description="'trusted-link' if what the ranks sum may go unsealed between them, "
+        "'shared-loopback' if every local user of this machine may interfere with its end",
+    )
+    backend: BackendName = pydantic.Field(
+        default="auto", description="what carries the sums of tensor parallelism"
+    )
+    tp: int = pydantic.Field(
+        default=1, ge=1, le=MAX_WORLD, description="processes of this node that share its layers"
+    )
+    group_timeout: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)] = pydantic.Field(
+        default=DEFAULT_GROUP_TIMEOUT,
+        description="seconds that the ranks of a collective may take to find each other",
+    )
+    patience: Annotated[float, pydantic.Field(ge=PING_TIMEOUT, le=60)] = pydantic.Field(
+        default=PING_TIMEOUT,
+        description="seconds that a peer may be silent before it is lost; pauses seen raise it. "
+        "An engine may be late by what exceeds the default",
+    )
+    groups: int = pydantic.Field(
+        default=0, ge=0, le=64, description="batches in flight; as many as pay if 0 (head)"
+    )
+    rows: int = pydantic.Field(
+        default=8, ge=1, le=256, description="requests in one batch at most (head)"
+    )
+    queue: int = pydantic.Field(
+        default=256, ge=1, description="requests that may wait before one is refused (head)"
+    )
+    prefixes: int = pydantic.Field(
+        default=16, ge=0, le=1024, description="conversations kept to be continued (head)"
+    )
+    prefix_sharing: SharingName = pydantic.Field(
+        default="connection",
+        description="what callers without a key continue: prompts of their own 'connection', none "
+        "('off'), or those of 'everyone' without a key (head)",
+    )
+    suites: list[SuiteName] = pydantic.Field(
+        default=["aes-256-gcm", "chacha20-poly1305"],
+        min_length=1,
+        description="ciphers in order of preference",
+    )
+    keylog: str | None = pydantic.Field(
+        default=None, description="file for the keys of all links, to read captures with; none"
+    )
+    state: str | None = pydantic.Field(
+        default=None, description="folder for what the node keeps; NAME.state if left out"
+    )
+
+
+@attrs.frozen
+class Config:
+    """What `sealring up` runs: absolute paths, sizes in bytes, times in seconds.
+
+    *layers* is empty, *memory* and *groups* are 0 where the machine decides; *api* is None where
+    there is none.
+    """
+
+    path: Path
+    key: Path
+    roster: Path
+    coordinator: str
+    listen: tuple[str, int]
+    model: str
+    layers: tuple[int, ...]
+    memory: int
+    api: tuple[str, int] | None
+    api_keys: KeysName
+    timeout: float
+    drain: float
+    strategy: StrategyName
+    collectives: CollectivesName
+    backend: BackendName
+    tp: int
+    group_timeout: float
+    patience: float
+    groups: int
+    rows: int
+    queue: int
+    prefixes: int
+    prefix_sharing: SharingName
+    suites: tuple[SuiteName, ...]
+    state: Path
+    keylog: Path | None
+
+    @property
+    def control_socket(self) -> Path:
+        """Where the local control socket of the running node is."""
+        return self.state / "control.sock"
+
+
+def load_config(path: Path, strategy: StrategyName | None = None) -> Config:
+    """The config at *path*; *strategy*, if given, in place of its own.
+
+    Raises `UserError` that names the key and its line.
+    """
+    file = read_toml(path, NodeFile, "config file")
+    if strategy is not None:
+        file = file.model_copy(update={"strategy": strategy})
+    base = path.resolve().parent
+    _check_collectives(path, file)
+    state = file.state if file.state is not None else f"{path.stem}.state"
+    return Config(
+        path=path,
+        key=base / file.key,
+        roster=base / file.roster,
+        coordinator=_file_or_value(base, file.coordinator),
+        listen=parse_address(file.listen),
+        model=_file_or_value(base, file.model),
+        layers=tuple(file.layers),
+        memory=parse_size(file.memory) if file.memory else 0,
+        api=None if file.api == NO_API else parse_address(file.api),
+        api_keys=file.api_keys,
+        timeout=file.timeout,
+        drain=file.drain,
+        strategy=file.strategy,
+        collectives=file.collectives,
+        backend=file.backend,
+        tp=file.tp,
+        group_timeout=file.group_timeout,
+        patience=file.patience,
+        groups=file.groups,
+        rows=file.rows,
+        queue=file.queue,
+        prefixes=file.prefixes,
+        prefix_sharing=file.prefix_sharing,
+        suites=tuple(file.suites),
+        state=base / state,
+        keylog=None if file.keylog is None else base / file.keylog,
+    )
+
+
+def _check_collectives(path: Path, file: NodeFile) -> None:
+    """Raise `UserError` for keys that are right alone and cannot go together."""
+    unsealable = file.backend in ("jaccl", "nccl")
+    if unsealable and file.collectives != "trusted-link" and file.tp == 1:
+        raise UserError(
+            f"{path}: backend = '{file.backend}' cannot be sealed, and collectives = "
+            f"'{file.collectives}'",
+            "Use backend = 'ring', or say collectives = 'trusted-link' if the network between the "
+            "ranks is yours alone.",
+        )
+    if file.backend == "jaccl" and file.tp > 1:
+        raise UserError(
+            f"{path}: backend = 'jaccl' is for several machines, and tp = {file.tp} for one",
+            "Use backend = 'auto', 'ring' or 'nccl'.",
+        )
+    if file.strategy == "tp" and file.layers:
+        raise UserError(
+            f"{path}: layers = {file.layers} deals layers out, and strategy = 'tp' shares out all "
+            "of them",
+            "Leave 'layers' out, or use strategy = 'pp'.",
+        )
+
+
+def _file_or_value(base: Path, value: str) -> str:
+    path = base / value
+    return str(path) if path.exists() else value

@@ -1,0 +1,110 @@
+"""Key files: private keys as PEM that only their owner can read, public keys as a line of hex.
+
+A private key is created with mode 0600 in one step (never readable by others, not even for a
+moment), never overwrites anything, and is never printed. A file that others can read is refused
+when it is used, for then it may no longer be only yours.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from pathlib import Path
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from sealring_protocol.errors import LocalProtocolError
+from sealring_protocol.security.identity import SoftwareSigner
+
+from sealring_trio.errors import UserError
+from sealring_trio.files.private_files import READABLE, read_file, write_new
+
+_HEX_KEY: Final = re.compile(r"04[0-9a-f]{128}")
+_CURVE: Final = ec.SECP256R1()
+
+
+def create_key(path: Path) -> SoftwareSigner:
+    """Make a key pair: the private half at *path*, the public half beside it as ``.pub``.
+
+    Raises `UserError` when either file exists or cannot be made.
+    """
+    signer = SoftwareSigner(ec.generate_private_key(_CURVE))
+    public = public_path(path)
+    if public.exists():
+        raise UserError(
+            f"{public} already exists, and is left as it is",
+            "Choose another name, or move it away.",
+        )
+    write_new(path, signer.to_pem(), 0o600)
+    write_new(public, f"{signer.public_key.hex()}\n".encode(), 0o644)
+    return signer
+
+
+def public_path(path: Path) -> Path:
+    """Where the public half of the key at *path* is kept."""
+    return path.with_suffix(".pub")
+
+
+def read_key(path: Path) -> SoftwareSigner:
+    """The private key at *path*. Raises `UserError`."""
+    try:
+        pem, status = read_file(path)
+    except FileNotFoundError:
+        raise UserError(
+            f"there is no private key at {path}", f"Make one: sealring keygen {path}"
+        ) from None
+    except OSError as error:
+        raise UserError(
+            f"cannot read the private key {path}: {error.strerror}", "It must be your own file."
+        ) from None
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & READABLE:
+        raise UserError(
+            f"others can read the private key {path} (mode {mode:04o})",
+            f"If you trust everyone who could: chmod 600 {path}. If not, make a new key.",
+        )
+    try:
+        return SoftwareSigner.from_pem(pem)
+    except LocalProtocolError:
+        raise UserError(
+            f"{path} holds no P-256 private key in PEM without a password",
+            f"Make one: sealring keygen {path}",
+        ) from None
+
+
+def read_public_key(value: str) -> bytes:
+    """The 65-byte SEC1 public key that *value* is, in hex, or names, as a file.
+
+    Raises `UserError`.
+    """
+    text = value.strip().lower()
+    if not _HEX_KEY.fullmatch(text):
+        text = _read_line(Path(value))
+    if not _HEX_KEY.fullmatch(text):
+        raise UserError(
+            f"{value} holds no public key", "A public key file is one line of hex, 130 digits."
+        )
+    point = bytes.fromhex(text)
+    try:
+        ec.EllipticCurvePublicKey.from_encoded_point(_CURVE, point)
+    except ValueError:
+        raise UserError(
+            f"the public key {value} is not a point of P-256", "Copy the .pub file again."
+        ) from None
+    return point
+
+
+def _read_line(path: Path) -> str:
+    try:
+        text = read_file(path)[0].decode("ascii", errors="replace")
+    except OSError as error:
+        raise UserError(
+            f"cannot read the public key {path}: {error.strerror}",
+            "Give a .pub file that 'sealring keygen' made, or the key itself in hex.",
+        ) from None
+    if "PRIVATE KEY" in text:
+        raise UserError(
+            f"{path} is a private key, and nothing has been done with it",
+            f"Give its public half: {public_path(path)}",
+        )
+    return text.strip().lower()

@@ -1,0 +1,281 @@
+"""Which roster a node begins with: the newest that it has ever used, or none.
+
+Two files in the state folder hold what a restart must not lose. ``adopted.roster`` is the newest
+roster that the node has used, whether a peer brought it or the config named it. ``roster.mark``
+holds the serial and digest of that roster, for each cluster and coordinator. Both are on disk
+before a roster is used. So a node that finds only older rosters knows it, and refuses to start: an
+older roster may name members that have been put out since.
+
+The mark comes second. A crash between the two leaves a roster that is above the mark, which is
+right; the other way round it would leave a mark that no file can meet.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Final
+
+import attrs
+from sealring_protocol.errors import SealringError
+from sealring_protocol.limits import MAX_ROSTER
+from sealring_protocol.security.identity import node_id
+from sealring_protocol.security.keys import sha256
+from sealring_protocol.security.roster import Roster, SignedRoster
+
+from sealring_trio.errors import OperationError, UserError
+from sealring_trio.files.private_files import make_private_folder, replace_file, reserve
+from sealring_trio.files.roster_files import format_time, read_roster
+
+log = logging.getLogger("sealring")
+
+KEPT: Final = "adopted.roster"
+MARK: Final = "roster.mark"
+
+_TITLE: Final = "sealring roster mark 1\n"
+_MARK_ROOM: Final = 4096
+"""Bytes of the disk that are kept for the marks: some twenty clusters."""
+
+
+@attrs.frozen
+class Mark:
+    """The newest roster that was used: its *serial* and *digest*."""
+
+    serial: int
+    digest: bytes
+
+
+Marks = dict[tuple[bytes, bytes], Mark]
+"""By the cluster's id, and the id of the coordinator's key."""
+
+
+class RosterStore:
+    """The roster files in the folder *state* of a node whose owner pinned *coordinator*."""
+
+    def __init__(self, state: Path, coordinator: bytes) -> None:
+        self._state = state
+        self._coordinator = coordinator
+        self._kept = state / KEPT
+        self._mark = state / MARK
+
+    # ------------------------------------------------------------ at the start
+
+    def newest(self, path: Path, wall_ms: int) -> SignedRoster:
+        """The roster to begin with: the one at *path*, which the config names, or a newer one that
+        was adopted from a peer. One that has expired is given only if it was in use before: the
+        node then waits for a newer one.
+
+        Raises `UserError` rather than give an older roster than one that was used before.
+        """
+        given = self._verified(path)
+        marks = self._marks()
+        mark = marks.get(self._key(given.roster))
+        kept, fault = self._read_kept(given.roster, marks)
+        if mark is None and fault:
+            raise UserError(
+                f"cannot tell whether roster {given.roster.serial} of {path} is the newest that "
+                f"this node has used: {fault}, and there is no {self._mark}",
+                f"If you know that no newer roster was signed: rm {self._kept}",
+            )
+        best = given
+        if kept is not None:
+            _check_twins(path, given.roster, self._kept, kept.roster)
+            best = max(given, kept, key=lambda signed: signed.roster.serial)
+        where = path if best is given else self._kept
+        if mark is not None:
+            self._check_mark(mark, path, given.roster, kept, fault)
+        if best.roster.expired(wall_ms):
+            known = mark is not None and mark.serial == best.roster.serial
+            _tell_expired(where, best.roster, wall_ms, known=known)
+        elif wall_ms < best.roster.issued_ms:
+            log.warning(
+                "this machine's clock says %s, and roster %d was signed at %s: one of the two "
+                "clocks is wrong, and peers refuse a node whose clock is",
+                format_time(wall_ms),
+                best.roster.serial,
+                format_time(best.roster.issued_ms),
+            )
+        if fault:
+            log.warning("%s; roster %d of the config is used", fault, best.roster.serial)
+        if best is not given:
+            log.info(
+                "using roster %d, which this node has used before; the config's (%s) is older: %d",
+                best.roster.serial,
+                path,
+                given.roster.serial,
+            )
+        return best
+
+    def _verified(self, path: Path) -> SignedRoster:
+        signed = read_roster(path)
+        try:
+            signed.verify(self._coordinator)
+        except SealringError:
+            raise UserError(
+                f"the roster {path} is not signed by this coordinator key, or it was changed",
+                "Check which coordinator public key you were given, and copy the roster again.",
+            ) from None
+        return signed
+
+    def _read_kept(self, given: Roster, marks: Marks) -> tuple[SignedRoster | None, str]:
+        """The roster that was kept, if it is of *given*'s cluster; or what is wrong with it."""
+        try:
+            kept = read_roster(self._kept)
+        except UserError as error:
+            return None, error.what if _is_there(self._kept) else ""
+        mark = Mark(kept.roster.serial, kept.roster.digest)
+        if kept.roster.cluster != given.cluster:
+            return None, ""
+        try:
+            kept.verify(self._coordinator)
+        except SealringError:
+            others = {key for key, value in marks.items() if value == mark}
+            if others - {self._key(given)}:
+                return None, ""  # what another coordinator signed, which the config named once
+            return None, f"the roster {self._kept} does not verify"
+        return kept, ""
+
+    def _check_mark(
+        self, mark: Mark, path: Path, given: Roster, kept: SignedRoster | None, fault: str
+    ) -> None:
+        """Raise `UserError` if the rosters there are do not come up to *mark*."""
+        found = [(path, given)] + ([(self._kept, kept.roster)] if kept is not None else [])
+        for where, roster in found:
+            if roster.serial == mark.serial and roster.digest != mark.digest:
+                raise UserError(
+                    f"{where} holds another roster {mark.serial} than the one that this node has "
+                    "used: the coordinator's key has signed two with one serial",
+                    "Find out who signed it. Then sign one with a greater serial (sealring roster "
+                    "sign), and give it to every node.",
+                )
+        if max(roster.serial for _, roster in found) >= mark.serial:
+            return
+        there = "; ".join(f"{where} holds roster {roster.serial}" for where, roster in found)
+        if kept is None:
+            there += f"; {fault or f'{self._kept} is not there'}"
+        raise UserError(
+            f"this node has used roster {mark.serial}, and only older ones are here: {there}. An "
+            "older roster may name members that have been put out, so it is not used",
+            f"Copy roster {mark.serial} or a newer one to {path}. Another node has it as {KEPT} in "
+            "its state folder; or sign a newer one: sealring roster renew.",
+        )
+
+    # ----------------------------------------------------------------- keeping
+
+    def keep(self, signed: SignedRoster) -> None:
+        """Have *signed*, which is about to be used, on disk, and the mark that it sets.
+
+        Raises `OSError`, or `UserError` when the mark there is cannot be read.
+        """
+        marks = self._marks()
+        roster = signed.roster
+        known = marks.get(self._key(roster))
+        if known is not None and known.serial > roster.serial:
+            return  # what is on disk is newer than what this process has heard of
+        if not _holds(self._kept, signed.encode()):
+            replace_file(self._kept, signed.encode(), 0o600)
+        mark = Mark(roster.serial, roster.digest)
+        if known != mark:
+            marks[self._key(roster)] = mark
+            replace_file(self._mark, _encode(marks), 0o600)
+        reserve(self._kept, MAX_ROSTER)
+        reserve(self._mark, _MARK_ROOM)
+
+    def begin(self, signed: SignedRoster) -> None:
+        """As `keep`, at the start, with the folder made. Raises `UserError` or `OperationError`."""
+        make_private_folder(self._state)
+        try:
+            self.keep(signed)
+        except OSError as error:
+            raise OperationError(
+                f"cannot keep roster {signed.roster.serial} in {self._state}: {error.strerror}",
+                "A node begins only with a roster that it can remember. Put that right first.",
+            ) from None
+
+    def _key(self, roster: Roster) -> tuple[bytes, bytes]:
+        return roster.cluster, node_id(self._coordinator)
+
+    def _marks(self) -> Marks:
+        """What was used. Raises `UserError` when it cannot be read."""
+        try:
+            return _decode(self._mark.read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except OSError as error:
+            fault = error.strerror or str(error)
+        except ValueError as error:
+            fault = str(error)
+        raise UserError(
+            f"cannot tell which roster this node has used last: {self._mark}: {fault}",
+            "Find the greatest serial among the other nodes (sealring status), and copy that "
+            f"roster to the file that the config names. Then: rm {self._mark}",
+        )
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    try:
+        return path.read_bytes() == data
+    except OSError:
+        return False
+
+
+def _check_twins(one: Path, first: Roster, two: Path, second: Roster) -> None:
+    """Raise `UserError` for two rosters with one serial."""
+    if first.serial == second.serial and first.digest != second.digest:
+        raise UserError(
+            f"{one} and {two} are two rosters with the serial {first.serial}",
+            "Find out who signed them. Then sign one with a greater serial (sealring roster sign), "
+            "and give it to every node.",
+        )
+
+
+def _tell_expired(path: Path, roster: Roster, wall_ms: int, *, known: bool) -> None:
+    """Raise `UserError` for an expired roster, or log it for one that was in use before."""
+    when = format_time(roster.expires_ms)
+    if not known:
+        raise UserError(
+            f"the roster {path} (serial {roster.serial}) expired on {when}",
+            "Sign a new one: sealring roster renew. Also check this machine's clock: it says "
+            f"{format_time(wall_ms)}.",
+        )
+    log.error(
+        "roster %d expired on %s (this machine's clock says %s): no peer links with this node, nor "
+        "it with them, until one brings a newer roster. Sign one (sealring roster renew), and "
+        "give it to any one node",
+        roster.serial,
+        when,
+        format_time(wall_ms),
+    )
+
+
+def _encode(marks: Marks) -> bytes:
+    lines = [
+        f"{cluster.hex()} {coordinator.hex()} {mark.serial} {mark.digest.hex()}\n"
+        for (cluster, coordinator), mark in sorted(marks.items())
+    ]
+    body = "".join([_TITLE, *lines]).encode()
+    return body + sha256(body).hex().encode() + b"\n"
+
+
+def _decode(data: bytes) -> Marks:
+    """Raises `ValueError` for anything that `_encode` does not give."""
+    *lines, total = data.splitlines(keepends=True) or [b""]
+    body = b"".join(lines)
+    if not body.startswith(_TITLE.encode()) or total != sha256(body).hex().encode() + b"\n":
+        raise ValueError("it is not as it was written")
+    marks: Marks = {}
+    for line in lines[1:]:
+        cluster, coordinator, serial, digest = line.decode().split()
+        key = bytes.fromhex(cluster), bytes.fromhex(coordinator)
+        marks[key] = Mark(int(serial), bytes.fromhex(digest))
+    return marks

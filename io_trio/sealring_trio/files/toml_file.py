@@ -1,0 +1,127 @@
+"""Reading a TOML file into a validated model, with errors that name the key and its line.
+
+`tomllib` keeps no line numbers, so `_lines` finds them in the text: it follows table headers and
+``key =`` at the start of lines, which is how people write these files. It serves messages only.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Final, TypeVar, get_args
+
+import pydantic
+
+from sealring_trio.errors import UserError
+from sealring_trio.files.private_files import read_file
+
+M = TypeVar("M", bound=pydantic.BaseModel)
+Key = tuple[str | int, ...]
+
+_HEADER: Final = re.compile(r"\s*(\[\[?)\s*([\w.-]+)\s*\]\]?\s*(?:#.*)?")
+_ASSIGNMENT: Final = re.compile(r"\s*([\w-]+)\s*=")
+
+MAX_PARTS: Final = 64
+"""Parts of a dotted key: what `tomllib` takes for one grows with their square."""
+
+_PART: Final = r"(?:(?<![\w-])[\w-]+|\"[^\"\n]*\"|'[^'\n]*')"
+_LONG_KEY: Final = re.compile(rf"{_PART}(?:[ \t]*\.[ \t]*{_PART}){{{MAX_PARTS}}}")
+
+
+def read_toml(path: Path, model: type[M], purpose: str) -> M:
+    """The file at *path* as a *model*. *purpose* names the kind of file in messages.
+
+    Raises `UserError` for a file that is missing, unreadable, not TOML, or not a *model*.
+    """
+    text = read_text(path, purpose)
+    if long := _LONG_KEY.search(text):
+        line = text.count("\n", 0, long.start()) + 1
+        raise UserError(
+            f"{path}, line {line}: a key of more than {MAX_PARTS} parts",
+            "Leave out what is not a setting of this file.",
+        )
+    try:
+        values = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # the latter where it is nested too deep
+        raise UserError(
+            f"{path} is not valid TOML: {error}",
+            'Texts need quotes (name = "desk"), numbers and true/false none.',
+        ) from None
+    try:
+        return model.model_validate(values)
+    except pydantic.ValidationError as error:
+        raise _explain(path, text, model, error) from None
+
+
+def read_text(path: Path, purpose: str) -> str:
+    """The text of *path*. Raises `UserError` when there is none to read."""
+    try:
+        return read_file(path)[0].decode()
+    except FileNotFoundError:
+        raise UserError(f"there is no {purpose} at {path}", "Check the path.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UserError(f"cannot read {path}: {reason}", f"It should be a {purpose}.") from None
+
+
+def _explain(
+    path: Path, text: str, model: type[pydantic.BaseModel], error: pydantic.ValidationError
+) -> UserError:
+    lines = _lines(text)
+    told = []
+    advice = "Put that right and try again."
+    for fault in error.errors():
+        key: Key = fault["loc"]
+        place = _place(path, lines, key)
+        name = ".".join(f"{part + 1}" if isinstance(part, int) else part for part in key)
+        match fault["type"]:
+            case "extra_forbidden":
+                told.append(f"{place}: unknown key '{name}'")
+                advice = f"The keys are: {', '.join(_keys(model, key))}."
+            case "missing":
+                told.append(f"{path}: the key '{name}' is missing")
+                advice = f"Add it: {_example(model, key)}"
+            case _:
+                told.append(f"{place}: '{name}': {fault['msg'].removeprefix('Value error, ')}")
+    return UserError("\n".join(told), advice)
+
+
+def _place(path: Path, lines: dict[Key, int], key: Key) -> str:
+    while key and key not in lines:
+        key = key[:-1]
+    return f"{path}, line {lines[key]}" if key else str(path)
+
+
+def _keys(model: type[pydantic.BaseModel], key: Key) -> list[str]:
+    return [field.alias or name for name, field in _model_at(model, key[:-1]).model_fields.items()]
+
+
+def _example(model: type[pydantic.BaseModel], key: Key) -> str:
+    field = _model_at(model, key[:-1]).model_fields[str(key[-1])]
+    examples = field.examples or ["..."]
+    return f"{key[-1]} = {examples[0]}   # {field.description}"
+
+
+def _model_at(model: type[pydantic.BaseModel], key: Key) -> type[pydantic.BaseModel]:
+    for part in key:
+        if isinstance(part, str):
+            annotation: Any = model.model_fields[part].annotation
+            model = next(iter(get_args(annotation)), annotation)
+    return model
+
+
+def _lines(text: str) -> dict[Key, int]:
+    found: dict[Key, int] = {}
+    table: Key = ()
+    counts: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := _HEADER.fullmatch(line):
+            table = tuple(header[2].split("."))
+            if header[1] == "[[":
+                counts[header[2]] = counts.get(header[2], -1) + 1
+                table = (*table, counts[header[2]])
+            found.setdefault(table, number)
+        elif assignment := _ASSIGNMENT.match(line):
+            found.setdefault((*table, assignment[1]), number)
+    return found

@@ -1,0 +1,1 @@
+"""What runs on this machine for its owner: whole rings, and clients of nodes."""

@@ -1,0 +1,1 @@
+"""Sockets: TCP connections between nodes, and what reads and writes them."""

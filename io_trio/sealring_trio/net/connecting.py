@@ -1,0 +1,105 @@
+"""TCP connections between nodes, as they come to be: listening, accepting, dialing."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+import socket
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from sealring_trio.errors import OperationError
+from sealring_trio.files.units import format_address, parse_address
+
+log = logging.getLogger("sealring.node")
+
+ACCEPT_PAUSE: Final = 0.1
+"""Seconds to wait when no connection can be accepted (out of file descriptors, say)."""
+
+TELL_SECONDS: Final = 60.0
+"""Seconds between two log lines that say so."""
+
+_GONE: Final = {errno.ECONNABORTED, errno.EPROTO}
+"""The connection to accept was reset before it could be: the next one is not to wait for it."""
+
+DIAL_TIMEOUT: Final = 5.0
+"""Seconds that a connection may take to come up."""
+
+
+def _listen_advice(error: OSError) -> str:
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "Change 'listen' in the config: this machine has no such address (0.0.0.0 is all)."
+    return "Is another node running with this address? Change 'listen' in the config."
+
+
+async def open_listeners(host: str, port: int) -> list[trio.SocketListener]:
+    """Listen at *host* (empty: everywhere) and *port*. Raises `OperationError`."""
+    try:
+        return list(await trio.open_tcp_listeners(port, host=host))
+    except OSError as error:
+        raise OperationError(
+            f"cannot listen at {format_address(host, port)}: {error.strerror or error}",
+            _listen_advice(error),
+        ) from None
+
+
+async def accept(
+    listener: trio.SocketListener, accepted: Callable[[socket.socket, str], None]
+) -> None:
+    """Give *accepted* each connection that comes in, and the host that it comes from; for ever."""
+    quiet_until = -math.inf
+    async with listener:
+        while True:
+            try:
+                connection, address = await listener.socket.accept()
+            except OSError as error:
+                if error.errno in _GONE:
+                    await trio.lowlevel.checkpoint()
+                    continue
+                if trio.current_time() >= quiet_until:
+                    quiet_until = trio.current_time() + TELL_SECONDS
+                    log.warning("cannot accept connections: %s", error.strerror)
+                await trio.sleep(ACCEPT_PAUSE)
+                continue
+            sock = plain_socket(connection)
+            if address:
+                accepted(sock, address[0])
+            else:  # macOS: the peer has reset it already
+                sock.close()
+
+
+def plain_socket(connection: trio.socket.SocketType) -> socket.socket:
+    """The socket of *connection*. Its kind is told, for macOS tells none of a socket that was
+    reset."""
+    kind = connection.family, connection.type, connection.proto
+    return socket.socket(*kind, fileno=connection.detach())
+
+
+async def dial(address: str) -> socket.socket:
+    """A connection to *address*, ``host:port``. Raises `OperationError` with the reason alone."""
+    try:
+        host, port = parse_address(address)
+        with trio.fail_after(DIAL_TIMEOUT):
+            stream = await trio.open_tcp_stream(host, port)
+    except trio.TooSlowError:
+        raise OperationError(f"no answer within {DIAL_TIMEOUT:.0f} s", "") from None
+    except (OSError, ValueError) as error:
+        raise OperationError(_reason(error), "") from None
+    return plain_socket(stream.socket)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    """What the system said: trio's own words for several tries have it below them."""
+    tries = error.__cause__
+    if isinstance(tries, BaseExceptionGroup):
+        said = {_reason(each) for each in tries.exceptions if isinstance(each, OSError)}
+        return ", ".join(sorted(said)) or str(error)
+    if isinstance(tries, OSError):
+        return _reason(tries)
+    if isinstance(error, socket.gaierror) or not isinstance(error, OSError) or not error.errno:
+        return getattr(error, "strerror", None) or str(error)
+    return os.strerror(error.errno)  # without the address, which trio adds

@@ -1,0 +1,1 @@
+"""One running node: its event loop, its control socket, requests and status."""

@@ -1,0 +1,28 @@
+"""From where to where what the ranks compute is sealed, in plain words."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from sealring_protocol.control.head.plan import Strategy
+
+
+class Sums(Protocol):
+    """A collective, as far as counts here."""
+
+    @property
+    def trusted(self) -> bool:
+        """It goes beside the sealed links."""
+
+
+def told_seals(inner_seal: bool, strategy: str, collective: Sums | None) -> str:
+    """From where to where what the ranks compute is sealed, in plain words."""
+    if collective is not None:
+        if collective.trusted:
+            return "NOT SEALED: the ranks' sums go beside the sealed links"
+        return "sums sealed from node to node; in the clear inside each node's daemon"
+    if strategy != Strategy.PIPELINE.value:
+        return ""
+    if inner_seal:
+        return "sealed from engine to engine; no daemon holds them in the clear"
+    return "sealed from node to node; in the clear inside each node's daemon (no inner seal)"

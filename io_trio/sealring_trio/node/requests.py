@@ -1,0 +1,201 @@
+"""What the control socket of a node answers: `generate` on the head, `status` and
+`roster` on every rank."""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+from typing import Annotated, Any, Final
+
+import pydantic
+import trio
+from sealring_protocol.codec.messages import Row
+from sealring_protocol.control.scheduler.requests import FinishReason, RequestDone
+from sealring_protocol.errors import LocalProtocolError
+
+from sealring_trio.errors import OperationError, UserError
+from sealring_trio.node.control import Reply
+from sealring_trio.node.generation import Answer, Generator, Job
+from sealring_trio.node.status import describe_node
+from sealring_trio.node.trace import Trace
+from sealring_trio.text.frames import Crowded, Exceeded, Lost, Refused
+
+Share = Annotated[float, pydantic.Field(ge=0, le=1)]
+U32: Final = (1 << 32) - 1
+U64: Final = (1 << 64) - 1
+
+SCOPE: Final = "control socket"
+"""Of prompts that come here: this machine's user shares them with himself, and no caller of the
+API does."""
+
+
+def _check_prompt(value: str) -> str:
+    value.encode()  # lone surrogates, which JSON can carry, are no text (a ValueError)
+    return value
+
+
+class GenerateRequest(pydantic.BaseModel, extra="forbid", frozen=True):
+    """What a client of the control socket asks for; see `sealring generate --help`."""
+
+    do: str
+    prompt: Annotated[str, pydantic.AfterValidator(_check_prompt)]
+    raw: bool = False
+    max_tokens: Annotated[int, pydantic.Field(ge=1, le=U32)] = 256
+    temperature: Annotated[float, pydantic.Field(ge=0)] = 0.0
+    top_p: Share = 1.0
+    top_k: Annotated[int, pydantic.Field(ge=0, le=U32)] = 0
+    min_p: Share = 0.0
+    seed: Annotated[int, pydantic.Field(ge=0, le=U64)] | None = None
+
+
+def read_request(fields: dict[str, Any]) -> GenerateRequest:
+    """*fields* as a request. Raises `UserError` that names the field."""
+    try:
+        return GenerateRequest.model_validate(fields)
+    except pydantic.ValidationError as error:
+        fault = error.errors()[0]
+        name = ".".join(map(str, fault["loc"]))
+        raise UserError(f"{name}: {fault['msg']}", "See: sealring generate --help") from None
+
+
+def _roster_of(fields: dict[str, Any]) -> bytes:
+    """The signed roster that *fields* bring, in hex. Raises `UserError`."""
+    try:
+        return bytes.fromhex(fields["roster"])
+    except (KeyError, TypeError, ValueError):
+        raise UserError(
+            "the request brings no roster in hex", "See: sealring roster install --help"
+        ) from None
+
+
+class Requests:
+    """Answers the clients of one node's control socket."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+        self._runtime = generator.runtime
+
+    async def answer(self, request: dict[str, Any], reply: Reply) -> None:
+        """Answer *request* by calls of *reply*. Raises `UserError` or `OperationError`."""
+        match request.get("do"):
+            case "status":
+                with self._runtime.guard.lock:
+                    generator = self._generator
+                    status = describe_node(self._runtime, generator.model, generator.leaving)
+                await reply({"event": "status", **status})
+            case "generate":
+                asked = read_request(request)
+                self._check_head()
+                if self._generator.draining:
+                    raise OperationError("this node is shutting down", "Start it again, and ask.")
+                await self._generate(asked, reply)
+            case "roster":
+                await self._runtime.install(_roster_of(request))
+                roster = self._runtime.node.roster.roster
+                await reply({"event": "done", "serial": roster.serial})
+            case other:
+                raise UserError(
+                    f"the node does not know '{other}'", "It knows: generate, status, roster."
+                )
+
+    def _check_head(self) -> None:
+        node = self._runtime.node
+        if node.rank:
+            head = node.roster.roster.members[0].name
+            raise OperationError(
+                f"this node is rank {node.rank}, which takes no requests",
+                f"Ask on the machine of the head, {head}.",
+            )
+
+    async def _generate(self, asked: GenerateRequest, reply: Reply) -> None:
+        tracer = self._generator.tracer
+        trace = Trace(f"gen-{secrets.token_hex(12)}", "generate", "")
+        tracer.begin(trace)
+        outcome = "cancelled"
+        try:
+            summary = await self._answered(asked, trace, reply)
+            outcome = summary["reason"]
+        except UserError as error:
+            outcome = "refused" if not isinstance(error, OperationError) else "failed"
+            raise
+        finally:
+            tracer.end(trace, outcome)
+        await reply({"event": "done", **summary})
+
+    async def _answered(self, asked: GenerateRequest, trace: Trace, reply: Reply) -> dict[str, Any]:
+        """Have the ring answer *asked*, and give the pieces to *reply* as they come; a summary."""
+        generator = self._generator
+        # At once: a tokenizer and an engine may take long to load.
+        if waiting := generator.missing():
+            await reply({"event": "waiting", "text": f"not serving yet: {waiting}"})
+        tokenizer = await generator.tokenizer()
+        await self._runtime.informed.wait()
+        began = trio.current_time()
+        prompt = await self._tokenised(asked)
+        trace.tokenise = trio.current_time() - began
+        trace.prompt_tokens = len(prompt)
+        seed = asked.seed if asked.seed is not None else secrets.randbits(64)
+        sampling = Row(
+            uid=0,
+            seed=seed,
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=asked.top_k,
+            min_p=asked.min_p,
+        )
+        try:
+            job = Job(prompt, asked.max_tokens, sampling, scope=SCOPE)
+            with generator.answering(tokenizer, job, trace) as answer:
+                done, tokens = await _pass_on(answer, reply)
+        except LocalProtocolError as error:
+            raise UserError(
+                f"the request cannot be done: {error}", "Change it and ask again."
+            ) from None
+        if done.reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            raise OperationError(
+                f"the ring gave up on this request: {done.message or done.reason.value}",
+                "The head's log says more. Ask again once 'sealring status' shows the ring ready.",
+            )
+        return {
+            "prompt_tokens": len(prompt),
+            "seed": seed,
+            "reason": done.reason.value,
+            "tokens": len(tokens),
+            "token_ids": tokens,
+            "tokens_per_s": round(trace.tokens_per_s, 2),
+        }
+
+    async def _tokenised(self, asked: GenerateRequest) -> tuple[int, ...]:
+        """The ids of the prompt. Raises `UserError` or `OperationError`."""
+        info = self._runtime.node.engine_info
+        context = info.context if info is not None else 0
+        about = {"raw": asked.raw, "context": context, "limit": asked.max_tokens}
+        try:
+            _, data = await self._generator.texts.run("prompt", about, asked.prompt.encode(), SCOPE)
+        except Refused as error:
+            raise UserError(str(error), "Shorten it, or try --raw: no chat template.") from None
+        except (Exceeded, Lost, Crowded) as error:
+            raise OperationError(
+                f"the prompt cannot be read: {error}", "Try --raw, which leaves the template out."
+            ) from None
+        ids = array("I")
+        try:
+            ids.frombytes(data)
+        except ValueError:
+            raise OperationError(
+                "the prompt cannot be read: the text worker gave no ids", "Try again."
+            ) from None
+        return tuple(ids)
+
+
+async def _pass_on(answer: Answer, reply: Reply) -> tuple[RequestDone, list[int]]:
+    """Give out the text of *answer* as it comes; how it ended, and its tokens."""
+    tokens: list[int] = []
+    unsaid = 0
+    while not isinstance(piece := await answer.next(), RequestDone):
+        tokens += [event.token for event in piece.tokens]
+        unsaid += len(piece.tokens)
+        if piece.text:
+            await reply({"event": "text", "text": piece.text, "count": unsaid})
+            unsaid = 0
+    return piece, tokens

@@ -1,0 +1,303 @@
+"""What `sealring up` runs: one node with its engine, its control socket and its way to stop.
+
+Everything that can be wrong with the files is found before the first socket is opened
+(`prepare`). Which roster it begins with is `roster_store`'s to say: a node never goes back to an
+older one than it has used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import attrs
+import trio
+from sealring_model.loading.model_folder import ModelInfo
+from sealring_protocol.codec.messages import Backend
+from sealring_protocol.control.head.plan import Collectives, Strategy
+from sealring_protocol.control.scheduler.rows import SchedulerConfig
+from sealring_protocol.errors import LocalProtocolError
+from sealring_protocol.limits import MAX_WORLD
+from sealring_protocol.node import Node, NodeConfig
+from sealring_protocol.security.identity import Signer, node_id
+from sealring_protocol.security.roster import Roster, SignedRoster
+
+from sealring_trio.engine.group import EngineGroup, GroupSettings
+from sealring_trio.engine.process import EngineCommand
+from sealring_trio.engine.supervisor import Engine, EngineOwner, Supervisor
+from sealring_trio.errors import UserError
+from sealring_trio.files.config import Config
+from sealring_trio.files.key_files import read_key, read_public_key
+from sealring_trio.files.key_log import KeyLog
+from sealring_trio.files.models import describe_model, find_model
+from sealring_trio.files.roster_store import RosterStore
+from sealring_trio.files.suites import SUITES
+from sealring_trio.files.units import format_address
+from sealring_trio.net.descriptors import raise_limit
+from sealring_trio.node.control import serve_control
+from sealring_trio.node.expiry import watch_expiry
+from sealring_trio.node.generation import Generator
+from sealring_trio.node.head_api import HeadApi
+from sealring_trio.node.requests import Requests
+from sealring_trio.node.runtime import Runtime, wall_ms
+from sealring_trio.processes.namespace import ALLOW, why_not
+from sealring_trio.processes.secrecy import hide_memory
+
+log = logging.getLogger("sealring")
+
+ENGINE_MODULE: Final = "sealring_model.engine.main"
+
+
+@attrs.frozen
+class Prepared:
+    """Everything that a node needs, read and checked."""
+
+    config: Config
+    signer: Signer
+    coordinator: bytes
+    roster: SignedRoster
+    store: RosterStore
+    model: Path
+    unpinned: bytes  # as `NodeConfig` has it
+
+
+def prepare(config: Config) -> Prepared:
+    """Read and check every file that *config* names. Raises `UserError`."""
+    signer = read_key(config.key)
+    coordinator = read_public_key(config.coordinator)
+    store = RosterStore(config.state, coordinator)
+    roster = store.newest(config.roster, wall_ms())
+    own = node_id(signer.public_key)
+    if own not in roster.roster:
+        raise UserError(
+            f"the key {config.key} (node id {own.hex()[:16]}...) is not in the roster "
+            f"{config.roster}",
+            "Add its .pub file with 'sealring roster add', sign again, and copy the roster here.",
+        )
+    if len(roster.roster.members) > MAX_WORLD:
+        raise UserError(
+            f"the roster has {len(roster.roster.members)} members",
+            f"A ring has at most {MAX_WORLD} ranks.",
+        )
+    model = find_model(config.model)
+    info = describe_model(model)
+    world = len(roster.roster.members)
+    if config.layers and (len(config.layers), sum(config.layers)) != (world, len(info.layers)):
+        raise UserError(
+            f"{config.path}: layers = {list(config.layers)} does not fit {world} ranks and a "
+            f"model of {len(info.layers)} layers",
+            "Give one number for each rank; they add up to the model's. See: sealring plan --help",
+        )
+    _check_strategy(config, roster.roster, info)
+    if roster.roster.rank(own) == 0 and config.api is not None:
+        from sealring_trio.api.server import check_keys  # noqa: PLC0415 - see `_make_server`
+
+        check_keys(config)
+    for note in info.notes:
+        log.info("%s (see: sealring digest --help)", note)
+    return Prepared(config, signer, coordinator, roster, store, model, info.unpinned)
+
+
+def _check_strategy(config: Config, roster: Roster, info: ModelInfo) -> None:
+    """Raise `UserError` for a strategy that cannot be with this *roster* and model. Whether
+    mlx-lm can share out a model of this class, and over what, is for the engine to find."""
+    world = len(roster.members)
+    if config.strategy == "tp" and world > 1 and not roster.tensor_parallelism:
+        raise UserError(
+            f"{config.path}: strategy = 'tp', and the roster forbids tensor parallelism",
+            "Use strategy = 'pp', or have the coordinator sign a roster that allows it.",
+        )
+    if config.strategy == "single" and world > 1:
+        raise UserError(
+            f"{config.path}: strategy = 'single' runs on one rank, and the roster has {world}",
+            "Use 'auto', 'tp' or 'pp', or a roster with one member.",
+        )
+    if config.strategy == "tp" and world > 1 and config.tp > 1:
+        raise UserError(
+            f"{config.path}: strategy = 'tp' makes one collective of all {world} ranks, and "
+            f"tp = {config.tp} one of this node alone",
+            "Use strategy = 'pp': the ranks are its stages, and each may have a 'tp' of its own.",
+        )
+    if config.collectives == "sealed" and (
+        config.tp > 1 or (config.strategy == "tp" and world > 1)
+    ):
+        _check_namespace(config)
+    parts = config.tp if config.tp > 1 else world if config.strategy == "tp" else 1
+    if info.even % parts:
+        heads = " and ".join(map(str, info.heads))
+        key = f"tp = {config.tp}" if config.tp > 1 else f"strategy = 'tp' with {world} ranks"
+        raise UserError(
+            f"{config.path}: {key} does not fit a model with {heads} heads: they cannot be "
+            "shared out evenly",
+            f"Take a divisor of {info.even}, or use strategy = 'pp'.",
+        )
+
+
+def _check_namespace(config: Config) -> None:
+    """Raise `UserError` where the collective that *config* asks for would be within reach of other
+    users of this machine."""
+    if reason := why_not():
+        what = f"tp = {config.tp}" if config.tp > 1 else "strategy = 'tp'"
+        instead = "leave 'tp' out" if config.tp > 1 else "use strategy = 'pp'"
+        raise UserError(
+            f"{config.path}: {what} would have its sums within reach of every user of this "
+            f"machine: {reason}",
+            f"{ALLOW}, or {instead}.".capitalize(),
+        )
+
+
+def build_runtime(
+    prepared: Prepared, module: str = ENGINE_MODULE, arguments: tuple[str, ...] = ()
+) -> Runtime:
+    """The node of *prepared*, not yet running; its engine is *module*, with *arguments* or else
+    those that an engine takes."""
+    config = prepared.config
+    node = Node(
+        NodeConfig(
+            public_key=prepared.signer.public_key,
+            roster=prepared.roster,
+            coordinator=prepared.coordinator,
+            instance=secrets.randbits(63) | 1,
+            unpinned=prepared.unpinned,
+            suites=tuple(SUITES[name] for name in config.suites),
+            strategy=Strategy(config.strategy),
+            layers=config.layers,
+            collectives=Collectives(config.collectives == "trusted-link", _backend(config)),
+            group_seconds=config.group_timeout,
+            patience=config.patience,
+            key_log=None if config.keylog is None else KeyLog(config.keylog).write,
+            scheduler=SchedulerConfig(
+                groups=config.groups,
+                rows=config.rows,
+                queue=config.queue,
+                prefixes=config.prefixes,
+            ),
+        ),
+        trio.current_time(),
+    )
+    if not arguments:
+        limit = ("--memory-limit", str(config.memory)) if config.memory else ()
+        arguments = ("--model", str(prepared.model), *limit)
+    return Runtime(
+        node,
+        signer=prepared.signer,
+        engine=_engine(
+            config, EngineCommand(module, arguments, private=config.collectives == "sealed")
+        ),
+        listen=config.listen,
+        keep=prepared.store.keep,
+    )
+
+
+def _backend(config: Config) -> Backend | None:
+    return None if config.backend == "auto" else Backend[config.backend.upper()]
+
+
+def _engine(config: Config, command: EngineCommand) -> Callable[[EngineOwner], Supervisor]:
+    """What supervises the engine: one process, or several that are one."""
+    if config.tp == 1:
+        return partial(Engine, command)
+    settings = GroupSettings(config.tp, _backend(config), config.group_timeout)
+    return partial(EngineGroup, command, settings=settings)
+
+
+async def serve(prepared: Prepared, lifeline: int | None) -> None:
+    """Run the node until a signal, or until *lifeline* (a socket's descriptor) goes dead.
+
+    Raises `UserError` or `OperationError` when it cannot begin.
+    """
+    hide_memory()  # it holds the node's key, and those of its links
+    config = prepared.config
+    raise_limit()
+    prepared.store.begin(prepared.roster)
+    try:
+        runtime = build_runtime(prepared)
+    except LocalProtocolError as error:
+        raise UserError(f"cannot run this node: {error}", "Check the config.") from None
+    generator = Generator(runtime, prepared.model)
+    requests = Requests(generator)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_control, config.control_socket, requests.answer)
+        api = HeadApi(generator, config)
+        await nursery.start(api.run)
+        await nursery.start(runtime.run)
+        nursery.start_soon(_serve_texts, generator)
+        _tell_where(runtime, config)
+        nursery.start_soon(
+            watch_expiry,
+            lambda: runtime.node.roster.roster,
+            wall_ms,
+            lambda: runtime.roster_changed,
+        )
+        await _until_stopped(lifeline, generator, api, config.drain)
+        log.info("stopping: closing the links")
+        runtime.stop()
+        await runtime.links_closed()
+        nursery.cancel_scope.cancel()
+
+
+async def _serve_texts(generator: Generator) -> None:
+    """Have what renders and tokenises ready from when this node is the head, which a newer roster
+    may make it."""
+    runtime = generator.runtime
+    while runtime.node.rank:
+        await runtime.roster_changed.wait()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(generator.texts.serve)
+        nursery.start_soon(generator.warm_up)
+
+
+def _tell_where(runtime: Runtime, config: Config) -> None:
+    roster = runtime.node.roster.roster
+    rank = runtime.node.rank
+    log.info(
+        "%s is rank %d of %d in %s, listening at %s",
+        roster.members[rank].name,
+        rank,
+        runtime.node.world,
+        roster.name,
+        format_address(*config.listen),
+    )
+    if rank:
+        head = roster.members[0]
+        log.info("waiting for the head, %s, at %s", head.name, " or ".join(head.addresses))
+
+
+async def _until_stopped(
+    lifeline: int | None, generator: Generator, api: HeadApi, drain: float
+) -> None:
+    """Wait for a signal, and let what runs finish for *drain* seconds; a second signal, or
+    *lifeline*, ends that."""
+    # Before the node says that it is up: whoever hears that may end it at once.
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+            if lifeline is not None:
+                nursery.start_soon(_hold, lifeline, nursery.cancel_scope)
+            await anext(signals)
+            nursery.start_soon(_cancel_at_signal, signals, nursery.cancel_scope)
+            await generator.drain(drain)
+            await api.close()
+            nursery.cancel_scope.cancel()
+
+
+async def _cancel_at_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    await anext(signals)
+    scope.cancel()
+
+
+async def _hold(lifeline: int, scope: trio.CancelScope) -> None:
+    """Say on *lifeline* that the node is up, then cancel *scope* when it goes dead."""
+    stream = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=lifeline)))
+    async with stream:
+        with contextlib.suppress(trio.BrokenResourceError):
+            await stream.send_all(b"up\n")
+            while await stream.receive_some():
+                pass
+    scope.cancel()

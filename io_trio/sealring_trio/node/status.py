@@ -1,0 +1,249 @@
+"""What a node tells of itself: the answer to `sealring status`."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import attrs
+import psutil  # type: ignore[import-untyped]
+import trio
+from sealring_protocol.codec.messages import Backend, Bootstrap, Decode
+from sealring_protocol.control.epoch.follower import Follower
+from sealring_protocol.control.head.head import Head
+from sealring_protocol.control.head.plan import Strategy
+from sealring_protocol.diagnosis.why import Facts, link_trouble, obstacles
+from sealring_protocol.security.roles import Purpose
+
+from sealring_trio.engine.group import EngineGroup
+from sealring_trio.engine.supervisor import Supervisor
+from sealring_trio.files.suites import SUITE_NAMES
+from sealring_trio.node.activations import told_seals
+from sealring_trio.node.expiry import left, seconds_left
+from sealring_trio.node.runtime import Runtime, wall_ms
+from sealring_trio.node.versions import VERSION
+
+
+def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str, Any]:
+    """The state of *runtime*'s node as a JSON object. Sizes are bytes, times microseconds or as the
+    name says; *draining* says why it takes no requests. Needs the lock of the runtime's guard."""
+    node = runtime.node
+    roster = node.roster.roster
+    links = node.links()
+    up = {(rank, purpose) for rank, purpose, _ in links}
+    info = node.engine_info
+    collective = collective_of(node.brain)
+    outs = {peer.name for peer in node.peers() if peer.put_out}
+    facts, now = runtime.facts(draining), runtime.guard.now()
+    return {
+        "version": VERSION,
+        "rank": node.rank,
+        "world": node.world,
+        "role": "head" if node.rank == 0 else "rank",
+        "name": roster.members[node.rank].name,
+        "cluster": roster.name,
+        "serial": roster.serial,
+        "expires_ms": roster.expires_ms,
+        "expires_in_s": seconds_left(roster, wall_ms()),
+        "roster_left": left(roster, wall_ms()),
+        "trust": roster.trust.name.lower(),
+        "inner_seal": roster.inner_seal,
+        "tensor_parallelism": roster.tensor_parallelism,
+        "activations": told_seals(roster.inner_seal, _place(runtime)["strategy"], collective),
+        "suite": next((SUITE_NAMES[link.suite] for _, _, link in links if link.suite), "none"),
+        "model": str(model),
+        "model_digest": info.model.hex() if info else "",
+        **_place(runtime),
+        "state_s": round(now - facts.standing.since, 1),
+        "why": [obstacle.describe(now) for obstacle in obstacles(facts, now)],
+        "strangers": [
+            {
+                "source": stranger.source,
+                "reason": stranger.reason,
+                "tries": stranger.count,
+                "last_s": round(now - stranger.at, 1),
+            }
+            for stranger in facts.strangers
+        ],
+        "weights_read": runtime.weights_read,
+        "weights_held": node.loaded.held if node.loaded else 0,
+        "memory": sum(map(_memory, runtime.engine.pids)),
+        "daemon_memory": psutil.Process().memory_info().rss,
+        "tasks": trio.lowlevel.current_statistics().tasks_living,
+        "engine_pid": runtime.engine.pid or 0,
+        "engine_pids": runtime.engine.pids,
+        "engine_state": runtime.engine.state,
+        "members": _members(runtime.engine),
+        "engine_restarts": runtime.engine.restarts,
+        "engine_lost": runtime.engine.lost,
+        "hop_us": hop_quantiles(runtime),
+        "peers": [
+            {
+                "rank": rank,
+                "name": member.name,
+                "addresses": list(member.addresses),
+                "trouble": describe_trouble(facts, rank, now),
+                "control": (rank, Purpose.CONTROL) in up,
+                "step": (rank, Purpose.STEP) in up,
+                "tunnel": (rank, Purpose.TUNNEL) in up,
+                "put_out": member.name in outs,
+                "collective": collective_link(collective, node.rank, rank),
+            }
+            for rank, member in enumerate(roster.members)
+            if rank != node.rank
+        ],
+    }
+
+
+def describe_trouble(facts: Facts, rank: int, now: float) -> list[dict[str, Any]]:
+    """What went wrong last on the links with *rank*, by purpose: whether or not the ring serves."""
+    peer = facts.peers[rank]
+    return [
+        {"link": purpose.name.lower(), **link_trouble(facts, peer, trouble).describe(now)}
+        for purpose in Purpose
+        if (trouble := peer.trouble(purpose, now)) is not None
+    ]
+
+
+def _place(runtime: Runtime) -> dict[str, Any]:
+    """The node's part in the present epoch."""
+    brain = runtime.node.brain
+    return _place_of_head(brain) if isinstance(brain, Head) else _place_of_rank(brain)
+
+
+def _place_of_head(brain: Head) -> dict[str, Any]:
+    plan, membership = brain.plan, brain.membership
+    return {
+        "state": membership.state.value,
+        "missing": membership.missing,
+        "epoch": membership.epoch.counter,
+        "strategy": plan.strategy.value if plan else "",
+        "reason": plan.reason if plan else "",
+        "backend": _backend(plan.backend) if plan else "",
+        "layers": span(plan.layers(0)) if plan else [],
+        "requests": brain.scheduler.live if brain.scheduler else 0,
+    }
+
+
+def _place_of_rank(brain: Follower) -> dict[str, Any]:
+    order = brain.order
+    return {
+        "state": brain.standing().phase.value,
+        "missing": list(brain.standing().missing),
+        "epoch": brain.epoch.counter,
+        "strategy": _strategy(order).value if order else "",
+        "reason": "",
+        "backend": _backend(order.backend) if order else "",
+        "layers": span(_layers(order)) if order else [],
+        "requests": 0,
+    }
+
+
+def _strategy(order: Bootstrap) -> Strategy:
+    return Strategy.PIPELINE if order.backend is Backend.PIPELINE else Strategy.TENSOR
+
+
+def _layers(order: Bootstrap) -> range:
+    place = order.rank if order.backend is Backend.PIPELINE else 0
+    return range(order.bounds[place], order.bounds[place + 1])
+
+
+def _backend(backend: Backend) -> str:
+    return "" if backend is Backend.PIPELINE else backend.name.lower()
+
+
+def span(layers: range) -> list[int]:
+    """The first of *layers*, and the one after the last."""
+    return [layers.start, layers.stop]
+
+
+@attrs.frozen
+class Collective:
+    """What the ranks of the present epoch sum over, in plain words for each link."""
+
+    backend: Backend
+    world: int
+    trusted: bool
+
+
+def collective_of(brain: Head | Follower) -> Collective | None:
+    """The collective that *brain* is in; None in a pipeline, and alone."""
+    if isinstance(brain, Head):
+        plan = brain.plan
+        if plan is None or plan.strategy is not Strategy.TENSOR:
+            return None
+        return Collective(plan.backend, plan.world, plan.trusted)
+    order = brain.order
+    if order is None or order.backend is Backend.PIPELINE:
+        return None
+    return Collective(order.backend, order.world, order.trusted)
+
+
+def describe_collective(brain: Head | Follower) -> dict[str, Any] | None:
+    """What carries the sums between the ranks, and for each link whether it is sealed."""
+    collective = collective_of(brain)
+    if collective is None:
+        return None
+    ranks = range(collective.world)
+    pairs = [(near, far) for near in ranks for far in ranks if near < far]
+    told = {pair: collective_link(collective, *pair) for pair in pairs}
+    return {
+        "backend": collective.backend.name.lower(),
+        "sealed": not collective.trusted,
+        "links": [{"ranks": list(pair), "sums": text} for pair, text in told.items() if text],
+    }
+
+
+def collective_link(collective: Collective | None, near: int, far: int) -> str:
+    """What goes between ranks *near* and *far* when all sum up, and whether it is sealed."""
+    if collective is None or near == far:
+        return ""
+    ring = collective.backend is Backend.RING
+    if ring and (near - far) % collective.world not in (1, collective.world - 1):
+        return ""  # they are no neighbours
+    name = collective.backend.name.lower()
+    if collective.trusted:
+        return f"NOT SEALED: {name} goes beside the sealed links, as the config allows"
+    return f"sealed between the nodes, not inside them: {name} goes through the tunnel link"
+
+
+def _members(engine: Supervisor) -> dict[str, Any] | None:
+    """The processes that share this node's layers, if several do."""
+    if not isinstance(engine, EngineGroup):
+        return None
+    backend, grouped = engine.grouped or (None, None)
+    return {
+        "size": engine.settings.size,
+        "backend": backend.name.lower() if backend else "",
+        "sum_us": grouped.sum_us if grouped else 0,
+        "token_us": grouped.token_us if grouped else 0,
+        "sums": "not sealed, and never leave this machine",
+    }
+
+
+def _memory(pid: int) -> int:
+    with contextlib.suppress(psutil.Error):
+        return int(psutil.Process(pid).memory_info().rss)
+    return 0
+
+
+def hop_quantiles(runtime: Runtime) -> dict[str, Any] | None:
+    """Median and p99 of a hop in decode steps, microseconds; None before the first, and where
+    there are none: on a single rank, and in tensor parallelism.
+
+    A step's time as the head sees it, less what the ranks computed, waited and sealed, shared among
+    its hops.
+    """
+    hops = sorted(
+        timing.away_us / runtime.node.world
+        for timing in runtime.timings
+        if isinstance(timing.work, Decode) and not timing.parallel
+    )
+    if not hops or runtime.node.world == 1:
+        return None
+    return {
+        "p50": round(hops[len(hops) // 2], 1),
+        "p99": round(hops[len(hops) * 99 // 100], 1),
+        "samples": len(hops),
+    }

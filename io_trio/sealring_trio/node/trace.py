@@ -1,0 +1,331 @@
+"""Where the time of a request went.
+
+A trace follows one request from its header to its last token. The times that only the head can see
+(parsing, the queue, reading the prompt in, the first token) are taken where they happen; what the
+ranks did comes with every step's timing, and is added to each request that had a row in that step.
+A step is shared by the rows of its group, and each of them waits for all of it: so each is charged
+the whole, and the traces of a batch add up to more than the clock.
+
+    total = body + parse + tokenise + queue + steps + turn
+    steps = compute of every rank + sample + wait + seal + hop
+
+Where steps of one request overlap (chunks of its prompt, choices in several groups), the time
+counts once, for the step that came back first. *wait* is the time that a step lay before a busy
+device, *hop* what was neither work, nor waiting, nor sealing: sockets, event loops and frames.
+*turn* is the rest of the clock: the time between one step of the request and its next, in which
+others had theirs. *prefill* and *first token* are spans of the same clock and no further parts of
+it: from the queue to the first token, and from the header to the first token. Text is made of a
+token while the next one is under way, so *detokenise* is no part of it either.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, ValuesView
+from typing import Any, Final, Protocol
+
+import attrs
+import trio
+from sealring_protocol.codec.messages import Decode, Prefill, Spent
+from sealring_protocol.control.effects import StepTiming
+from sealring_protocol.control.scheduler.requests import RowOpened
+
+log = logging.getLogger("sealring.requests")
+step_log = logging.getLogger("sealring.steps")
+
+TRACES_KEPT: Final = 1024
+"""Traces of requests that are over, for whoever asks. Memory: about 2 KiB each."""
+
+_US: Final = 1e-3  # microseconds in milliseconds
+_S: Final = 1e3  # seconds in milliseconds
+
+
+class StepParts:
+    """A step's time in parts, microseconds: worked out once for all requests with a row in it."""
+
+    __slots__ = (
+        "away_us",
+        "busy_us",
+        "compute_us",
+        "sample_us",
+        "seal_us",
+        "total_us",
+        "wait_us",
+    )
+
+    def __init__(self, timing: StepTiming) -> None:
+        closing = timing.closing
+        self.total_us = timing.total_us
+        self.away_us = timing.away_us
+        self.compute_us = [spent.compute_us for spent in timing.spent]
+        self.sample_us = closing.compute_us
+        self.wait_us, self.seal_us = closing.wait_us, closing.seal_us
+        for spent in timing.spent:
+            self.wait_us += spent.wait_us
+            self.seal_us += spent.seal_us
+        self.busy_us = self.away_us + sum(self.compute_us) + self.sample_us + self.seal_us
+
+
+@attrs.define
+class Trace:
+    """The times of one request: seconds of trio's clock, but microseconds where a step tells."""
+
+    id: str
+    kind: str
+    owner: str
+    began: float = attrs.field(factory=trio.current_time)
+    began_ms: int = attrs.field(factory=lambda: time.time_ns() // 1_000_000)
+    body: float = 0.0
+    parse: float = 0.0
+    tokenise: float = 0.0
+    detokenise: float = 0.0
+    submitted: float | None = None
+    opened: float | None = None
+    first: float | None = None
+    last: float | None = None
+    ended: float | None = None
+    outcome: str = ""
+    choices: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    withdrawn: bool = False
+    tokens: int = 0
+    steps: int = 0
+    steps_us: float = 0.0
+    compute_us: list[float] = attrs.field(factory=list)
+    sample_us: float = 0.0
+    wait_us: float = 0.0
+    seal_us: float = 0.0
+    hop_us: float = 0.0
+    _covered: float = 0.0  # when the latest step ended
+
+    def step(self, step: StepParts, now: float) -> None:
+        """A step with a row of this request has come back."""
+        self.steps += 1
+        began = now - step.total_us * 1e-6
+        # What it waited in the queue until it was told that it is begun is counted as that.
+        fresh = max(0.0, now - max(began, self._covered, self.opened or 0.0)) * 1e6
+        self._covered = now
+        self.steps_us += fresh
+        # The rest of the step's time has been counted: what it waited then, it waited for that.
+        wait = min(fresh, max(0.0, step.wait_us - (step.total_us - fresh)))
+        share = (fresh - wait) / step.busy_us if step.busy_us else 0.0
+        self.wait_us += wait
+        self.hop_us += share * step.away_us
+        self.sample_us += share * step.sample_us
+        self.seal_us += share * step.seal_us
+        if len(self.compute_us) < len(step.compute_us):
+            self.compute_us += [0.0] * (len(step.compute_us) - len(self.compute_us))
+        for rank, spent in enumerate(step.compute_us):
+            self.compute_us[rank] += share * spent
+
+    @property
+    def state(self) -> str:
+        """What it waits for, or how it ended."""
+        if self.ended is not None:
+            return self.outcome
+        if self.first is not None:
+            return "decode"
+        if self.opened is not None:
+            return "prefill"
+        return "queued" if self.submitted is not None else "parse"
+
+    def phases(self) -> dict[str, Any]:
+        """Each phase in milliseconds; None for one that has not been reached."""
+        now = self.ended if self.ended is not None else trio.current_time()
+        total = (now - self.began) * _S
+        queue = _span(self.submitted, self.opened if self.opened is not None else now)
+        parse, tokenise = self.parse * _S, self.tokenise * _S
+        body = self.body * _S
+        known = body + parse + tokenise + (queue or 0.0) + self.steps_us * _US
+        return {
+            "body": _round(body),
+            "parse": _round(parse),
+            "tokenise": _round(tokenise),
+            "queue": _round(queue),
+            "prefill": _round(_span(self.opened, self.first)),
+            "compute": [_round(spent * _US) for spent in self.compute_us],
+            "sample": _round(self.sample_us * _US),
+            "wait": _round(self.wait_us * _US),
+            "seal": _round(self.seal_us * _US),
+            "hop": _round(self.hop_us * _US),
+            "turn": _round(max(0.0, total - known)),
+            "detokenise": _round(self.detokenise * _S),
+            "first_token": _round(_span(self.began, self.first)),
+            "total": _round(total),
+        }
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The pace after the first token, over all choices."""
+        if self.first is None or self.last is None or self.last <= self.first:
+            return 0.0
+        return (self.tokens - 1) / (self.last - self.first)
+
+    def describe(self) -> dict[str, Any]:
+        """All of it, as JSON."""
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "owner": self.owner,
+            "began_ms": self.began_ms,
+            "state": self.state,
+            "choices": self.choices,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "tokens": self.tokens,
+            "tokens_per_s": round(self.tokens_per_s, 2),
+            "steps": self.steps,
+            "phases_ms": self.phases(),
+        }
+
+    def line(self) -> str:
+        """The same as one line for the log."""
+        phases = self.phases()
+        ranks = phases.pop("compute")
+        total, first = phases.pop("total"), phases.pop("first_token")
+        parts = []
+        for name, spent in phases.items():
+            if name == "sample":
+                parts += [f"rank {rank} {spent}" for rank, spent in enumerate(ranks)]
+            parts.append(f"{name} {'-' if spent is None else spent}")
+        who = f" for {self.owner}" if self.owner else ""
+        return (
+            f"{self.id}{who}: {self.outcome}; {self.prompt_tokens} tokens in "
+            f"({self.cached_tokens} known), {self.tokens} out, {self.tokens_per_s:.1f} tokens/s; "
+            f"{total} ms, first token {'-' if first is None else first} ms: {', '.join(parts)}"
+        )
+
+
+def _span(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else (end - start) * _S
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+class Observer(Protocol):
+    """Who counts what the traces see."""
+
+    def step(self, timing: StepTiming) -> None:
+        """A step went round."""
+
+    def first_token(self, seconds: float) -> None:
+        """A request had its first token, so long after its first byte."""
+
+    def next_token(self, seconds: float) -> None:
+        """A choice had its next token, so long after the one before."""
+
+    def over(self, trace: Trace) -> None:
+        """A request is over."""
+
+
+class Tracer:
+    """The traces of one head: those that run, and the latest that are over."""
+
+    def __init__(self) -> None:
+        self.observers: list[Observer] = []
+        self._live: dict[str, Trace] = {}
+        self._past: OrderedDict[str, Trace] = OrderedDict()
+        self._of_row: dict[int, Trace] = {}
+
+    @property
+    def live(self) -> ValuesView[Trace]:
+        """The requests that are not over, as they come and go."""
+        return self._live.values()
+
+    @property
+    def latest(self) -> Iterator[Trace]:
+        """Those that are over, the latest first."""
+        return reversed(self._past.values())
+
+    def find(self, name: str) -> Trace | None:
+        """The trace of the request with the id *name*, if it is known."""
+        return self._live.get(name) or self._past.get(name)
+
+    def rows(self, trace: Trace) -> list[int]:
+        """The uids of *trace*'s rows."""
+        return [uid for uid, owner in self._of_row.items() if owner is trace]
+
+    def begin(self, trace: Trace) -> None:
+        """Follow *trace*."""
+        self._live[trace.id] = trace
+
+    def follow(self, uid: int, trace: Trace) -> None:
+        """Row *uid* is one of *trace*'s."""
+        self._of_row[uid] = trace
+
+    def leave(self, uid: int) -> None:
+        """Row *uid* is over."""
+        self._of_row.pop(uid, None)
+
+    def watch(self, event: StepTiming | RowOpened) -> None:
+        """Something of the ring that traces are made of."""
+        if isinstance(event, StepTiming):
+            self._step(event)
+        elif (trace := self._of_row.get(event.uid)) is not None and trace.opened is None:
+            # A row that comes back after an interruption is opened again, which does not count.
+            trace.opened = trio.current_time()
+            trace.cached_tokens = event.cached
+
+    def _step(self, timing: StepTiming) -> None:
+        """Charge a step to each request that had a row in it."""
+        now = trio.current_time()
+        charged = {id(t): t for uid in timing.uids if (t := self._of_row.get(uid)) is not None}
+        if charged:
+            parts = StepParts(timing)
+            for trace in charged.values():
+                trace.step(parts, now)
+        for observer in self.observers:
+            observer.step(timing)
+        if step_log.isEnabledFor(logging.INFO):
+            step_log.info("%s", describe_step(timing))
+
+    def token(self, trace: Trace, before: float | None, now: float) -> None:
+        """A row of *trace* had a token; its last one came at *before*."""
+        trace.tokens += 1
+        trace.last = now
+        if trace.first is None:
+            trace.first = now
+            for observer in self.observers:
+                observer.first_token(now - trace.began)
+        if before is not None:
+            for observer in self.observers:
+                observer.next_token(now - before)
+
+    def end(self, trace: Trace, outcome: str) -> None:
+        """The request is over, with *outcome*: tell it in one line, and keep it for a while."""
+        trace.ended, trace.outcome = trio.current_time(), outcome
+        self._live.pop(trace.id, None)
+        self._past[trace.id] = trace
+        while len(self._past) > TRACES_KEPT:
+            self._past.popitem(last=False)
+        for observer in self.observers:
+            observer.over(trace)
+        log.info("%s", trace.line())
+
+
+def describe_step(timing: StepTiming) -> str:
+    """*timing* as one line for the log."""
+    match timing.work:
+        case Decode(group):
+            work = f"decode of group {group}, rows {', '.join(map(str, timing.uids))}"
+        case Prefill(uid, position, count):
+            work = f"prefill of row {uid} from {position}, {count} tokens"
+        case _:
+            work = "no work"
+    ranks = [f"rank {rank} {_told(spent)}" for rank, spent in enumerate(timing.spent)]
+    if timing.closing != Spent():
+        ranks.append(f"sample {_told(timing.closing)}")
+    return (
+        f"step {timing.n}: {work}: {timing.total_us * _US:.2f} ms: "
+        f"{', '.join(ranks)}, hop {timing.away_us * _US:.2f}"
+    )
+
+
+def _told(spent: Spent) -> str:
+    wait, seal = spent.wait_us * _US, spent.seal_us * _US
+    return f"{spent.compute_us * _US:.2f} (wait {wait:.2f}, seal {seal:.2f})"

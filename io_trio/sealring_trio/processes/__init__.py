@@ -1,0 +1,1 @@
+"""How a node starts processes of its own, and what they may see."""

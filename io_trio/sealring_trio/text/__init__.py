@@ -1,0 +1,1 @@
+"""Work on text that a stranger wrote: in processes with limits."""

@@ -1,0 +1,345 @@
+"""The node's text workers: processes that render, tokenise and parse, within limits.
+
+What one does is in `text_process`. `run` has a job done and gives what came of it. A job that
+exceeds the time of its stage or its memory ends with its worker, which another one replaces; its
+caller is told which stage it was. One whose caller leaves may finish for a moment, so that clients
+that come and go do not cost a worker each, and is then ended too.
+
+There are at most `WORKERS`. The second starts when a job finds the first one busy, and stays. Large
+texts leave one of them to the short ones, and each owner has one job done at a time: who sends
+texts that hold a worker to its limit waits for himself.
+
+Memory: a worker has as much as the tokenizer takes (90 MB with the model that ships with sealring,
+and some 200 MB with a vocabulary of 150,000), and `text_frames.MEMORY` for a job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import signal
+import socket
+import subprocess
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import psutil  # type: ignore[import-untyped]
+import trio
+
+from sealring_trio.engine.process import EngineCommand
+from sealring_trio.errors import OperationError
+from sealring_trio.processes.interpreter import signal_name
+from sealring_trio.shares import Shares
+from sealring_trio.text.frames import (
+    MAX_FRAME,
+    MEMORY,
+    SIZES,
+    STAGE_SECONDS,
+    Crowded,
+    Exceeded,
+    Lost,
+    Refused,
+    pack,
+)
+
+log = logging.getLogger("sealring")
+
+WORKERS: Final = 2
+LARGE: Final = 256 << 10
+"""Bytes of a job from which it is a large one."""
+
+MAX_WAITING: Final = 64 << 20
+"""Bytes of jobs that wait or are being done at once, of which one owner's may be half."""
+
+MODULE: Final = "sealring_trio.text.process"
+RETIRED: Final = 512 << 20
+"""Bytes that a worker may have kept after a large job. One that has more is replaced."""
+
+START_SECONDS: Final = 120.0
+ACCEPT_SECONDS: Final = 10.0
+"""Time for a worker to take a job in."""
+
+GRACE: Final = 2.0
+"""Seconds for the job of a caller who has left."""
+
+LOOK: Final = 0.1
+"""Seconds between looks at the memory of a worker that has a job."""
+
+
+class TextWorkers:
+    """The text workers of the model in *folder*. Jobs wait until `serve` runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._command = EngineCommand(
+            MODULE, ("--model", str(folder)), {"TOKENIZERS_PARALLELISM": "false"}
+        )
+        self._nursery: trio.Nursery | None = None
+        self._idle: list[_Worker] = []
+        self._living = 0  # those that start, too
+        self._served = False  # a start has come to its end
+        self._fault = ""  # why the latest start failed
+        self._changed = trio.Event()
+        self._places = trio.Semaphore(WORKERS)
+        self._large = trio.Semaphore(WORKERS - 1)
+        self._turns: dict[str, trio.Lock] = {}
+        self._queued: Counter[str] = Counter()
+        self._waiting = Shares(MAX_WAITING)
+        self._ended: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def starting(self) -> bool:
+        """Whether jobs wait, as the first worker is not there yet."""
+        return self._nursery is not None and not self._served
+
+    async def serve(self) -> None:
+        """Have workers for whoever asks, until cancelled; the first starts at once."""
+        try:
+            async with trio.open_nursery() as self._nursery:
+                self._start()
+                await trio.sleep_forever()
+        finally:
+            self._nursery = None
+            for worker in self._idle:
+                self._end(worker)
+            self._idle.clear()
+            for process in self._ended:
+                process.wait()  # which is short: they are killed
+
+    async def run(
+        self, job: str, about: Mapping[str, Any], data: bytes = b"", owner: str = ""
+    ) -> tuple[dict[str, Any], bytes]:
+        """What *job* makes of *about* and *data*, for *owner*.
+
+        Raises `Refused`, `Exceeded`, `Crowded`, `Lost`, or `OperationError` if no worker starts.
+        """
+        if not self._waiting.take(owner, len(data)):
+            raise Crowded
+        large = self._large if len(data) >= LARGE else contextlib.nullcontext()
+        try:
+            async with self._turn(owner), large, self._places:
+                worker = await self._take()
+                try:
+                    return await worker.ask(pack({"job": job, **about}, data))
+                finally:
+                    self._give_back(worker, len(data))
+        finally:
+            self._waiting.give_back(owner, len(data))
+
+    @asynccontextmanager
+    async def _turn(self, owner: str) -> AsyncIterator[None]:
+        self._queued[owner] += 1
+        try:
+            async with self._turns.setdefault(owner, trio.Lock()):
+                yield
+        finally:
+            self._queued[owner] -= 1
+            if not self._queued[owner]:
+                del self._queued[owner], self._turns[owner]
+
+    async def _take(self) -> _Worker:
+        """A worker that has nothing to do. Raises `OperationError`."""
+        started = False
+        while not self._idle:
+            if self._living < WORKERS and not started and self._nursery is not None:
+                self._start()
+                started = True
+            await self._changed.wait()
+            if not self._living and not self._idle:
+                raise OperationError(self._fault, "The log says more.")
+        return self._idle.pop()
+
+    def _give_back(self, worker: _Worker, size: int) -> None:
+        alive = worker.usable and self._nursery is not None
+        if alive and (size < LARGE or worker.memory() < worker.loaded + RETIRED):
+            self._idle.append(worker)
+            self._ring()
+            return
+        self._end(worker)
+        self._living -= 1
+        self._start()
+
+    def _start(self) -> None:
+        if self._nursery is not None:
+            self._living += 1
+            self._nursery.start_soon(self._bring_up)
+
+    async def _bring_up(self) -> None:
+        worker = None
+        try:
+            worker = _Worker.start(self._command)
+            await worker.ready()
+            self._idle.append(worker)
+        except (OSError, Lost, Exceeded) as error:
+            self._fault = f"no text worker starts: {error}"
+            log.warning("%s", self._fault)
+            self._living -= 1
+            if worker is not None:
+                self._end(worker)
+        except trio.Cancelled:
+            if worker is not None:
+                self._end(worker)
+            raise
+        self._ring()
+
+    def _ring(self) -> None:
+        self._served = True
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def _end(self, worker: _Worker) -> None:
+        """Kill *worker*. To wait for it would take as long as its memory takes to be freed."""
+        self._ended = [process for process in self._ended if process.poll() is None]
+        self._ended.append(worker.end())
+        if self._nursery is None:
+            worker.process.wait()
+
+
+@attrs.define(eq=False)
+class _Worker:
+    """One process. It is *usable* while it has no job and is alive."""
+
+    process: subprocess.Popen[bytes]
+    stream: trio.SocketStream
+    usable: bool = False
+    loaded: int = 0  # bytes of memory that it took before its first job
+    _held: bytearray = attrs.field(factory=bytearray)
+
+    @classmethod
+    def start(cls, command: EngineCommand) -> _Worker:
+        """A new one. Raises `OSError`."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            try:
+                process = command.start(theirs.fileno())
+            except OSError:
+                ours.close()
+                raise
+        return cls(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
+
+    async def ready(self) -> None:
+        """Wait until it has loaded the tokenizer. Raises `Lost` or `Exceeded`."""
+        told, _ = await self._frame("starting", trio.current_time() + START_SECONDS)
+        if "failed" in told:
+            raise Lost(str(told["failed"]))
+        self.usable = True
+        self.loaded = self.memory()
+
+    async def ask(self, frame: bytes) -> tuple[dict[str, Any], bytes]:
+        """What it answers to the job in *frame*. Raises `Refused`, `Exceeded` or `Lost`."""
+        self.usable = False
+        try:
+            told, data = await self._converse(frame)
+        except trio.Cancelled:
+            with trio.CancelScope(shield=True), trio.move_on_after(GRACE):
+                await self._settle()
+            raise
+        answer = _answer(told)
+        self.usable = True
+        if isinstance(answer, Refused):
+            raise answer
+        return answer, data
+
+    async def _converse(self, frame: bytes) -> tuple[dict[str, Any], bytes]:
+        stage, began = "reading the job", trio.current_time()
+        try:
+            with trio.CancelScope(shield=True), trio.fail_after(ACCEPT_SECONDS):
+                await self.stream.send_all(frame)  # half a job would spoil the next one
+        except trio.TooSlowError:
+            raise Lost("it does not read") from None
+        except trio.BrokenResourceError:
+            raise self._death(stage) from None
+        limit, stages = ACCEPT_SECONDS, dict(STAGE_SECONDS)
+        while True:
+            told, data = await self._frame(stage, began + limit)
+            if "stage" not in told:
+                return told, data
+            stage, began = str(told["stage"]), trio.current_time()
+            if stage not in stages:
+                raise Lost("the text worker began a stage that was not next")
+            limit = stages.pop(stage)  # once a job, or it would never end
+
+    async def _settle(self) -> None:
+        """Let the job of a caller who has left finish."""
+        with contextlib.suppress(Lost, Exceeded):
+            told: dict[str, Any] = {"stage": ""}
+            while "stage" in told:
+                told, _ = await self._frame("", float("inf"))
+            self.usable = True
+
+    async def _frame(self, stage: str, until: float) -> tuple[dict[str, Any], bytes]:
+        """The next frame, which must have come by *until*. Raises `Exceeded` or `Lost`."""
+        began = trio.current_time()
+        held = self._held
+        while True:
+            if len(held) >= SIZES.size:
+                text, data = SIZES.unpack_from(held)
+                end = SIZES.size + text + data
+                if end > MAX_FRAME:
+                    raise Lost("it said more than it may")
+                if len(held) >= end:
+                    told = _read(held[SIZES.size : SIZES.size + text])
+                    rest = bytes(memoryview(held)[SIZES.size + text : end])
+                    del held[:end]
+                    return told, rest
+            with trio.move_on_after(LOOK) as look:
+                try:
+                    part = await self.stream.receive_some(1 << 20)
+                except trio.BrokenResourceError:
+                    part = b""
+                if not part:
+                    raise self._death(stage)
+                held += part
+            if trio.current_time() >= until:  # also where a part has come: the rest may never
+                raise Exceeded(f"{stage} took longer than {until - began:.2g} s")
+            if look.cancelled_caught and self.loaded and self.memory() > self.loaded + MEMORY:
+                raise Exceeded(f"{stage} took more than {MEMORY >> 30} GiB of memory")
+
+    def memory(self) -> int:
+        """Bytes that it has in memory; 0 if it is gone."""
+        try:
+            return int(psutil.Process(self.process.pid).memory_info().rss)
+        except (psutil.Error, OSError):
+            return 0
+
+    def _death(self, stage: str) -> Exceeded | Lost:
+        """Its stream has ended: how that came about."""
+        code = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self.process.wait(0.05)  # it is ending, and has said so
+        if code is not None and code == -signal.SIGABRT:  # what an allocation that fails does
+            return Exceeded(f"{stage} took more than {MEMORY >> 30} GiB of memory")
+        how = "ended" if code is None or code >= 0 else signal_name(-code)
+        return Lost(f"the text worker was lost while {stage} ran ({how})")
+
+    def end(self) -> subprocess.Popen[bytes]:
+        """Kill it; the process, which is to be waited for."""
+        self.usable = False
+        self.process.kill()
+        self.stream.socket.close()
+        return self.process
+
+
+def _read(text: bytearray) -> dict[str, Any]:
+    """The object in *text*. Raises `Lost`: a worker that was taken over says anything."""
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        raise Lost("the text worker said what is no message")
+    return told
+
+
+def _answer(told: Mapping[str, Any]) -> dict[str, Any] | Refused:
+    """What came of a job. Raises `Lost` if that is not in *told*."""
+    refused, done = told.get("refused"), told.get("done")
+    if isinstance(refused, dict):
+        return Refused(refused)
+    if isinstance(done, dict):
+        return done
+    raise Lost("the text worker gave no answer")

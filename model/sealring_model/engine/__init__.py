@@ -1,0 +1,1 @@
+"""The engine process: reads messages, carries out steps, answers."""

@@ -1,0 +1,86 @@
+"""The thread that waits for the device and answers, while the compute thread launches on.
+
+To launch is not to return at once: once MLX has a certain number of operations queued, the call
+that hands it more waits until the device has worked some off (seen on the CPU back end, with
+about a hundred). A thread that launches the next step would tell the last one's result only when
+most of the next is done, and the rank that waits for it would idle. So one thread launches and
+this one waits, seals and sends, in the order of launching.
+
+Whoever waits for the answer waits for this thread, and both need the interpreter. So graphs that
+are not needed yet are built (see `ahead`) once every answer is out, of which this thread tells.
+Where they are launched as well there is no time to wait for that; but a decode is launched once the
+one before is done, and so this thread tells of each.
+
+MLX lets any thread wait for an array that is on its way, but not two threads use one while it is:
+what `Launched` holds is for this thread alone (`tensors.outgoing`), and no graph is made here.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Final
+
+from sealring_model.engine.channel import Channel, ChannelClosed
+from sealring_model.engine.executor import Executor
+from sealring_model.engine.inflight import Launched
+
+_ON_DEVICE: Final = 2
+"""Steps launched and not yet answered, at most: one that the device works on, and the next."""
+
+
+class Answers:
+    """Answers to steps, sent as each is ready. All but its own thread's work is for one thread."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel: Final = channel
+        self._queue: Final[queue.Queue[tuple[Executor, Launched] | None]] = queue.Queue()
+        self._room: Final = threading.Semaphore(_ON_DEVICE)
+        self._thread: Final = threading.Thread(target=self._run, name="answers", daemon=True)
+        self.count = 0
+        self._thread.start()
+
+    def make_room(self) -> None:
+        """Wait until one more step may be launched; `put` follows."""
+        self._room.acquire()
+
+    def put(self, executor: Executor, launched: Launched) -> None:
+        """Answer *launched* once it is done."""
+        self._queue.put((executor, launched))
+
+    @property
+    def is_idle(self) -> bool:
+        """Every answer is out."""
+        return not self._queue.unfinished_tasks
+
+    def drain(self) -> None:
+        """Wait until every answer is out."""
+        self._queue.join()
+
+    def finish(self) -> None:
+        """Wait for what is on the device, and end."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._queue.get()) is not None:
+            prepares, launches = job[0].prepares, job[0].launches
+            try:
+                self._answer(*job)
+            except ChannelClosed as error:
+                self._channel.end(error)
+            finally:
+                # Before anybody who waits goes on: it holds an executor, and that a model.
+                del job
+                self._room.release()
+                self._queue.task_done()
+            if prepares and (launches or self.is_idle):
+                self._channel.wake()
+
+    def _answer(self, executor: Executor, launched: Launched) -> None:
+        answer = executor.finish(launched)
+        self.count += 1
+        if not answer.failed:
+            for told in launched.pending.told():
+                self._channel.send(told)
+        self._channel.send(answer)

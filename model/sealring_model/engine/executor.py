@@ -1,0 +1,431 @@
+"""Carrying out steps on one rank: ledger, caches, forward, answer.
+
+A step is *launched* and later *finished*. Launching applies it to the ledger and the caches,
+builds the graph and hands it to the device; finishing waits for the result and makes the answer.
+So the device works while the next graph is built; a single rank decodes from the token that is
+still on the device, and the next step can be launched before the last one's token has been read.
+One thread launches, and another may finish, in the order of launching (see `answers`).
+
+What a rank makes of a step depends on its place alone:
+
+| place | input of its layers | answer |
+| --- | --- | --- |
+| only rank | token ids | STEP_DONE with sampled ids |
+| rank 0 of more | token ids | STEP with hidden states; later STEP_DONE with ids, see `close` |
+| between | hidden states | STEP with hidden states |
+| last rank | hidden states | STEP_DONE with hidden states, of a decode |
+
+The first failure ends the epoch for this rank: its caches may be half changed, so every later
+step of the epoch is answered with the same failure.
+
+Members of a group (see `group`) each carry out the same steps. MLX matches their collectives by
+order alone, so whatever leads to one is launched by the compute thread, in the order of steps, as
+the same graph on every member: nothing here may depend on time, on memory or on the member before
+that. What does (room, caches given back) comes before the graph and refuses the step, or launches
+nothing; and what was built ahead is what would be built now. So one member may fail alone, and
+tells; the others wait for it until they are ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import attrs
+import mlx.core as mx
+from sealring_protocol.codec.messages import (
+    Bootstrap,
+    Decode,
+    Failure,
+    NoWork,
+    Prefill,
+    Spent,
+    Step,
+    StepDone,
+)
+from sealring_protocol.codec.wire import Buffer
+from sealring_protocol.control.epoch.ledger import Change, Ledger
+from sealring_protocol.errors import SealringError
+from sealring_protocol.security.seal import PREFILL_GROUP
+
+from sealring_model.engine.activation_seal import Hops
+from sealring_model.engine.hidden_io import Passage, check_filled
+from sealring_model.engine.inflight import Clock, Launched, Pending
+from sealring_model.errors import (
+    FORWARD_ERRORS,
+    LedgerError,
+    RoomError,
+    failure_of,
+)
+from sealring_model.loading.assemble import LoadedStage
+from sealring_model.lookahead.device_io import Doors, Inlet
+from sealring_model.lookahead.lookahead import Ahead, Decoding
+from sealring_model.sampling.rows import RowBook
+from sealring_model.sampling.sampler_state import Drawing, Drawn, Draws
+from sealring_model.stage.caches import CacheStore, arrays
+
+M = TypeVar("M", Step, StepDone)
+
+
+@attrs.frozen(eq=False)
+class _Told:
+    """*message*, whose *contents* the device was told before its turn; *begun*, if that was in
+    time, and *opening* are as in `Launched`."""
+
+    message: Step | StepDone
+    contents: Buffer
+    begun: int | None
+    opening: int
+
+
+_FRESH: Final = 256
+"""Steps after which MLX gives back the memory that it keeps for arrays of sizes seen before. As
+rows grow, sizes do not come again, and it would keep more with every token."""
+
+_TIDY: Final = 64
+"""Decodes of a group between two that evaluate all of its caches' state: a layer without rotary
+positions never looks at its cache's offsets."""
+
+
+class Executor:
+    """One rank in one epoch. Nothing that a step or a model does wrong is raised: it is answered
+    with a `Failure`."""
+
+    def __init__(
+        self,
+        loaded: LoadedStage,
+        place: Bootstrap,
+        book: RowBook,
+        hops: Hops,
+        limit: int,
+        *,
+        doors: Doors,
+        tells: bool = True,
+    ) -> None:
+        self._loaded: Final = loaded
+        self._stage: Final = loaded.stage
+        self._place: Final = place
+        self._first: Final = place.rank == 0
+        self._last: Final = place.rank == place.world - 1
+        self._book: Final = book
+        self._doors: Final = doors
+        self._passage: Final = Passage(place, loaded.dtype, loaded.hidden, hops, doors)
+        self._draws: Final = Draws(book, loaded.vocabulary, doors)
+        self._hops: Final = hops
+        self._limit: Final = limit
+        self._tells: Final = tells
+        self._ledger: Final = Ledger()
+        self._caches: Final = CacheStore(loaded.stage, self._ledger)
+        self._away: Final[dict[int, Drawing]] = {}
+        self._ahead: Final = Ahead(self._caches, doors, self._build, launches=self.launches)
+        self._told: _Told | None = None
+        self._stale = False
+        self._due = 1
+        self._finished = 0
+        self._done_to = 0
+        self._failure: Failure | None = None
+        self._lost: Failure | None = None
+        self.compute_us = 0
+
+    @property
+    def prepares(self) -> bool:
+        """Whether `prepare` may ever have something to do."""
+        return self._place.world > 1 and self._loaded.blind
+
+    @property
+    def launches(self) -> bool:
+        """Whether it may launch something, and so has something to do while the device works."""
+        return self.prepares and self._doors.waits and self._loaded.trimmable
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the device waits for hidden states, and does nothing else until they come."""
+        return self._ahead.held is not None
+
+    @property
+    def live_rows(self) -> int:
+        """Rows that have caches here."""
+        groups = self._ledger.groups.values()
+        return len(self._ledger.private) + sum(len(rows) for rows in groups)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes in caches."""
+        return self._caches.nbytes
+
+    # ------------------------------------------------------------ launch, finish
+
+    def launch(self, step: Step, arrived: int = 0) -> Launched:
+        """Apply *step*, that came at *arrived* or just now, and set the device to work on it."""
+        return self._guarded(step, self._launch, arrived)
+
+    def close(self, done: StepDone, arrived: int = 0) -> Launched:
+        """Rank 0 of several: norm, head and sampling over what came back from the last rank."""
+        return self._guarded(done, self._close, arrived)
+
+    def finish(self, launched: Launched) -> Step | StepDone:
+        """Wait for *launched* and give its answer."""
+        if self._lost is None:
+            try:
+                mx.eval(*launched.pending.arrays)
+                if isinstance(launched.message, Step):
+                    self._done_to = launched.message.n
+                return launched.pending.answer(self._stopped(launched))
+            except (SealringError, *FORWARD_ERRORS) as error:
+                # Nothing of this epoch is waited for again: a collective that has lost a member
+                # says so once or twice, and then never comes back.
+                self._lost = self._failure = self._failure or failure_of(error, self._place.rank)
+        return self._passage.failed(launched.message, self._lost)
+
+    def _stopped(self, launched: Launched) -> Clock:
+        """The clock of *launched*, whose arrays are there; sealing them is still to come."""
+        now, sealing = time.perf_counter_ns(), self._hops.sealing_ns - launched.opening
+        begun = max(launched.begun, self._finished)
+        self._finished = now
+        compute = (now - begun) // 1000
+        self.compute_us += compute
+        wait = max(0, begun - launched.arrived - launched.opening) // 1000
+        return lambda: Spent(compute, wait, (self._hops.sealing_ns - sealing) // 1000)
+
+    def _guarded(self, message: M, do: Callable[[M], Pending], arrived: int) -> Launched:
+        told, started, opened = self._told, time.perf_counter_ns(), self._hops.opening_ns
+        pending = self._done(message, do)
+        if told is not None and told.message is message:
+            begun = told.begun or started
+            return Launched(message, pending, arrived or begun, begun, told.opening)
+        opening = self._hops.opening_ns - opened
+        return Launched(message, pending, arrived or started, started + opening, opening)
+
+    def _done(self, message: M, do: Callable[[M], Pending]) -> Pending:
+        failure = self._failure
+        if failure is None:
+            try:
+                return do(message)
+            except (SealringError, *FORWARD_ERRORS) as error:
+                failure = self._fail(error)
+        return Pending((), lambda _: self._passage.failed(message, failure))
+
+    def _fail(self, error: Exception) -> Failure:
+        self.end()
+        self._failure = failure = failure_of(error, self._place.rank)
+        return failure
+
+    def end(self) -> None:
+        """There will be no more steps: the device waits for nothing."""
+        self._ahead.end()
+
+    # --------------------------------------------------------------- the steps
+
+    def _launch(self, step: Step) -> Pending:
+        self._check_ids(step)
+        change = self._apply(step)
+        self._check_room(step, change)
+        self._ahead.change(change, step.work.group if isinstance(step.work, Decode) else None)
+        self._caches.apply(change)
+        self._remember(step, change)
+        match step.work:
+            case Decode(group):
+                return self._decode(step, group)
+            case Prefill(uid, _, count):
+                return self._prefill(step, uid, count)
+            case NoWork():
+                return Pending((), lambda clock: self._passage.onward(step, clock))
+
+    def _check_ids(self, step: Step) -> None:
+        count = step.work.count if isinstance(step.work, Prefill) else 0
+        expected = len(step.join) + count if self._first else 0
+        if len(step.ids) != expected:
+            raise LedgerError(f"step {step.n} has {len(step.ids)} token ids, not {expected}")
+        if step.ids and max(step.ids) >= self._loaded.vocabulary:
+            raise LedgerError(f"token id {max(step.ids)} is beyond the vocabulary")
+
+    def _apply(self, step: Step) -> Change:
+        if step.n != self._due:
+            raise LedgerError(f"step {step.n} came where {self._due} was due")
+        self._due += 1
+        change = self._ledger.apply(step)
+        if not hmac.compare_digest(self._ledger.digest(step.n), step.digest):
+            raise LedgerError(f"after step {step.n} this rank's ledger is not the head's")
+        return change
+
+    def _check_room(self, step: Step, change: Change) -> None:
+        """Refuse what would surely not fit."""
+        needed = self._caches.needed(step, change, self._loaded.cost)
+        if needed and mx.get_active_memory() + needed > self._limit:
+            raise RoomError(
+                f"step {step.n} needs {needed >> 20} MiB more for caches; "
+                f"{mx.get_active_memory() >> 20} of {self._limit >> 20} MiB are in use"
+            )
+
+    def _remember(self, step: Step, change: Change) -> None:
+        gone = (*step.evict, *change.dropped_rows)
+        self._book.opened(row.uid for row in step.open)
+        self._draws.forget(gone)
+        for uid in {*gone} - {row.uid for row in step.open}:
+            self._book.forget(uid)
+        for group in change.regroup:
+            if not self._ledger.rows(group):
+                self._draws.forget_group(group)
+        if self._first:
+            for join, token in zip(step.join, step.ids, strict=False):
+                self._draws.give(join.uid, token)
+        idle = (gone or change.dropped_snaps) and not self.live_rows
+        if idle or isinstance(step.work, Prefill) or step.n % _FRESH == 0:
+            self._stale = True
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Give memory back that is due to be, unless that would be to wait for a device that
+        waits."""
+        if self._stale and not self.is_held:
+            self._stale = False
+            mx.clear_cache()
+
+    def _decode(self, step: Step, group: int) -> Pending:
+        uids = self._ledger.rows(group)
+        if any(drawing.group == group for drawing in self._away.values()):
+            raise LedgerError(f"group {group} decodes, and its last tokens have not come back")
+        came = None if self._first else self._opened(step, group, uids)
+        built = self._ahead.decoding(group, came, self._next)
+        pending = self._decoded(step, group, came, built)
+        if self._ledger.length(uids[0]) % _TIDY == 0:
+            self._caches.tidy(group)
+        return pending
+
+    def _tokens(self, group: int) -> mx.array:
+        return self._draws.inputs(group, self._ledger.rows(group))[:, None]
+
+    def _decoded(
+        self, step: Step, group: int, came: Buffer | None, built: Decoding | None
+    ) -> Pending:
+        uids = self._ledger.rows(group)
+        shape = self._passage.block(len(uids))
+        if built is None:
+            inputs = self._tokens(group) if came is None else self._passage.array(shape, came)
+            outputs = self._stage.run(inputs, self._caches.group(group))
+        if self._first:
+            positions = tuple(self._ledger.length(uid) for uid in uids)
+            drawing = self._draws.begin(group, uids, positions)
+            if self._last:
+                return self._drawn(step, self._draws.end(drawing, self._stage.logits(outputs)))
+            self._away[step.n] = drawing
+        self._ahead.decoded(group, step.n)
+        context = self._passage.leaving(step.n, group, uids)
+        if built is None:
+            return self._passage.sent(step, context, outputs)
+        return self._passage.forwarded(step, context, shape, built.outlet, built.inlet)
+
+    def _prefill(self, step: Step, uid: int, count: int) -> Pending:
+        if self._first:
+            inputs = mx.array(step.ids[len(step.join) :], mx.uint32)[None]
+        else:
+            came = self._passage.opened(step, PREFILL_GROUP, (uid,), count)
+            inputs = self._passage.array(self._passage.block(1, count), came)
+        slots = self._caches.row(uid)
+        outputs = self._stage.run(inputs, slots)
+        self._caches.settle(uid)
+        # A small array that waits for the caches: to hold them themselves would have the next
+        # chunk copy them.
+        written = mx.depends([mx.array(0)], arrays(slots))
+        if self._last:
+            self._doors.start(*written)
+            return Pending(tuple(written), lambda clock: self._passage.onward(step, clock))
+        context = self._passage.leaving(step.n, PREFILL_GROUP, (uid,))
+        return self._passage.sent(step, context, outputs, tuple(written))
+
+    def _close(self, done: StepDone) -> Pending:
+        drawing = self._away.pop(done.n, None)
+        if drawing is None:
+            raise LedgerError(f"hidden states of step {done.n} came back, and none are away")
+        came = self._opened(done, drawing.group, drawing.uids)
+        built = self._ahead.closing(done.n, came)
+        if built is not None:
+            return self._draw(done, built.drawn, built.inlet)
+        shape = self._passage.block(len(drawing.uids))
+        logits = self._stage.logits(self._passage.array(shape, came))
+        return self._drawn(done, self._draws.end(drawing, logits))
+
+    # ---------------------------------------------------------------- done ahead
+
+    def tell(self, message: Step | StepDone) -> None:
+        """If *message* is what the device waits for, tell the device now. All else is done when its
+        turn comes.
+
+        For any thread, once all that came before *message* is done, and while no other thread does
+        anything here but `prepare`.
+        """
+        with contextlib.suppress(SealringError, *FORWARD_ERRORS):  # it fails again in its turn
+            held = self._ahead.awaits(message, self._due)
+            if held is None or held.inlet is None:
+                return
+            opened = self._hops.opening_ns
+            contents = self._passage.opened(message, held.group, self._ledger.rows(held.group))
+            opening, begun = self._hops.opening_ns - opened, time.perf_counter_ns()
+            in_time = held.inlet.fill(contents)
+            self._told = _Told(message, contents, begun if in_time else None, opening)
+
+    def _opened(self, message: Step | StepDone, group: int, uids: tuple[int, ...]) -> Buffer:
+        """The hidden states of *message*."""
+        told, self._told = self._told, None
+        if told is not None and told.message is message:
+            return told.contents
+        return self._passage.opened(message, group, uids)
+
+    def prepare(self) -> bool:
+        """Do, on a rank of several, a part of what is to come (see `ahead`); whether there was
+        any. For when there is nothing else to do."""
+        if self._failure is not None or not self.prepares:
+            return False
+        try:
+            self._refresh()
+            if self._ahead.launch(self._done_to):
+                return True
+        except (SealringError, *FORWARD_ERRORS) as error:
+            self._fail(error)
+            return False
+        return self._build()
+
+    def _build(self) -> bool:
+        """Build one thing that is to come; in a thread of its own while another is launched."""
+        try:
+            return self._ahead.build(self._away, self._closing, self._next)
+        except (SealringError, *FORWARD_ERRORS):
+            return False  # the step itself tells what is wrong, if it is still wrong then
+
+    def _next(self, group: int) -> Decoding:
+        slots = self._caches.fork(group)
+        inlet = gate = None
+        if self._first:
+            inputs = self._tokens(group)
+            if self.launches:
+                gate = self._doors.inlet(self._loaded.dtype, (1, 1, 1))
+                inputs = mx.depends(inputs, gate.array)
+        else:
+            inlet = self._passage.inlet(len(self._ledger.rows(group)))
+            inputs = inlet.array
+        outlet = self._doors.outlet(self._stage.run(inputs, slots))
+        return Decoding(group, inlet, gate, slots, outlet)
+
+    def _closing(self, drawing: Drawing) -> tuple[Inlet, Drawn]:
+        inlet = self._passage.inlet(len(drawing.uids))
+        return inlet, self._draws.end(drawing, self._stage.logits(inlet.array))
+
+    # ------------------------------------------------------------------ sampled
+
+    def _drawn(self, message: Step | StepDone, drawn: Drawn) -> Pending:
+        self._doors.start(*drawn.arrays, *drawn.changed)
+        return self._draw(message, drawn, None)
+
+    def _draw(self, message: Step | StepDone, drawn: Drawn, inlet: Inlet | None) -> Pending:
+        """What *drawn*, that was launched behind *inlet*, is answered with."""
+
+        def answer(clock: Clock) -> StepDone:
+            check_filled(inlet)
+            return StepDone(message.epoch, message.n, drawn.ids(), spent=(*message.spent, clock()))
+
+        # Members of a group all compute what one of them tells, for their graphs to be the same.
+        told = (lambda: drawn.told(message.n)) if self._tells else tuple
+        return Pending(drawn.arrays, answer, told)

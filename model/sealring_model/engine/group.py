@@ -1,0 +1,145 @@
+"""Becoming a member of a collective group, over MLX's own distributed engine.
+
+MLX takes what it needs to know from the environment and, for its ring, from a file. Both are made
+here, of the typed fields of a GROUP message and nothing else; the file is gone again once the
+group stands.
+
+`mx.distributed.init` cannot be called back: it holds the interpreter's lock while it waits for
+peers, for ever if need be, and called again it gives the old group. So a process joins one group
+in its life, and its node ends it when it takes too long. Should nobody be left to do that, an
+alarm ends the process a little after the deadline; its action is the default one, for no Python
+would run.
+
+What `init` gives is not believed before a sum of ones over all members is their number. Then two
+medians are taken that tell whether tensor parallelism pays: a sum of one row's hidden state, and a
+forward of one token. Every member measures the same number of times, for each waits for the
+others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import mlx.core as mx
+from sealring_protocol.codec.local_messages import Group
+from sealring_protocol.codec.messages import Backend
+
+from sealring_model.errors import GroupError
+from sealring_model.loading.assemble import LoadedStage
+from sealring_model.stage.tensors import MLX_DTYPES
+
+_COLLECTIVES: Final = (Backend.RING, Backend.JACCL, Backend.NCCL)
+_DEVICES: Final = "MLX_IBV_DEVICES"
+_GRACE: Final = 1.0
+"""Seconds after its deadline at which a process that waits for a group ends by itself."""
+_WARM: Final = 3
+_SUMS: Final = 21
+_TOKENS: Final = 5
+
+
+def backends() -> int:
+    """A bit (1 << `Backend`) for each collective back end that this MLX has."""
+    have = (b for b in _COLLECTIVES if mx.distributed.is_available(_name(b)))
+    return sum(1 << backend for backend in have)
+
+
+def check_backend(order: Group) -> None:
+    """Raises `GroupError` unless this MLX can form the group that *order* asks for."""
+    if not mx.distributed.is_available(_name(order.backend)):
+        raise GroupError(f"this MLX has no {_name(order.backend)} back end")
+    if order.backend is Backend.JACCL and _DEVICES not in os.environ:
+        raise GroupError(f"jaccl needs {_DEVICES} set to the file that lists the RDMA devices")
+
+
+def join(order: Group) -> mx.distributed.Group:
+    """The group that *order* describes, of which this process is now a member.
+
+    Raises `GroupError` when it does not come about. May not return at all, see above.
+    """
+    check_backend(order)
+    with _alarm(order.deadline_ms / 1000 + _GRACE), tempfile.TemporaryDirectory() as folder:
+        os.environ.update(environment(order, Path(folder) / "hosts.json"))
+        try:
+            group = mx.distributed.init(strict=True, backend=_name(order.backend))
+            total = mx.distributed.all_sum(mx.array(1.0), group=group).item()
+        except (RuntimeError, ValueError) as error:
+            raise GroupError(f"the {_name(order.backend)} group was not formed: {error}") from error
+    if (group.rank(), group.size()) != (order.rank, order.size):
+        raise GroupError(
+            f"MLX made this member {group.rank()} of {group.size()}, "
+            f"not {order.rank} of {order.size}"
+        )
+    if total != order.size:
+        raise GroupError(f"a sum of ones over {order.size} members was {total:g}")
+    return group
+
+
+def environment(order: Group, hostfile: Path) -> dict[str, str]:
+    """What MLX is to find in its environment; for a ring, *hostfile* is written.
+
+    Raises `GroupError` for an address that MLX would not understand.
+    """
+    host, port = order.hosts[0]
+    member = {"MLX_RANK": str(order.rank)}
+    match order.backend:
+        case Backend.RING:
+            for other, _ in order.hosts:
+                if ":" in other:
+                    raise GroupError(f"MLX's ring takes IPv4 addresses, and {other} is none")
+            hostfile.write_text(json.dumps([[f"{host}:{port}"] for host, port in order.hosts]))
+            return {**member, "MLX_HOSTFILE": str(hostfile)}
+        case Backend.JACCL:
+            return {**member, "MLX_JACCL_COORDINATOR": f"{host}:{port}"}
+        case _:
+            size = {"MLX_WORLD_SIZE": str(order.size)}
+            return {**member, **size, "NCCL_HOST_IP": host, "NCCL_PORT": str(port)}
+
+
+def medians(group: mx.distributed.Group, loaded: LoadedStage) -> tuple[int, int]:
+    """Microseconds of a sum of one row's hidden state, and of a forward of one token."""
+    dtype = MLX_DTYPES[loaded.dtype]
+    hidden = mx.zeros((1, 1, loaded.hidden), dtype)
+    inputs = mx.zeros((1, 1), mx.uint32) if loaded.first == 0 else hidden
+    slots = loaded.stage.new_caches()
+    mx.eval(hidden, inputs)
+
+    def token() -> mx.array:
+        return loaded.stage.run(inputs, slots)
+
+    def total() -> mx.array:
+        return mx.distributed.all_sum(hidden, group=group)
+
+    return _median_us(total, _SUMS), _median_us(token, _TOKENS)
+
+
+def _median_us(make: Callable[[], mx.array], times: int) -> int:
+    took = []
+    for _ in range(_WARM + times):
+        start = time.perf_counter_ns()
+        mx.eval(make())
+        took.append((time.perf_counter_ns() - start) // 1000)
+    return round(statistics.median(took[_WARM:]))
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    """The process ends if this takes longer than *seconds*."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _name(backend: Backend) -> str:
+    return backend.name.lower()

@@ -1,0 +1,130 @@
+"""Hidden states through one rank: what comes in, what goes out, and as what it is answered."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+import mlx.core as mx
+from sealring_protocol.codec.messages import Bootstrap, Failure, Step, StepDone
+from sealring_protocol.codec.tensor import DType, Tensor
+from sealring_protocol.codec.wire import Buffer
+from sealring_protocol.limits import MAX_SEALED_BODY
+from sealring_protocol.security.seal import InnerContext
+
+from sealring_model.engine.activation_seal import Hops
+from sealring_model.engine.inflight import Clock, Pending
+from sealring_model.errors import IntegrityError, ModelError
+from sealring_model.lookahead.device_io import Doors, Inlet, Outlet
+from sealring_model.stage.tensors import from_data
+
+_FRAME_SLACK: Final = 256 * 1024
+"""Bytes of a frame kept for everything but the hidden states."""
+
+
+class Passage:
+    """The way of hidden states, *dtype* and *hidden* wide, through the rank that has *place*."""
+
+    def __init__(
+        self, place: Bootstrap, dtype: DType, hidden: int, hops: Hops, doors: Doors
+    ) -> None:
+        self._place: Final = place
+        self._dtype: Final = dtype
+        self._hidden: Final = hidden
+        self._hops: Final = hops
+        self._doors: Final = doors
+        self._last: Final = place.rank == place.world - 1
+
+    def block(self, rows: int, tokens: int = 1) -> tuple[int, ...]:
+        """The shape of hidden states."""
+        return rows, tokens, self._hidden
+
+    def leaving(self, n: int, group: int, uids: tuple[int, ...]) -> InnerContext:
+        """Where those of step *n* belong that leave this rank."""
+        return self._context(n, group, self._place.rank + 1, uids)
+
+    def _context(self, n: int, group: int, hop: int, uids: tuple[int, ...]) -> InnerContext:
+        return InnerContext(self._place.epoch, n, group, self._place.bounds[hop], uids)
+
+    # ---------------------------------------------------------------------- in
+
+    def opened(
+        self, message: Step | StepDone, group: int, uids: tuple[int, ...], tokens: int = 1
+    ) -> Buffer:
+        """The hidden states of rows *uids* of *group* in *message*, which can be opened once: a
+        step comes from the rank before, its end comes back to rank 0. Raises `IntegrityError`."""
+        if len(message.tensors) != 1:
+            raise IntegrityError(f"{len(message.tensors)} tensors came where one belongs")
+        tensor = message.tensors[0]
+        shape = self.block(len(uids), tokens)
+        if tensor.dtype != self._dtype or tensor.shape != shape:
+            raise IntegrityError(
+                f"hidden states came as {tensor.dtype.name} {tensor.shape}, "
+                f"not {self._dtype.name} {shape}"
+            )
+        hop = self._place.rank if isinstance(message, Step) else self._place.world
+        return self._hops.open(self._context(message.n, group, hop, uids), tensor)
+
+    def array(self, shape: tuple[int, ...], data: Buffer) -> mx.array:
+        """Hidden states that are there."""
+        return from_data(self._dtype, shape, data)
+
+    def inlet(self, rows: int) -> Inlet:
+        """Those of a decode that are to come."""
+        return self._doors.inlet(self._dtype, self.block(rows))
+
+    # --------------------------------------------------------------------- out
+
+    def sent(
+        self,
+        step: Step,
+        context: InnerContext,
+        hidden: mx.array,
+        others: tuple[mx.array, ...] = (),
+    ) -> Pending:
+        """Launch *hidden*, with *others*, and send it on."""
+        if hidden.nbytes > MAX_SEALED_BODY - _FRAME_SLACK:
+            raise ModelError(
+                f"{hidden.shape[1]} tokens make {hidden.nbytes} bytes of hidden state, more than "
+                "a frame takes; read the prompt in smaller chunks"
+            )
+        outlet = self._doors.outlet(hidden)
+        self._doors.start(outlet.ready, *others)
+        return self.forwarded(step, context, hidden.shape, outlet, None, others)
+
+    def forwarded(
+        self,
+        step: Step,
+        context: InnerContext,
+        shape: tuple[int, ...],
+        outlet: Outlet,
+        inlet: Inlet | None,
+        others: tuple[mx.array, ...] = (),
+    ) -> Pending:
+        """Send on what was launched behind *inlet*, once it has come out of *outlet*."""
+
+        def answer(clock: Clock) -> Step | StepDone:
+            check_filled(inlet)
+            tensor = self._hops.seal(context, self._dtype, shape, outlet.data())
+            return self.onward(step, clock, (tensor,))
+
+        return Pending((outlet.ready, *others), answer)
+
+    def onward(self, step: Step, clock: Clock, tensors: tuple[Tensor, ...] = ()) -> Step | StepDone:
+        """*step* as it goes on from here, or as its answer."""
+        spent = (*step.spent, clock())
+        if self._last:
+            return StepDone(step.epoch, step.n, tensors=tensors, spent=spent)
+        return attrs.evolve(step, ids=(), tensors=tensors, spent=spent)
+
+    def failed(self, message: Step | StepDone, failure: Failure) -> Step | StepDone:
+        """*message* as it goes on from here with *failure*."""
+        if isinstance(message, StepDone) or self._last:
+            return StepDone(message.epoch, message.n, spent=message.spent, failed=failure)
+        return attrs.evolve(message, ids=(), tensors=(), failed=failure)
+
+
+def check_filled(inlet: Inlet | None) -> None:
+    """Raise `ModelError` if the device has gone on before *inlet* was filled."""
+    if inlet is not None and not inlet.was_filled:
+        raise ModelError("the device did not wait for the hidden states that came")

@@ -1,0 +1,385 @@
+"""The engine: the child process that loads and computes, driven by its node over a socketpair.
+
+    python -m sealring_model.engine.main --fd N --model FOLDER-OR-HUB-ID [--memory-limit BYTES]
+
+It says what the model is (ENGINE_INFO) before it loads anything, takes its place in an epoch from
+each BOOTSTRAP, and then answers every step once, in order. MLX can hang, abort or take a second
+to import; in a process of its own none of that touches a link.
+
+A GROUP without hosts makes it load one member's share from then on; loaded, it waits for the GROUP
+with hosts, joins, and says GROUPED and READY. To all that follows a member is a rank like any
+other, but all members must get the same messages in the same order, for each waits within a step
+for the others (see `executor`). What it was told then holds for the life of the process: it takes
+no other place.
+
+One thread computes (MLX's streams belong to threads), the main one; the channel's thread reads,
+and that of `answers` waits for the device, seals and sends. So a step is launched as soon as it
+is there, while the one before is on the device, and an answer goes out as soon as it is ready,
+whatever is being launched. In the meantime what is likely to come next is built, and launched where
+the device can wait for its input (see `ahead`); that is then told to it by the channel's thread,
+and while it is launched another thread builds (see `beside`).
+
+Whatever fails in a step or in loading is answered as a `Failure`. The process ends with its
+channel; SIGINT is the node's business.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import mlx.core as mx
+from sealring_protocol.codec.local_messages import (
+    Group,
+    Grouped,
+    HopKey,
+    Loaded,
+    LocalMessage,
+)
+from sealring_protocol.codec.messages import (
+    NO_EPOCH,
+    Backend,
+    Bootstrap,
+    Failure,
+    FailureKind,
+    Ping,
+    Pong,
+    Progress,
+    Ready,
+    Row,
+    Step,
+    StepDone,
+)
+
+from sealring_model.engine.activation_seal import PlainHops, SealedHops
+from sealring_model.engine.answers import Answers
+from sealring_model.engine.channel import Channel, ChannelBroken, ChannelClosed
+from sealring_model.engine.devices import Launches, give_back, share_arena, shares_device
+from sealring_model.engine.executor import Executor
+from sealring_model.engine.group import backends, check_backend, join, medians
+from sealring_model.engine.inflight import Launched
+from sealring_model.engine.threads import PROCESSORS, share_interpreter
+from sealring_model.errors import FORWARD_ERRORS, GroupError, LoadError, ModelError, told
+from sealring_model.loading.assemble import LoadedStage, load_stage
+from sealring_model.loading.model_folder import ModelInfo, describe, find, memory_room
+from sealring_model.loading.tp_shards import Share, load_share, splits_of
+from sealring_model.lookahead.pinned_io import doors
+from sealring_model.sampling.rows import RowBook
+from sealring_model.stage import attention
+
+M = TypeVar("M", Step, StepDone)
+
+_MANY: Final = 8
+"""Processors from which on one thread may do nothing but look for what is about to come."""
+
+_MEMBER_WAIT: Final = 0.3
+"""Seconds that a member of a group has to end once its node is gone: it may wait for a peer."""
+
+
+class Engine:
+    """One model on one rank, through any number of epochs."""
+
+    def __init__(self, channel: Channel, info: ModelInfo, room: int) -> None:
+        self._channel: Final = channel
+        self._info: Final = info
+        self._room: Final = room
+        self._sealed: Final = SealedHops()
+        self._book: Final = RowBook()
+        self._answers: Final = Answers(channel)
+        self._launches: Final = Launches()
+        self._loaded: LoadedStage | Share | None = None
+        self._group: Group | None = None
+        self._joined = False
+        self._executor: Executor | None = None
+        self._place: Bootstrap | None = None
+        self._received = 0
+        self._compute_us = 0
+
+    def run(self) -> None:
+        """Serve until the channel closes."""
+        splits = splits_of(self._info)
+        self._channel.send(self._info.engine_info(self._room, splits, backends()))
+        try:
+            while True:
+                self._prepare()
+                message = self._channel.receive(soon=self._only_waits)
+                if message is not None:
+                    self._take(message)
+        finally:
+            if self._executor is not None:
+                self._executor.end()
+            self._answers.finish()
+
+    @property
+    def _only_waits(self) -> bool:
+        """The device waits for what is to come, and nobody else in this process has to do."""
+        held = self._executor is not None and self._executor.is_held
+        return held and self._answers.is_idle
+
+    def _prepare(self) -> None:
+        """Build and launch ahead as long as there is nothing else to do."""
+        executor = self._executor
+        while executor is not None and self._channel.is_quiet:
+            if executor.is_held:
+                self._channel.expect(self._tell)
+            if not (executor.launches or self._answers.is_idle) or not executor.prepare():
+                return
+
+    def _tell(self, message: LocalMessage) -> None:
+        """In the thread that reads: *message* has come, and nothing before it is left to do."""
+        executor = self._executor
+        if executor and isinstance(message, Step | StepDone) and self._of_this_epoch(message):
+            executor.tell(message)
+
+    def _take(self, message: LocalMessage) -> None:
+        self._channel.check()
+        match message:
+            case Step():
+                self._step(message)
+            case StepDone():
+                self._close(message)
+            case Ping(echo=echo):
+                self._channel.send(Pong(echo, self._progress()))
+            case Row():
+                self._book.add(message)
+            case HopKey():
+                self._key(message)
+            case Bootstrap():
+                self._bootstrap(message)
+            case Group():
+                self._take_group(message)
+            case _:
+                raise ChannelBroken(f"a node does not send {type(message).__name__}")
+
+    def _key(self, key: HopKey) -> None:
+        # What was launched before the key came goes out under the one before.
+        self._answers.drain()
+        try:
+            self._sealed.take(key)
+        except ValueError:
+            raise ChannelBroken(f"suite {key.suite} is not known here") from None
+
+    # -------------------------------------------------------------------- steps
+
+    def _step(self, step: Step) -> None:
+        self._received += 1
+        if self._executor is not None and self._of_this_epoch(step):
+            self._launch(self._executor, self._executor.launch, step)
+
+    def _close(self, done: StepDone) -> None:
+        if self._executor is not None and self._of_this_epoch(done):
+            self._launch(self._executor, self._executor.close, done)
+
+    def _launch(self, executor: Executor, launch: Callable[[M, int], Launched], message: M) -> None:
+        arrived = self._channel.arrived
+        self._answers.make_room()
+        self._answers.put(executor, launch(message, arrived))
+
+    def _of_this_epoch(self, message: Step | StepDone) -> bool:
+        """Steps of an epoch that has gone are nobody's any more."""
+        return self._place is not None and message.epoch == self._place.epoch
+
+    def _progress(self) -> Progress:
+        executor = self._executor
+        return Progress(
+            steps_received=self._received,
+            steps_answered=self._answers.count,
+            compute_us=self._compute_us + (executor.compute_us if executor else 0),
+            seal_us=(self._sealed.sealing_ns + self._sealed.opening_ns) // 1000,
+            rows=executor.live_rows if executor else 0,
+            memory=mx.get_active_memory(),
+            cache=executor.cache_bytes if executor else 0,
+        )
+
+    # ---------------------------------------------------------------- bootstrap
+
+    def _bootstrap(self, place: Bootstrap) -> None:
+        if self._executor is not None:
+            self._executor.end()
+        self._answers.drain()
+        if self._executor is not None:
+            self._compute_us += self._executor.compute_us
+        self._executor = None
+        self._place = place
+        self._book.turn()
+        try:
+            self._check(place)
+            first, last = place.bounds[place.rank], place.bounds[place.rank + 1]
+            loaded, cost = self._load(first, last)
+        except (OSError, *FORWARD_ERRORS) as error:
+            self._refuse(error, FailureKind.LOAD)
+            return
+        self._channel.send(cost)
+        if isinstance(loaded, LoadedStage):
+            self._begin(place, loaded)
+
+    def _begin(self, place: Bootstrap, loaded: LoadedStage) -> None:
+        """Take *place* with *loaded*."""
+        tells = self._group is None or self._group.rank == 0
+        hops = self._sealed if place.inner_seal else PlainHops()
+        # Members of a group would wait with one that waits, for what is only a guess.
+        waits = self._group is None and self._launches.fit(loaded.last - loaded.first)
+        ways = doors(loaded.dtype, wait=waits and not shares_device())
+        self._executor = Executor(
+            loaded, place, self._book, hops, self._room, doors=ways, tells=tells
+        )
+        launches = self._executor.launches
+        self._channel.attentive = launches and PROCESSORS >= _MANY
+        share_interpreter(at_once=launches)
+        self._channel.send(self._ready(place, loaded))
+
+    def _refuse(self, error: Exception, kind: FailureKind) -> None:
+        """A place or a group was not taken, for *error*."""
+        kind = error.KIND if isinstance(error, ModelError) else kind
+        epoch, rank = (self._place.epoch, self._place.rank) if self._place else (NO_EPOCH, 0)
+        self._channel.send(StepDone(epoch, 0, failed=Failure(rank, kind, told(error))))
+
+    def _check(self, place: Bootstrap) -> None:
+        if self._joined and not self._stays(place):
+            raise GroupError("this process was in a group; it must be replaced by another")
+        if place.backend is not Backend.PIPELINE:
+            raise LoadError(f"this engine does not do {place.backend.name}")
+        if self._group is not None:
+            check_backend(self._group)
+        if place.model != self._info.digest:
+            raise LoadError("the ring's model is not this one: their digests differ")
+        if place.bounds[-1] != len(self._info.layers):
+            raise LoadError(
+                f"the ring splits {place.bounds[-1]} layers; the model has {len(self._info.layers)}"
+            )
+
+    def _stays(self, place: Bootstrap) -> bool:
+        """*place* is the one that this member of a group has: its group may serve another epoch."""
+        loaded = self._loaded
+        mine = place.bounds[place.rank], place.bounds[place.rank + 1]
+        return isinstance(loaded, LoadedStage) and (loaded.first, loaded.last) == mine
+
+    def _load(self, first: int, last: int) -> tuple[LoadedStage | Share, Loaded]:
+        """These layers, or a share of them, kept if they are there already, and what it cost."""
+        if self._loaded is not None and (self._loaded.first, self._loaded.last) == (first, last):
+            return self._loaded, Loaded(0, self._loaded.held, 0)
+        self._loaded = None
+        gc.collect()
+        mx.clear_cache()
+        give_back()
+        group = self._group
+        self._launches.choose(
+            nccl=group is not None and group.backend is Backend.NCCL,
+            part=(last - first) % len(self._info.layers),
+        )
+        attention.install()  # which launches something
+        loaded = (
+            load_stage(self._info, first, last)
+            if group is None
+            else load_share(self._info, first, last, group.rank, group.size)
+        )
+        self._loaded = loaded
+        return loaded, Loaded(loaded.read, loaded.held, loaded.load_us)
+
+    def _take_group(self, order: Group) -> None:
+        self._answers.drain()
+        try:
+            if order.hosts:
+                self._join(order)
+            else:
+                self._share(order)
+        except (OSError, *FORWARD_ERRORS) as error:
+            self._refuse(error, FailureKind.GROUP)
+
+    def _share(self, order: Group) -> None:
+        """Load the share of *order* from now on; that of one alone is the whole."""
+        before, self._group = self._group, order if order.size > 1 else None
+        if _member(before) != _member(self._group):
+            self._loaded = None
+
+    def _join(self, order: Group) -> None:
+        if self._joined:
+            raise GroupError("this process was in a group; it must be replaced by another")
+        share, place = self._loaded, self._place
+        if place is None or not isinstance(share, Share) or _member(order) != _member(self._group):
+            raise GroupError("this process has no share of this group's to join with")
+        self._joined = True
+        self._channel.last_wait = _MEMBER_WAIT
+        group = join(order)
+        loaded = share.join(group)
+        self._loaded = loaded
+        sum_us, token_us = medians(group, loaded)
+        self._channel.send(Grouped(order.size, sum_us, token_us))
+        self._begin(place, loaded)
+
+    def _ready(self, place: Bootstrap, loaded: LoadedStage) -> Ready:
+        return Ready(
+            epoch=place.epoch,
+            model=self._info.digest,
+            first=loaded.first,
+            last=loaded.last,
+            layers=len(self._info.layers),
+            dtype=loaded.dtype,
+            hidden=loaded.hidden,
+            trimmable=loaded.trimmable,
+            room=max(0, self._room - mx.get_active_memory()),
+            cost=loaded.cost,
+        )
+
+
+def _member(group: Group | None) -> tuple[Backend, int, int] | None:
+    return None if group is None else (group.backend, group.rank, group.size)
+
+
+def serve(sock: socket.socket, model: str, memory_limit: int) -> int:
+    """Be the engine of *model* at the other end of *sock* until it closes; an exit status."""
+    channel = Channel(sock)
+    channel.open()
+    try:
+        info = describe(find(model))
+        room = memory_room(memory_limit)
+        if memory_limit:
+            mx.set_memory_limit(memory_limit)
+        Engine(channel, info, room).run()
+    except LoadError as error:
+        failure = Failure(0, FailureKind.LOAD, told(error))
+        channel.send(StepDone(NO_EPOCH, 0, failed=failure))
+        print(f"sealring engine: {error}", file=sys.stderr)
+        return 2
+    except ChannelBroken as error:
+        print(f"sealring engine: {error}", file=sys.stderr)
+        return 2
+    except ChannelClosed:
+        return 0
+    finally:
+        mx.clear_streams()
+        channel.finish()
+    return 0
+
+
+def end_with_thread(failed: threading.ExceptHookArgs) -> None:
+    """A thread ended that should not have: so does the process, for half an engine would hang."""
+    if failed.exc_value is not None:
+        sys.excepthook(failed.exc_type, failed.exc_value, failed.exc_traceback)
+    sys.stderr.flush()
+    os._exit(70)
+
+
+def main() -> int:
+    """The command of the child process."""
+    parser = argparse.ArgumentParser(prog="sealring_model.engine.main")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--memory-limit", type=int, default=0)
+    options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.excepthook = end_with_thread
+    share_arena()
+    share_interpreter()
+    return serve(socket.socket(fileno=options.fd), options.model, options.memory_limit)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

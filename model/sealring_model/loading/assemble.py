@@ -1,0 +1,253 @@
+"""Loading one rank's stage: its tensors, its memory, what its rows will cost.
+
+mlx-lm's own loader builds the model, renames and quantizes; this module stands in at the one
+place where it has the weights by name, before they are renamed. There each tensor that this rank
+owns is read (see `weights`) and verified, and every other becomes a lazy placeholder that costs
+nothing and that no layer kept here may depend on: its value is not a number, which the first run
+would show.
+
+That first run, of two tokens, also measures what the stage really does: the dtype of its hidden
+states, and what its caches cost a row. A second one, which is only traced, tells whether it looks
+at values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import attrs
+import mlx.core as mx
+from mlx import nn
+from sealring_protocol.codec.messages import CacheCost
+from sealring_protocol.codec.tensor import DType
+
+from sealring_model.errors import FORWARD_ERRORS, LoadError
+from sealring_model.loading.mlx_lm_import import model_loader
+from sealring_model.loading.model_folder import ModelInfo
+from sealring_model.loading.weights import ENDS, TensorEntry, owner, read_pieces
+from sealring_model.stage.caches import cost_of, is_trimmable
+from sealring_model.stage.stage import FirstStage, LaterStage, Stage, WholeStage
+from sealring_model.stage.tensors import MLX_DTYPES, memory_of
+
+_DTYPES: Final = {
+    "F64": mx.float64,
+    "F32": mx.float32,
+    "F16": mx.float16,
+    "BF16": mx.bfloat16,
+    "I64": mx.int64,
+    "I32": mx.int32,
+    "I16": mx.int16,
+    "I8": mx.int8,
+    "U64": mx.uint64,
+    "U32": mx.uint32,
+    "U16": mx.uint16,
+    "U8": mx.uint8,
+    "BOOL": mx.bool_,
+    "F8_E4M3": mx.uint8,
+    "F8_E8M0": mx.uint8,
+}
+
+
+@attrs.frozen
+class LoadedStage:
+    """A stage that is ready to run: *read* bytes came from disk, *held* bytes are its weights.
+
+    *dtype* is that of its hidden states; *cost* and *trimmable* are its caches'.
+    """
+
+    stage: Stage
+    first: int
+    last: int
+    hidden: int
+    vocabulary: int
+    dtype: DType
+    cost: CacheCost
+    trimmable: bool
+    blind: bool
+    read: int
+    held: int
+    load_us: int
+
+
+def load_stage(info: ModelInfo, first: int, last: int) -> LoadedStage:
+    """Load layers *first* to *last* (excluded), and the ends too when *first* is 0.
+
+    Raises `LoadError` when a tensor does not match the manifest, or the model cannot be built or
+    split like this.
+    """
+    start = time.perf_counter_ns()
+    reading = _Reading(info, first, last)
+    stage = stage_of(info, build_model(info, reading.fill), first, last)
+    mx.eval(stage.parameters())
+    return measured(info, stage, (first, last), reading.read, start)
+
+
+def measured(
+    info: ModelInfo, stage: Stage, bounds: tuple[int, int], read: int, start: int
+) -> LoadedStage:
+    """*stage* of layers *bounds*, whose loading began at *start* and read *read* bytes, once it
+    has been run."""
+    held = held_by(stage)
+    cost, trimmable = _measure(info, stage, bounds[0])
+    return LoadedStage(
+        stage=stage,
+        first=bounds[0],
+        last=bounds[1],
+        hidden=info.hidden,
+        vocabulary=info.vocabulary,
+        dtype=info.dtype,
+        cost=cost,
+        trimmable=trimmable,
+        blind=_is_blind(info, stage, bounds[0]),
+        read=read,
+        held=held,
+        load_us=(time.perf_counter_ns() - start) // 1000,
+    )
+
+
+def held_by(stage: Stage) -> int:
+    """Bytes of *stage*'s weights, each counted once."""
+    return sum(a.nbytes for a in {id(a): a for a in _leaves(stage.parameters())}.values())
+
+
+def owned_by(info: ModelInfo, first: int, last: int) -> dict[int, list[str]]:
+    """The tensors of layers *first* to *last*, and of the ends if *first* is 0, by owner."""
+    kept: dict[int, list[str]] = {key: [] for key in range(first, last)}
+    if first == 0:
+        kept[ENDS] = []
+    for name in info.entries:
+        kept.get(owner(name, len(info.layers)), []).append(name)
+    return kept
+
+
+class _Reading:
+    """Reads and verifies the tensors of one rank, and counts the bytes."""
+
+    def __init__(self, info: ModelInfo, first: int, last: int) -> None:
+        self._info = info
+        kept = owned_by(info, first, last)
+        self._owned = {name for names in kept.values() for name in names}
+        self.read = 0
+
+    def fill(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        """*weights* with every owned tensor read and every other one a placeholder."""
+        return {
+            name: self._tensor(self._info.entries[name]) if name in self._owned else absent(lazy)
+            for name, lazy in weights.items()
+        }
+
+    def _tensor(self, entry: TensorEntry) -> mx.array:
+        memory = mx.zeros((max(1, entry.size),), mx.uint8)
+        mx.eval(memory)
+        content = hashlib.sha256()
+        update = _nothing if self._info.manifest is None else content.update
+        for piece in read_pieces(entry, memory_of(memory)):
+            update(piece)
+        verify(self._info, entry.name, content)
+        self.read += entry.size
+        return memory[: entry.size].view(_DTYPES[entry.dtype]).reshape(entry.shape)
+
+
+def verify(info: ModelInfo, name: str, content: hashlib._Hash) -> None:
+    """Raises `LoadError` unless *content*, the hash of tensor *name*, is the manifest's."""
+    if info.manifest is not None and not hmac.compare_digest(
+        info.manifest.get(name, ""), content.hexdigest()
+    ):
+        raise LoadError(f"tensor {name} does not match the manifest")
+
+
+def _nothing(_: memoryview) -> None:
+    """Hash nothing: there is no manifest."""
+
+
+def absent(lazy: mx.array) -> mx.array:
+    """What stands for a tensor that belongs to another rank: like *lazy*, and never evaluated."""
+    if mx.issubdtype(lazy.dtype, mx.floating):
+        return mx.full(lazy.shape, float("nan"), lazy.dtype)
+    return mx.zeros(lazy.shape, lazy.dtype)
+
+
+def stage_of(info: ModelInfo, model: nn.Module, first: int, last: int) -> Stage:
+    """Layers *first* to *last* of *model*."""
+    if first == 0 and last == len(info.layers):
+        return WholeStage(model)
+    if first == 0:
+        return FirstStage(model, last)
+    return LaterStage(model, first, last, info.hidden, MLX_DTYPES[info.dtype])
+
+
+Fill = Callable[[dict[str, mx.array]], dict[str, mx.array]]
+"""Makes the weights that a model is built with out of lazy ones; both have the same names."""
+
+
+def build_model(info: ModelInfo, fill: Fill) -> nn.Module:
+    """mlx-lm's model of *info*, its weights as *fill* gives them, nothing evaluated."""
+    loader = model_loader()
+    real: list[Any] = []
+
+    def classes(config: dict[str, Any]) -> tuple[type[nn.Module], type]:
+        model_class, args_class = loader._get_classes(config)
+        real.append(model_class)
+
+        def sanitize(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+            if weights.keys() != info.entries.keys():
+                raise LoadError("the weights changed while they were loaded")
+            filled = fill(weights)
+            clean = getattr(model_class, "sanitize", None)
+            return filled if clean is None else clean(self, filled)
+
+        return type(model_class.__name__, (model_class,), {"sanitize": sanitize}), args_class
+
+    try:
+        model, _ = loader.load_model(info.folder, lazy=True, get_model_classes=classes)
+    except (ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
+        raise LoadError(f"mlx-lm cannot load this {info.kind} model: {error}") from error
+    model.__class__ = real[0]
+    return model
+
+
+def _measure(info: ModelInfo, stage: Stage, first: int) -> tuple[CacheCost, bool]:
+    """Run two tokens: what the caches cost and can do. Refuses another dtype than expected."""
+    slots = stage.new_caches()
+    dtype = MLX_DTYPES[info.dtype]
+    inputs = mx.zeros((1, 2), mx.int32) if first == 0 else mx.zeros((1, 2, info.hidden), dtype)
+    outputs = stage.run(inputs, slots)
+    if not mx.isfinite(outputs).all().item():
+        raise LoadError("this stage depends on tensors of other layers; it cannot be split so")
+    if outputs.dtype != dtype and not isinstance(stage, WholeStage):
+        raise LoadError(f"hidden states are {outputs.dtype}, not the {info.dtype.name} expected")
+    owned = slots[: stage.layout.owned]
+    return cost_of(owned), is_trimmable(owned)
+
+
+def _is_blind(info: ModelInfo, stage: Stage, first: int) -> bool:
+    """Whether the graph of a forward depends on shapes alone: tracing one, MLX refuses to evaluate
+    anything. Nothing is launched."""
+    hidden = mx.zeros((1, 1, info.hidden), MLX_DTYPES[info.dtype])
+    inputs = hidden if first else mx.zeros((1, 1), mx.uint32)
+    slots = stage.new_caches()
+    return (
+        _can_be_traced(lambda given: stage.run(given, slots), inputs)
+        and (not isinstance(stage, FirstStage) or _can_be_traced(stage.logits, hidden))
+        # Somebody may have switched tracing off, and then nothing is known.
+        and not _can_be_traced(lambda given: given * given.sum().item(), hidden)
+    )
+
+
+def _can_be_traced(function: Callable[[mx.array], mx.array], given: mx.array) -> bool:
+    try:
+        mx.compile(function)(given)
+    except FORWARD_ERRORS:
+        return False
+    return True
+
+
+def _leaves(tree: Any) -> list[mx.array]:
+    if isinstance(tree, mx.array):
+        return [tree]
+    children = tree.values() if isinstance(tree, dict) else tree
+    return [leaf for child in children for leaf in _leaves(child)]

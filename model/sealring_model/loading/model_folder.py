@@ -1,0 +1,344 @@
+"""Finding a model and saying what it is, without loading it.
+
+A model is a folder in Hugging Face layout, or the id of one on the hub, of which only the needed
+files are fetched. `describe` reads ``config.json`` and the headers of the weights and nothing
+else, so a command can plan a split in milliseconds and without MLX: `ModelInfo` has the bytes of
+every layer, of the ends (embedding, final norm, output head) and what a row costs in caches.
+
+The model digest names the model that all ranks of a ring must share: SHA-256 over the canonical
+config, the headers, and the manifest's hashes when there is a manifest (see `weights`). Without
+one the digest pins names, dtypes and shapes but no weights, and `ModelInfo.notes` says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+from sealring_protocol.codec.local_messages import EngineInfo
+from sealring_protocol.codec.messages import CacheCost
+from sealring_protocol.codec.tensor import DType
+from sealring_protocol.limits import MAX_LAYERS
+
+from sealring_model.engine.cgroups import memory_left
+from sealring_model.errors import LoadError
+from sealring_model.loading.weights import (
+    ENDS,
+    FOREIGN,
+    TensorEntry,
+    header_lines,
+    owner,
+    read_entries,
+    read_json,
+    read_manifest,
+)
+
+NEEDED_FILES: Final = (
+    "*.json",
+    "model*.safetensors",
+    "tokenizer.model",
+    "*.tiktoken",
+    "*.jinja",
+    "merges.txt",
+    "vocab.txt",
+)
+"""What is fetched from the hub: weights, configuration and tokenizer, no code."""
+
+_DTYPES: Final = {"F32": DType.F32, "F16": DType.F16, "BF16": DType.BF16}
+_NAMED: Final = {"float32": DType.F32, "float16": DType.F16, "bfloat16": DType.BF16}
+_FULL_ATTENTION: Final = frozenset(
+    ("llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3", "granite", "olmo2")
+)
+"""Model types whose caches are plain unless their configuration names sliding layers."""
+
+_HEADS: Final = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "num_attention_groups",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+)
+"""Where a configuration says how many heads there are, of each kind."""
+
+_EMBEDDINGS: Final = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embedding")
+
+
+@attrs.frozen
+class ModelInfo:
+    """What a model is, from its configuration and headers. Sizes are bytes.
+
+    *layers* has the weights of each layer; *ends* are embedding, final norm and output head.
+    *cost* is what one row costs in the caches of all layers, reckoned from the configuration.
+    *heads* are the numbers of heads that tensor parallelism would divide: of attention, of keys
+    and values, of any other kind. *notes* are plain words for the user.
+    """
+
+    folder: Path
+    digest: bytes
+    unpinned: bytes
+    kind: str
+    dtype: DType
+    hidden: int
+    vocabulary: int
+    context: int
+    trimmable: bool
+    ends: int
+    layers: tuple[int, ...]
+    cost: CacheCost
+    heads: tuple[int, ...]
+    entries: dict[str, TensorEntry] = attrs.field(repr=False)
+    manifest: dict[str, str] | None = attrs.field(repr=False)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all weights."""
+        return self.ends + sum(self.layers)
+
+    @property
+    def even(self) -> int:
+        """The number of which every divisor divides all heads."""
+        return math.gcd(*self.heads)
+
+    def engine_info(self, room: int, splits: int = 0, backends: int = 0) -> EngineInfo:
+        """The same for the node, of an engine with *room* bytes for weights and caches.
+
+        *splits* and *backends* take MLX to find out, see `shares` and `group`.
+        """
+        return EngineInfo(
+            self.digest,
+            self.dtype,
+            self.hidden,
+            self.vocabulary,
+            self.context,
+            self.trimmable,
+            room,
+            self.ends,
+            self.layers,
+            splits,
+            backends,
+        )
+
+
+def find(model: str) -> Path:
+    """The folder of *model*: a local path, or a hub id whose needed files are fetched.
+
+    Raises `LoadError`, with what to do about it, when there is no such model or no network.
+    """
+    try:
+        folder = Path(model).expanduser()
+    except RuntimeError:
+        raise LoadError(f"{model} is in the home of a user whom this machine has not") from None
+    if folder.is_dir():
+        return folder.resolve()
+    if folder.exists():
+        raise LoadError(f"{model} is a file; a model is a folder with config.json and weights")
+    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+        raise LoadError(f"there is no folder {model}, and it is no hub id (owner/name)")
+    return _fetch(model)
+
+
+def _fetch(model: str) -> Path:
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - 0.2 s, only here
+    from huggingface_hub.errors import (  # noqa: PLC0415
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(NEEDED_FILES)))
+    except GatedRepoError:
+        raise LoadError(f"{model} asks for consent on the hub first, and for HF_TOKEN") from None
+    except RepositoryNotFoundError:
+        raise LoadError(f"the hub has no model {model}, or it is private (HF_TOKEN?)") from None
+    except HFValidationError as error:
+        raise LoadError(f"{model} is neither a folder nor a hub id: {error}") from None
+    except LocalEntryNotFoundError:
+        raise LoadError(
+            f"{model} is not in the local cache and the hub cannot be reached; "
+            "fetch it while online, or give the path of a folder"
+        ) from None
+    except (HfHubHTTPError, OSError) as error:
+        raise LoadError(f"fetching {model} failed: {error}") from None
+
+
+def describe(folder: Path) -> ModelInfo:
+    """What the model in *folder* is. Reads its configuration, headers and manifest only.
+
+    Raises `LoadError` when a part is missing or does not fit.
+    """
+    _check_files(folder)
+    try:
+        return _describe(folder, read_json(folder / "config.json"))
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        raise LoadError(
+            f"{folder / 'config.json'} has values of another kind than a model's"
+        ) from None
+
+
+def _check_files(folder: Path) -> None:
+    """Raise `LoadError` for what is no file, which libraries that read the folder may wait for."""
+    try:
+        files = list(folder.iterdir())
+    except OSError as error:
+        raise LoadError(f"cannot look into {folder}: {error.strerror}") from None
+    for file in files:
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            raise LoadError(f"{file} is no regular file")
+
+
+def _describe(folder: Path, config: dict[str, Any]) -> ModelInfo:
+    entries = read_entries(folder)
+    manifest = read_manifest(folder)
+    text = _text_config(config)
+    count = _positive(text, ("num_hidden_layers", "n_layer", "n_layers"))
+    if count > MAX_LAYERS:
+        raise LoadError(f"the model has {count} layers; the limit is {MAX_LAYERS}")
+    sizes = _sizes(entries, count)
+    notes: tuple[str, ...] = ()
+    if manifest is None:
+        notes = ("no sealring.json: the weights are not pinned",)
+    elif unknown := sorted(manifest.keys() - entries.keys()):
+        raise LoadError(f"the manifest names tensor {unknown[0]}, which the weights lack")
+    dtype = _hidden_dtype(config, text, entries)
+    return ModelInfo(
+        folder=folder,
+        digest=_digest(config, entries, manifest),
+        unpinned=b"" if manifest is None else _digest(config, entries, None),
+        kind=str(config.get("model_type", "")),
+        dtype=dtype,
+        hidden=_positive(text, ("hidden_size", "n_embd", "d_model")),
+        vocabulary=_positive(text, ("vocab_size",)),
+        context=_context(text),
+        trimmable=_trimmable(text),
+        ends=sizes.pop(ENDS),
+        layers=tuple(sizes[layer] for layer in range(count)),
+        cost=_cost(text, count, dtype),
+        heads=_heads(text),
+        entries=entries,
+        manifest=manifest,
+        notes=notes,
+    )
+
+
+def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The language model's part of a configuration that may describe more."""
+    text = config.get("text_config")
+    return {**config, **text} if isinstance(text, dict) else config
+
+
+def _positive(config: dict[str, Any], names: tuple[str, ...]) -> int:
+    for name in names:
+        value = config.get(name)
+        if isinstance(value, int) and value > 0:
+            return value
+    raise LoadError(f"config.json has no {names[0]}")
+
+
+def _context(text: dict[str, Any]) -> int:
+    value = text.get("max_position_embeddings") or text.get("n_positions")
+    return value if isinstance(value, int) and 0 < value < 2**32 else 2**31
+
+
+def _sizes(entries: dict[str, TensorEntry], count: int) -> dict[int, int]:
+    sizes = dict.fromkeys((ENDS, FOREIGN, *range(count)), 0)
+    for entry in entries.values():
+        sizes[owner(entry.name, count)] += entry.size
+    empty = [layer for layer in range(count) if not sizes[layer]]
+    if empty:
+        raise LoadError(f"the weights have no tensor of layer {empty[0]}")
+    return sizes
+
+
+def _hidden_dtype(
+    config: dict[str, Any], text: dict[str, Any], entries: dict[str, TensorEntry]
+) -> DType:
+    """What the embedding gives: its own dtype, or its scales' when it is quantized."""
+    found = {}
+    for name, entry in entries.items():
+        parts = name.split(".")
+        if len(parts) > 1 and parts[-2] in _EMBEDDINGS and parts[-1] in ("scales", "weight"):
+            found[parts[-1]] = entry.dtype
+    named = text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype")
+    for candidate in (found.get("scales"), found.get("weight")):
+        if candidate in _DTYPES:
+            return _DTYPES[candidate]
+    return _NAMED.get(str(named), DType.BF16)
+
+
+def _trimmable(text: dict[str, Any]) -> bool:
+    """Whether snapshots can be cut short. READY has the truth, from the caches themselves."""
+    kinds = text.get("layer_types") or ()
+    plain = all(kind == "full_attention" for kind in kinds)
+    return text.get("model_type") in _FULL_ATTENTION and plain
+
+
+def _cost(text: dict[str, Any], count: int, dtype: DType) -> CacheCost:
+    heads = text.get("num_attention_heads") or 1
+    width = text.get("head_dim") or text.get("hidden_size", 0) // heads
+    pair = 2 * (text.get("num_key_value_heads") or heads) * width * dtype.width
+    window = text.get("sliding_window")
+    sliding = _sliding_layers(text, count) if isinstance(window, int) else 0
+    windows = ((window, sliding * pair),) if isinstance(window, int) and sliding else ()
+    # Hybrids keep keys and values in every so many layers; what the others keep does not grow.
+    growing = (count - sliding) // (text.get("full_attention_interval") or 1)
+    return CacheCost(0, growing * pair, windows)
+
+
+def _heads(text: dict[str, Any]) -> tuple[int, ...]:
+    found = (text.get(name) for name in _HEADS)
+    return tuple(number for number in found if isinstance(number, int) and number > 0) or (1,)
+
+
+def _sliding_layers(text: dict[str, Any], count: int) -> int:
+    kinds = text.get("layer_types")
+    pattern = text.get("sliding_window_pattern")
+    if isinstance(kinds, list):
+        return sum(kind == "sliding_attention" for kind in kinds[:count])
+    if text.get("model_type") == "gpt_oss":
+        return (count + 1) // 2
+    if isinstance(pattern, int) and pattern > 0:
+        return count - count // pattern
+    return 0
+
+
+def _digest(
+    config: dict[str, Any], entries: dict[str, TensorEntry], manifest: dict[str, str] | None
+) -> bytes:
+    value = {"config": config, "headers": header_lines(entries.values()), "manifest": manifest}
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(b"sealring model 1\n" + canonical.encode()).digest()
+
+
+def memory_room(limit: int) -> int:
+    """Bytes for weights and caches: *limit* if it is not 0, else what the device has free."""
+    if limit:
+        return limit
+    import mlx.core as mx  # noqa: PLC0415 - only the process that computes needs it
+
+    device = mx.device_info()
+    for key in ("max_recommended_working_set_size", "free_memory", "memory_size", "total_memory"):
+        if isinstance(device.get(key), int):
+            return int(device[key])
+    return _free_memory()
+
+
+def _free_memory() -> int:
+    """Bytes that this host can give without swapping, and control groups allow (Linux), or all it
+    has (elsewhere)."""
+    try:
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+    except OSError:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    fields = dict(line.split(":", 1) for line in lines)
+    free = int(fields["MemAvailable"].split()[0]) * 1024
+    allowed = memory_left()
+    return free if allowed is None else min(free, allowed)

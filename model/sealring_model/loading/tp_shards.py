@@ -1,0 +1,209 @@
+"""Loading one member's share of a stage, for tensor parallelism.
+
+mlx-lm's models divide themselves: `shard` of their class replaces each projection by the part of
+it that belongs to one member of a group, and remembers the group for the sums between. It asks the
+group for rank and size only, so here it is given a `StandIn` before there is a group, and the
+share is on the device before anybody may have to wait for a peer. Once the group stands it takes
+the stand-in's place in every module, see `Share.join`; until then the stage cannot be run.
+
+What mlx-lm leaves whole in most families is the output head. A head of its own (none that is the
+embedding again) is divided too, by lines of the vocabulary, and the logits are gathered.
+
+Nothing is read until it is needed: the model is built and divided over lazy weights, and then
+evaluated layer by layer. A layer's tensors are read and verified (what is hashed is the memory
+that the share is cut from), its share is copied out of them, and they go. So a load never holds
+more than the share and one layer. The embedding is held whole by every member.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import attrs
+import mlx.core as mx
+from mlx import nn
+from mlx.nn.layers.distributed import shard_linear
+
+from sealring_model.errors import LoadError
+from sealring_model.loading.assemble import (
+    LoadedStage,
+    absent,
+    build_model,
+    held_by,
+    measured,
+    owned_by,
+    stage_of,
+    verify,
+)
+from sealring_model.loading.mlx_lm_import import model_loader
+from sealring_model.loading.model_folder import ModelInfo
+from sealring_model.loading.weights import owner, read_json
+from sealring_model.stage.stage import Stage
+from sealring_model.stage.tensors import memory_of
+
+_HEADS: Final = (nn.Linear, nn.QuantizedLinear)
+
+
+@attrs.frozen(eq=False)
+class StandIn:
+    """Stands for the group that there will be: tells `shard` which member's share to keep."""
+
+    _rank: int
+    _size: int
+
+    def rank(self) -> int:
+        """This member's number."""
+        return self._rank
+
+    def size(self) -> int:
+        """Members of the group."""
+        return self._size
+
+
+@attrs.frozen(eq=False)
+class Share:
+    """Member *rank*'s share, of *size*, of layers *first* to *last*: *read* bytes came from disk,
+    *held* are its weights. It runs once it has joined."""
+
+    info: ModelInfo
+    stage: Stage
+    first: int
+    last: int
+    rank: int
+    size: int
+    read: int
+    held: int
+    load_us: int
+    _stand_in: StandIn
+
+    def join(self, group: mx.distributed.Group) -> LoadedStage:
+        """The stage as a part of *group*, measured: every member must do this at the same time."""
+        start = time.perf_counter_ns() - 1000 * self.load_us
+        for module in self.stage.modules():
+            for name, value in list(vars(module).items()):
+                if value is self._stand_in:
+                    setattr(module, name, group)
+        return measured(self.info, self.stage, (self.first, self.last), self.read, start)
+
+
+class SharedHead(nn.Module):
+    """An output head of which each member of *group* has some lines: gives all logits to all."""
+
+    def __init__(self, head: nn.Module, group: Any) -> None:
+        super().__init__()
+        self.part = shard_linear(head, "all-to-sharded", group=group)
+        self.group = group
+
+    def __call__(self, hidden: mx.array) -> mx.array:
+        """The logits of *hidden*."""
+        part = self.part(hidden)
+        parts = mx.distributed.all_gather(part[None], group=self.group)
+        return mx.moveaxis(parts, 0, -2).reshape(*part.shape[:-1], -1)
+
+
+def splits_of(info: ModelInfo) -> int:
+    """The number of which any divisor is a possible size of a group; 0 if there is none."""
+    try:
+        model_class, _ = model_loader()._get_classes(read_json(info.folder / "config.json"))
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return 0  # loading says what is wrong
+    return info.even if hasattr(model_class, "shard") else 0
+
+
+def load_share(info: ModelInfo, first: int, last: int, rank: int, size: int) -> Share:
+    """Load member *rank*'s share, of *size*, of layers *first* to *last*, and of the ends too when
+    *first* is 0.
+
+    Raises `LoadError` when a tensor does not match the manifest, or the model cannot be built,
+    divided or split like this.
+    """
+    start = time.perf_counter_ns()
+    _check(info, size)
+    stand_in = StandIn(rank, size)
+    reading = _LazyReading(info, first, last)
+    model = build_model(info, reading.fill)
+    _divide(info, model, stand_in)
+    reading.hold(model)
+    stage = stage_of(info, model, first, last)
+    mx.eval(stage.parameters())
+    took = (time.perf_counter_ns() - start) // 1000
+    held = held_by(stage)
+    return Share(info, stage, first, last, rank, size, reading.read, held, took, stand_in)
+
+
+def _check(info: ModelInfo, size: int) -> None:
+    if not splits_of(info):
+        raise LoadError(
+            f"mlx-lm has no sharding for {info.kind} models; they cannot be shared by several "
+            "ranks, but a pipeline can split their layers"
+        )
+    if any(heads % size for heads in info.heads):
+        heads = ", ".join(map(str, info.heads))
+        raise LoadError(
+            f"the model's heads ({heads}) do not divide among {size} ranks; a divisor of "
+            f"{info.even} would do, and so would a pipeline"
+        )
+
+
+def _divide(info: ModelInfo, model: nn.Module, stand_in: StandIn) -> None:
+    divided: Any = model
+    try:
+        divided.shard(stand_in)
+        for module in model.modules():
+            head = module.get("lm_head")
+            if type(head) in _HEADS and not head["weight"].shape[0] % stand_in.size():
+                module["lm_head"] = SharedHead(head, stand_in)
+    except (AssertionError, ValueError, TypeError, LookupError, RuntimeError) as error:
+        raise LoadError(
+            f"mlx-lm cannot share this {info.kind} model among {stand_in.size()} ranks: {error}"
+        ) from error
+
+
+class _LazyReading:
+    """Reads and verifies the tensors of one rank, layer by layer, and counts the bytes."""
+
+    def __init__(self, info: ModelInfo, first: int, last: int) -> None:
+        self._info = info
+        self._owned = owned_by(info, first, last)
+        self._lazy: dict[str, mx.array] = {}
+        self.read = 0
+
+    def fill(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        """*weights* with a placeholder for every tensor that is not owned."""
+        owned = {name for names in self._owned.values() for name in names}
+        self._lazy = {name: lazy for name, lazy in weights.items() if name in owned}
+        return {name: lazy if name in owned else absent(lazy) for name, lazy in weights.items()}
+
+    def hold(self, model: nn.Module) -> None:
+        """Evaluate what *model* keeps of each owned layer, and let go of the rest."""
+        modules: dict[int, list[nn.Module]] = {}
+        for path, module in model.named_modules():
+            modules.setdefault(owner(f"{path}.", len(self._info.layers)), []).append(module)
+        for key, names in self._owned.items():
+            self._read(names)
+            mx.eval([kept for module in modules.get(key, ()) for kept in _own_copies(module)])
+            for name in names:
+                del self._lazy[name]
+            mx.clear_cache()
+
+    def _read(self, names: Sequence[str]) -> None:
+        mx.eval([self._lazy[name] for name in names])
+        for name in names:
+            self.read += self._info.entries[name].size
+            if self._info.manifest is not None:
+                data = self._lazy[name]
+                bytes_of = memory_of(data).cast("B") if data.nbytes else b""
+                verify(self._info, name, hashlib.sha256(bytes_of))
+
+
+def _own_copies(module: nn.Module) -> list[mx.array]:
+    """*module*'s own parameters, each made to hold no more memory than it needs."""
+    kept = []
+    for name, value in list(module.items()):
+        if isinstance(value, mx.array) and not name.startswith("_"):
+            module[name] = mx.contiguous(value)
+            kept.append(module[name])
+    return kept

@@ -1,0 +1,120 @@
+"""What rank 0 knows of rows besides their caches: how each samples, and its last token.
+
+Sampling parameters come as `Row` messages before the step that opens the row, perhaps before the
+epoch does, and are forgotten when the row leaves; those of rows that an epoch's end left behind
+are forgotten an epoch later. Those that no step has opened may only be so many.
+
+The last token of a row is what its next decode reads. A joiner's comes with the step; after that
+it is what the group's last decode sampled, an array that may still be on its way on the device.
+As long as a group keeps its rows that array is the next input as it is, without being read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import mlx.core as mx
+from sealring_protocol.codec.messages import Row
+from sealring_protocol.limits import MAX_IDS, MAX_ROWS
+
+from sealring_model.engine.channel import ChannelBroken
+from sealring_model.errors import LedgerError
+
+MAX_UNOPENED: Final = 4 * MAX_ROWS
+"""Rows that are announced and not opened: more than the steps under way can open."""
+
+MAX_TOLD: Final = 4 * MAX_IDS
+"""Token ids in their histories. Memory: 160 MiB."""
+
+
+class RowBook:
+    """Sampling parameters by row. Raises `LedgerError` for a row that was never announced."""
+
+    def __init__(self) -> None:
+        self._now: dict[int, Row] = {}
+        self._before: dict[int, Row] = {}
+        self._unopened: dict[int, int] = {}  # and how long their histories are
+        self._told = 0  # token ids in these
+
+    def add(self, row: Row) -> None:
+        """Sample row ``row.uid`` like this. Raises `ChannelBroken` if too much was announced."""
+        self._now[row.uid] = row
+        self.opened([row.uid])
+        self._unopened[row.uid] = len(row.history)
+        self._told += len(row.history)
+        if len(self._unopened) > MAX_UNOPENED or self._told > MAX_TOLD:
+            raise ChannelBroken("more rows are announced than steps may open")
+
+    def opened(self, uids: Iterable[int]) -> None:
+        """A step has opened *uids*."""
+        for uid in uids:
+            self._told -= self._unopened.pop(uid, 0)
+
+    def get(self, uids: Iterable[int]) -> tuple[Row, ...]:
+        """The parameters of *uids*, in order."""
+        return tuple(self._get(uid) for uid in uids)
+
+    def _get(self, uid: int) -> Row:
+        row = self._now.get(uid) or self._before.get(uid)
+        if row is None:
+            raise LedgerError(f"row {uid} was opened and its sampling was never announced")
+        return row
+
+    def forget(self, uid: int) -> None:
+        """Row *uid* has left."""
+        self._now.pop(uid, None)
+        self._before.pop(uid, None)
+        self.opened([uid])
+
+    def turn(self) -> None:
+        """A new epoch begins."""
+        self._before, self._now = self._now, {}
+        self.opened(list(self._unopened))
+
+
+class LastTokens:
+    """The last token of every row of every group."""
+
+    def __init__(self) -> None:
+        self._given: dict[int, int] = {}
+        self._sampled: dict[int, tuple[tuple[int, ...], mx.array]] = {}
+
+    def give(self, uid: int, token: int) -> None:
+        """Row *uid* joins with *token* as its last."""
+        self._given[uid] = token
+
+    def forget(self, uid: int) -> None:
+        """Row *uid* has left."""
+        self._given.pop(uid, None)
+
+    def forget_group(self, group: int) -> None:
+        """*group* has no rows left."""
+        self._sampled.pop(group, None)
+
+    def sampled(self, group: int, uids: Sequence[int], tokens: mx.array) -> None:
+        """The last decode of *group* gave *tokens*, one for each of *uids*, in order."""
+        self._sampled[group] = (tuple(uids), tokens)
+
+    def take(self, group: int, uids: tuple[int, ...]) -> mx.array:
+        """The input of *group*'s next decode: uint32 ``(rows,)``.
+
+        Raises `LedgerError` when a row has no last token: its decode came before the answer
+        of the one before.
+        """
+        before, tokens = self._sampled.get(group, ((), _NONE))
+        if before == uids and self._given.keys().isdisjoint(uids):
+            return tokens
+        places = {uid: at for at, uid in enumerate(before)}
+        parts: list[mx.array] = []
+        for uid in uids:
+            if uid in self._given:
+                parts.append(mx.array([self._given.pop(uid)], mx.uint32))
+            elif uid in places:
+                parts.append(tokens[places[uid] : places[uid] + 1])
+            else:
+                raise LedgerError(f"row {uid} decodes, and its last token is not known")
+        return mx.concatenate(parts)
+
+
+_NONE = mx.array([], mx.uint32)

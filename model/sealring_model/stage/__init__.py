@@ -1,0 +1,1 @@
+"""A pipeline stage of any mlx-lm model, and its caches."""

@@ -1,0 +1,305 @@
+"""The caches of one rank: private ones per row, batched ones per group, snapshots by handle.
+
+All of them are mlx-lm's own. A row is read into private caches; when it joins others in a group,
+the joiners' caches are merged into batched ones (left-padded rectangles) and these are appended to
+the group's. Leaving rows are filtered out. When the last row has left, the caches go: filtering
+a batched cache down to nothing fails, and holding it would hold its memory.
+
+A row that is alone in its group keeps its private caches, or gets such back: a batch of one has
+offsets and padding on the device, which on a GPU are launches in every layer that a row alone has
+no use for.
+
+`CacheStore.apply` carries out a ledger's `Change` and nothing of its own: order and membership
+are the ledger's, the head's alone to decide.
+
+A snapshot of a private row, and a row opened from a snapshot, share its arrays: MLX writes to an
+array in place only when nobody else holds it, and copies it otherwise, so the first of the two
+to go on pays for the copy, and one that never goes on costs nothing. A snapshot of a row
+that shares a rectangle with others is copied out of it at once, into memory of its own, for to
+share would be to hold the whole rectangle.
+
+Caches are kept per slot of the stage's layout; `row` and `group` give the slots, and the stage
+spreads them over the model's layers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import mlx.core as mx
+from sealring_protocol.codec.messages import CacheCost, Open, Prefill, Step
+from sealring_protocol.control.epoch.ledger import Change, Ledger, Regroup, Saved
+
+from sealring_model.errors import LedgerError
+from sealring_model.stage.stage import Stage
+from sealring_model.stage.tensors import start
+
+_PLAIN: Final = frozenset({int, float, bool, str, type(None)})
+"""Types of values that nothing can change."""
+
+
+class CacheStore:
+    """Every cache of one rank in one epoch. Raises `LedgerError` for what it does not hold."""
+
+    def __init__(self, stage: Stage, ledger: Ledger) -> None:
+        self._stage = stage
+        self._ledger = ledger
+        self._private: dict[int, list[Any]] = {}
+        self._snaps: dict[int, list[Any]] = {}
+        self._batches: dict[int, list[Any]] = {}  # by group
+        self._single: dict[int, list[Any]] = {}  # by group, of those that have one row
+
+    def row(self, uid: int) -> list[Any]:
+        """The private caches of row *uid*."""
+        return _held(self._private, uid, "row")
+
+    def group(self, group: int) -> list[Any]:
+        """The caches of *group*: batched ones, or those of the one row that it has."""
+        return _held(self._home(group), group, "group")
+
+    def fork(self, group: int) -> list[Any]:
+        """What `group` gives, once more, to build on without a trace: the arrays are shared."""
+        return _forks(self.group(group))
+
+    def put(self, group: int, slots: list[Any]) -> None:
+        """*slots*, a fork, are the caches of *group* from now on. With the former ones gone, MLX
+        writes to their arrays in place."""
+        self._home(group)[group] = slots
+
+    def cut(self, group: int) -> None:
+        """Take the last token of every row off the caches of *group*, which can be cut. What it
+        was is written over by the next."""
+        for cache in _flat(self.group(group)):
+            if not cache.empty():  # as those stay that stand in for other ranks' layers
+                cache.trim(1)
+
+    def _home(self, group: int) -> dict[int, list[Any]]:
+        return self._single if group in self._single else self._batches
+
+    def tidy(self, group: int) -> None:
+        """Have everything in the batched caches of *group* evaluated: what a model never looks at
+        is a sum that grows by a term, and so by memory, with every token."""
+        if group in self._batches:
+            start(*arrays(self._batches[group]))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all caches occupy; what two share is counted for both."""
+        stores = (self._private, self._snaps, self._single, self._batches)
+        return sum(c.nbytes for store in stores for slots in store.values() for c in slots)
+
+    def needed(self, step: Step, change: Change, cost: CacheCost) -> int:
+        """Bytes more that *step*, which changes the ledger so, needs for caches at *cost* a row.
+
+        A regrouped rectangle is copied: it counts whole, and so does that of the joiners, which
+        becomes a part of it. Groups are copied one by one. A row that joins nobody is copied when
+        its next token is written, if at all, and is charged so.
+        """
+        copies = [0]
+        for group, regroup in change.regroup.items():
+            whole = 0
+            for rows in (self._ledger.rows(group), regroup.joined):
+                lengths = [self._ledger.length(uid) for uid in rows]
+                whole += len(rows) * cost.of(max(lengths, default=0))
+            copies.append(whole)
+        needed = max(copies)
+        needed += sum(cost.of(save.length) for save in change.saved)
+        needed += sum(cost.of(row.keep) for row in change.opened if row.handle)
+        if isinstance(step.work, Prefill):
+            needed += cost.of(step.work.position + step.work.count) - cost.of(step.work.position)
+        return needed
+
+    def apply(self, change: Change) -> None:
+        """Save, drop, open and regroup, in that order, as *change* says."""
+        for save in change.saved:
+            self._snaps[save.handle] = self._saved(save)
+        for uid in change.dropped_rows:
+            del self._private[uid]
+        for handle in change.dropped_snaps:
+            del self._snaps[handle]
+        for row in change.opened:
+            self._private[row.uid] = self._opened(row)
+        for group, regroup in change.regroup.items():
+            self._regroup(group, regroup)
+            if len(change.regroup) > 1 and self._ledger.rows(group):
+                mx.eval(arrays(self.group(group)))  # or there would be copies of all at once
+
+    def settle(self, uid: int) -> None:
+        """Part of row *uid*'s prompt has been read: keep no more of it than will be looked at."""
+        for cache in _flat(self.row(uid)):
+            _settle(cache)
+
+    def _saved(self, save: Saved) -> list[Any]:
+        if save.group is None:
+            return _forks(self.row(save.uid))
+        if save.group in self._single:
+            return _forks(self._single[save.group])
+        return self._taken_out(self.group(save.group), save.index)
+
+    def _taken_out(self, batch: list[Any], at: int) -> list[Any]:
+        """The row at *at* of *batch* in private caches of its own."""
+        slots = [
+            fresh if cache.empty() else _taken_out(cache, at)
+            for cache, fresh in zip(batch, self._stage.new_caches(), strict=True)
+        ]
+        start(*arrays(slots))
+        return slots
+
+    def _opened(self, row: Open) -> list[Any]:
+        if not row.handle:
+            return self._stage.new_caches()
+        slots = _forks(_held(self._snaps, row.handle, "snapshot"))
+        excess = self._ledger.snaps[row.handle] - row.keep
+        if excess:
+            read = [cache for cache in slots if not cache.empty()]
+            if not all(cache.is_trimmable() for cache in read):
+                raise LedgerError(f"snapshot {row.handle} cannot be cut to {row.keep} tokens")
+            for cache in read:
+                _cut(cache, excess)
+        return slots
+
+    def _regroup(self, group: int, regroup: Regroup) -> None:
+        rows = [self._private.pop(uid) for uid in regroup.joined]
+        batch, single = self._batches.pop(group, []), self._single.pop(group, [])
+        if not regroup.kept:
+            batch = []
+        elif single:
+            rows.insert(0, single)
+        elif len(regroup.kept) == 1 and not rows:
+            rows, batch = [self._taken_out(batch, regroup.kept[0])], []
+        elif len(regroup.kept) < regroup.before:
+            for cache in batch:
+                cache.filter(list(regroup.kept))
+        if len(rows) == 1 and not batch:
+            self._single[group] = rows[0]
+            return
+        if rows:
+            merged = [type(caches[0]).merge(list(caches)) for caches in zip(*rows, strict=True)]
+            batch = _extended(batch, merged)
+        if batch:
+            # Now, so that the private caches go, and nothing unread piles up from change to change.
+            start(*arrays(batch))
+            self._batches[group] = batch
+
+
+def _forks(slots: Iterable[Any]) -> list[Any]:
+    """What `copy.deepcopy` gives, the arrays shared, in a fraction of the time."""
+    return [_fork(cache) for cache in slots]
+
+
+def _fork(cache: Any) -> Any:
+    twin = object.__new__(type(cache))
+    state = twin.__dict__
+    state.update(cache.__dict__)
+    for name, value in state.items():
+        kind = type(value)
+        if kind is mx.array:
+            state[name] = copy.copy(value)  # for += changes an array that another has, too
+        elif kind not in _PLAIN:
+            state[name] = copy.deepcopy(value)
+    return twin
+
+
+def _extended(slots: list[Any], merged: list[Any]) -> list[Any]:
+    if not slots:
+        return merged
+    for cache, joiners in zip(slots, merged, strict=True):
+        cache.extend(joiners)
+    return slots
+
+
+def _taken_out(cache: Any, at: int) -> Any:
+    """The row at *at* of a batched *cache*, as a private one."""
+    if hasattr(cache, "caches"):
+        return type(cache)(*(_taken_out(part, at) for part in cache.caches))
+    row = cache.extract(at)
+    if not hasattr(cache, "keys"):
+        # Of keys and values the row is a copy; of a state it would be a view of the batch's.
+        row.cache = [mx.contiguous(state) for state in row.cache]
+    return row
+
+
+def _cut(cache: Any, excess: int) -> None:
+    """Take the last *excess* tokens off *cache*, and have what it writes next hold no room for
+    them."""
+    for part in _flat([cache]):
+        part.trim(excess)
+        if not hasattr(part, "max_size"):
+            part.keys = part.keys[..., : part.offset, :]
+            part.values = part.values[..., : part.offset, :]
+
+
+def _settle(cache: Any) -> None:
+    """Cut what a chunk has left in a rotating cache beside its window.
+
+    mlx-lm does it when the next token is written; but a row may wait for that.
+    """
+    window = getattr(cache, "max_size", None)
+    if window is None or cache.keys is None or cache.keys.shape[2] <= window:
+        return
+    excess = cache.keys.shape[2] - window
+    cache.keys, cache.values = (
+        mx.concatenate([a[..., : cache.keep, :], a[..., cache.keep + excess :, :]], axis=2)
+        for a in (cache.keys, cache.values)
+    )
+    cache._idx = window
+
+
+def _held(store: dict[int, list[Any]], number: int, what: str) -> list[Any]:
+    slots = store.get(number)
+    if slots is None:
+        raise LedgerError(f"this rank has no {what} {number}")
+    return slots
+
+
+def arrays(slots: Iterable[Any]) -> list[mx.array]:
+    """Every array in the state of *slots*, to be evaluated."""
+    return [leaf for cache in slots for leaf in _leaves(cache.state)]
+
+
+def _leaves(tree: Any) -> list[mx.array]:
+    if isinstance(tree, mx.array):
+        return [tree]
+    if isinstance(tree, list | tuple):
+        return [leaf for child in tree for leaf in _leaves(child)]
+    return []
+
+
+def is_trimmable(slots: Sequence[Any]) -> bool:
+    """Whether a snapshot of any length can be cut to any shorter one."""
+    # A rotating cache says that it can until it is full, and then it cannot.
+    return all(c.is_trimmable() and not hasattr(c, "max_size") for c in _flat(slots))
+
+
+def cost_of(slots: Sequence[Any]) -> CacheCost:
+    """What a row costs in *slots*, from caches that two tokens have been read into.
+
+    Caches grow in steps, and one that has just grown has a step to spare: so a step is charged as
+    fixed, and a window as what is beyond that.
+    """
+    fixed = per_token = 0
+    windows: dict[int, int] = {}
+    for cache in _flat(slots):
+        if not hasattr(cache, "keys"):
+            fixed += cache.nbytes
+            continue
+        pair = sum(a.nbytes // a.shape[2] for a in (cache.keys, cache.values))
+        window = getattr(cache, "max_size", None)
+        fixed += pair * min(cache.step, window or cache.step)
+        if window is None:
+            per_token += pair
+        elif window > cache.step:
+            beyond = window - cache.step
+            windows[beyond] = windows.get(beyond, 0) + pair
+    return CacheCost(fixed, per_token, tuple(sorted(windows.items())))
+
+
+def _flat(slots: Iterable[Any]) -> Iterator[Any]:
+    """Each cache of *slots*, those that are lists of caches taken apart."""
+    for cache in slots:
+        if hasattr(cache, "caches"):
+            yield from _flat(cache.caches)
+        else:
+            yield cache

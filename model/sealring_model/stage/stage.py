@@ -1,0 +1,332 @@
+"""A pipeline stage of any mlx-lm model: layers ``first`` to ``last`` of it, and nothing else.
+
+mlx-lm's models know nothing of stages: each builds its masks from ``cache[some index]``, loops
+over ``layers`` with their own kinds and patterns, and then applies its final norm. So a stage
+keeps the model's shape and changes what is in it:
+
+- the list of layers keeps its full length. A layer that this rank does not own becomes a
+  `_Passthrough` that hands its input on and keeps the plain attributes of the original;
+- on a later rank the first owned layer takes the hidden state that came in and ignores what the
+  model feeds it, and the embedding gives zeros of the right length, which nothing reads;
+- the final norm becomes the identity, for hidden states leave a stage before it;
+- the list of caches keeps its full length too. An entry of a layer that is not owned is an owned
+  layer's cache of the same class and window, so that masks come out right; where there is none,
+  a cache of its own that stays empty and whose mask nobody reads.
+
+Rank 0 closes the ring: it has the embedding, the norm and the output head. Its head is a second
+view of the same model in which every layer passes through and the last one gives the hidden
+state that came back, so what a family does after its layers (scaling, soft caps) is done too.
+
+Arrays are batch first: token ids ``(rows, tokens)``, hidden states ``(rows, tokens, hidden)``,
+logits ``(rows, vocabulary)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import mlx.core as mx
+from mlx import nn
+
+from sealring_model.errors import LoadError
+from sealring_model.loading.mlx_lm_import import mlx_lm
+
+_NORMS: Final = ("norm", "ln_f", "final_layernorm", "norm_f", "final_norm", "embedding_norm")
+
+
+_NOTHING: Final = mx.array(0.0)
+
+
+class _Passthrough(nn.Module):
+    """Stands where a layer was: gives its input back, and keeps the layer's plain attributes."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        for name, value in {**vars(layer), **layer}.items():
+            if isinstance(value, int | float | str | tuple | None) and not hasattr(self, name):
+                setattr(self, name, value)
+
+    def __call__(self, hidden: mx.array, *_: Any, **__: Any) -> mx.array:
+        return hidden
+
+
+class _Inlet:
+    """Where the received hidden state waits for the layer that takes it."""
+
+    def __init__(self) -> None:
+        self.hidden = _NOTHING
+
+    @contextmanager
+    def holding(self, hidden: mx.array) -> Iterator[None]:
+        """Within, *hidden* is there to be taken; after, nothing keeps its memory."""
+        self.hidden = hidden
+        try:
+            yield
+        finally:
+            self.hidden = _NOTHING
+
+
+class _Source(_Passthrough):
+    """Stands where the last layer was, in the head: gives the hidden state that came back."""
+
+    def __init__(self, layer: nn.Module, inlet: _Inlet) -> None:
+        super().__init__(layer)
+        self._inlet = inlet
+
+    def __call__(self, *_: Any, **__: Any) -> mx.array:
+        return self._inlet.hidden
+
+
+class _Identity(nn.Module):
+    """Stands where the final norm was."""
+
+    def __call__(self, hidden: mx.array) -> mx.array:
+        return hidden
+
+
+class _Zeros(nn.Module):
+    """Stands where the embedding was, on a rank that has none."""
+
+    def __init__(self, hidden: int, dtype: mx.Dtype) -> None:
+        super().__init__()
+        self._hidden = hidden
+        self._dtype = dtype
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        return mx.zeros((*tokens.shape, self._hidden), self._dtype)
+
+
+def _receiving(layer: nn.Module, inlet: _Inlet) -> nn.Module:
+    """*layer* itself, of a class that takes its first argument from *inlet*."""
+    kind: Any = type(layer)
+
+    def call(self: Any, _: mx.array, *args: Any, **kwargs: Any) -> Any:
+        return kind.__call__(self, inlet.hidden, *args, **kwargs)
+
+    layer.__class__ = type(kind.__name__, (kind,), {"__call__": call})
+    return layer
+
+
+def _twin(module: nn.Module, **parts: Any) -> nn.Module:
+    """A second module with the attributes of *module*, *parts* put in place of some."""
+    kind: Any = type(module)
+    twin: nn.Module = kind.__new__(kind)
+    dict.update(twin, module)
+    vars(twin).update(vars(module))
+    dict.update(twin, parts)
+    return twin
+
+
+def _body(model: nn.Module) -> tuple[tuple[str, ...], str]:
+    """The path of the module that runs *model*'s layers, and its name for their list."""
+    if len(_prototypes(model)) != len(model.layers):
+        raise LoadError(f"{type(model).__module__} shares caches among layers; it cannot be split")
+    first = model.layers[0]
+    waiting: list[tuple[tuple[str, ...], nn.Module]] = [((), model)]
+    while waiting:
+        path, module = waiting.pop(0)
+        for name, value in module.items():
+            if isinstance(value, list) and value and value[0] is first:
+                return path, name
+            if isinstance(value, nn.Module):
+                waiting.append(((*path, name), value))
+    raise LoadError(f"{type(model).__module__} keeps its layers where they cannot be split")
+
+
+def _prototypes(model: nn.Module) -> list[Any]:
+    """Fresh caches for one row of the whole model."""
+    return list(mlx_lm("models.cache").make_prompt_cache(model))
+
+
+def _at(model: nn.Module, path: Sequence[str]) -> Any:
+    module: Any = model
+    for name in path:
+        module = module[name]
+    return module
+
+
+def _with(model: nn.Module, path: Sequence[str], module: nn.Module) -> nn.Module:
+    """*model* again, with *module* at *path*."""
+    if not path:
+        return module
+    return _twin(model, **{path[0]: _with(model[path[0]], path[1:], module)})
+
+
+class Layout:
+    """How a stage's own caches stand in the full-length list that the model takes.
+
+    A stage keeps one cache per *slot*: its owned layers in order, then one empty stand-in for
+    each kind of cache that only other ranks have.
+    """
+
+    def __init__(self, prototypes: Sequence[Any], first: int, last: int) -> None:
+        by_kind: dict[tuple[Any, ...], int] = {}
+        places: dict[int, int] = {}
+        picked: list[int] = list(range(first, last))
+        for slot, layer in enumerate(picked):
+            by_kind.setdefault(_kind(prototypes[layer]), slot)
+            places[layer] = slot
+        for layer, cache in enumerate(prototypes):
+            if layer not in places:
+                slot = by_kind.setdefault(_kind(cache), len(picked))
+                if slot == len(picked):
+                    picked.append(layer)
+                places[layer] = slot
+        self.picked: Final = tuple(picked)
+        self.owned: Final = last - first
+        self._places: Final = tuple(places[layer] for layer in range(len(prototypes)))
+
+    def spread(self, slots: Sequence[Any]) -> list[Any]:
+        """The full-length list that has each of *slots* wherever it stands in."""
+        return [slots[place] for place in self._places]
+
+
+def _kind(cache: Any) -> tuple[Any, ...]:
+    """What makes two caches give the same mask: class and window."""
+    return type(cache), getattr(cache, "max_size", None), getattr(cache, "chunk_size", None)
+
+
+class Stage:
+    """One rank's part of a model."""
+
+    def __init__(self, model: nn.Module, first: int, last: int) -> None:
+        self._model = model
+        prototypes = self._make_caches()
+        self.layout: Final = Layout(prototypes, first, last)
+        for cache in prototypes:
+            if not hasattr(type(cache), "merge"):
+                raise LoadError(f"{type(cache).__name__} caches cannot be batched")
+
+    def _make_caches(self) -> list[Any]:
+        return _prototypes(self._model)
+
+    def new_caches(self) -> list[Any]:
+        """Fresh caches for one row, one per slot of the layout."""
+        full = self._make_caches()
+        return [full[layer] for layer in self.layout.picked]
+
+    def parameters(self) -> Any:
+        """Every array that this stage holds, as a tree."""
+        return self._model.parameters()
+
+    def modules(self) -> list[nn.Module]:
+        """Every module that this stage runs."""
+        return self._model.modules()
+
+    def run(self, inputs: mx.array, slots: Sequence[Any]) -> mx.array:
+        """Run the layers over *inputs*, ids or hidden states, and write *slots*' caches."""
+        raise NotImplementedError
+
+    def logits(self, outputs: mx.array) -> mx.array:
+        """Logits of the last token of every row, from what the last stage's `run` gave."""
+        raise NotImplementedError
+
+
+class WholeStage(Stage):
+    """The whole model, untouched: takes token ids, and its `run` gives logits of every token."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model, 0, len(_prototypes(model)))
+
+    def run(self, inputs: mx.array, slots: Sequence[Any]) -> mx.array:
+        """Logits ``(rows, tokens, vocabulary)`` of ids ``(rows, tokens)``."""
+        return self._model(inputs, cache=self.layout.spread(slots))
+
+    def logits(self, outputs: mx.array) -> mx.array:
+        """The last token's part of *outputs*."""
+        return outputs[:, -1, :]
+
+
+class FirstStage(Stage):
+    """Embedding and first layers, and the ring's end: final norm and output head."""
+
+    def __init__(self, model: nn.Module, last: int) -> None:
+        path, name = _body(model)
+        body = _at(model, path)
+        layers = body[name]
+        rest = [_Passthrough(layer) for layer in layers]
+        self._inlet = _Inlet()
+        closing = [*rest[:-1], _Source(layers[-1], self._inlet)]
+        self._head = _with(model, path, _twin(body, **{name: closing}))
+        kept = [*layers[:last], *rest[last:]]
+        self._body = _twin(body, **{name: kept, _norm_name(body): _Identity()})
+        super().__init__(_with(model, path, self._body), 0, last)
+
+    def parameters(self) -> Any:
+        """Every array that this stage holds, as a tree."""
+        return [self._body.parameters(), self._head.parameters()]
+
+    def modules(self) -> list[nn.Module]:
+        """Every module that this stage runs."""
+        return [*self._model.modules(), *self._head.modules()]
+
+    def run(self, inputs: mx.array, slots: Sequence[Any]) -> mx.array:
+        """Hidden states ``(rows, tokens, hidden)`` of ids ``(rows, tokens)``."""
+        return self._body(inputs, cache=self.layout.spread(slots))
+
+    def logits(self, outputs: mx.array) -> mx.array:
+        """Logits of the last token of every row, from the last rank's hidden states."""
+        tokens = mx.zeros((outputs.shape[0], 1), mx.int32)
+        with self._inlet.holding(outputs[:, -1:, :]):
+            return self._head(tokens)[:, -1, :]
+
+
+class LaterStage(Stage):
+    """Layers of a rank that is not the first: hidden states in, hidden states out."""
+
+    def __init__(
+        self, model: nn.Module, first: int, last: int, hidden: int, dtype: mx.Dtype
+    ) -> None:
+        path, name = _body(model)
+        body = _at(model, path)
+        self._inlet = _Inlet()
+        layers: list[nn.Module] = [_Passthrough(layer) for layer in body[name]]
+        layers[first:last] = body[name][first:last]
+        layers[first] = _receiving(layers[first], self._inlet)
+        parts: dict[str, Any] = {name: layers, _norm_name(body): _Identity()}
+        for child, value in body.items():
+            if isinstance(value, nn.Embedding | nn.QuantizedEmbedding):
+                parts[child] = _Zeros(hidden, dtype)
+        self._body = _twin(body, **parts)
+        _check_owned(self._body, name)
+        super().__init__(_with(model, path, self._body), first, last)
+
+    def parameters(self) -> Any:
+        """Every array that this stage holds, as a tree."""
+        return self._body.parameters()
+
+    def run(self, inputs: mx.array, slots: Sequence[Any]) -> mx.array:
+        """Hidden states of the same shape as *inputs*, ``(rows, tokens, hidden)``."""
+        tokens = mx.zeros(inputs.shape[:2], mx.int32)
+        with self._inlet.holding(inputs):
+            return self._body(tokens, cache=self.layout.spread(slots))
+
+
+def _norm_name(body: nn.Module) -> str:
+    for name in _NORMS:
+        if isinstance(body.get(name), nn.Module):
+            return name
+    raise LoadError(f"{type(body).__module__} has no final norm that is known here")
+
+
+def _check_owned(body: nn.Module, layers: str) -> None:
+    """A later rank may hold parameters of its layers only: no other rank's file has been read."""
+    for name, value in body.items():
+        if name != layers and list(_arrays(value)):
+            raise LoadError(
+                f"{type(body).__module__} keeps parameters in {name}, outside its layers; "
+                "it cannot be split"
+            )
+
+
+def _arrays(value: Any) -> Iterator[mx.array]:
+    if isinstance(value, mx.array):
+        yield value
+    elif isinstance(value, dict):
+        for child in value.values():
+            yield from _arrays(child)
+    elif isinstance(value, list | tuple):
+        for child in value:
+            yield from _arrays(child)

@@ -1,0 +1,288 @@
+"""Text to token ids and back, for the process that faces clients.
+
+The tokenizer is the model's own, through transformers; the streaming detokenizers are mlx-lm's,
+which give out text in whole characters and in time linear in the tokens. So are the parsers of
+tool calls: each model writes its calls in a format of its own, between two marks, and mlx-lm tells
+from the chat template which one it is.
+
+Importing this module costs nothing; making the first `Tokenizer` imports transformers (1.3 s). A
+`Tokenizer` may be used from several threads. Templates and parsers are other people's code, which a
+hostile text may hold for minutes: `render` and `ToolFormat.parse` are for a process of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import attrs
+
+from sealring_model.errors import LoadError
+from sealring_model.loading.mlx_lm_import import without_mlx
+from sealring_model.loading.weights import read_json
+from sealring_model.text.token_lengths import longest_token
+
+_SPM: Final = ["Replace", "ByteFallback", "Fuse"]
+_SPM_SPACE: Final = "\u2581".encode()
+_TOO_LONG: Final = "sequence-length-is-longer-than-the-specified-maximum"
+_FAULTS: Final = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    SyntaxError,
+    TypeError,
+)
+"""What code that takes texts for well-formed raises when they are not, or are too deep."""
+
+_TAIL: Final = 16
+"""Tokens at the end of a prompt among which a mark that opens the reasoning is looked for."""
+
+
+@attrs.frozen
+class ToolFormat:
+    """How a model writes a tool call: the marks around it, and how what stands between is read.
+
+    An empty *end* means that a call goes on to the end of the answer.
+    """
+
+    start: str
+    end: str
+    _read: Callable[[str, Any], Any] = attrs.field(repr=False)
+
+    def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
+        """The calls in *text*, of functions among *tools*. Raises `ValueError` if it has none."""
+        try:
+            read = self._read(text, list(tools))
+            calls = [_tool_call(call) for call in (read if isinstance(read, list) else [read])]
+        except _FAULTS as error:
+            # The parsers take for granted that a model keeps to its format.
+            raise ValueError(f"no tool call: {error}") from None
+        known = {tool["function"]["name"] for tool in tools}
+        if not calls or not all(call.name in known for call in calls):
+            raise ValueError("no call of a tool that there is")
+        return calls
+
+
+@attrs.frozen
+class ToolCall:
+    """A call of function *name*; *arguments* is a JSON text, *id* empty if the model gave none."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+def _tool_call(call: Mapping[str, Any]) -> ToolCall:
+    name, arguments = call["name"], call["arguments"]
+    if not isinstance(name, str):
+        raise TypeError("a function's name is a text")
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    told = ToolCall(name, arguments, str(call.get("id") or ""))
+    for text in attrs.astuple(told):
+        text.encode()  # lone surrogates, which JSON can carry, are no text (a ValueError)
+    return told
+
+
+class Detokenizer:
+    """The text of one answer, piece by piece, in whole characters."""
+
+    def __init__(self, streaming: Any) -> None:
+        self._streaming = streaming
+
+    def add(self, token: int) -> str:
+        """The text that *token* completes; often one word, sometimes none."""
+        self._streaming.add_token(token)
+        return str(self._streaming.last_segment)
+
+    def finish(self) -> str:
+        """The text that was held back, when no token follows."""
+        self._streaming.finalize()
+        return str(self._streaming.last_segment)
+
+
+class Tokenizer:
+    """The tokenizer of the model in a folder.
+
+    Raises `LoadError` when the folder has none that transformers can load.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        helpers = without_mlx("tokenizer_utils")
+        try:
+            inner = helpers.AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+            # A prompt beyond the context is for the scheduler to refuse, and no news for the log.
+            inner.deprecation_warnings[_TOO_LONG] = True
+            template = _own_template(inner)
+            self.tools: Final = _tool_format(helpers, inner)
+            """How the model writes tool calls; None if it has no way to."""
+            self._inner: Final[Any] = helpers.TokenizerWrapper(
+                inner, _streaming_class(helpers, folder), chat_template=template
+            )
+            self.eos: Final = _eos_ids(folder) | frozenset(self._inner.eos_token_ids)
+            """Ids that end an answer."""
+        except Exception as error:  # noqa: BLE001  a library tells of a bad file by any of its own
+            raise LoadError(f"the tokenizer of {folder} cannot be loaded: {error}") from None
+        self.has_chat: Final = bool(self._inner.has_chat_template)
+        own = inspect.signature(inner.apply_chat_template).parameters.keys()
+        self.reserved: Final = {"self", "messages", *own} - {"thinking", "enable_thinking"}
+        """Settings of a chat template that are the tokenizer's own, such as the template itself."""
+        self.vocabulary: Final = len(self._inner)
+        self.longest: Final = _longest(inner)
+        """Characters that one token can stand for at most; infinity where that has no bound."""
+        self.think: Final = (self._inner.think_start or "", self._inner.think_end or "")
+        """The marks around the model's reasoning; empty if it has none."""
+        # The first call settles the tokenizer's padding and truncation. Later ones change nothing,
+        # so that threads do not meet there.
+        self.encode("")
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of *text*, with the special tokens that the model expects around it."""
+        return [int(token) for token in self._inner.encode(text)]
+
+    def encode_part(self, text: str) -> list[int]:
+        """The ids of *text* in the middle of a row: no special tokens are put around it."""
+        return [int(token) for token in self._inner.encode(text, add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of *ids*."""
+        return str(self._inner.decode(list(ids)))
+
+    def token_bytes(self, token: int) -> bytes:
+        """What *token* adds to an answer; it may be a part of a character."""
+        stream = self._inner.detokenizer
+        table = getattr(stream, "tokenmap", None)
+        if table is None or token >= len(table):
+            return self.decode([token]).encode()
+        piece = table[token]
+        if isinstance(piece, bytes):
+            return piece.replace(_SPM_SPACE, b" ")
+        known = _byte_of()
+        return b"".join(
+            bytes((known[char],)) if char in known else char.encode() for char in piece or ""
+        )
+
+    def least(self, text: str) -> int:
+        """Tokens that *text* has at least, which takes no time to tell."""
+        return math.ceil(len(text) / self.longest)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        **settings: Any,
+    ) -> str:
+        """The text of a conversation up to where the model's answer begins.
+
+        *messages* have ``role`` and ``content``; *tools* and *settings* are for the chat template.
+        A model without one gets the contents as lines. Raises `ValueError` when the template does
+        not take them. A template is the model's code: it reaches nothing of this process (jinja's
+        immutable sandbox), but may take any time and memory. So whoever serves others has this done
+        by a process that can be ended.
+        """
+        if not self.has_chat:
+            return "\n".join(message["content"] or "" for message in messages)
+        from jinja2.exceptions import TemplateError  # noqa: PLC0415 - transformers brings it
+
+        try:
+            text = str(
+                self._inner.apply_chat_template(
+                    [dict(message) for message in messages],
+                    tools=[dict(tool) for tool in tools] or None,
+                    add_generation_prompt=True,
+                    tokenize=False,
+                    **settings,
+                )
+            )
+            text.encode()  # lone surrogates, as the arguments of a call may bring, are no text
+        except (TemplateError, ValueError, *_FAULTS) as error:
+            reason = str(error) or type(error).__name__
+            raise ValueError(f"the chat template refuses these messages: {reason}") from None
+        return text
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """The ids of a conversation's *text*, in which a template has put the special tokens."""
+        return self.encode_part(text) if self.has_chat else self.encode(text)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        **settings: Any,
+    ) -> list[int]:
+        """The ids of a conversation, as `render` has it."""
+        return self.encode_rendered(self.render(messages, tools, **settings))
+
+    def opens_thinking(self, prompt: Sequence[int]) -> bool:
+        """Whether the answer to *prompt* begins within the model's reasoning."""
+        start = self.think[0]
+        return bool(start) and self.decode(prompt[-_TAIL:]).rstrip().endswith(start)
+
+    def stream(self) -> Detokenizer:
+        """A detokenizer for one answer."""
+        return Detokenizer(self._inner.detokenizer)
+
+
+def _longest(inner: Any) -> float:
+    backend = getattr(inner, "backend_tokenizer", None)  # slow tokenizers have none
+    if backend is None:
+        return math.inf
+    return longest_token(json.loads(backend.to_str()), _byte_of().keys())
+
+
+def _own_template(inner: Any) -> Any:
+    """mlx-lm's own chat template, for the models that name one."""
+    name = inner.init_kwargs.get("chat_template_type")
+    return without_mlx(f"chat_templates.{name}").apply_chat_template if name else None
+
+
+def _tool_format(helpers: ModuleType, inner: Any) -> ToolFormat | None:
+    name = inner.init_kwargs.get("tool_parser_type") or helpers._infer_tool_parser(inner)
+    if name is None:
+        return None
+    parser = without_mlx(f"tool_parsers.{name}")
+    return ToolFormat(parser.tool_call_start, parser.tool_call_end, parser.parse_tool_call)
+
+
+@functools.cache
+def _byte_of() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for."""
+    return dict(without_mlx("tokenizer_utils")._byte_decoder())
+
+
+def _eos_ids(folder: Path) -> frozenset[int]:
+    """The ids that end an answer, as the model's generation settings or configuration say."""
+    for name in ("generation_config.json", "config.json"):
+        file = folder / name
+        value = read_json(file).get("eos_token_id") if file.exists() else None
+        if isinstance(value, int):
+            return frozenset((value,))
+        if isinstance(value, list) and value:
+            return frozenset(int(token) for token in value)
+    return frozenset()
+
+
+def _streaming_class(helpers: ModuleType, folder: Path) -> Any:
+    """mlx-lm's detokenizer that fits the tokenizer's decoder; the naive one fits all."""
+    file = folder / "tokenizer.json"
+    if not file.exists():
+        return helpers.NaiveStreamingDetokenizer
+    decoder = json.loads(file.read_text("utf-8")).get("decoder") or {}
+    steps = [step.get("type") for step in decoder.get("decoders", ())]
+    if decoder.get("type") == "ByteLevel":
+        return helpers.BPEStreamingDetokenizer
+    if steps == _SPM:
+        return functools.partial(helpers.SPMStreamingDetokenizer, trim_space=False)
+    if steps == [*_SPM, "Strip"]:
+        return helpers.SPMStreamingDetokenizer
+    return helpers.NaiveStreamingDetokenizer

@@ -1,0 +1,272 @@
+"""One rank's way into the collective of an epoch: load a share, open a way, join.
+
+Nobody may call a collective's `init` before every rank can, for it cannot be called back. So it
+goes in two rounds, each ordered by BOOTSTRAP and answered by READY: *prepare*, in which the engine
+loads its share of the weights and the node says which port the engine will listen on, and *join*.
+The ready-barrier between them is the head's.
+
+Over sealed links the collective's connections run through local relays: the engine listens and
+connects on its own machine alone, and the node carries the bytes in a tunnel link to each of its
+neighbours. What the engine is told of addresses is made here, out of typed fields; nothing that a
+peer says reaches its environment.
+
+An engine process joins one group in its life, so whatever comes after needs another process.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import attrs
+
+from sealring_protocol.codec.local_messages import EngineInfo, Group, Grouped
+from sealring_protocol.codec.messages import NO_EPOCH, Backend, Bootstrap, Epoch, Ready
+from sealring_protocol.control.effects import (
+    Effect,
+    EndCollective,
+    PrepareCollective,
+    RestartEngine,
+    ToEngine,
+    Want,
+)
+from sealring_protocol.control.head.membership import hello
+from sealring_protocol.security.roles import Purpose
+from sealring_protocol.table import Machine, Table
+
+LOOPBACK: Final = "127.0.0.1"
+TUNNEL_SECONDS: Final = 30.0
+"""Time for the tunnel link to come up once all else is there. Loading may take long; this may not,
+and who waits for a link that cannot be waits for nothing. It doubles each time that it is in vain,
+up to `LONGEST_TUNNEL_SECONDS`, for giving up costs every rank another load."""
+
+LONGEST_TUNNEL_SECONDS: Final = 600.0
+
+_NOWHERE: Final = (LOOPBACK, 1)
+"""What an engine is told of ranks that it does not talk to."""
+
+
+class JoiningState(enum.Enum):
+    """How far this rank is."""
+
+    OUT = "out"
+    PREPARING = "preparing"
+    PREPARED = "prepared"
+    JOINING = "joining"
+    JOINED = "joined"
+    REPLACING = "replacing"
+
+
+class JoiningEvent(enum.Enum):
+    """What moves it."""
+
+    PREPARE = "prepare"
+    PREPARED = "prepared"
+    JOIN = "join"
+    JOINED = "joined"
+    LEAVE = "leave"
+    ENGINE_LOST = "engine_lost"
+    ENGINE_UP = "engine_up"
+
+
+_S, _E = JoiningState, JoiningEvent
+JOINING_TABLE: Final[Table[JoiningState, JoiningEvent]] = {
+    (_S.OUT, _E.PREPARE): _S.PREPARING,
+    (_S.PREPARING, _E.PREPARED): _S.PREPARED,
+    (_S.PREPARED, _E.JOIN): _S.JOINING,
+    (_S.JOINING, _E.JOINED): _S.JOINED,
+    (_S.OUT, _E.LEAVE): _S.OUT,
+    (_S.PREPARING, _E.LEAVE): _S.REPLACING,
+    (_S.PREPARED, _E.LEAVE): _S.REPLACING,
+    (_S.JOINING, _E.LEAVE): _S.REPLACING,
+    (_S.JOINED, _E.LEAVE): _S.REPLACING,
+    (_S.REPLACING, _E.LEAVE): _S.REPLACING,
+    (_S.OUT, _E.ENGINE_LOST): _S.OUT,
+    (_S.PREPARING, _E.ENGINE_LOST): _S.OUT,
+    (_S.PREPARED, _E.ENGINE_LOST): _S.OUT,
+    (_S.JOINING, _E.ENGINE_LOST): _S.OUT,
+    (_S.JOINED, _E.ENGINE_LOST): _S.OUT,
+    (_S.REPLACING, _E.ENGINE_LOST): _S.REPLACING,
+    (_S.OUT, _E.ENGINE_UP): _S.OUT,
+    (_S.REPLACING, _E.ENGINE_UP): _S.OUT,
+}
+
+
+@attrs.frozen
+class _Ports:
+    """Where the engine listens, and where its node's relay does (0: there is none)."""
+
+    port: int
+    relay: int
+
+
+class Joining:
+    """Rank *rank* of *world* and its engine. Methods return the effects to carry out."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self._machine = Machine(JOINING_TABLE, JoiningState.OUT)
+        self._rank = rank
+        self._world = world
+        self._right = (rank + 1) % world
+        self._order: Bootstrap | None = None
+        self._ports: _Ports | None = None
+        self._loaded = False
+        self._tunnel = False  # the link to the right neighbour is up
+        self._tunnel_ends: float | None = None
+        self._tunnel_seconds = TUNNEL_SECONDS
+        self._grouped: Grouped | None = None
+
+    @property
+    def state(self) -> JoiningState:
+        """How far this rank is."""
+        return self._machine.state
+
+    @property
+    def replacing(self) -> bool:
+        """Another engine process is on its way; orders wait for it."""
+        return self.state is JoiningState.REPLACING
+
+    @property
+    def committed(self) -> bool:
+        """This rank has said that it is prepared; a tunnel lost from then on is missed."""
+        return self.state in (JoiningState.PREPARED, JoiningState.JOINING, JoiningState.JOINED)
+
+    def prepare(self, order: Bootstrap) -> list[Effect]:
+        """Load a share and open a way, as *order* says."""
+        self._machine.fire(JoiningEvent.PREPARE)
+        self._order, self._ports, self._loaded, self._grouped = order, None, False, None
+        self._tunnel_ends = None
+        alone = Bootstrap(
+            order.epoch,
+            Backend.PIPELINE,
+            0,
+            order.inner_seal,
+            order.deadline_ms,
+            order.model,
+            order.bounds,
+        )
+        effects: list[Effect] = [
+            ToEngine(Group(order.backend, self._rank, self._world, order.deadline_ms)),
+            ToEngine(alone),
+            PrepareCollective(order.epoch, not order.trusted),
+        ]
+        # Of two ranks each is the other's right neighbour; one link is enough.
+        if not order.trusted:
+            if self._world > 2 or self._rank == 0:
+                effects.append(Want(self._right, Purpose.TUNNEL))
+            if self._world > 2 or self._rank == 1:
+                left = (self._rank - 1) % self._world
+                effects.append(Want(left, Purpose.TUNNEL, yields=True))
+        return effects
+
+    def loaded(self, now: float) -> None:
+        """The engine has its share."""
+        self._loaded = True
+        self._wait_for_tunnel(now)
+
+    def ports(self, epoch: Epoch, port: int, relay: int, now: float) -> None:
+        """The way is open: the answer to `PrepareCollective` of *epoch*."""
+        if epoch == self._epoch:
+            self._ports = _Ports(port, relay)
+            self._wait_for_tunnel(now)
+
+    def is_of_now(self, epoch: Epoch) -> bool:
+        """*epoch* is that of the collective under way."""
+        over = (JoiningState.OUT, JoiningState.REPLACING)
+        return epoch == self._epoch and self.state not in over
+
+    @property
+    def _epoch(self) -> Epoch:
+        return self._order.epoch if self._order is not None else NO_EPOCH
+
+    def tunnel(self, rank: int, now: float, *, up: bool) -> None:
+        """The tunnel link with *rank* came up, or went down."""
+        if rank == self._right:
+            self._tunnel = up
+            self._wait_for_tunnel(now)
+
+    def _wait_for_tunnel(self, now: float) -> None:
+        """Begin to wait if it is all that is missing, or cease to."""
+        preparing = self.state is JoiningState.PREPARING
+        sealed = self._order is not None and not self._order.trusted
+        if self._tunnel or not (preparing and sealed and self._loaded and self._ports):
+            self._tunnel_ends = None
+        elif self._tunnel_ends is None:
+            self._tunnel_ends = now + self._tunnel_seconds
+
+    @property
+    def deadline(self) -> float | None:
+        """When the tunnel link has been waited for long enough, unless it comes up."""
+        return self._tunnel_ends if self.state is JoiningState.PREPARING else None
+
+    def give_up(self) -> str:
+        """The deadline has passed; what there is to say of it."""
+        self._tunnel_ends = None
+        waited, most = self._tunnel_seconds, LONGEST_TUNNEL_SECONDS
+        self._tunnel_seconds = min(2 * waited, most)
+        return f"no tunnel link with rank {self._right} came up within {waited:.0f} s"
+
+    def try_prepared(self, info: EngineInfo) -> Ready | None:
+        """The answer to *prepare*, once, when there is nothing left to wait for."""
+        order, ports = self._order, self._ports
+        if self.state is not JoiningState.PREPARING or order is None or ports is None:
+            return None
+        if not self._loaded or not (order.trusted or self._tunnel):
+            return None
+        self._machine.fire(JoiningEvent.PREPARED)
+        return attrs.evolve(hello(info), epoch=order.epoch, port=ports.port)
+
+    def follows(self, order: Bootstrap, before: Bootstrap) -> bool:
+        """*order* has those join who prepared on *before*, and says nothing else that is new."""
+        if self.state is not JoiningState.PREPARED or not order.joins:
+            return False
+        return order == attrs.evolve(before, hosts=order.hosts, deadline_ms=order.deadline_ms)
+
+    def join(self, order: Bootstrap) -> list[Effect]:
+        """All ranks are prepared: have the engine join."""
+        self._machine.fire(JoiningEvent.JOIN)
+        hosts = list(order.hosts)
+        if not order.trusted and self._ports is not None:
+            hosts = [_NOWHERE] * self._world
+            hosts[self._right] = (LOOPBACK, self._ports.relay)
+            hosts[self._rank] = (LOOPBACK, self._ports.port)
+        group = Group(order.backend, self._rank, self._world, order.deadline_ms, tuple(hosts))
+        return [ToEngine(group)]
+
+    def grouped(self, message: Grouped) -> None:
+        """The engine has joined."""
+        self._grouped = message
+
+    def joined(self, ready: Ready) -> Ready:
+        """The engine can serve: the answer to *join*, out of its *ready*."""
+        self._machine.fire(JoiningEvent.JOINED)
+        self._tunnel_seconds = TUNNEL_SECONDS
+        if self._grouped is None:
+            return ready
+        return attrs.evolve(ready, sum_us=self._grouped.sum_us, token_us=self._grouped.token_us)
+
+    def is_due(self, epoch: Epoch) -> bool:
+        """The engine's READY of *epoch* is what is waited for."""
+        return self.state is JoiningState.JOINING and epoch == self._epoch
+
+    def leave(self) -> list[Effect]:
+        """The collective is over: its connections end, and so does the engine that was in it."""
+        before = self.state
+        after = self._machine.fire(JoiningEvent.LEAVE)
+        if before is after:
+            return []
+        end = EndCollective(self._epoch)
+        return [end, RestartEngine("the collective that it was in is over", planned=True)]
+
+    def engine_lost(self) -> list[Effect]:
+        """The engine process is gone. What it was in is over for it."""
+        before = self.state
+        after = self._machine.fire(JoiningEvent.ENGINE_LOST)
+        return [] if before is after else [EndCollective(self._epoch)]
+
+    def engine_up(self) -> bool:
+        """An engine is there. True if it is the one that was waited for."""
+        was = self.replacing
+        if self.state in (JoiningState.OUT, JoiningState.REPLACING):
+            self._machine.fire(JoiningEvent.ENGINE_UP)
+        return was

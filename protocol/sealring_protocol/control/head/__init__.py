@@ -1,0 +1,1 @@
+"""The head: gathers the ranks, plans, raises epochs and drives their steps."""

@@ -1,0 +1,317 @@
+"""The head's epochs: who is there, what the plan is, bringing it up, and on to the next.
+
+An epoch begins when every rank is there. A pipeline's takes one round (BOOTSTRAP, READY), that of
+a collective two, with a barrier between them. `auto` tries tensor parallelism first where it can
+be; what goes wrong while it comes up, or a measurement that speaks against it, is kept as the
+reason for the pipeline that follows. Whatever ends an epoch leads back here.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import attrs
+
+from sealring_protocol.codec.local_messages import EngineInfo
+from sealring_protocol.codec.messages import Backend, Bootstrap, Failure, FailureKind, Ready
+from sealring_protocol.control.effects import Effect, Level, Note, Send, Shut, ToEngine, Want
+from sealring_protocol.control.epoch import pipeline
+from sealring_protocol.control.epoch.collective import Joining
+from sealring_protocol.control.epoch.tensor import TensorLeader
+from sealring_protocol.control.head.backoff import LONGEST_PAUSE
+from sealring_protocol.control.head.membership import Membership, MembershipState
+from sealring_protocol.control.head.plan import (
+    Plan,
+    Strategy,
+    Wish,
+    bootstraps,
+    joining,
+    make_plan,
+    verdict,
+)
+from sealring_protocol.control.head.steps import HeadSteps
+from sealring_protocol.control.scheduler.rows import SchedulerConfig
+from sealring_protocol.control.standing import Phase, Standing
+from sealring_protocol.errors import CloseCode, LocalProtocolError, RemoteProtocolError
+from sealring_protocol.limits import PING_TIMEOUT
+from sealring_protocol.security.roles import Purpose
+
+_PHASES: Final = {
+    MembershipState.GATHERING: Phase.GATHERING,
+    MembershipState.PREPARING: Phase.LOADING,
+    MembershipState.STARTING: Phase.LOADING,
+    MembershipState.SERVING: Phase.SERVING,
+}
+
+TENSOR_TRIES: Final = 3
+"""How often in a row a collective that has worked may fail to come up again."""
+
+
+@attrs.frozen
+class HeadConfig:
+    """*names* of the ranks, rank order, and the *hosts* that they are reached at. A collective has
+    *group_seconds* to come up once every rank has loaded. *patience* is `NodeConfig.patience`."""
+
+    instance: int
+    names: tuple[str, ...]
+    hosts: tuple[str, ...] = ()
+    wish: Wish = attrs.field(factory=Wish)
+    inner_seal: bool = True
+    scheduler: SchedulerConfig = attrs.field(factory=SchedulerConfig)
+    bootstrap_seconds: float = 600.0
+    group_seconds: float = 20.0
+    patience: float = PING_TIMEOUT
+    first_uid: int = 1
+    unpinned: bytes = b""
+    first_epoch: int = 0  # the last that this node has raised, with another roster
+
+
+class HeadEpochs(HeadSteps):
+    """Rank 0 from epoch to epoch."""
+
+    def __init__(self, config: HeadConfig, now: float) -> None:
+        world = len(config.names)
+        tuned = not config.scheduler.groups and world > 1
+        super().__init__(world, tuned=tuned, patience=config.patience)
+        self._config = config
+        self._wish = config.wish
+        self.membership = Membership(config.instance, world, config.first_epoch)
+        self.plan: Plan | None = None
+        self._info: EngineInfo | None = None
+        self._engine_ready: Ready | None = None
+        self._loaded: range | None = None  # what the engine has, or is loading
+        self._joining = Joining(0, world)
+        self._order: Bootstrap | None = None  # this rank's own
+        self._next_up = world == 1  # the step link to rank 1
+        self._bootstrap_ends: float | None = None
+        self._tries = 1  # before `auto` does without tensor parallelism
+        self._cuts = 0  # losses in a row of links while a collective came up
+        self._cut_at = -math.inf
+        self._since = now  # when the membership's state last changed
+        self._failed: Failure | None = None  # why the last epoch, or the last try at one, ended
+        self._unplanned = ""  # why there is no plan
+
+    def standing(self) -> Standing:
+        """How far the ring is, and what it waits for."""
+        state = self.membership.state
+        missing = () if state is MembershipState.SERVING else tuple(self.membership.missing)
+        phase = _PHASES[state]
+        if state is MembershipState.STARTING and self._tensor:
+            phase = Phase.JOINING
+        again = self._recovery.until if phase is Phase.GATHERING else None
+        return Standing(phase, self._since, missing, self._failed, self._unplanned, again)
+
+    @property
+    def serving(self) -> bool:
+        """The ring takes steps."""
+        return self._machine is not None
+
+    def _fails(self, failed: Failure) -> bool:
+        """The ring does not serve for this. False if that is known, and has been told."""
+        known, self._failed = self._failed, failed
+        return known != failed
+
+    @property
+    def _tensor(self) -> bool:
+        """The plan is tensor parallelism."""
+        return self.plan is not None and self.plan.strategy is Strategy.TENSOR
+
+    @property
+    def replacing(self) -> bool:
+        """Another engine process is on its way."""
+        return self._joining.replacing
+
+    def retire(self) -> list[Effect]:
+        """Another brain takes over: what the engine is in is over, and every step."""
+        self._forget_steps()
+        return self._joining.leave()
+
+    def _missing(self) -> str:
+        """The ranks that are not there, or not ready, as people know them."""
+        names = self._config.names
+        return ", ".join(f"rank {rank} ({names[rank]})" for rank in self.membership.missing)
+
+    # --------------------------------------------------------------- epochs
+
+    def _present(self, rank: int, ready: Ready, now: float) -> list[Effect]:
+        running = self.membership.presented(rank, ready)
+        effects: list[Effect] = [
+            Note(Level.INFO, f"rank {rank} ({self._config.names[rank]}) is here")
+        ]
+        if running:
+            restarted = Failure(rank, FailureKind.ENGINE_LOST, "it started anew")
+            return effects + self._lost(restarted, now)
+        return effects + self._try_start(now)
+
+    def _try_start(self, now: float) -> list[Effect]:
+        if self.membership.state is not MembershipState.GATHERING:
+            return []
+        if self.membership.missing:
+            return [Note(Level.INFO, f"waiting for {self._missing()}")]
+        if self._info is None or not self._recovery.may_start(now):
+            return []
+        rooms = [self.membership.present[rank].room for rank in range(self._world)]
+        try:
+            plan = make_plan(self._wish, self._info, rooms)
+        except LocalProtocolError as error:
+            self._recovery.wait(now, LONGEST_PAUSE)
+            if self._unplanned == str(error):
+                return []
+            self._unplanned, self._since = str(error), now
+            return [Note(Level.ERROR, f"no plan: {error}")]
+        self.plan = plan
+        self._unplanned = ""
+        self._since = now
+        epoch = self.membership.start(prepare=self._tensor)
+        self._engine_ready = None
+        self._bootstrap_ends = now + self._config.bootstrap_seconds
+        orders = bootstraps(
+            plan,
+            epoch,
+            self._info.model,
+            inner_seal=self._config.inner_seal,
+            deadline_ms=int(self._config.bootstrap_seconds * 1000),
+        )
+        self._order = orders[0]
+        effects: list[Effect] = [
+            Note(Level.INFO, f"epoch {epoch.counter}: {plan.reason}; layers {plan.split.bounds}")
+        ]
+        effects += [Send(order.rank, Purpose.CONTROL, order) for order in orders[1:]]
+        return effects if self._joining.replacing else effects + self._start_engine(now)
+
+    def _start_engine(self, now: float) -> list[Effect]:
+        """Give the own engine its part of the plan."""
+        assert self._order is not None  # noqa: S101  callers checked
+        if self._order.backend is not Backend.PIPELINE:
+            self._watch.order(now, self._config.bootstrap_seconds)
+            return self._joining.prepare(self._order)
+        assert self.plan is not None  # noqa: S101  an order is of a plan
+        layers = self.plan.layers(0)
+        known = self._loaded == layers
+        self._watch.order(now, None if known else self._config.bootstrap_seconds)
+        self._loaded = layers
+        effects: list[Effect] = [ToEngine(self._order)]
+        if self._world > 1:
+            effects.append(Want(1, Purpose.STEP))
+        if self._world > 2:
+            effects.append(Want(self._world - 1, Purpose.STEP, yields=True))
+        return effects
+
+    def _self_prepared(self, now: float) -> list[Effect]:
+        ready = None if self._info is None else self._joining.try_prepared(self._info)
+        if ready is None:
+            return []
+        self._watch.clear()
+        return self._ready(0, ready, now)
+
+    def _join(self, now: float) -> list[Effect]:
+        """Every rank is prepared: have them join."""
+        assert self._order is not None  # noqa: S101  they prepared for it
+        seconds = self._config.group_seconds
+        prepared = self.membership.prepared
+        ports = [prepared[rank].port for rank in range(self._world)]
+        orders = joining(self._order, self._config.hosts, ports, int(seconds * 1000))
+        self._order = orders[0]
+        self._watch.order(now, seconds)
+        self._bootstrap_ends = now + 2 * seconds
+        sends = [Send(order.rank, Purpose.CONTROL, order) for order in orders[1:]]
+        return [*sends, *self._joining.join(orders[0])]
+
+    def _self_ready(self, now: float) -> list[Effect]:
+        ready = self._engine_ready
+        if ready is None or self.membership.state is not MembershipState.STARTING:
+            return []
+        if 0 in self.membership.ready:
+            return []
+        if self._joining.is_due(ready.epoch):
+            return self._ready(0, self._joining.joined(ready), now)
+        return self._ready(0, ready, now) if self._next_up else []
+
+    def _ready(self, rank: int, ready: Ready, now: float) -> list[Effect]:
+        prepares = self.membership.state is MembershipState.PREPARING
+        if prepares and not ready.port and self.membership.is_current(ready.epoch):
+            raise RemoteProtocolError(f"rank {rank} has prepared without a port")
+        layers = self.plan.layers(rank) if self.plan and not prepares else range(0)
+        if not self.membership.answered(rank, ready, layers):
+            return []
+        if prepares:
+            return self._join(now)
+        ranks = [self.membership.ready[rank] for rank in range(self._world)]
+        if self.plan is not None and self._tensor:
+            fast, measured = verdict(ranks)
+            if not fast and self._wish.strategy is Strategy.AUTO:
+                slower = self._without_tensor(f"it would be slower: {measured}")
+                return [*slower, *self._end_epoch(now)]
+            self.plan = attrs.evolve(self.plan, reason=f"{self.plan.reason}: {measured}")
+        return self._serve(ranks, now)
+
+    def _serve(self, ranks: list[Ready], now: float) -> list[Effect]:
+        self._bootstrap_ends = None
+        self._recovery.serving(now)
+        self._since = now
+        self._failed = None
+        epoch = self.membership.epoch
+        if self._tensor:
+            self._tries = TENSOR_TRIES
+            self._cuts = 0
+            self._machine = TensorLeader(epoch, self._world)
+            self._lockstep.expect(max(rank.token_us for rank in ranks) / 1e6)
+        else:
+            self._machine = pipeline.HeadPipeline(epoch, self._world)
+        if self.scheduler is not None:
+            alone = self._tensor or self._world == 1  # a token then stays on the device
+            groups = 1 if alone else self._config.scheduler.groups or self._world
+            self.scheduler.shape(groups, 2 if alone else 1)
+            self.scheduler.begin(epoch, ranks)
+        return [Note(Level.INFO, f"the ring is ready: epoch {epoch.counter}"), *self._pump(now)]
+
+    def _without_tensor(self, reason: str) -> list[Effect]:
+        """Tensor parallelism was tried, and will not be again: *reason*."""
+        self._wish = attrs.evolve(self._wish, against=reason)
+        return [Note(Level.WARNING, f"no tensor parallelism: {reason}")]
+
+    def _refused(self, rank: int, failed: Failure, now: float) -> list[Effect]:
+        """A rank did not get ready. Loading is tried again after a longer pause."""
+        name = self._config.names[rank]
+        text = f"rank {rank} ({name}) cannot serve: {failed.message}"
+        if self._gives_up_tensor(now, failed.kind):
+            return [*self._without_tensor(text), *self._end_epoch(now)]
+        if failed.kind in (FailureKind.LOAD, FailureKind.GROUP):
+            self._recovery.wait(now, LONGEST_PAUSE)
+        notes = [Note(Level.ERROR, text)] if self._fails(attrs.evolve(failed, rank=rank)) else []
+        return [*notes, *self._end_epoch(now)]
+
+    def _gives_up_tensor(self, now: float, kind: FailureKind = FailureKind.GROUP) -> bool:
+        """A collective does not come up, and nobody insists on it. One that once worked is tried
+        some times again, and so is one whose links broke: a node may just have gone."""
+        rising = self.membership.state in (MembershipState.PREPARING, MembershipState.STARTING)
+        if not (rising and self._tensor and self._wish.strategy is Strategy.AUTO):
+            return False
+        if kind is FailureKind.LINK_LOST:
+            if now - self._cut_at > PING_TIMEOUT:  # all links of a node that goes are one loss
+                self._cuts += 1
+                self._cut_at = now
+            return self._cuts >= TENSOR_TRIES
+        self._tries -= 1
+        return self._tries <= 0
+
+    def _renew_keys(self, failed: Failure) -> list[Effect]:
+        """The engine could not open a tensor: only a new link brings it a new key."""
+        if failed.kind is not FailureKind.INTEGRITY:
+            return []
+        reason = "a tensor did not open"
+        return [Shut(self._world - 1, Purpose.STEP, CloseCode.AUTHENTICATION_FAILED, reason)]
+
+    def _end_epoch(self, now: float) -> list[Effect]:
+        """The epoch, or the start of one, is over."""
+        self.membership.interrupt()
+        self._since = now
+        self._recovery.ended(now)
+        self._bootstrap_ends = None
+        self._order = None
+        self._forget_steps()
+        left = self._joining.leave()
+        if left:
+            self._watch.clear()
+        return [*left, *self._try_start(now)]

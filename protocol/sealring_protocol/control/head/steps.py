@@ -1,0 +1,226 @@
+"""The head's steps: planned, sent, answered, or lost; the part of the head that every token takes.
+
+`head.Head` builds on it and brings up the epochs in which steps can be. Here is what both ways of
+splitting a model share: one scheduler, one machine that says where a step goes and when it is over
+(a `HeadPipeline` or a `TensorLeader`), and the deadlines of those who owe answers.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+from sealring_protocol.codec.local_messages import Logprobs
+from sealring_protocol.codec.messages import (
+    NO_LOGPROBS,
+    Decode,
+    Failure,
+    FailureKind,
+    Row,
+    Spent,
+    Step,
+    StepDone,
+    Work,
+)
+from sealring_protocol.control.effects import (
+    Effect,
+    Level,
+    Note,
+    Send,
+    StepTiming,
+    ToEngine,
+)
+from sealring_protocol.control.epoch import pipeline
+from sealring_protocol.control.epoch.deadlines import ENGINE, ROUND, Watch
+from sealring_protocol.control.epoch.tensor import Lateness, Lockstep, TensorLeader
+from sealring_protocol.control.head.backoff import Recovery
+from sealring_protocol.control.scheduler.group_tuner import Pace
+from sealring_protocol.control.scheduler.scheduler import Scheduler
+from sealring_protocol.limits import PING_TIMEOUT
+from sealring_protocol.security.roles import Purpose
+
+DRAIN_SECONDS: Final = 0.25
+"""How long the leader of tensor parallelism gathers answers after the first failure."""
+
+
+class HeadSteps:
+    """The steps of rank 0 of *world*; *tuned* has the number of groups follow what is measured.
+    *patience* is how long a peer may be silent, and raises the deadlines of tensor parallelism."""
+
+    def __init__(self, world: int, *, tuned: bool, patience: float = PING_TIMEOUT) -> None:
+        self._world = world
+        self.scheduler: Scheduler | None = None
+        self._recovery = Recovery()
+        self._machine: pipeline.HeadPipeline | TensorLeader | None = None
+        self._watch = Watch(ENGINE)
+        self._rounds = Watch(ROUND)
+        self._lockstep = Lockstep(Lateness.of(patience))
+        self._drain_ends: float | None = None
+        self._flights: dict[int, tuple[float, Work, tuple[int, ...]]] = {}  # when sent, what, whose
+        self._pace = Pace(world) if tuned else None
+        self._logprobs: dict[tuple[int, int], Logprobs] = {}  # of (step, uid), for its answer
+        self.unplanned = False  # there may be room for a step, see `go_on`
+
+    def _end_epoch(self, now: float) -> list[Effect]:
+        """The epoch is over, and what was under way has been settled: on to the next."""
+        raise NotImplementedError
+
+    def _fails(self, failed: Failure) -> bool:
+        """The ring does not serve for this. False if that is known, and has been told."""
+        raise NotImplementedError
+
+    def _forget_steps(self) -> None:
+        """No step is under way any more."""
+        self._machine = None
+        self._flights.clear()
+        self._logprobs.clear()
+        self._rounds.clear()
+        self._lockstep.clear()
+        self._drain_ends = None
+        if self.scheduler is not None:
+            self.scheduler.abandon()
+
+    # ------------------------------------------------------------- outwards
+
+    def _pump(self, now: float) -> list[Effect]:
+        """Plan and begin steps while there is work and credit."""
+        self.unplanned = False
+        effects: list[Effect] = []
+        while self._machine is not None and self._machine.open and self.scheduler is not None:
+            planned = self.scheduler.plan(now)
+            effects += self.scheduler.ended()
+            if planned is None:
+                break
+            for row in planned.rows:
+                effects += self._announce(row)
+            n, work = planned.step.n, planned.step.work
+            self._flights[n] = (now, work, self.scheduler.uids(n))
+            effects += planned.opened
+            effects += self._act(self._machine.begin(planned.step), now)
+        return effects
+
+    def go_on(self, now: float) -> list[Effect]:
+        """Go on planning, when what came before has been carried out (`unplanned`)."""
+        return self._pump(now)
+
+    def _announce(self, row: Row) -> list[Effect]:
+        """Tell every engine that draws how it draws for *row*."""
+        effects: list[Effect] = [ToEngine(row)]
+        if isinstance(self._machine, TensorLeader):
+            plain = attrs.evolve(row, logprobs=NO_LOGPROBS)
+            effects += [Send(rank, Purpose.CONTROL, plain) for rank in range(1, self._world)]
+        return effects
+
+    def _act(self, actions: list[pipeline.Action], now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for action in actions:
+            match action:
+                case pipeline.ToEngine(message):
+                    self._watch.owe(now)
+                    effects.append(ToEngine(message))
+                    if isinstance(message, StepDone) and self.scheduler is not None:
+                        self.scheduler.returned(message.n)
+                        self.unplanned = True
+                case pipeline.ToNext(message):
+                    self._rounds.owe(now)
+                    effects.append(Send(1, Purpose.STEP, message))
+                case pipeline.ToRanks(step):
+                    self._lockstep.owe(step, len(self._flights[step.n][2]), now)
+                    ranks = range(1, self._world)
+                    effects += [Send(rank, Purpose.CONTROL, step) for rank in ranks]
+                case pipeline.Answered(failed=None):
+                    self._lockstep.answered(now)
+                    effects += self._answered(action, now)
+                case pipeline.Answered():
+                    return effects + self._settle(actions) + self._end_epoch(now)
+        if isinstance(self._machine, TensorLeader) and self._machine.draining:
+            self._drain_ends = self._drain_ends or now + DRAIN_SECONDS
+        return effects
+
+    # -------------------------------------------------------------- inwards
+
+    def _engine_answered(self, message: Step | StepDone, now: float) -> list[Effect]:
+        """The own engine answered in this epoch."""
+        if self._machine is None:
+            return []
+        return self._act(self._machine.output(self._checked(message)), now)
+
+    def _checked(self, message: Step | StepDone) -> Step | StepDone:
+        """*message* of the own engine, or the failure that it is if it has not its tokens."""
+        if self.scheduler is None or not isinstance(message, StepDone) or message.failed:
+            return message
+        expected = self.scheduler.expects(message.n)
+        if len(message.ids) == expected:
+            return message
+        text = f"the engine answered step {message.n} with {len(message.ids)} of {expected} tokens"
+        return StepDone(message.epoch, message.n, failed=Failure(0, FailureKind.ENGINE_ERROR, text))
+
+    def _answered(self, action: pipeline.Answered, now: float) -> list[Effect]:
+        assert self.scheduler is not None  # noqa: S101  a step was planned
+        self._recovery.progressed()
+        effects = self._timing(action, now)
+        effects += self.scheduler.answered(action.n, action.ids, now, self._told_of(action.n))
+        return effects + self._pump(now)
+
+    def _timing(self, action: pipeline.Answered, now: float) -> list[Effect]:
+        sent, work, uids = self._flights.pop(action.n)
+        total = int((now - sent) * 1e6)
+        spent, rest = action.spent[: self._world], action.spent[self._world :]
+        closing = rest[0] if rest else Spent()
+        parallel = isinstance(self._machine, TensorLeader)
+        timing = StepTiming(action.n, work, uids, total, spent, closing, parallel)
+        if self._pace is not None and isinstance(work, Decode) and not parallel:
+            groups = self._pace.groups(timing)
+            if groups is not None and self.scheduler is not None:
+                self.scheduler.tune(groups)
+        return [timing]
+
+    def _told_of(self, n: int) -> dict[int, Logprobs]:
+        """The log probabilities that came with the answer to step *n*, by row."""
+        if not self._logprobs:
+            return {}
+        return {uid: self._logprobs.pop((n, uid)) for m, uid in list(self._logprobs) if m == n}
+
+    # ------------------------------------------------------------- failures
+
+    def _settle(self, actions: list[pipeline.Action]) -> list[Effect]:
+        """Every step under way is over; the first of *actions* is the one at fault."""
+        failures = [a for a in actions if isinstance(a, pipeline.Answered) and a.failed]
+        if not failures or self.scheduler is None:
+            return []
+        first = failures[0]
+        assert first.failed is not None  # noqa: S101  filtered above
+        note = Note(
+            Level.WARNING,
+            f"step {first.n} failed on rank {first.failed.rank} "
+            f"({first.failed.kind.name.lower()}): {first.failed.message}",
+        )
+        known = self.scheduler.learnt
+        effects: list[Effect] = [note, *self.scheduler.failed(first.n, first.failed)]
+        return [*effects, *self._learnt_since(known)]
+
+    def _learnt_since(self, known: dict[int, int]) -> list[Effect]:
+        """Tell of ranks that are given less room than was *known*."""
+        learnt = self.scheduler.learnt if self.scheduler is not None else {}
+        texts = [
+            f"memory of rank {rank} ran out: several requests together are given "
+            f"{room >> 10} KiB of caches there at most now"
+            for rank, room in learnt.items()
+            if known.get(rank) != room
+        ]
+        return [Note(Level.WARNING, text) for text in texts]
+
+    def _lost(self, failed: Failure, now: float) -> list[Effect]:
+        """The epoch cannot go on: answer what is under way, then try for the next one."""
+        effects = [] if self._machine is None else self._settle(self._machine.lost(failed))
+        self._fails(failed)
+        return effects + self._end_epoch(now)
+
+    def _late(self) -> Failure:
+        """Who has not answered the oldest step of tensor parallelism in time."""
+        machine = self._machine
+        late = machine.late if isinstance(machine, TensorLeader) else []
+        names = ", ".join(f"rank {rank}" for rank in late)
+        reason = f"{names} did not answer within the deadline of a step"
+        return Failure(late[0] if late else 0, FailureKind.DEADLINE, reason)

@@ -1,0 +1,1 @@
+"""The scheduler, on the head alone: which rows run, and which step comes next."""

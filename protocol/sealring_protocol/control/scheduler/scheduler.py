@@ -1,0 +1,464 @@
+"""The scheduler: which step comes next, and what its answer means. It runs on the head alone.
+
+Rows come in as requests and wait (`waiting`); a few at a time, as far as the ranks have room for
+their caches (`room`), are read in (prefilled) chunk by chunk into private caches, join a group,
+and then get one token per DECODE step of their group. Everything that changes the set of rows is
+one of two moves: open and prefill, or leave (evict, drop). So cancelling, preempting for want of
+room and recovering from a lost epoch share one path: leave, then, if the row is to go on, prefill
+its prompt and its tokens so far again. A row that ends leaves a snapshot behind (`prefixes`), and
+one that begins as a snapshot does is opened from it.
+
+Steps travel first in, first out, so a step may name rows whose earlier steps are still under
+way: an evict takes effect behind the decode in flight, whose surplus token is then dropped
+because its row is gone or its position is taken. In a pipeline a group has one decode on its way
+round (*window* 1), for its next one needs the token; what keeps the stages busy is several groups
+in flight. Where the token is drawn it is on the device at once, and the next decode follows before
+it is known: with one rank two may be in flight (*window* 2), and a pipeline's is no longer counted
+from when its hidden states are back at the head.
+
+When a forward fails, the rows of that very step are suspects; where nobody can tell which step it
+was (an engine died, or memory ran out), those of every step under way are. After the new epoch each
+is run alone until it has got past the point; then it makes room for the next. Only a row that fails
+alone is given up. Where memory ran out while several rows had caches, the rank is taken to have
+less room than they took, so that not as many come together again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from sealring_protocol.codec.local_messages import Logprobs
+from sealring_protocol.codec.messages import (
+    NO_WORK,
+    Decode,
+    Epoch,
+    Failure,
+    FailureKind,
+    Join,
+    Open,
+    Prefill,
+    Ready,
+    Save,
+    Step,
+    Work,
+)
+from sealring_protocol.control.epoch.ledger import DIGEST_SIZE, Ledger
+from sealring_protocol.control.epoch.pipeline import weight
+from sealring_protocol.control.scheduler.requests import (
+    FinishReason,
+    Outcome,
+    Request,
+    RowOpened,
+    TokenOut,
+)
+from sealring_protocol.control.scheduler.rows import Flight, LiveRow, Loss, Planned, SchedulerConfig
+from sealring_protocol.control.scheduler.running_rows import Residents
+from sealring_protocol.errors import RemoteProtocolError
+from sealring_protocol.limits import (
+    ENTRY_WEIGHT,
+    MAX_ROW_WEIGHT,
+    MAX_ROWS,
+    MAX_SEALED_BODY,
+    MAX_STEPS_WAITING,
+    MAX_WEIGHT_WAITING,
+)
+
+_SUSPICIOUS: Final = {FailureKind.ENGINE_ERROR, FailureKind.ENGINE_LOST, FailureKind.MEMORY}
+_ANY_STEP: Final = {FailureKind.ENGINE_LOST, FailureKind.MEMORY}
+"""Failures of which any step under way may be the cause."""
+
+_NO_MEMORY: Final = (
+    ". That rank has too little memory for this request, even alone: shorten the prompt, lower "
+    "max_tokens, or give the rank more"
+)
+_STALLS: Final = {FailureKind.DEADLINE: 8, FailureKind.INTEGRITY: 5, FailureKind.LEDGER: 5}
+"""What a lost step counts, if not one: a deadline has cost minutes, and a rank that answers wrongly
+will again. A link that breaks comes back."""
+
+_MIN_CHUNK: Final = 16
+_OVERTAKES: Final = 2
+"""Chunks of shorter prompts that may go before one of the oldest."""
+
+_LISTS: Final = 6 * MAX_ROWS * ENTRY_WEIGHT
+"""What the lists of a step weigh at most, with a token id for each join."""
+
+_NO_LOGPROBS: Final[Mapping[int, Logprobs]] = {}
+
+
+class Scheduler:
+    """Rows, groups and steps of a head. All times are the caller's monotonic seconds."""
+
+    def __init__(self, config: SchedulerConfig, context: int, first_uid: int = 1) -> None:
+        """*context* is the longest row in tokens; uids rise from *first_uid*."""
+        self.config = config
+        self._residents = Residents(config, context, first_uid)
+        self._epoch: Epoch | None = None
+        self._n = 0
+        self._flights: dict[int, Flight] = {}
+        self._chunk = config.chunk
+        self._read_last = False
+        self._overtaken = 0
+        self._decoded = [0] * max(1, config.groups)  # the step at which each group decoded last
+        self._answered_at = 0.0
+        self._loss: Loss | None = None  # of the last epoch, where only a link has told of it
+        self._window = 1
+
+    # -------------------------------------------------------------- requests
+
+    @property
+    def live(self) -> int:
+        """Requests that are not over."""
+        return len(self._residents.rows)
+
+    @property
+    def waiting(self) -> int:
+        """Requests of these that were never begun."""
+        return len(self._residents.waiting)
+
+    @property
+    def in_flight(self) -> int:
+        """Steps that wait for their answer."""
+        return len(self._flights)
+
+    @property
+    def snapshots(self) -> int:
+        """Prefixes that the ranks hold."""
+        return len(self._residents.prefixes)
+
+    @property
+    def learnt(self) -> dict[int, int]:
+        """Ranks whose memory ran out, and the bytes of caches that they are given since."""
+        return dict(self._residents.learnt)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The head's ledger of this epoch."""
+        return self._residents.ledger
+
+    def submit(self, request: Request) -> int:
+        """Queue *request*; returns its uid.
+
+        Raises `ContextOverflow` or `RoomOverflow` if it can never fit, `QueueFull` if it cannot
+        now, and another `LocalProtocolError` for an empty prompt.
+        """
+        return self._residents.submit(request)
+
+    def cancel(self, uid: int) -> list[Outcome]:
+        """End *uid* wherever it is; its caches go with the next step. Unknown uids are over."""
+        return self._residents.end(uid, FinishReason.CANCELLED)
+
+    def finish(self, uid: int) -> list[Outcome]:
+        """End *uid* as complete: its text reached a stop string."""
+        return self._residents.end(uid, FinishReason.STOP)
+
+    def preempt(self, uid: int) -> None:
+        """Take *uid* out of its caches; it is prefilled again when there is room."""
+        self._residents.preempt(uid)
+
+    def tune(self, groups: int) -> None:
+        """Spread new rows over *groups* groups, as many as are configured at most."""
+        self._residents.groups = max(1, min(groups, len(self._decoded)))
+
+    def shape(self, groups: int, window: int) -> None:
+        """Between epochs: *groups* groups, each with at most *window* decodes in flight."""
+        self._window = window
+        self.tune(groups)
+
+    def resize(self, config: SchedulerConfig) -> None:
+        """Between epochs: go on by *config*, for the ring may have other ranks."""
+        self.config = config
+        self._residents.config = config
+        self._chunk = min(self._chunk, config.chunk)
+        self._decoded = [0] * max(1, config.groups)
+        self.tune(len(self._decoded))
+
+    def forget_ranks(self) -> None:
+        """Between epochs: each rank may be another machine now, with more or less memory."""
+        self._loss = None
+        self._residents.learnt.clear()
+
+    # ---------------------------------------------------------------- epochs
+
+    def begin(self, epoch: Epoch, ranks: Sequence[Ready] = ()) -> None:
+        """Start *epoch* with an empty ledger; rows under way are read in again. *ranks* tell how
+        much room there is."""
+        self.abandon()
+        self._epoch = epoch
+        self._n = 0
+        self._decoded = [0] * len(self._decoded)
+        self._residents.begin(ranks)
+
+    def abandon(self) -> None:
+        """The epoch is over: nothing is in flight, every row waits to be read in again."""
+        if self._epoch is not None:
+            self._epoch = None
+            self._flights.clear()
+            self._residents.abandon()
+
+    def failed(self, n: int, failure: Failure) -> list[Outcome]:
+        """Step *n* failed, and its epoch with it. Its rows are suspects if a forward was at fault;
+        one that has spent its retries, or gets nowhere, ends here."""
+        loss = Loss(
+            self._epoch,
+            tuple(self._at_fault(n, failure.kind)),
+            tuple(self._at_fault(n, FailureKind.ENGINE_LOST)),
+            len(self._residents.live) == 1,
+            self._residents.taken(),
+        )
+        self.abandon()
+        rows = [self._residents.rows[uid] for uid in loss.uids if uid in self._residents.rows]
+        for row in rows:
+            row.tries += 1
+            row.stalls += _STALLS.get(failure.kind, 1)
+        suspicious = failure.kind in _SUSPICIOUS
+        self._loss = None if suspicious else loss
+        outcomes = self._suspect(loss.uids, loss, failure) if suspicious else []
+        for row in rows:
+            if row.stalls > self.config.stalls:
+                outcomes += self._give_up(row, failure)
+        return outcomes
+
+    def explained(self, epoch: Epoch, failure: Failure) -> list[Outcome]:
+        """*failure* is why *epoch* was lost, which only a link had told of so far: its rows are
+        suspects after all. What the next epoch has begun meanwhile begins again without them."""
+        loss = self._loss
+        if loss is None or loss.epoch != epoch or failure.kind not in _ANY_STEP:
+            return []
+        self._loss = None
+        for uid in list(self._residents.live):
+            self._residents.preempt(uid)
+        return self._suspect(loss.all_uids, loss, failure)
+
+    def _suspect(self, uids: Iterable[int], loss: Loss, failure: Failure) -> list[Outcome]:
+        """A forward with *uids* failed. One that fails so alone too often ends here."""
+        outcomes: list[Outcome] = []
+        if failure.kind is FailureKind.MEMORY and not loss.alone:
+            self._residents.learn(failure.rank, loss.taken)
+        for row in [self._residents.rows[uid] for uid in uids if uid in self._residents.rows]:
+            row.suspect = True
+            row.failures += 1
+            if loss.alone and row.failures > self.config.retries:
+                advice = _NO_MEMORY if failure.kind is FailureKind.MEMORY else ""
+                outcomes += self._give_up(row, failure, advice)
+        return outcomes
+
+    def _give_up(self, row: LiveRow, failure: Failure, advice: str = "") -> list[Outcome]:
+        text = f"given up after {row.tries} tries; the last, on rank {failure.rank}: "
+        return self._residents.end(row.uid, FinishReason.FAILED, text + failure.message + advice)
+
+    def _at_fault(self, n: int, kind: FailureKind) -> Iterable[int]:
+        """The rows of step *n*. An engine that has died does not say which step it died of, and
+        where memory ran out it was any of them that took too much: all count."""
+        if kind in _ANY_STEP:
+            return dict.fromkeys(itertools.chain(*(f.uids for f in self._flights.values())))
+        return self._flights[n].uids if n in self._flights else ()
+
+    # ----------------------------------------------------------------- steps
+
+    def plan(self, now: float) -> Planned | None:
+        """The next step, or None while there is nothing to do or no credit to do it."""
+        if self._epoch is None or self._is_full():
+            return None
+        self._residents.retire()
+        self._residents.make_room()
+        saves = self._residents.saves()
+        self._residents.open_rows()
+        opened = self._residents.new()
+        group = self._next_group()
+        row = self._next_chunk()
+        if row is not None and (group is None or not self._read_last):
+            self._read_last = True
+            return self._emit(saves, opened, (), self._prefill(row), now)
+        self._read_last = False
+        if group is not None:
+            return self._emit(saves, opened, self._join_rows(group), Decode(group), now)
+        if saves or self._residents.leaving or self._residents.dropping:
+            return self._emit(saves, opened, (), NO_WORK, now)
+        return None
+
+    def _is_full(self) -> bool:
+        """No rank may be given a further step, of any weight that one may have."""
+        if not self._flights:
+            return False
+        tokens = max(self.config.chunk, self.config.rows)
+        hidden = min(tokens * self.config.hidden_bytes, MAX_SEALED_BODY)
+        heaviest = hidden + tokens * ENTRY_WEIGHT + _LISTS + MAX_ROW_WEIGHT
+        waiting = sum(flight.weight for flight in self._flights.values())
+        return len(self._flights) >= MAX_STEPS_WAITING or waiting + heaviest > MAX_WEIGHT_WAITING
+
+    def ended(self) -> list[Outcome]:
+        """Requests that planning has ended: there is no room for them."""
+        ended, self._residents.ended = self._residents.ended, []
+        return ended
+
+    # ------------------------------------------------------------ who works next
+
+    def _next_group(self) -> int | None:
+        """The group that has waited longest, of those that have rows and credit."""
+        ready = []
+        for group in range(len(self._decoded)):
+            flying = sum(f.work == Decode(group) and not f.back for f in self._flights.values())
+            rows = self._residents.staying(group) or self._residents.joiners(group)
+            if flying < self._window and rows:
+                ready.append(group)
+        return min(ready, key=lambda group: self._decoded[group], default=None)
+
+    def _join_rows(self, group: int) -> list[LiveRow]:
+        room = self.config.rows - self._residents.staying(group)
+        return self._residents.joiners(group)[:room]
+
+    def _next_chunk(self) -> LiveRow | None:
+        """The row to read on: the one with least to read; but the oldest has its turns too.
+
+        While rows decode, one chunk may be in flight, so that their tokens wait for one at most.
+        """
+        flying = sum(isinstance(f.work, Prefill) for f in self._flights.values())
+        decoding = self.ledger.groups or any(
+            isinstance(f.work, Decode) for f in self._flights.values()
+        )
+        if flying >= (1 if decoding else self.config.chunks):
+            return None
+        rows = self._residents.unread()
+        if not rows:
+            return None
+        shortest = min(rows, key=lambda row: row.unread)
+        return rows[0] if self._overtaken >= _OVERTAKES else shortest
+
+    def _prefill(self, row: LiveRow) -> Prefill:
+        oldest = self._residents.unread()[0]
+        self._overtaken = 0 if row is oldest else self._overtaken + 1
+        return Prefill(row.uid, row.position, min(row.unread, self._chunk))
+
+    def _emit(
+        self,
+        saves: list[Save],
+        opened: list[LiveRow],
+        joining: Iterable[LiveRow],
+        work: Work,
+        now: float,
+    ) -> Planned:
+        joining = tuple(joining)
+        ids = [row.tokens[-1] for row in joining]
+        for row in joining:
+            self._residents.join(row)
+        if isinstance(work, Prefill):
+            ids += self._residents.rows[work.uid].tokens[work.position : work.position + work.count]
+        assert self._epoch is not None  # noqa: S101  plan() checked it
+        self._n += 1
+        step = Step(
+            self._epoch,
+            self._n,
+            bytes(DIGEST_SIZE),
+            save=tuple(saves),
+            evict=tuple(self._residents.leaving),
+            drop=tuple(self._residents.dropping),
+            open=tuple(Open(row.uid, row.handle, row.kept) for row in opened),
+            join=tuple(Join(row.uid, row.group) for row in joining),
+            work=work,
+            ids=tuple(ids),
+        )
+        self._residents.leaving.clear()
+        self._residents.dropping.clear()
+        self._residents.ledger.apply(step)
+        flight = self._flight(work, now)
+        tokens = work.count if isinstance(work, Prefill) else len(flight.uids)
+        heavy = weight(step) + tokens * self.config.hidden_bytes
+        heavy += sum(row.row_weight for row in opened)
+        self._flights[self._n] = attrs.evolve(flight, weight=heavy)
+        rows = tuple(row.sampling for row in opened)
+        told = tuple(RowOpened(row.uid, len(row.tokens), row.kept) for row in opened)
+        return Planned(
+            attrs.evolve(step, digest=self._residents.ledger.digest(self._n)), rows, told
+        )
+
+    def _flight(self, work: Work, now: float) -> Flight:
+        match work:
+            case Decode(group):
+                uids = self.ledger.rows(group)
+                self._decoded[group] = self._n
+                for uid in uids:
+                    self._residents.rows[uid].position += 1
+                    self._residents.rows[uid].flying += 1
+                return Flight(work, uids, tuple(map(self.ledger.length, uids)), now)
+            case Prefill(uid, _, count):
+                row = self._residents.rows[uid]
+                row.position += count
+                if row.unread == 0:
+                    self._residents.read(row)
+                return Flight(work, (uid,), (), now)
+            case _:
+                return Flight(work, (), (), now)
+
+    def uids(self, n: int) -> tuple[int, ...]:
+        """The rows that step *n*, in flight, works on."""
+        return self._flights[n].uids
+
+    # --------------------------------------------------------------- answers
+
+    def returned(self, n: int) -> None:
+        """Step *n* has been round: the head's engine makes its tokens, and can go on from there."""
+        self._flights[n] = attrs.evolve(self._flights[n], back=True)
+
+    def expects(self, n: int) -> int:
+        """How many tokens the answer to step *n* has; 0 as well for one that is not in flight."""
+        flight = self._flights.get(n)
+        return len(flight.uids) if flight and isinstance(flight.work, Decode) else 0
+
+    def answered(
+        self,
+        n: int,
+        ids: tuple[int, ...],
+        now: float,
+        logprobs: Mapping[int, Logprobs] = _NO_LOGPROBS,
+    ) -> list[Outcome]:
+        """Step *n* is done and gave *ids*, one for each of its rows, and *logprobs* of some.
+
+        Raises `RemoteProtocolError` for a step that waits for no answer, or a wrong number.
+        """
+        expected = self.expects(n)
+        flight = self._flights.pop(n, None)
+        if flight is None:
+            raise RemoteProtocolError(f"an answer to step {n}, which waits for none")
+        if len(ids) != expected:
+            raise RemoteProtocolError(f"step {n} was answered with {len(ids)} of {expected} tokens")
+        if isinstance(flight.work, Prefill):
+            self._pace(flight.work.count, now - max(flight.sent, self._answered_at))
+        self._answered_at = now
+        outcomes: list[Outcome] = []
+        for uid, position, token in zip(flight.uids, flight.positions, ids, strict=False):
+            row = self._residents.rows.get(uid)
+            if row is not None:
+                row.flying -= 1
+                # A row that is being read in again has been given its tokens; what its former life
+                # still gives is drawn again, the same.
+                if position == len(row.tokens) and row.uid not in self._residents.reading:
+                    outcomes += self._token(row, token, logprobs.get(uid))
+        return outcomes
+
+    def _token(self, row: LiveRow, token: int, logprobs: Logprobs | None) -> list[Outcome]:
+        position = len(row.tokens)
+        row.tokens.append(token)
+        row.stalls = row.tries = 0
+        if token in row.request.eos:
+            return self._residents.end(row.uid, FinishReason.STOP)
+        outcomes: list[Outcome] = [TokenOut(row.uid, token, position, logprobs)]
+        if len(row.tokens) >= row.end:
+            return outcomes + self._residents.end(row.uid, FinishReason.LENGTH)
+        if row.suspect:
+            row.suspect = False
+            row.failures = 0
+            if any(other.suspect for other in self._residents.rows.values()):
+                self._residents.preempt(row.uid)
+        return outcomes
+
+    def _pace(self, count: int, seconds: float) -> None:
+        """Keep a chunk within its time budget, so that other rows never wait longer."""
+        budget = self.config.chunk_seconds
+        if seconds > budget:
+            self._chunk = max(min(_MIN_CHUNK, self.config.chunk), int(count * budget / seconds))
+        elif count == self._chunk and seconds < budget / 4:
+            self._chunk = min(self.config.chunk, self._chunk * 2)

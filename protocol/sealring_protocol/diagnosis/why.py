@@ -1,0 +1,413 @@
+"""Why the ring does not serve: decided here, from what the node knows, and told everywhere else.
+
+`obstacles` gives what is in the way as this node sees it, most telling first; nothing where the
+node serves. Each has a cause, which programs can go by, and for people what it is, since when, and
+what to do. The log, `sealring status`, ``/health``, ``/v1/cluster``, the page and a 503 all say
+these words.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from sealring_protocol.codec.messages import FailureKind
+from sealring_protocol.control.head.models import ONE_SIDED, one_sided, short
+from sealring_protocol.control.standing import Phase, Standing
+from sealring_protocol.diagnosis.peers import Fault, PeerState, Trouble
+from sealring_protocol.diagnosis.refusal_log import Stranger
+from sealring_protocol.diagnosis.words import ago, lasting
+from sealring_protocol.errors import CloseCode
+from sealring_protocol.security.roles import Purpose
+from sealring_protocol.security.roster import Roster
+
+
+class Cause(enum.Enum):
+    """What is in the way."""
+
+    DRAINING = "draining"
+    ROSTER_EXPIRED = "roster_expired"
+    ROSTER_CONFLICT = "roster_conflict"
+    NOT_A_MEMBER = "not_a_member"
+    ENGINE_STARTING = "engine_starting"
+    ENGINE_DYING = "engine_dying"
+    ENGINE_UNREADABLE = "engine_unreadable"
+    NO_ADDRESS = "no_address"
+    DIALING = "dialing"
+    UNREACHABLE = "unreachable"
+    SILENT = "silent"
+    NO_ANSWER = "no_answer"
+    OTHER_MODEL = "other_model"
+    MANIFEST = "manifest_on_one_side"
+    OTHER_POLICY = "other_policy"
+    REFUSED = "refused"
+    BROKEN = "link_broken"
+    PEER_ENGINE = "peer_engine_starting"
+    TOO_LITTLE_ROOM = "too_little_room"
+    CANNOT_SERVE = "cannot_serve"
+    COLLECTIVE = "collective"
+    LOADING = "loading"
+    NO_EPOCH = "no_epoch"
+    BEGINNING = "beginning"
+
+
+ADVICE: Final[Mapping[Cause, str]] = {
+    Cause.DRAINING: "Start the node again once it has ended.",
+    Cause.ROSTER_EXPIRED: "Sign it again (sealring roster renew), and give it to any one node "
+    "(sealring roster install): the others take it from there.",
+    Cause.ROSTER_CONFLICT: "Two rosters were signed with one serial. Sign one of them once more, "
+    "which takes the next serial, and give it to any one node (sealring roster install).",
+    Cause.NOT_A_MEMBER: "If it is to be one: 'sealring roster add', and sign again.",
+    Cause.ENGINE_STARTING: "A large model's description takes a while to read.",
+    Cause.ENGINE_DYING: "This node's log says what it died of.",
+    Cause.ENGINE_UNREADABLE: "Fetch the model again, or correct 'model' in the config.",
+    Cause.NO_ADDRESS: "Nothing to do here if that node can reach this one.",
+    Cause.DIALING: "",
+    Cause.UNREACHABLE: "See that it runs, and that the address in the roster is its 'listen'.",
+    Cause.SILENT: "A node says nothing to whom it cannot verify. Its clock, its key, its "
+    "coordinator or its cluster is another, and its log says which: compare 'date' and "
+    "'sealring roster show ROSTER' on both machines.",
+    Cause.NO_ANSWER: "Its process is stopped or hangs, its machine is overloaded, or another "
+    "program listens there.",
+    Cause.OTHER_MODEL: "Give both the same folder: compare what 'sealring digest MODEL' prints.",
+    Cause.MANIFEST: "Copy the model folder, sealring.json included, to every machine, and start "
+    "the node again whose folder has changed.",
+    Cause.OTHER_POLICY: "Let both configs say the same, and both nodes have the same roster.",
+    Cause.REFUSED: "The log of the node that refused says more.",
+    Cause.BROKEN: "It is dialed again.",
+    Cause.PEER_ENGINE: "Its log and its 'sealring status' say more.",
+    Cause.TOO_LITTLE_ROOM: "Raise 'memory' in the configs, add a machine, or take a smaller or "
+    "quantized model: see 'sealring plan'.",
+    Cause.CANNOT_SERVE: "That rank's log says more. It is tried again by itself.",
+    Cause.COLLECTIVE: "See that the ranks reach one another, or use strategy = 'pp'.",
+    Cause.LOADING: "",
+    Cause.BEGINNING: "",
+    Cause.NO_EPOCH: "'sealring status' on the head says what it waits for.",
+}
+"""What to do about each cause."""
+
+OWN_LOG: Final = "This node's log says more. It is tried again by itself."
+"""The same where the rank that cannot serve is this node."""
+
+DIAL_ADVICE: Final[Sequence[tuple[str, str]]] = (
+    ("refused", "Nothing listens there: start that node, or correct its address in the roster."),
+    ("no answer", "Its machine is off, the address is another's, or a firewall drops it."),
+    ("route", "No way leads to that network: check the address, the routes and any VPN."),
+    ("unreachable", "No way leads to that network: check the address, the routes and any VPN."),
+    ("name", "The name does not resolve here: correct it in the roster, or in the name service."),
+    ("nodename", "The name does not resolve here: correct it in the roster."),
+)
+"""The same for a dial that fails, by a word in the system's reason."""
+
+YOUNG_SECONDS: Final = 120.0
+"""Seconds before which an engine that ends has ended young."""
+
+_BY_CODE: Final[Mapping[int, Cause]] = {
+    CloseCode.ROSTER_CONFLICT: Cause.ROSTER_CONFLICT,
+    CloseCode.ROSTER_EXPIRED: Cause.ROSTER_EXPIRED,
+    CloseCode.MODEL_MISMATCH: Cause.OTHER_MODEL,
+    CloseCode.POLICY_MISMATCH: Cause.OTHER_POLICY,
+}
+
+_OWN: Final = {Cause.CANNOT_SERVE, Cause.LOADING, Cause.COLLECTIVE}
+"""What follows, for a node itself, from an engine that is not there."""
+
+_BY_FAILURE: Final[Mapping[FailureKind, Cause]] = {
+    FailureKind.GROUP: Cause.COLLECTIVE,
+    FailureKind.LINK_LOST: Cause.BROKEN,
+}
+
+
+@attrs.frozen
+class Obstacle:
+    """One thing that is in the way: *what* it is and what to do (*advice*), for the peer of *rank*
+    or, if None, for this node. It has been so since *since*, and was tried *tries* times, the last
+    time at *at* (monotonic seconds)."""
+
+    cause: Cause
+    what: str
+    rank: int | None = None
+    since: float | None = None
+    at: float | None = None
+    tries: int = 0
+    advice: str = ""
+
+    def lasts(self, now: float) -> str:
+        """How long it has been so, in words; empty where nobody knows."""
+        if self.since is None or now - self.since < 1:
+            return ""
+        if self.tries > 1 and self.at is not None:
+            span = lasting(now - self.since)
+            return f"{self.tries} times in {span}, the last time {ago(now - self.at)}"
+        return f"for {lasting(now - self.since)}"
+
+    def text(self, now: float) -> str:
+        """It in one line, without the advice."""
+        lasts = self.lasts(now)
+        return f"{self.what} ({lasts})" if lasts else self.what
+
+    def describe(self, now: float) -> dict[str, Any]:
+        """It as JSON, with times in seconds."""
+        return {
+            "cause": self.cause.value,
+            "rank": self.rank,
+            "text": self.text(now),
+            "what": self.what,
+            "lasts": self.lasts(now),
+            "for_s": None if self.since is None else round(now - self.since, 1),
+            "last_s": None if self.at is None else round(now - self.at, 1),
+            "tries": self.tries,
+            "advice": self.advice,
+        }
+
+
+@attrs.frozen
+class EngineFacts:
+    """This node's engine: whether it is *up* (has said what its model is), since when it is so, how
+    often in a row it was *lost* young, the last *reason*, and whether it is its model that it
+    cannot read."""
+
+    up: bool = False
+    since: float = 0.0
+    lost: int = 0
+    reason: str = ""
+    unreadable: bool = False
+
+    def ended(self, reason: str, now: float, *, planned: bool) -> EngineFacts:
+        """The process has ended; if that was *planned*, nothing is wrong with it."""
+        if planned:
+            return EngineFacts(since=now)
+        young = not self.up or now - self.since < YOUNG_SECONDS
+        if self.unreadable:
+            return attrs.evolve(self, lost=self.lost + 1)
+        return EngineFacts(False, now, self.lost + 1 if young else 1, reason)
+
+
+@attrs.frozen
+class Facts:
+    """What a node knows. *wall_ms* is None where it has not been told the time of day, *next_start*
+    when its engine is started again, *draining* why it takes no requests, *unpinned* what
+    `NodeConfig` has."""
+
+    rank: int
+    roster: Roster
+    standing: Standing
+    engine: EngineFacts
+    peers: Mapping[int, PeerState]
+    strangers: Sequence[Stranger] = ()
+    wall_ms: int | None = None
+    next_start: float | None = None
+    draining: str = ""
+    unpinned: bytes = b""
+
+    def name(self, rank: int) -> str:
+        """The member of *rank* as people know it."""
+        name = self.roster.members[rank].name
+        return f"the head ({name})" if rank == 0 and self.rank else f"rank {rank} ({name})"
+
+
+def obstacles(facts: Facts, now: float) -> list[Obstacle]:
+    """What keeps the node of *facts* from serving."""
+    found: list[Obstacle] = []
+    if facts.draining:
+        found.append(_obstacle(Cause.DRAINING, facts.draining))
+    if facts.standing.phase is not Phase.SERVING:
+        found += _roster(facts, now)
+        found += [_put_out(facts, peer) for peer in facts.peers.values() if peer.put_out][:1]
+        engine, ring = _engine(facts, now), _ring(facts, now)
+        if any(each.cause is Cause.ROSTER_EXPIRED for each in found):
+            ring = [each for each in ring if each.cause is not Cause.ROSTER_EXPIRED]
+        if engine:  # that this node cannot serve, or loads, follows from it
+            ring = [each for each in ring if each.rank is not None or each.cause not in _OWN]
+        found += engine + ring
+        if not found:
+            what = "the ring is about to begin an epoch"
+            found.append(_obstacle(Cause.BEGINNING, what, since=facts.standing.since))
+    return found
+
+
+def _obstacle(
+    cause: Cause,
+    what: str,
+    rank: int | None = None,
+    since: float | None = None,
+    at: float | None = None,
+    tries: int = 0,
+    advice: str = "",
+) -> Obstacle:
+    return Obstacle(cause, what, rank, since, at, tries, advice or ADVICE[cause])
+
+
+def _roster(facts: Facts, now: float) -> list[Obstacle]:
+    if facts.wall_ms is None or not facts.roster.expired(facts.wall_ms):
+        return []
+    past = now - (facts.wall_ms - facts.roster.expires_ms) / 1000
+    what = f"roster {facts.roster.serial}, which this node has, has expired"
+    return [_obstacle(Cause.ROSTER_EXPIRED, what, since=past)]
+
+
+def _put_out(facts: Facts, peer: PeerState) -> Obstacle:
+    what = (
+        f"{facts.name(peer.rank)} has a newer roster than this node's ({facts.roster.serial}), in "
+        "which this node is no member"
+    )
+    return _obstacle(Cause.NOT_A_MEMBER, what, peer.rank)
+
+
+def _engine(facts: Facts, now: float) -> list[Obstacle]:
+    engine = facts.engine
+    if engine.up:
+        return []
+    if engine.unreadable:
+        what = f"this node's engine cannot read its model: {engine.reason}"
+        return [_obstacle(Cause.ENGINE_UNREADABLE, what, since=engine.since)]
+    if not engine.lost:
+        what = "this node's engine is starting, and has not said yet what its model is"
+        return [_obstacle(Cause.ENGINE_STARTING, what, since=engine.since)]
+    times = "once" if engine.lost == 1 else f"{engine.lost} times in a row"
+    what = f"this node's engine has ended {times}: {engine.reason}"
+    if facts.next_start is not None and facts.next_start > now:
+        what += f"; another is started in {lasting(facts.next_start - now + 1)}"
+    return [_obstacle(Cause.ENGINE_DYING, what, since=engine.since)]
+
+
+def _ring(facts: Facts, now: float) -> list[Obstacle]:
+    standing = facts.standing
+    match standing.phase:
+        case Phase.NO_HEAD:
+            return _absent(facts, 0, now)
+        case Phase.LINKING:
+            rank = standing.missing[0]
+            link = _link(facts, rank, Purpose.STEP, now)
+            return [link] if link is not None else []
+        case Phase.FAILED:
+            return _failed(facts)
+        case Phase.LOADING | Phase.JOINING:
+            return [*_failed(facts), *_loading(facts, now)]
+        case _ if facts.rank:
+            what = f"{facts.name(0)} has begun no epoch yet"
+            return [*_failed(facts), _obstacle(Cause.NO_EPOCH, what, 0, since=standing.since)]
+        case _:
+            return _gathering(facts, now)
+
+
+def _gathering(facts: Facts, now: float) -> list[Obstacle]:
+    standing = facts.standing
+    absent = [o for rank in standing.missing if rank for o in _absent(facts, rank, now)]
+    if standing.missing:
+        return absent
+    if standing.unplanned:
+        return [_obstacle(Cause.TOO_LITTLE_ROOM, standing.unplanned, since=standing.since)]
+    return _failed(facts)
+
+
+def _absent(facts: Facts, rank: int, now: float) -> list[Obstacle]:
+    """Why the node of *rank* is not there."""
+    peer = facts.peers.get(rank)
+    if peer is not None and peer.put_out:
+        return []  # that is told once, not for each peer
+    link = _link(facts, rank, Purpose.CONTROL, now)
+    if link is not None:
+        return [link]
+    since = None if peer is None else peer.up.get(Purpose.CONTROL)
+    what = f"{facts.name(rank)} is connected, and its engine has not said yet what its model is"
+    return [_obstacle(Cause.PEER_ENGINE, what, rank, since=since)]
+
+
+def _loading(facts: Facts, now: float) -> list[Obstacle]:
+    since = facts.standing.since
+    cause, does = Cause.LOADING, "loads its layers"
+    if facts.standing.phase is Phase.JOINING:
+        cause, does = Cause.COLLECTIVE, "joins the collective of tensor parallelism"
+    if facts.rank:
+        return [_obstacle(cause, f"this node {does}", since=since)]
+    found = []
+    for rank in facts.standing.missing:
+        link = _link(facts, 1, Purpose.STEP, now) if rank == 0 else None
+        who = "this node" if rank == 0 else facts.name(rank)
+        what = f"{who} {does}{_or_link(facts, rank)}"
+        found.append(link or _obstacle(cause, what, rank or None, since=since))
+    return found
+
+
+def _or_link(facts: Facts, rank: int) -> str:
+    """What else a *rank* that is not ready may wait for, and tells nobody for a while."""
+    world = len(facts.roster.members)
+    if facts.standing.phase is not Phase.LOADING or rank == 0 or world < 3:
+        return ""
+    return f", or waits for its link to {facts.name((rank + 1) % world)}: its status says which"
+
+
+def _failed(facts: Facts) -> list[Obstacle]:
+    failed = facts.standing.failed
+    if failed is None or failed.rank >= len(facts.roster.members):
+        return []
+    cause = _BY_FAILURE.get(failed.kind, Cause.CANNOT_SERVE)
+    own = failed.rank == facts.rank
+    who = "this node" if own else facts.name(failed.rank)
+    engine = "its engine is gone: " if failed.kind is FailureKind.ENGINE_LOST else ""
+    what = f"{who} could not serve: {engine}{failed.message}"
+    advice = OWN_LOG if own and cause is Cause.CANNOT_SERVE else ""
+    rank = None if own else failed.rank
+    return [_obstacle(cause, what, rank, since=facts.standing.since, advice=advice)]
+
+
+def _link(facts: Facts, rank: int, purpose: Purpose, now: float) -> Obstacle | None:
+    """What keeps the link with *purpose* to *rank* from being; None if it is there."""
+    peer = facts.peers.get(rank)
+    if peer is None:
+        return None
+    trouble = peer.trouble(purpose, now)
+    if trouble is not None:
+        return link_trouble(facts, peer, trouble)
+    if purpose in peer.up or (purpose is not Purpose.CONTROL and purpose not in peer.dialing):
+        return None
+    who, address = facts.name(rank), peer.dialing.get(purpose, "")
+    if not peer.addresses:
+        what = f"{who} has no address in the roster, so that it has to dial this node"
+        return _obstacle(Cause.NO_ADDRESS, what, rank)
+    return _obstacle(
+        Cause.DIALING, f"{who} is being dialed at {address or peer.addresses[0]}", rank
+    )
+
+
+def link_trouble(facts: Facts, peer: PeerState, trouble: Trouble) -> Obstacle:
+    """*trouble* with *peer*, in words."""
+    who, advice = facts.name(peer.rank), ""
+    at = f" at {trouble.address}" if trouble.address else ""
+    cause = _BY_CODE.get(trouble.code or 0, Cause.REFUSED)
+    match trouble.fault:
+        case Fault.UNREACHABLE:
+            cause, what = Cause.UNREACHABLE, f"{who} cannot be reached{at}: {trouble.reason}"
+            reason = trouble.reason.lower()
+            advice = next((text for word, text in DIAL_ADVICE if word in reason), "")
+        case Fault.SILENT:
+            cause, what = Cause.SILENT, f"{who}{at} ended the handshake without a word"
+            what += _hint(facts, peer)
+        case Fault.MUTE:
+            cause = Cause.NO_ANSWER
+            what = f"{who}{at} takes connections and does not answer"
+        case Fault.REFUSED_US:
+            reason = trouble.reason
+            if cause is Cause.OTHER_MODEL and facts.unpinned and short(facts.unpinned) in reason:
+                reason = one_sided(facts.roster.members[facts.rank].name, peer.name)
+            cause = Cause.MANIFEST if reason.startswith(ONE_SIDED) else cause
+            what = f"{who} refused this node: {reason}"
+        case Fault.REFUSED:
+            cause = Cause.MANIFEST if trouble.reason.startswith(ONE_SIDED) else cause
+            what = f"this node refused {who}: {trouble.reason}"
+        case Fault.BROKEN:
+            cause, what = Cause.BROKEN, f"the link with {who} broke: {trouble.reason}"
+    return _obstacle(cause, what, peer.rank, trouble.since, trouble.at, trouble.count, advice)
+
+
+def _hint(facts: Facts, peer: PeerState) -> str:
+    """What this node itself refused of somebody at *peer*'s address, who may be it."""
+    hosts = {address.rpartition(":")[0].strip("[]") for address in peer.addresses}
+    known = next((s for s in facts.strangers if s.source in hosts), None)
+    if known is None:
+        return ""
+    return f"; this node refused a connection from {known.source}, too: {known.reason}"

@@ -1,0 +1,1 @@
+"""The links of one node: dialing, accepting, the handshake, and which of two wins."""

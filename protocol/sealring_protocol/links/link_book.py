@@ -1,0 +1,258 @@
+"""What the switchboard knows of its links: connections, whom they are with, how they end.
+
+This is the half of `switchboard.Switchboard` that keeps the books. A connection stands in
+`_connections` by its number from its first moment to its last; a link that is up stands in the
+contacts too, by its key. Whatever way a connection ends, `_down` takes it out of every book and
+tells whom it concerns.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from sealring_protocol.codec.messages import Progress
+from sealring_protocol.control.effects import Level, Note
+from sealring_protocol.diagnosis.peers import NO_FAULT, PeerBook, PeerState
+from sealring_protocol.diagnosis.refusal_log import Strangers
+from sealring_protocol.errors import (
+    CloseCode,
+    ConnectionLost,
+    LocalProtocolError,
+    PeerTimeout,
+    SealringError,
+)
+from sealring_protocol.events import Dial, Hangup, NodeEvent
+from sealring_protocol.limits import LONGEST_PATIENCE, PING_TIMEOUT
+from sealring_protocol.link import Link
+from sealring_protocol.link_events import LinkEvent
+from sealring_protocol.links.connections import Connection, Down, News
+from sealring_protocol.links.dialer import Contacts, Key
+from sealring_protocol.links.keepalive import Patience
+from sealring_protocol.links.roster_in_force import Custody
+from sealring_protocol.security.admission import Admission
+from sealring_protocol.security.handshake import HandshakeConfig
+from sealring_protocol.security.roles import Purpose
+from sealring_protocol.security.roster import Member
+
+DUPLICATE: Final = "there is such a link already"
+
+
+class LinkBook(abc.ABC):
+    """The links of the node with *config*. Times are the caller's monotonic seconds."""
+
+    def __init__(self, config: HandshakeConfig, now: float, patience: float = PING_TIMEOUT) -> None:
+        """*patience* is the least number of seconds that a peer may be silent."""
+        self.custody = Custody(config)
+        self.accept_steps = False
+        """Whether step links may come in: there must be an engine to hand their keys to."""
+        self.closed = False
+        """The node is stopping: nothing is dialed or accepted any more."""
+        self.events: deque[NodeEvent] = deque()
+        self._contacts = Contacts(config.node_id)
+        self._admission = Admission(now)
+        self._connections: dict[int, Connection] = {}
+        self._held: dict[Key, int] = {}
+        self.strangers = Strangers()
+        self._book = PeerBook()
+        self._numbers = 0
+        self._news: deque[News] = deque()
+        self._flush: set[int] = set()
+        self._progress = Progress()
+        self._least_patience = patience
+        self._patience: dict[bytes, Patience] = {}
+        self._silent: dict[bytes, tuple[int, float]] = {}  # the life that was lost, last heard when
+        self._expect_members()
+
+    # -------------------------------------------------------------- looking
+
+    @property
+    def config(self) -> HandshakeConfig:
+        """What this node brings to a handshake now, with the roster in force."""
+        return self.custody.config
+
+    @property
+    def rank(self) -> int:
+        """This node's rank."""
+        return self.config.roster.roster.rank(self.config.node_id)
+
+    def member(self, rank: int) -> Member:
+        """The member of *rank*."""
+        return self.config.roster.roster.members[rank]
+
+    def links(self) -> list[tuple[int, Purpose, Link]]:
+        """Rank of the peer, purpose and link, of every established link."""
+        return [
+            (self._rank(connection.key), connection.key[1], connection.link)
+            for connection in self._connections.values()
+            if connection.up and connection.key is not None and connection.link is not None
+        ]
+
+    def peers(self) -> list[PeerState]:
+        """How it stands with every other member, by rank."""
+        return self._book.survey(self.config.roster.roster, self.config.node_id, self._contacts)
+
+    def take(self) -> News | None:
+        """The next thing that the node must know."""
+        return self._news.popleft() if self._news else None
+
+    def links_to_flush(self) -> set[int]:
+        """The connections that have something to send since the last call."""
+        flush, self._flush = self._flush, set()
+        return flush
+
+    def data_to_send(self, number: int) -> bytes | bytearray:
+        """All that waits to be sent on connection *number*."""
+        connection = self._connections.get(number)
+        if connection is None or connection.link is None:
+            return b""
+        return connection.link.data_to_send()
+
+    def next_timeout(self) -> float | None:
+        """When `handle_timeout` wants to be called."""
+        times = [] if self.closed else [self._contacts.next_timeout()]
+        times.append(self.strangers.next_timeout())
+        times += [c.link.next_timeout() for c in self._connections.values() if c.link is not None]
+        return min((time for time in times if time is not None), default=None)
+
+    # --------------------------------------------------- beginnings and ends
+
+    def _rank(self, key: Key) -> int:
+        return self.config.roster.roster.rank(key[0])
+
+    def _find(self, rank: int, purpose: Purpose) -> Connection | None:
+        contact = self._contacts.get((self.member(rank).id, purpose))
+        return None if contact is None else self._connections.get(contact.link)
+
+    def _with(self, number: int, now: float, action: Callable[[Link], None]) -> None:
+        connection = self._connections.get(number)
+        if connection is not None and connection.link is not None:
+            self._do(connection, now, action)
+
+    def _do(self, connection: Connection, now: float, action: Callable[[Link], None]) -> None:
+        """Let *action* happen to a link, then deal with what comes of it."""
+        link = connection.link
+        if link is None:
+            return
+        try:
+            action(link)
+            while (event := link.next_event()) is not None:
+                self._on(connection, event, now)
+                if connection.number not in self._connections:
+                    return
+        except SealringError as error:
+            self._down(connection, error, now)
+            return
+        if link.has_data_to_send:
+            self._flush.add(connection.number)
+
+    @abc.abstractmethod
+    def _on(self, connection: Connection, event: LinkEvent, now: float) -> None:
+        """*event* came out of a link."""
+
+    def _refuse(self, connection: Connection, code: CloseCode, reason: str, now: float) -> None:
+        if connection.link is not None:
+            connection.link.refuse(code, reason)
+        self._down(connection, LocalProtocolError(reason), now, code)
+
+    def _shut(self, connection: Connection, code: CloseCode, reason: str, now: float) -> None:
+        if connection.link is not None and connection.up:
+            connection.link.close(code, reason)
+        self._down(connection, LocalProtocolError(reason), now, code)
+
+    def _down(
+        self, connection: Connection, error: SealringError, now: float, code: int | None = None
+    ) -> None:
+        """Forget a connection, hang it up, and tell whom it concerns; *code*: why, if known."""
+        if self._connections.pop(connection.number, None) is None:
+            return
+        last = connection.link.data_to_send() if connection.link is not None else b""
+        self.events.append(Hangup(connection.number, bytes(last)))
+        self._flush.discard(connection.number)
+        self._settle(connection)
+        key = connection.key
+        if key is not None and key[0] in self.config.roster.roster and not self.closed:
+            contact = self._contacts.get(key) if connection.up else None
+            since = None if contact is None else contact.since
+            if contact is not None and isinstance(error, PeerTimeout) and connection.link:
+                self._silent[key[0]] = contact.instance, connection.link.keepalive.heard_at
+            self._book.ended((*key, connection.dialed), error, code, now, since)
+        told = key is not None and self._forget(connection, key, now)
+        if key is not None and connection.link is not None and connection.link.put_out:
+            outs = self._book.put_out(key[0], self.config.roster.roster, self._contacts, now)
+            self.events.extend(outs)
+        if key is None or key[0] not in self.config.roster.roster:
+            if connection.source:
+                self.events += self._turned_away(connection.source, error, now)
+        elif told:
+            self._news.append(Down(self._rank(key), key[1], str(error)))
+        elif not connection.up:
+            text = (
+                f"no {key[1].name.lower()} link with {self.member(self._rank(key)).name}: {error}"
+            )
+            known = code in NO_FAULT or self._book.again((*key, connection.dialed))
+            self.events.append(Note(Level.DEBUG if known else Level.WARNING, text))
+
+    def _turned_away(self, source: str, error: SealringError, now: float) -> list[Note]:
+        """What to say of a connection from *source* that got no further than *error*."""
+        if isinstance(error, ConnectionLost):  # its own end: members give up dials, too
+            return [Note(Level.DEBUG, f"a connection from {source} is over: {error}")]
+        return self.strangers.refused(source, error, now)
+
+    def _forget(self, connection: Connection, key: Key, now: float) -> bool:
+        """Take a connection out of the books. True if it was the link of its key."""
+        if connection.up:
+            return self._contacts.lost(key, connection.number, now)
+        if self._held.get(key) == connection.number:
+            del self._held[key]
+        if connection.dialed:
+            self._dial_ended(key, now)
+        return False
+
+    def _settle(self, connection: Connection) -> None:
+        """An incoming connection is over, or its peer has proved who it is."""
+        self._admission.settled(connection.number)
+
+    def _learn_patience(self, peer: bytes, instance: int, link: Link, now: float) -> None:
+        """*link* with the life *instance* of *peer* came up. A life taken for lost has only
+        paused."""
+        patience = self._patience.setdefault(peer, Patience(self._least_patience))
+        link.keepalive.patience = patience
+        life, heard_at = self._silent.pop(peer, (0, 0.0))
+        if life == instance and now - heard_at <= LONGEST_PATIENCE:
+            patience.paused(now - heard_at, now)
+
+    def _expect_members(self) -> None:
+        """Let the other members' addresses be known to the admission."""
+        others = [m for m in self.config.roster.roster.members if m.id != self.config.node_id]
+        hosts = [address.rpartition(":")[0] for m in others for address in m.addresses]
+        self._admission.expect(host.strip("[]") for host in hosts)
+
+    def _dial_ended(self, key: Key, now: float) -> None:
+        self._contacts.dial_ended(key, now)
+        self._release(key, now)
+
+    def _release(self, key: Key, now: float) -> None:
+        """An own dial has come to its end: answer the peer's, which was held for it."""
+        held = self._connections.get(self._held.pop(key, 0))
+        if held is None:
+            return
+        if self._contacts.get(key) is not None:
+            self._refuse(held, CloseCode.DUPLICATE_LINK, DUPLICATE, now)
+        else:
+            self._do(held, now, lambda link: link.admit(now))
+
+    def _dial_due(self, now: float) -> None:
+        for key, turn in [] if self.closed else self._contacts.due(now):
+            member = self.config.roster.roster.member(key[0])
+            if member is None or not member.addresses:
+                self._contacts.dial_ended(key, now)  # a newer roster may bring an address
+                continue
+            self._numbers += 1
+            address = member.addresses[turn % len(member.addresses)]
+            dialed = Connection(self._numbers, "", key, address=address)
+            self._connections[self._numbers] = dialed
+            self._book.dialing(*key, address)
+            self.events.append(Dial(self._numbers, address, member.name))

@@ -1,0 +1,317 @@
+"""The links of one node: dialing, accepting, who wins when two meet, and what comes in on each.
+
+It turns connections, which are numbers with bytes, into links, which are a rank and a purpose with
+messages. What the node must know it finds in `take`: links that came up and went down, messages,
+and a newer roster that is now in force. What the world must do it finds in `events`.
+
+Connections whose numbers are unknown, because they are gone, are ignored: bytes and ends of
+streams may cross a hang-up on their way.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sealring_protocol.codec.messages import Message, Progress
+from sealring_protocol.control.effects import Level, Note
+from sealring_protocol.diagnosis.peers import Fault, PeerClosed
+from sealring_protocol.errors import (
+    CloseCode,
+    LimitExceeded,
+    LocalProtocolError,
+    RemoteProtocolError,
+)
+from sealring_protocol.events import (
+    EncapsulationWanted,
+    Hangup,
+    SignatureWanted,
+    StoreRoster,
+)
+from sealring_protocol.link import Link
+from sealring_protocol.link_events import (
+    LinkClosed,
+    LinkEvent,
+    LinkUp,
+    PeerProved,
+    RosterReceived,
+)
+from sealring_protocol.links.connections import (
+    Adopted,
+    Connection,
+    Incoming,
+    Unreached,
+    Up,
+    why_not,
+)
+from sealring_protocol.links.dialer import Contact, Verdict
+from sealring_protocol.links.link_book import DUPLICATE, LinkBook
+from sealring_protocol.links.roster_in_force import Arrival
+from sealring_protocol.security.handshake import (
+    EncapsulationRequested,
+    SignatureRequested,
+)
+from sealring_protocol.security.roles import Purpose
+from sealring_protocol.security.roster import Roster, SignedRoster
+
+_OTHER_ROSTER: Final = "another roster has come into force meanwhile"
+
+
+class Switchboard(LinkBook):
+    """All links of the node with *config*. Times are the caller's monotonic seconds."""
+
+    # ---------------------------------------------------------------- orders
+
+    def want(self, rank: int, purpose: Purpose, now: float, *, yields: bool = False) -> None:
+        """Keep a link up; this end dials a moment later if it *yields* to the other."""
+        self._contacts.want((self.member(rank).id, purpose), now, yields=yields)
+        self._dial_due(now)
+
+    def unwant(self, *purposes: Purpose) -> None:
+        """Stop dialing links of *purposes*."""
+        self._contacts.forget_all(set(purposes))
+
+    def greet(self, now: float) -> None:
+        """Let every member hear of this node's roster once, and hear of theirs."""
+        for member in self.config.roster.roster.members:
+            if member.id != self.config.node_id and member.addresses:
+                self._contacts.greet((member.id, Purpose.CONTROL), now)
+        self._dial_due(now)
+
+    def send(self, rank: int, purpose: Purpose, message: Message, now: float) -> None:
+        """Send *message* if the link is up; if not, its loss has been told of."""
+        connection = self._find(rank, purpose)
+        if connection is not None:
+            self._do(connection, now, lambda link: link.send(message))
+
+    def shut(self, rank: int, purpose: Purpose, code: CloseCode, reason: str, now: float) -> None:
+        """Close a link, telling the peer why."""
+        connection = self._find(rank, purpose)
+        if connection is not None:
+            self._shut(connection, code, reason, now)
+
+    def fail(self, rank: int, purpose: Purpose, error: RemoteProtocolError, now: float) -> None:
+        """The peer did on a link what it may not: close it for that."""
+        connection = self._find(rank, purpose)
+        if connection is not None and connection.link is not None:
+            connection.link.fail(error)
+            self._down(connection, error, now)
+
+    def shut_all(self, purposes: set[Purpose], reason: str, now: float) -> None:
+        """Close every link of *purposes*, and give up every handshake for one."""
+        for connection in list(self._connections.values()):
+            if connection.key is not None and connection.key[1] in purposes:
+                self._shut(connection, CloseCode.SHUTDOWN, reason, now)
+
+    def close(self, reason: str, now: float) -> None:
+        """Close every link, give up every handshake, and dial and accept no more."""
+        self.closed = True
+        self.unwant(*Purpose)
+        for connection in list(self._connections.values()):
+            self._shut(connection, CloseCode.SHUTDOWN, reason, now)
+
+    def set_progress(self, progress: Progress) -> None:
+        """What PINGs and PONGs say of this node from now on."""
+        self._progress = progress
+        for connection in self._connections.values():
+            if connection.link is not None:
+                connection.link.keepalive.progress = progress
+
+    # ----------------------------------------------------------- connections
+
+    def accepted(self, source: str, entropy: bytes, now: float, wall_ms: int) -> int:
+        """A connection came in from the address *source*."""
+        self._numbers += 1
+        number = self._numbers
+        if self.closed:
+            self.events.append(Hangup(number, b""))
+            return number
+        loser = self._admission.opened(number, source)
+        if loser is not None:
+            self._down(self._connections[loser], LimitExceeded("others needed its place"), now)
+        link = Link.accept(self.config, self._admission, source, now, wall_ms, entropy)
+        link.keepalive.progress = self._progress
+        self._connections[number] = Connection(number, source, None, link)
+        return number
+
+    def connected(self, number: int, entropy: bytes, now: float, wall_ms: int) -> None:
+        """The connection of a `Dial` is open."""
+        connection = self._connections.get(number)
+        if connection is None or connection.key is None:
+            return
+        peer, purpose = connection.key
+        connection.link = Link.dial(self.config, peer, purpose, now, wall_ms, entropy)
+        connection.link.keepalive.progress = self._progress
+        self._do(connection, now, lambda link: None)
+
+    def dial_failed(self, number: int, reason: str, now: float) -> None:
+        """The connection of a `Dial` could not be opened."""
+        connection = self._connections.pop(number, None)
+        if connection is not None and connection.key is not None:
+            self._book.failed((*connection.key, True), Fault.UNREACHABLE, reason, now)
+            name = self.member(self._rank(connection.key)).name
+            self.events.append(Note(Level.DEBUG, f"cannot reach {name}: {reason}"))
+            why = f"at {connection.address} ({reason})"
+            self._news.append(Unreached(self._rank(connection.key), connection.key[1], why))
+            self._dial_ended(connection.key, now)
+
+    def receive_data(self, number: int, data: bytes, now: float) -> None:
+        """*data* came in on connection *number*."""
+        self._with(number, now, lambda link: link.receive_data(data, now))
+
+    def receive_eof(self, number: int, now: float) -> None:
+        """Connection *number* ended."""
+        connection = self._connections.get(number)
+        if connection is None:
+            return
+        if connection.link is None:
+            self.dial_failed(number, "the connection ended", now)
+            return
+        self._do(connection, now, lambda link: link.receive_eof())
+
+    def provide_signature(self, number: int, signature: bytes, now: float) -> None:
+        """The answer to `SignatureWanted`."""
+        self._with(number, now, lambda link: link.provide_signature(signature, now))
+
+    def provide_encapsulation(
+        self, number: int, ciphertext: bytes, secret: bytes, now: float
+    ) -> None:
+        """The answer to `EncapsulationWanted`."""
+        self._with(number, now, lambda link: link.provide_encapsulation(ciphertext, secret, now))
+
+    def roster_stored(self, number: int, now: float) -> None:
+        """The answer to `StoreRoster`: the roster is in force from here on."""
+        before = self.config.roster.roster
+        if self.custody.stored(number):
+            self._adopted(before, now)
+            self._with(number, now, lambda link: link.roster_stored(now))
+
+    def roster_not_stored(self, number: int, now: float) -> None:
+        """The other answer to `StoreRoster`: it could not be stored, so it is not taken."""
+        if self.custody.not_stored(number):
+            error = LocalProtocolError("the newer roster could not be stored")
+            self._with(number, now, lambda link: link.fail(error))  # which tells the peer too
+
+    def handle_timeout(self, now: float) -> None:
+        """Time has passed."""
+        for connection in list(self._connections.values()):
+            if connection.link is not None:
+                deadline = connection.link.next_timeout()
+                if deadline is not None and now >= deadline:
+                    self._do(connection, now, lambda link: link.handle_timeout(now))
+        self.events += self.strangers.handle_timeout(now)
+        self._dial_due(now)
+
+    # ------------------------------------------------------------- internals
+
+    def _on(self, connection: Connection, event: LinkEvent, now: float) -> None:
+        number = connection.number
+        match event:
+            case SignatureRequested(payload):
+                if connection.dialed and connection.key is not None:
+                    self._contacts.dial_answered(connection.key)
+                self.events.append(SignatureWanted(number, payload))
+            case EncapsulationRequested(key):
+                self._admission.spoke(number)
+                self.events.append(EncapsulationWanted(number, key))
+            case RosterReceived(roster):
+                self._settle(connection)
+                self._roster_came(connection, roster, now)
+            case PeerProved():
+                self._judge(connection, event, now)
+            case LinkUp():
+                self._established(connection, event, now)
+            case LinkClosed(code, reason):
+                self._closed(connection, code, reason, now)
+            case _:
+                if connection.key is not None:
+                    rank, purpose = self._rank(connection.key), connection.key[1]
+                    self._news.append(Incoming(rank, purpose, event))
+
+    def _roster_came(self, connection: Connection, roster: SignedRoster, now: float) -> None:
+        """A peer brought a roster that was newer when its handshake began."""
+        match self.custody.came(connection.number, roster):
+            case Arrival.TO_STORE:
+                self.events.append(StoreRoster(connection.number, roster.encode()))
+            case Arrival.STALE:
+                self._down(connection, LocalProtocolError(_OTHER_ROSTER), now, CloseCode.NOT_READY)
+            case Arrival.KNOWN:
+                self._with(connection.number, now, lambda link: link.roster_stored(now))
+
+    def _judge(self, connection: Connection, proved: PeerProved, now: float) -> None:
+        """An incoming peer has proved who it is: take it, or say why not."""
+        key = (proved.peer, proved.purpose)
+        connection.key = key
+        if connection.source:
+            self._settle(connection)
+            if proved.peer in self.config.roster.roster:  # it may have been put out meanwhile
+                self._admission.proved(connection.source, proved.peer)
+        if not self.custody.is_in_force(proved.roster):
+            self._refuse(connection, CloseCode.NOT_READY, _OTHER_ROSTER, now)
+            return
+        ranks = self._rank(key), self.rank, len(self.config.roster.roster.members)
+        refusal = why_not(proved.purpose, *ranks, engine=self.accept_steps)
+        verdict = self._contacts.judge(key, proved.instance)
+        if refusal is not None:
+            self._refuse(connection, *refusal, now)
+        elif verdict is Verdict.DUPLICATE or key in self._held:
+            self._refuse(connection, CloseCode.DUPLICATE_LINK, DUPLICATE, now)
+        elif verdict is Verdict.HOLD:
+            self._held[key] = connection.number
+        else:
+            if verdict is Verdict.REPLACE:
+                old = self._find(self._rank(key), proved.purpose)
+                if old is not None:
+                    self._shut(old, CloseCode.REPLACED, "the peer began a new life", now)
+            self._admit(connection, now)
+
+    def _admit(self, connection: Connection, now: float) -> None:
+        if connection.link is not None:
+            connection.link.admit(now)
+
+    def _established(self, connection: Connection, event: LinkUp, now: float) -> None:
+        key, link = connection.key, connection.link
+        assert key is not None  # noqa: S101  a dial has it, a peer that was proved too
+        assert link is not None  # noqa: S101  it is up
+        if not self.custody.is_in_force(event.roster):
+            self._down(connection, LocalProtocolError(_OTHER_ROSTER), now, CloseCode.NOT_READY)
+            return
+        rank = self._rank(key)
+        self._settle(connection)
+        connection.up = True
+        self._learn_patience(key[0], event.instance, link, now)
+        if not connection.dialed and not self._contacts.is_answered(key):
+            for other in [c for c in self._connections.values() if c.key == key and c.dialed]:
+                if not other.up:
+                    self._down(other, LocalProtocolError(DUPLICATE), now, CloseCode.DUPLICATE_LINK)
+        self._contacts.established(key, Contact(connection.number, event.instance, now))
+        self._release(key, now)
+        self._contacts.satisfied(key)
+        if key[1] is Purpose.CONTROL and 0 not in (rank, self.rank):
+            if connection.dialed:
+                self._shut(connection, CloseCode.SHUTDOWN, "the rosters are exchanged", now)
+            return
+        self._news.append(Up(rank, key[1], event.hop, connection.number, link))
+
+    def _closed(self, connection: Connection, code: int, reason: str, now: float) -> None:
+        if code == CloseCode.DUPLICATE_LINK and connection.dialed and connection.key is not None:
+            self._contacts.satisfied(connection.key)
+        self._down(connection, PeerClosed(code, reason), now, code)
+
+    def _adopted(self, before: Roster, now: float) -> None:
+        """The roster in force is another than *before*; links with those put out end."""
+        self._expect_members()
+        roster = self.config.roster
+        self._contacts.wake()
+        for member in before.members:
+            if member.id not in roster.roster:
+                self._admission.put_out(member.id)
+                self._book.forget(member.id)
+                self._contacts.forget(member.id)
+        for connection in list(self._connections.values()):
+            if connection.key is not None and connection.key[0] not in roster.roster:
+                self._shut(connection, CloseCode.ROSTER_EXPIRED, "no longer a member", now)
+            elif connection.up and connection.link is not None:
+                connection.link.renew(roster)
+        self.events.append(Note(Level.INFO, f"roster {roster.roster.serial} is in force"))
+        self._news.append(Adopted.after(before, roster.roster))
+        self.greet(now)
