@@ -1,8 +1,8 @@
 """A hop of 8 KiB between two processes: sealed by a link, beside a plain trio message.
 
 All go there and back; a hop is half of that. The plain one is what trio's own stream does with the
-same number of bytes. The sealed one comes in as a node's links do, in a thread (`shared_wire`), and
-its parts are measured in the same way, each alone: that wire with nothing on it, and with that the
+same number of bytes. The sealed one comes in as a node's links do, in a thread (`threaded_socket`).
+Its parts are measured in the same way, each alone: that wire with nothing on it, and with that the
 encryption and decryption (AES-256-GCM from the library), or a STEP encoded and decoded.
 
 The other process is this module, run with as many connected sockets.

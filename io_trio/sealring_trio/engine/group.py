@@ -4,7 +4,7 @@ The node sees an engine like any other. Behind it every member gets all that the
 holds its share of each weight; a layer ends with sums over all members, through a collective of
 MLX that never leaves the machine (private members have a network that nobody else is in). So the
 members compute the same steps, one of them (the first) speaks for all, and the others' answers are
-held against its own (`engine_merge`).
+held against its own (`merge`).
 
 The first order to load makes them a group: each is told which share is its own and loads it; when
 all have, each is told where the others are, and joins within a deadline. Nothing calls MLX's

@@ -8,7 +8,7 @@ when the kernel says that it is stopped, which no deadline would tell as soon.
 None is left behind: the child ends at the end of its stream, the kernel kills it with its parent
 where it can (Linux), and whoever runs an `EngineProcess` and is cancelled kills the child first.
 The child gets its own session, so that an interrupt from the terminal reaches the node alone,
-which then ends it in good order. It gives way to its node on a busy processor (`child`).
+which then ends it in good order. It gives way to its node on a busy processor (`launcher`).
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def new_pair() -> tuple[socket.socket, socket.socket]:
 
 @attrs.frozen
 class Network:
-    """How an engine leaves the machine's network: the *way* (see `child`), and the socket *fd* on
-    which it hands over its sockets, or on which namespaces are handed over, *times* in all."""
+    """How an engine leaves the machine's network: the *way* (see `launcher`), and the socket *fd*
+    on which it hands over its sockets, or on which namespaces are handed over, *times* in all."""
 
     way: str
     fd: int

@@ -1,13 +1,13 @@
 """The engine of one node: kept alive.
 
 Computation lives in a child process, because MLX can hang, abort, hold the interpreter lock or
-change the process's limits, and none of that may touch the links. `engine_process` is one such
+change the process's limits, and none of that may touch the links. `process` is one such
 child; here is who sees to it that there always is one. A new engine follows every dead one, and
 every one that could not be started (for want of a descriptor, of memory, of a process), after a
 pause that grows while engines die young and unproven; one that was to be replaced is followed at
 once.
 
-`engine_group` is the same for several processes that are one engine.
+`group` is the same for several processes that are one engine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A whole ring on this machine with its HTTP API: `local_ring`, and then until it answers.
+"""A whole ring on this machine with its HTTP API: `ring.local_ring`, and then until it answers.
 
 A node says that it is up when it listens; the ring serves when every rank has loaded its layers,
 which the API's ``/health`` tells, with what it still waits for.
@@ -63,7 +63,7 @@ def local_api(
     tell: Tell = lambda _: None,
 ) -> Iterator[LocalApi]:
     """A ring of *ranks* with *model* that serves at *port* (0: any) of loopback, ended with the
-    block; see `local_ring`. *tell* hears what it waits for.
+    block; see `ring.local_ring`. *tell* hears what it waits for.
 
     Raises `UserError` for what cannot be, `OperationError` when it does not come up.
     """

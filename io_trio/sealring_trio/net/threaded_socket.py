@@ -8,7 +8,7 @@ and `bench comms` measure it.
 
 To wake a thread takes as long as what it then does with a step. Where processors are many and the
 device of the engine is so fast that a step comes every few milliseconds, threads that read are
-*eager*: after what came soon one of them looks for what is next without sleeping (see `lookout`).
+*eager*: after what came soon one of them looks for what is next without sleeping (see `busy_poll`).
 
 What both such a thread and trio's may touch is touched with the lock of the `Guard` held: the node,
 its links, its engine, and the sending side of `SharedWire`s. Nobody waits for anything while

@@ -91,7 +91,7 @@ class Wire:
 
     def _offer(self, data: Buffer) -> int:
         """How many bytes of *data* the kernel takes. It never waits, though a socket may be one
-        that does (`shared_wire`)."""
+        that does (`threaded_socket`)."""
         return self._socket.send(data, socket.MSG_DONTWAIT)
 
     def _rouse(self) -> None:

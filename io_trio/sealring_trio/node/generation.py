@@ -5,7 +5,7 @@ it to the ring and `Answer.next` the text as it comes: whole characters, no part
 and with each piece the tokens that it came from. However the block is left, by its end, an error or
 because the client went away, the row ends with it on every rank.
 
-Making ids of a text is for the text workers (`text_worker`); text is made of tokens here, in time
+Making ids of a text is for the text workers (`text.workers`); text is made of tokens here, in time
 linear in the tokens.
 """
 

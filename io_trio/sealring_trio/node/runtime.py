@@ -6,8 +6,8 @@ to the node, and then `_settle` carries out what the node wants, in order, until
 and flushes every link. All of this runs without an `await`, and with the lock of the guard, so the
 node is never entered twice.
 
-What comes on links and from the engine is read by threads (`shared_wire` says why), and the node is
-entered there: a step goes from a link to the engine, and what the engine made of it to the next
+What comes on links and from the engine is read by threads (`threaded_socket` says why), and the node
+is entered there: a step goes from a link to the engine, and what the engine made of it to the next
 link, without the event loop. What only the event loop can do is left for it, and holds up what the
 node wants after that; but not what merely tells somebody something.
 

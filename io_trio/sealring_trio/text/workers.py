@@ -1,6 +1,6 @@
 """The node's text workers: processes that render, tokenise and parse, within limits.
 
-What one does is in `text_process`. `run` has a job done and gives what came of it. A job that
+What one does is in `process`. `run` has a job done and gives what came of it. A job that
 exceeds the time of its stage or its memory ends with its worker, which another one replaces; its
 caller is told which stage it was. One whose caller leaves may finish for a moment, so that clients
 that come and go do not cost a worker each, and is then ended too.

@@ -7,7 +7,7 @@ most of the next is done, and the rank that waits for it would idle. So one thre
 this one waits, seals and sends, in the order of launching.
 
 Whoever waits for the answer waits for this thread, and both need the interpreter. So graphs that
-are not needed yet are built (see `ahead`) once every answer is out, of which this thread tells.
+are not needed yet are built (see `lookahead`) once every answer is out, of which this thread tells.
 Where they are launched as well there is no time to wait for that; but a decode is launched once the
 one before is done, and so this thread tells of each.
 

@@ -20,7 +20,7 @@ _RELEASE_THRESHOLD: Final = 4  # cuda.h
 _GRAPHS: Final = 6
 """MLX hands the device CUDA graphs of so many operations, and lets ten of these wait to be done.
 All of a stage has to fit into them, for it may be launched before the device can begin (see
-`mailbox`)."""
+`pinned_io`)."""
 _OPERATIONS: Final = 40
 """Operations of a layer, at most: a guess."""
 _DEFAULT: Final = 100

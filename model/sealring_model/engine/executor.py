@@ -375,7 +375,7 @@ class Executor:
         return self._passage.opened(message, group, uids)
 
     def prepare(self) -> bool:
-        """Do, on a rank of several, a part of what is to come (see `ahead`); whether there was
+        """Do, on a rank of several, a part of what is to come (see `lookahead`); whether there was
         any. For when there is nothing else to do."""
         if self._failure is not None or not self.prepares:
             return False

@@ -16,8 +16,8 @@ One thread computes (MLX's streams belong to threads), the main one; the channel
 and that of `answers` waits for the device, seals and sends. So a step is launched as soon as it
 is there, while the one before is on the device, and an answer goes out as soon as it is ready,
 whatever is being launched. In the meantime what is likely to come next is built, and launched where
-the device can wait for its input (see `ahead`); that is then told to it by the channel's thread,
-and while it is launched another thread builds (see `beside`).
+the device can wait for its input (see `lookahead`). That is then told to it by the channel's
+thread, and while it is launched another thread builds (see `graph_builder`).
 
 Whatever fails in a step or in loading is answered as a `Failure`. The process ends with its
 channel; SIGINT is the node's business.

@@ -108,7 +108,7 @@ class ModelInfo:
     def engine_info(self, room: int, splits: int = 0, backends: int = 0) -> EngineInfo:
         """The same for the node, of an engine with *room* bytes for weights and caches.
 
-        *splits* and *backends* take MLX to find out, see `shares` and `group`.
+        *splits* and *backends* take MLX to find out, see `tp_shards` and `group`.
         """
         return EngineInfo(
             self.digest,

@@ -3,7 +3,7 @@
 A graph begins at an `Inlet`, an array to build on before its contents have come, and ends at an
 `Outlet`, whose bytes can be had once the device is done. `Doors` makes both, for any device. There
 may be others whose inlets *wait*: the device itself waits for the contents, and so all of a graph
-can be launched before they come (see `mailbox`).
+can be launched before they come (see `pinned_io`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Of the time that a stage spends on a token, a quarter or so goes into building the graph in Python:
 nothing that needs the hidden states, only their shape. While they are under way a rank has nothing
-to do. So it builds then, on an inlet that is filled when they come (see `doors`):
+to do. So it builds then, on an inlet that is filled when they come (see `device_io`):
 
 - on rank 0, the end of a decode whose hidden states are away: norm, output head and draw. They are
   sure to come;
@@ -33,7 +33,7 @@ whose memory again, and so what the device is done with by then makes for other 
 not depend on a gate and is in the same graph may be worked on; nothing is done before it is open.
 
 Most of the time that a rank needs for a step it is launching, and beside that another thread builds
-(`beside`): so what is launched next is there when the launch is done.
+(`graph_builder`): so what is launched next is there when the launch is done.
 
 A rank alone has no use for any of this: it launches a step while the device works on the one
 before. And it is only for models whose forwards are *blind*, that is, never look at a value to

@@ -4,7 +4,7 @@ What a member does over and over, a link that comes and goes say, is worth some 
 those a few each minute. The rest is told at a level for whoever looks closely, and counted: the
 next line of the kind that is told says how many there were.
 
-What is said of those who did not prove who they are has bounds of its own (`strangers`).
+What is said of those who did not prove who they are has bounds of its own (`refusal_log`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ of those that came in. An entry is the last thing that went wrong, since when it
 thing, and how often. It stays until a link has stood for a while (`STEADY_SECONDS`), for a peer
 that is taken and refused in turns is in trouble all the time.
 
-Whoever did not prove who it is has no rank, and stands in another book (`strangers`).
+Whoever did not prove who it is has no rank, and stands in another book (`refusal_log`).
 """
 
 from __future__ import annotations

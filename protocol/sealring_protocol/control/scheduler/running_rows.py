@@ -1,8 +1,8 @@
 """Who has caches on the ranks, who is about to, and who waits: the scheduler's rows.
 
 A request becomes a row and waits (`waiting`) until there is a place and, on every rank, room for
-its caches (`room`). It is opened, perhaps from a snapshot (`prefixes`), read in, joins its group,
-and leaves: because it ended, or because it has to make room, in which case it waits again and is
+its caches (`kv_budget`). It is opened, perhaps from a snapshot (`prefixes`), read in, joins its
+group, and leaves: because it ended, or because it has to make room, in which case it waits again and is
 read in anew with its tokens so far. What leaves is only noted here (`leaving`, `dropping`); the
 next step carries it out on all ranks.
 

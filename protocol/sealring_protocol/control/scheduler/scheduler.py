@@ -1,8 +1,8 @@
 """The scheduler: which step comes next, and what its answer means. It runs on the head alone.
 
 Rows come in as requests and wait (`waiting`); a few at a time, as far as the ranks have room for
-their caches (`room`), are read in (prefilled) chunk by chunk into private caches, join a group,
-and then get one token per DECODE step of their group. Everything that changes the set of rows is
+their caches (`kv_budget`), are read in (prefilled) chunk by chunk into private caches, join a
+group, and then get one token per DECODE step of their group. Everything that changes the set of rows is
 one of two moves: open and prefill, or leave (evict, drop). So cancelling, preempting for want of
 room and recovering from a lost epoch share one path: leave, then, if the row is to go on, prefill
 its prompt and its tokens so far again. A row that ends leaves a snapshot behind (`prefixes`), and
