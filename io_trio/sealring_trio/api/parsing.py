@@ -1,9 +1,9 @@
 """What the text of an answer is: reasoning, content, or tool calls, told apart as it comes.
 
 A model puts its reasoning between two marks, and each tool call between two others. They are taken
-out of the text wherever the pieces cut them (`stop_strings`), in time linear in it. Reasoning and content
-go on at once; what may be a tool call is given whole, when its closing mark is there, since only
-then can it be read. Whoever gets it has it read: by other people's code, in a text worker.
+out of the text wherever the pieces cut them (`stop_strings`), in time linear in it. Reasoning and
+content go on at once; what may be a tool call is given whole, when its closing mark is there, since
+only then can it be read. Whoever gets it has it read: by other people's code, in a text worker.
 
 Blank space after a mark belongs to the format, not to the content, and is left out.
 """

@@ -60,7 +60,7 @@ def ask(path: Path, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """
     with _connect(path) as connection, connection.makefile("rb") as lines:
         try:
-            with contextlib.suppress(BrokenPipeError):  # a node that refuses says so, and closes
+            with contextlib.suppress(ConnectionError):  # a node that refuses says so, and closes
                 connection.sendall(json.dumps(request).encode() + b"\n")
             for line in lines:
                 event = json.loads(line)

@@ -6,10 +6,10 @@ to the node, and then `_settle` carries out what the node wants, in order, until
 and flushes every link. All of this runs without an `await`, and with the lock of the guard, so the
 node is never entered twice.
 
-What comes on links and from the engine is read by threads (`threaded_socket` says why), and the node
-is entered there: a step goes from a link to the engine, and what the engine made of it to the next
-link, without the event loop. What only the event loop can do is left for it, and holds up what the
-node wants after that; but not what merely tells somebody something.
+What comes on links and from the engine is read by threads (`threaded_socket` says why), and the
+node is entered there: a step goes from a link to the engine, and what the engine made of it to the
+next link, without the event loop. What only the event loop can do is left for it, and holds up what
+the node wants after that; but not what merely tells somebody something.
 
 One task keeps the deadline. The node is asked for its next one each time things have settled, and
 the task is woken only when that is earlier than the one it sleeps for.

@@ -2,9 +2,9 @@
 
 A request becomes a row and waits (`waiting`) until there is a place and, on every rank, room for
 its caches (`kv_budget`). It is opened, perhaps from a snapshot (`prefixes`), read in, joins its
-group, and leaves: because it ended, or because it has to make room, in which case it waits again and is
-read in anew with its tokens so far. What leaves is only noted here (`leaving`, `dropping`); the
-next step carries it out on all ranks.
+group, and leaves: because it ended, or because it has to make room, in which case it waits again
+and is read in anew with its tokens so far. What leaves is only noted here (`leaving`, `dropping`);
+the next step carries it out on all ranks.
 
 Rows of one sharer that come with equal prompts are read once: one leads, and the others wait for
 the snapshot that is made of it. A row that ends leaves a snapshot behind as well, for what

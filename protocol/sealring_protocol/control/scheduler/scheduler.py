@@ -2,11 +2,11 @@
 
 Rows come in as requests and wait (`waiting`); a few at a time, as far as the ranks have room for
 their caches (`kv_budget`), are read in (prefilled) chunk by chunk into private caches, join a
-group, and then get one token per DECODE step of their group. Everything that changes the set of rows is
-one of two moves: open and prefill, or leave (evict, drop). So cancelling, preempting for want of
-room and recovering from a lost epoch share one path: leave, then, if the row is to go on, prefill
-its prompt and its tokens so far again. A row that ends leaves a snapshot behind (`prefixes`), and
-one that begins as a snapshot does is opened from it.
+group, and then get one token per DECODE step of their group. Everything that changes the set of
+rows is one of two moves: open and prefill, or leave (evict, drop). So cancelling, preempting for
+want of room and recovering from a lost epoch share one path: leave, then, if the row is to go on,
+prefill its prompt and its tokens so far again. A row that ends leaves a snapshot behind
+(`prefixes`), and one that begins as a snapshot does is opened from it.
 
 Steps travel first in, first out, so a step may name rows whose earlier steps are still under
 way: an evict takes effect behind the decode in flight, whose surplus token is then dropped
