@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
 from sealring_trio.api.errors import INVALID, ApiError, unavailable
-from sealring_trio.shares import Shares
+from sealring_trio.text.shares import Shares
 
 MAX_BODY: Final = 8 << 20
 """Bytes of one body: a prompt of a million tokens and more. Memory: that much, twice for a moment,

@@ -34,7 +34,6 @@ import trio
 from sealring_trio.engine.process import EngineCommand
 from sealring_trio.errors import OperationError
 from sealring_trio.processes.interpreter import signal_name
-from sealring_trio.shares import Shares
 from sealring_trio.text.frames import (
     MAX_FRAME,
     MEMORY,
@@ -46,6 +45,7 @@ from sealring_trio.text.frames import (
     Refused,
     pack,
 )
+from sealring_trio.text.shares import Shares
 
 log = logging.getLogger("sealring")
 
