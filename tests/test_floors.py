@@ -73,6 +73,12 @@ def test_the_model_does_not_know_the_adapter(name):
         assert module.partition(".")[0] != name, f"{path} imports {module}"
 
 
+def test_only_the_bench_knows_the_bench():
+    for path, module in imports("io_trio"):
+        if module.startswith("sealring_trio.bench"):
+            assert "/bench" in path, f"{path} imports {module}"
+
+
 def test_modules_open_with_their_theory_and_stay_short():
     for folder in ("protocol", "io_trio", "model"):
         for path in sorted((ROOT / folder).rglob("*.py")):

@@ -13,6 +13,8 @@ from typing import Final
 
 import attrs
 
+from sealring_trio.local.pace import pace
+
 ROUNDS: Final = 15
 ROUND_SECONDS: Final = 0.08
 
@@ -77,8 +79,3 @@ def joint_pace(times: Sequence[Sequence[float]]) -> float:
     begin = max(row[0] for row in times)
     end = min(row[-1] for row in times)
     return sum(pace([at for at in row if begin <= at <= end]) for row in times)
-
-
-def pace(times: Sequence[float]) -> float:
-    """Tokens a second after the first, from the *times* (s) at which they came."""
-    return (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else 0.0

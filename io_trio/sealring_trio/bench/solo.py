@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-from sealring_trio.bench.measure import Result, pace
+from sealring_trio.bench.measure import Result
 from sealring_trio.bench.random_model import write_random_model
+from sealring_trio.local.pace import pace
 from sealring_trio.local.ring import LocalNode, local_ring
 from sealring_trio.local.single import single_process
 

@@ -10,15 +10,15 @@ import attrs
 import cyclopts
 from sealring_model.loading.model_folder import ModelInfo
 
-from sealring_trio.bench.measure import pace
-from sealring_trio.bench.sealing import seal_microseconds
 from sealring_trio.cli.output import print_facts, print_json, print_table
 from sealring_trio.errors import OperationError
 from sealring_trio.files.config import CollectivesName, StrategyName
 from sealring_trio.files.models import TINY, describe_model, find_model
 from sealring_trio.files.suites import SUITES
 from sealring_trio.files.units import format_size
+from sealring_trio.local.pace import pace
 from sealring_trio.local.ring import LocalNode, local_ring
+from sealring_trio.local.sealing import seal_microseconds
 from sealring_trio.local.single import SingleAnswer, single_process
 
 Positive = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]

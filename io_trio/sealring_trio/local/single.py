@@ -19,8 +19,8 @@ from typing import Any
 
 import attrs
 
-from sealring_trio.bench.measure import pace
 from sealring_trio.errors import OperationError
+from sealring_trio.local.pace import pace
 from sealring_trio.processes.interpreter import run_module
 
 
