@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
 
+import psutil
 import pytest
 import trio
 from sealring_model import tiny
@@ -165,6 +166,14 @@ async def outcome(texts: TextWorkers, job: str, data: bytes, owner: str = "", **
     except (Refused, Exceeded, Crowded, Lost) as error:
         return f"{type(error).__name__}: {error}"
     return str(told)
+
+
+async def test_a_job_that_comes_while_the_first_worker_starts_begins_no_other() -> None:
+    """A start takes seconds of a core, which the ring would have computed tokens in."""
+    async with workers(tiny.path()) as texts:
+        assert "'lengths': [5]" in await outcome(texts, "chat", ask("Hello."))
+        begun = psutil.Process().children(recursive=True)
+        assert len([each for each in begun if text_workers.MODULE in each.cmdline()]) == 1
 
 
 TEMPLATES = {

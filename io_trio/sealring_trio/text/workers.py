@@ -81,6 +81,8 @@ class TextWorkers:
         self._nursery: trio.Nursery | None = None
         self._idle: list[_Worker] = []
         self._living = 0  # those that start, too
+        self._starting = 0
+        self._takers = 0  # jobs that wait for a worker
         self._served = False  # a start has come to its end
         self._fault = ""  # why the latest start failed
         self._changed = trio.Event()
@@ -142,16 +144,23 @@ class TextWorkers:
                 del self._queued[owner], self._turns[owner]
 
     async def _take(self) -> _Worker:
-        """A worker that has nothing to do. Raises `OperationError`."""
-        started = False
-        while not self._idle:
-            if self._living < WORKERS and not started and self._nursery is not None:
-                self._start()
-                started = True
-            await self._changed.wait()
-            if not self._living and not self._idle:
-                raise OperationError(self._fault, "The log says more.")
-        return self._idle.pop()
+        """A worker that has nothing to do. Raises `OperationError`.
+
+        A start costs seconds of a core, so one is begun only for a job that no other start is for.
+        """
+        self._takers += 1
+        try:
+            started = self._nursery is None
+            while not self._idle:
+                if self._living < WORKERS and self._starting < self._takers and not started:
+                    self._start()
+                    started = True
+                await self._changed.wait()
+                if not self._living and not self._idle:
+                    raise OperationError(self._fault, "The log says more.")
+            return self._idle.pop()
+        finally:
+            self._takers -= 1
 
     def _give_back(self, worker: _Worker, size: int) -> None:
         alive = worker.usable and self._nursery is not None
@@ -166,6 +175,7 @@ class TextWorkers:
     def _start(self) -> None:
         if self._nursery is not None:
             self._living += 1
+            self._starting += 1
             self._nursery.start_soon(self._bring_up)
 
     async def _bring_up(self) -> None:
@@ -184,6 +194,8 @@ class TextWorkers:
             if worker is not None:
                 self._end(worker)
             raise
+        finally:
+            self._starting -= 1
         self._ring()
 
     def _ring(self) -> None:
