@@ -249,12 +249,13 @@ class CompletionRequest(CompletionOptions):
 
 M = TypeVar("M", ChatRequest, CompletionRequest)
 
-_REFUSED: Final[Mapping[str, str]] = {
+REFUSED: Final[Mapping[str, str]] = {
     "functions": "'functions' is the old form of 'tools'; use that.",
     "function_call": "'function_call' is the old form of 'tool_choice'; use that.",
     "audio": "This server gives text alone.",
     "web_search_options": "This server does not search the web.",
 }
+"""Fields that are known and always refused, with what is said of each."""
 
 
 def read(model: type[M], body: bytes) -> M:
@@ -293,7 +294,7 @@ def _parse(body: bytes) -> Any:
 
 def _chat_fault(asked: ChatRequest) -> ApiError | None:
     """What this server does not do, or what contradicts itself."""
-    for name, message in _REFUSED.items():
+    for name, message in REFUSED.items():
         if getattr(asked, name) is not None:
             return unsupported(name, message)
     if asked.modalities not in (None, [], ["text"]):

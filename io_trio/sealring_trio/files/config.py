@@ -63,79 +63,124 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
         examples=['"models/llama-8b"'],
     )
     layers: list[Annotated[int, pydantic.Field(ge=1)]] = pydantic.Field(
-        default=[], description="layers of each rank; by memory if left out"
+        default=[],
+        description="layers of each rank, in rank order; dealt out by memory if left out (head)",
+        examples=["[20, 12]"],
     )
     memory: Annotated[str, pydantic.AfterValidator(_check_memory)] | None = pydantic.Field(
-        default=None, description="memory for weights and caches, like 24G"
+        default=None,
+        description="memory for weights and caches, with K, M, G or T; what the device has free "
+        "if left out",
+        examples=['"24G"'],
     )
     api: Annotated[str, pydantic.AfterValidator(_check_api)] = pydantic.Field(
         default=DEFAULT_API,
-        description="address of the head's HTTP API, or 'off'",
+        description="address of the head's HTTP API and its page, or 'off' (head)",
         examples=[f'"{DEFAULT_API}"'],
     )
     api_keys: KeysName = pydantic.Field(
         default="everywhere",
         description="where API keys, once there are any, are asked for: 'everywhere', or "
         "'beyond-loopback' alone (head)",
+        examples=['"beyond-loopback"'],
     )
     timeout: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)] = pydantic.Field(
-        default=DEFAULT_TIMEOUT, description="seconds that a request of the API may take"
+        default=DEFAULT_TIMEOUT,
+        description="seconds that a request of the API may take (head)",
+        examples=["600"],
     )
     drain: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)] = pydantic.Field(
         default=DEFAULT_DRAIN,
         description="seconds that requests under way may take to finish when the node is stopped",
+        examples=["30"],
     )
     strategy: StrategyName = pydantic.Field(
         default="auto",
-        description="how the ranks work: 'tp' shares out every layer, 'pp' deals them out (head)",
+        description="how the ranks work: 'tp' shares out every layer, 'pp' deals them out, "
+        "'single' is for one rank alone, 'auto' chooses (head)",
+        examples=['"pp"'],
     )
     collectives: CollectivesName = pydantic.Field(
         default="sealed",
         description="'trusted-link' if what the ranks sum may go unsealed between them, "
         "'shared-loopback' if every local user of this machine may interfere with its end",
+        examples=['"shared-loopback"'],
     )
     backend: BackendName = pydantic.Field(
-        default="auto", description="what carries the sums of tensor parallelism"
+        default="auto",
+        description="what carries the sums of tensor parallelism: 'ring' can be sealed, 'jaccl' "
+        "(several machines) and 'nccl' cannot, 'auto' chooses",
+        examples=['"nccl"'],
     )
     tp: int = pydantic.Field(
-        default=1, ge=1, le=MAX_WORLD, description="processes of this node that share its layers"
+        default=1,
+        ge=1,
+        le=MAX_WORLD,
+        description="processes of this node that share its layers",
+        examples=["2"],
     )
     group_timeout: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)] = pydantic.Field(
         default=DEFAULT_GROUP_TIMEOUT,
         description="seconds that the ranks of a collective may take to find each other",
+        examples=["60"],
     )
     patience: Annotated[float, pydantic.Field(ge=PING_TIMEOUT, le=60)] = pydantic.Field(
         default=PING_TIMEOUT,
         description="seconds that a peer may be silent before it is lost; pauses seen raise it. "
         "An engine may be late by what exceeds the default",
+        examples=["5"],
     )
     groups: int = pydantic.Field(
-        default=0, ge=0, le=64, description="batches in flight; as many as pay if 0 (head)"
+        default=0,
+        ge=0,
+        le=64,
+        description="batches in flight at once; as many as pay, by measurement, if 0 (head)",
+        examples=["4"],
     )
     rows: int = pydantic.Field(
-        default=8, ge=1, le=256, description="requests in one batch at most (head)"
+        default=8,
+        ge=1,
+        le=256,
+        description="rows of one batch at most; each choice of a request is a row (head)",
+        examples=["32"],
     )
     queue: int = pydantic.Field(
-        default=256, ge=1, description="requests that may wait before one is refused (head)"
+        default=256,
+        ge=1,
+        description="rows that may wait. Beyond that, whoever has less than an equal share may "
+        "still queue, up to twice as many in all; others are refused with 429 (head)",
+        examples=["64"],
     )
     prefixes: int = pydantic.Field(
-        default=16, ge=0, le=1024, description="conversations kept to be continued (head)"
+        default=16,
+        ge=0,
+        le=1024,
+        description="snapshots of prompts and answers kept, to be continued without being read in "
+        "again; none if 0 (head)",
+        examples=["64"],
     )
     prefix_sharing: SharingName = pydantic.Field(
         default="connection",
         description="what callers without a key continue: prompts of their own 'connection', none "
         "('off'), or those of 'everyone' without a key (head)",
+        examples=['"off"'],
     )
     suites: list[SuiteName] = pydantic.Field(
         default=["aes-256-gcm", "chacha20-poly1305"],
         min_length=1,
         description="ciphers in order of preference",
+        examples=['["chacha20-poly1305"]'],
     )
     keylog: str | None = pydantic.Field(
-        default=None, description="file for the keys of all links, to read captures with; none"
+        default=None,
+        description="file for the traffic keys of all links, to read captures with; none if left "
+        "out. Whoever has the file reads what was recorded",
+        examples=['"desk.keys"'],
     )
     state: str | None = pydantic.Field(
-        default=None, description="folder for what the node keeps; NAME.state if left out"
+        default=None,
+        description="folder for what the node keeps; NAME.state, beside NAME.toml, if left out",
+        examples=['"desk.state"'],
     )
 
 

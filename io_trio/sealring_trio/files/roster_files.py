@@ -68,10 +68,14 @@ class DraftMember(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
         examples=['["192.168.1.10:7470"]'],
     )
     trust: Trust = pydantic.Field(
-        default="software", description="what the coordinator asserts of it"
+        default="software",
+        description=f"what the coordinator asserts of its key: {', '.join(TRUST_NAMES)}",
+        examples=['"hardware"'],
     )
     attestation: HashHex = pydantic.Field(
-        default=NO_ATTESTATION, description="digest of its evidence"
+        default=NO_ATTESTATION,
+        description="SHA-256 of the evidence behind that, in hex; zeros for none",
+        examples=['"5c0e..."'],
     )
 
 
@@ -79,12 +83,18 @@ class Draft(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
     """A roster before it is signed."""
 
     name: Name = pydantic.Field(description="what people call the cluster", examples=['"home"'])
-    cluster: HashHex = pydantic.Field(description="random id", examples=['"64 hex digits"'])
+    cluster: HashHex = pydantic.Field(
+        description="random id, 64 hex digits", examples=['"3fa1..."']
+    )
     inner_seal: bool = pydantic.Field(
-        default=True, description="seal activations again between the engines"
+        default=True,
+        description="seal activations again between the engines",
+        examples=["true"],
     )
     tensor_parallelism: bool = pydantic.Field(
-        default=True, description="allow it; its sums are in the clear in the nodes of either end"
+        default=True,
+        description="allow it; its sums are in the clear in the nodes of either end",
+        examples=["false"],
     )
     member: list[DraftMember] = pydantic.Field(
         default=[], max_length=MAX_MEMBERS, description="the nodes, in rank order"
