@@ -1,0 +1,1 @@
+"""The documentation's site: pages for people, and what generates the parts that the code knows."""

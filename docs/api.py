@@ -1,0 +1,183 @@
+"""Sections of ``api.md``: endpoints, fields, errors, limits and metrics of the HTTP API.
+
+What the code has in tables is taken from there; what it says in calls (the codes of errors, the
+names of metrics) is read from its source. Meanings are in `words`, which must have one for each.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, cast
+
+import pydantic
+import sealring_trio.api
+from sealring_trio.api import bodies, connection, connections, gate, http1, parsing, schema
+from sealring_trio.api.app import build_app
+from sealring_trio.api.head import ApiHead
+from sealring_trio.dashboard import events, pages
+from sealring_trio.text import workers
+from starlette.routing import Route
+
+from docs import words
+from docs.schemas import table, told_type
+
+_SOURCE: Final = Path(sealring_trio.api.__file__).parent
+
+
+def _same(found: set[str], told: set[str], what: str) -> None:
+    """Raise `ValueError` unless `words` tells of exactly the *found*."""
+    if found != told:
+        raise ValueError(f"docs/words.py: {what}: {sorted(found ^ told)}")
+
+
+def _endpoints() -> str:
+    # The app asks its head for nothing before a request comes.
+    app = build_app(cast(ApiHead, None), pages.routes())
+    rows, found = [], set()
+    for route in app.routes:
+        if isinstance(route, Route):
+            (method,) = (route.methods or {"GET"}) - {"HEAD"}
+            place = f"{method} {route.path.replace(':path', '')}"
+            found.add(place)
+            key = "no" if gate.is_public(route.path) else "yes"
+            rows.append((f"`{place}`", key, words.ENDPOINTS.get(place)))
+    _same(found, set(words.ENDPOINTS), "endpoints")
+    return table(("endpoint", "needs a key, once there are any", "what it gives"), *rows)
+
+
+def _rows(
+    told: Mapping[str, Any], meanings: Mapping[str, str], kinds: Mapping[str, Any], prefix: str
+) -> Iterator[tuple[str, str, str]]:
+    """Name, type and meaning of each field of the schema *told*, and of what is in it."""
+    for name, field in told["properties"].items():
+        needed = " (needed)" if name in told.get("required", []) else ""
+        refused = schema.REFUSED.get(name) if not prefix else None
+        kind = "refused" if refused else told_type(field) + needed
+        yield f"`{prefix}{name}`", kind, refused or meanings[f"{prefix}{name}"]
+        for below, marks in _refs(field, ""):
+            yield from _rows(kinds[below], meanings, kinds, f"{prefix}{name}{marks}.")
+
+
+def _refs(field: Mapping[str, Any], marks: str) -> Iterator[tuple[str, str]]:
+    """The objects that *field* holds, and the marks of the lists that they are in."""
+    if "$ref" in field:
+        yield field["$ref"].rpartition("/")[2], marks
+    for each in field.get("anyOf", ()):
+        yield from _refs(each, marks)
+    if "items" in field:
+        yield from _refs(field["items"], f"{marks}[]")
+
+
+def _body(model: type[pydantic.BaseModel], meanings: Mapping[str, str]) -> str:
+    told = model.model_json_schema()
+    return table(("field", "type", "meaning"), *_rows(told, meanings, told.get("$defs", {}), ""))
+
+
+def _errors() -> str:
+    found: dict[str, set[int]] = {}
+    for path in sorted(_SOURCE.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                _note(node, node.func.id, found)
+            elif isinstance(node, ast.Assign):
+                for code in _assigned(node.targets[0], node.value):
+                    found.setdefault(code, set())
+    _same(set(found), set(words.ERRORS), "errors")
+    rows = []
+    for code, (status, meaning) in words.ERRORS.items():
+        for number in found[code]:
+            if str(number) not in status:
+                raise ValueError(f"docs/words.py: {code} is {number}, not {status}")
+        rows.append((status, f"`{code}`", meaning))
+    return table(("status", "code", "when"), *sorted(rows))
+
+
+def _note(call: ast.Call, name: str, found: dict[str, set[int]]) -> None:
+    """Add the code that *call* of *name* gives, if it makes an error."""
+    at = {"ApiError": 2, "invalid": 2, "unavailable": 1}.get(name)
+    if at is None:
+        return
+    keywords = [each.value for each in call.keywords if each.arg == "code"]
+    (code,) = keywords or call.args[at : at + 1] or [ast.Constant("invalid_value")]
+    if not isinstance(code, ast.Constant):
+        return  # passed on by a function whose callers name it
+    status: int | None = {"invalid": 400, "unavailable": 503}.get(name)
+    if name == "ApiError" and isinstance(call.args[0], ast.Constant):
+        status = cast(int, call.args[0].value)
+    found.setdefault(str(code.value), set()).update([] if status is None else [status])
+
+
+def _assigned(target: ast.expr, value: ast.expr) -> Iterator[str]:
+    """The texts that become a variable called ``code``."""
+    match target, value:
+        case ast.Tuple(targets), ast.Tuple(values):
+            for each, its in zip(targets, values, strict=True):
+                yield from _assigned(each, its)
+        case ast.Name("code"), ast.IfExp(_, first, second):
+            yield from _assigned(target, first)
+            yield from _assigned(target, second)
+        case ast.Name("code"), ast.Constant(str(text)):
+            yield text
+
+
+def _limits() -> str:
+    rows = []
+    for place, meaning in words.LIMITS.items():
+        module, _, name = place.partition(".")
+        value = getattr(_LIMITED[module], name)
+        rows.append((f"`{name}`", f"{value:,}", meaning))
+    return table(("limit", "value", "of what"), *rows)
+
+
+_LIMITED: Final[Mapping[str, ModuleType]] = {
+    module.__name__.rpartition(".")[2]: module
+    for module in (bodies, connection, connections, events, gate, http1, parsing, schema, workers)
+}
+
+
+_FAMILIES: Final = {
+    "Counter": ("counter", "_total"),
+    "CounterMetricFamily": ("counter", "_total"),
+    "GaugeMetricFamily": ("gauge", ""),
+    "InfoMetricFamily": ("info", "_info"),
+    "_histogram": ("histogram", ""),
+}
+
+
+def _metrics() -> str:
+    source = (_SOURCE / "metrics.py").read_text(encoding="utf-8")
+    rows = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Call(func=ast.Name(id=kind)) if kind in _FAMILIES:
+                texts = [
+                    arg.value
+                    for arg in node.args
+                    if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
+                ]
+                lists = [*node.args, *(each.value for each in node.keywords)]
+                labels = [
+                    str(cast(ast.Constant, item).value)
+                    for each in lists
+                    if isinstance(each, ast.List)
+                    for item in each.elts
+                ]
+                name = texts[0].removeprefix("sealring_")
+                told, ending = _FAMILIES[kind]
+                rows.append((f"`sealring_{name}{ending}`", told, ", ".join(labels), texts[1]))
+    return table(("metric", "kind", "labels", "what it tells"), *sorted(rows))
+
+
+SECTIONS: Final[Mapping[str, Callable[[], str]]] = {
+    "endpoints": _endpoints,
+    "chat": lambda: _body(schema.ChatRequest, words.FIELDS),
+    "completion": lambda: _body(
+        schema.CompletionRequest, {**words.FIELDS, **words.COMPLETION_FIELDS}
+    ),
+    "errors": _errors,
+    "limits": _limits,
+    "metrics": _metrics,
+}

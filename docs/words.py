@@ -1,0 +1,189 @@
+"""What the generated tables say in words: one entry for each thing that the code only names."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sealring_protocol.diagnosis.why import Cause
+
+ENDPOINTS: Final = {
+    "POST /v1/chat/completions": "An answer to a conversation, whole or streamed.",
+    "POST /v1/completions": "A continuation of a text, whole or streamed.",
+    "GET /v1/models": "The model, with the length of its context.",
+    "GET /v1/models/{id}": "The same for one model.",
+    "GET /v1/cluster": "The state of the ring: ranks, links, strategy, rows, what is in the way. "
+    "With `?history=1` the last minutes, second by second.",
+    "GET /v1/cluster/events": "The same as a stream of server-sent events, one each second; the "
+    "page listens to it.",
+    "GET /v1/requests": "The requests under way, then the latest that are over; never their texts.",
+    "DELETE /v1/requests/{id}": "Ends a request that is under way.",
+    "GET /v1/requests/{id}/trace": "Where the time of one request went.",
+    "GET /health": "Whether the ring can answer now, and why not: 200 or 503.",
+    "GET /metrics": "Counters, histograms and gauges for Prometheus.",
+    "GET /": "The page.",
+}
+
+FIELDS: Final = {
+    "model": "The model's name, as `GET /v1/models` has it.",
+    "stream": "Give the answer as server-sent events while it is made.",
+    "stream_options": "What a stream has besides the text.",
+    "stream_options.include_usage": "End the stream with the counts of tokens.",
+    "max_tokens": "The most tokens of the answer; what the context allows if left out.",
+    "max_completion_tokens": "The same; it counts before `max_tokens`.",
+    "temperature": "0 always takes the likeliest token; 1 if left out.",
+    "top_p": "Choose among the likeliest tokens that make up this share; 1 if left out.",
+    "top_k": "Choose among this many likeliest tokens; all if left out, 0 or -1.",
+    "min_p": "Leave out tokens less likely than this share of the likeliest; 0 if left out.",
+    "repetition_penalty": "Makes tokens that were there before less likely (CTRL's way); 1, which "
+    "changes nothing, if left out.",
+    "presence_penalty": "Off the logit of every token that the answer has; 0 if left out.",
+    "frequency_penalty": "The same, once for each time that the answer has it; 0 if left out.",
+    "logit_bias": "What is added to a token's logit, by the token's id as text.",
+    "n": "Choices for each prompt; 1 if left out.",
+    "seed": "The same seed, settings and prompt give the same text; random if left out.",
+    "stop": "The answer ends before any of these texts.",
+    "user": "Taken, and not used.",
+    "messages": "The conversation so far.",
+    "messages[].role": "Whose message it is; `developer` is `system` here.",
+    "messages[].content": "Its text.",
+    "messages[].content[].type": "Text is the only kind of part.",
+    "messages[].content[].text": "The text of the part.",
+    "messages[].name": "Who speaks, where the model's template has that.",
+    "messages[].reasoning_content": "What the model thought before an earlier answer.",
+    "messages[].tool_calls": "The calls of an earlier answer.",
+    "messages[].tool_calls[].id": "The call's id, which its result names.",
+    "messages[].tool_calls[].type": "Functions are the only kind of tool.",
+    "messages[].tool_calls[].function": "What was called.",
+    "messages[].tool_calls[].function.name": "The function's name.",
+    "messages[].tool_calls[].function.arguments": "Its arguments, as a JSON text.",
+    "messages[].tool_call_id": "Of which call a `tool` message is the result.",
+    "tools": "The functions that the model may call. Refused where the model's template has none.",
+    "tools[].type": "Functions are the only kind of tool.",
+    "tools[].function": "One function.",
+    "tools[].function.name": "Its name.",
+    "tools[].function.description": "What it does, for the model.",
+    "tools[].function.parameters": "A JSON schema of its arguments, for the model.",
+    "tool_choice": "`auto` if left out. `required` and a named function begin the call for the "
+    "model.",
+    "tool_choice.type": "Functions are the only kind of tool.",
+    "tool_choice.function": "The function that has to be called.",
+    "tool_choice.function.name": "Its name, which must be among the tools.",
+    "parallel_tool_calls": "With false the answer ends after its first call.",
+    "response_format": "The form of the answer; answers are not held to a schema here.",
+    "response_format.type": "`text` is the only form.",
+    "reasoning_effort": "Given to the model's template; `none` turns thinking off where the model "
+    "thinks.",
+    "chat_template_kwargs": "More settings for the model's template; none that it reserves.",
+    "modalities": '`["text"]` is the only one.',
+    "logprobs": "Tell log probabilities.",
+    "top_logprobs": "How many of the likeliest tokens to tell them for; needs `logprobs`.",
+    "prompt": "The text to continue, or its token ids, or several of either.",
+    "echo": "Begin the answer with the prompt; not together with `logprobs`.",
+    "best_of": "Only the value of `n`.",
+    "suffix": "Only empty: text is continued, and gaps are not filled.",
+}
+"""By name, with ``[]`` after a list and a dot before what is in an object."""
+
+COMPLETION_FIELDS: Final = {
+    "max_tokens": "The most tokens of the answer; 16 if left out.",
+    "logprobs": "Tell log probabilities, and those of this many of the likeliest tokens.",
+}
+"""What a text completion has otherwise."""
+
+ERRORS: Final = {
+    "bad_request": ("400", "It is not a request of HTTP/1.1. (The status may be another 4xx or "
+                    "5xx that fits the fault.)"),
+    "context_length_exceeded": ("400", "Prompt and answer are longer than the model's context, or "
+                                "than what the tightest rank has room for."),
+    "empty_prompt": ("400", "The prompt has no tokens."),
+    "invalid_json": ("400", "The body is not JSON."),
+    "invalid_value": ("400", "A field is wrong; `param` names it."),
+    "missing_required_parameter": ("400", "A field is missing; `param` names it."),
+    "too_many_values": ("400", "The body has too many values."),
+    "unsupported_parameter": ("400", "A field is known, and cannot be honoured here."),
+    "invalid_api_key": ("401", "A key is needed, and none or an unknown one came."),
+    "wrong_host": ("403", "Without keys: the request names a host that is not loopback."),
+    "wrong_origin": ("403", "The request comes from a page of another origin."),
+    "wrong_site": ("403", "The request comes from a page of another site."),
+    "model_not_found": ("404", "There is no such model."),
+    "not_found": ("404", "There is nothing at this path."),
+    "request_not_found": ("404", "There is no such request, or no longer."),
+    "method_not_allowed": ("405", "The path does not take this method."),
+    "request_timeout": ("408", "The header or the body did not arrive in time."),
+    "request_over": ("409", "The request that is to be cancelled is over."),
+    "request_too_large": ("413", "The body is too large."),
+    "unsupported_media_type": ("415", "The body is not `application/json`, or is encoded."),
+    "text_limit_exceeded": ("422", "The prompt or its template took more time or memory than a "
+                            "text worker may; it would again."),
+    "rate_limit_exceeded": ("429", "The queue is full. `Retry-After` says when to come back."),
+    "header_too_large": ("431", "The header is too large."),
+    "client_closed": ("499", "The client closed its side before it had its answer."),
+    "request_cancelled": ("499", "Somebody cancelled the request."),
+    "generation_failed": ("500", "The ring gave up on this request; the message says why."),
+    "internal_error": ("500", "A fault of the server; the log says more."),
+    "not_implemented": ("501", "The server is no proxy."),
+    "keys_unreadable": ("503", "The file of API keys cannot be read."),
+    "no_tokenizer": ("503", "The model's tokenizer is missing."),
+    "no_worker": ("503", "No text worker can be started."),
+    "not_head": ("503", "This node is not the head; the message names it."),
+    "overloaded": ("503", "Too many requests or connections at once, in all or by one caller."),
+    "ring_not_ready": ("503", "The ring is not up; the message says what it waits for."),
+    "shutting_down": ("503", "The head is draining."),
+    "text_worker_lost": ("503", "The text worker that read this request died."),
+    "timeout": ("504", "The request took longer than the config's `timeout`."),
+    "http_version_not_supported": ("505", "Only HTTP/1.0 and HTTP/1.1 are spoken."),
+}  # fmt: skip
+"""Status and meaning of each code."""
+
+LIMITS: Final = {
+    "bodies.MAX_BODY": "Bytes of one body.",
+    "bodies.MAX_BODIES": "Bytes of all bodies that are being read; one caller has half at most.",
+    "bodies.BODY_SECONDS": "Seconds for a body to arrive.",
+    "http1.MAX_HEADER": "Bytes of a header.",
+    "connection.HEADER_SECONDS": "Seconds for a header to arrive.",
+    "http1.STUCK_SECONDS": "Seconds after which a client that takes no bytes is given up.",
+    "connections.MAX_CONNECTIONS": "Connections at once, or fewer where the system allows fewer "
+    "open files.",
+    "connections.SHARE_OF_SOURCE": "The share of them that one address may have.",
+    "gate.MAX_OF_ONE": "Requests with one key that are answered at once.",
+    "events.MAX_LISTENERS": "Listeners to `/v1/cluster/events`.",
+    "schema.MAX_CHOICES": "Choices of one request, over all its prompts.",
+    "schema.MAX_MESSAGES": "Messages of a conversation.",
+    "schema.MAX_PARTS": "Parts of a message, and calls of one.",
+    "schema.MAX_TOOLS": "Tools.",
+    "schema.MAX_PROMPT_IDS": "Ids of a prompt that is given so.",
+    "schema.MAX_VALUES": "Values in a body.",
+    "schema.MAX_STOPS": "Stop texts.",
+    "schema.MAX_STOP": "Characters of a stop text.",
+    "parsing.MAX_CALL": "Characters of a tool call in an answer; a longer one is text.",
+    "workers.MAX_WAITING": "Bytes of texts that wait for a text worker; one caller has half at "
+    "most.",
+}
+"""By module and name."""
+
+CAUSES: Final = {
+    Cause.DRAINING: "The node has been told to stop, and finishes what runs.",
+    Cause.ROSTER_EXPIRED: "The roster's time is over, so every link has ended.",
+    Cause.ROSTER_CONFLICT: "Two nodes hold two rosters with one serial.",
+    Cause.NOT_A_MEMBER: "Another node holds a newer roster, without this node.",
+    Cause.ENGINE_STARTING: "This node's engine has not said yet what its model is.",
+    Cause.ENGINE_DYING: "This node's engine has ended, once or several times in a row.",
+    Cause.ENGINE_UNREADABLE: "This node's engine cannot read the model.",
+    Cause.NO_ADDRESS: "The roster has no address for that node, so it has to dial.",
+    Cause.DIALING: "That node is being dialed.",
+    Cause.UNREACHABLE: "No connection to that node comes up; the reason is the system's.",
+    Cause.SILENT: "That node ended the handshake without a word.",
+    Cause.NO_ANSWER: "That node takes connections and does not answer.",
+    Cause.OTHER_MODEL: "The two nodes hold different models.",
+    Cause.MANIFEST: "One of the two has a manifest of the model, the other has none.",
+    Cause.OTHER_POLICY: "The two nodes disagree on a policy.",
+    Cause.REFUSED: "One of the two refused the other, for the reason that is told.",
+    Cause.BROKEN: "A link was there, and broke.",
+    Cause.PEER_ENGINE: "That node's engine has not said yet what its model is.",
+    Cause.TOO_LITTLE_ROOM: "The model does not fit the memory of the ranks.",
+    Cause.CANNOT_SERVE: "That rank could not load its layers, or failed while it ran.",
+    Cause.COLLECTIVE: "The ranks do not find each other for tensor parallelism.",
+    Cause.LOADING: "A rank loads its layers.",
+    Cause.NO_EPOCH: "This rank is linked to the head, which has not begun.",
+    Cause.BEGINNING: "The ring is about to begin.",
+}
