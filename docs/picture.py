@@ -19,7 +19,6 @@ from typing import Final
 from playwright.sync_api import expect, sync_playwright
 
 FILE: Final = Path(__file__).with_name("page.png")
-SIZE: Final = {"width": 1280, "height": 900}
 SECONDS: Final = 12.0
 """How long the ring works before the picture is taken: the load's curve needs some seconds."""
 
@@ -50,7 +49,7 @@ def _take(url: str, chromium: str) -> None:
     try:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-            page = browser.new_page(viewport=SIZE, color_scheme="light")
+            page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
             page.goto(f"{url}/")
             expect(page.locator("#state")).to_have_text("serving")
             page.wait_for_timeout(SECONDS * 1000)
