@@ -18,6 +18,7 @@ from mkdocs.structure.pages import Page
 ROOT: Final = Path(__file__).parent.parent
 DOCUMENTS: Final = (
     "README.md",
+    "ARCHITECTURE.md",
     "SECURITY.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
