@@ -161,8 +161,8 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
     )
     prefix_sharing: SharingName = pydantic.Field(
         default="connection",
-        description="what callers without a key continue: prompts of their own 'connection', none "
-        "('off'), or those of 'everyone' without a key (head)",
+        description="which prompts a caller without a key continues: those of its 'connection', "
+        "those of 'everyone' without a key, or none ('off') (head)",
         examples=['"off"'],
     )
     suites: list[SuiteName] = pydantic.Field(

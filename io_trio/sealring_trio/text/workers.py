@@ -82,7 +82,6 @@ class TextWorkers:
         self._idle: list[_Worker] = []
         self._living = 0  # those that start, too
         self._starting = 0
-        self._takers = 0  # jobs that wait for a worker
         self._served = False  # a start has come to its end
         self._fault = ""  # why the latest start failed
         self._changed = trio.Event()
@@ -146,21 +145,17 @@ class TextWorkers:
     async def _take(self) -> _Worker:
         """A worker that has nothing to do. Raises `OperationError`.
 
-        A start costs seconds of a core, so one is begun only for a job that no other start is for.
+        A start costs seconds of a core, so none is begun beside another: that one's worker may do.
         """
-        self._takers += 1
-        try:
-            started = self._nursery is None
-            while not self._idle:
-                if self._living < WORKERS and self._starting < self._takers and not started:
-                    self._start()
-                    started = True
-                await self._changed.wait()
-                if not self._living and not self._idle:
-                    raise OperationError(self._fault, "The log says more.")
-            return self._idle.pop()
-        finally:
-            self._takers -= 1
+        started = self._nursery is None
+        while not self._idle:
+            if self._living < WORKERS and not self._starting and not started:
+                self._start()
+                started = True
+            await self._changed.wait()
+            if not self._living and not self._idle:
+                raise OperationError(self._fault, "The log says more.")
+        return self._idle.pop()
 
     def _give_back(self, worker: _Worker, size: int) -> None:
         alive = worker.usable and self._nursery is not None
