@@ -33,7 +33,7 @@ from typing import Any, Final
 
 import cryptography.hazmat.primitives.asymmetric.mlkem
 import cryptography.hazmat.primitives.serialization  # noqa: F401 - once, for all children
-from sealring_trio.conformance.files import find_folder, load
+from sealring_protocol.conformance.files import find_folder, load
 
 from spec.mutants import (
     MODULES,
@@ -122,7 +122,7 @@ def _limit(seconds: int) -> None:
 def _first_to_notice(module: str) -> str:
     """The first vector that does not come out as it should, or nothing: all of them whole, and
     those that are likely to be about *module* in every way, too."""
-    from sealring_trio.conformance.streams import ways  # noqa: PLC0415
+    from sealring_protocol.conformance.streams import ways  # noqa: PLC0415
 
     likely = next(names for part, names in _LIKELY.items() if module.startswith(part))
     first = [vector for name in likely for vector in _families()[name]]

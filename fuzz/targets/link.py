@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from sealring_protocol.codec.messages import Ping, Pong, Progress
+from sealring_protocol.conformance.ends import End, whole
 from sealring_protocol.errors import RemoteProtocolError
-from sealring_trio.conformance.ends import End, whole
 
 from fuzz.people import begun, bitten
 from fuzz.source import Source

@@ -16,7 +16,7 @@ from sealring_protocol.codec.local_messages import (
 )
 from sealring_protocol.codec.messages import Accept, Backend, Close
 from sealring_protocol.codec.tensor import DType
-from sealring_trio.conformance.fields import to_fields
+from sealring_protocol.conformance.fields import to_fields
 
 from spec.vectors.messages import (
     BOOTSTRAP,

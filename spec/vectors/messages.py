@@ -45,7 +45,7 @@ from sealring_protocol.codec.messages import (
     TunnelEvent,
 )
 from sealring_protocol.codec.tensor import DType, Tensor
-from sealring_trio.conformance.fields import to_fields
+from sealring_protocol.conformance.fields import to_fields
 
 from spec.vectors.model import LIMIT, MALFORMED, Json, Vector, refused, valid
 from spec.vectors.world import HOME_6, entropy

@@ -16,8 +16,8 @@ from typing import Final
 
 import attrs
 from sealring_protocol.codec.messages import FailureKind
+from sealring_protocol.conformance.files import Json, replaced, u64
 from sealring_protocol.errors import CloseCode
-from sealring_trio.conformance.files import Json, replaced, u64
 
 __all__ = ["FORGED", "LIMIT", "MALFORMED", "Json", "Vector", "refused", "to_text", "u64", "valid"]
 

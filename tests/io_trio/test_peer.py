@@ -18,8 +18,8 @@ import pytest
 import trio
 from sealring_model import tiny
 from sealring_protocol.codec.messages import Backend, Bootstrap, Epoch, Ready
+from sealring_protocol.conformance.fields import to_fields
 from sealring_protocol.security.admission import Admission
-from sealring_trio.conformance.fields import to_fields
 from sealring_trio.errors import OperationError
 from sealring_trio.files.config import load_config
 from sealring_trio.files.models import describe_model, find_model

@@ -4,10 +4,10 @@ by byte and at random, cut off, and grown."""
 from __future__ import annotations
 
 import pytest
+from sealring_protocol.conformance.ends import run_end
+from sealring_protocol.conformance.kinds import raw
+from sealring_protocol.conformance.streams import ways
 from sealring_protocol.errors import RemoteProtocolError
-from sealring_trio.conformance.ends import run_end
-from sealring_trio.conformance.kinds import raw
-from sealring_trio.conformance.streams import ways
 
 from spec.vectors.plain import header
 from tests.spec.files import every

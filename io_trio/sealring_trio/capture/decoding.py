@@ -14,13 +14,13 @@ import attrs
 from sealring_protocol.codec.encoding import decode
 from sealring_protocol.codec.frame import Frame, FrameDecoder, FrameKind
 from sealring_protocol.codec.messages import Accept, MessageCode
+from sealring_protocol.conformance.fields import to_fields
 from sealring_protocol.errors import SealringError
 from sealring_protocol.limits import MAX_SEALED_BODY
 from sealring_protocol.security.handshake import TrafficSecrets
 from sealring_protocol.security.seal import OpeningChannel
 
 from sealring_trio.capture.streams import Piece
-from sealring_trio.conformance.fields import to_fields
 
 _LIMITS: Final = {int(FrameKind.HANDSHAKE): 1 << 16, int(FrameKind.SEALED): MAX_SEALED_BODY}
 _INIT, _RESP, _FIN = (int(code) for code in (MessageCode.INIT, MessageCode.RESP, MessageCode.FIN))

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Final
 
 import attrs
 import cyclopts
+from sealring_protocol.conformance.ends import Mismatch
+from sealring_protocol.conformance.files import find_folder, load
+from sealring_protocol.conformance.streams import WAYS, ways
 
 from sealring_trio.cli.output import print_json, print_table
-from sealring_trio.conformance.ends import Mismatch
-from sealring_trio.conformance.files import find_folder, load
-from sealring_trio.conformance.streams import WAYS, ways
 from sealring_trio.errors import UserError
 
 app = cyclopts.App(

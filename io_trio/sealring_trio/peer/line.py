@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import trio
 from sealring_protocol.codec.messages import Message
+from sealring_protocol.conformance.fields import to_fields
 from sealring_protocol.errors import CloseCode, SealringError, wire_code
 from sealring_protocol.link import (
     EncapsulationRequested,
@@ -26,8 +27,6 @@ from sealring_protocol.link import (
     SignatureRequested,
 )
 from sealring_protocol.security.identity import Signer
-
-from sealring_trio.conformance.fields import to_fields
 
 CHUNK: Final = 1 << 16
 ROOM: Final = 1 << 16

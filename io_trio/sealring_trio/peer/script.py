@@ -20,9 +20,9 @@ from typing import Any, Final
 
 import attrs
 import trio
+from sealring_protocol.conformance.fields import from_fields, to_fields
 from sealring_protocol.errors import CloseCode, SealringError
 
-from sealring_trio.conformance.fields import from_fields, to_fields
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.peer.line import Line
 

@@ -11,9 +11,14 @@ from collections.abc import Callable
 from typing import Any, Final, get_args
 
 import attrs
+from sealring_model.sampling.vectors import key_of, token_of
+
 from sealring_protocol.codec.encoding import decode, decode_local, encode
 from sealring_protocol.codec.frame import Frame, FrameDecoder
 from sealring_protocol.codec.messages import Epoch, FailureKind, Message, Step
+from sealring_protocol.conformance.brains import run_lockstep, run_rank
+from sealring_protocol.conformance.ends import Given, Mismatch, must, run_end
+from sealring_protocol.conformance.fields import from_fields, read_tensor, to_fields
 from sealring_protocol.control.epoch.ledger import Ledger
 from sealring_protocol.control.head.partition import partition
 from sealring_protocol.errors import (
@@ -35,11 +40,6 @@ from sealring_protocol.security.seal import (
     OpeningChannel,
     SealingChannel,
 )
-
-from sealring_trio.conformance.brains import run_lockstep, run_rank
-from sealring_trio.conformance.drawing import key_of, token_of
-from sealring_trio.conformance.ends import Given, Mismatch, must, run_end
-from sealring_trio.conformance.fields import from_fields, read_tensor, to_fields
 
 
 @attrs.define

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 import attrs
+
 from sealring_protocol.codec.encoding import decode, decode_local, encode
 from sealring_protocol.codec.messages import (
     NO_EPOCH,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from sealring_protocol.codec.messages import NO_LOGPROBS
-
-from sealring_trio.conformance.ends import Given
-from sealring_trio.conformance.fields import read_row
-from sealring_trio.conformance.files import Json
+from sealring_protocol.conformance.ends import Given
+from sealring_protocol.conformance.fields import read_row
+from sealring_protocol.conformance.files import Json
 
 
 def key_of(given: Given) -> dict[str, Json]:
@@ -23,6 +22,7 @@ def key_of(given: Given) -> dict[str, Json]:
 def token_of(given: Given) -> dict[str, Json]:
     """Kind ``draw``."""
     import mlx.core as mx  # noqa: PLC0415 - as above
+
     from sealring_model.sampling.logit_processors import Adjustments  # noqa: PLC0415
     from sealring_model.sampling.sampler import sample  # noqa: PLC0415
 

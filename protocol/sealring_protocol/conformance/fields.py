@@ -44,8 +44,7 @@ from sealring_protocol.codec.messages import (
     Work,
 )
 from sealring_protocol.codec.tensor import DType, Tensor
-
-from sealring_trio.conformance.files import Json, u64
+from sealring_protocol.conformance.files import Json, u64
 
 COUNTERS: Final = (
     "steps_received",

@@ -21,10 +21,9 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from sealring_protocol.codec.messages import TunnelEvent
+from sealring_protocol.conformance.ends import Cut, Given, Mismatch, must, run_end
+from sealring_protocol.conformance.kinds import KINDS, Result, plaintext, raw, run, run_frames
 from sealring_protocol.errors import ConnectionLost, RemoteProtocolError, SealringError
-
-from sealring_trio.conformance.ends import Cut, Given, Mismatch, must, run_end
-from sealring_trio.conformance.kinds import KINDS, Result, plaintext, raw, run, run_frames
 
 SEEDS: Final = (1, 2)
 """Of the random cuts."""
