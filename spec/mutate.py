@@ -7,7 +7,7 @@
 
 What the mutants are is in `spec.mutants`; the operators need the dependency group ``mutation``. A
 mutant is killed when a vector does not come out as it should (those that are likely to be about
-the module run in every way that `sealring vectors check` knows), or else a test of the rooms
+the module run in every way that `conformance.streams` knows), or else a test of the rooms
 concerned. What survives is compared with `spec/survivors.txt`, where each stands with the reason
 why nothing can notice it; the exit code is 1 when there is one without a reason.
 
@@ -34,6 +34,7 @@ from typing import Any, Final
 import cryptography.hazmat.primitives.asymmetric.mlkem
 import cryptography.hazmat.primitives.serialization  # noqa: F401 - once, for all children
 from sealring_protocol.conformance.files import find_folder, load
+from sealring_protocol.conformance.kinds import ENGINE_KINDS
 
 from spec.mutants import (
     MODULES,
@@ -68,9 +69,9 @@ _LIKELY: Final = {
     "": ("sessions",),
 }
 """The families to begin with, by the beginning of a module's name."""
-_LEFT_OUT: Final = ("sealed-many", "draw")
-"""Kinds that are run for no mutant: the one takes a second a vector; the other needs MLX, whose
-threads a fork does not have, and it shows nothing of the protocol's modules."""
+_LEFT_OUT: Final = ("sealed-many", *ENGINE_KINDS)
+"""Kinds that are run for no mutant: the one takes a second a vector; the others take an engine, and
+show nothing of the protocol's modules."""
 
 TIME_LIMIT: Final = 300  # seconds for one mutant
 VECTORS_LIMIT, TESTS_LIMIT = 60, 200  # seconds of the processor, for one that goes round for ever

@@ -384,6 +384,34 @@ const KINDS = {
 export const attempts = (vector) => KINDS[vector.kind](vector.input);
 
 /**
+ * What came of one attempt at a vector, as an answer to it (../vectors/README.md).
+ *
+ * @param {Attempt} attempt
+ * @returns {{ result: string, output?: any, released: string, why: string }}
+ */
+function answer(attempt) {
+  /** @type {Outcome} */
+  const outcome = { output: undefined, released: [] };
+  let result = "valid";
+  let why = "";
+  try {
+    attempt(outcome);
+  } catch (error) {
+    result = error.name;
+    why = error.message;
+  }
+  const released = schedule.hash(...outcome.released).toString("hex");
+  return { result, output: plain(outcome.output), released, why };
+}
+
+/**
+ * The answer to a vector, taken whole.
+ *
+ * @param {any} vector
+ */
+export const answerVector = (vector) => answer(attempts(vector)[0]);
+
+/**
  * What differs between what a vector says and what one attempt at it gave.
  *
  * @param {any} vector
@@ -391,22 +419,12 @@ export const attempts = (vector) => KINDS[vector.kind](vector.input);
  * @returns {string[]}
  */
 function differences(vector, attempt) {
-  /** @type {Outcome} */
-  const outcome = { output: undefined, released: [] };
-  let result = "valid";
-  let reason = "";
-  try {
-    attempt(outcome);
-  } catch (error) {
-    result = error.name;
-    reason = error.message;
-  }
-  if (result !== vector.result) return [`${result} (${reason}) and not ${vector.result}`];
+  const { result, output, released, why } = answer(attempt);
+  if (result !== vector.result) return [`${result} (${why}) and not ${vector.result}`];
   const wrong = [];
-  if (vector.output && !isDeepStrictEqual(plain(outcome.output), vector.output)) {
-    wrong.push(`${JSON.stringify(plain(outcome.output))} and not ${JSON.stringify(vector.output)}`);
+  if (vector.output && !isDeepStrictEqual(output, vector.output)) {
+    wrong.push(`${JSON.stringify(output)} and not ${JSON.stringify(vector.output)}`);
   }
-  const released = schedule.hash(...outcome.released).toString("hex");
   if (vector.released && released !== vector.released) wrong.push("other plaintext was given out");
   return wrong;
 }

@@ -4,8 +4,9 @@ by byte and at random, cut off, and grown."""
 from __future__ import annotations
 
 import pytest
+from sealring_model.sampling import vectors as sampling
 from sealring_protocol.conformance.ends import run_end
-from sealring_protocol.conformance.kinds import raw
+from sealring_protocol.conformance.kinds import KINDS, raw
 from sealring_protocol.conformance.streams import ways
 from sealring_protocol.errors import RemoteProtocolError
 
@@ -15,7 +16,7 @@ from tests.spec.files import every
 
 @pytest.mark.parametrize("name", every())
 def test_vector(name: str) -> None:
-    for _, run in ways(every()[name]):
+    for _, run in ways(every()[name], {**KINDS, **sampling.KINDS}):
         run(every()[name])
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-import attrs
 import cyclopts
-from sealring_protocol.conformance.ends import Mismatch
-from sealring_protocol.conformance.files import find_folder, load
-from sealring_protocol.conformance.streams import WAYS, ways
+from sealring_model.sampling import vectors as sampling_vectors
+from sealring_protocol.conformance import report
+from sealring_protocol.conformance.files import NoVectors, chosen, find_folder, load
+from sealring_protocol.conformance.kinds import KINDS
 
 from sealring_trio.cli.output import print_json, print_table
 from sealring_trio.errors import UserError
@@ -22,9 +20,9 @@ app = cyclopts.App(
     help="""\
 Hold this implementation to the conformance vectors of sealring/1.
 
-The vectors say for bytes that come in what must come of them. They are in
-the repository, in spec/vectors; its README says how to read them, for an
-implementation of your own.
+The vectors say for bytes that come in what must come of them. The README
+beside them says how to read them. For an implementation of your own, see
+python -m sealring_protocol.conformance --help.
 
     sealring vectors check
 """,
@@ -38,45 +36,6 @@ _COLUMNS: Final = {
     "grown": ("trailing",),
 }
 """What the table tells together."""
-
-
-@attrs.define
-class _Family:
-    """How the vectors of one family did: runs by their way, and what failed."""
-
-    vectors: int = 0
-    faulty: int = 0
-    runs: Counter[str] = attrs.Factory(Counter)
-    failed: list[dict[str, str]] = attrs.Factory(list)
-
-    def take(self, vector: dict[str, Any]) -> None:
-        """Run *vector* in every way."""
-        self.vectors += 1
-        self.faulty += vector["result"] != "valid"
-        for way, run in ways(vector):
-            try:
-                self.runs[way] += run(vector)
-            except Mismatch as error:
-                self._fail(vector, way, str(error))
-            except Exception as error:  # noqa: BLE001 - an error that nothing documents is a failure
-                self._fail(vector, way, f"{type(error).__name__}: {error}")
-
-    def of(self, ways: Iterable[str]) -> int:
-        """Runs in these ways."""
-        return sum(self.runs[way] for way in ways)
-
-    def _fail(self, vector: dict[str, Any], way: str, why: str) -> None:
-        self.runs[way] += 1
-        self.failed.append({"id": str(vector["id"]), "way": way, "why": why})
-
-    def facts(self) -> dict[str, Any]:
-        """It as JSON has it."""
-        return {
-            "vectors": self.vectors,
-            "negative": self.faulty,
-            "runs": {way: self.runs[way] for way in WAYS if self.runs[way]},
-            "failed": self.failed,
-        }
 
 
 @app.command
@@ -98,66 +57,54 @@ def check(
     Parameters
     ----------
     folder
-        The folder of the vectors; the repository's around here if left out.
+        The folder of the vectors; the repository's around here if left out,
+        or else those that came with the package.
     family
         Run this family alone: the name of a file without .json. May be repeated.
     json
         Print one JSON object.
     """
     begin = time.perf_counter()
-    place = find_folder(folder)
-    found = load(place)
-    unknown = sorted(set(family or ()) - found.keys())
-    if unknown:
-        raise UserError(
-            f"{place} has no family {', '.join(unknown)}", f"It has: {', '.join(found)}."
-        )
-    done = {name: _Family() for name in found if not family or name in family}
-    for name, one in done.items():
-        for vector in found[name]:
-            one.take(vector)
+    try:
+        place = folder or find_folder()
+        families = chosen(load(place), family or ())
+    except NoVectors as error:
+        raise UserError(str(error), error.advice) from None
+    done = report.check(families, {**KINDS, **sampling_vectors.KINDS})
     seconds = time.perf_counter() - begin
-    failed = sum(len(one.failed) for one in done.values())
+    everything = report.total(done.values())
     if json:
         print_json(
             {
                 "folder": str(place),
                 "families": {name: one.facts() for name, one in done.items()},
-                **_total(done.values()).facts(),
+                **everything.facts(),
                 "seconds": round(seconds, 2),
             }
         )
     else:
         _show(place, done, seconds)
-    return int(failed > 0)
+    return int(bool(everything.failed))
 
 
-def _total(families: Iterable[_Family]) -> _Family:
-    total = _Family()
-    for one in families:
-        total.vectors += one.vectors
-        total.faulty += one.faulty
-        total.runs += one.runs
-        total.failed += one.failed
-    return total
-
-
-def _show(folder: Path, done: dict[str, _Family], seconds: float) -> None:
-    total = _total(done.values())
+def _show(folder: Path, done: dict[str, report.Family], seconds: float) -> None:
+    everything = report.total(done.values())
     print_table(
         f"vectors of {folder}",
         ("family", "vectors", "negative", *_COLUMNS, "failed"),
         [
             (
                 name,
-                *(f"{count:,}" for count in (one.vectors, one.faulty)),
-                *(f"{runs:,}" if runs else "" for runs in map(one.of, _COLUMNS.values())),
+                f"{one.vectors:,}",
+                f"{one.negative:,}",
+                *(f"{runs:,}" if runs else "" for runs in _runs(one)),
                 f"{len(one.failed):,}",
             )
-            for name, one in [*done.items(), ("in all", total)]
+            for name, one in [*done.items(), ("in all", everything)]
         ],
     )
-    for failure in total.failed:
-        print(f"{failure['id']} ({failure['way']}): {failure['why']}")
-    verdict = f"{len(total.failed)} failed" if total.failed else "all did as they say"
-    print(f"{total.runs.total():,} runs of {total.vectors} vectors in {seconds:.1f} s: {verdict}")
+    print(*report.verdict(everything), f"It took {seconds:.1f} s.", sep="\n")
+
+
+def _runs(family: report.Family) -> list[int]:
+    return [sum(family.runs[way] for way in ways) for ways in _COLUMNS.values()]

@@ -1,26 +1,24 @@
-"""The vectors of section 11.4: a row's key, and the token that it is given. They need MLX."""
+"""How the vectors of section 11.4 are run: a row's key, and the token that it is given."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from sealring_protocol.codec.messages import NO_LOGPROBS
-from sealring_protocol.conformance.ends import Given
 from sealring_protocol.conformance.fields import read_row
 from sealring_protocol.conformance.files import Json
+from sealring_protocol.conformance.kinds import Kinds, Result
 
 
-def key_of(given: Given) -> dict[str, Json]:
-    """Kind ``sampling-key``."""
+def _sampling_key(given: Json, result: Result) -> None:
     from sealring_model.sampling.sampler import row_key  # noqa: PLC0415 - MLX, which nothing else needs
 
     fields = {"uid": "1", "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     row = read_row({**fields, "seed": given["seed"], "choice": given["choice"]})
-    return {"key": list(row_key(row, int(given["position"])))}
+    result.output = {"key": list(row_key(row, int(given["position"])))}
 
 
-def token_of(given: Given) -> dict[str, Json]:
-    """Kind ``draw``."""
+def _draw(given: Json, result: Result) -> None:
     import mlx.core as mx  # noqa: PLC0415 - as above
 
     from sealring_model.sampling.logit_processors import Adjustments  # noqa: PLC0415
@@ -31,4 +29,7 @@ def token_of(given: Given) -> dict[str, Json]:
     adjustment = Adjustments(logits.shape[1]).take(0, (row,))
     adjusted = logits if adjustment is None else adjustment.apply(logits)
     token: Any = sample(adjusted, [row], [int(given["position"])]).item()
-    return {"token": token}
+    result.output = {"token": token}
+
+
+KINDS: Final[Kinds] = {"sampling-key": _sampling_key, "draw": _draw}

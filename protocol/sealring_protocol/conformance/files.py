@@ -1,24 +1,31 @@
 """Vectors as their files have them: finding a folder of them, and reading it.
 
 Byte strings that a family tells once stand in `given`; a string ``@name`` in a vector stands for
-one of them, and is replaced when a file is read. The vectors are not part of any package: they are
-in the repository, under ``spec/vectors``.
+one of them, and is replaced when a file is read. In the repository the vectors are under
+``spec/vectors``; an installed package has them beside this module.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
-
-from sealring_trio.errors import UserError
 
 Json = Any
 """What `json` reads and writes."""
 
 FOLDER: Final = Path("spec", "vectors")
+PACKAGED: Final = Path(__file__).parent / "vectors"
 SCHEMA: Final = "schema.json"
+
+
+class NoVectors(Exception):
+    """What was named holds no vectors that can be read. *advice* says what to do."""
+
+    def __init__(self, what: str, advice: str) -> None:
+        super().__init__(what)
+        self.advice = advice
 
 
 def u64(value: int) -> str:
@@ -43,31 +50,53 @@ def resolved(file: Json) -> list[Json]:
     return [replaced(vector, names) for vector in file["vectors"]]
 
 
-def find_folder(given: Path | None = None) -> Path:
-    """The folder *given*, or that of the repository which holds the working folder or this code.
+def find_folder() -> Path:
+    """The vectors of the repository that holds the working folder or this code, or the package's.
 
-    Raises `UserError` when there is none.
+    Raises `NoVectors` when there are none.
     """
-    if given is not None:
-        if not given.is_dir():
-            raise UserError(f"{given} is not a folder", "Name the folder that holds the vectors.")
-        return given
     for start in (Path.cwd(), Path(__file__).resolve().parent):
         for base in (start, *start.parents):
             if (base / FOLDER / SCHEMA).is_file():
                 return base / FOLDER
-    raise UserError(
-        "the vectors are not here: they are in the repository, not in the package",
-        f"Run this in a clone of the repository, or name its {FOLDER}.",
+    if (PACKAGED / SCHEMA).is_file():
+        return PACKAGED
+    raise NoVectors(
+        "the vectors are neither here nor in the package",
+        f"Install sealring-protocol again, or name the {FOLDER} of a clone of the repository.",
     )
 
 
-def load(folder: Path) -> dict[str, list[Json]]:
-    """The vectors of every family in *folder*. Raises `UserError`."""
-    paths = [path for path in sorted(folder.glob("*.json")) if path.name != SCHEMA]
+def load(*places: Path) -> dict[str, list[Json]]:
+    """The vectors of every family in *places*: folders, or files of one family each.
+
+    Raises `NoVectors`.
+    """
+    families: dict[str, list[Json]] = {}
+    for path in (path for place in places for path in _files(place)):
+        if path.stem in families:
+            raise NoVectors(f"{path} is a second file of the family {path.stem}", "Name one.")
+        families[path.stem] = _family(path)
+    return families
+
+
+def chosen(families: dict[str, list[Json]], names: Sequence[str]) -> dict[str, list[Json]]:
+    """Those of *families* that *names* has, or all if it is empty. Raises `NoVectors`."""
+    unknown = sorted(set(names) - families.keys())
+    if unknown:
+        raise NoVectors(f"no family {', '.join(unknown)}", f"There are: {', '.join(families)}.")
+    return {name: vectors for name, vectors in families.items() if not names or name in names}
+
+
+def _files(place: Path) -> list[Path]:
+    if place.is_file():
+        return [place]
+    if not place.is_dir():
+        raise NoVectors(f"{place} is not a folder", "Name the folder that holds the vectors.")
+    paths = [path for path in sorted(place.glob("*.json")) if path.name != SCHEMA]
     if not paths:
-        raise UserError(f"{folder} holds no vectors", "Name the folder that has frames.json.")
-    return {path.stem: _family(path) for path in paths}
+        raise NoVectors(f"{place} holds no vectors", "Name the folder that has frames.json.")
+    return paths
 
 
 def _family(path: Path) -> list[Json]:
@@ -77,8 +106,8 @@ def _family(path: Path) -> list[Json]:
             if not {"id", "kind", "input", "result"} <= vector.keys():
                 raise KeyError("a vector lacks one of id, kind, input, result")
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UserError(
+        raise NoVectors(
             f"{path} is no file of vectors: {error}",
-            f"It must follow {SCHEMA}; take it from the repository again.",
+            f"It must follow {SCHEMA}; take it from the package or the repository again.",
         ) from None
     return vectors

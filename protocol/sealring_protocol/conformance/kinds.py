@@ -2,20 +2,23 @@
 
 Where an input can also be made from its output (a frame sealed, a message encoded), it is, and
 must come out as it was: `Mismatch` says that it did not. How a stream may be cut is in `streams`.
+
+Two kinds are about the tokens that an engine draws, and the engine has to run them:
+`ENGINE_KINDS`. Whoever has one adds them to `KINDS`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, get_args
 
 import attrs
-from sealring_model.sampling.vectors import key_of, token_of
 
 from sealring_protocol.codec.encoding import decode, decode_local, encode
 from sealring_protocol.codec.frame import Frame, FrameDecoder
 from sealring_protocol.codec.messages import Epoch, FailureKind, Message, Step
+from sealring_protocol.conformance.answers import VALID, Answer, compare
 from sealring_protocol.conformance.brains import run_lockstep, run_rank
 from sealring_protocol.conformance.ends import Given, Mismatch, must, run_end
 from sealring_protocol.conformance.fields import from_fields, read_tensor, to_fields
@@ -54,24 +57,24 @@ class Result:
 
     def compare(self, vector: Given) -> None:
         """Raise `Mismatch` unless this is what *vector* says."""
-        error = self.error
-        if vector["result"] == "valid":
-            must(error is None, f"it was refused: {error}")
-        elif error is None:
-            raise Mismatch("it was taken")
-        else:
-            came = (self.answered or wire_code(error)).name
-            must(came == vector["result"], f"it was refused as {came}: {error}")
-            released = hashlib.sha256(self.released).hexdigest()
-            must(released == vector["released"], "other plaintext was given out before")
-        if "output" in vector:
-            must(self.output == vector["output"], "something else came of it")
+        compare(self.answer(), vector)
+
+    def answer(self) -> Answer:
+        """It as an answer to the vector."""
+        result, why = VALID, ""
+        if self.error is not None:
+            result, why = (self.answered or wire_code(self.error)).name, str(self.error)
+        return Answer(result, self.output, hashlib.sha256(self.released).hexdigest(), why)
 
 
-def run(vector: Given) -> Result:
-    """Run *vector* and say what came of it."""
+Kinds = Mapping[str, Callable[[Given, Result], None]]
+"""How each kind of vector is run: from its input to what came of it."""
+
+
+def run(vector: Given, kinds: Kinds) -> Result:
+    """Run *vector* by its kind in *kinds* and say what came of it."""
     result = Result()
-    kind = KINDS.get(vector["kind"])
+    kind = kinds.get(vector["kind"])
     if kind is None:
         raise Mismatch(f"kind {vector['kind']!r} is unknown here")
     try:
@@ -372,15 +375,7 @@ def _split(given: Given, result: Result) -> None:
     result.output = {"bounds": list(partition(layers, int(given["ends"]), memory).bounds)}
 
 
-def _sampling_key(given: Given, result: Result) -> None:
-    result.output = key_of(given)
-
-
-def _draw(given: Given, result: Result) -> None:
-    result.output = token_of(given)
-
-
-KINDS: Final[dict[str, Callable[[Given, Result], None]]] = {
+KINDS: Final[Kinds] = {
     "frames": _frames,
     "message": _message,
     "local-message": _local_message,
@@ -404,6 +399,7 @@ KINDS: Final[dict[str, Callable[[Given, Result], None]]] = {
     "rank": _rank,
     "lockstep": _lockstep,
     "split": _split,
-    "sampling-key": _sampling_key,
-    "draw": _draw,
 }
+
+ENGINE_KINDS: Final = ("sampling-key", "draw")
+"""Kinds of section 11.4, which only an engine can run."""

@@ -15,6 +15,7 @@ middle, since each length costs a handshake.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Callable, Iterator
@@ -22,7 +23,15 @@ from typing import Final
 
 from sealring_protocol.codec.messages import TunnelEvent
 from sealring_protocol.conformance.ends import Cut, Given, Mismatch, must, run_end
-from sealring_protocol.conformance.kinds import KINDS, Result, plaintext, raw, run, run_frames
+from sealring_protocol.conformance.kinds import (
+    KINDS,
+    Kinds,
+    Result,
+    plaintext,
+    raw,
+    run,
+    run_frames,
+)
 from sealring_protocol.errors import ConnectionLost, RemoteProtocolError, SealringError
 
 SEEDS: Final = (1, 2)
@@ -74,8 +83,8 @@ def _run_frames(vector: Given, pieces: list[bytes]) -> Result:
     return result
 
 
-def _whole(vector: Given) -> int:
-    run(vector).compare(vector)
+def _whole(vector: Given, kinds: Kinds) -> int:
+    run(vector, kinds).compare(vector)
     return 1
 
 
@@ -149,7 +158,7 @@ def _signed_shorter(vector: Given) -> int:
 
 def _sealed_frame(vector: Given, body: bytes) -> None:
     framed = raw(vector["input"]["frames"][0])[:4] + len(body).to_bytes(4, "big") + body
-    result = run({**vector, "input": {**vector["input"], "frames": [framed.hex()]}})
+    result = run({**vector, "input": {**vector["input"], "frames": [framed.hex()]}}, KINDS)
     must(isinstance(result.error, RemoteProtocolError), f"a body of {len(body)} bytes was taken")
     must(not result.released, f"a body of {len(body)} bytes gave something out")
 
@@ -214,9 +223,12 @@ _VALID: Final[dict[str, dict[str, Run]]] = {
 WAYS: Final = ("whole", "bytewise", "pieces", "truncated", "trailing")
 
 
-def ways(vector: Given) -> Iterator[tuple[str, Run]]:
-    """The ways in which *vector* can be run, by name."""
-    found = {"whole": _whole, **_ANY.get(vector["kind"], {})}
+def ways(vector: Given, kinds: Kinds = KINDS) -> Iterator[tuple[str, Run]]:
+    """The ways in which *vector* can be run, by name. *kinds* may have more than `KINDS`."""
+    found: dict[str, Run] = {
+        "whole": functools.partial(_whole, kinds=kinds),
+        **_ANY.get(vector["kind"], {}),
+    }
     if vector["result"] == "valid":
         found |= _VALID.get(vector["kind"], {})
     return ((name, found[name]) for name in WAYS if name in found)
