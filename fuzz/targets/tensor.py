@@ -41,7 +41,7 @@ from sealring_protocol.control.effects import (
 )
 from sealring_protocol.control.epoch.ledger import Ledger
 from sealring_protocol.control.head.head import Head, HeadConfig
-from sealring_protocol.control.head.plan import Strategy, Wish
+from sealring_protocol.control.head.plan import PlanRequest, Strategy
 from sealring_protocol.control.scheduler.requests import Request, RequestDone, TokenOut
 from sealring_protocol.control.scheduler.rows import SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -100,7 +100,9 @@ class Ring:
         self.world = world
         names = tuple(f"n{rank}" for rank in range(world))
         config = SchedulerConfig(rows=3, chunk=5, prefixes=2, retries=2)
-        self.head = Head(HeadConfig(7, names, names, Wish(Strategy.TENSOR), scheduler=config))
+        self.head = Head(
+            HeadConfig(7, names, names, PlanRequest(Strategy.TENSOR), scheduler=config)
+        )
         self.now = 0.0
         self.inbox: dict[int, deque[Any]] = {rank: deque() for rank in range(world)}
         self.here: set[int] = set()

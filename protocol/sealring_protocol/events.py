@@ -37,7 +37,7 @@ class Hangup:
 
 
 @attrs.frozen
-class SignatureWanted:
+class SignatureRequested:
     """Have *payload* signed with the node's key; answer by `Node.provide_signature`."""
 
     link: int
@@ -45,7 +45,7 @@ class SignatureWanted:
 
 
 @attrs.frozen
-class EncapsulationWanted:
+class EncapsulationRequested:
     """Encapsulate to the ML-KEM-768 *key*; answer by `Node.provide_encapsulation`."""
 
     link: int
@@ -70,7 +70,7 @@ class RosterInForce:
 
 
 @attrs.frozen
-class Established:
+class LinkUp:
     """The link with *purpose* to *rank* is up, on connection *link*.
 
     The *session* of a TUNNEL link is used beside the node, though not at the same time, until
@@ -102,15 +102,15 @@ class TunnelLost:
 NodeEvent = (
     Dial
     | Hangup
-    | SignatureWanted
-    | EncapsulationWanted
+    | SignatureRequested
+    | EncapsulationRequested
     | StoreRoster
     | RosterInForce
     | ToEngine
     | RestartEngine
     | PrepareCollective
     | EndCollective
-    | Established
+    | LinkUp
     | TunnelMessage
     | TunnelLost
     | TokenOut

@@ -1,6 +1,6 @@
 """One rank's brain: links in bytes, an engine in messages, requests in, tokens out; nothing else.
 
-The node joins the switchboard, which has the links, and the control machine of its role
+The node joins the link manager, which has the links, and the control machine of its role
 (`control.head` or `control.follower`), which knows what to do. The caller owns sockets, the
 engine process, time, entropy and files: it feeds what happens, takes `next_event` until that
 gives None, and sends what `links_to_flush` and `data_to_send` give.
@@ -40,7 +40,7 @@ from sealring_protocol.control.effects import (
 )
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.head import Head, HeadConfig
-from sealring_protocol.control.head.plan import Collectives, Strategy, Wish
+from sealring_protocol.control.head.plan import Collectives, PlanRequest, Strategy
 from sealring_protocol.control.scheduler.requests import FinishReason, Request, RequestDone
 from sealring_protocol.control.scheduler.rows import SchedulerConfig
 from sealring_protocol.diagnosis.peers import PeerState
@@ -48,7 +48,7 @@ from sealring_protocol.diagnosis.teller import Teller
 from sealring_protocol.diagnosis.why import EngineFacts, Facts, Obstacle, obstacles
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 from sealring_protocol.events import (
-    Established,
+    LinkUp,
     NodeEvent,
     RosterInForce,
     StoreRoster,
@@ -57,8 +57,8 @@ from sealring_protocol.events import (
 )
 from sealring_protocol.limits import PING_TIMEOUT
 from sealring_protocol.link import Link
-from sealring_protocol.links.connections import Adopted, Down, Incoming, News, Unreached, Up
-from sealring_protocol.links.link_manager import Switchboard
+from sealring_protocol.links import news
+from sealring_protocol.links.link_manager import LinkManager
 from sealring_protocol.security.handshake import HandshakeConfig, TrafficSecrets
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roles import Purpose
@@ -99,7 +99,7 @@ class Node:
         """Raises `LocalProtocolError` if the key is not in the roster, `AuthenticationFailed` if
         the roster is not the coordinator's."""
         self._config = config
-        self._switchboard = Switchboard(
+        self._links = LinkManager(
             HandshakeConfig(
                 config.public_key,
                 config.roster,
@@ -111,7 +111,7 @@ class Node:
             now,
             config.patience,
         )
-        self._events: deque[NodeEvent] = self._switchboard.events
+        self._events: deque[NodeEvent] = self._links.events
         self._info: EngineInfo | None = None
         self._next_engine_ping: float | None = None
         self._requests: set[int] = set()
@@ -128,7 +128,7 @@ class Node:
     def _make_brain(self, now: float) -> Head | Follower:
         roster = self.roster.roster
         names = tuple(member.name for member in roster.members)
-        self.rank = self._switchboard.rank
+        self.rank = self._links.rank
         self.world = len(names)
         if self.rank > 0:
             trusted = self._config.collectives.trusted
@@ -141,7 +141,7 @@ class Node:
                 config.instance,
                 names,
                 roster.hosts,
-                Wish(
+                PlanRequest(
                     config.strategy,
                     config.layers,
                     config.collectives,
@@ -163,7 +163,7 @@ class Node:
     @property
     def roster(self) -> SignedRoster:
         """The roster in force."""
-        return self._switchboard.config.roster
+        return self._links.config.roster
 
     @property
     def brain(self) -> Head | Follower:
@@ -177,11 +177,11 @@ class Node:
 
     def links(self) -> list[tuple[int, Purpose, Link]]:
         """Rank of the peer, purpose and link, of every established link."""
-        return self._switchboard.links()
+        return self._links.links()
 
     def peers(self) -> list[PeerState]:
         """How it stands with every other member, by rank."""
-        return self._switchboard.peers()
+        return self._links.peers()
 
     def facts(self, now: float) -> Facts:
         """What `obstacles` goes by."""
@@ -191,7 +191,7 @@ class Node:
             self._brain.standing(),
             self._engine,
             {peer.rank: peer for peer in self.peers()},
-            self._switchboard.strangers.latest,
+            self._links.refusals.latest,
             None if self._wall is None else int((now + self._wall) * 1000),
             unpinned=self._config.unpinned,
         )
@@ -205,38 +205,38 @@ class Node:
         consumed, so that the device has hidden states that came back before it plans."""
         if not self._events and isinstance(self._brain, Head) and self._brain.unplanned:
             self._carry_out(self._brain.go_on(self._now), self._now)
-            self._settle(self._now)
+            self._deliver_news(self._now)
         event = self._events.popleft() if self._events else None
         return self._teller.notes.told(event, self._now) if isinstance(event, Note) else event
 
     def links_to_flush(self) -> set[int]:
         """The connections that have something to send since the last call."""
-        return self._switchboard.links_to_flush()
+        return self._links.links_to_flush()
 
     def data_to_send(self, link: int) -> bytes | bytearray:
         """All that waits to be sent on connection *link*."""
-        return self._switchboard.data_to_send(link)
+        return self._links.data_to_send(link)
 
     # ------------------------------------------------------------------ life
 
     def start(self, now: float) -> None:
         """Begin to dial. Call it once."""
         self._want_control_links(now)
-        self._settle(now)
+        self._deliver_news(now)
 
     def _want_control_links(self, now: float) -> None:
         for rank in range(1, self.world) if self.rank == 0 else [0]:
-            self._switchboard.want(rank, Purpose.CONTROL, now)
-        self._switchboard.greet(now)
+            self._links.want(rank, Purpose.CONTROL, now)
+        self._links.greet(now)
 
     def stop(self, now: float) -> None:
         """Close every link with SHUTDOWN; `Hangup` follows for each."""
-        self._switchboard.close("the node shuts down", now)
+        self._links.close("the node shuts down", now)
 
     def next_timeout(self) -> float | None:
         """When `handle_timeout` wants to be called."""
         times = (
-            self._switchboard.next_timeout(),
+            self._links.next_timeout(),
             self._brain.next_timeout(),
             self._next_engine_ping,
             self._teller.due,
@@ -245,7 +245,7 @@ class Node:
 
     def handle_timeout(self, now: float) -> None:
         """Time has passed."""
-        self._switchboard.handle_timeout(now)
+        self._links.handle_timeout(now)
         deadline = self._brain.next_timeout()
         if deadline is not None and now >= deadline:
             self._carry_out(self._brain.handle_timeout(now), now)
@@ -254,7 +254,7 @@ class Node:
             self._events.append(ToEngine(Ping(0, Progress())))
         if self._teller.due is not None and now >= self._teller.due:
             self._events.extend(self._teller.look(self.obstacles(now), now))
-        self._settle(now)
+        self._deliver_news(now)
 
     # -------------------------------------------------------------- requests
 
@@ -267,22 +267,22 @@ class Node:
         self._requests.add(uid)
         self._next_uid = uid + 1
         self._carry_out(effects, now)
-        self._settle(now)
+        self._deliver_news(now)
         return uid
 
     def cancel(self, uid: int, now: float) -> None:
         """End request *uid*; it is no error if it is over."""
         self._carry_out(self._head().cancel(uid, now), now)
-        self._settle(now)
+        self._deliver_news(now)
 
     def finish(self, uid: int, now: float) -> None:
         """End request *uid* as complete (a stop string was reached)."""
         self._carry_out(self._head().finish(uid, now), now)
-        self._settle(now)
+        self._deliver_news(now)
 
     def _head(self) -> Head:
         if not isinstance(self._brain, Head):
-            head = self._switchboard.member(0).name
+            head = self._links.member(0).name
             raise LocalProtocolError(
                 f"this node is rank {self.rank}, which takes no requests; ask the head, {head}"
             )
@@ -295,14 +295,14 @@ class Node:
         match message:
             case Pong():
                 self.progress = message.progress
-                self._switchboard.set_progress(message.progress)
+                self._links.set_progress(message.progress)
                 return
             case Loaded():
                 self.loaded = message
             case EngineInfo():
                 self._info = message
                 self._engine = EngineFacts(True, now, self._engine.lost, self._engine.reason)
-                self._switchboard.accept_steps = True
+                self._links.accept_steps = True
                 self._next_engine_ping = now + ENGINE_PING_SECONDS
             case StepDone(epoch=epoch, failed=Failure() as failed) if epoch == NO_EPOCH:
                 self._engine = attrs.evolve(self._engine, reason=failed.message, unreadable=True)
@@ -312,22 +312,22 @@ class Node:
             case _:
                 pass
         self._carry_out(self._brain.engine_message(message, now), now)
-        self._settle(now)
+        self._deliver_news(now)
 
     def engine_lost(self, reason: str, now: float, *, starved: bool = False) -> None:
         """The engine process is gone; the caller starts another. *starved*: the system killed it
         for want of memory."""
         self._info = None
-        self._switchboard.accept_steps = False
+        self._links.accept_steps = False
         self._next_engine_ping = None
         kind = FailureKind.MEMORY if starved else FailureKind.ENGINE_LOST
         self._carry_out(self._brain.engine_lost(reason, now, kind), now)
         self._engine = self._engine.ended(reason, now, planned=self._brain.replacing)
         # The activation secrets were handed to that process and erased here; new links bring new
         # ones, and the brain asks for them again when there is an engine to have them.
-        self._switchboard.unwant(Purpose.STEP)
-        self._switchboard.shut_all({Purpose.STEP}, "the engine is being replaced", now)
-        self._settle(now)
+        self._links.unwant(Purpose.STEP)
+        self._links.shut_all({Purpose.STEP}, "the engine is being replaced", now)
+        self._deliver_news(now)
 
     # ------------------------------------------------------------ collectives
 
@@ -335,12 +335,12 @@ class Node:
         """The answer to `PrepareCollective`: the engine is to listen on *port*, and, over sealed
         links, to connect to *relay* on this machine (0 where there is none)."""
         self._carry_out(self._brain.collective_prepared(epoch, port, relay, now), now)
-        self._settle(now)
+        self._deliver_news(now)
 
     def collective_failed(self, epoch: Epoch, reason: str, now: float) -> None:
         """The other answer to `PrepareCollective`: no port or no relay can be had."""
         self._carry_out(self._brain.collective_failed(epoch, reason, now), now)
-        self._settle(now)
+        self._deliver_news(now)
 
     # ----------------------------------------------------------- connections
 
@@ -351,99 +351,99 @@ class Node:
         one gives way, and its `Hangup` follows.
         """
         self._wall = wall_ms / 1000 - now
-        return self._switchboard.accepted(source, entropy, now, wall_ms)
+        return self._links.accepted(source, entropy, now, wall_ms)
 
     def connected(self, link: int, entropy: bytes, now: float, wall_ms: int) -> None:
         """The connection of a `Dial` is open; *entropy* is 96 random bytes."""
         self._wall = wall_ms / 1000 - now
-        self._switchboard.connected(link, entropy, now, wall_ms)
-        self._settle(now)
+        self._links.connected(link, entropy, now, wall_ms)
+        self._deliver_news(now)
 
     def dial_failed(self, link: int, reason: str, now: float) -> None:
         """The connection of a `Dial` could not be opened."""
-        self._switchboard.dial_failed(link, reason, now)
-        self._settle(now)
+        self._links.dial_failed(link, reason, now)
+        self._deliver_news(now)
 
     def receive_data(self, link: int, data: bytes, now: float) -> None:
         """*data* came in on connection *link*."""
-        self._switchboard.receive_data(link, data, now)
-        self._settle(now)
+        self._links.receive_data(link, data, now)
+        self._deliver_news(now)
 
     def receive_eof(self, link: int, now: float) -> None:
         """Connection *link* ended."""
-        self._switchboard.receive_eof(link, now)
-        self._settle(now)
+        self._links.receive_eof(link, now)
+        self._deliver_news(now)
 
     def provide_signature(self, link: int, signature: bytes, now: float) -> None:
-        """The answer to `SignatureWanted`: 64 bytes r || s, low s."""
-        self._switchboard.provide_signature(link, signature, now)
-        self._settle(now)
+        """The answer to `SignatureRequested`: 64 bytes r || s, low s."""
+        self._links.provide_signature(link, signature, now)
+        self._deliver_news(now)
 
     def provide_encapsulation(
         self, link: int, ciphertext: bytes, secret: bytes, now: float
     ) -> None:
-        """The answer to `EncapsulationWanted`."""
-        self._switchboard.provide_encapsulation(link, ciphertext, secret, now)
-        self._settle(now)
+        """The answer to `EncapsulationRequested`."""
+        self._links.provide_encapsulation(link, ciphertext, secret, now)
+        self._deliver_news(now)
 
     def bring_roster(self, data: bytes, wall_ms: int) -> None:
         """The owner gives a newer signed roster, *data*: `StoreRoster` follows, with link 0.
 
         Raises `LocalProtocolError` with the reason if it may not replace the one in force.
         """
-        self._events.append(StoreRoster(0, self._switchboard.custody.brought(data, wall_ms)))
+        self._events.append(StoreRoster(0, self._links.current_roster.brought(data, wall_ms)))
 
     def roster_stored(self, link: int, now: float) -> None:
         """The answer to `StoreRoster`: the new roster is in force from here on."""
-        self._switchboard.roster_stored(link, now)
-        self._settle(now)
+        self._links.roster_stored(link, now)
+        self._deliver_news(now)
 
     def roster_not_stored(self, link: int, now: float) -> None:
         """The other answer to `StoreRoster`: it could not be stored, and is not taken."""
-        self._switchboard.roster_not_stored(link, now)
-        self._settle(now)
+        self._links.roster_not_stored(link, now)
+        self._deliver_news(now)
 
     # ------------------------------------------------------------- internals
 
-    def _settle(self, now: float) -> None:
-        """Let the brain hear what the switchboard has for it."""
+    def _deliver_news(self, now: float) -> None:
+        """Tell the brain what the link manager has for it."""
         self._now = now
-        while (news := self._switchboard.take()) is not None:
-            self._hear(news, now)
-        self._teller.turn(now, serving=self._brain.serving or self._switchboard.closed)
+        while (told := self._links.take()) is not None:
+            self._hear(told, now)
+        self._teller.turn(now, serving=self._brain.serving or self._links.closed)
 
-    def _hear(self, news: News, now: float) -> None:
-        match news:
-            case Incoming(rank, Purpose.TUNNEL, Tunnel() as message):
+    def _hear(self, told: news.News, now: float) -> None:
+        match told:
+            case news.MessageReceived(rank, Purpose.TUNNEL, Tunnel() as message):
                 self._events.append(TunnelMessage(rank, message))
-            case Incoming(rank, purpose, message):
+            case news.MessageReceived(rank, purpose, message):
                 try:
                     effects = self._brain.message(rank, purpose, message, now)
                 except RemoteProtocolError as error:
-                    self._switchboard.fail(rank, purpose, error, now)
+                    self._links.fail(rank, purpose, error, now)
                     return
                 self._carry_out(effects, now)
-            case Up(rank, purpose):
+            case news.LinkUp(rank, purpose):
                 if purpose is Purpose.STEP and self.roster.roster.inner_seal:
-                    self._hand_down(news)
-                self._events.append(Established(rank, purpose, news.number, news.link))
+                    self._hand_down(told)
+                self._events.append(LinkUp(rank, purpose, told.number, told.link))
                 self._carry_out(self._brain.link_up(rank, purpose, now), now)
-            case Down(rank, purpose, reason):
+            case news.LinkDown(rank, purpose, reason):
                 if purpose is Purpose.TUNNEL:
                     self._events.append(TunnelLost(rank))
                 self._carry_out(self._brain.link_down(rank, purpose, reason, now), now)
-            case Unreached(rank, purpose, why):
+            case news.Unreachable(rank, purpose, why):
                 if isinstance(self._brain, Follower):
                     self._brain.unreached(rank, purpose, why)
-            case Adopted(changed):
+            case news.RosterInForce(changed):
                 if changed:
                     self._begin_anew(now)
                 elif isinstance(self._brain, Head):
                     self._brain.readdress(self.roster.roster.hosts)
                 serial = self.roster.roster.serial
-                self._events.append(RosterInForce(serial, self._switchboard.rank))
+                self._events.append(RosterInForce(serial, self._links.rank))
 
-    def _hand_down(self, up: Up) -> None:
+    def _hand_down(self, up: news.LinkUp) -> None:
         """Give the engine the activation secrets of a step link; nobody keeps them here."""
         hop = up.hop
         cluster = self.roster.roster.cluster
@@ -455,15 +455,15 @@ class Node:
     def _begin_anew(self, now: float) -> None:
         """The ranks are others now: begin with a new brain. If this node was the head and still
         is, the requests go on: they are read in again, as in any new epoch."""
-        self._switchboard.unwant(*Purpose)
-        self._switchboard.shut_all(set(Purpose), "the roster changed", now)
-        while self._switchboard.take() is not None:
+        self._links.unwant(*Purpose)
+        self._links.shut_all(set(Purpose), "the roster changed", now)
+        while self._links.take() is not None:
             pass  # the old brain's news
         before = self._brain
         self._carry_out(before.retire(), now)
         if before.replacing:
             self._info = None  # the next engine presents itself
-            self._switchboard.accept_steps = False
+            self._links.accept_steps = False
         if isinstance(before, Head):
             self._last_epoch = before.membership.epoch.counter
         self._brain = self._make_brain(now)
@@ -478,7 +478,7 @@ class Node:
         if isinstance(self._brain, Head):
             self._brain.inherit(before.scheduler)
             return
-        head = self._switchboard.member(0).name
+        head = self._links.member(0).name
         text = f"roster {self.roster.roster.serial} makes {head} the head; ask there"
         for uid in sorted(self._requests):
             self._events.append(RequestDone(uid, FinishReason.FAILED, text))
@@ -488,11 +488,11 @@ class Node:
         for effect in effects:
             match effect:
                 case Send(rank, purpose, message):
-                    self._switchboard.send(rank, purpose, message, now)
+                    self._links.send(rank, purpose, message, now)
                 case Want(rank, purpose, yields):
-                    self._switchboard.want(rank, purpose, now, yields=yields)
+                    self._links.want(rank, purpose, now, yields=yields)
                 case Shut(rank, purpose, code, reason):
-                    self._switchboard.shut(rank, purpose, code, reason, now)
+                    self._links.shut(rank, purpose, code, reason, now)
                 case RequestDone(uid):
                     self._requests.discard(uid)
                     self._events.append(effect)

@@ -16,9 +16,9 @@ import trio
 import trio.testing
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from sealring_protocol import limits
-from sealring_protocol.diagnosis.refusal_log import TELL_SECONDS, TELL_SOURCES, Strangers
+from sealring_protocol.diagnosis.refusal_log import TELL_SECONDS, TELL_SOURCES, RefusalLog
 from sealring_protocol.errors import LimitExceeded
-from sealring_protocol.events import EncapsulationWanted, Hangup, SignatureWanted, StoreRoster
+from sealring_protocol.events import EncapsulationRequested, Hangup, SignatureRequested, StoreRoster
 from sealring_protocol.link import Link
 from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.identity import node_id
@@ -139,7 +139,7 @@ def test_a_member_from_an_address_that_nobody_knows_gets_past_16_addresses() -> 
     member = open_one("192.0.2.7", 5.0)
     for n in range(100):
         open_one(f"10.66.0.{n % 16}", 5.0 + n * 0.01)
-    assert member in head._switchboard._connections
+    assert member in head._links._connections
 
 
 def carry(node: Node, end: End, number: int) -> list[int]:
@@ -150,9 +150,9 @@ def carry(node: Node, end: End, number: int) -> list[int]:
         match event:
             case Hangup(link):
                 hangups.append(link)
-            case SignatureWanted(link, payload):
+            case SignatureRequested(link, payload):
                 node.provide_signature(link, signer(0).sign(payload), 0.0)
-            case EncapsulationWanted(link, key):
+            case EncapsulationRequested(link, key):
                 secret, text = MLKEM768PublicKey.from_public_bytes(key).encapsulate()
                 node.provide_encapsulation(link, text, secret, 0.0)
             case StoreRoster(link):
@@ -185,7 +185,7 @@ def test_a_handshake_that_outlasts_its_members_place_makes_no_address_known() ->
 
 
 def test_sources_that_are_refused_write_few_lines_and_are_counted() -> None:
-    strangers = Strangers()
+    strangers = RefusalLog()
     notes = []
     for n in range(3339):
         now = n * 0.003

@@ -32,7 +32,7 @@ from sealring_protocol.control.epoch.collective import TUNNEL_SECONDS
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.head import Head, HeadConfig
 from sealring_protocol.control.head.membership import MembershipState
-from sealring_protocol.control.head.plan import Strategy, Wish
+from sealring_protocol.control.head.plan import PlanRequest, Strategy
 from sealring_protocol.control.scheduler.requests import Request
 from sealring_protocol.errors import CloseCode, LocalProtocolError, RemoteProtocolError
 from sealring_protocol.security.roles import Purpose
@@ -244,7 +244,7 @@ def test_a_tunnel_that_never_comes_up_is_not_waited_for_as_long_as_loading_is():
 
 def test_a_rank_that_leaves_whenever_a_collective_comes_up_has_a_pipeline_in_the_end():
     """As one does whose owner has not said that its sums may go beside the links."""
-    head = Head(HeadConfig(HEAD, ("n0", "n1"), ("a", "b"), Wish(Strategy.AUTO)))
+    head = Head(HeadConfig(HEAD, ("n0", "n1"), ("a", "b"), PlanRequest(Strategy.AUTO)))
     head.engine_message(info(splits=2), 0.0)
     for now in (10.0, 20.0, 30.0):
         head.message(1, CONTROL, HELLO, now)
@@ -278,7 +278,7 @@ def test_a_node_that_goes_with_all_its_links_is_lost_once(first):
 
 
 def test_a_head_without_a_tunnel_goes_over_to_a_pipeline():
-    head = Head(HeadConfig(HEAD, ("n0", "n1"), ("a", "b"), Wish(Strategy.AUTO)))
+    head = Head(HeadConfig(HEAD, ("n0", "n1"), ("a", "b"), PlanRequest(Strategy.AUTO)))
     head.engine_message(info(splits=2), 0.0)
     (wanted,) = of(head.message(1, CONTROL, HELLO, 0.0), PrepareCollective)
     head.engine_message(Loaded(1, 1, 1), 1.0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sealring_protocol.codec.local_messages import EngineInfo
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.control.head.partition import partition, with_layers
-from sealring_protocol.control.head.plan import Strategy, Wish, make_plan
+from sealring_protocol.control.head.plan import PlanRequest, Strategy, make_plan
 from sealring_protocol.errors import LocalProtocolError
 
 GIB = 1 << 30
@@ -79,11 +79,15 @@ def info(layers=12):
 
 
 def test_plans_name_their_strategy_and_reason():
-    one = make_plan(Wish(), info(), [GIB])
+    one = make_plan(PlanRequest(), info(), [GIB])
     assert one.strategy is Strategy.SINGLE
-    two = make_plan(Wish(), info(), [GIB, GIB])
+    two = make_plan(PlanRequest(), info(), [GIB, GIB])
     assert two.strategy is Strategy.PIPELINE
     assert "2 ranks" in two.reason
-    assert make_plan(Wish(Strategy.PIPELINE, (5, 7)), info(), [GIB, GIB]).split.bounds == (0, 5, 12)
+    assert make_plan(PlanRequest(Strategy.PIPELINE, (5, 7)), info(), [GIB, GIB]).split.bounds == (
+        0,
+        5,
+        12,
+    )
     with pytest.raises(LocalProtocolError, match="single runs on one rank"):
-        make_plan(Wish(Strategy.SINGLE), info(), [GIB, GIB])
+        make_plan(PlanRequest(Strategy.SINGLE), info(), [GIB, GIB])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from sealring_protocol.codec.messages import Decode, Epoch, Join, NoWork, Prefill, Step
-from sealring_protocol.control.epoch.tensor import STEADY, Lateness, Lockstep
+from sealring_protocol.control.epoch.tensor import STEADY, StepDeadline, StepDeadlineRule
 
 EPOCH = Epoch(1, 1)
 
@@ -21,31 +21,31 @@ def decode(rows):
     return step(Decode(0)), rows
 
 
-def allowed(lockstep, work, rows):
-    """Seconds that *work* is given after what *lockstep* has seen."""
-    lockstep.owe(work, rows, 0.0)
-    seconds = lockstep.deadline
-    lockstep.clear()
+def allowed(step_deadline, work, rows):
+    """Seconds that *work* is given after what *step_deadline* has seen."""
+    step_deadline.owe(work, rows, 0.0)
+    seconds = step_deadline.deadline
+    step_deadline.clear()
     return seconds
 
 
 def seen(*steps, token=0.0):
     """A deadline that has seen *steps*, each with the seconds that it took."""
-    lockstep = Lockstep()
-    lockstep.expect(token)
+    step_deadline = StepDeadline()
+    step_deadline.expect(token)
     for (work, rows), seconds in steps:
-        lockstep.owe(work, rows, 0.0)
-        lockstep.answered(seconds)
-    return lockstep
+        step_deadline.owe(work, rows, 0.0)
+        step_deadline.answered(seconds)
+    return step_deadline
 
 
 @pytest.mark.parametrize(("patience", "least"), [(1.5, 1.0), (4.0, 3.5), (0.0, 1.0)])
 def test_an_owner_who_is_patient_with_peers_is_with_engines(patience, least):
-    lockstep = Lockstep(Lateness.of(patience))
+    step_deadline = StepDeadline(StepDeadlineRule.of(patience))
     for _ in range(3):
-        lockstep.owe(*decode(1), 0.0)
-        lockstep.answered(0.01)
-    assert allowed(lockstep, *decode(1)) == least
+        step_deadline.owe(*decode(1), 0.0)
+        step_deadline.answered(0.01)
+    assert allowed(step_deadline, *decode(1)) == least
 
 
 HONEST = {
@@ -107,26 +107,26 @@ def test_a_step_without_work_is_no_decode():
 
 
 def test_a_freeze_during_a_long_prefill_is_found_in_time_that_does_not_depend_on_the_first():
-    lockstep = seen((prefill(12), 3.0), (prefill(500), 0.2), (prefill(500), 0.2), token=0.02)
-    assert allowed(lockstep, *prefill(510)) < 2.0
+    step_deadline = seen((prefill(12), 3.0), (prefill(500), 0.2), (prefill(500), 0.2), token=0.02)
+    assert allowed(step_deadline, *prefill(510)) < 2.0
 
 
 def test_the_engines_of_another_epoch_have_seen_nothing():
-    lockstep = seen(*USUAL, *USUAL, token=0.02)
-    assert allowed(lockstep, *decode(8)) <= 1.0
-    assert allowed(lockstep, *decode(8)) > 8.0  # `allowed` ends the epoch
+    step_deadline = seen(*USUAL, *USUAL, token=0.02)
+    assert allowed(step_deadline, *decode(8)) <= 1.0
+    assert allowed(step_deadline, *decode(8)) > 8.0  # `allowed` ends the epoch
 
 
 def test_a_deadline_that_was_too_short_is_longer_in_the_next_epoch():
     """Or a device that compiles for 15 s would be replaced, and compile again, for ever."""
-    lockstep = seen(*USUAL, token=0.02)
+    step_deadline = seen(*USUAL, token=0.02)
     for seconds in (10.0, 20.0, 40.0, 60.0, 60.0):
-        assert allowed(lockstep, *decode(16)) == seconds
-        lockstep.late()
+        assert allowed(step_deadline, *decode(16)) == seconds
+        step_deadline.late()
     for _ in range(STEADY):
-        lockstep.owe(*decode(16), 0.0)
-        lockstep.answered(0.02)
-    assert allowed(lockstep, *decode(16)) == pytest.approx(4 * 16 * 0.02)
+        step_deadline.owe(*decode(16), 0.0)
+        step_deadline.answered(0.02)
+    assert allowed(step_deadline, *decode(16)) == pytest.approx(4 * 16 * 0.02)
 
 
 def test_what_a_rank_says_of_a_token_gives_it_two_minutes_at_most():

@@ -14,7 +14,7 @@ import trio
 from sealring_protocol.codec.messages import Epoch, Message, Tunnel, TunnelEvent
 from sealring_protocol.control.effects import EndCollective, PrepareCollective
 from sealring_protocol.errors import CloseCode, SealringError
-from sealring_protocol.events import Established, TunnelLost, TunnelMessage
+from sealring_protocol.events import LinkUp, TunnelLost, TunnelMessage
 from sealring_protocol.link import LinkClosed
 from sealring_protocol.security.roles import Purpose
 from sealring_trio.collective.loopback import SharedLoopback
@@ -53,7 +53,7 @@ class Node:
         self.pumps[LINK] = Pump(self, LINK, sock)
         self.spawn(self.pumps[LINK].run)
         with self.guard.lock:
-            up = Established(0, Purpose.TUNNEL, LINK, self.end.link)
+            up = LinkUp(0, Purpose.TUNNEL, LINK, self.end.link)
             self.tunnels.up(up, self.pumps[LINK])
         self.carry_out(PrepareCollective(EPOCH, True))
 

@@ -78,7 +78,7 @@ def test_a_rank_that_presents_itself_for_ever_is_cut_off():
     link = next(link for rank, p, link in host.node.links() if (rank, p) == (0, Purpose.CONTROL))
     for _ in range(500):
         link.send(HELLO)
-    host.node._switchboard._flush.update(host.wires)
+    host.node._links._flush.update(host.wires)
     cluster.settle(host)
     cluster.run_for(1.0)
     assert started(cluster) < 6
@@ -208,9 +208,9 @@ def test_when_the_head_moves_nobody_goes_on_dialing_the_old_one():
 def test_a_handshake_begun_under_an_old_roster_gives_no_licence():
     cluster = ready(2)
     host = cluster.hosts["host1"]
-    custody = host.node._switchboard.custody
+    current_roster = host.node._links.current_roster
     newer = make_roster(2, serial=2, order=(1, 0))
-    custody.config = attrs.evolve(custody.config, roster=newer)
+    current_roster.config = attrs.evolve(current_roster.config, roster=newer)
     # Every link that comes up now was judged by the roster before.
     for wire in list(host.wires.values()):
         cluster.cut(wire)

@@ -32,10 +32,10 @@ from sealring_protocol.control.scheduler.requests import Request, RequestDone, T
 from sealring_protocol.control.scheduler.rows import SchedulerConfig
 from sealring_protocol.events import (
     Dial,
-    EncapsulationWanted,
-    Established,
+    EncapsulationRequested,
     Hangup,
-    SignatureWanted,
+    LinkUp,
+    SignatureRequested,
     StoreRoster,
     TunnelLost,
     TunnelMessage,
@@ -321,11 +321,11 @@ class Cluster:
                 wire = host.wires.get(link)
                 if wire is not None:
                     self.cut(wire)
-            case SignatureWanted(link, payload):
+            case SignatureRequested(link, payload):
                 index = int(host.name.removeprefix("host"))
                 signature = signer(index).sign(payload)
                 self.after(0.0005, lambda: self._signed(host, link, signature))
-            case EncapsulationWanted(link, key):
+            case EncapsulationRequested(link, key):
                 self.after(0.0002, lambda: self._encapsulated(host, link, key))
             case StoreRoster(link, data):
                 if not host.full:
@@ -345,7 +345,7 @@ class Cluster:
                 self.after(0.0005, lambda: self._prepared(host, epoch, relay))
             case EndCollective():
                 self._leave(host)
-            case Established() | TunnelMessage() | TunnelLost():
+            case LinkUp() | TunnelMessage() | TunnelLost():
                 pass
             case TokenOut(uid, token):
                 self.tokens[uid].append(token)

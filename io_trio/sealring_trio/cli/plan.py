@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sealring_model.loading.model_folder import ModelInfo
-from sealring_protocol.control.head.plan import Plan, Strategy, Wish, make_plan
+from sealring_protocol.control.head.plan import Plan, PlanRequest, Strategy, make_plan
 from sealring_protocol.errors import LocalProtocolError
 
 from sealring_trio.cli.output import print_facts, print_json, print_table
@@ -40,7 +40,7 @@ def plan(*, model: str, memory: str, layers: str = "", json: bool = False) -> No
     counts = [_count(part) for part in layers.split(",")] if layers else []
     try:
         made = make_plan(
-            Wish(Strategy.PIPELINE if len(rooms) > 1 else Strategy.SINGLE, tuple(counts)),
+            PlanRequest(Strategy.PIPELINE if len(rooms) > 1 else Strategy.SINGLE, tuple(counts)),
             info.engine_info(rooms[0]),
             rooms,
         )

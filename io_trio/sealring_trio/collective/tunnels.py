@@ -20,7 +20,7 @@ import trio
 from sealring_protocol.codec.messages import Tunnel
 from sealring_protocol.control.effects import EndCollective, PrepareCollective
 from sealring_protocol.errors import SealringError
-from sealring_protocol.events import Established, TunnelLost, TunnelMessage
+from sealring_protocol.events import LinkUp, TunnelLost, TunnelMessage
 from sealring_protocol.link import Link
 from sealring_protocol.node import Node
 
@@ -67,7 +67,7 @@ class Tunnels:
         self._lanes: dict[int, _Lane] = {}
         self._relays = Relays(self)
 
-    def up(self, event: Established, pump: Pump) -> None:
+    def up(self, event: LinkUp, pump: Pump) -> None:
         """A tunnel link is up, on *pump*."""
         lane = _Lane(event.rank, event.link, event.session, pump)
         self._lanes[lane.rank] = lane

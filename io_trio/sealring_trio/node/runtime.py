@@ -47,12 +47,12 @@ from sealring_protocol.diagnosis.why import Facts
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.events import (
     Dial,
-    EncapsulationWanted,
-    Established,
+    EncapsulationRequested,
     Hangup,
+    LinkUp,
     NodeEvent,
     RosterInForce,
-    SignatureWanted,
+    SignatureRequested,
     StoreRoster,
     TunnelLost,
     TunnelMessage,
@@ -372,10 +372,10 @@ class Runtime:
 
     def _carry_out_link(
         self,
-        event: Dial | Hangup | Established | EncapsulationWanted | SignatureWanted | StoreRoster,
+        event: Dial | Hangup | LinkUp | EncapsulationRequested | SignatureRequested | StoreRoster,
     ) -> None:
         match event:
-            case Established(_, purpose, link):
+            case LinkUp(_, purpose, link):
                 if pump := self._pumps.get(link):
                     if purpose is Purpose.TUNNEL:
                         self._tunnels.up(event, pump)
@@ -387,9 +387,9 @@ class Runtime:
             case Hangup(link, last):
                 if pump := self._pumps.get(link):
                     pump.hang_up(last)
-            case EncapsulationWanted(link, key):
+            case EncapsulationRequested(link, key):
                 self._encapsulate(link, key)
-            case SignatureWanted(link, payload):
+            case SignatureRequested(link, payload):
                 self.spawn(self._sign, link, payload)
             case StoreRoster(link, data):
                 self.spawn(self._store_roster, link, data)

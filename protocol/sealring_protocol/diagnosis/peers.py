@@ -1,4 +1,4 @@
-"""What went wrong with each peer lately: the book that the switchboard keeps.
+"""What went wrong with each peer lately: the book that the link manager keeps.
 
 For a peer and a purpose there are two entries: what became of the links that this node dialed, and
 of those that came in. An entry is the last thing that went wrong, since when it has been the same
@@ -25,7 +25,7 @@ from sealring_protocol.errors import (
     SealringError,
     wire_code,
 )
-from sealring_protocol.links.dialer import REST_SECONDS, Contacts
+from sealring_protocol.links.dialer import REST_SECONDS, Dialer
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Roster
 
@@ -173,11 +173,11 @@ class PeerBook:
         trouble = self._troubles.get(key)
         return trouble is not None and trouble.count > 1
 
-    def put_out(self, peer: bytes, own: Roster, contacts: Contacts, now: float) -> list[Note]:
+    def put_out(self, peer: bytes, own: Roster, dialer: Dialer, now: float) -> list[Note]:
         """*peer* seems to hold a newer roster than *own*, in which this node is no member. If it
         seemed so the last time, too, it is left alone for a while, and that is told once."""
         member = own.member(peer)
-        if member is None or not contacts.rest(peer, now):
+        if member is None or not dialer.rest(peer, now):
             return []
         text = (
             f"{member.name} holds a newer roster than this node's ({own.serial}), in which this "
@@ -193,18 +193,18 @@ class PeerBook:
         for purpose in Purpose:
             self._addresses.pop((peer, purpose), None)
 
-    def survey(self, roster: Roster, own: bytes, contacts: Contacts) -> list[PeerState]:
+    def survey(self, roster: Roster, own: bytes, dialer: Dialer) -> list[PeerState]:
         """How it stands with every member of *roster* but *own*, by rank."""
         return [
             PeerState(
                 rank,
                 member.name,
                 tuple(member.addresses),
-                contacts.standing(member.id),
+                dialer.standing(member.id),
                 {p: at for p in Purpose if (at := self._addresses.get((member.id, p)))},
                 self._of(member.id, dialed=True),
                 self._of(member.id, dialed=False),
-                contacts.is_resting(member.id),
+                dialer.is_resting(member.id),
             )
             for rank, member in enumerate(roster.members)
             if member.id != own

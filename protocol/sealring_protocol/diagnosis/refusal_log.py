@@ -26,7 +26,7 @@ MAX_LATEST: Final = 8
 
 
 @attrs.frozen
-class Stranger:
+class RefusedSource:
     """A connection from *source* was refused at *at*, *count* times for the same *reason*."""
 
     source: str
@@ -35,7 +35,7 @@ class Stranger:
     count: int = 1
 
 
-class Strangers:
+class RefusalLog:
     """Sources of refused connections. Times are monotonic seconds."""
 
     __slots__ = ("_ends", "_last", "_latest", "_left_out", "_told")
@@ -45,10 +45,10 @@ class Strangers:
         self._left_out = 0
         self._last = ""
         self._ends: float | None = None
-        self._latest: dict[str, Stranger] = {}
+        self._latest: dict[str, RefusedSource] = {}
 
     @property
-    def latest(self) -> list[Stranger]:
+    def latest(self) -> list[RefusedSource]:
         """Those refused last, the latest first."""
         return list(self._latest.values())[::-1]
 
@@ -86,6 +86,6 @@ class Strangers:
     def _remember(self, source: str, reason: str, now: float) -> None:
         last = self._latest.pop(source, None)
         count = last.count + 1 if last is not None and last.reason == reason else 1
-        self._latest[source] = Stranger(source, reason, now, count)
+        self._latest[source] = RefusedSource(source, reason, now, count)
         if len(self._latest) > MAX_LATEST:
             del self._latest[next(iter(self._latest))]

@@ -18,7 +18,7 @@ from sealring_protocol.codec.messages import FailureKind
 from sealring_protocol.control.head.models import ONE_SIDED, one_sided, short
 from sealring_protocol.control.standing import Phase, Standing
 from sealring_protocol.diagnosis.peers import Fault, PeerState, Trouble
-from sealring_protocol.diagnosis.refusal_log import Stranger
+from sealring_protocol.diagnosis.refusal_log import RefusedSource
 from sealring_protocol.diagnosis.words import ago, lasting
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.security.roles import Purpose
@@ -197,7 +197,7 @@ class Facts:
     standing: Standing
     engine: EngineFacts
     peers: Mapping[int, PeerState]
-    strangers: Sequence[Stranger] = ()
+    strangers: Sequence[RefusedSource] = ()
     wall_ms: int | None = None
     next_start: float | None = None
     draining: str = ""

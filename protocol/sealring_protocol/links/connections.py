@@ -1,74 +1,13 @@
-"""What the switchboard keeps of each connection, and the news that it has for its node."""
+"""What the link manager keeps of each connection, and which links a rank takes."""
 
 from __future__ import annotations
 
 import attrs
 
-from sealring_protocol.codec.messages import Message
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.link import Link
-from sealring_protocol.link_events import Hop
 from sealring_protocol.links.dialer import Key
 from sealring_protocol.security.roles import Purpose, may_open
-from sealring_protocol.security.roster import Roster
-
-
-@attrs.frozen
-class Up:
-    """The *link* with *purpose* to *rank* is up, on connection *number*; *hop* has its activation
-    secrets."""
-
-    rank: int
-    purpose: Purpose
-    hop: Hop
-    number: int
-    link: Link
-
-
-@attrs.frozen
-class Down:
-    """It is gone."""
-
-    rank: int
-    purpose: Purpose
-    reason: str
-
-
-@attrs.frozen
-class Incoming:
-    """*rank* sent *message* on the link with *purpose*."""
-
-    rank: int
-    purpose: Purpose
-    message: Message
-
-
-@attrs.frozen
-class Adopted:
-    """A newer roster is in force; *changed* if its ring is another: members, ranks or policy."""
-
-    changed: bool
-
-    @classmethod
-    def after(cls, before: Roster, roster: Roster) -> Adopted:
-        """The news that *roster* has replaced *before*."""
-
-        def decides(of: Roster) -> tuple[bool, bool, list[bytes]]:
-            return of.inner_seal, of.tensor_parallelism, [member.id for member in of.members]
-
-        return cls(decides(before) != decides(roster))
-
-
-@attrs.frozen
-class Unreached:
-    """A wanted link with *purpose* to *rank* cannot be dialed: *why*."""
-
-    rank: int
-    purpose: Purpose
-    why: str
-
-
-News = Up | Down | Incoming | Adopted | Unreached
 
 
 @attrs.define(eq=False)

@@ -49,7 +49,7 @@ class Verdict(enum.Enum):
 
 
 @attrs.define
-class _Wish:
+class _Wanted:
     once: bool
     next_try: float
     pause: float = FIRST_PAUSE
@@ -60,7 +60,7 @@ class _Wish:
 
 
 @attrs.frozen
-class Contact:
+class LiveLink:
     """An established link: its number, and the life of the peer that it is with."""
 
     link: int
@@ -68,13 +68,13 @@ class Contact:
     since: float
 
 
-class Contacts:
+class Dialer:
     """The wishes and links of the node with id *own*. Times are monotonic seconds."""
 
     def __init__(self, own: bytes) -> None:
         self._own = own
-        self._wishes: dict[Key, _Wish] = {}
-        self._up: dict[Key, Contact] = {}
+        self._wishes: dict[Key, _Wanted] = {}
+        self._up: dict[Key, LiveLink] = {}
         self._answered: set[Key] = set()  # own dials past RESP
         self._doubtful: set[bytes] = set()  # peers that seemed to have put this node out, once
         self._resting: dict[bytes, float] = {}  # peers that are left alone, and until when
@@ -85,7 +85,7 @@ class Contacts:
         """Keep a link *key* up from now on, and dial it now if it is not; a moment later if it
         *yields* to the other end."""
         after = YIELD_SECONDS if yields else 0.0
-        wish = self._wishes.setdefault(key, _Wish(False, now + after))
+        wish = self._wishes.setdefault(key, _Wanted(False, now + after))
         wish.once = False
         wish.yields = after
         wish.next_try = min(wish.next_try, now + after)
@@ -93,7 +93,7 @@ class Contacts:
     def greet(self, key: Key, now: float) -> None:
         """Dial *key* until the peer has heard once what this node has to say: also beside a link
         that is up, which the peer refuses, but only after it has taken the roster."""
-        wish = self._wishes.setdefault(key, _Wish(True, now))
+        wish = self._wishes.setdefault(key, _Wanted(True, now))
         if key in self._up:
             wish.greeting = True
             wish.next_try = min(wish.next_try, now)
@@ -127,10 +127,10 @@ class Contacts:
         ]
         return min(times, default=None)
 
-    def _is_wanting(self, key: Key, wish: _Wish) -> bool:
+    def _is_wanting(self, key: Key, wish: _Wanted) -> bool:
         return not wish.dialing and (wish.greeting or key not in self._up)
 
-    def _next_try(self, key: Key, wish: _Wish) -> float:
+    def _next_try(self, key: Key, wish: _Wanted) -> float:
         return max(wish.next_try, self._resting.get(key[0], wish.next_try))
 
     def rest(self, peer: bytes, now: float) -> bool:
@@ -179,7 +179,7 @@ class Contacts:
 
     # ----------------------------------------------------------------- links
 
-    def get(self, key: Key) -> Contact | None:
+    def get(self, key: Key) -> LiveLink | None:
         """The established link of *key*."""
         return self._up.get(key)
 
@@ -197,7 +197,7 @@ class Contacts:
             return Verdict.HOLD
         return Verdict.ADMIT
 
-    def established(self, key: Key, contact: Contact) -> None:
+    def established(self, key: Key, contact: LiveLink) -> None:
         """The link *contact* of *key* is up."""
         self._answered.discard(key)
         self._doubtful.discard(key[0])

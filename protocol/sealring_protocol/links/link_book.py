@@ -1,8 +1,8 @@
-"""What the switchboard knows of its links: connections, whom they are with, how they end.
+"""What the link manager knows of its links: connections, whom they are with, how they end.
 
-This is the half of `switchboard.Switchboard` that keeps the books. A connection stands in
+This is the half of `link_manager.LinkManager` that keeps the books. A connection stands in
 `_connections` by its number from its first moment to its last; a link that is up stands in the
-contacts too, by its key. Whatever way a connection ends, `_down` takes it out of every book and
+the dialer too, by its key. Whatever way a connection ends, `_down` takes it out of every book and
 tells whom it concerns.
 """
 
@@ -16,7 +16,7 @@ from typing import Final
 from sealring_protocol.codec.messages import Progress
 from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.diagnosis.peers import NO_FAULT, PeerBook, PeerState
-from sealring_protocol.diagnosis.refusal_log import Strangers
+from sealring_protocol.diagnosis.refusal_log import RefusalLog
 from sealring_protocol.errors import (
     CloseCode,
     ConnectionLost,
@@ -28,10 +28,11 @@ from sealring_protocol.events import Dial, Hangup, NodeEvent
 from sealring_protocol.limits import LONGEST_PATIENCE, PING_TIMEOUT
 from sealring_protocol.link import Link
 from sealring_protocol.link_events import LinkEvent
-from sealring_protocol.links.connections import Connection, Down, News
-from sealring_protocol.links.dialer import Contacts, Key
+from sealring_protocol.links.connections import Connection
+from sealring_protocol.links.dialer import Dialer, Key
 from sealring_protocol.links.keepalive import Patience
-from sealring_protocol.links.roster_in_force import Custody
+from sealring_protocol.links.news import LinkDown, News
+from sealring_protocol.links.roster_in_force import CurrentRoster
 from sealring_protocol.security.admission import Admission
 from sealring_protocol.security.handshake import HandshakeConfig
 from sealring_protocol.security.roles import Purpose
@@ -45,17 +46,17 @@ class LinkBook(abc.ABC):
 
     def __init__(self, config: HandshakeConfig, now: float, patience: float = PING_TIMEOUT) -> None:
         """*patience* is the least number of seconds that a peer may be silent."""
-        self.custody = Custody(config)
+        self.current_roster = CurrentRoster(config)
         self.accept_steps = False
         """Whether step links may come in: there must be an engine to hand their keys to."""
         self.closed = False
         """The node is stopping: nothing is dialed or accepted any more."""
         self.events: deque[NodeEvent] = deque()
-        self._contacts = Contacts(config.node_id)
+        self._dialer = Dialer(config.node_id)
         self._admission = Admission(now)
         self._connections: dict[int, Connection] = {}
         self._held: dict[Key, int] = {}
-        self.strangers = Strangers()
+        self.refusals = RefusalLog()
         self._book = PeerBook()
         self._numbers = 0
         self._news: deque[News] = deque()
@@ -71,7 +72,7 @@ class LinkBook(abc.ABC):
     @property
     def config(self) -> HandshakeConfig:
         """What this node brings to a handshake now, with the roster in force."""
-        return self.custody.config
+        return self.current_roster.config
 
     @property
     def rank(self) -> int:
@@ -92,7 +93,7 @@ class LinkBook(abc.ABC):
 
     def peers(self) -> list[PeerState]:
         """How it stands with every other member, by rank."""
-        return self._book.survey(self.config.roster.roster, self.config.node_id, self._contacts)
+        return self._book.survey(self.config.roster.roster, self.config.node_id, self._dialer)
 
     def take(self) -> News | None:
         """The next thing that the node must know."""
@@ -112,8 +113,8 @@ class LinkBook(abc.ABC):
 
     def next_timeout(self) -> float | None:
         """When `handle_timeout` wants to be called."""
-        times = [] if self.closed else [self._contacts.next_timeout()]
-        times.append(self.strangers.next_timeout())
+        times = [] if self.closed else [self._dialer.next_timeout()]
+        times.append(self.refusals.next_timeout())
         times += [c.link.next_timeout() for c in self._connections.values() if c.link is not None]
         return min((time for time in times if time is not None), default=None)
 
@@ -123,7 +124,7 @@ class LinkBook(abc.ABC):
         return self.config.roster.roster.rank(key[0])
 
     def _find(self, rank: int, purpose: Purpose) -> Connection | None:
-        contact = self._contacts.get((self.member(rank).id, purpose))
+        contact = self._dialer.get((self.member(rank).id, purpose))
         return None if contact is None else self._connections.get(contact.link)
 
     def _with(self, number: int, now: float, action: Callable[[Link], None]) -> None:
@@ -171,23 +172,23 @@ class LinkBook(abc.ABC):
         last = connection.link.data_to_send() if connection.link is not None else b""
         self.events.append(Hangup(connection.number, bytes(last)))
         self._flush.discard(connection.number)
-        self._settle(connection)
+        self._release_admission(connection)
         key = connection.key
         if key is not None and key[0] in self.config.roster.roster and not self.closed:
-            contact = self._contacts.get(key) if connection.up else None
+            contact = self._dialer.get(key) if connection.up else None
             since = None if contact is None else contact.since
             if contact is not None and isinstance(error, PeerTimeout) and connection.link:
                 self._silent[key[0]] = contact.instance, connection.link.keepalive.heard_at
             self._book.ended((*key, connection.dialed), error, code, now, since)
         told = key is not None and self._forget(connection, key, now)
         if key is not None and connection.link is not None and connection.link.put_out:
-            outs = self._book.put_out(key[0], self.config.roster.roster, self._contacts, now)
+            outs = self._book.put_out(key[0], self.config.roster.roster, self._dialer, now)
             self.events.extend(outs)
         if key is None or key[0] not in self.config.roster.roster:
             if connection.source:
                 self.events += self._turned_away(connection.source, error, now)
         elif told:
-            self._news.append(Down(self._rank(key), key[1], str(error)))
+            self._news.append(LinkDown(self._rank(key), key[1], str(error)))
         elif not connection.up:
             text = (
                 f"no {key[1].name.lower()} link with {self.member(self._rank(key)).name}: {error}"
@@ -199,19 +200,19 @@ class LinkBook(abc.ABC):
         """What to say of a connection from *source* that got no further than *error*."""
         if isinstance(error, ConnectionLost):  # its own end: members give up dials, too
             return [Note(Level.DEBUG, f"a connection from {source} is over: {error}")]
-        return self.strangers.refused(source, error, now)
+        return self.refusals.refused(source, error, now)
 
     def _forget(self, connection: Connection, key: Key, now: float) -> bool:
         """Take a connection out of the books. True if it was the link of its key."""
         if connection.up:
-            return self._contacts.lost(key, connection.number, now)
+            return self._dialer.lost(key, connection.number, now)
         if self._held.get(key) == connection.number:
             del self._held[key]
         if connection.dialed:
             self._dial_ended(key, now)
         return False
 
-    def _settle(self, connection: Connection) -> None:
+    def _release_admission(self, connection: Connection) -> None:
         """An incoming connection is over, or its peer has proved who it is."""
         self._admission.settled(connection.number)
 
@@ -231,7 +232,7 @@ class LinkBook(abc.ABC):
         self._admission.expect(host.strip("[]") for host in hosts)
 
     def _dial_ended(self, key: Key, now: float) -> None:
-        self._contacts.dial_ended(key, now)
+        self._dialer.dial_ended(key, now)
         self._release(key, now)
 
     def _release(self, key: Key, now: float) -> None:
@@ -239,16 +240,16 @@ class LinkBook(abc.ABC):
         held = self._connections.get(self._held.pop(key, 0))
         if held is None:
             return
-        if self._contacts.get(key) is not None:
+        if self._dialer.get(key) is not None:
             self._refuse(held, CloseCode.DUPLICATE_LINK, DUPLICATE, now)
         else:
             self._do(held, now, lambda link: link.admit(now))
 
     def _dial_due(self, now: float) -> None:
-        for key, turn in [] if self.closed else self._contacts.due(now):
+        for key, turn in [] if self.closed else self._dialer.due(now):
             member = self.config.roster.roster.member(key[0])
             if member is None or not member.addresses:
-                self._contacts.dial_ended(key, now)  # a newer roster may bring an address
+                self._dialer.dial_ended(key, now)  # a newer roster may bring an address
                 continue
             self._numbers += 1
             address = member.addresses[turn % len(member.addresses)]

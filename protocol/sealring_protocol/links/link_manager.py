@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from sealring_protocol import link_events
 from sealring_protocol.codec.messages import Message, Progress
 from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.diagnosis.peers import Fault, PeerClosed
@@ -22,59 +23,44 @@ from sealring_protocol.errors import (
     RemoteProtocolError,
 )
 from sealring_protocol.events import (
-    EncapsulationWanted,
+    EncapsulationRequested,
     Hangup,
-    SignatureWanted,
+    SignatureRequested,
     StoreRoster,
 )
 from sealring_protocol.link import Link
-from sealring_protocol.link_events import (
-    LinkClosed,
-    LinkEvent,
-    LinkUp,
-    PeerProved,
-    RosterReceived,
-)
-from sealring_protocol.links.connections import (
-    Adopted,
-    Connection,
-    Incoming,
-    Unreached,
-    Up,
-    why_not,
-)
-from sealring_protocol.links.dialer import Contact, Verdict
+from sealring_protocol.link_events import LinkClosed, LinkEvent, PeerProved, RosterReceived
+from sealring_protocol.links.connections import Connection, why_not
+from sealring_protocol.links.dialer import LiveLink, Verdict
 from sealring_protocol.links.link_book import DUPLICATE, LinkBook
+from sealring_protocol.links.news import LinkUp, MessageReceived, RosterInForce, Unreachable
 from sealring_protocol.links.roster_in_force import Arrival
-from sealring_protocol.security.handshake import (
-    EncapsulationRequested,
-    SignatureRequested,
-)
+from sealring_protocol.security import handshake as hs
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Roster, SignedRoster
 
 _OTHER_ROSTER: Final = "another roster has come into force meanwhile"
 
 
-class Switchboard(LinkBook):
+class LinkManager(LinkBook):
     """All links of the node with *config*. Times are the caller's monotonic seconds."""
 
     # ---------------------------------------------------------------- orders
 
     def want(self, rank: int, purpose: Purpose, now: float, *, yields: bool = False) -> None:
         """Keep a link up; this end dials a moment later if it *yields* to the other."""
-        self._contacts.want((self.member(rank).id, purpose), now, yields=yields)
+        self._dialer.want((self.member(rank).id, purpose), now, yields=yields)
         self._dial_due(now)
 
     def unwant(self, *purposes: Purpose) -> None:
         """Stop dialing links of *purposes*."""
-        self._contacts.forget_all(set(purposes))
+        self._dialer.forget_all(set(purposes))
 
     def greet(self, now: float) -> None:
         """Let every member hear of this node's roster once, and hear of theirs."""
         for member in self.config.roster.roster.members:
             if member.id != self.config.node_id and member.addresses:
-                self._contacts.greet((member.id, Purpose.CONTROL), now)
+                self._dialer.greet((member.id, Purpose.CONTROL), now)
         self._dial_due(now)
 
     def send(self, rank: int, purpose: Purpose, message: Message, now: float) -> None:
@@ -151,7 +137,7 @@ class Switchboard(LinkBook):
             name = self.member(self._rank(connection.key)).name
             self.events.append(Note(Level.DEBUG, f"cannot reach {name}: {reason}"))
             why = f"at {connection.address} ({reason})"
-            self._news.append(Unreached(self._rank(connection.key), connection.key[1], why))
+            self._news.append(Unreachable(self._rank(connection.key), connection.key[1], why))
             self._dial_ended(connection.key, now)
 
     def receive_data(self, number: int, data: bytes, now: float) -> None:
@@ -169,25 +155,25 @@ class Switchboard(LinkBook):
         self._do(connection, now, lambda link: link.receive_eof())
 
     def provide_signature(self, number: int, signature: bytes, now: float) -> None:
-        """The answer to `SignatureWanted`."""
+        """The answer to `SignatureRequested`."""
         self._with(number, now, lambda link: link.provide_signature(signature, now))
 
     def provide_encapsulation(
         self, number: int, ciphertext: bytes, secret: bytes, now: float
     ) -> None:
-        """The answer to `EncapsulationWanted`."""
+        """The answer to `EncapsulationRequested`."""
         self._with(number, now, lambda link: link.provide_encapsulation(ciphertext, secret, now))
 
     def roster_stored(self, number: int, now: float) -> None:
         """The answer to `StoreRoster`: the roster is in force from here on."""
         before = self.config.roster.roster
-        if self.custody.stored(number):
+        if self.current_roster.stored(number):
             self._adopted(before, now)
             self._with(number, now, lambda link: link.roster_stored(now))
 
     def roster_not_stored(self, number: int, now: float) -> None:
         """The other answer to `StoreRoster`: it could not be stored, so it is not taken."""
-        if self.custody.not_stored(number):
+        if self.current_roster.not_stored(number):
             error = LocalProtocolError("the newer roster could not be stored")
             self._with(number, now, lambda link: link.fail(error))  # which tells the peer too
 
@@ -198,7 +184,7 @@ class Switchboard(LinkBook):
                 deadline = connection.link.next_timeout()
                 if deadline is not None and now >= deadline:
                     self._do(connection, now, lambda link: link.handle_timeout(now))
-        self.events += self.strangers.handle_timeout(now)
+        self.events += self.refusals.handle_timeout(now)
         self._dial_due(now)
 
     # ------------------------------------------------------------- internals
@@ -206,30 +192,30 @@ class Switchboard(LinkBook):
     def _on(self, connection: Connection, event: LinkEvent, now: float) -> None:
         number = connection.number
         match event:
-            case SignatureRequested(payload):
+            case hs.SignatureRequested(payload):
                 if connection.dialed and connection.key is not None:
-                    self._contacts.dial_answered(connection.key)
-                self.events.append(SignatureWanted(number, payload))
-            case EncapsulationRequested(key):
+                    self._dialer.dial_answered(connection.key)
+                self.events.append(SignatureRequested(number, payload))
+            case hs.EncapsulationRequested(key):
                 self._admission.spoke(number)
-                self.events.append(EncapsulationWanted(number, key))
+                self.events.append(EncapsulationRequested(number, key))
             case RosterReceived(roster):
-                self._settle(connection)
+                self._release_admission(connection)
                 self._roster_came(connection, roster, now)
             case PeerProved():
                 self._judge(connection, event, now)
-            case LinkUp():
+            case link_events.LinkUp():
                 self._established(connection, event, now)
             case LinkClosed(code, reason):
                 self._closed(connection, code, reason, now)
             case _:
                 if connection.key is not None:
                     rank, purpose = self._rank(connection.key), connection.key[1]
-                    self._news.append(Incoming(rank, purpose, event))
+                    self._news.append(MessageReceived(rank, purpose, event))
 
     def _roster_came(self, connection: Connection, roster: SignedRoster, now: float) -> None:
         """A peer brought a roster that was newer when its handshake began."""
-        match self.custody.came(connection.number, roster):
+        match self.current_roster.came(connection.number, roster):
             case Arrival.TO_STORE:
                 self.events.append(StoreRoster(connection.number, roster.encode()))
             case Arrival.STALE:
@@ -242,15 +228,15 @@ class Switchboard(LinkBook):
         key = (proved.peer, proved.purpose)
         connection.key = key
         if connection.source:
-            self._settle(connection)
+            self._release_admission(connection)
             if proved.peer in self.config.roster.roster:  # it may have been put out meanwhile
                 self._admission.proved(connection.source, proved.peer)
-        if not self.custody.is_in_force(proved.roster):
+        if not self.current_roster.is_in_force(proved.roster):
             self._refuse(connection, CloseCode.NOT_READY, _OTHER_ROSTER, now)
             return
         ranks = self._rank(key), self.rank, len(self.config.roster.roster.members)
         refusal = why_not(proved.purpose, *ranks, engine=self.accept_steps)
-        verdict = self._contacts.judge(key, proved.instance)
+        verdict = self._dialer.judge(key, proved.instance)
         if refusal is not None:
             self._refuse(connection, *refusal, now)
         elif verdict is Verdict.DUPLICATE or key in self._held:
@@ -268,50 +254,50 @@ class Switchboard(LinkBook):
         if connection.link is not None:
             connection.link.admit(now)
 
-    def _established(self, connection: Connection, event: LinkUp, now: float) -> None:
+    def _established(self, connection: Connection, event: link_events.LinkUp, now: float) -> None:
         key, link = connection.key, connection.link
         assert key is not None  # noqa: S101  a dial has it, a peer that was proved too
         assert link is not None  # noqa: S101  it is up
-        if not self.custody.is_in_force(event.roster):
+        if not self.current_roster.is_in_force(event.roster):
             self._down(connection, LocalProtocolError(_OTHER_ROSTER), now, CloseCode.NOT_READY)
             return
         rank = self._rank(key)
-        self._settle(connection)
+        self._release_admission(connection)
         connection.up = True
         self._learn_patience(key[0], event.instance, link, now)
-        if not connection.dialed and not self._contacts.is_answered(key):
+        if not connection.dialed and not self._dialer.is_answered(key):
             for other in [c for c in self._connections.values() if c.key == key and c.dialed]:
                 if not other.up:
                     self._down(other, LocalProtocolError(DUPLICATE), now, CloseCode.DUPLICATE_LINK)
-        self._contacts.established(key, Contact(connection.number, event.instance, now))
+        self._dialer.established(key, LiveLink(connection.number, event.instance, now))
         self._release(key, now)
-        self._contacts.satisfied(key)
+        self._dialer.satisfied(key)
         if key[1] is Purpose.CONTROL and 0 not in (rank, self.rank):
             if connection.dialed:
                 self._shut(connection, CloseCode.SHUTDOWN, "the rosters are exchanged", now)
             return
-        self._news.append(Up(rank, key[1], event.hop, connection.number, link))
+        self._news.append(LinkUp(rank, key[1], event.hop, connection.number, link))
 
     def _closed(self, connection: Connection, code: int, reason: str, now: float) -> None:
         if code == CloseCode.DUPLICATE_LINK and connection.dialed and connection.key is not None:
-            self._contacts.satisfied(connection.key)
+            self._dialer.satisfied(connection.key)
         self._down(connection, PeerClosed(code, reason), now, code)
 
     def _adopted(self, before: Roster, now: float) -> None:
         """The roster in force is another than *before*; links with those put out end."""
         self._expect_members()
         roster = self.config.roster
-        self._contacts.wake()
+        self._dialer.wake()
         for member in before.members:
             if member.id not in roster.roster:
                 self._admission.put_out(member.id)
                 self._book.forget(member.id)
-                self._contacts.forget(member.id)
+                self._dialer.forget(member.id)
         for connection in list(self._connections.values()):
             if connection.key is not None and connection.key[0] not in roster.roster:
                 self._shut(connection, CloseCode.ROSTER_EXPIRED, "no longer a member", now)
             elif connection.up and connection.link is not None:
                 connection.link.renew(roster)
         self.events.append(Note(Level.INFO, f"roster {roster.roster.serial} is in force"))
-        self._news.append(Adopted.after(before, roster.roster))
+        self._news.append(RosterInForce.after(before, roster.roster))
         self.greet(now)

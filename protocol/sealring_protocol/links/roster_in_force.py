@@ -29,7 +29,7 @@ class Arrival(enum.Enum):
     TO_STORE = "to store"
 
 
-class Custody:
+class CurrentRoster:
     """The roster in force, inside the *config* of every handshake that begins now."""
 
     __slots__ = ("_storing", "config")

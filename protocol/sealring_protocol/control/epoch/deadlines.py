@@ -16,7 +16,7 @@ _WARM_UP: Final = 4
 
 
 @attrs.frozen
-class Patience:
+class DeadlineRule:
     """Seconds: *first* while little is known, then *factor* times the slowest answer, but no
     less than *least*."""
 
@@ -25,20 +25,20 @@ class Patience:
     factor: float
 
 
-ENGINE: Final = Patience(120.0, 15.0, 20.0)
+ENGINE: Final = DeadlineRule(120.0, 15.0, 20.0)
 """For the engine of the same node."""
 
-ROUND: Final = Patience(180.0, 30.0, 40.0)
+ROUND: Final = DeadlineRule(180.0, 30.0, 40.0)
 """For a step on its way round the ring: longer, so that the rank at fault acts first."""
 
 
-class Watch:
+class AnswerDeadline:
     """Tells when somebody who owes answers is overdue. Times are monotonic seconds."""
 
-    __slots__ = ("_order_ends", "_owed", "_patience", "_seen", "_since", "_slowest")
+    __slots__ = ("_order_ends", "_owed", "_rule", "_seen", "_since", "_slowest")
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
+    def __init__(self, patience: DeadlineRule) -> None:
+        self._rule = patience
         self._owed = 0
         self._since = 0.0
         self._order_ends: float | None = None
@@ -55,7 +55,7 @@ class Watch:
         """One answer is owed instead of all before: to an order that may take *seconds*, or, if
         None, no longer than a first step."""
         self._owed = 1
-        self._order_ends = now + (self._patience.first if seconds is None else seconds)
+        self._order_ends = now + (self._rule.first if seconds is None else seconds)
 
     def answered(self, now: float) -> None:
         """One answer came. More than are owed change nothing."""
@@ -81,5 +81,5 @@ class Watch:
         if self._order_ends is not None:
             return self._order_ends
         if self._seen < _WARM_UP:
-            return self._since + self._patience.first
-        return self._since + max(self._patience.least, self._patience.factor * self._slowest)
+            return self._since + self._rule.first
+        return self._since + max(self._rule.least, self._rule.factor * self._slowest)

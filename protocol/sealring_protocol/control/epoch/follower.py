@@ -35,7 +35,7 @@ from sealring_protocol.control.effects import (
 )
 from sealring_protocol.control.epoch import pipeline
 from sealring_protocol.control.epoch.collective import Joining
-from sealring_protocol.control.epoch.deadlines import ENGINE, Watch
+from sealring_protocol.control.epoch.deadlines import ENGINE, AnswerDeadline
 from sealring_protocol.control.epoch.link_wait import LinkWait
 from sealring_protocol.control.head.membership import hello
 from sealring_protocol.control.standing import Phase, Standing
@@ -74,7 +74,7 @@ class Follower:
         self._cut = False  # the next hop broke in this epoch: what it missed cannot be made up
         self._told = False  # the head knows that this rank cannot serve the epoch
         self._pipeline: pipeline.FollowerPipeline | None = None
-        self._watch = Watch(ENGINE)
+        self._answer_deadline = AnswerDeadline(ENGINE)
         self._loaded: range | None = None  # what the engine has, or is loading
         self._link = LinkWait(config.names[config.rank], config.names[self._next])
         self._joining = Joining(config.rank, self._world)
@@ -118,7 +118,7 @@ class Follower:
                 self._joining.engine_up()
                 return self._start_engine(now) if self.order is not None else self._present()
             case Ready() if message.epoch == self.epoch:
-                self._watch.answered(now)
+                self._answer_deadline.answered(now)
                 self._engine_ready = message
                 if not self._tensor and not self._next_up:
                     self._link.begin(now)
@@ -130,11 +130,11 @@ class Follower:
                 self._joining.grouped(message)
                 return []
             case StepDone(n=0, failed=Failure() as failed) if message.epoch == self.epoch:
-                self._watch.answered(now)
+                self._answer_deadline.answered(now)
                 self._loaded = None
                 return self._tell(0, failed, now)
             case Step() | StepDone():
-                self._watch.answered(now)
+                self._answer_deadline.answered(now)
                 if message.epoch != self.epoch or self._pipeline is None:
                     return []
                 return self._engine_answered(message, now)
@@ -164,7 +164,7 @@ class Follower:
         self._engine_ready = None
         self._loaded = None
         self._link.end()
-        self._watch.clear()
+        self._answer_deadline.clear()
         ended = self._joining.engine_lost()
         if self._joining.replacing:
             return ended
@@ -257,7 +257,7 @@ class Follower:
         if self.order is not None and self._joining.follows(order, self.order):
             self.order = order
             self._enter(Phase.JOINING, now)
-            self._watch.order(now, order.deadline_ms / 1000)
+            self._answer_deadline.order(now, order.deadline_ms / 1000)
             return self._joining.join(order)
         same_head = order.epoch.instance == self.epoch.instance
         if order.rank != self._config.rank or order.world != self._world:
@@ -305,7 +305,7 @@ class Follower:
         """What the engine was in before is over."""
         left = self._joining.leave()
         if left:
-            self._watch.clear()
+            self._answer_deadline.clear()
         return left
 
     def _start_engine(self, now: float) -> list[Effect]:
@@ -314,12 +314,12 @@ class Follower:
         if self._tensor:
             if self._told:
                 return []  # this epoch is over; the next one may hold something else
-            self._watch.order(now, self.order.deadline_ms / 1000)
+            self._answer_deadline.order(now, self.order.deadline_ms / 1000)
             return self._joining.prepare(self.order)
         bounds = self.order.bounds
         layers = range(bounds[self._config.rank], bounds[self._config.rank + 1])
         known = self._loaded == layers
-        self._watch.order(now, None if known else self.order.deadline_ms / 1000)
+        self._answer_deadline.order(now, None if known else self.order.deadline_ms / 1000)
         self._loaded = layers
         effects: list[Effect] = [ToEngine(self.order)]
         # With two ranks the head's link to this one is also the way back.
@@ -337,7 +337,7 @@ class Follower:
         ready = None if self._info is None else self._joining.try_prepared(self._info)
         if ready is None:
             return []
-        self._watch.clear()
+        self._answer_deadline.clear()
         return [Send(0, Purpose.CONTROL, ready)]
 
     def _try_ready(self, now: float) -> list[Effect]:
@@ -372,7 +372,7 @@ class Follower:
         for action in actions:
             match action:
                 case pipeline.ToEngine(message):
-                    self._watch.owe(now)
+                    self._answer_deadline.owe(now)
                     effects.append(ToEngine(message))
                 case pipeline.ToNext(message) if self._tensor:
                     effects.append(Send(0, Purpose.CONTROL, message))
@@ -404,18 +404,18 @@ class Follower:
 
     def next_timeout(self) -> float | None:
         """When `handle_timeout` wants to be called."""
-        times = (self._watch.deadline, self._joining.deadline, self._link.deadline)
+        times = (self._answer_deadline.deadline, self._joining.deadline, self._link.deadline)
         return min((time for time in times if time is not None), default=None)
 
     def handle_timeout(self, now: float) -> list[Effect]:
         """Time has passed."""
         if (ends := self._joining.deadline) is not None and now >= ends:
-            self._watch.clear()
+            self._answer_deadline.clear()
             return self._fail(FailureKind.GROUP, self._joining.give_up(), now)
         if (ends := self._link.deadline) is not None and now >= ends:
             return self._fail(FailureKind.LINK_LOST, self._link.give_up(), now)
-        overdue = self._watch.deadline
+        overdue = self._answer_deadline.deadline
         if overdue is None or now < overdue:
             return []
-        self._watch.clear()
+        self._answer_deadline.clear()
         return [RestartEngine("it has not answered within its deadline")]

@@ -226,7 +226,7 @@ class TensorLeader:
 
 
 @attrs.frozen
-class Lateness:
+class StepDeadlineRule:
     """Seconds that a step may take: *factor* times the slowest of its kind, but no less than
     *least*; than *unseen* if none of its shape has been in this epoch; than *first* if none of its
     kind ever has."""
@@ -237,15 +237,15 @@ class Lateness:
     factor: float = 4.0
 
     @classmethod
-    def of(cls, patience: float) -> Lateness:
+    def of(cls, patience: float) -> StepDeadlineRule:
         """Where a peer may be silent for *patience* seconds: what that is beyond the default is
         added to *least*, for the peer's engine shares its machine."""
         return cls(least=cls().least + max(0.0, patience - PING_TIMEOUT))
 
 
 GRACE: Final = 6.0
-"""Cap on the multiplier of `Lateness.unseen` and `least`, which doubles with each deadline that
-passes."""
+"""Cap on the multiplier of `StepDeadlineRule.unseen` and `least`, which doubles with each deadline
+that passes."""
 
 STEADY: Final = 64
 """Steps of one epoch after which the multiplier is 1 again."""
@@ -270,7 +270,7 @@ class _Owed(NamedTuple):
     joins: bool
 
 
-class Lockstep:
+class StepDeadline:
     """The deadline of the oldest step under way, from the slowest of its kind so far.
 
     A rank that is frozen hangs every other one in a collective, so the deadline is short. What a
@@ -281,10 +281,10 @@ class Lockstep:
     get past it.
     """
 
-    __slots__ = ("_grace", "_lateness", "_owed", "_seen", "_since", "_slowest", "_steps", "_token")
+    __slots__ = ("_grace", "_owed", "_rule", "_seen", "_since", "_slowest", "_steps", "_token")
 
-    def __init__(self, lateness: Lateness | None = None) -> None:
-        self._lateness = lateness or Lateness()
+    def __init__(self, rule: StepDeadlineRule | None = None) -> None:
+        self._rule = rule or StepDeadlineRule()
         self._owed: deque[_Owed] = deque()
         self._seen: set[_Shape] = set()
         self._since = 0.0
@@ -319,7 +319,7 @@ class Lockstep:
 
     def expect(self, seconds: float) -> None:
         """A forward of one token has been seen to take *seconds*, or so it was said."""
-        self._token = min(seconds, self._lateness.first)
+        self._token = min(seconds, self._rule.first)
 
     def late(self) -> None:
         """The deadline has passed."""
@@ -337,11 +337,11 @@ class Lockstep:
         if not self._owed:
             return None
         shape, tokens, joins = self._owed[0]
-        lateness, slowest = self._lateness, self._slowest.get(shape.kind, 0.0)
+        rule, slowest = self._rule, self._slowest.get(shape.kind, 0.0)
         # Until more is known, it is as if the tokens of a prefill came one by one.
         rate = slowest if slowest and shape.kind is Prefill else max(slowest, self._token)
         known = shape in self._seen and not joins
-        least = self._grace * (lateness.least if known else lateness.unseen)
+        least = self._grace * (rule.least if known else rule.unseen)
         if not slowest and (shape.kind is Prefill or not self._token):
-            least = max(least, lateness.first)
-        return self._since + max(least, lateness.factor * max(self._token, tokens * rate))
+            least = max(least, rule.first)
+        return self._since + max(least, rule.factor * max(self._token, tokens * rate))

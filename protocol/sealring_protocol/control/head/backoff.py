@@ -16,7 +16,7 @@ LONGEST_PAUSE: Final = 5.0
 _DOUBLINGS: Final = 10
 
 
-class Recovery:
+class Backoff:
     """The pauses between epochs. Times are monotonic seconds."""
 
     __slots__ = ("_fruitless", "_serving_since", "_until")

@@ -23,8 +23,8 @@ from sealring_protocol.control.head.backoff import LONGEST_PAUSE
 from sealring_protocol.control.head.membership import Membership, MembershipState
 from sealring_protocol.control.head.plan import (
     Plan,
+    PlanRequest,
     Strategy,
-    Wish,
     bootstraps,
     joining,
     make_plan,
@@ -56,7 +56,7 @@ class HeadConfig:
     instance: int
     names: tuple[str, ...]
     hosts: tuple[str, ...] = ()
-    wish: Wish = attrs.field(factory=Wish)
+    plan_request: PlanRequest = attrs.field(factory=PlanRequest)
     inner_seal: bool = True
     scheduler: SchedulerConfig = attrs.field(factory=SchedulerConfig)
     bootstrap_seconds: float = 600.0
@@ -75,7 +75,7 @@ class HeadEpochs(HeadSteps):
         tuned = not config.scheduler.groups and world > 1
         super().__init__(world, tuned=tuned, patience=config.patience)
         self._config = config
-        self._wish = config.wish
+        self._plan_request = config.plan_request
         self.membership = Membership(config.instance, world, config.first_epoch)
         self.plan: Plan | None = None
         self._info: EngineInfo | None = None
@@ -99,7 +99,7 @@ class HeadEpochs(HeadSteps):
         phase = _PHASES[state]
         if state is MembershipState.STARTING and self._tensor:
             phase = Phase.JOINING
-        again = self._recovery.until if phase is Phase.GATHERING else None
+        again = self._backoff.until if phase is Phase.GATHERING else None
         return Standing(phase, self._since, missing, self._failed, self._unplanned, again)
 
     @property
@@ -149,13 +149,13 @@ class HeadEpochs(HeadSteps):
             return []
         if self.membership.missing:
             return [Note(Level.INFO, f"waiting for {self._missing()}")]
-        if self._info is None or not self._recovery.may_start(now):
+        if self._info is None or not self._backoff.may_start(now):
             return []
         rooms = [self.membership.present[rank].room for rank in range(self._world)]
         try:
-            plan = make_plan(self._wish, self._info, rooms)
+            plan = make_plan(self._plan_request, self._info, rooms)
         except LocalProtocolError as error:
-            self._recovery.wait(now, LONGEST_PAUSE)
+            self._backoff.wait(now, LONGEST_PAUSE)
             if self._unplanned == str(error):
                 return []
             self._unplanned, self._since = str(error), now
@@ -184,12 +184,12 @@ class HeadEpochs(HeadSteps):
         """Give the own engine its part of the plan."""
         assert self._order is not None  # noqa: S101  callers checked
         if self._order.backend is not Backend.PIPELINE:
-            self._watch.order(now, self._config.bootstrap_seconds)
+            self._answer_deadline.order(now, self._config.bootstrap_seconds)
             return self._joining.prepare(self._order)
         assert self.plan is not None  # noqa: S101  an order is of a plan
         layers = self.plan.layers(0)
         known = self._loaded == layers
-        self._watch.order(now, None if known else self._config.bootstrap_seconds)
+        self._answer_deadline.order(now, None if known else self._config.bootstrap_seconds)
         self._loaded = layers
         effects: list[Effect] = [ToEngine(self._order)]
         if self._world > 1:
@@ -202,7 +202,7 @@ class HeadEpochs(HeadSteps):
         ready = None if self._info is None else self._joining.try_prepared(self._info)
         if ready is None:
             return []
-        self._watch.clear()
+        self._answer_deadline.clear()
         return self._ready(0, ready, now)
 
     def _join(self, now: float) -> list[Effect]:
@@ -213,7 +213,7 @@ class HeadEpochs(HeadSteps):
         ports = [prepared[rank].port for rank in range(self._world)]
         orders = joining(self._order, self._config.hosts, ports, int(seconds * 1000))
         self._order = orders[0]
-        self._watch.order(now, seconds)
+        self._answer_deadline.order(now, seconds)
         self._bootstrap_ends = now + 2 * seconds
         sends = [Send(order.rank, Purpose.CONTROL, order) for order in orders[1:]]
         return [*sends, *self._joining.join(orders[0])]
@@ -240,7 +240,7 @@ class HeadEpochs(HeadSteps):
         ranks = [self.membership.ready[rank] for rank in range(self._world)]
         if self.plan is not None and self._tensor:
             fast, measured = verdict(ranks)
-            if not fast and self._wish.strategy is Strategy.AUTO:
+            if not fast and self._plan_request.strategy is Strategy.AUTO:
                 slower = self._without_tensor(f"it would be slower: {measured}")
                 return [*slower, *self._end_epoch(now)]
             self.plan = attrs.evolve(self.plan, reason=f"{self.plan.reason}: {measured}")
@@ -248,7 +248,7 @@ class HeadEpochs(HeadSteps):
 
     def _serve(self, ranks: list[Ready], now: float) -> list[Effect]:
         self._bootstrap_ends = None
-        self._recovery.serving(now)
+        self._backoff.serving(now)
         self._since = now
         self._failed = None
         epoch = self.membership.epoch
@@ -256,7 +256,7 @@ class HeadEpochs(HeadSteps):
             self._tries = TENSOR_TRIES
             self._cuts = 0
             self._machine = TensorLeader(epoch, self._world)
-            self._lockstep.expect(max(rank.token_us for rank in ranks) / 1e6)
+            self._step_deadline.expect(max(rank.token_us for rank in ranks) / 1e6)
         else:
             self._machine = pipeline.HeadPipeline(epoch, self._world)
         if self.scheduler is not None:
@@ -268,7 +268,7 @@ class HeadEpochs(HeadSteps):
 
     def _without_tensor(self, reason: str) -> list[Effect]:
         """Tensor parallelism was tried, and will not be again: *reason*."""
-        self._wish = attrs.evolve(self._wish, against=reason)
+        self._plan_request = attrs.evolve(self._plan_request, against=reason)
         return [Note(Level.WARNING, f"no tensor parallelism: {reason}")]
 
     def _refused(self, rank: int, failed: Failure, now: float) -> list[Effect]:
@@ -278,7 +278,7 @@ class HeadEpochs(HeadSteps):
         if self._gives_up_tensor(now, failed.kind):
             return [*self._without_tensor(text), *self._end_epoch(now)]
         if failed.kind in (FailureKind.LOAD, FailureKind.GROUP):
-            self._recovery.wait(now, LONGEST_PAUSE)
+            self._backoff.wait(now, LONGEST_PAUSE)
         notes = [Note(Level.ERROR, text)] if self._fails(attrs.evolve(failed, rank=rank)) else []
         return [*notes, *self._end_epoch(now)]
 
@@ -286,7 +286,7 @@ class HeadEpochs(HeadSteps):
         """A collective does not come up, and nobody insists on it. One that once worked is tried
         some times again, and so is one whose links broke: a node may just have gone."""
         rising = self.membership.state in (MembershipState.PREPARING, MembershipState.STARTING)
-        if not (rising and self._tensor and self._wish.strategy is Strategy.AUTO):
+        if not (rising and self._tensor and self._plan_request.strategy is Strategy.AUTO):
             return False
         if kind is FailureKind.LINK_LOST:
             if now - self._cut_at > PING_TIMEOUT:  # all links of a node that goes are one loss
@@ -307,11 +307,11 @@ class HeadEpochs(HeadSteps):
         """The epoch, or the start of one, is over."""
         self.membership.interrupt()
         self._since = now
-        self._recovery.ended(now)
+        self._backoff.ended(now)
         self._bootstrap_ends = None
         self._order = None
         self._forget_steps()
         left = self._joining.leave()
         if left:
-            self._watch.clear()
+            self._answer_deadline.clear()
         return [*left, *self._try_start(now)]

@@ -104,7 +104,7 @@ class Head(HeadEpochs):
             case Ready():
                 if message.epoch != self.membership.epoch:
                     return []
-                self._watch.answered(now)
+                self._answer_deadline.answered(now)
                 self._engine_ready = message
                 return self._self_ready(now)
             case Loaded():
@@ -117,7 +117,7 @@ class Head(HeadEpochs):
                 self._logprobs[message.n, message.uid] = message
                 return []
             case Step() | StepDone():
-                self._watch.answered(now)
+                self._answer_deadline.answered(now)
                 if message.epoch != self.membership.epoch:
                     return []
                 if message.n == 0 and isinstance(message, StepDone) and message.failed:
@@ -159,7 +159,7 @@ class Head(HeadEpochs):
         """The own engine is gone."""
         self._engine_ready = None
         self._loaded = None
-        self._watch.clear()
+        self._answer_deadline.clear()
         self._next_up = self._world == 1
         effects = self._joining.engine_lost()
         if self._joining.replacing:
@@ -299,10 +299,10 @@ class Head(HeadEpochs):
         """When `handle_timeout` wants to be called."""
         times = (
             self._bootstrap_ends,
-            self._recovery.until,
-            self._watch.deadline,
+            self._backoff.until,
+            self._answer_deadline.deadline,
             self._rounds.deadline,
-            self._lockstep.deadline,
+            self._step_deadline.deadline,
             self._drain_ends,
             self._joining.deadline,
         )
@@ -310,8 +310,8 @@ class Head(HeadEpochs):
 
     def handle_timeout(self, now: float) -> list[Effect]:
         """Time has passed."""
-        if _is_due(self._watch.deadline, now):
-            self._watch.clear()
+        if _is_due(self._answer_deadline.deadline, now):
+            self._answer_deadline.clear()
             return [RestartEngine("it has not answered within its deadline")]
         if _is_due(self._joining.deadline, now):
             return self._refused(0, Failure(0, FailureKind.GROUP, self._joining.give_up()), now)
@@ -319,8 +319,8 @@ class Head(HeadEpochs):
             return self._step_is_lost(now)
         if _is_due(self._drain_ends, now) and isinstance(self._machine, TensorLeader):
             return self._act(self._machine.drained(), now)
-        if _is_due(self._lockstep.deadline, now):
-            self._lockstep.late()
+        if _is_due(self._step_deadline.deadline, now):
+            self._step_deadline.late()
             return self._lost(self._late(), now)
         if _is_due(self._bootstrap_ends, now):
             text = f"{self._missing()} did not get ready in time"
@@ -328,8 +328,8 @@ class Head(HeadEpochs):
             if self._gives_up_tensor(now):
                 return [*self._without_tensor(text), *self._end_epoch(now)]
             return [Note(Level.WARNING, f"{text}; trying again"), *self._end_epoch(now)]
-        if _is_due(self._recovery.until, now):
-            self._recovery.may_start(now)
+        if _is_due(self._backoff.until, now):
+            self._backoff.may_start(now)
             return self._try_start(now)
         return []
 

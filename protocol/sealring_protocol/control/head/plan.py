@@ -61,7 +61,7 @@ class Plan:
 
 
 @attrs.frozen
-class Wish:
+class PlanRequest:
     """What someone asked for: a *strategy*, *layers* per rank (chosen, or none), and what
     collectives may do; *against* is what stands against them by experience. The cluster's roster
     has *tensor* parallelism, or forbids it."""
@@ -73,45 +73,45 @@ class Wish:
     tensor: bool = True
 
 
-def make_plan(wish: Wish, info: EngineInfo, memory: Sequence[int]) -> Plan:
-    """Plan for ranks with *memory* bytes each, as *wish* has it.
+def make_plan(request: PlanRequest, info: EngineInfo, memory: Sequence[int]) -> Plan:
+    """Plan for ranks with *memory* bytes each, as *request* has it.
 
     Raises `LocalProtocolError`, with the numbers, when the strategy or the split cannot be.
     """
     world = len(memory)
-    if wish.strategy is Strategy.SINGLE and world > 1:
+    if request.strategy is Strategy.SINGLE and world > 1:
         raise LocalProtocolError(
             f"strategy single runs on one rank and the roster has {world}; "
             "use auto or pp, or a roster with one member"
         )
     if world == 1:
-        split = _split(wish, info, memory)
+        split = _split(request, info, memory)
         return Plan(Strategy.SINGLE, split, "one rank holds the whole model", 1)
-    if wish.strategy is Strategy.TENSOR:
-        return _tensor(wish, info, memory)
+    if request.strategy is Strategy.TENSOR:
+        return _tensor(request, info, memory)
     because = f"a pipeline of {world} ranks, split by memory"
-    if wish.strategy is Strategy.AUTO and not wish.layers:
-        against = wish.against
+    if request.strategy is Strategy.AUTO and not request.layers:
+        against = request.against
         if not against:
             try:
-                return _tensor(wish, info, memory)
+                return _tensor(request, info, memory)
             except LocalProtocolError as error:
                 against = str(error)
         because += f" (no tensor parallelism: {against})"
-    return Plan(Strategy.PIPELINE, _split(wish, info, memory), because, world)
+    return Plan(Strategy.PIPELINE, _split(request, info, memory), because, world)
 
 
-def _split(wish: Wish, info: EngineInfo, memory: Sequence[int]) -> Partition:
-    if wish.layers:
-        return with_layers(info.layers, info.ends, wish.layers, memory)
+def _split(request: PlanRequest, info: EngineInfo, memory: Sequence[int]) -> Partition:
+    if request.layers:
+        return with_layers(info.layers, info.ends, request.layers, memory)
     return partition(info.layers, info.ends, memory)
 
 
-def _tensor(wish: Wish, info: EngineInfo, memory: Sequence[int]) -> Plan:
+def _tensor(request: PlanRequest, info: EngineInfo, memory: Sequence[int]) -> Plan:
     world = len(memory)
-    if not wish.tensor:
+    if not request.tensor:
         raise LocalProtocolError("the roster forbids it; use pp")
-    if wish.layers:
+    if request.layers:
         raise LocalProtocolError("layers per rank are a pipeline's; tensor parallelism splits all")
     if not info.splits:
         raise LocalProtocolError("mlx-lm has no sharding for models of this class; use pp")
@@ -120,11 +120,11 @@ def _tensor(wish: Wish, info: EngineInfo, memory: Sequence[int]) -> Plan:
             f"the model's heads split evenly over a divisor of {info.splits} ranks, and there "
             f"are {world}; use pp, or another number of ranks"
         )
-    backend = _backend(wish.collectives, info.backends)
+    backend = _backend(request.collectives, info.backends)
     weights = check_share(sum(info.layers) + info.ends, memory)
     reason = f"tensor parallelism over {world} ranks ({backend.name.lower()})"
     split = Partition((0, len(info.layers)), (weights,))
-    trusted = wish.collectives.trusted
+    trusted = request.collectives.trusted
     return Plan(Strategy.TENSOR, split, reason, world, backend, trusted)
 
 

@@ -32,10 +32,10 @@ from sealring_protocol.control.effects import (
     ToEngine,
 )
 from sealring_protocol.control.epoch import pipeline
-from sealring_protocol.control.epoch.deadlines import ENGINE, ROUND, Watch
-from sealring_protocol.control.epoch.tensor import Lateness, Lockstep, TensorLeader
-from sealring_protocol.control.head.backoff import Recovery
-from sealring_protocol.control.scheduler.group_tuner import Pace
+from sealring_protocol.control.epoch.deadlines import ENGINE, ROUND, AnswerDeadline
+from sealring_protocol.control.epoch.tensor import StepDeadline, StepDeadlineRule, TensorLeader
+from sealring_protocol.control.head.backoff import Backoff
+from sealring_protocol.control.scheduler.group_tuner import GroupTuner
 from sealring_protocol.control.scheduler.scheduler import Scheduler
 from sealring_protocol.limits import PING_TIMEOUT
 from sealring_protocol.security.roles import Purpose
@@ -51,14 +51,14 @@ class HeadSteps:
     def __init__(self, world: int, *, tuned: bool, patience: float = PING_TIMEOUT) -> None:
         self._world = world
         self.scheduler: Scheduler | None = None
-        self._recovery = Recovery()
+        self._backoff = Backoff()
         self._machine: pipeline.HeadPipeline | TensorLeader | None = None
-        self._watch = Watch(ENGINE)
-        self._rounds = Watch(ROUND)
-        self._lockstep = Lockstep(Lateness.of(patience))
+        self._answer_deadline = AnswerDeadline(ENGINE)
+        self._rounds = AnswerDeadline(ROUND)
+        self._step_deadline = StepDeadline(StepDeadlineRule.of(patience))
         self._drain_ends: float | None = None
         self._flights: dict[int, tuple[float, Work, tuple[int, ...]]] = {}  # when sent, what, whose
-        self._pace = Pace(world) if tuned else None
+        self._tuner = GroupTuner(world) if tuned else None
         self._logprobs: dict[tuple[int, int], Logprobs] = {}  # of (step, uid), for its answer
         self.unplanned = False  # there may be room for a step, see `go_on`
 
@@ -76,7 +76,7 @@ class HeadSteps:
         self._flights.clear()
         self._logprobs.clear()
         self._rounds.clear()
-        self._lockstep.clear()
+        self._step_deadline.clear()
         self._drain_ends = None
         if self.scheduler is not None:
             self.scheduler.abandon()
@@ -117,7 +117,7 @@ class HeadSteps:
         for action in actions:
             match action:
                 case pipeline.ToEngine(message):
-                    self._watch.owe(now)
+                    self._answer_deadline.owe(now)
                     effects.append(ToEngine(message))
                     if isinstance(message, StepDone) and self.scheduler is not None:
                         self.scheduler.returned(message.n)
@@ -126,14 +126,14 @@ class HeadSteps:
                     self._rounds.owe(now)
                     effects.append(Send(1, Purpose.STEP, message))
                 case pipeline.ToRanks(step):
-                    self._lockstep.owe(step, len(self._flights[step.n][2]), now)
+                    self._step_deadline.owe(step, len(self._flights[step.n][2]), now)
                     ranks = range(1, self._world)
                     effects += [Send(rank, Purpose.CONTROL, step) for rank in ranks]
                 case pipeline.Answered(failed=None):
-                    self._lockstep.answered(now)
+                    self._step_deadline.answered(now)
                     effects += self._answered(action, now)
                 case pipeline.Answered():
-                    return effects + self._settle(actions) + self._end_epoch(now)
+                    return effects + self._carry_out(actions) + self._end_epoch(now)
         if isinstance(self._machine, TensorLeader) and self._machine.draining:
             self._drain_ends = self._drain_ends or now + DRAIN_SECONDS
         return effects
@@ -158,7 +158,7 @@ class HeadSteps:
 
     def _answered(self, action: pipeline.Answered, now: float) -> list[Effect]:
         assert self.scheduler is not None  # noqa: S101  a step was planned
-        self._recovery.progressed()
+        self._backoff.progressed()
         effects = self._timing(action, now)
         effects += self.scheduler.answered(action.n, action.ids, now, self._told_of(action.n))
         return effects + self._pump(now)
@@ -170,8 +170,8 @@ class HeadSteps:
         closing = rest[0] if rest else Spent()
         parallel = isinstance(self._machine, TensorLeader)
         timing = StepTiming(action.n, work, uids, total, spent, closing, parallel)
-        if self._pace is not None and isinstance(work, Decode) and not parallel:
-            groups = self._pace.groups(timing)
+        if self._tuner is not None and isinstance(work, Decode) and not parallel:
+            groups = self._tuner.groups(timing)
             if groups is not None and self.scheduler is not None:
                 self.scheduler.tune(groups)
         return [timing]
@@ -184,7 +184,7 @@ class HeadSteps:
 
     # ------------------------------------------------------------- failures
 
-    def _settle(self, actions: list[pipeline.Action]) -> list[Effect]:
+    def _carry_out(self, actions: list[pipeline.Action]) -> list[Effect]:
         """Every step under way is over; the first of *actions* is the one at fault."""
         failures = [a for a in actions if isinstance(a, pipeline.Answered) and a.failed]
         if not failures or self.scheduler is None:
@@ -213,7 +213,7 @@ class HeadSteps:
 
     def _lost(self, failed: Failure, now: float) -> list[Effect]:
         """The epoch cannot go on: answer what is under way, then try for the next one."""
-        effects = [] if self._machine is None else self._settle(self._machine.lost(failed))
+        effects = [] if self._machine is None else self._carry_out(self._machine.lost(failed))
         self._fails(failed)
         return effects + self._end_epoch(now)
 

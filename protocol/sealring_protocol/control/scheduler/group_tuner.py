@@ -18,7 +18,7 @@ _STEPS: Final = 32
 """Decodes to see before the first word, and between words."""
 
 
-class Pace:
+class GroupTuner:
     """Running means over the decode steps of a ring of *world* ranks."""
 
     def __init__(self, world: int) -> None:

@@ -25,7 +25,7 @@ def rounded(tokens: int) -> int:
     return -(-tokens // GRAIN) * GRAIN
 
 
-class Room:
+class KvBudget:
     """Memory for caches: for each rank its bytes and what a row costs. Without ranks there is no
     end of it."""
 
@@ -41,7 +41,7 @@ class Room:
     def _lacks(
         room: int, cost: CacheCost, groups: Collection[Shape], snapshots: Collection[int]
     ) -> int:
-        return Room.taken(cost, groups, snapshots) - room
+        return KvBudget.taken(cost, groups, snapshots) - room
 
     @staticmethod
     def taken(cost: CacheCost, groups: Collection[Shape], snapshots: Collection[int]) -> int:

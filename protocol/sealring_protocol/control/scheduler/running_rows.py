@@ -18,7 +18,7 @@ from typing import Final
 
 from sealring_protocol.codec.messages import Ready, Save
 from sealring_protocol.control.epoch.ledger import Ledger
-from sealring_protocol.control.scheduler.kv_budget import GRAIN, Room, Shape
+from sealring_protocol.control.scheduler.kv_budget import GRAIN, KvBudget, Shape
 from sealring_protocol.control.scheduler.prefixes import SHORTEST, Prefixes, Snapshot
 from sealring_protocol.control.scheduler.requests import (
     ContextOverflow,
@@ -43,7 +43,7 @@ _WASTE: Final = 1024
 """Padding in a group's caches, in tokens, that counts as much as one row more."""
 
 
-class Residents:
+class RunningRows:
     """The rows of a head. *ledger* is what all ranks hold once the steps so far are done."""
 
     def __init__(self, config: SchedulerConfig, context: int, first_uid: int) -> None:
@@ -63,8 +63,8 @@ class Residents:
         self._longest = context
         self._next_uid = first_uid
         self._leaders: dict[tuple[tuple[str, str], tuple[int, ...]], LiveRow] = {}  # see `_follow`
-        self._room = Room()  # of several rows, by what has been learnt
-        self._whole = Room()  # of a row that is alone
+        self._budget = KvBudget()  # of several rows, by what has been learnt
+        self._budget_alone = KvBudget()  # of a row that is alone
         self._ranks: tuple[Ready, ...] = ()
         self.learnt: dict[int, int] = {}  # bytes for caches, of ranks whose memory ran out
         self._saving: list[LiveRow] = []  # rows to keep a snapshot of
@@ -213,12 +213,12 @@ class Residents:
     def begin(self, ranks: Iterable[Ready]) -> None:
         """An epoch begins, on *ranks* that hold nothing yet."""
         ranks = self._ranks = tuple(ranks)
-        self._room = Room(
+        self._budget = KvBudget(
             (min(ready.room, self.learnt.get(rank, ready.room)), ready.cost)
             for rank, ready in enumerate(ranks)
         )
-        self._whole = Room((ready.room, ready.cost) for ready in ranks)
-        self._longest = self._whole.longest(self._context)
+        self._budget_alone = KvBudget((ready.room, ready.cost) for ready in ranks)
+        self._longest = self._budget_alone.longest(self._context)
         self.prefixes.clear(cuttable=all(ready.trimmable for ready in ranks))
 
     def taken(self) -> tuple[tuple[int, int], ...]:
@@ -227,8 +227,8 @@ class Residents:
         longest = max((longest for _, longest in shapes), default=0)
         return tuple(
             (
-                Room.taken(ready.cost, shapes, self.prefixes.lengths),
-                Room.taken(ready.cost, [(1, longest)], ()),
+                KvBudget.taken(ready.cost, shapes, self.prefixes.lengths),
+                KvBudget.taken(ready.cost, [(1, longest)], ()),
             )
             for ready in self._ranks
         )
@@ -341,7 +341,7 @@ class Residents:
 
     def _shortage(self, entering: LiveRow | None = None) -> int:
         alone = len(self.live) + (entering is not None) <= 1
-        room = self._whole if alone else self._room
+        room = self._budget_alone if alone else self._budget
         return room.shortage(self._shapes(entering), self.prefixes.lengths)
 
     def make_room(self) -> None:
@@ -395,8 +395,8 @@ class Residents:
             lengths = [*self.prefixes.lengths, snapshot.length]
             if (
                 len(lengths) <= self.config.prefixes
-                and self._room.share(lengths) <= self.config.prefix_share
-                and self._room.shortage(self._shapes(None), lengths) <= 0
+                and self._budget.share(lengths) <= self.config.prefix_share
+                and self._budget.shortage(self._shapes(None), lengths) <= 0
             ):
                 return True
             if not self._drop_oldest():

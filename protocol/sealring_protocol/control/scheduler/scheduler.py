@@ -56,7 +56,7 @@ from sealring_protocol.control.scheduler.requests import (
     TokenOut,
 )
 from sealring_protocol.control.scheduler.rows import Flight, LiveRow, Loss, Planned, SchedulerConfig
-from sealring_protocol.control.scheduler.running_rows import Residents
+from sealring_protocol.control.scheduler.running_rows import RunningRows
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.limits import (
     ENTRY_WEIGHT,
@@ -95,7 +95,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, context: int, first_uid: int = 1) -> None:
         """*context* is the longest row in tokens; uids rise from *first_uid*."""
         self.config = config
-        self._residents = Residents(config, context, first_uid)
+        self._running = RunningRows(config, context, first_uid)
         self._epoch: Epoch | None = None
         self._n = 0
         self._flights: dict[int, Flight] = {}
@@ -112,12 +112,12 @@ class Scheduler:
     @property
     def live(self) -> int:
         """Requests that are not over."""
-        return len(self._residents.rows)
+        return len(self._running.rows)
 
     @property
     def waiting(self) -> int:
         """Requests of these that were never begun."""
-        return len(self._residents.waiting)
+        return len(self._running.waiting)
 
     @property
     def in_flight(self) -> int:
@@ -127,17 +127,17 @@ class Scheduler:
     @property
     def snapshots(self) -> int:
         """Prefixes that the ranks hold."""
-        return len(self._residents.prefixes)
+        return len(self._running.prefixes)
 
     @property
     def learnt(self) -> dict[int, int]:
         """Ranks whose memory ran out, and the bytes of caches that they are given since."""
-        return dict(self._residents.learnt)
+        return dict(self._running.learnt)
 
     @property
     def ledger(self) -> Ledger:
         """The head's ledger of this epoch."""
-        return self._residents.ledger
+        return self._running.ledger
 
     def submit(self, request: Request) -> int:
         """Queue *request*; returns its uid.
@@ -145,23 +145,23 @@ class Scheduler:
         Raises `ContextOverflow` or `RoomOverflow` if it can never fit, `QueueFull` if it cannot
         now, and another `LocalProtocolError` for an empty prompt.
         """
-        return self._residents.submit(request)
+        return self._running.submit(request)
 
     def cancel(self, uid: int) -> list[Outcome]:
         """End *uid* wherever it is; its caches go with the next step. Unknown uids are over."""
-        return self._residents.end(uid, FinishReason.CANCELLED)
+        return self._running.end(uid, FinishReason.CANCELLED)
 
     def finish(self, uid: int) -> list[Outcome]:
         """End *uid* as complete: its text reached a stop string."""
-        return self._residents.end(uid, FinishReason.STOP)
+        return self._running.end(uid, FinishReason.STOP)
 
     def preempt(self, uid: int) -> None:
         """Take *uid* out of its caches; it is prefilled again when there is room."""
-        self._residents.preempt(uid)
+        self._running.preempt(uid)
 
     def tune(self, groups: int) -> None:
         """Spread new rows over *groups* groups, as many as are configured at most."""
-        self._residents.groups = max(1, min(groups, len(self._decoded)))
+        self._running.groups = max(1, min(groups, len(self._decoded)))
 
     def shape(self, groups: int, window: int) -> None:
         """Between epochs: *groups* groups, each with at most *window* decodes in flight."""
@@ -171,7 +171,7 @@ class Scheduler:
     def resize(self, config: SchedulerConfig) -> None:
         """Between epochs: go on by *config*, for the ring may have other ranks."""
         self.config = config
-        self._residents.config = config
+        self._running.config = config
         self._chunk = min(self._chunk, config.chunk)
         self._decoded = [0] * max(1, config.groups)
         self.tune(len(self._decoded))
@@ -179,7 +179,7 @@ class Scheduler:
     def forget_ranks(self) -> None:
         """Between epochs: each rank may be another machine now, with more or less memory."""
         self._loss = None
-        self._residents.learnt.clear()
+        self._running.learnt.clear()
 
     # ---------------------------------------------------------------- epochs
 
@@ -190,14 +190,14 @@ class Scheduler:
         self._epoch = epoch
         self._n = 0
         self._decoded = [0] * len(self._decoded)
-        self._residents.begin(ranks)
+        self._running.begin(ranks)
 
     def abandon(self) -> None:
         """The epoch is over: nothing is in flight, every row waits to be read in again."""
         if self._epoch is not None:
             self._epoch = None
             self._flights.clear()
-            self._residents.abandon()
+            self._running.abandon()
 
     def failed(self, n: int, failure: Failure) -> list[Outcome]:
         """Step *n* failed, and its epoch with it. Its rows are suspects if a forward was at fault;
@@ -206,11 +206,11 @@ class Scheduler:
             self._epoch,
             tuple(self._at_fault(n, failure.kind)),
             tuple(self._at_fault(n, FailureKind.ENGINE_LOST)),
-            len(self._residents.live) == 1,
-            self._residents.taken(),
+            len(self._running.live) == 1,
+            self._running.taken(),
         )
         self.abandon()
-        rows = [self._residents.rows[uid] for uid in loss.uids if uid in self._residents.rows]
+        rows = [self._running.rows[uid] for uid in loss.uids if uid in self._running.rows]
         for row in rows:
             row.tries += 1
             row.stalls += _STALLS.get(failure.kind, 1)
@@ -229,16 +229,16 @@ class Scheduler:
         if loss is None or loss.epoch != epoch or failure.kind not in _ANY_STEP:
             return []
         self._loss = None
-        for uid in list(self._residents.live):
-            self._residents.preempt(uid)
+        for uid in list(self._running.live):
+            self._running.preempt(uid)
         return self._suspect(loss.all_uids, loss, failure)
 
     def _suspect(self, uids: Iterable[int], loss: Loss, failure: Failure) -> list[Outcome]:
         """A forward with *uids* failed. One that fails so alone too often ends here."""
         outcomes: list[Outcome] = []
         if failure.kind is FailureKind.MEMORY and not loss.alone:
-            self._residents.learn(failure.rank, loss.taken)
-        for row in [self._residents.rows[uid] for uid in uids if uid in self._residents.rows]:
+            self._running.learn(failure.rank, loss.taken)
+        for row in [self._running.rows[uid] for uid in uids if uid in self._running.rows]:
             row.suspect = True
             row.failures += 1
             if loss.alone and row.failures > self.config.retries:
@@ -248,7 +248,7 @@ class Scheduler:
 
     def _give_up(self, row: LiveRow, failure: Failure, advice: str = "") -> list[Outcome]:
         text = f"given up after {row.tries} tries; the last, on rank {failure.rank}: "
-        return self._residents.end(row.uid, FinishReason.FAILED, text + failure.message + advice)
+        return self._running.end(row.uid, FinishReason.FAILED, text + failure.message + advice)
 
     def _at_fault(self, n: int, kind: FailureKind) -> Iterable[int]:
         """The rows of step *n*. An engine that has died does not say which step it died of, and
@@ -263,11 +263,11 @@ class Scheduler:
         """The next step, or None while there is nothing to do or no credit to do it."""
         if self._epoch is None or self._is_full():
             return None
-        self._residents.retire()
-        self._residents.make_room()
-        saves = self._residents.saves()
-        self._residents.open_rows()
-        opened = self._residents.new()
+        self._running.retire()
+        self._running.make_room()
+        saves = self._running.saves()
+        self._running.open_rows()
+        opened = self._running.new()
         group = self._next_group()
         row = self._next_chunk()
         if row is not None and (group is None or not self._read_last):
@@ -276,7 +276,7 @@ class Scheduler:
         self._read_last = False
         if group is not None:
             return self._emit(saves, opened, self._join_rows(group), Decode(group), now)
-        if saves or self._residents.leaving or self._residents.dropping:
+        if saves or self._running.leaving or self._running.dropping:
             return self._emit(saves, opened, (), NO_WORK, now)
         return None
 
@@ -292,7 +292,7 @@ class Scheduler:
 
     def ended(self) -> list[Outcome]:
         """Requests that planning has ended: there is no room for them."""
-        ended, self._residents.ended = self._residents.ended, []
+        ended, self._running.ended = self._running.ended, []
         return ended
 
     # ------------------------------------------------------------ who works next
@@ -302,14 +302,14 @@ class Scheduler:
         ready = []
         for group in range(len(self._decoded)):
             flying = sum(f.work == Decode(group) and not f.back for f in self._flights.values())
-            rows = self._residents.staying(group) or self._residents.joiners(group)
+            rows = self._running.staying(group) or self._running.joiners(group)
             if flying < self._window and rows:
                 ready.append(group)
         return min(ready, key=lambda group: self._decoded[group], default=None)
 
     def _join_rows(self, group: int) -> list[LiveRow]:
-        room = self.config.rows - self._residents.staying(group)
-        return self._residents.joiners(group)[:room]
+        room = self.config.rows - self._running.staying(group)
+        return self._running.joiners(group)[:room]
 
     def _next_chunk(self) -> LiveRow | None:
         """The row to read on: the one with least to read; but the oldest has its turns too.
@@ -322,14 +322,14 @@ class Scheduler:
         )
         if flying >= (1 if decoding else self.config.chunks):
             return None
-        rows = self._residents.unread()
+        rows = self._running.unread()
         if not rows:
             return None
         shortest = min(rows, key=lambda row: row.unread)
         return rows[0] if self._overtaken >= _OVERTAKES else shortest
 
     def _prefill(self, row: LiveRow) -> Prefill:
-        oldest = self._residents.unread()[0]
+        oldest = self._running.unread()[0]
         self._overtaken = 0 if row is oldest else self._overtaken + 1
         return Prefill(row.uid, row.position, min(row.unread, self._chunk))
 
@@ -344,9 +344,9 @@ class Scheduler:
         joining = tuple(joining)
         ids = [row.tokens[-1] for row in joining]
         for row in joining:
-            self._residents.join(row)
+            self._running.join(row)
         if isinstance(work, Prefill):
-            ids += self._residents.rows[work.uid].tokens[work.position : work.position + work.count]
+            ids += self._running.rows[work.uid].tokens[work.position : work.position + work.count]
         assert self._epoch is not None  # noqa: S101  plan() checked it
         self._n += 1
         step = Step(
@@ -354,16 +354,16 @@ class Scheduler:
             self._n,
             bytes(DIGEST_SIZE),
             save=tuple(saves),
-            evict=tuple(self._residents.leaving),
-            drop=tuple(self._residents.dropping),
+            evict=tuple(self._running.leaving),
+            drop=tuple(self._running.dropping),
             open=tuple(Open(row.uid, row.handle, row.kept) for row in opened),
             join=tuple(Join(row.uid, row.group) for row in joining),
             work=work,
             ids=tuple(ids),
         )
-        self._residents.leaving.clear()
-        self._residents.dropping.clear()
-        self._residents.ledger.apply(step)
+        self._running.leaving.clear()
+        self._running.dropping.clear()
+        self._running.ledger.apply(step)
         flight = self._flight(work, now)
         tokens = work.count if isinstance(work, Prefill) else len(flight.uids)
         heavy = weight(step) + tokens * self.config.hidden_bytes
@@ -371,9 +371,7 @@ class Scheduler:
         self._flights[self._n] = attrs.evolve(flight, weight=heavy)
         rows = tuple(row.sampling for row in opened)
         told = tuple(RowOpened(row.uid, len(row.tokens), row.kept) for row in opened)
-        return Planned(
-            attrs.evolve(step, digest=self._residents.ledger.digest(self._n)), rows, told
-        )
+        return Planned(attrs.evolve(step, digest=self._running.ledger.digest(self._n)), rows, told)
 
     def _flight(self, work: Work, now: float) -> Flight:
         match work:
@@ -381,14 +379,14 @@ class Scheduler:
                 uids = self.ledger.rows(group)
                 self._decoded[group] = self._n
                 for uid in uids:
-                    self._residents.rows[uid].position += 1
-                    self._residents.rows[uid].flying += 1
+                    self._running.rows[uid].position += 1
+                    self._running.rows[uid].flying += 1
                 return Flight(work, uids, tuple(map(self.ledger.length, uids)), now)
             case Prefill(uid, _, count):
-                row = self._residents.rows[uid]
+                row = self._running.rows[uid]
                 row.position += count
                 if row.unread == 0:
-                    self._residents.read(row)
+                    self._running.read(row)
                 return Flight(work, (uid,), (), now)
             case _:
                 return Flight(work, (), (), now)
@@ -430,12 +428,12 @@ class Scheduler:
         self._answered_at = now
         outcomes: list[Outcome] = []
         for uid, position, token in zip(flight.uids, flight.positions, ids, strict=False):
-            row = self._residents.rows.get(uid)
+            row = self._running.rows.get(uid)
             if row is not None:
                 row.flying -= 1
                 # A row that is being read in again has been given its tokens; what its former life
                 # still gives is drawn again, the same.
-                if position == len(row.tokens) and row.uid not in self._residents.reading:
+                if position == len(row.tokens) and row.uid not in self._running.reading:
                     outcomes += self._token(row, token, logprobs.get(uid))
         return outcomes
 
@@ -444,15 +442,15 @@ class Scheduler:
         row.tokens.append(token)
         row.stalls = row.tries = 0
         if token in row.request.eos:
-            return self._residents.end(row.uid, FinishReason.STOP)
+            return self._running.end(row.uid, FinishReason.STOP)
         outcomes: list[Outcome] = [TokenOut(row.uid, token, position, logprobs)]
         if len(row.tokens) >= row.end:
-            return outcomes + self._residents.end(row.uid, FinishReason.LENGTH)
+            return outcomes + self._running.end(row.uid, FinishReason.LENGTH)
         if row.suspect:
             row.suspect = False
             row.failures = 0
-            if any(other.suspect for other in self._residents.rows.values()):
-                self._residents.preempt(row.uid)
+            if any(other.suspect for other in self._running.rows.values()):
+                self._running.preempt(row.uid)
         return outcomes
 
     def _pace(self, count: int, seconds: float) -> None:

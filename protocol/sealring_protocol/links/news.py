@@ -1,0 +1,73 @@
+"""What the link manager tells its node: the outputs of `link_manager.LinkManager.take`.
+
+`LinkUp` and `RosterInForce` have the names of what the node then tells its runtime (`events`): each
+is one event, told with what the next layer may know.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from sealring_protocol.codec.messages import Message
+from sealring_protocol.link import Link
+from sealring_protocol.link_events import Hop
+from sealring_protocol.security.roles import Purpose
+from sealring_protocol.security.roster import Roster
+
+
+@attrs.frozen
+class LinkUp:
+    """The *link* with *purpose* to *rank* is up, on connection *number*; *hop* has its activation
+    secrets."""
+
+    rank: int
+    purpose: Purpose
+    hop: Hop
+    number: int
+    link: Link
+
+
+@attrs.frozen
+class LinkDown:
+    """The link with *purpose* to *rank* is gone, for *reason*."""
+
+    rank: int
+    purpose: Purpose
+    reason: str
+
+
+@attrs.frozen
+class MessageReceived:
+    """*rank* sent *message* on the link with *purpose*."""
+
+    rank: int
+    purpose: Purpose
+    message: Message
+
+
+@attrs.frozen
+class RosterInForce:
+    """Another roster is in force; *changed* if members, ranks or policies differ."""
+
+    changed: bool
+
+    @classmethod
+    def after(cls, before: Roster, roster: Roster) -> RosterInForce:
+        """The news that *roster* has replaced *before*."""
+
+        def decides(of: Roster) -> tuple[bool, bool, list[bytes]]:
+            return of.inner_seal, of.tensor_parallelism, [member.id for member in of.members]
+
+        return cls(decides(before) != decides(roster))
+
+
+@attrs.frozen
+class Unreachable:
+    """A wanted link with *purpose* to *rank* cannot be dialed: *why*."""
+
+    rank: int
+    purpose: Purpose
+    why: str
+
+
+News = LinkUp | LinkDown | MessageReceived | RosterInForce | Unreachable
