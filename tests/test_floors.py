@@ -111,6 +111,14 @@ def test_only_the_bench_knows_the_bench():
             assert "/bench" in path, f"{path} imports {module}"
 
 
+@pytest.mark.parametrize("folder", ["protocol", "model", "io_trio"])
+def test_what_is_installed_needs_nothing_of_the_repository(folder):
+    beside = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert {"spec", "tests", "training"} <= beside
+    for path, module in imports(folder):
+        assert module.partition(".")[0] not in beside, f"{path} imports {module}"
+
+
 def test_modules_open_with_their_theory_and_stay_short():
     for folder in ("protocol", "io_trio", "model"):
         for path in sorted((ROOT / folder).rglob("*.py")):

@@ -13,7 +13,7 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
 
-from sealring_model.tiny.vocabulary import SIZE
+from training.vocabulary import SIZE
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, INNER = 160, 8, 8, 4, 16, 320
 EPS, THETA, CONTEXT = 1e-5, 10_000.0, 2048

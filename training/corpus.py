@@ -1,6 +1,6 @@
 """The training text: an endless, seeded stream of documents about a small world.
 
-Nothing is downloaded and nobody else's text is used; ``python -m sealring_model.tiny.corpus``
+Nothing is downloaded and nobody else's text is used; ``python -m training.corpus``
 prints a few documents.
 """
 
@@ -9,8 +9,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from random import Random
 
-from sealring_model.tiny import chats, facts, journeys, passages, skills, stories
-from sealring_model.tiny.world import Item
+from training import chats, facts, journeys, passages, skills, stories
+from training.world import Item
 
 END, USER, ASSISTANT, SYSTEM, SEPARATOR, PAD = SPECIALS = (
     "<|end|>",

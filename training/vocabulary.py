@@ -12,10 +12,10 @@ from collections import Counter
 from itertools import islice
 from pathlib import Path
 
+from sealring_model.tiny import path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from sealring_model.tiny import path
-from sealring_model.tiny.corpus import END, PAD, SPECIALS, documents, render
+from training.corpus import END, PAD, SPECIALS, documents, render
 
 SIZE = 1280
 LARGEST_NUMBER = 30

@@ -14,12 +14,12 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-
 from sealring_model.tiny import DEFAULT_PROMPT, path
-from sealring_model.tiny.corpus import ASSISTANT, END, documents, held_out, render
-from sealring_model.tiny.journeys import long_story
-from sealring_model.tiny.rows import VALIDATION_SEED, tokenizer
-from sealring_model.tiny.world import Item
+
+from training.corpus import ASSISTANT, END, documents, held_out, render
+from training.journeys import long_story
+from training.rows import VALIDATION_SEED, tokenizer
+from training.world import Item
 
 # Skills whose reply is settled by the question; the others may be answered in many ways.
 EXACT = frozenset(

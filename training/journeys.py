@@ -8,7 +8,7 @@ whether the model still attends to what it wrote hundreds of tokens before.
 from itertools import pairwise
 from random import Random
 
-from sealring_model.tiny.stories import (
+from training.stories import (
     EVENTS,
     Hero,
     asked,
@@ -16,7 +16,7 @@ from sealring_model.tiny.stories import (
     make_hero,
     opening,
 )
-from sealring_model.tiny.world import (
+from training.world import (
     ANIMALS,
     COLOURS,
     DAYS,

@@ -17,9 +17,10 @@ import mlx.core as mx
 import mlx.optimizers as optim
 from mlx.nn.losses import cross_entropy
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
+from sealring_model.tiny import path
 
-from sealring_model.tiny import path, rows
-from sealring_model.tiny.llama import END_ID, Llama, config
+from training import rows
+from training.llama import END_ID, Llama, config
 
 Tree = Any
 
@@ -184,9 +185,9 @@ def main() -> None:
     """Read the options and train."""
     parser = argparse.ArgumentParser(
         description=__doc__,
-        epilog="Example: python -m sealring_model.tiny.train --workers 14 "
-        "--checkpoint run. Train the tokenizer first (sealring_model.tiny.vocabulary) if the "
-        "corpus has new words, and measure afterwards (sealring_model.tiny.evaluate).",
+        epilog="Example: python -m training.train --workers 14 "
+        "--checkpoint run. Train the tokenizer first (training.vocabulary) if the "
+        "corpus has new words, and measure afterwards (training.evaluate).",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from sealring_model.tiny.world import (
+from training.world import (
     ADJECTIVES,
     ANIMALS,
     COLOURS,

@@ -6,7 +6,7 @@ from reading the prompt.
 
 from random import Random
 
-from sealring_model.tiny.world import (
+from training.world import (
     ADJECTIVES,
     ANIMALS,
     COLOURS,

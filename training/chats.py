@@ -2,8 +2,8 @@
 
 from random import Random
 
-from sealring_model.tiny import facts, passages, skills
-from sealring_model.tiny.world import (
+from training import facts, passages, skills
+from training.world import (
     ANIMALS,
     COLOURS,
     FEELINGS,

@@ -6,7 +6,7 @@ intact cache, so these show whether an engine computes correctly.
 
 from random import Random
 
-from sealring_model.tiny.world import (
+from training.world import (
     ADJECTIVES,
     ALL_WORDS,
     COLOURS,

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from sealring_model.tiny.world import (
+from training.world import (
     ANIMALS,
     CAPITALS,
     COLOUR_OF,

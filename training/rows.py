@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from sealring_model.tiny import path
 from tokenizers import Tokenizer
 
-from sealring_model.tiny import path
-from sealring_model.tiny.corpus import (
+from training.corpus import (
     ASSISTANT,
     PAD,
     SEPARATOR,
