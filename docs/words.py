@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sealring_protocol.diagnosis.why import Cause
+from sealring_protocol.diagnosis.causes import Cause
 
 ENDPOINTS: Final = {
     "POST /v1/chat/completions": "An answer to a conversation, whole or streamed.",

@@ -19,7 +19,7 @@ from typing import Any, Final
 from sealring_protocol import limits
 from sealring_protocol.codec.encoding import DECODERS, LOCAL_DECODERS
 from sealring_protocol.codec.frame import FrameKind
-from sealring_protocol.codec.messages import Backend, FailureKind, MessageCode
+from sealring_protocol.codec.messages import Backend, FailureKind, Hindrance, MessageCode
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.control.epoch.collective import JOINING_TABLE
 from sealring_protocol.control.epoch.pipeline import PIPELINE_TABLE
@@ -156,6 +156,7 @@ SECTIONS: Final[dict[str, Callable[[], str]]] = {
     "codes": lambda: _messages(local=False),
     "backends": lambda: _codes(Backend, words.BACKENDS),
     "failures": lambda: _codes(FailureKind, words.FAILURES, "kind"),
+    "hindrances": lambda: _codes(Hindrance, words.HINDRANCES),
     "dtypes": _dtypes,
     "roles": _roles,
     "close-codes": _close_codes,

@@ -17,7 +17,13 @@ from sealring_protocol import limits
 from sealring_protocol.codec.encoding import DECODERS, LOCAL_DECODERS
 from sealring_protocol.codec.frame import FrameKind
 from sealring_protocol.codec.layouts import FIELDS, fields
-from sealring_protocol.codec.messages import Backend, FailureKind, MessageCode, TunnelEvent
+from sealring_protocol.codec.messages import (
+    Backend,
+    FailureKind,
+    Hindrance,
+    MessageCode,
+    TunnelEvent,
+)
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.control.epoch.collective import JOINING_TABLE
 from sealring_protocol.control.epoch.pipeline import PIPELINE_TABLE
@@ -76,6 +82,7 @@ THEN: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "STEP_DONE": _STEP_TAIL,
     "TUNNEL": (("data", "rest"),),
     "ROW": (("bias", FIELDS["ROW.bias"]), ("history", "u32")),
+    "WAITING": (("reasons", f"{FIELDS['WAITING.reasons']}, text text"),),
     "ENGINE_INFO": (("layers", "u64"),),
     "LOGPROBS": (("alternatives", FIELDS["LOGPROBS.alternatives"]),),
     "GROUP": (_HOSTS,),
@@ -166,6 +173,7 @@ def tables() -> Json:
         "purposes": _codes(Purpose, words.docs_of_members(Purpose)),
         "backends": _codes(Backend, words.BACKENDS),
         "failures": _codes(FailureKind, words.FAILURES),
+        "hindrances": _codes(Hindrance, words.HINDRANCES),
         "dtypes": [{"code": int(t), "name": t.name, "width": t.width} for t in DType],
         "tunnel_events": {event.name: int(event) for event in TunnelEvent},
         "trust": _codes(TrustLevel, words.docs_of_members(TrustLevel)),

@@ -14,7 +14,7 @@ from enum import Enum
 from types import ModuleType
 from typing import Final, TypeVar
 
-from sealring_protocol.codec.messages import Backend, FailureKind
+from sealring_protocol.codec.messages import Backend, FailureKind, Hindrance
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.security.keys import Label, SignContext, Suite
@@ -56,6 +56,17 @@ BACKENDS: Final = {
     Backend.RING: "tensor parallelism over TCP, each rank with its two neighbours",
     Backend.JACCL: "tensor parallelism over RDMA; cannot be sealed",
     Backend.NCCL: "tensor parallelism over NCCL; cannot be sealed",
+}
+
+HINDRANCES: Final = {
+    Hindrance.ABSENT: "there is no control link with that rank",
+    Hindrance.REFUSED: "the head and that rank refuse each other, for their rosters or policies",
+    Hindrance.MODEL: "the head and that rank hold different models, or manifests",
+    Hindrance.ENGINE: "that rank's engine has not said what its model is, or is gone",
+    Hindrance.PLAN: "there is no plan; the ranks may have too little room for the model",
+    Hindrance.FAILED: "that rank could not do what an epoch asked of it",
+    Hindrance.COLLECTIVE: "the collective did not come up, or broke (11.7)",
+    Hindrance.LINK: "a link of that rank that an epoch needs did not come up, or broke",
 }
 
 DTYPES: Final = {

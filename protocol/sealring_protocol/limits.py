@@ -45,7 +45,13 @@ NO_GROUP: Final = 0xFFFF
 """No group has this number: it stands for a prefill in the inner seal's associated data."""
 
 MAX_REASON: Final = 256
-"""Bytes of CLOSE's reason and of a failure's message (UTF-8)."""
+"""Bytes of a reason, in CLOSE and WAITING, and of a failure's message (UTF-8)."""
+
+NO_RANK: Final = 0xFFFF
+"""No rank has this number: it stands for none in particular."""
+
+MAX_REASONS: Final = 16
+"""Reasons in one WAITING. Memory: 16 texts of 256 bytes, 4 KiB."""
 
 MAX_ROWS: Final = 4096
 """Entries of each list of a STEP. Memory: 4,096 of at most 20 bytes, five lists: 400 KiB."""
@@ -100,6 +106,9 @@ ORDERS_PER_SECOND: Final = 32
 
 PRESENTATIONS_PER_SECOND: Final = 8
 """READYs by which a rank may present itself (the same)."""
+
+WAITINGS_PER_SECOND: Final = 4
+"""WAITINGs that a head may send to a rank (the same)."""
 
 FIRST_KEY_UPDATE: Final = 64
 """Frames that a direction's first key seals: early, so that every session exercises the update."""

@@ -45,7 +45,7 @@ from sealring_protocol.control.scheduler.requests import FinishReason, Request, 
 from sealring_protocol.control.scheduler.rows import SchedulerConfig
 from sealring_protocol.diagnosis.peers import PeerState
 from sealring_protocol.diagnosis.teller import Teller
-from sealring_protocol.diagnosis.why import EngineFacts, Facts, Obstacle, obstacles
+from sealring_protocol.diagnosis.why import EngineFacts, Facts, Obstacle, obstacles, waiting
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 from sealring_protocol.events import (
     LinkUp,
@@ -254,6 +254,8 @@ class Node:
             self._events.append(ToEngine(Ping(0, Progress())))
         if self._teller.due is not None and now >= self._teller.due:
             self._events.extend(self._teller.look(self.obstacles(now), now))
+            if isinstance(self._brain, Head):
+                self._carry_out(self._brain.explain(waiting(self.facts(now), now), now), now)
         self._deliver_news(now)
 
     # -------------------------------------------------------------- requests
@@ -309,8 +311,6 @@ class Node:
                 text = f"the engine cannot read its model: {failed.message}"
                 self._events.append(Note(Level.ERROR, text))
                 return
-            case _:
-                pass
         self._carry_out(self._brain.engine_message(message, now), now)
         self._deliver_news(now)
 

@@ -254,8 +254,8 @@ const rank = once((input, outcome) => {
   const encoded = (/** @type {import("./sealring/messages.js").Table} */ table) => (/** @type {any} */ said) =>
     encodeMessage(said, table);
   const tell = () => {
-    const { toHead, toEngine, restarts } = machine;
-    outcome.output = { head: toHead.map(encoded(NETWORK)), engine: toEngine.map(encoded(LOCAL)), restarts };
+    const { toHead, toEngine, restarts, told } = machine;
+    outcome.output = { head: toHead.map(encoded(NETWORK)), engine: toEngine.map(encoded(LOCAL)), restarts, told };
   };
   tell();
   for (const { purpose, plaintext, engine, port, relay, tunnel, lost } of input.course) {

@@ -28,6 +28,7 @@ from sealring_protocol.codec.messages import (
     Epoch,
     Failure,
     FailureKind,
+    Hindrance,
     Join,
     Message,
     Open,
@@ -36,6 +37,7 @@ from sealring_protocol.codec.messages import (
     Prefill,
     Progress,
     Ready,
+    Reason,
     Row,
     Save,
     Spent,
@@ -43,9 +45,11 @@ from sealring_protocol.codec.messages import (
     StepDone,
     Tunnel,
     TunnelEvent,
+    Waiting,
 )
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_protocol.conformance.fields import to_fields
+from sealring_protocol.limits import NO_RANK
 
 from spec.vectors.model import LIMIT, MALFORMED, Json, Vector, refused, valid
 from spec.vectors.world import HOME_6, entropy
@@ -83,6 +87,12 @@ PENALISED: Final = Row(
     generated=2,
 )
 DATA: Final = Tunnel(EPOCH, 1, TunnelEvent.DATA, bytes(range(16)))
+WAITING: Final = Waiting(
+    (
+        Reason(Hindrance.ABSENT, 2, "rank 2 (den) cannot be reached at den:9000: refused"),
+        Reason(Hindrance.PLAN, NO_RANK, "the ranks have room for 1 MiB"),
+    )
+)
 STEP: Final = Step(EPOCH, 1, DIGEST)
 FULL: Final = Step(
     EPOCH,
@@ -209,6 +219,12 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
         Row(5, bias=((0, 0.0),) * 1024),
     ),
     "accept-longest": ("a roster of 49,152 bytes", Accept(bytes(32), 7, bytes(49152))),
+    "waiting": ("WAITING with a reason of a rank, and one of none", WAITING),
+    "waiting-nothing": ("reasons are withdrawn", Waiting()),
+    "waiting-16": (
+        "16 reasons of 256 bytes, with every hindrance",
+        Waiting(tuple(Reason(Hindrance(1 + i % 8), i, "é" * 128) for i in range(16))),
+    ),
     "tunnel-open": ("a connection of a collective begins", Tunnel(EPOCH, 0, TunnelEvent.OPEN)),
     "tunnel-data": ("bytes of it", DATA),
     "tunnel-close": ("it ends", Tunnel(EPOCH, 255, TunnelEvent.CLOSE)),
@@ -286,7 +302,7 @@ def vectors() -> Iterator[Vector]:
 
 def _common() -> Iterator[Case]:
     yield "empty", "MS-01", "no bytes at all", b""
-    for code in (0x00, 0x01, 0x03, 0x0E, 0x7F, 0x83, 0xFF):
+    for code in (0x00, 0x01, 0x03, 0x0F, 0x7F, 0x83, 0xFF):
         yield f"code-{code:02x}", "MS-01", f"code 0x{code:02x}", bytes([code]) + bytes(64)
     for local in LOCAL:
         data = flat(local)
@@ -367,7 +383,24 @@ def _collectives() -> Iterator[Case]:
     ]:
         yield f"tunnel-{name}", "MS-09 CV-01", f"TUNNEL with {about}", tunnel
     yield "tunnel-cut", "CV-01", "TUNNEL without its event", opening[:18]
+    yield from _waitings()
     yield from _rows()
+
+
+def _waitings() -> Iterator[Case]:
+    one = flat(Waiting((Reason(Hindrance.ABSENT, 1, "abc"),)))
+    for name, about, data in [
+        ("hindrance-0", "hindrance 0", put(one, 2, b"\0")),
+        ("hindrance-9", "hindrance 9", put(one, 2, b"\x09")),
+        ("wordless", "a reason without words", put(one, 5, u16(0))[:7]),
+    ]:
+        yield f"waiting-{name}", "MS-10 CV-01", f"WAITING with {about}", data
+    escape = put(one, -1, b"\x1b")
+    yield "waiting-escape", "MS-10 MS-02", "a reason with ESC, for terminals", escape
+    turned = put(flat(Waiting((Reason(Hindrance.ABSENT, 1, "abcd"),))), -3, "\u202e".encode())
+    yield "waiting-turned", "MS-10 MS-02", "a reason that turns text around", turned
+    yield "waiting-utf8", "CV-03", "a reason that ends in half a character", put(one, -1, b"\xc3")
+    yield "waiting-cut", "CV-01", "one reason fewer than it says", put(one, 1, b"\2")
 
 
 def _rows() -> Iterator[Case]:
@@ -460,6 +493,10 @@ def _beyond_limits() -> Iterator[Case]:
     windows = grown(windowless, 95, u16(17), 17 * 12)
     yield "ready-windows", "MS-03 CV-02", "17 windows", windows
     yield "ready-layers", "MS-03 CV-02", "1,025 layers", put(flat(READY), 53, u16(1025))
+    one = flat(Waiting((Reason(Hindrance.ABSENT, 1, "a" * 256),)))
+    yield "waiting-long", "MS-10 CV-02", "a reason of 257 bytes", put(one, 5, u16(257)) + b"a"
+    many = put(one, 1, b"\x11") + one[2:] * 16
+    yield "waiting-17", "MS-10 CV-02", "17 reasons", many
     yield from _long_bootstraps()
     row = flat(Row(5))
     yield "row-biases", "MS-08 CV-02", "1,025 biases", grown(row, 72, u16(1025), 1025 * 12)

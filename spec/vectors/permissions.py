@@ -12,9 +12,10 @@ from spec.vectors.model import Json, Vector, refused, valid
 GIVEN: Final[Mapping[str, bytes]] = {}
 CONTROL, STEP, TUNNEL, WEIGHTS = 1, 2, 3, 4
 ALIVE: Final = ("PING", "PONG", "CLOSE")
-ALL: Final = ("ACCEPT", *ALIVE, "READY", "BOOTSTRAP", "STEP", "STEP_DONE", "TUNNEL", "ROW")
+FROM_HEAD: Final = ("BOOTSTRAP", "STEP", "ROW", "WAITING")
+ALL: Final = ("ACCEPT", *ALIVE, "READY", "STEP_DONE", "TUNNEL", *FROM_HEAD)
 PLACES: Final = (
-    ("head-to-rank", CONTROL, 0, 2, 4, ("BOOTSTRAP", "STEP", "ROW")),
+    ("head-to-rank", CONTROL, 0, 2, 4, FROM_HEAD),
     ("rank-to-head", CONTROL, 3, 0, 4, ("READY", "STEP_DONE")),
     ("rank-to-rank", CONTROL, 1, 2, 4, ()),
     ("to-next", STEP, 1, 2, 4, ("STEP",)),

@@ -25,15 +25,20 @@ from sealring_protocol.codec.messages import (
     Epoch,
     Failure,
     FailureKind,
+    Hindrance,
     Message,
     Ready,
+    Reason,
     Row,
     Spent,
     Step,
     StepDone,
+    Waiting,
 )
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.errors import CloseCode
+from sealring_protocol.limits import NO_RANK
+from sealring_trio.conformance.fields import reason_fields
 
 from spec.vectors.messages import EPOCH, JOIN, MODEL, PREPARE, flat
 from spec.vectors.model import LIMIT, MALFORMED, Json, Vector, refused, valid
@@ -57,12 +62,14 @@ OTHER_MODEL: Final = entropy("another model", 32)
 
 @attrs.frozen
 class Happens:
-    """One thing that happens to a rank, and what it says then: to the head, to its engine."""
+    """One thing that happens to a rank, and what it says then: to the head, to its engine; *told*
+    is what it has been told by WAITING from then on, if that changes."""
 
     what: Json
     to_head: tuple[Message, ...] = ()
     to_engine: tuple[LocalMessage, ...] = ()
     restarts: int = 0
+    told: Waiting | None = None
 
 
 Course = tuple[Happens, ...]
@@ -74,10 +81,16 @@ def came(
     to_head: tuple[Message, ...] = (),
     purpose: int = CONTROL,
     restarts: int = 0,
+    told: Waiting | None = None,
 ) -> Happens:
     """The head sent *message* (on a STEP link: the rank before)."""
-    told = {"purpose": purpose, "plaintext": flat(message).hex()}
-    return Happens(told, to_head, to_engine, restarts)
+    what = {"purpose": purpose, "plaintext": flat(message).hex()}
+    return Happens(what, to_head, to_engine, restarts, told)
+
+
+def hears(waiting: Waiting) -> Happens:
+    """The head says why there is no epoch."""
+    return came(waiting, told=waiting)
 
 
 def engine(message: LocalMessage, *to_head: Message, to: tuple[LocalMessage, ...] = ()) -> Happens:
@@ -146,6 +159,13 @@ THREE_JOIN: Final = attrs.evolve(
     THREE, deadline_ms=JOIN.deadline_ms, hosts=(("a", 40001), ("b", 40002), ("c", 40003))
 )
 
+NOBODY: Final = Waiting((Reason(Hindrance.ABSENT, 0, "rank 0 waits for itself"),))
+LITTLE: Final = Waiting(
+    (
+        Reason(Hindrance.PLAN, NO_RANK, "the ranks have room for 1 MiB"),
+        Reason(Hindrance.FAILED, 1, "rank 1 could not serve"),
+    )
+)
 MANY: Final[Course] = tuple(came(step(n), step(n)) for n in range(1, 129))
 COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
     "joins": ("CO-01 CO-04", "two rounds, over relays", {}, IN),
@@ -354,6 +374,32 @@ COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
             came(PIPELINE, PIPELINE),
         ),
     ),
+    "waiting": (
+        "EP-12 EP-13",
+        "the reasons of the last WAITING hold; they change nothing about steps",
+        {},
+        (
+            *(*IN, came(step(1), step(1))),
+            *(hears(NOBODY), hears(LITTLE)),
+            engine(done(1, 9), done(1, 9)),
+            came(step(2), step(2)),
+        ),
+    ),
+    "waiting-withdrawn": (
+        "EP-12",
+        "a WAITING without reasons withdraws those before it",
+        {},
+        (*UP, hears(LITTLE), hears(Waiting())),
+    ),
+    "waiting-over": (
+        "EP-12",
+        "BOOTSTRAP of the next epoch ends what was told",
+        {},
+        (
+            *(*UP, came(PIPELINE, PIPELINE), hears(LITTLE)),
+            came(*[attrs.evolve(PIPELINE, epoch=NEXT)] * 2, told=Waiting()),
+        ),
+    ),
     "replaced": (
         "EP-10",
         "an engine that is replaced before any BOOTSTRAP: the rank presents itself again",
@@ -479,6 +525,15 @@ FAULTS: Final[dict[str, tuple[str, str, Course, Happens, CloseCode]]] = {
             CloseCode.MODEL_MISMATCH,
         ),
         (
+            "waiting-rank",
+            "EP-13",
+            "a reason of rank 2 of 2",
+            (*UP, hears(LITTLE)),
+            Waiting((LITTLE.reasons[0], Reason(Hindrance.ABSENT, 2, "rank 2 is not there"))),
+            1,
+            MALFORMED,
+        ),
+        (
             "step-later",
             "EP-05",
             "a step of an epoch that it was not told of",
@@ -550,6 +605,11 @@ def _output(course: Sequence[Happens]) -> Json:
         "head": [flat(message).hex() for each in course for message in each.to_head],
         "engine": [flat(message).hex() for each in course for message in each.to_engine],
         "restarts": sum(each.restarts for each in course),
+        "told": [
+            reason_fields(reason)
+            for told in [each.told for each in course if each.told is not None][-1:]
+            for reason in told.reasons
+        ],
     }
 
 

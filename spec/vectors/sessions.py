@@ -31,6 +31,7 @@ from spec.vectors.messages import (
     PREPARE,
     READY,
     STEP,
+    WAITING,
     flat,
 )
 from spec.vectors.model import FORGED, LIMIT, MALFORMED, Vector, refused, valid
@@ -170,6 +171,8 @@ def _roles() -> Iterator[Vector]:
         ("tunnel-on-step", "TUNNEL on a step link", step, flat(DATA)),
         ("row-from-rank", "ROW from a rank", rank, flat(PENALISED)),
         ("row-on-step", "ROW on a step link", step, flat(PENALISED)),
+        ("waiting-from-rank", "WAITING from a rank to a rank", rank, flat(WAITING)),
+        ("waiting-on-step", "WAITING on a step link", step, flat(WAITING)),
         ("weights", "STEP on a link for weights", met(purpose=4), flat(STEP)),
     ]:
         deliveries = _sealed(talk, [message])

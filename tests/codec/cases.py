@@ -22,6 +22,7 @@ from sealring_protocol.codec.messages import (
     Epoch,
     Failure,
     FailureKind,
+    Hindrance,
     Join,
     Message,
     Open,
@@ -30,6 +31,7 @@ from sealring_protocol.codec.messages import (
     Prefill,
     Progress,
     Ready,
+    Reason,
     Row,
     Save,
     Spent,
@@ -37,6 +39,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
     Tunnel,
     TunnelEvent,
+    Waiting,
 )
 from sealring_protocol.codec.tensor import DType, Tensor
 
@@ -52,6 +55,10 @@ MESSAGES: dict[str, Message] = {
     "ping": Ping(1, Progress()),
     "ping-full": Ping(2**64 - 1, Progress(1, 2, 3, 4, 5, 6, 7)),
     "pong": Pong(77, Progress(steps_received=9)),
+    "waiting": Waiting(),
+    "waiting-why": Waiting(
+        (Reason(Hindrance.ABSENT, 1, "naïve"), Reason(Hindrance.PLAN, 65535, "x"))
+    ),
     "close": Close(0, ""),
     "close-reason": Close(6, "another model — naïve"),
     "close-unknown-code": Close(65535, "from the future"),

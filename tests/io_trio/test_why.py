@@ -170,8 +170,8 @@ ROWS: dict[str, tuple[Callable[[Pair], None], str, str, str, str]] = {
         little_room,
         "too_little_room",
         "the model's weights take",
-        "no_epoch",
-        "has begun no epoch yet",
+        "too_little_room",
+        "the head says: the model's weights take",
     ),
     "another key": (other_key, "silent", "without a word", "silent", "without a word"),
     "weights that cannot be loaded": (

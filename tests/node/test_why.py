@@ -11,8 +11,8 @@ from sealring_protocol.codec.messages import NO_EPOCH, Bootstrap, Failure, Failu
 from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.control.head.plan import Strategy
 from sealring_protocol.control.standing import Phase
+from sealring_protocol.diagnosis.causes import ADVICE, Cause
 from sealring_protocol.diagnosis.teller import TELL_SECONDS
-from sealring_protocol.diagnosis.why import ADVICE, Cause
 from sealring_protocol.events import NodeEvent
 from sealring_protocol.security.roster import Member, SignedRoster, sign_roster
 

@@ -111,3 +111,27 @@ def metrics(machine: Machine) -> dict[str, float]:
         name: float(value)
         for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     }
+
+
+def test_a_rank_says_what_the_head_says_of_too_little_room() -> None:
+    with machines(2, memory="1M") as (desk, shelf):
+        for machine in (desk, shelf):
+            machine.start()
+        words = r"the model's weights take [^(]*\d[^(]*"
+        desk.wait_until_told(words)
+        shelf.wait_until_told(f"the head says: {words}")
+        (head,), (rank,) = (machine.status()["why"] for machine in (desk, shelf))
+        assert rank["what"] == f"the head says: {head['what']}"
+        assert rank["cause"] == head["cause"] == "too_little_room"
+        out = shelf.run("status", "--config", shelf.config).out
+        assert f"not serving: the head says: {head['what']}" in out
+        shelf.wait_for_log(f"not serving: the head says: {head['what']}")
+
+
+def test_a_rank_says_which_other_rank_the_head_waits_for() -> None:
+    with machines(3) as (desk, shelf, _den):
+        for machine in (desk, shelf):
+            machine.start()
+        shelf.wait_until_told(r"the head says: rank 2 \(den\) cannot be reached at ")
+        (rank,) = shelf.status()["why"]
+        assert (rank["cause"], rank["rank"], rank["from_head"]) == ("unreachable", 2, True)

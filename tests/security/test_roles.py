@@ -19,6 +19,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
     Tunnel,
     TunnelEvent,
+    Waiting,
 )
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.errors import RoleViolation
@@ -45,13 +46,14 @@ MESSAGES = {
         StepDone(NO_EPOCH, 1),
         Row(1),
         Tunnel(NO_EPOCH, 0, TunnelEvent.OPEN),
+        Waiting(),
     )
 }
 ALIVE = {"Ping", "Pong", "Close"}
 
 CASES = [
-    (Purpose.CONTROL, 0, 1, 3, {"Bootstrap", "Row", "Step"}),
-    (Purpose.CONTROL, 0, 2, 3, {"Bootstrap", "Row", "Step"}),
+    (Purpose.CONTROL, 0, 1, 3, {"Bootstrap", "Row", "Step", "Waiting"}),
+    (Purpose.CONTROL, 0, 2, 3, {"Bootstrap", "Row", "Step", "Waiting"}),
     (Purpose.CONTROL, 1, 0, 3, {"Ready", "StepDone"}),
     (Purpose.CONTROL, 2, 0, 3, {"Ready", "StepDone"}),
     (Purpose.CONTROL, 1, 2, 3, set()),

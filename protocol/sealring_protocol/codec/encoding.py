@@ -34,6 +34,7 @@ from sealring_protocol.codec.messages import (
     Step,
     StepDone,
     Tunnel,
+    Waiting,
 )
 from sealring_protocol.codec.readers import (
     decode_accept,
@@ -52,6 +53,7 @@ from sealring_protocol.codec.readers import (
     decode_row,
     decode_step,
     decode_tunnel,
+    decode_waiting,
 )
 from sealring_protocol.codec.wire import Buffer, Reader
 from sealring_protocol.codec.writers import (
@@ -70,6 +72,7 @@ from sealring_protocol.codec.writers import (
     encode_row,
     encode_step,
     encode_tunnel,
+    encode_waiting,
 )
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 
@@ -92,6 +95,7 @@ _ENCODERS: Final[dict[type[Any], Callable[[Any], list[Buffer]]]] = {
     Group: encode_group,
     Grouped: encode_grouped,
     Tunnel: encode_tunnel,
+    Waiting: encode_waiting,
 }
 
 DECODERS: Final[dict[int, Callable[[Reader], Message]]] = {
@@ -105,6 +109,7 @@ DECODERS: Final[dict[int, Callable[[Reader], Message]]] = {
     MessageCode.STEP_DONE: decode_done,
     MessageCode.TUNNEL: decode_tunnel,
     MessageCode.ROW: decode_row,
+    MessageCode.WAITING: decode_waiting,
 }
 
 LOCAL_DECODERS: Final[dict[int, Callable[[Reader], LocalMessage]]] = {

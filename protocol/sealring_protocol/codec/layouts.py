@@ -61,6 +61,8 @@ FIELDS: Final[Mapping[str, str]] = {
     "min_p f64, repetition f64, presence f64, frequency f64, logprobs u8, bias u16, "
     "generated u32, history u32",
     "ROW.bias": "token u32, value f64",
+    "WAITING": "code u8, reasons u8",
+    "WAITING.reasons": "hindrance u8, rank u16",
     "ENGINE_INFO": "code u8, model bytes 32, dtype u8, hidden u32, vocabulary u32, context u32, "
     "trimmable bool, splits u16, backends u8, room u64, ends u64, layers u16",
     "HOP_KEY": "code u8, outgoing bool, suite u8, cluster bytes 32, secret bytes 32",
@@ -110,6 +112,8 @@ DONE: Final = layout("STEP_DONE")
 TUNNEL: Final = layout("TUNNEL")
 ROW: Final = layout("ROW")
 BIAS: Final = layout("ROW.bias")
+WAITING: Final = layout("WAITING")
+REASON: Final = layout("WAITING.reasons")
 
 INFO: Final = layout("ENGINE_INFO")
 HOP: Final = layout("HOP_KEY")

@@ -42,6 +42,7 @@ class MessageCode(enum.IntEnum):
     STEP_DONE = 0x0B
     TUNNEL = 0x0C
     ROW = 0x0D
+    WAITING = 0x0E
     ENGINE_INFO = 0x81
     HOP_KEY = 0x82
     LOADED = 0x84
@@ -414,6 +415,43 @@ class Row:
         return self.repetition != 1 or self.presence != 0 or self.frequency != 0
 
 
+class Hindrance(enum.IntEnum):
+    """What keeps a head from beginning an epoch."""
+
+    ABSENT = 1
+    REFUSED = 2
+    MODEL = 3
+    ENGINE = 4
+    PLAN = 5
+    FAILED = 6
+    COLLECTIVE = 7
+    LINK = 8
+
+
+@attrs.frozen
+class Reason:
+    """One thing that keeps the head from beginning an epoch, in the head's words (*text*). It is
+    about *rank*, or about none in particular (`NO_RANK`)."""
+
+    hindrance: Hindrance
+    rank: int
+    text: str
+
+    def __attrs_post_init__(self) -> None:
+        rule(bool(self.text), "a reason has words")
+
+
+@attrs.frozen
+class Waiting:
+    """The head has begun no epoch, for these *reasons*; without any, it withdraws those before.
+
+    For people alone: a rank shows it, and does nothing else about it.
+    """
+
+    CODE: ClassVar = MessageCode.WAITING
+    reasons: tuple[Reason, ...] = ()
+
+
 class TunnelEvent(enum.IntEnum):
     """What happens to a connection that is carried in a tunnel."""
 
@@ -440,4 +478,6 @@ class Tunnel:
         )
 
 
-Message = Accept | Ping | Pong | Close | Ready | Bootstrap | Step | StepDone | Row | Tunnel
+Message = (
+    Accept | Ping | Pong | Close | Ready | Bootstrap | Step | StepDone | Row | Tunnel | Waiting
+)

@@ -26,11 +26,13 @@ from sealring_protocol.codec.layouts import (
     PREFILL,
     PROGRESS,
     READY,
+    REASON,
     ROW,
     SAVE,
     SPENT,
     STEP,
     TUNNEL,
+    WAITING,
     WINDOW,
 )
 from sealring_protocol.codec.local_messages import (
@@ -52,6 +54,7 @@ from sealring_protocol.codec.messages import (
     Epoch,
     Failure,
     FailureKind,
+    Hindrance,
     Join,
     Open,
     Ping,
@@ -59,6 +62,7 @@ from sealring_protocol.codec.messages import (
     Prefill,
     Progress,
     Ready,
+    Reason,
     Row,
     Save,
     Spent,
@@ -66,6 +70,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
     Tunnel,
     TunnelEvent,
+    Waiting,
     Work,
 )
 from sealring_protocol.codec.tensor import DType, Tensor, decode_tensor
@@ -78,6 +83,7 @@ from sealring_protocol.limits import (
     MAX_LAYERS,
     MAX_LOGPROBS,
     MAX_REASON,
+    MAX_REASONS,
     MAX_ROSTER,
     MAX_ROWS,
     MAX_SPENT,
@@ -361,6 +367,25 @@ def decode_tunnel(reader: Reader) -> Tunnel:
     if event is None:
         raise RemoteProtocolError(f"unknown tunnel event {code}")
     return Tunnel(_epoch(instance, counter), stream, event, reader.rest())
+
+
+_HINDRANCES: Final = {int(hindrance): hindrance for hindrance in Hindrance}
+
+
+def decode_waiting(reader: Reader) -> Waiting:
+    """Read WAITING."""
+    _, count = reader.unpack(WAITING)
+    if count > MAX_REASONS:
+        raise LimitExceeded(f"WAITING declares {count} reasons")
+    return Waiting(tuple(_read_reason(reader) for _ in range(count)))
+
+
+def _read_reason(reader: Reader) -> Reason:
+    code, rank = reader.unpack(REASON)
+    hindrance = _HINDRANCES.get(code)
+    if hindrance is None:
+        raise RemoteProtocolError(f"unknown hindrance {code}")
+    return Reason(hindrance, rank, _printable(reader))
 
 
 def decode_group(reader: Reader) -> Group:

@@ -26,11 +26,13 @@ from sealring_protocol.codec.layouts import (
     PREFILL,
     PROGRESS,
     READY,
+    REASON,
     ROW,
     SAVE,
     SPENT,
     STEP,
     TUNNEL,
+    WAITING,
     WINDOW,
 )
 from sealring_protocol.codec.local_messages import (
@@ -55,6 +57,7 @@ from sealring_protocol.codec.messages import (
     Step,
     StepDone,
     Tunnel,
+    Waiting,
 )
 from sealring_protocol.codec.tensor import encode_tensor
 from sealring_protocol.codec.wire import U16, U64, Buffer, clip, text, vector
@@ -65,6 +68,7 @@ from sealring_protocol.limits import (
     MAX_IDS,
     MAX_LAYERS,
     MAX_REASON,
+    MAX_REASONS,
     MAX_ROSTER,
     MAX_ROWS,
     MAX_SPENT,
@@ -80,9 +84,11 @@ def _at_most(entries: int, limit: int, what: str) -> None:
 
 
 def _failure(failed: Failure) -> bytes:
-    return FAILURE.pack(failed.rank, failed.kind) + text(
-        clip(failed.message, MAX_REASON), MAX_REASON
-    )
+    return FAILURE.pack(failed.rank, failed.kind) + _reason(failed.message)
+
+
+def _reason(words: str) -> bytes:
+    return text(clip(words, MAX_REASON), MAX_REASON)
 
 
 def _add_tail(parts: list[Buffer], message: Step | StepDone) -> None:
@@ -132,8 +138,7 @@ def encode_accept(message: Accept) -> list[Buffer]:
 
 def encode_close(message: Close) -> list[Buffer]:
     """The parts of CLOSE."""
-    reason = text(clip(message.reason, MAX_REASON), MAX_REASON)
-    return [CLOSE.pack(message.CODE, message.code) + reason]
+    return [CLOSE.pack(message.CODE, message.code) + _reason(message.reason)]
 
 
 def encode_ready(message: Ready) -> list[Buffer]:
@@ -327,6 +332,14 @@ def encode_tunnel(message: Tunnel) -> list[Buffer]:
     epoch = message.epoch
     head = TUNNEL.pack(message.CODE, epoch.instance, epoch.counter, message.stream, message.event)
     return [head, message.data] if message.data else [head]
+
+
+def encode_waiting(message: Waiting) -> list[Buffer]:
+    """The parts of WAITING."""
+    _at_most(len(message.reasons), MAX_REASONS, "reasons")
+    head = WAITING.pack(message.CODE, len(message.reasons))
+    told = (REASON.pack(r.hindrance, r.rank) + _reason(r.text) for r in message.reasons)
+    return [head + b"".join(told)]
 
 
 def encode_group(m: Group) -> list[Buffer]:

@@ -39,6 +39,8 @@ from sealring_protocol.control.head.membership import Membership
 from sealring_protocol.errors import WIRE_CODES, RemoteProtocolError, SealringError
 from sealring_protocol.security.roles import Purpose
 
+from sealring_trio.conformance.fields import reason_fields
+
 Given = dict[str, Any]
 
 _PRESENT: Final = Ready(NO_EPOCH, bytes(32), 0, 0, 1, DType.F32, 1, True, 0, CacheCost(0, 0))
@@ -46,7 +48,7 @@ _PRESENT: Final = Ready(NO_EPOCH, bytes(32), 0, 0, 1, DType.F32, 1, True, 0, Cac
 
 def run_rank(given: Given, output: Given) -> None:
     """A rank after the head, its control link up, and what it says to the head and its engine."""
-    output |= {"head": [], "engine": [], "restarts": 0}
+    output |= {"head": [], "engine": [], "restarts": 0, "told": []}
     rank = _Rank(given, output)
     for happens in given["course"]:
         rank.take(happens)
@@ -67,6 +69,8 @@ class _Rank:
     def take(self, happens: Given) -> None:
         """One thing that happens."""
         self._note(self._effects(happens))
+        told = self._machine.standing().told
+        self._output["told"] = [reason_fields(reason) for reason in told]
 
     def _effects(self, happens: Given) -> list[Effect]:
         machine = self._machine

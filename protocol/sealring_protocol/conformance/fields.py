@@ -25,6 +25,7 @@ from sealring_protocol.codec.messages import (
     Epoch,
     Failure,
     FailureKind,
+    Hindrance,
     Join,
     Message,
     NoWork,
@@ -34,6 +35,7 @@ from sealring_protocol.codec.messages import (
     Prefill,
     Progress,
     Ready,
+    Reason,
     Row,
     Save,
     Spent,
@@ -41,6 +43,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
     Tunnel,
     TunnelEvent,
+    Waiting,
     Work,
 )
 from sealring_protocol.codec.tensor import DType, Tensor
@@ -356,6 +359,16 @@ def _read_tunnel(f: dict[str, Json]) -> Tunnel:
     return Tunnel(_read_epoch(f), f["stream"], event, bytes.fromhex(f["data"]))
 
 
+def reason_fields(reason: Reason) -> dict[str, Json]:
+    """A reason of WAITING field by field."""
+    return {"hindrance": int(reason.hindrance), "rank": reason.rank, "text": reason.text}
+
+
+def _read_waiting(f: dict[str, Json]) -> Waiting:
+    told = f["reasons"]
+    return Waiting(tuple(Reason(Hindrance(r["hindrance"]), r["rank"], r["text"]) for r in told))
+
+
 def read_row(f: dict[str, Json]) -> Row:
     """A ROW from its fields."""
     rest = {name: f[name] for name in _ROW if name in f}
@@ -395,6 +408,7 @@ _TO: Final[dict[type[Any], Callable[[Any], dict[str, Json]]]] = {
     Logprobs: _logprobs,
     Loaded: lambda m: {"read": u64(m.read), "held": u64(m.held), "load_us": u64(m.load_us)},
     Tunnel: _tunnel,
+    Waiting: lambda m: {"reasons": [reason_fields(reason) for reason in m.reasons]},
     Group: _group,
     Grouped: lambda m: {"size": m.size, "sum_us": m.sum_us, "token_us": m.token_us},
 }
@@ -418,6 +432,7 @@ _FROM: Final[dict[str, Callable[[dict[str, Json]], Message | LocalMessage]]] = {
     "LOGPROBS": _read_logprobs,
     "LOADED": lambda f: Loaded(int(f["read"]), int(f["held"]), int(f["load_us"])),
     "TUNNEL": _read_tunnel,
+    "WAITING": _read_waiting,
     "GROUP": _read_group,
     "GROUPED": lambda f: Grouped(f["size"], f["sum_us"], f["token_us"]),
 }

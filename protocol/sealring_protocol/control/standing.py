@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 
 import attrs
 
-from sealring_protocol.codec.messages import Failure
+from sealring_protocol.codec.messages import Failure, Reason
 
 
 class Phase(enum.Enum):
@@ -25,7 +26,8 @@ class Phase(enum.Enum):
 class Standing:
     """The *phase*, and since when (monotonic seconds); the ranks that are *missing* in it, what
     came of the last try if it *failed*, why there is no plan if *unplanned*, and until when the
-    next try waits (*again*)."""
+    next try waits (*again*). Of a rank after the head, *told* is what the head says is in the way,
+    each with since when."""
 
     phase: Phase
     since: float
@@ -33,3 +35,4 @@ class Standing:
     failed: Failure | None = None
     unplanned: str = ""
     again: float | None = None
+    told: Mapping[Reason, float] = attrs.field(factory=dict)

@@ -1,5 +1,7 @@
 """Tells a node's log why it does not serve: what is new at once, what lasts once a minute.
 
+What the head says is told when it is new alone, because the head's own log has it each minute.
+
 What belongs to every start (an engine reads its model, layers are loaded) is no news before it has
 lasted for a while.
 """
@@ -12,8 +14,9 @@ from typing import Final
 import attrs
 
 from sealring_protocol.control.effects import Level, Note
+from sealring_protocol.diagnosis.causes import Cause
 from sealring_protocol.diagnosis.notes import Notes
-from sealring_protocol.diagnosis.why import Cause, Obstacle
+from sealring_protocol.diagnosis.why import Obstacle
 
 TELL_SECONDS: Final = 60.0
 """How often the same thing is told again."""
@@ -74,7 +77,12 @@ class Teller:
             if now >= told.due:
                 advice = f". {obstacle.advice}" if obstacle.advice and not told.before else ""
                 text = f"not serving: {obstacle.text(now)}{advice}"
-                notes.append(Note(Level.INFO, text, f"{obstacle.cause.value} {obstacle.rank}"))
+                kind = f"{obstacle.cause.value} {obstacle.rank}"
+                if obstacle.from_head:
+                    kind = "the head's reasons"  # one for all, for they are the head's to make
+                notes.append(Note(Level.INFO, text, kind))
+                told = _Told(now + TELL_SECONDS, True)
+            elif told.before and obstacle.from_head:  # the head's log has it each minute
                 told = _Told(now + TELL_SECONDS, True)
             self._told[key] = told
         while len(self._told) > MAX_TOLD:

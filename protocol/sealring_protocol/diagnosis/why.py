@@ -8,99 +8,29 @@ these words.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import attrs
 
-from sealring_protocol.codec.messages import FailureKind
+from sealring_protocol.codec.messages import FailureKind, Reason, Waiting
 from sealring_protocol.control.head.models import ONE_SIDED, one_sided, short
 from sealring_protocol.control.standing import Phase, Standing
+from sealring_protocol.diagnosis.causes import (
+    ADVICE,
+    BY_HINDRANCE,
+    DIAL_ADVICE,
+    HINDRANCES,
+    OWN_LOG,
+    Cause,
+)
 from sealring_protocol.diagnosis.peers import Fault, PeerState, Trouble
 from sealring_protocol.diagnosis.refusal_log import RefusedSource
 from sealring_protocol.diagnosis.words import ago, lasting
 from sealring_protocol.errors import CloseCode
+from sealring_protocol.limits import MAX_REASONS, NO_RANK
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Roster
-
-
-class Cause(enum.Enum):
-    """What is in the way."""
-
-    DRAINING = "draining"
-    ROSTER_EXPIRED = "roster_expired"
-    ROSTER_CONFLICT = "roster_conflict"
-    NOT_A_MEMBER = "not_a_member"
-    ENGINE_STARTING = "engine_starting"
-    ENGINE_DYING = "engine_dying"
-    ENGINE_UNREADABLE = "engine_unreadable"
-    NO_ADDRESS = "no_address"
-    DIALING = "dialing"
-    UNREACHABLE = "unreachable"
-    SILENT = "silent"
-    NO_ANSWER = "no_answer"
-    OTHER_MODEL = "other_model"
-    MANIFEST = "manifest_on_one_side"
-    OTHER_POLICY = "other_policy"
-    REFUSED = "refused"
-    BROKEN = "link_broken"
-    PEER_ENGINE = "peer_engine_starting"
-    TOO_LITTLE_ROOM = "too_little_room"
-    CANNOT_SERVE = "cannot_serve"
-    COLLECTIVE = "collective"
-    LOADING = "loading"
-    NO_EPOCH = "no_epoch"
-    BEGINNING = "beginning"
-
-
-ADVICE: Final[Mapping[Cause, str]] = {
-    Cause.DRAINING: "Start the node again once it has ended.",
-    Cause.ROSTER_EXPIRED: "Sign it again (sealring roster renew), and give it to any one node "
-    "(sealring roster install): the others take it from there.",
-    Cause.ROSTER_CONFLICT: "Two rosters were signed with one serial. Sign one of them once more, "
-    "which takes the next serial, and give it to any one node (sealring roster install).",
-    Cause.NOT_A_MEMBER: "If it is to be one: 'sealring roster add', and sign again.",
-    Cause.ENGINE_STARTING: "A large model's description takes a while to read.",
-    Cause.ENGINE_DYING: "This node's log says what it died of.",
-    Cause.ENGINE_UNREADABLE: "Fetch the model again, or correct 'model' in the config.",
-    Cause.NO_ADDRESS: "Nothing to do here if that node can reach this one.",
-    Cause.DIALING: "",
-    Cause.UNREACHABLE: "See that it runs, and that the address in the roster is its 'listen'.",
-    Cause.SILENT: "A node says nothing to whom it cannot verify. Its clock, its key, its "
-    "coordinator or its cluster is another, and its log says which: compare 'date' and "
-    "'sealring roster show ROSTER' on both machines.",
-    Cause.NO_ANSWER: "Its process is stopped or hangs, its machine is overloaded, or another "
-    "program listens there.",
-    Cause.OTHER_MODEL: "Give both the same folder: compare what 'sealring digest MODEL' prints.",
-    Cause.MANIFEST: "Copy the model folder, sealring.json included, to every machine, and start "
-    "the node again whose folder has changed.",
-    Cause.OTHER_POLICY: "Let both configs say the same, and both nodes have the same roster.",
-    Cause.REFUSED: "The log of the node that refused says more.",
-    Cause.BROKEN: "It is dialed again.",
-    Cause.PEER_ENGINE: "Its log and its 'sealring status' say more.",
-    Cause.TOO_LITTLE_ROOM: "Raise 'memory' in the configs, add a machine, or take a smaller or "
-    "quantized model: see 'sealring plan'.",
-    Cause.CANNOT_SERVE: "That rank's log says more. It is tried again by itself.",
-    Cause.COLLECTIVE: "See that the ranks reach one another, or use strategy = 'pp'.",
-    Cause.LOADING: "",
-    Cause.BEGINNING: "",
-    Cause.NO_EPOCH: "'sealring status' on the head says what it waits for.",
-}
-"""What to do about each cause."""
-
-OWN_LOG: Final = "This node's log says more. It is tried again by itself."
-"""The same where the rank that cannot serve is this node."""
-
-DIAL_ADVICE: Final[Sequence[tuple[str, str]]] = (
-    ("refused", "Nothing listens there: start that node, or correct its address in the roster."),
-    ("no answer", "Its machine is off, the address is another's, or a firewall drops it."),
-    ("route", "No way leads to that network: check the address, the routes and any VPN."),
-    ("unreachable", "No way leads to that network: check the address, the routes and any VPN."),
-    ("name", "The name does not resolve here: correct it in the roster, or in the name service."),
-    ("nodename", "The name does not resolve here: correct it in the roster."),
-)
-"""The same for a dial that fails, by a word in the system's reason."""
 
 YOUNG_SECONDS: Final = 120.0
 """Seconds before which an engine that ends has ended young."""
@@ -125,7 +55,7 @@ _BY_FAILURE: Final[Mapping[FailureKind, Cause]] = {
 class Obstacle:
     """One thing that is in the way: *what* it is and what to do (*advice*), for the peer of *rank*
     or, if None, for this node. It has been so since *since*, and was tried *tries* times, the last
-    time at *at* (monotonic seconds)."""
+    time at *at* (monotonic seconds). *from_head*: this node knows it from the head alone."""
 
     cause: Cause
     what: str
@@ -134,6 +64,7 @@ class Obstacle:
     at: float | None = None
     tries: int = 0
     advice: str = ""
+    from_head: bool = False
 
     def lasts(self, now: float) -> str:
         """How long it has been so, in words; empty where nobody knows."""
@@ -161,6 +92,7 @@ class Obstacle:
             "last_s": None if self.at is None else round(now - self.at, 1),
             "tries": self.tries,
             "advice": self.advice,
+            "from_head": self.from_head,
         }
 
 
@@ -190,7 +122,7 @@ class EngineFacts:
 class Facts:
     """What a node knows. *wall_ms* is None where it has not been told the time of day, *next_start*
     when its engine is started again, *draining* why it takes no requests, *unpinned* what
-    `NodeConfig` has."""
+    `NodeConfig` has, *own* what the node is called in the words that come of it."""
 
     rank: int
     roster: Roster
@@ -202,6 +134,7 @@ class Facts:
     next_start: float | None = None
     draining: str = ""
     unpinned: bytes = b""
+    own: str = "this node"
 
     def name(self, rank: int) -> str:
         """The member of *rank* as people know it."""
@@ -223,10 +156,44 @@ def obstacles(facts: Facts, now: float) -> list[Obstacle]:
         if engine:  # that this node cannot serve, or loads, follows from it
             ring = [each for each in ring if each.rank is not None or each.cause not in _OWN]
         found += engine + ring
+        told = _told(facts)
+        found += [each for each in told if each.rank != facts.rank] if found else told
         if not found:
             what = "the ring is about to begin an epoch"
             found.append(_obstacle(Cause.BEGINNING, what, since=facts.standing.since))
     return found
+
+
+def waiting(facts: Facts, now: float) -> Waiting:
+    """What the head of *facts* tells the other ranks of why there is no epoch: what is in its way,
+    in the words that its own log has, but that it calls itself by name."""
+    own = f"the head ({facts.roster.members[0].name})"
+    found = [
+        (HINDRANCES[each.cause], each) for each in obstacles(attrs.evolve(facts, own=own), now)
+    ]
+    reasons = [
+        Reason(hindrance, 0 if each.rank is None else each.rank, each.what)
+        if each.cause is not Cause.TOO_LITTLE_ROOM
+        else Reason(hindrance, NO_RANK, each.what)
+        for hindrance, each in found
+        if hindrance is not None
+    ]
+    return Waiting(tuple(reasons[:MAX_REASONS]))
+
+
+def _told(facts: Facts) -> list[Obstacle]:
+    """What the head says is in the way."""
+    return [
+        Obstacle(
+            (cause := BY_HINDRANCE[reason.hindrance]),
+            f"the head says: {reason.text}",
+            None if reason.rank == NO_RANK else reason.rank,
+            since,
+            advice=ADVICE[cause],
+            from_head=True,
+        )
+        for reason, since in facts.standing.told.items()
+    ]
 
 
 def _obstacle(
@@ -245,14 +212,14 @@ def _roster(facts: Facts, now: float) -> list[Obstacle]:
     if facts.wall_ms is None or not facts.roster.expired(facts.wall_ms):
         return []
     past = now - (facts.wall_ms - facts.roster.expires_ms) / 1000
-    what = f"roster {facts.roster.serial}, which this node has, has expired"
+    what = f"roster {facts.roster.serial}, which {facts.own} has, has expired"
     return [_obstacle(Cause.ROSTER_EXPIRED, what, since=past)]
 
 
 def _put_out(facts: Facts, peer: PeerState) -> Obstacle:
     what = (
-        f"{facts.name(peer.rank)} has a newer roster than this node's ({facts.roster.serial}), in "
-        "which this node is no member"
+        f"{facts.name(peer.rank)} has a newer roster than {facts.own}'s ({facts.roster.serial}), "
+        f"in which {facts.own} is no member"
     )
     return _obstacle(Cause.NOT_A_MEMBER, what, peer.rank)
 
@@ -262,13 +229,13 @@ def _engine(facts: Facts, now: float) -> list[Obstacle]:
     if engine.up:
         return []
     if engine.unreadable:
-        what = f"this node's engine cannot read its model: {engine.reason}"
+        what = f"{facts.own}'s engine cannot read its model: {engine.reason}"
         return [_obstacle(Cause.ENGINE_UNREADABLE, what, since=engine.since)]
     if not engine.lost:
-        what = "this node's engine is starting, and has not said yet what its model is"
+        what = f"{facts.own}'s engine is starting, and has not said yet what its model is"
         return [_obstacle(Cause.ENGINE_STARTING, what, since=engine.since)]
     times = "once" if engine.lost == 1 else f"{engine.lost} times in a row"
-    what = f"this node's engine has ended {times}: {engine.reason}"
+    what = f"{facts.own}'s engine has ended {times}: {engine.reason}"
     if facts.next_start is not None and facts.next_start > now:
         what += f"; another is started in {lasting(facts.next_start - now + 1)}"
     return [_obstacle(Cause.ENGINE_DYING, what, since=engine.since)]
@@ -287,6 +254,8 @@ def _ring(facts: Facts, now: float) -> list[Obstacle]:
             return _failed(facts)
         case Phase.LOADING | Phase.JOINING:
             return [*_failed(facts), *_loading(facts, now)]
+        case _ if facts.standing.told:
+            return _failed(facts)
         case _ if facts.rank:
             what = f"{facts.name(0)} has begun no epoch yet"
             return [*_failed(facts), _obstacle(Cause.NO_EPOCH, what, 0, since=standing.since)]
@@ -347,7 +316,7 @@ def _failed(facts: Facts) -> list[Obstacle]:
         return []
     cause = _BY_FAILURE.get(failed.kind, Cause.CANNOT_SERVE)
     own = failed.rank == facts.rank
-    who = "this node" if own else facts.name(failed.rank)
+    who = facts.own if own else facts.name(failed.rank)
     engine = "its engine is gone: " if failed.kind is FailureKind.ENGINE_LOST else ""
     what = f"{who} could not serve: {engine}{failed.message}"
     advice = OWN_LOG if own and cause is Cause.CANNOT_SERVE else ""
@@ -367,7 +336,7 @@ def _link(facts: Facts, rank: int, purpose: Purpose, now: float) -> Obstacle | N
         return None
     who, address = facts.name(rank), peer.dialing.get(purpose, "")
     if not peer.addresses:
-        what = f"{who} has no address in the roster, so that it has to dial this node"
+        what = f"{who} has no address in the roster, so that it has to dial {facts.own}"
         return _obstacle(Cause.NO_ADDRESS, what, rank)
     return _obstacle(
         Cause.DIALING, f"{who} is being dialed at {address or peer.addresses[0]}", rank
@@ -395,10 +364,10 @@ def link_trouble(facts: Facts, peer: PeerState, trouble: Trouble) -> Obstacle:
             if cause is Cause.OTHER_MODEL and facts.unpinned and short(facts.unpinned) in reason:
                 reason = one_sided(facts.roster.members[facts.rank].name, peer.name)
             cause = Cause.MANIFEST if reason.startswith(ONE_SIDED) else cause
-            what = f"{who} refused this node: {reason}"
+            what = f"{who} refused {facts.own}: {reason}"
         case Fault.REFUSED:
             cause = Cause.MANIFEST if trouble.reason.startswith(ONE_SIDED) else cause
-            what = f"this node refused {who}: {trouble.reason}"
+            what = f"{facts.own} refused {who}: {trouble.reason}"
         case Fault.BROKEN:
             cause, what = Cause.BROKEN, f"the link with {who} broke: {trouble.reason}"
     return _obstacle(cause, what, peer.rank, trouble.since, trouble.at, trouble.count, advice)
@@ -410,4 +379,4 @@ def _hint(facts: Facts, peer: PeerState) -> str:
     known = next((s for s in facts.strangers if s.source in hosts), None)
     if known is None:
         return ""
-    return f"; this node refused a connection from {known.source}, too: {known.reason}"
+    return f"; {facts.own} refused a connection from {known.source}, too: {known.reason}"

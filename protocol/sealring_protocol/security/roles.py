@@ -22,6 +22,7 @@ from sealring_protocol.codec.messages import (
     Step,
     StepDone,
     Tunnel,
+    Waiting,
 )
 from sealring_protocol.errors import RoleViolation
 
@@ -53,7 +54,7 @@ class Role(enum.Enum):
 _ALIVE: Final[frozenset[type[Any]]] = frozenset({Ping, Pong, Close})
 
 ALLOWED: Final[dict[tuple[Purpose, Role], frozenset[type[Any]]]] = {
-    (Purpose.CONTROL, Role.HEAD_TO_RANK): _ALIVE | {Bootstrap, Row, Step},
+    (Purpose.CONTROL, Role.HEAD_TO_RANK): _ALIVE | {Bootstrap, Row, Step, Waiting},
     (Purpose.CONTROL, Role.RANK_TO_HEAD): _ALIVE | {Ready, StepDone},
     (Purpose.CONTROL, Role.PEER): _ALIVE,
     (Purpose.STEP, Role.TO_NEXT): _ALIVE | {Step},

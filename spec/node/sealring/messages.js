@@ -13,6 +13,7 @@ import {
   MAX_LAYERS,
   MAX_LOGPROBS,
   MAX_REASON,
+  MAX_REASONS,
   MAX_ROSTER,
   MAX_ROWS,
   MAX_SPENT,
@@ -194,6 +195,10 @@ const tunnel = struct({ ...epoch, stream: u8, event: oneOf(EVENT.DATA, EVENT.CLO
   must((event === EVENT.DATA) === data.length > 0, "DATA without data, or data without DATA"),
 );
 
+const words = where(inline(plainText(MAX_REASON)), (text) => text !== "", "a reason without words");
+const reason = struct({ hindrance: oneOf(1, 8), rank: u16, text: words });
+const waiting = struct({ reasons: list(u8, MAX_REASONS, reason) });
+
 const membership = struct({ backend, rank: u16, size: upTo(MAX_WORLD), deadline_ms: u32, hosts }, (g) => {
   must(g.backend !== BACKEND.PIPELINE && g.rank < g.size, "no such member");
   must(g.hosts.length === 0 || g.hosts.length === g.size, "hosts of some");
@@ -220,6 +225,7 @@ export const NETWORK = Object.freeze({
   0x04: ["ACCEPT", accept],
   0x07: ["CLOSE", close],
   0x0c: ["TUNNEL", tunnel],
+  0x0e: ["WAITING", waiting],
 });
 
 /** @type {Table} */

@@ -2,7 +2,8 @@
  * A rank after the head (sections 11.2, 11.7 and 11.9), without links, engine or clock: what it makes of the head's
  * orders, its way into a collective, and its answers to steps. Chains of a pipeline are not here: `live.js` has one.
  *
- * What happens to it are calls; what it says stands in `toHead` and `toEngine`, and `restarts` counts the engine
+ * What happens to it are calls; what it says stands in `toHead` and `toEngine`. `told` is what the head has said of why
+ * there is no epoch, and holds. `restarts` counts the engine
  * processes that were replaced because they had been in a collective, or on their way into one.
  */
 
@@ -16,6 +17,7 @@ import {
   MAX_ROWS,
   MAX_STEPS_WAITING,
   MAX_WEIGHT_WAITING,
+  NO_RANK,
 } from "./limits.js";
 import { BACKEND } from "./messages.js";
 import { PURPOSE } from "./roles.js";
@@ -47,6 +49,8 @@ export class Rank {
   /** @type {Message[]} */
   toEngine = [];
   restarts = 0;
+  /** @type {{hindrance: number, rank: number, text: string}[]} */
+  told = [];
 
   #place;
   #world;
@@ -94,6 +98,12 @@ export class Rank {
   receive(purpose, message) {
     if (message.message === "BOOTSTRAP") {
       this.#obey(message);
+      return;
+    }
+    if (message.message === "WAITING") {
+      const isOfRing = (/** @type {{rank: number}} */ { rank }) => rank < this.#world || rank === NO_RANK;
+      must(message.reasons.every(isOfRing), "a reason of a rank that is not there [EP-13]");
+      this.told = message.reasons;
       return;
     }
     if (message.message === "STEP" && !this.#isPresent(message)) return;
@@ -185,6 +195,7 @@ export class Rank {
     must(!joins(order), "to join, unprepared [CO-04]");
     must(!this.#info || this.#info.model.equals(order.model), "another model", "MODEL_MISMATCH");
     this.#order = order;
+    this.told = []; // [EP-12]
     this.#working = [];
     this.#weights = [];
     this.#rows = { count: 0, ids: 0, weight: 0 };

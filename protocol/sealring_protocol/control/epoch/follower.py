@@ -19,9 +19,11 @@ from sealring_protocol.codec.messages import (
     FailureKind,
     Message,
     Ready,
+    Reason,
     Row,
     Step,
     StepDone,
+    Waiting,
 )
 from sealring_protocol.control.effects import (
     Effect,
@@ -40,7 +42,7 @@ from sealring_protocol.control.epoch.link_wait import LinkWait
 from sealring_protocol.control.head.membership import hello
 from sealring_protocol.control.standing import Phase, Standing
 from sealring_protocol.errors import CloseCode, LimitExceeded, RemoteProtocolError
-from sealring_protocol.limits import ORDERS_PER_SECOND
+from sealring_protocol.limits import NO_RANK, ORDERS_PER_SECOND, WAITINGS_PER_SECOND
 from sealring_protocol.security.admission import TokenBucket
 from sealring_protocol.security.roles import Purpose
 
@@ -82,16 +84,22 @@ class Follower:
         self._since = now  # when that began
         self._failed: Failure | None = None  # why it cannot serve, or could not the last time
         self._orders = TokenBucket(ORDERS_PER_SECOND, 0.0)
+        self._idle_since: float | None = None  # when the head first said that there is no epoch
+        self._reasons: dict[Reason, float] = {}  # why, and since when
+        self._waitings = TokenBucket(WAITINGS_PER_SECOND, 0.0)
 
     def standing(self) -> Standing:
         """How far this rank is, and what it waits for."""
         waits = {Phase.NO_HEAD: (0,), Phase.GATHERING: (0,), Phase.LINKING: (self._next,)}
-        return Standing(self._phase, self._since, waits.get(self._phase, ()), self._failed)
+        phase, since = self._phase, self._since
+        if phase is Phase.SERVING and self._idle_since is not None:
+            phase, since = Phase.GATHERING, self._idle_since
+        return Standing(phase, since, waits.get(phase, ()), self._failed, told=self._reasons)
 
     @property
     def serving(self) -> bool:
         """This rank has said that it is ready, and nothing has come between since."""
-        return self._phase is Phase.SERVING
+        return self._phase is Phase.SERVING and self._idle_since is None
 
     def _enter(self, phase: Phase, now: float) -> None:
         if phase is not self._phase:
@@ -215,6 +223,7 @@ class Follower:
             self._enter(Phase.NO_HEAD, now)
             self.order = None
             self.epoch = NO_EPOCH  # the head will raise it before this rank serves again
+            self._hear_no_more()
             self._pipeline = None
             note = Note(Level.WARNING, f"the head ({name}) is gone: {reason}")
             return [note, *self._leave()]
@@ -238,6 +247,8 @@ class Follower:
         match message:
             case Bootstrap() if rank == 0 and purpose is Purpose.CONTROL:
                 return self._bootstrap(message, now)
+            case Waiting() if rank == 0 and purpose is Purpose.CONTROL:
+                return self._hear(message, now)
             case Step() if message.epoch != self.epoch:
                 return self._stale(message)
             case Step() if purpose is (Purpose.CONTROL if self._tensor else Purpose.STEP):
@@ -248,6 +259,24 @@ class Follower:
                 raise RemoteProtocolError(
                     f"rank {rank} sent {type(message).__name__} to rank {self._config.rank}"
                 )
+
+    def _hear(self, waiting: Waiting, now: float) -> list[Effect]:
+        """The head says why it has begun no epoch."""
+        if not self._waitings.take(now):
+            raise LimitExceeded(f"more than {WAITINGS_PER_SECOND} WAITINGs a second")
+        strange = [r.rank for r in waiting.reasons if r.rank not in (*range(self._world), NO_RANK)]
+        if strange:
+            raise RemoteProtocolError(f"WAITING is about rank {strange[0]} of {self._world}")
+        if self._idle_since is None:
+            self._idle_since = now
+        known = self._reasons
+        self._reasons = {reason: known.get(reason, now) for reason in waiting.reasons}
+        return []
+
+    def _hear_no_more(self) -> None:
+        """What WAITING said holds no longer."""
+        self._idle_since = None
+        self._reasons = {}
 
     def _bootstrap(self, order: Bootstrap, now: float) -> list[Effect]:
         if not self._orders.take(now):
@@ -283,6 +312,7 @@ class Follower:
             return [Shut(0, Purpose.CONTROL, CloseCode.MODEL_MISMATCH, reason)]
         self.order = order
         self.epoch = order.epoch
+        self._hear_no_more()
         self._engine_ready = None
         self._told = False
         self._cut = False

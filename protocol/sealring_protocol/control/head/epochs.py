@@ -14,13 +14,21 @@ from typing import Final
 import attrs
 
 from sealring_protocol.codec.local_messages import EngineInfo
-from sealring_protocol.codec.messages import Backend, Bootstrap, Failure, FailureKind, Ready
+from sealring_protocol.codec.messages import (
+    Backend,
+    Bootstrap,
+    Failure,
+    FailureKind,
+    Ready,
+    Waiting,
+)
 from sealring_protocol.control.effects import Effect, Level, Note, Send, Shut, ToEngine, Want
 from sealring_protocol.control.epoch import pipeline
 from sealring_protocol.control.epoch.collective import Joining
 from sealring_protocol.control.epoch.tensor import TensorLeader
 from sealring_protocol.control.head.backoff import LONGEST_PAUSE
 from sealring_protocol.control.head.membership import Membership, MembershipState
+from sealring_protocol.control.head.notices import Notices
 from sealring_protocol.control.head.plan import (
     Plan,
     PlanRequest,
@@ -91,6 +99,7 @@ class HeadEpochs(HeadSteps):
         self._since = now  # when the membership's state last changed
         self._failed: Failure | None = None  # why the last epoch, or the last try at one, ended
         self._unplanned = ""  # why there is no plan
+        self._notices = Notices(world)
 
     def standing(self) -> Standing:
         """How far the ring is, and what it waits for."""
@@ -101,6 +110,11 @@ class HeadEpochs(HeadSteps):
             phase = Phase.JOINING
         again = self._backoff.until if phase is Phase.GATHERING else None
         return Standing(phase, self._since, missing, self._failed, self._unplanned, again)
+
+    def explain(self, why: Waiting, now: float) -> list[Effect]:
+        """Tell the ranks *why* there is no epoch, as far as they do not know."""
+        gathering = self.membership.state is MembershipState.GATHERING
+        return [*self._notices.tell(why, now)] if gathering else []
 
     @property
     def serving(self) -> bool:
@@ -163,6 +177,7 @@ class HeadEpochs(HeadSteps):
         self.plan = plan
         self._unplanned = ""
         self._since = now
+        self._notices.withdraw()
         epoch = self.membership.start(prepare=self._tensor)
         self._engine_ready = None
         self._bootstrap_ends = now + self._config.bootstrap_seconds

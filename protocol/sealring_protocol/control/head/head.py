@@ -188,6 +188,8 @@ class Head(HeadEpochs):
 
     def link_up(self, rank: int, purpose: Purpose, now: float) -> list[Effect]:
         """The link with *purpose* to *rank* is established."""
+        if purpose is Purpose.CONTROL:
+            self._notices.forget(rank)
         if purpose is Purpose.STEP and rank == 1:
             self._next_up = True
             return self._self_ready(now)

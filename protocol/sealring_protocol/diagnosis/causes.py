@@ -1,0 +1,131 @@
+"""Causes for which a ring does not serve, and what to do about each.
+
+Programs go by a cause's value; `docs/words.py` has its meaning. A head tells the other ranks less:
+one of the hindrances of WAITING, of which a rank makes a cause again.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from sealring_protocol.codec.messages import Hindrance
+
+
+class Cause(enum.Enum):
+    """What is in the way."""
+
+    DRAINING = "draining"
+    ROSTER_EXPIRED = "roster_expired"
+    ROSTER_CONFLICT = "roster_conflict"
+    NOT_A_MEMBER = "not_a_member"
+    ENGINE_STARTING = "engine_starting"
+    ENGINE_DYING = "engine_dying"
+    ENGINE_UNREADABLE = "engine_unreadable"
+    NO_ADDRESS = "no_address"
+    DIALING = "dialing"
+    UNREACHABLE = "unreachable"
+    SILENT = "silent"
+    NO_ANSWER = "no_answer"
+    OTHER_MODEL = "other_model"
+    MANIFEST = "manifest_on_one_side"
+    OTHER_POLICY = "other_policy"
+    REFUSED = "refused"
+    BROKEN = "link_broken"
+    PEER_ENGINE = "peer_engine_starting"
+    TOO_LITTLE_ROOM = "too_little_room"
+    CANNOT_SERVE = "cannot_serve"
+    COLLECTIVE = "collective"
+    LOADING = "loading"
+    NO_EPOCH = "no_epoch"
+    BEGINNING = "beginning"
+
+
+ADVICE: Final[Mapping[Cause, str]] = {
+    Cause.DRAINING: "Start the node again once it has ended.",
+    Cause.ROSTER_EXPIRED: "Sign it again (sealring roster renew), and give it to any one node "
+    "(sealring roster install): the others take it from there.",
+    Cause.ROSTER_CONFLICT: "Two rosters were signed with one serial. Sign one of them once more, "
+    "which takes the next serial, and give it to any one node (sealring roster install).",
+    Cause.NOT_A_MEMBER: "If it is to be one: 'sealring roster add', and sign again.",
+    Cause.ENGINE_STARTING: "A large model's description takes a while to read.",
+    Cause.ENGINE_DYING: "This node's log says what it died of.",
+    Cause.ENGINE_UNREADABLE: "Fetch the model again, or correct 'model' in the config.",
+    Cause.NO_ADDRESS: "Nothing to do here if that node can reach this one.",
+    Cause.DIALING: "",
+    Cause.UNREACHABLE: "See that it runs, and that the address in the roster is its 'listen'.",
+    Cause.SILENT: "A node says nothing to whom it cannot verify. Its clock, its key, its "
+    "coordinator or its cluster is another, and its log says which: compare 'date' and "
+    "'sealring roster show ROSTER' on both machines.",
+    Cause.NO_ANSWER: "Its process is stopped or hangs, its machine is overloaded, or another "
+    "program listens there.",
+    Cause.OTHER_MODEL: "Give both the same folder: compare what 'sealring digest MODEL' prints.",
+    Cause.MANIFEST: "Copy the model folder, sealring.json included, to every machine, and start "
+    "the node again whose folder has changed.",
+    Cause.OTHER_POLICY: "Let both configs say the same, and both nodes have the same roster.",
+    Cause.REFUSED: "The log of the node that refused says more.",
+    Cause.BROKEN: "It is dialed again.",
+    Cause.PEER_ENGINE: "Its log and its 'sealring status' say more.",
+    Cause.TOO_LITTLE_ROOM: "Raise 'memory' in the configs, add a machine, or take a smaller or "
+    "quantized model: see 'sealring plan'.",
+    Cause.CANNOT_SERVE: "That rank's log says more. It is tried again by itself.",
+    Cause.COLLECTIVE: "See that the ranks reach one another, or use strategy = 'pp'.",
+    Cause.LOADING: "",
+    Cause.BEGINNING: "",
+    Cause.NO_EPOCH: "'sealring status' on the head says what it waits for.",
+}
+"""What to do about each cause."""
+
+OWN_LOG: Final = "This node's log says more. It is tried again by itself."
+"""The same where the rank that cannot serve is this node."""
+
+DIAL_ADVICE: Final[Sequence[tuple[str, str]]] = (
+    ("refused", "Nothing listens there: start that node, or correct its address in the roster."),
+    ("no answer", "Its machine is off, the address is another's, or a firewall drops it."),
+    ("route", "No way leads to that network: check the address, the routes and any VPN."),
+    ("unreachable", "No way leads to that network: check the address, the routes and any VPN."),
+    ("name", "The name does not resolve here: correct it in the roster, or in the name service."),
+    ("nodename", "The name does not resolve here: correct it in the roster."),
+)
+"""The same for a dial that fails, by a word in the system's reason."""
+
+HINDRANCES: Final[Mapping[Cause, Hindrance | None]] = {
+    Cause.DRAINING: None,
+    Cause.ROSTER_EXPIRED: Hindrance.REFUSED,
+    Cause.ROSTER_CONFLICT: Hindrance.REFUSED,
+    Cause.NOT_A_MEMBER: Hindrance.REFUSED,
+    Cause.ENGINE_STARTING: Hindrance.ENGINE,
+    Cause.ENGINE_DYING: Hindrance.ENGINE,
+    Cause.ENGINE_UNREADABLE: Hindrance.ENGINE,
+    Cause.NO_ADDRESS: Hindrance.ABSENT,
+    Cause.DIALING: None,
+    Cause.UNREACHABLE: Hindrance.ABSENT,
+    Cause.SILENT: Hindrance.ABSENT,
+    Cause.NO_ANSWER: Hindrance.ABSENT,
+    Cause.OTHER_MODEL: Hindrance.MODEL,
+    Cause.MANIFEST: Hindrance.MODEL,
+    Cause.OTHER_POLICY: Hindrance.REFUSED,
+    Cause.REFUSED: Hindrance.REFUSED,
+    Cause.BROKEN: Hindrance.LINK,
+    Cause.PEER_ENGINE: Hindrance.ENGINE,
+    Cause.TOO_LITTLE_ROOM: Hindrance.PLAN,
+    Cause.CANNOT_SERVE: Hindrance.FAILED,
+    Cause.COLLECTIVE: Hindrance.COLLECTIVE,
+    Cause.LOADING: None,
+    Cause.NO_EPOCH: None,
+    Cause.BEGINNING: None,
+}
+"""What a head tells of each cause; None where that is no news to a rank."""
+
+BY_HINDRANCE: Final[Mapping[Hindrance, Cause]] = {
+    Hindrance.ABSENT: Cause.UNREACHABLE,
+    Hindrance.REFUSED: Cause.REFUSED,
+    Hindrance.MODEL: Cause.OTHER_MODEL,
+    Hindrance.ENGINE: Cause.PEER_ENGINE,
+    Hindrance.PLAN: Cause.TOO_LITTLE_ROOM,
+    Hindrance.FAILED: Cause.CANNOT_SERVE,
+    Hindrance.COLLECTIVE: Cause.COLLECTIVE,
+    Hindrance.LINK: Cause.BROKEN,
+}
+"""What a rank makes of what it was told."""
