@@ -222,8 +222,8 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
     "waiting": ("WAITING with a reason of a rank, and one of none", WAITING),
     "waiting-nothing": ("reasons are withdrawn", Waiting()),
     "waiting-16": (
-        "16 reasons of 256 bytes, with every hindrance",
-        Waiting(tuple(Reason(Hindrance(1 + i % 8), i, "é" * 128) for i in range(16))),
+        "16 reasons, the first of 256 bytes, with every hindrance",
+        Waiting(tuple(Reason(Hindrance(1 + i % 8), i, "é" * (8 if i else 128)) for i in range(16))),
     ),
     "tunnel-open": ("a connection of a collective begins", Tunnel(EPOCH, 0, TunnelEvent.OPEN)),
     "tunnel-data": ("bytes of it", DATA),
