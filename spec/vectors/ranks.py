@@ -36,9 +36,9 @@ from sealring_protocol.codec.messages import (
     Waiting,
 )
 from sealring_protocol.codec.tensor import DType
+from sealring_protocol.conformance.fields import reason_fields
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.limits import NO_RANK
-from sealring_trio.conformance.fields import reason_fields
 
 from spec.vectors.messages import EPOCH, JOIN, MODEL, PREPARE, flat
 from spec.vectors.model import LIMIT, MALFORMED, Json, Vector, refused, valid

@@ -24,6 +24,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
 )
 from sealring_protocol.codec.tensor import DType
+from sealring_protocol.conformance.fields import reason_fields
 from sealring_protocol.control.effects import (
     Effect,
     PrepareCollective,
@@ -38,8 +39,6 @@ from sealring_protocol.control.epoch.tensor import TensorLeader
 from sealring_protocol.control.head.membership import Membership
 from sealring_protocol.errors import WIRE_CODES, RemoteProtocolError, SealringError
 from sealring_protocol.security.roles import Purpose
-
-from sealring_trio.conformance.fields import reason_fields
 
 Given = dict[str, Any]
 
