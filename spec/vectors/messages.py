@@ -495,7 +495,8 @@ def _beyond_limits() -> Iterator[Case]:
     yield "ready-layers", "MS-03 CV-02", "1,025 layers", put(flat(READY), 53, u16(1025))
     one = flat(Waiting((Reason(Hindrance.ABSENT, 1, "a" * 256),)))
     yield "waiting-long", "MS-10 CV-02", "a reason of 257 bytes", put(one, 5, u16(257)) + b"a"
-    many = put(one, 1, b"\x11") + one[2:] * 16
+    short = flat(Waiting((Reason(Hindrance.ABSENT, 1, "a"),)))
+    many = put(short, 1, b"\x11") + short[2:] * 16
     yield "waiting-17", "MS-10 CV-02", "17 reasons", many
     yield from _long_bootstraps()
     row = flat(Row(5))
