@@ -12,7 +12,7 @@ from sealring_model.engine.executor import Executor
 from sealring_model.engine.inflight import Launched
 from sealring_model.loading.assemble import LoadedStage, load_stage
 from sealring_model.loading.model_folder import ModelInfo, describe
-from sealring_model.lookahead.device_io import Doors
+from sealring_model.lookahead.device_io import DeviceIO
 from sealring_model.sampling.rows import RowBook
 from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.local_messages import HopKey, Logprobs
@@ -102,18 +102,18 @@ class Ring:
         limit: int = 1 << 40,
         idle: Callable[[], int] = lambda: 0,
         early: Callable[[], bool] = lambda: False,
-        doors: Callable[[], Doors] = Doors,
+        device_io: Callable[[], DeviceIO] = DeviceIO,
     ) -> None:
         """*idle* tells how much a rank does ahead while it waits for its next message, and *early*
         whether that is told before its turn, while the rank is at such work; each has its own
-        *doors*."""
+        *device_io*."""
         info = describe(folder)
         self.bounds = tuple(bounds or (0, len(info.layers)))
         world = len(self.bounds) - 1
         self.author = Author()
         self.book = RowBook()
         self.executors = []
-        self.doors = []
+        self.device_io = []
         for rank in range(world):
             hops = SealedHops() if seal else PlainHops()
             if seal:
@@ -122,8 +122,8 @@ class Ring:
             loaded = stage_of(folder, self.bounds[rank], self.bounds[rank + 1])
             place = place_of(info, self.bounds, rank, seal)
             book = self.book if rank == 0 else RowBook()
-            self.doors.append(doors())
-            executor = Executor(loaded, place, book, hops, limit, doors=self.doors[rank])
+            self.device_io.append(device_io())
+            executor = Executor(loaded, place, book, hops, limit, device_io=self.device_io[rank])
             self.executors.append(executor)
         self.idle = idle
         self.early = early

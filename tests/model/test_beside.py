@@ -187,7 +187,7 @@ def test_the_device_goes_on_before_all_is_built(models, references, monkeypatch)
     class Slow(Beside):
         def launch(self, call, build):
             call()
-            left.extend(doors.held for doors in ranks)
+            left.extend(device_io.held for device_io in ranks)
             while build():
                 pass
 
@@ -197,7 +197,7 @@ def test_the_device_goes_on_before_all_is_built(models, references, monkeypatch)
         ring.decode()
     assert len(left) > 40
     assert not any(left)
-    assert [doors.missed for doors in ranks] == [0, 0]
+    assert [device_io.missed for device_io in ranks] == [0, 0]
     assert ring.text[1] == reference_tokens(references["llama"], PROMPT[:20], 20)
 
 

@@ -16,7 +16,7 @@ from model_rings import (
 from sealring_model.engine.activation_seal import PlainHops, SealedHops
 from sealring_model.engine.executor import Executor
 from sealring_model.loading.model_folder import describe
-from sealring_model.lookahead.device_io import Doors
+from sealring_model.lookahead.device_io import DeviceIO
 from sealring_model.sampling.rows import RowBook
 from sealring_protocol.codec.local_messages import HopKey
 from sealring_protocol.codec.messages import (
@@ -230,7 +230,12 @@ def test_without_a_key_nothing_goes_out(models):
     info = describe(models["llama"])
     place = place_of(info, (0, 2, 5), 0, True)
     head = Executor(
-        stage_of(models["llama"], 0, 2), place, RowBook(), SealedHops(), 1 << 40, doors=Doors()
+        stage_of(models["llama"], 0, 2),
+        place,
+        RowBook(),
+        SealedHops(),
+        1 << 40,
+        device_io=DeviceIO(),
     )
     ring = Ring(models["llama"], (0, 2, 5))
     assert not head.finish(head.launch(ring.author.write(open=(Open(1),)))).failed
@@ -243,7 +248,12 @@ def test_a_sealed_tensor_where_no_seal_was_agreed(models):
     info = describe(models["llama"])
     place = place_of(info, (0, 2, 5), 1, False)
     last = Executor(
-        stage_of(models["llama"], 2, 5), place, RowBook(), PlainHops(), 1 << 40, doors=Doors()
+        stage_of(models["llama"], 2, 5),
+        place,
+        RowBook(),
+        PlainHops(),
+        1 << 40,
+        device_io=DeviceIO(),
     )
     last.finish(last.launch(Ring(models["llama"]).author.write(open=(Open(1),))))
     assert last.finish(last.launch(step)).failed.kind is FailureKind.INTEGRITY

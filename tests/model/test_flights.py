@@ -15,7 +15,7 @@ from model_families import FAMILIES
 from model_rings import SAMPLING, Ring, StepFailed, travelled
 from sealring_model.lookahead import lookahead
 from sealring_protocol.codec.messages import NO_WORK, Decode, Join, Open, Prefill, Step, StepDone
-from waiting import Thorough, WaitingDoors
+from waiting import Thorough, WaitingDeviceIO
 
 LENGTH = 14
 ON_DEVICE = 2
@@ -28,8 +28,8 @@ class Flights:
     def __init__(self, folder, bounds, groups: int, rng: random.Random, expected) -> None:
         self.rng = rng
         self.expected = expected
-        late = partial(WaitingDoors, lambda: rng.random() < 0.05)
-        self.ring = Ring(folder, bounds, seal=True, doors=late)
+        late = partial(WaitingDeviceIO, lambda: rng.random() < 0.05)
+        self.ring = Ring(folder, bounds, seal=True, device_io=late)
         self.world = len(self.ring.executors)
         self.inbox = [deque() for _ in range(self.world)]
         self.launched = [deque() for _ in range(self.world)]
@@ -48,7 +48,7 @@ class Flights:
                 rank = self.rng.randrange(self.world)
                 self.rng.choice((self._take, self._answer, self._idle, self._idle))(rank)
             if self.rng.random() < 0.05:
-                self.rng.choice(self.ring.doors).lose_patience()
+                self.rng.choice(self.ring.device_io).lose_patience()
 
     # -------------------------------------------------------------------- head
 
@@ -113,7 +113,7 @@ class Flights:
             is_back = isinstance(message, StepDone)
             launched = executor.close(message) if is_back else executor.launch(message)
             # What is due must not wait for what is not.
-            assert not self.ring.doors[rank].holds(launched.pending.arrays)
+            assert not self.ring.device_io[rank].holds(launched.pending.arrays)
             self.launched[rank].append(launched)
 
     def _answer(self, rank: int) -> None:
@@ -165,7 +165,7 @@ def test_steps_in_flight(models, alone, monkeypatch, family, cuts, seed, eager):
     )
     flights.run(500)
     assert sum(len(text) for text in flights.said.values()) > 60
-    tried = [doors.waited + doors.missed for doors in flights.ring.doors]
+    tried = [device_io.waited + device_io.missed for device_io in flights.ring.device_io]
     able = [executor.launches for executor in flights.ring.executors]
     assert not any(tries for tries, can in zip(tried, able, strict=True) if not can)
     assert not eager or all(tries > 5 for tries, can in zip(tried, able, strict=True) if can)

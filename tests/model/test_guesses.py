@@ -16,7 +16,7 @@ from sealring_model.engine.executor import Executor
 from sealring_model.loading.model_folder import describe
 from sealring_model.lookahead import lookahead
 from sealring_protocol.codec.messages import Decode, Failure, FailureKind, StepDone
-from waiting import ALL, PROMPT, WaitingDoors, decoding_ring, waiting_ring
+from waiting import ALL, PROMPT, WaitingDeviceIO, decoding_ring, waiting_ring
 
 
 def test_where_the_device_waits_it_has_the_next_decode_before_its_hidden_states(models, references):
@@ -25,13 +25,13 @@ def test_where_the_device_waits_it_has_the_next_decode_before_its_hidden_states(
     ring.decode(join=[uid])
     while len(ring.text[uid]) < 10:
         ring.decode()
-    for doors in ranks:
-        doors.waited = 0
+    for device_io in ranks:
+        device_io.waited = 0
     for _ in range(20):
         assert ranks[1].held is not None
         ring.decode()
-    assert [doors.waited for doors in ranks] == [20, 20]
-    assert [doors.missed for doors in ranks] == [0, 0]
+    assert [device_io.waited for device_io in ranks] == [20, 20]
+    assert [device_io.missed for device_io in ranks] == [0, 0]
     assert ring.text[uid] == reference_tokens(references["llama"], PROMPT[:20], 30)
 
 
@@ -45,7 +45,7 @@ def test_the_device_can_be_told_before_the_message_has_its_turn(models, referenc
         ring.decode()
     assert ranks[1].waited == 20
     assert ranks[0].waited == 20 or idle < ALL
-    assert [doors.missed for doors in ranks] == [0, 0]
+    assert [device_io.missed for device_io in ranks] == [0, 0]
     assert ring.text[1] == reference_tokens(references["llama"], PROMPT[:20], 30)
 
 
@@ -79,16 +79,16 @@ def test_the_device_is_told_of_what_it_waits_for_and_of_nothing_else(models):
 
 
 def test_what_does_not_open_fails_in_its_turn(models):
-    ring, (_, doors) = decoding_ring(models, seal=True)
+    ring, (_, device_io) = decoding_ring(models, seal=True)
     head, last = ring.executors
     message = head.finish(head.launch(ring.author.write(work=Decode(0))))
     (tensor,) = message.tensors
     forged = attrs.evolve(message, tensors=(attrs.evolve(tensor, data=bytes(len(tensor.data))),))
     last.tell(forged)
-    assert doors.waited == 0
+    assert device_io.waited == 0
     failed = last.finish(last.launch(forged)).failed
     assert failed.kind is FailureKind.INTEGRITY
-    assert doors.held is None
+    assert device_io.held is None
 
 
 def test_what_was_told_has_its_times(models):
@@ -106,10 +106,10 @@ def test_what_was_told_has_its_times(models):
 
 
 def test_what_comes_too_late_has_the_times_of_what_is_done_in_its_turn(models):
-    ring, (_, doors) = decoding_ring(models, seal=True)
+    ring, (_, device_io) = decoding_ring(models, seal=True)
     head, last = ring.executors
     message = head.finish(head.launch(ring.author.write(work=Decode(0))))
-    doors.late = lambda: True
+    device_io.late = lambda: True
     last.tell(message)
     before = time.perf_counter_ns()
     launched = last.launch(message)
@@ -118,15 +118,15 @@ def test_what_comes_too_late_has_the_times_of_what_is_done_in_its_turn(models):
 
 
 def test_a_gate_is_open_even_if_nothing_could_be_launched_behind_it(models, monkeypatch):
-    ring, (doors, _) = decoding_ring(models, idle=0)
+    ring, (device_io, _) = decoding_ring(models, idle=0)
     head = ring.executors[0]
 
     def none(*_):
         raise MemoryError("no more")
 
-    monkeypatch.setattr(doors, "start", none)
+    monkeypatch.setattr(device_io, "start", none)
     assert head.finish(head.launch(ring.author.write(work=Decode(0)))).failed
-    assert (doors.held, doors.waited) == (None, 1)
+    assert (device_io.held, device_io.waited) == (None, 1)
 
 
 @pytest.mark.parametrize("attentive", [False, True])
@@ -137,8 +137,8 @@ def test_in_an_engine_the_thread_that_reads_tells_the_device(
     for patience in ("_UNUSUAL", "_LATE", "_USUAL"):
         monkeypatch.setattr(lookahead, patience, 0)
     monkeypatch.setattr(engine, "PROCESSORS", 99 if attentive else 1)
-    doors, channels, tellers = WaitingDoors(), [], []
-    monkeypatch.setattr(engine, "doors", lambda _, **__: doors)
+    device_io, channels, tellers = WaitingDeviceIO(), [], []
+    monkeypatch.setattr(engine, "best_device_io", lambda _, **__: device_io)
     expect, tell = Channel.expect, Executor.tell
 
     def noted(channel, first):
@@ -147,7 +147,7 @@ def test_in_an_engine_the_thread_that_reads_tells_the_device(
 
     def told(executor, message):
         tell(executor, message)
-        tellers.append((threading.current_thread().name, doors.waited))
+        tellers.append((threading.current_thread().name, device_io.waited))
 
     monkeypatch.setattr(Channel, "expect", noted)
     ring = Ring(models["llama"], (0, 2, 5))
@@ -167,12 +167,12 @@ def test_in_an_engine_the_thread_that_reads_tells_the_device(
         monkeypatch.setattr(Executor, "tell", told)
         for _ in range(10):
             until(lambda: channels and channels[-1]._first is not None)
-            waited = doors.waited
+            waited = device_io.waited
             ring.decode()
             assert tellers.pop() == ("channel", waited + 1)
             assert not tellers
         assert ring.text[1] == reference_tokens(references["llama"], PROMPT[:20], 11)
-        assert doors.missed == 0
+        assert device_io.missed == 0
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -187,8 +187,8 @@ def test_a_rank_with_no_time_to_build_ahead_has_its_device_wait_while_it_launche
         ring.decode()
     assert ring.text[1] == reference_tokens(references["llama"], PROMPT[:20], 22)
     # What comes too late is done as ever, and then left alone for twice as long each time.
-    for doors in (head, last):
-        assert (doors.waited, doors.missed) == ((0, 2) if late else (12, 0))
+    for device_io in (head, last):
+        assert (device_io.waited, device_io.missed) == ((0, 2) if late else (12, 0))
 
 
 @pytest.mark.parametrize("idle", [0, ALL])
@@ -231,16 +231,16 @@ def test_what_cannot_be_cut_is_not_launched_on_a_guess(models, family):
     for _ in range(12):
         ring.decode()
     assert not any(executor.launches for executor in ring.executors)
-    assert [doors.waited + doors.missed for doors in ranks] == [0, 0]
+    assert [device_io.waited + device_io.missed for device_io in ranks] == [0, 0]
 
 
 def test_a_rank_alone_launches_nothing_on_a_guess(models):
-    ring, (doors,) = waiting_ring(models, bounds=(0, 5))
+    ring, (device_io,) = waiting_ring(models, bounds=(0, 5))
     ring.decode(join=[ring.admit(PROMPT[:20])])
     for _ in range(12):
         ring.decode()
     assert not ring.executors[0].launches
-    assert doors.waited + doors.missed == 0
+    assert device_io.waited + device_io.missed == 0
 
 
 def test_at_the_end_of_an_epoch_no_device_waits(models):
@@ -251,7 +251,7 @@ def test_at_the_end_of_an_epoch_no_device_waits(models):
     assert ranks[1].held is not None
     for executor in ring.executors:
         executor.end()
-    assert [doors.held for doors in ranks] == [None, None]
+    assert [device_io.held for device_io in ranks] == [None, None]
 
 
 def test_a_step_that_fails_leaves_no_device_waiting(models):
@@ -277,9 +277,11 @@ def test_a_group_whose_rows_have_changed_is_left_alone_for_some_decodes(models, 
     ring.decode(join=[ring.admit(PROMPT[:9])])
     taken = []
     for _ in range(4):
-        before = [doors.waited for doors in ranks]
+        before = [device_io.waited for device_io in ranks]
         ring.decode()
-        taken.append([doors.waited - waited for doors, waited in zip(ranks, before, strict=True)])
+        taken.append(
+            [device_io.waited - waited for device_io, waited in zip(ranks, before, strict=True)]
+        )
     # Rank 0 waits for the hidden states of the third, which is launched after two.
     assert taken == [[0, 0], [1, 0], [1, 1], [1, 1]]
 
@@ -290,13 +292,13 @@ def test_while_rows_come_nothing_is_launched_on_a_guess(models):
     ring.decode()  # nothing is launched ahead any more, so there is nothing to interrupt
     ring.admit(PROMPT[:9])
     ring.idle = lambda: ALL
-    before = [doors.waited + doors.missed for doors in ranks]
+    before = [device_io.waited + device_io.missed for device_io in ranks]
     for _ in range(3):
         ring.decode()
-    assert [doors.waited + doors.missed for doors in ranks] == before
+    assert [device_io.waited + device_io.missed for device_io in ranks] == before
     for _ in range(2):
         ring.decode()
-    assert all(doors.waited > waited for doors, waited in zip(ranks, before, strict=True))
+    assert all(device_io.waited > waited for device_io, waited in zip(ranks, before, strict=True))
 
 
 def test_memory_is_not_given_back_while_the_device_waits(models, monkeypatch):
@@ -329,9 +331,9 @@ def test_what_the_device_has_not_seen_is_not_answered(models, monkeypatch):
 @pytest.mark.parametrize("patience", [True, False])
 def test_devices_that_wait_too_short_a_time_are_left_alone_for_longer_and_longer(models, patience):
     ring, ranks = decoding_ring(models)
-    for doors in ranks:
-        doors.waited, doors.late = 0, lambda: not patience
+    for device_io in ranks:
+        device_io.waited, device_io.late = 0, lambda: not patience
     for _ in range(100):
         ring.decode()
-    tries = [doors.waited + doors.missed for doors in ranks]
+    tries = [device_io.waited + device_io.missed for device_io in ranks]
     assert all(tried == 100 if patience else 3 <= tried <= 6 for tried in tries)

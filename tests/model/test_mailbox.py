@@ -15,8 +15,8 @@ from sealring_model.engine.activation_seal import PlainHops
 from sealring_model.engine.executor import Executor
 from sealring_model.loading.model_folder import describe
 from sealring_model.lookahead import pinned_io
-from sealring_model.lookahead.device_io import Doors
-from sealring_model.lookahead.pinned_io import Mailbox, doors
+from sealring_model.lookahead.device_io import DeviceIO
+from sealring_model.lookahead.pinned_io import PinnedIO, best_device_io
 from sealring_model.sampling.rows import RowBook
 from sealring_model.stage.tensors import MLX_DTYPES, data_of, outgoing
 from sealring_protocol.codec.tensor import DType
@@ -32,30 +32,30 @@ def data_for(dtype: DType, shape: tuple[int, ...]) -> bytes:
     return bytes(data_of(block))
 
 
-def made() -> Doors:
-    found = doors(DType.F32, wait=True)
-    assert isinstance(found, Mailbox)
+def made() -> DeviceIO:
+    found = best_device_io(DType.F32, wait=True)
+    assert isinstance(found, PinnedIO)
     return found
 
 
 @pytest.mark.skipif(mx.cuda.is_available(), reason="has one")
 def test_without_cuda_there_are_ordinary_doors():
-    assert type(doors(DType.F32, wait=True)) is Doors
+    assert type(best_device_io(DType.F32, wait=True)) is DeviceIO
     with pytest.raises((OSError, AttributeError)):
-        Mailbox(waits=True)
+        PinnedIO(device_waits=True)
 
 
 @cuda
 @pytest.mark.parametrize("dtype", [DType.F32, DType.BF16])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_goes_in_while_the_device_waits_comes_out(dtype, shape):
-    ways = doors(dtype, wait=True)
+    device_io = best_device_io(dtype, wait=True)
     data = data_for(dtype, shape)
     for _ in range(3):  # a box is used again
-        inlet = ways.inlet(dtype, shape)
-        outlet = ways.outlet(inlet.array * 1)
-        inlet.hold()
-        ways.start(outlet.ready)
+        inlet = device_io.inlet(dtype, shape)
+        outlet = device_io.outlet(inlet.array * 1)
+        inlet.mark_launched()
+        device_io.start(outlet.ready)
         assert inlet.fill(data)
         mx.eval(outlet.ready)
         assert inlet.was_filled
@@ -82,11 +82,11 @@ def test_a_slice_goes_out_row_major():
 
 @cuda
 def test_the_device_does_not_wait_for_ever():
-    ways = made()
-    inlet = ways.inlet(DType.F32, (1, 1, 8))
-    outlet = ways.outlet(inlet.array + 1)
-    inlet.hold()
-    ways.start(outlet.ready)
+    device_io = made()
+    inlet = device_io.inlet(DType.F32, (1, 1, 8))
+    outlet = device_io.outlet(inlet.array + 1)
+    inlet.mark_launched()
+    device_io.start(outlet.ready)
     mx.eval(outlet.ready)
     assert not inlet.was_filled
     assert not inlet.fill(bytes(32))
@@ -95,12 +95,12 @@ def test_the_device_does_not_wait_for_ever():
 
 @cuda
 def test_an_inlet_that_is_filled_by_another_thread_holds_up_until_then_what_depends_on_it():
-    ways = Mailbox(waits=True, patience=1_000_000_000)
+    device_io = PinnedIO(device_waits=True, timeout_ns=1_000_000_000)
     for _ in range(2):  # once to warm up
-        gate = ways.inlet(DType.F32, (1, 1, 1))
-        outlet = ways.outlet(mx.depends(mx.arange(8, dtype=mx.uint32), gate.array) * 2)
-        gate.hold()
-        ways.start(outlet.ready)
+        gate = device_io.inlet(DType.F32, (1, 1, 1))
+        outlet = device_io.outlet(mx.depends(mx.arange(8, dtype=mx.uint32), gate.array) * 2)
+        gate.mark_launched()
+        device_io.start(outlet.ready)
         begun = time.perf_counter_ns()
         other = threading.Timer(0.1, gate.fill, [bytes(4)])
         other.start()
@@ -114,42 +114,42 @@ def test_an_inlet_that_is_filled_by_another_thread_holds_up_until_then_what_depe
 
 
 @cuda
-@pytest.mark.parametrize("how", ["shut", "dropped"])
+@pytest.mark.parametrize("how", ["release", "dropped"])
 def test_an_inlet_that_will_not_be_filled_holds_nothing_up(how):
-    ways = made()
+    device_io = made()
     for _ in range(2):  # once to warm up
-        inlet = ways.inlet(DType.F32, (1, 1, 8))
-        outlet = ways.outlet(inlet.array)
-        inlet.hold()
+        inlet = device_io.inlet(DType.F32, (1, 1, 8))
+        outlet = device_io.outlet(inlet.array)
+        inlet.mark_launched()
         begun = time.perf_counter_ns()
-        ways.start(outlet.ready)
-        if how == "shut":
-            inlet.shut()
+        device_io.start(outlet.ready)
+        if how == "release":
+            inlet.release()
         del inlet
         mx.eval(outlet.ready)
         took = time.perf_counter_ns() - begun
-    assert took < pinned_io._PATIENCE / 2
+    assert took < pinned_io._TIMEOUT_NS / 2
 
 
 WEIGHTS = (512, 512)
 
 
-def read(_: Doors, __: mx.array, evaluated: mx.array) -> list[mx.array]:
+def read(_: DeviceIO, __: mx.array, evaluated: mx.array) -> list[mx.array]:
     assert len(evaluated.tolist()) == 512
     return []
 
 
-def made_of_host_memory(_: Doors, __: mx.array, ___: mx.array) -> list[mx.array]:
+def made_of_host_memory(_: DeviceIO, __: mx.array, ___: mx.array) -> list[mx.array]:
     return [mx.array([1.0, 2.0, 3.0])]
 
 
-def locked_memory(ways: Doors, _: mx.array, __: mx.array) -> list[mx.array]:
-    return [ways.inlet(DType.F32, (3, 1, 8192)).array]
+def locked_memory(device_io: DeviceIO, _: mx.array, __: mx.array) -> list[mx.array]:
+    return [device_io.inlet(DType.F32, (3, 1, 8192)).array]
 
 
-def launched(ways: Doors, weights: mx.array, _: mx.array) -> list[mx.array]:
+def launched(device_io: DeviceIO, weights: mx.array, _: mx.array) -> list[mx.array]:
     others = [weights @ weights + at for at in range(200)]
-    ways.start(*others)
+    device_io.start(*others)
     return others
 
 
@@ -157,16 +157,16 @@ def launched(ways: Doors, weights: mx.array, _: mx.array) -> list[mx.array]:
 @pytest.mark.parametrize("do", [read, made_of_host_memory, locked_memory, launched])
 def test_what_does_not_wait_for_a_device_that_waits(do):
     """Or it would come back when the device has lost its patience."""
-    ways = Mailbox(waits=True, patience=1_000_000_000)
+    device_io = PinnedIO(device_waits=True, timeout_ns=1_000_000_000)
     data = bytes(data_of(mx.zeros((8,))))
     weights, evaluated = mx.random.normal(WEIGHTS), mx.random.normal(WEIGHTS)
     mx.eval(weights, evaluated)
-    do(ways, weights, evaluated)  # CUDA loads what it has not had before
-    inlet = ways.inlet(DType.F32, (1, 1, 8))
-    outlet = ways.outlet(inlet.array)
-    inlet.hold()
-    ways.start(outlet.ready)
-    others = do(ways, weights, evaluated)
+    do(device_io, weights, evaluated)  # CUDA loads what it has not had before
+    inlet = device_io.inlet(DType.F32, (1, 1, 8))
+    outlet = device_io.outlet(inlet.array)
+    inlet.mark_launched()
+    device_io.start(outlet.ready)
+    others = do(device_io, weights, evaluated)
     assert inlet.fill(data)
     mx.eval(outlet.ready)
     assert inlet.was_filled
@@ -212,7 +212,7 @@ def test_a_rank_with_a_mailbox_answers_the_same(models, monkeypatch):
     monkeypatch.setattr(pinned_io._WaitingInlet, "fill", watched)
     place = place_of(describe(models["llama"]), bounds, 1)
     stage = stage_of(models["llama"], 2, 5)
-    executor = Executor(stage, place, RowBook(), PlainHops(), 1 << 40, doors=made())
+    executor = Executor(stage, place, RowBook(), PlainHops(), 1 << 40, best_device_io=made())
     for step, expected in zip(recorded.given, recorded.answers, strict=True):
         while executor.prepare():
             pass

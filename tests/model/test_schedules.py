@@ -12,7 +12,7 @@ import pytest
 from model_families import FAMILIES
 from model_rings import SAMPLING, Ring
 from sealring_model.lookahead import lookahead
-from waiting import WaitingDoors
+from waiting import WaitingDeviceIO
 
 LENGTH = 16
 
@@ -123,11 +123,11 @@ def test_what_was_launched_on_a_guess_leaves_no_trace(models, alone, monkeypatch
         seal=True,
         idle=lambda: rng.randrange(8),
         early=lambda: rng.random() < 0.5,
-        doors=lambda: WaitingDoors(lambda: rng.random() < 0.1),
+        device_io=lambda: WaitingDeviceIO(lambda: rng.random() < 0.1),
     )
     Schedule(ring, rng, lambda prompt, way: alone(family, prompt, way)).run(70)
-    assert sum(doors.waited for doors in ring.doors) > 15
-    assert sum(doors.missed for doors in ring.doors) > 15
+    assert sum(device_io.waited for device_io in ring.device_io) > 15
+    assert sum(device_io.missed for device_io in ring.device_io) > 15
 
 
 @pytest.mark.parametrize("seed", range(2))

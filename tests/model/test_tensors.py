@@ -1,7 +1,7 @@
 import mlx.core as mx
 import pytest
 from sealring_model.errors import IntegrityError
-from sealring_model.lookahead.device_io import Doors
+from sealring_model.lookahead.device_io import DeviceIO
 from sealring_model.stage.tensors import (
     MLX_DTYPES,
     data_of,
@@ -59,7 +59,7 @@ def test_data_of_another_size_is_refused(size):
 def test_a_graph_sees_what_its_inlet_is_filled_with(dtype):
     array = outgoing((mx.random.normal((2, 1, 8)) * 10).astype(MLX_DTYPES[dtype]))
     mx.eval(array)
-    inlet = Doors().inlet(dtype, (2, 1, 8))
+    inlet = DeviceIO().inlet(dtype, (2, 1, 8))
     doubled = inlet.array + inlet.array
     data = bytearray(data_of(array))
     inlet.fill(data)
@@ -71,4 +71,4 @@ def test_a_graph_sees_what_its_inlet_is_filled_with(dtype):
 @pytest.mark.parametrize("size", [0, 31, 33])
 def test_an_inlet_takes_no_data_of_another_size(size):
     with pytest.raises(IntegrityError):
-        Doors().inlet(DType.F32, (2, 4)).fill(bytes(size))
+        DeviceIO().inlet(DType.F32, (2, 4)).fill(bytes(size))

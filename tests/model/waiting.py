@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 from model_rings import Ring
-from sealring_model.lookahead.device_io import Doors, Inlet
+from sealring_model.lookahead.device_io import DeviceIO, Inlet
 from sealring_model.lookahead.graph_builder import Beside
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.codec.wire import Buffer
@@ -22,11 +22,11 @@ ALL = 9
 """More than there ever is to do."""
 
 
-class WaitingDoors(Doors):
+class WaitingDeviceIO(DeviceIO):
     """*late* tells, for each inlet that is waited for, whether it is filled too late. Of those,
     *waited* were filled in time, and *missed* were not, or not at all."""
 
-    waits = True
+    device_waits = True
 
     def __init__(self, late: Callable[[], bool] = lambda: False) -> None:
         self.late = late
@@ -63,42 +63,42 @@ class WaitingDoors(Doors):
 class WaitingInlet(Inlet):
     """An inlet of these doors."""
 
-    def __init__(self, doors: WaitingDoors, inlet: Inlet) -> None:
+    def __init__(self, device_io: WaitingDeviceIO, inlet: Inlet) -> None:
         super().__init__(inlet.dtype, inlet.shape, inlet.array)
-        self._doors = weakref.proxy(doors)  # which hold this one
+        self._device_io = weakref.proxy(device_io)  # which hold this one
         self._inlet = inlet
         self._seen = True
         self._expired = False
         self._filled = False
         self._home = 0
 
-    def hold(self) -> None:
-        assert self._doors.held is None
-        self._doors.held = self
+    def mark_launched(self) -> None:
+        assert self._device_io.held is None
+        self._device_io.held = self
         self._home = threading.get_ident()
 
     def fill(self, data: Buffer) -> bool:
-        held = self._doors.held is self
+        held = self._device_io.held is self
         if not (self._expired or self._filled):
-            if held and self._doors.late():
+            if held and self._device_io.late():
                 self.expire()
                 return False
             self._inlet.fill(data)
             self._filled = True
-            self._doors.waited += held
+            self._device_io.waited += held
         if held and self._filled and threading.get_ident() == self._home:
-            self._doors.go_on()
+            self._device_io.go_on()
         return self._filled
 
-    def shut(self) -> None:
+    def release(self) -> None:
         self._seen = self._filled
-        if self._doors.held is self:
-            self._doors.missed += 1
-            self._doors.go_on()
+        if self._device_io.held is self:
+            self._device_io.missed += 1
+            self._device_io.go_on()
 
     def expire(self) -> None:
         self._expired = True
-        self.shut()
+        self.release()
 
     @property
     def was_filled(self) -> bool:
@@ -132,8 +132,8 @@ class Thorough(Beside):
 
 def waiting_ring(models, family="llama", bounds=(0, 2, 5), idle=ALL, **options):
     """A ring on devices that wait, and their doors."""
-    ring = Ring(models[family], bounds, idle=lambda: idle, doors=WaitingDoors, **options)
-    return ring, ring.doors
+    ring = Ring(models[family], bounds, idle=lambda: idle, device_io=WaitingDeviceIO, **options)
+    return ring, ring.device_io
 
 
 def decoding_ring(models, **options):
@@ -142,6 +142,6 @@ def decoding_ring(models, **options):
     ring.decode(join=[ring.admit(PROMPT[:20])])
     for _ in range(9):
         ring.decode()
-    for doors in ranks:
-        doors.waited = 0
+    for device_io in ranks:
+        device_io.waited = 0
     return ring, ranks

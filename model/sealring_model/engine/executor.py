@@ -52,7 +52,7 @@ from sealring_protocol.errors import SealringError
 from sealring_protocol.security.seal import PREFILL_GROUP
 
 from sealring_model.engine.activation_seal import Hops
-from sealring_model.engine.hidden_io import Passage, check_filled
+from sealring_model.engine.hidden_io import HiddenIO, check_filled
 from sealring_model.engine.inflight import Clock, Launched, Pending
 from sealring_model.errors import (
     FORWARD_ERRORS,
@@ -61,7 +61,7 @@ from sealring_model.errors import (
     failure_of,
 )
 from sealring_model.loading.assemble import LoadedStage
-from sealring_model.lookahead.device_io import Doors, Inlet
+from sealring_model.lookahead.device_io import DeviceIO, Inlet
 from sealring_model.lookahead.lookahead import Ahead, Decoding
 from sealring_model.sampling.rows import RowBook
 from sealring_model.sampling.sampler_state import Drawing, Drawn, Draws
@@ -102,7 +102,7 @@ class Executor:
         hops: Hops,
         limit: int,
         *,
-        doors: Doors,
+        device_io: DeviceIO,
         tells: bool = True,
     ) -> None:
         self._loaded: Final = loaded
@@ -111,16 +111,16 @@ class Executor:
         self._first: Final = place.rank == 0
         self._last: Final = place.rank == place.world - 1
         self._book: Final = book
-        self._doors: Final = doors
-        self._passage: Final = Passage(place, loaded.dtype, loaded.hidden, hops, doors)
-        self._draws: Final = Draws(book, loaded.vocabulary, doors)
+        self._device_io: Final = device_io
+        self._hidden_io: Final = HiddenIO(place, loaded.dtype, loaded.hidden, hops, device_io)
+        self._draws: Final = Draws(book, loaded.vocabulary, device_io)
         self._hops: Final = hops
         self._limit: Final = limit
         self._tells: Final = tells
         self._ledger: Final = Ledger()
         self._caches: Final = CacheStore(loaded.stage, self._ledger)
         self._away: Final[dict[int, Drawing]] = {}
-        self._ahead: Final = Ahead(self._caches, doors, self._build, launches=self.launches)
+        self._ahead: Final = Ahead(self._caches, device_io, self._build, launches=self.launches)
         self._told: _Told | None = None
         self._stale = False
         self._due = 1
@@ -138,7 +138,7 @@ class Executor:
     @property
     def launches(self) -> bool:
         """Whether it may launch something, and so has something to do while the device works."""
-        return self.prepares and self._doors.waits and self._loaded.trimmable
+        return self.prepares and self._device_io.device_waits and self._loaded.trimmable
 
     @property
     def is_held(self) -> bool:
@@ -178,7 +178,7 @@ class Executor:
                 # Nothing of this epoch is waited for again: a collective that has lost a member
                 # says so once or twice, and then never comes back.
                 self._lost = self._failure = self._failure or failure_of(error, self._place.rank)
-        return self._passage.failed(launched.message, self._lost)
+        return self._hidden_io.forward_failure(launched.message, self._lost)
 
     def _stopped(self, launched: Launched) -> Clock:
         """The clock of *launched*, whose arrays are there; sealing them is still to come."""
@@ -206,7 +206,7 @@ class Executor:
                 return do(message)
             except (SealringError, *FORWARD_ERRORS) as error:
                 failure = self._fail(error)
-        return Pending((), lambda _: self._passage.failed(message, failure))
+        return Pending((), lambda _: self._hidden_io.forward_failure(message, failure))
 
     def _fail(self, error: Exception) -> Failure:
         self.end()
@@ -232,7 +232,7 @@ class Executor:
             case Prefill(uid, _, count):
                 return self._prefill(step, uid, count)
             case NoWork():
-                return Pending((), lambda clock: self._passage.onward(step, clock))
+                return Pending((), lambda clock: self._hidden_io.forward(step, clock))
 
     def _check_ids(self, step: Step) -> None:
         count = step.work.count if isinstance(step.work, Prefill) else 0
@@ -302,9 +302,9 @@ class Executor:
         self, step: Step, group: int, came: Buffer | None, built: Decoding | None
     ) -> Pending:
         uids = self._ledger.rows(group)
-        shape = self._passage.block(len(uids))
+        shape = self._hidden_io.hidden_shape(len(uids))
         if built is None:
-            inputs = self._tokens(group) if came is None else self._passage.array(shape, came)
+            inputs = self._tokens(group) if came is None else self._hidden_io.to_array(shape, came)
             outputs = self._stage.run(inputs, self._caches.group(group))
         if self._first:
             positions = tuple(self._ledger.length(uid) for uid in uids)
@@ -313,17 +313,17 @@ class Executor:
                 return self._drawn(step, self._draws.end(drawing, self._stage.logits(outputs)))
             self._away[step.n] = drawing
         self._ahead.decoded(group, step.n)
-        context = self._passage.leaving(step.n, group, uids)
+        context = self._hidden_io.outgoing_context(step.n, group, uids)
         if built is None:
-            return self._passage.sent(step, context, outputs)
-        return self._passage.forwarded(step, context, shape, built.outlet, built.inlet)
+            return self._hidden_io.start_and_send(step, context, outputs)
+        return self._hidden_io.send_when_done(step, context, shape, built.outlet, built.inlet)
 
     def _prefill(self, step: Step, uid: int, count: int) -> Pending:
         if self._first:
             inputs = mx.array(step.ids[len(step.join) :], mx.uint32)[None]
         else:
-            came = self._passage.opened(step, PREFILL_GROUP, (uid,), count)
-            inputs = self._passage.array(self._passage.block(1, count), came)
+            came = self._hidden_io.open(step, PREFILL_GROUP, (uid,), count)
+            inputs = self._hidden_io.to_array(self._hidden_io.hidden_shape(1, count), came)
         slots = self._caches.row(uid)
         outputs = self._stage.run(inputs, slots)
         self._caches.settle(uid)
@@ -331,10 +331,10 @@ class Executor:
         # chunk copy them.
         written = mx.depends([mx.array(0)], arrays(slots))
         if self._last:
-            self._doors.start(*written)
-            return Pending(tuple(written), lambda clock: self._passage.onward(step, clock))
-        context = self._passage.leaving(step.n, PREFILL_GROUP, (uid,))
-        return self._passage.sent(step, context, outputs, tuple(written))
+            self._device_io.start(*written)
+            return Pending(tuple(written), lambda clock: self._hidden_io.forward(step, clock))
+        context = self._hidden_io.outgoing_context(step.n, PREFILL_GROUP, (uid,))
+        return self._hidden_io.start_and_send(step, context, outputs, tuple(written))
 
     def _close(self, done: StepDone) -> Pending:
         drawing = self._away.pop(done.n, None)
@@ -344,8 +344,8 @@ class Executor:
         built = self._ahead.closing(done.n, came)
         if built is not None:
             return self._draw(done, built.drawn, built.inlet)
-        shape = self._passage.block(len(drawing.uids))
-        logits = self._stage.logits(self._passage.array(shape, came))
+        shape = self._hidden_io.hidden_shape(len(drawing.uids))
+        logits = self._stage.logits(self._hidden_io.to_array(shape, came))
         return self._drawn(done, self._draws.end(drawing, logits))
 
     # ---------------------------------------------------------------- done ahead
@@ -362,7 +362,7 @@ class Executor:
             if held is None or held.inlet is None:
                 return
             opened = self._hops.opening_ns
-            contents = self._passage.opened(message, held.group, self._ledger.rows(held.group))
+            contents = self._hidden_io.open(message, held.group, self._ledger.rows(held.group))
             opening, begun = self._hops.opening_ns - opened, time.perf_counter_ns()
             in_time = held.inlet.fill(contents)
             self._told = _Told(message, contents, begun if in_time else None, opening)
@@ -372,7 +372,7 @@ class Executor:
         told, self._told = self._told, None
         if told is not None and told.message is message:
             return told.contents
-        return self._passage.opened(message, group, uids)
+        return self._hidden_io.open(message, group, uids)
 
     def prepare(self) -> bool:
         """Do, on a rank of several, a part of what is to come (see `lookahead`); whether there was
@@ -401,22 +401,22 @@ class Executor:
         if self._first:
             inputs = self._tokens(group)
             if self.launches:
-                gate = self._doors.inlet(self._loaded.dtype, (1, 1, 1))
+                gate = self._device_io.inlet(self._loaded.dtype, (1, 1, 1))
                 inputs = mx.depends(inputs, gate.array)
         else:
-            inlet = self._passage.inlet(len(self._ledger.rows(group)))
+            inlet = self._hidden_io.inlet(len(self._ledger.rows(group)))
             inputs = inlet.array
-        outlet = self._doors.outlet(self._stage.run(inputs, slots))
+        outlet = self._device_io.outlet(self._stage.run(inputs, slots))
         return Decoding(group, inlet, gate, slots, outlet)
 
     def _closing(self, drawing: Drawing) -> tuple[Inlet, Drawn]:
-        inlet = self._passage.inlet(len(drawing.uids))
+        inlet = self._hidden_io.inlet(len(drawing.uids))
         return inlet, self._draws.end(drawing, self._stage.logits(inlet.array))
 
     # ------------------------------------------------------------------ sampled
 
     def _drawn(self, message: Step | StepDone, drawn: Drawn) -> Pending:
-        self._doors.start(*drawn.arrays, *drawn.changed)
+        self._device_io.start(*drawn.arrays, *drawn.changed)
         return self._draw(message, drawn, None)
 
     def _draw(self, message: Step | StepDone, drawn: Drawn, inlet: Inlet | None) -> Pending:

@@ -15,31 +15,31 @@ from sealring_protocol.security.seal import InnerContext
 from sealring_model.engine.activation_seal import Hops
 from sealring_model.engine.inflight import Clock, Pending
 from sealring_model.errors import IntegrityError, ModelError
-from sealring_model.lookahead.device_io import Doors, Inlet, Outlet
+from sealring_model.lookahead.device_io import DeviceIO, Inlet, Outlet
 from sealring_model.stage.tensors import from_data
 
 _FRAME_SLACK: Final = 256 * 1024
 """Bytes of a frame kept for everything but the hidden states."""
 
 
-class Passage:
+class HiddenIO:
     """The way of hidden states, *dtype* and *hidden* wide, through the rank that has *place*."""
 
     def __init__(
-        self, place: Bootstrap, dtype: DType, hidden: int, hops: Hops, doors: Doors
+        self, place: Bootstrap, dtype: DType, hidden: int, hops: Hops, device_io: DeviceIO
     ) -> None:
         self._place: Final = place
         self._dtype: Final = dtype
         self._hidden: Final = hidden
         self._hops: Final = hops
-        self._doors: Final = doors
+        self._device_io: Final = device_io
         self._last: Final = place.rank == place.world - 1
 
-    def block(self, rows: int, tokens: int = 1) -> tuple[int, ...]:
+    def hidden_shape(self, rows: int, tokens: int = 1) -> tuple[int, ...]:
         """The shape of hidden states."""
         return rows, tokens, self._hidden
 
-    def leaving(self, n: int, group: int, uids: tuple[int, ...]) -> InnerContext:
+    def outgoing_context(self, n: int, group: int, uids: tuple[int, ...]) -> InnerContext:
         """Where those of step *n* belong that leave this rank."""
         return self._context(n, group, self._place.rank + 1, uids)
 
@@ -48,7 +48,7 @@ class Passage:
 
     # ---------------------------------------------------------------------- in
 
-    def opened(
+    def open(
         self, message: Step | StepDone, group: int, uids: tuple[int, ...], tokens: int = 1
     ) -> Buffer:
         """The hidden states of rows *uids* of *group* in *message*, which can be opened once: a
@@ -56,7 +56,7 @@ class Passage:
         if len(message.tensors) != 1:
             raise IntegrityError(f"{len(message.tensors)} tensors came where one belongs")
         tensor = message.tensors[0]
-        shape = self.block(len(uids), tokens)
+        shape = self.hidden_shape(len(uids), tokens)
         if tensor.dtype != self._dtype or tensor.shape != shape:
             raise IntegrityError(
                 f"hidden states came as {tensor.dtype.name} {tensor.shape}, "
@@ -65,17 +65,17 @@ class Passage:
         hop = self._place.rank if isinstance(message, Step) else self._place.world
         return self._hops.open(self._context(message.n, group, hop, uids), tensor)
 
-    def array(self, shape: tuple[int, ...], data: Buffer) -> mx.array:
+    def to_array(self, shape: tuple[int, ...], data: Buffer) -> mx.array:
         """Hidden states that are there."""
         return from_data(self._dtype, shape, data)
 
     def inlet(self, rows: int) -> Inlet:
         """Those of a decode that are to come."""
-        return self._doors.inlet(self._dtype, self.block(rows))
+        return self._device_io.inlet(self._dtype, self.hidden_shape(rows))
 
     # --------------------------------------------------------------------- out
 
-    def sent(
+    def start_and_send(
         self,
         step: Step,
         context: InnerContext,
@@ -88,11 +88,11 @@ class Passage:
                 f"{hidden.shape[1]} tokens make {hidden.nbytes} bytes of hidden state, more than "
                 "a frame takes; read the prompt in smaller chunks"
             )
-        outlet = self._doors.outlet(hidden)
-        self._doors.start(outlet.ready, *others)
-        return self.forwarded(step, context, hidden.shape, outlet, None, others)
+        outlet = self._device_io.outlet(hidden)
+        self._device_io.start(outlet.ready, *others)
+        return self.send_when_done(step, context, hidden.shape, outlet, None, others)
 
-    def forwarded(
+    def send_when_done(
         self,
         step: Step,
         context: InnerContext,
@@ -106,18 +106,20 @@ class Passage:
         def answer(clock: Clock) -> Step | StepDone:
             check_filled(inlet)
             tensor = self._hops.seal(context, self._dtype, shape, outlet.data())
-            return self.onward(step, clock, (tensor,))
+            return self.forward(step, clock, (tensor,))
 
         return Pending((outlet.ready, *others), answer)
 
-    def onward(self, step: Step, clock: Clock, tensors: tuple[Tensor, ...] = ()) -> Step | StepDone:
+    def forward(
+        self, step: Step, clock: Clock, tensors: tuple[Tensor, ...] = ()
+    ) -> Step | StepDone:
         """*step* as it goes on from here, or as its answer."""
         spent = (*step.spent, clock())
         if self._last:
             return StepDone(step.epoch, step.n, tensors=tensors, spent=spent)
         return attrs.evolve(step, ids=(), tensors=tensors, spent=spent)
 
-    def failed(self, message: Step | StepDone, failure: Failure) -> Step | StepDone:
+    def forward_failure(self, message: Step | StepDone, failure: Failure) -> Step | StepDone:
         """*message* as it goes on from here with *failure*."""
         if isinstance(message, StepDone) or self._last:
             return StepDone(message.epoch, message.n, spent=message.spent, failed=failure)

@@ -70,7 +70,7 @@ from sealring_model.errors import FORWARD_ERRORS, GroupError, LoadError, ModelEr
 from sealring_model.loading.assemble import LoadedStage, load_stage
 from sealring_model.loading.model_folder import ModelInfo, describe, find, memory_room
 from sealring_model.loading.tp_shards import Share, load_share, splits_of
-from sealring_model.lookahead.pinned_io import doors
+from sealring_model.lookahead.pinned_io import best_device_io
 from sealring_model.sampling.rows import RowBook
 from sealring_model.stage import attention
 
@@ -225,10 +225,10 @@ class Engine:
         tells = self._group is None or self._group.rank == 0
         hops = self._sealed if place.inner_seal else PlainHops()
         # Members of a group would wait with one that waits, for what is only a guess.
-        waits = self._group is None and self._launches.fit(loaded.last - loaded.first)
-        ways = doors(loaded.dtype, wait=waits and not shares_device())
+        device_waits = self._group is None and self._launches.fit(loaded.last - loaded.first)
+        device_io = best_device_io(loaded.dtype, wait=device_waits and not shares_device())
         self._executor = Executor(
-            loaded, place, self._book, hops, self._room, doors=ways, tells=tells
+            loaded, place, self._book, hops, self._room, device_io=device_io, tells=tells
         )
         launches = self._executor.launches
         self._channel.attentive = launches and PROCESSORS >= _MANY

@@ -1,7 +1,7 @@
 """How what a rank computes on gets into the device, and how what it makes gets out.
 
 A graph begins at an `Inlet`, an array to build on before its contents have come, and ends at an
-`Outlet`, whose bytes can be had once the device is done. `Doors` makes both, for any device. There
+`Outlet`, whose bytes can be had once the device is done. `DeviceIO` makes both, for any device. There
 may be others whose inlets *wait*: the device itself waits for the contents, and so all of a graph
 can be launched before they come (see `pinned_io`).
 """
@@ -37,7 +37,7 @@ class Inlet:
         self.shape: Final = shape
         self.array: Final = array
 
-    def hold(self) -> None:
+    def mark_launched(self) -> None:
         """What follows the array is about to be launched, and a device that can wait will."""
 
     def fill(self, data: Buffer) -> bool:
@@ -46,7 +46,7 @@ class Inlet:
         whenever it is asked again. Raises `IntegrityError` for *data* of another size."""
         raise NotImplementedError
 
-    def shut(self) -> None:
+    def release(self) -> None:
         """There will be no contents: a device that waits goes on, and what it makes is nothing."""
 
     @property
@@ -55,7 +55,7 @@ class Inlet:
         return True
 
 
-class _Memory(Inlet):
+class _HostInlet(Inlet):
     """Memory that is filled before anything is evaluated."""
 
     def __init__(self, dtype: DType, shape: tuple[int, ...]) -> None:
@@ -77,15 +77,15 @@ class Outlet:
     data: Callable[[], memoryview]
 
 
-class Doors:
+class DeviceIO:
     """Inlets and outlets of one rank."""
 
-    waits = False
+    device_waits = False
     """Whether an inlet has the device wait, as long as it has not been filled."""
 
     def inlet(self, dtype: DType, shape: tuple[int, ...]) -> Inlet:
         """An array of *shape* that is still to be filled."""
-        return _Memory(dtype, shape)
+        return _HostInlet(dtype, shape)
 
     def outlet(self, array: mx.array) -> Outlet:
         """Where *array* comes out. A part of the graph, to be evaluated with the rest."""

@@ -55,7 +55,7 @@ from sealring_protocol.control.epoch.ledger import Change
 from sealring_protocol.errors import SealringError
 
 from sealring_model.errors import FORWARD_ERRORS
-from sealring_model.lookahead.device_io import Doors, Inlet, Outlet
+from sealring_model.lookahead.device_io import DeviceIO, Inlet, Outlet
 from sealring_model.lookahead.graph_builder import Beside
 from sealring_model.sampling.sampler_state import Drawing, Drawn
 from sealring_model.stage.caches import CacheStore
@@ -109,10 +109,10 @@ class Ahead:
     `build`, is then called beside that, in another thread."""
 
     def __init__(
-        self, caches: CacheStore, doors: Doors, build: Callable[[], bool], *, launches: bool
+        self, caches: CacheStore, device_io: DeviceIO, build: Callable[[], bool], *, launches: bool
     ) -> None:
         self._caches: Final = caches
-        self._doors: Final = doors
+        self._device_io: Final = device_io
         self._build: Final = WeakMethod(build)  # whose owner has this
         self._launches: Final = launches
         self._beside: Final = Beside() if launches else None
@@ -265,7 +265,7 @@ class Ahead:
         """What has *contents* goes on with them once it is launched."""
         built.launched = True
         if built is self.held and built.inlet is not None:
-            built.inlet.hold()
+            built.inlet.mark_launched()
         if isinstance(built, Closing):
             self._start(built, contents)
             return
@@ -279,7 +279,7 @@ class Ahead:
         """What is *due* begins once all of it is launched, all else at once."""
         anything = bytes(gate.dtype.width)
         if due:
-            gate.hold()
+            gate.mark_launched()
         else:
             gate.fill(anything)
 
@@ -296,7 +296,7 @@ class Ahead:
             self._penalty = _LATE
 
     def _start(self, built: Decoding | Closing, contents: Buffer | None) -> None:
-        self._doors.start(*built.arrays())
+        self._device_io.start(*built.arrays())
         if built.inlet is not None and contents is not None:
             built.inlet.fill(contents)
 
@@ -344,7 +344,7 @@ class Ahead:
         MLX would give its memory to others who may look at it too soon."""
         if built.launched:
             if built.inlet is not None:
-                built.inlet.shut()
+                built.inlet.release()
             mx.eval(*built.arrays())
 
     def _forget(self, group: int) -> None:

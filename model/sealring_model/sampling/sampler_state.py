@@ -16,7 +16,7 @@ import mlx.core as mx
 from sealring_protocol.codec.local_messages import Logprobs
 from sealring_protocol.codec.messages import Row
 
-from sealring_model.lookahead.device_io import Doors, Outlet
+from sealring_model.lookahead.device_io import DeviceIO, Outlet
 from sealring_model.sampling.logit_processors import Adjustment, Adjustments
 from sealring_model.sampling.logprobs import LogprobArrays, logprobs_of
 from sealring_model.sampling.rows import LastTokens, RowBook
@@ -61,8 +61,8 @@ class Drawn:
 class Draws:
     """The draws of every group, each following the one before."""
 
-    def __init__(self, book: RowBook, vocabulary: int, doors: Doors) -> None:
-        self._doors: Final = doors
+    def __init__(self, book: RowBook, vocabulary: int, device_io: DeviceIO) -> None:
+        self._device_io: Final = device_io
         self._book: Final = book
         self._last: Final = LastTokens()
         self._adjustments: Final = Adjustments(vocabulary)
@@ -98,7 +98,7 @@ class Draws:
         after = None if adjustment is None else adjustment.after(tokens)
         changed = () if after is None else after.arrays
         drawn = Drawn(
-            self._doors.outlet(tokens), logprobs_of(logits, drawing.rows, tokens), changed
+            self._device_io.outlet(tokens), logprobs_of(logits, drawing.rows, tokens), changed
         )
         # Last, when nothing can fail any more: from now on the next draws follow this one.
         self._last.sampled(drawing.group, drawing.uids, tokens)
