@@ -101,10 +101,10 @@ class Ring:
         seal: bool = False,
         limit: int = 1 << 40,
         idle: Callable[[], int] = lambda: 0,
-        early: Callable[[], bool] = lambda: False,
+        early_fill: Callable[[], bool] = lambda: False,
         device_io: Callable[[], DeviceIO] = DeviceIO,
     ) -> None:
-        """*idle* tells how much a rank does ahead while it waits for its next message, and *early*
+        """*idle* tells how much a rank does ahead while it waits for its next message, and *early_fill*
         whether that is told before its turn, while the rank is at such work; each has its own
         *device_io*."""
         info = describe(folder)
@@ -126,7 +126,7 @@ class Ring:
             executor = Executor(loaded, place, book, hops, limit, device_io=self.device_io[rank])
             self.executors.append(executor)
         self.idle = idle
-        self.early = early
+        self.early_fill = early_fill
         self.uids = iter(range(1, 1 << 30))
         self.last: dict[int, int] = {}
         self.text: dict[int, list[int]] = {}
@@ -148,8 +148,8 @@ class Ring:
 
     def _done(self, executor: Executor, launch: Callable, message):
         message = travelled(message)
-        if self.early():
-            executor.tell(message)
+        if self.early_fill():
+            executor.fill_early(message)
             self._idle(executor)
         return self._finished(executor, launch(message))
 
@@ -164,7 +164,7 @@ class Ring:
 
     def _idle(self, executor: Executor) -> None:
         for _ in range(self.idle()):
-            executor.prepare()
+            executor.work_ahead()
 
     # -------------------------------------------------------------- rows
 

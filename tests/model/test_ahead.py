@@ -11,7 +11,7 @@ from model_families import FAMILIES, make_model, reference_model, reference_toke
 from model_rings import Author, Ring, place_of, stage_of
 from sealring_model.loading.assemble import load_stage
 from sealring_model.loading.model_folder import describe
-from sealring_model.lookahead.lookahead import Ahead
+from sealring_model.lookahead.lookahead import Lookahead
 from sealring_model.sampling import sampler_state
 from sealring_protocol.codec.messages import NO_WORK, Decode, Join, Open, Prefill, Row
 
@@ -27,26 +27,26 @@ def idle_ring(models, family="llama", bounds=(0, 2, 5)) -> Ring:
 def test_there_is_an_end_to_what_can_be_built(models):
     ring = Ring(models["llama"], (0, 2, 5))
     head, last = ring.executors
-    assert not head.prepare()
+    assert not head.work_ahead()
     ring.decode(join=[ring.admit(PROMPT[:9])])
     for executor in (head, last):  # the next decode, and that is all
-        assert executor.prepare()
-        assert not executor.prepare()
+        assert executor.work_ahead()
+        assert not executor.work_ahead()
     step = ring.author.write(work=Decode(0))
     away = head.finish(head.launch(step))
-    assert head.prepare()  # the end of this one
-    assert head.prepare()  # and the next
-    assert not head.prepare()
+    assert head.work_ahead()  # the end of this one
+    assert head.work_ahead()  # and the next
+    assert not head.work_ahead()
     done = last.finish(last.launch(away))
-    assert last.prepare()
+    assert last.work_ahead()
     assert not head.finish(head.close(done)).failed
-    assert not head.prepare()
+    assert not head.work_ahead()
 
 
 def test_a_rank_alone_builds_nothing_ahead(models):
     ring = idle_ring(models, bounds=(0, 5))
     ring.decode(join=[ring.admit(PROMPT[:9])])
-    assert not ring.executors[0].prepare()
+    assert not ring.executors[0].work_ahead()
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -98,7 +98,7 @@ def test_a_row_that_leaves_while_its_token_is_away(models, references):
     ring.decode(join=[stays, goes])
     head, last = ring.executors
     away = head.finish(head.launch(ring.author.write(work=Decode(0))))
-    while head.prepare():
+    while head.work_ahead():
         pass
     leave = ring.author.write(evict=(goes,), work=NO_WORK)
     left = head.finish(head.launch(leave))
@@ -120,7 +120,7 @@ def test_what_cannot_be_built_fails_in_its_step(models, monkeypatch):
 
     with monkeypatch.context() as broken:
         broken.setattr(head._stage, "run", refuse)
-        assert not head.prepare()
+        assert not head.work_ahead()
     assert not head.finish(head.launch(ring.author.write(work=Decode(0)))).failed
 
 
@@ -196,9 +196,9 @@ def test_what_failed_ahead_is_done_when_it_is_due(models, references, monkeypatc
     away = head.finish(head.launch(ring.author.write(work=Decode(0))))
     with monkeypatch.context() as broken:
         broken.setattr(sampler_state, where, lambda *_: [].pop())
-        while head.prepare():
+        while head.work_ahead():
             pass
-    while head.prepare():
+    while head.work_ahead():
         pass
     done = head.finish(head.close(last.finish(last.launch(away))))
     ring.text[uid] += done.ids
@@ -209,7 +209,7 @@ def test_what_failed_ahead_is_done_when_it_is_due(models, references, monkeypatc
 def test_an_engine_with_nothing_to_do_builds_what_comes_next(models, monkeypatch):
     """As soon as its answer is out, though nobody says anything to it."""
     built = threading.Event()
-    build = Ahead.build
+    build = Lookahead.build
 
     def noticed(self, *how):
         done = build(self, *how)
@@ -217,7 +217,7 @@ def test_an_engine_with_nothing_to_do_builds_what_comes_next(models, monkeypatch
             built.set()
         return done
 
-    monkeypatch.setattr(Ahead, "build", noticed)
+    monkeypatch.setattr(Lookahead, "build", noticed)
     info = describe(models["llama"])
     author = Author()
     with InThread(models["llama"]) as head:

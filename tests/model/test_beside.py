@@ -11,8 +11,8 @@ import pytest
 from model_families import reference_tokens
 from model_rings import StepFailed
 from sealring_model.lookahead import graph_builder, lookahead
-from sealring_model.lookahead.graph_builder import Beside
-from waiting import PROMPT, Thorough, decoding_ring, waiting_ring
+from sealring_model.lookahead.graph_builder import GraphBuilder
+from waiting import PROMPT, ThoroughBuilder, decoding_ring, waiting_ring
 
 
 def nothing() -> bool:
@@ -21,7 +21,7 @@ def nothing() -> bool:
 
 def test_what_is_built_beside_is_evaluated_where_it_is_launched():
     """Also on arrays that are being evaluated at the time."""
-    thread, weights = Beside(), mx.random.normal((64, 64)) / 8
+    thread, weights = GraphBuilder(), mx.random.normal((64, 64)) / 8
     value = expected = mx.random.normal((4, 64))
     mx.eval(weights, value)
     for _ in range(300):
@@ -44,7 +44,7 @@ def test_what_is_built_beside_is_evaluated_where_it_is_launched():
 
 
 def test_what_is_built_for_the_processor_is_evaluated_where_it_is_launched():
-    thread, built, ended = Beside(), [], threading.Event()
+    thread, built, ended = GraphBuilder(), [], threading.Event()
 
     def build() -> bool:
         built.append(mx.add(mx.ones((4,)), 1, stream=mx.cpu))
@@ -56,7 +56,7 @@ def test_what_is_built_for_the_processor_is_evaluated_where_it_is_launched():
 
 
 def test_building_goes_on_as_long_as_the_launch_does_and_no_longer():
-    thread, called, begun = Beside(), [], threading.Event()
+    thread, called, begun = GraphBuilder(), [], threading.Event()
 
     def build() -> bool:
         called.append(threading.get_ident())
@@ -76,7 +76,7 @@ def test_building_goes_on_as_long_as_the_launch_does_and_no_longer():
 
 
 def test_a_launch_waits_for_what_is_being_built():
-    thread, begun, ended = Beside(), threading.Event(), []
+    thread, begun, ended = GraphBuilder(), threading.Event(), []
 
     def build() -> bool:
         begun.set()
@@ -90,7 +90,7 @@ def test_a_launch_waits_for_what_is_being_built():
 @pytest.mark.parametrize("who", [("call",), ("build",), ("call", "build")])
 def test_what_either_raises_is_raised(who):
     """Of both, what the launch does."""
-    thread, begun = Beside(), threading.Event()
+    thread, begun = GraphBuilder(), threading.Event()
 
     def build() -> bool:
         begun.set()
@@ -116,10 +116,10 @@ def test_where_there_is_no_thread_it_is_launched_all_the_same(monkeypatch):
     done = []
     with monkeypatch.context() as without:
         without.setattr(threading.Thread, "start", refused)
-        Beside().launch(lambda: done.append("launched"), lambda: done.append("built"))
+        GraphBuilder().launch(lambda: done.append("launched"), lambda: done.append("built"))
     assert done == ["launched"]
     begun = threading.Event()
-    Beside().launch(lambda: begun.wait(10), lambda: bool(begun.set()))
+    GraphBuilder().launch(lambda: begun.wait(10), lambda: bool(begun.set()))
     assert begun.is_set()
     assert done == ["launched"]
 
@@ -132,8 +132,8 @@ def test_it_keeps_nothing_of_what_it_has_built():
 
     begun, builder = threading.Event(), Builder()
     gone = weakref.ref(builder)
-    Beside().launch(lambda: begun.wait(10), builder.build)
-    Beside().launch(lambda: None, nothing)  # is behind it
+    GraphBuilder().launch(lambda: begun.wait(10), builder.build)
+    GraphBuilder().launch(lambda: None, nothing)  # is behind it
     del builder
     gc.collect()
     assert gone() is None
@@ -142,7 +142,7 @@ def test_it_keeps_nothing_of_what_it_has_built():
 EXITS = """
 import threading
 import mlx.core as mx
-from sealring_model.lookahead.graph_builder import Beside
+from sealring_model.lookahead.graph_builder import GraphBuilder
 
 compiled = [mx.compile(lambda x: {"a": mx.tanh(x) * x}, shapeless=True) for _ in range(200)]
 x, built, begun = mx.ones((4, 4)), [], threading.Event()
@@ -154,7 +154,7 @@ def build():
     return False
 
 
-Beside().launch(lambda: begun.wait(10), build)
+GraphBuilder().launch(lambda: begun.wait(10), build)
 mx.eval(built)
 mx.clear_streams()
 """
@@ -165,8 +165,8 @@ def test_a_process_ends_well_that_has_compiled_something_beside():
 
 
 def test_what_comes_next_is_built_while_something_else_is_launched(models, references, monkeypatch):
-    monkeypatch.setattr(lookahead, "Beside", Thorough)
-    monkeypatch.setattr(Thorough, "built", 0)
+    monkeypatch.setattr(lookahead, "GraphBuilder", ThoroughBuilder)
+    monkeypatch.setattr(ThoroughBuilder, "built", 0)
     ring, _ = waiting_ring(models)
     groups = [ring.admit(PROMPT[:20]), ring.admit(PROMPT[3:30])]
     for group, uid in enumerate(groups):
@@ -174,7 +174,7 @@ def test_what_comes_next_is_built_while_something_else_is_launched(models, refer
     for _ in range(19):
         for group in range(len(groups)):
             ring.decode(group)
-    assert Thorough.built > 30
+    assert ThoroughBuilder.built > 30
     for uid, prompt in zip(groups, (PROMPT[:20], PROMPT[3:30]), strict=True):
         assert ring.text[uid] == reference_tokens(references["llama"], prompt, 20)
 
@@ -184,14 +184,14 @@ def test_the_device_goes_on_before_all_is_built(models, references, monkeypatch)
     ring, ranks = waiting_ring(models, idle=0)
     left = []
 
-    class Slow(Beside):
+    class Slow(GraphBuilder):
         def launch(self, call, build):
             call()
             left.extend(device_io.held for device_io in ranks)
             while build():
                 pass
 
-    monkeypatch.setattr(graph_builder.Beside, "launch", Slow.launch)
+    monkeypatch.setattr(graph_builder.GraphBuilder, "launch", Slow.launch)
     ring.decode(join=[ring.admit(PROMPT[:20])])
     for _ in range(19):
         ring.decode()
@@ -202,7 +202,7 @@ def test_the_device_goes_on_before_all_is_built(models, references, monkeypatch)
 
 
 def test_what_cannot_be_built_beside_tells_when_it_comes(models, monkeypatch):
-    monkeypatch.setattr(lookahead, "Beside", Thorough)
+    monkeypatch.setattr(lookahead, "GraphBuilder", ThoroughBuilder)
     ring, _ = decoding_ring(models)
     other = ring.admit(PROMPT[3:30])
     ring.decode(1, join=[other])
@@ -211,7 +211,7 @@ def test_what_cannot_be_built_beside_tells_when_it_comes(models, monkeypatch):
         raise RuntimeError("no graph today")
 
     for executor in ring.executors:
-        monkeypatch.setattr(executor, "_next", fails)
+        monkeypatch.setattr(executor, "_build_decode", fails)
         monkeypatch.setattr(executor._stage, "run", fails)
 
     def decode_on() -> None:

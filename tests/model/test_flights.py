@@ -15,7 +15,7 @@ from model_families import FAMILIES
 from model_rings import SAMPLING, Ring, StepFailed, travelled
 from sealring_model.lookahead import lookahead
 from sealring_protocol.codec.messages import NO_WORK, Decode, Join, Open, Prefill, Step, StepDone
-from waiting import Thorough, WaitingDeviceIO
+from waiting import ThoroughBuilder, WaitingDeviceIO
 
 LENGTH = 14
 ON_DEVICE = 2
@@ -104,7 +104,7 @@ class Flights:
     def _arrive(self, rank: int, message: Step | StepDone) -> None:
         """It may be told at once, if nothing is to be done before it."""
         if not self.inbox[rank] and self.rng.random() < 0.5:
-            self.ring.executors[rank].tell(message)
+            self.ring.executors[rank].fill_early(message)
         self.inbox[rank].append(message)
 
     def _take(self, rank: int) -> None:
@@ -133,7 +133,7 @@ class Flights:
 
     def _idle(self, rank: int) -> None:
         if not self.inbox[rank]:
-            self.ring.executors[rank].prepare()
+            self.ring.executors[rank].work_ahead()
 
     def _drawn(self, done: StepDone) -> None:
         _, rows = self.away.pop(done.n)
@@ -153,9 +153,9 @@ class Flights:
 @pytest.mark.parametrize("eager", [True, False])
 def test_steps_in_flight(models, alone, monkeypatch, family, cuts, seed, eager):
     if seed:
-        monkeypatch.setattr(lookahead, "Beside", Thorough)
+        monkeypatch.setattr(lookahead, "GraphBuilder", ThoroughBuilder)
     if eager:
-        for patience in ("_UNUSUAL", "_LATE", "_LATEST", "_USUAL"):
+        for patience in ("_SKIP_AFTER_CHANGE", "_SKIP_AFTER_TIMEOUT", "_MAX_SKIP", "_STEADY_AFTER"):
             monkeypatch.setattr(lookahead, patience, 0)
     rng = random.Random(f"{family} {cuts} {seed} {eager}")
     bounds = (0, *cuts, FAMILIES[family]["num_hidden_layers"])
@@ -166,6 +166,6 @@ def test_steps_in_flight(models, alone, monkeypatch, family, cuts, seed, eager):
     flights.run(500)
     assert sum(len(text) for text in flights.said.values()) > 60
     tried = [device_io.waited + device_io.missed for device_io in flights.ring.device_io]
-    able = [executor.launches for executor in flights.ring.executors]
+    able = [executor.launches_ahead for executor in flights.ring.executors]
     assert not any(tries for tries, can in zip(tried, able, strict=True) if not can)
     assert not eager or all(tries > 5 for tries, can in zip(tried, able, strict=True) if can)

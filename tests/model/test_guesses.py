@@ -40,7 +40,7 @@ def test_where_the_device_waits_it_has_the_next_decode_before_its_hidden_states(
 def test_the_device_can_be_told_before_the_message_has_its_turn(models, references, seal, idle):
     """Whatever the rank still launches in between."""
     ring, ranks = decoding_ring(models, seal=seal, idle=idle)
-    ring.early = lambda: True
+    ring.early_fill = lambda: True
     for _ in range(20):
         ring.decode()
     assert ranks[1].waited == 20
@@ -63,17 +63,17 @@ def test_the_device_is_told_of_what_it_waits_for_and_of_nothing_else(models):
         attrs.evolve(message, tensors=(attrs.evolve(message.tensors[0], shape=(1, 2, 32)),)),
         StepDone(message.epoch, message.n, tensors=message.tensors),
     ):
-        last.tell(other)
-    assert last.is_held
+        last.fill_early(other)
+    assert last.device_waits
     assert last_doors.waited == 0
-    last.tell(message)
+    last.fill_early(message)
     assert last_doors.waited == 1
     done = last.finish(last.launch(message))
     for other in (attrs.evolve(done, n=done.n + 1), attrs.evolve(done, tensors=()), message):
-        head.tell(other)
-    assert head.is_held
+        head.fill_early(other)
+    assert head.device_waits
     assert head_doors.waited == 0
-    head.tell(done)
+    head.fill_early(done)
     assert head_doors.waited == 1
     assert head.finish(head.close(done)).failed is None
 
@@ -84,7 +84,7 @@ def test_what_does_not_open_fails_in_its_turn(models):
     message = head.finish(head.launch(ring.author.write(work=Decode(0))))
     (tensor,) = message.tensors
     forged = attrs.evolve(message, tensors=(attrs.evolve(tensor, data=bytes(len(tensor.data))),))
-    last.tell(forged)
+    last.fill_early(forged)
     assert device_io.waited == 0
     failed = last.finish(last.launch(forged)).failed
     assert failed.kind is FailureKind.INTEGRITY
@@ -97,7 +97,7 @@ def test_what_was_told_has_its_times(models):
     head, last = ring.executors
     message = head.finish(head.launch(ring.author.write(work=Decode(0))))
     before = time.perf_counter_ns()
-    last.tell(message)
+    last.fill_early(message)
     after = time.perf_counter_ns()
     launched = last.launch(message)
     assert before < launched.begun <= after
@@ -110,7 +110,7 @@ def test_what_comes_too_late_has_the_times_of_what_is_done_in_its_turn(models):
     head, last = ring.executors
     message = head.finish(head.launch(ring.author.write(work=Decode(0))))
     device_io.late = lambda: True
-    last.tell(message)
+    last.fill_early(message)
     before = time.perf_counter_ns()
     launched = last.launch(message)
     assert launched.begun >= before
@@ -134,19 +134,19 @@ def test_in_an_engine_the_thread_that_reads_tells_the_device(
     models, references, monkeypatch, attentive
 ):
     """The compute thread does the rest, and whatever comes while the device does not wait."""
-    for patience in ("_UNUSUAL", "_LATE", "_USUAL"):
+    for patience in ("_SKIP_AFTER_CHANGE", "_SKIP_AFTER_TIMEOUT", "_STEADY_AFTER"):
         monkeypatch.setattr(lookahead, patience, 0)
     monkeypatch.setattr(engine, "PROCESSORS", 99 if attentive else 1)
     device_io, channels, tellers = WaitingDeviceIO(), [], []
     monkeypatch.setattr(engine, "best_device_io", lambda _, **__: device_io)
-    expect, tell = Channel.expect, Executor.tell
+    expect, fill_early = Channel.expect, Executor.fill_early
 
     def noted(channel, first):
         channels.append(channel)
         expect(channel, first)
 
     def told(executor, message):
-        tell(executor, message)
+        fill_early(executor, message)
         tellers.append((threading.current_thread().name, device_io.waited))
 
     monkeypatch.setattr(Channel, "expect", noted)
@@ -164,7 +164,7 @@ def test_in_an_engine_the_thread_that_reads_tells_the_device(
 
         monkeypatch.setattr(ring, "_done", done)
         ring.decode(join=[ring.admit(PROMPT[:20])])
-        monkeypatch.setattr(Executor, "tell", told)
+        monkeypatch.setattr(Executor, "fill_early", told)
         for _ in range(10):
             until(lambda: channels and channels[-1]._first is not None)
             waited = device_io.waited
@@ -212,13 +212,13 @@ def test_a_decode_is_not_launched_while_the_one_before_is_on_the_device(models):
     first, second = ring.executors
     away = first.finish(first.launch(ring.author.write(work=Decode(0))))
     launched = second.launch(away)
-    while second.prepare():
+    while second.work_ahead():
         pass
     assert last.held is None
     done = second.finish(launched)
-    assert second.prepare()
+    assert second.work_ahead()
     assert last.held is not None
-    while first.prepare():  # the decode before the one that is to be drawn is long done
+    while first.work_ahead():  # the decode before the one that is to be drawn is long done
         pass
     assert head.held is not None
     assert first.finish(first.close(done)).ids
@@ -230,7 +230,7 @@ def test_what_cannot_be_cut_is_not_launched_on_a_guess(models, family):
     ring.decode(join=[ring.admit(PROMPT[:20])])
     for _ in range(12):
         ring.decode()
-    assert not any(executor.launches for executor in ring.executors)
+    assert not any(executor.launches_ahead for executor in ring.executors)
     assert [device_io.waited + device_io.missed for device_io in ranks] == [0, 0]
 
 
@@ -239,7 +239,7 @@ def test_a_rank_alone_launches_nothing_on_a_guess(models):
     ring.decode(join=[ring.admit(PROMPT[:20])])
     for _ in range(12):
         ring.decode()
-    assert not ring.executors[0].launches
+    assert not ring.executors[0].launches_ahead
     assert device_io.waited + device_io.missed == 0
 
 
@@ -264,12 +264,12 @@ def test_a_step_that_fails_leaves_no_device_waiting(models):
     step = ring.author.write(work=Decode(0))
     assert second.finish(second.launch(step)).failed  # it has no hidden states
     assert last.held is None
-    assert not second.prepare()
+    assert not second.work_ahead()
 
 
 def test_a_group_whose_rows_have_changed_is_left_alone_for_some_decodes(models, monkeypatch):
     """CUDA waits for the whole device to do what it has not done before."""
-    monkeypatch.setattr(lookahead, "_UNUSUAL", 0)
+    monkeypatch.setattr(lookahead, "_SKIP_AFTER_CHANGE", 0)
     ring, ranks = waiting_ring(models)
     ring.decode(join=[ring.admit(PROMPT[:20])])
     for _ in range(5):
@@ -310,7 +310,7 @@ def test_memory_is_not_given_back_while_the_device_waits(models, monkeypatch):
 
     def refreshed(rank):
         with monkeypatch.context() as now:
-            now.setattr(mx, "clear_cache", lambda: given.append(rank.is_held))
+            now.setattr(mx, "clear_cache", lambda: given.append(rank.device_waits))
             refresh(rank)
 
     monkeypatch.setattr(Executor, "_refresh", refreshed)

@@ -188,7 +188,7 @@ class Recorded:
         self.answers.append(self._executor.finish(launched))
         return self.answers[-1]
 
-    def prepare(self):
+    def work_ahead(self):
         return False
 
 
@@ -214,7 +214,7 @@ def test_a_rank_with_a_mailbox_answers_the_same(models, monkeypatch):
     stage = stage_of(models["llama"], 2, 5)
     executor = Executor(stage, place, RowBook(), PlainHops(), 1 << 40, best_device_io=made())
     for step, expected in zip(recorded.given, recorded.answers, strict=True):
-        while executor.prepare():
+        while executor.work_ahead():
             pass
         assert executor.finish(executor.launch(step)).tensors == expected.tensors
     assert sum(waited) > 20

@@ -113,7 +113,7 @@ class Schedule:
 def test_what_was_launched_on_a_guess_leaves_no_trace(models, alone, monkeypatch, family, seed):
     """On a device that waits for hidden states, and may have gone on without them. All that may
     be is launched ahead, whatever came of the guess before."""
-    for patience in ("_UNUSUAL", "_LATE", "_LATEST", "_USUAL"):
+    for patience in ("_SKIP_AFTER_CHANGE", "_SKIP_AFTER_TIMEOUT", "_MAX_SKIP", "_STEADY_AFTER"):
         monkeypatch.setattr(lookahead, patience, 0)
     rng = random.Random(f"{family} {seed} waits")
     bounds = (0, 2, FAMILIES[family]["num_hidden_layers"])
@@ -122,7 +122,7 @@ def test_what_was_launched_on_a_guess_leaves_no_trace(models, alone, monkeypatch
         bounds,
         seal=True,
         idle=lambda: rng.randrange(8),
-        early=lambda: rng.random() < 0.5,
+        early_fill=lambda: rng.random() < 0.5,
         device_io=lambda: WaitingDeviceIO(lambda: rng.random() < 0.1),
     )
     Schedule(ring, rng, lambda prompt, way: alone(family, prompt, way)).run(70)

@@ -2,7 +2,7 @@
 
 What is started behind an inlet that has not been filled is kept back, and started in order once it
 is, or has been shut: so it is what a device would do whose stream is held up. There may be one
-such inlet at a time, as for `Ahead`, it may be filled too late, and the device may `lose_patience`.
+such inlet at a time, as for `Lookahead`, it may be filled too late, and the device may `lose_patience`.
 Only the thread that launches can start anything: what another one has told, it says again.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import mlx.core as mx
 from model_rings import Ring
 from sealring_model.lookahead.device_io import DeviceIO, Inlet
-from sealring_model.lookahead.graph_builder import Beside
+from sealring_model.lookahead.graph_builder import GraphBuilder
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.codec.wire import Buffer
 
@@ -105,7 +105,7 @@ class WaitingInlet(Inlet):
         return self._seen
 
 
-class Thorough(Beside):
+class ThoroughBuilder(GraphBuilder):
     """While something is launched, all is built that there is to build; *built* counts it."""
 
     built = 0
@@ -118,7 +118,7 @@ class Thorough(Beside):
             try:
                 more = build()
             finally:
-                Thorough.built += more
+                ThoroughBuilder.built += more
                 if not more:
                     ended.set()
             return more

@@ -64,7 +64,7 @@ class Answers:
 
     def _run(self) -> None:
         while (job := self._queue.get()) is not None:
-            prepares, launches = job[0].prepares, job[0].launches
+            builds_ahead, launches_ahead = job[0].builds_ahead, job[0].launches_ahead
             try:
                 self._answer(*job)
             except ChannelClosed as error:
@@ -74,7 +74,7 @@ class Answers:
                 del job
                 self._room.release()
                 self._queue.task_done()
-            if prepares and (launches or self.is_idle):
+            if builds_ahead and (launches_ahead or self.is_idle):
                 self._channel.wake()
 
     def _answer(self, executor: Executor, launched: Launched) -> None:

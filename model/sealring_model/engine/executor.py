@@ -62,7 +62,7 @@ from sealring_model.errors import (
 )
 from sealring_model.loading.assemble import LoadedStage
 from sealring_model.lookahead.device_io import DeviceIO, Inlet
-from sealring_model.lookahead.lookahead import Ahead, Decoding
+from sealring_model.lookahead.lookahead import BuiltDecode, Lookahead
 from sealring_model.sampling.rows import RowBook
 from sealring_model.sampling.sampler_state import Drawing, Drawn, Draws
 from sealring_model.stage.caches import CacheStore, arrays
@@ -71,7 +71,7 @@ M = TypeVar("M", Step, StepDone)
 
 
 @attrs.frozen(eq=False)
-class _Told:
+class _EarlyFill:
     """*message*, whose *contents* the device was told before its turn; *begun*, if that was in
     time, and *opening* are as in `Launched`."""
 
@@ -120,8 +120,10 @@ class Executor:
         self._ledger: Final = Ledger()
         self._caches: Final = CacheStore(loaded.stage, self._ledger)
         self._away: Final[dict[int, Drawing]] = {}
-        self._ahead: Final = Ahead(self._caches, device_io, self._build, launches=self.launches)
-        self._told: _Told | None = None
+        self._lookahead: Final = Lookahead(
+            self._caches, device_io, self._build, launches_ahead=self.launches_ahead
+        )
+        self._early_fill: _EarlyFill | None = None
         self._stale = False
         self._due = 1
         self._finished = 0
@@ -131,19 +133,19 @@ class Executor:
         self.compute_us = 0
 
     @property
-    def prepares(self) -> bool:
-        """Whether `prepare` may ever have something to do."""
+    def builds_ahead(self) -> bool:
+        """Whether `work_ahead` may ever have something to do."""
         return self._place.world > 1 and self._loaded.blind
 
     @property
-    def launches(self) -> bool:
+    def launches_ahead(self) -> bool:
         """Whether it may launch something, and so has something to do while the device works."""
-        return self.prepares and self._device_io.device_waits and self._loaded.trimmable
+        return self.builds_ahead and self._device_io.device_waits and self._loaded.trimmable
 
     @property
-    def is_held(self) -> bool:
+    def device_waits(self) -> bool:
         """Whether the device waits for hidden states, and does nothing else until they come."""
-        return self._ahead.held is not None
+        return self._lookahead.held is not None
 
     @property
     def live_rows(self) -> int:
@@ -191,7 +193,7 @@ class Executor:
         return lambda: Spent(compute, wait, (self._hops.sealing_ns - sealing) // 1000)
 
     def _guarded(self, message: M, do: Callable[[M], Pending], arrived: int) -> Launched:
-        told, started, opened = self._told, time.perf_counter_ns(), self._hops.opening_ns
+        told, started, opened = self._early_fill, time.perf_counter_ns(), self._hops.opening_ns
         pending = self._done(message, do)
         if told is not None and told.message is message:
             begun = told.begun or started
@@ -215,7 +217,7 @@ class Executor:
 
     def end(self) -> None:
         """There will be no more steps: the device waits for nothing."""
-        self._ahead.end()
+        self._lookahead.end()
 
     # --------------------------------------------------------------- the steps
 
@@ -223,7 +225,9 @@ class Executor:
         self._check_ids(step)
         change = self._apply(step)
         self._check_room(step, change)
-        self._ahead.change(change, step.work.group if isinstance(step.work, Decode) else None)
+        self._lookahead.ledger_changes(
+            change, step.work.group if isinstance(step.work, Decode) else None
+        )
         self._caches.apply(change)
         self._remember(step, change)
         match step.work:
@@ -280,7 +284,7 @@ class Executor:
     def _refresh(self) -> None:
         """Give memory back that is due to be, unless that would be to wait for a device that
         waits."""
-        if self._stale and not self.is_held:
+        if self._stale and not self.device_waits:
             self._stale = False
             mx.clear_cache()
 
@@ -289,7 +293,7 @@ class Executor:
         if any(drawing.group == group for drawing in self._away.values()):
             raise LedgerError(f"group {group} decodes, and its last tokens have not come back")
         came = None if self._first else self._opened(step, group, uids)
-        built = self._ahead.decoding(group, came, self._next)
+        built = self._lookahead.take_decode(group, came, self._build_decode)
         pending = self._decoded(step, group, came, built)
         if self._ledger.length(uids[0]) % _TIDY == 0:
             self._caches.tidy(group)
@@ -299,7 +303,7 @@ class Executor:
         return self._draws.inputs(group, self._ledger.rows(group))[:, None]
 
     def _decoded(
-        self, step: Step, group: int, came: Buffer | None, built: Decoding | None
+        self, step: Step, group: int, came: Buffer | None, built: BuiltDecode | None
     ) -> Pending:
         uids = self._ledger.rows(group)
         shape = self._hidden_io.hidden_shape(len(uids))
@@ -312,7 +316,7 @@ class Executor:
             if self._last:
                 return self._drawn(step, self._draws.end(drawing, self._stage.logits(outputs)))
             self._away[step.n] = drawing
-        self._ahead.decoded(group, step.n)
+        self._lookahead.decode_issued(group, step.n)
         context = self._hidden_io.outgoing_context(step.n, group, uids)
         if built is None:
             return self._hidden_io.start_and_send(step, context, outputs)
@@ -341,7 +345,7 @@ class Executor:
         if drawing is None:
             raise LedgerError(f"hidden states of step {done.n} came back, and none are away")
         came = self._opened(done, drawing.group, drawing.uids)
-        built = self._ahead.closing(done.n, came)
+        built = self._lookahead.take_closing(done.n, came)
         if built is not None:
             return self._draw(done, built.drawn, built.inlet)
         shape = self._hidden_io.hidden_shape(len(drawing.uids))
@@ -350,38 +354,38 @@ class Executor:
 
     # ---------------------------------------------------------------- done ahead
 
-    def tell(self, message: Step | StepDone) -> None:
+    def fill_early(self, message: Step | StepDone) -> None:
         """If *message* is what the device waits for, tell the device now. All else is done when its
         turn comes.
 
         For any thread, once all that came before *message* is done, and while no other thread does
-        anything here but `prepare`.
+        anything here but `work_ahead`.
         """
         with contextlib.suppress(SealringError, *FORWARD_ERRORS):  # it fails again in its turn
-            held = self._ahead.awaits(message, self._due)
+            held = self._lookahead.waits_for(message, self._due)
             if held is None or held.inlet is None:
                 return
             opened = self._hops.opening_ns
             contents = self._hidden_io.open(message, held.group, self._ledger.rows(held.group))
             opening, begun = self._hops.opening_ns - opened, time.perf_counter_ns()
             in_time = held.inlet.fill(contents)
-            self._told = _Told(message, contents, begun if in_time else None, opening)
+            self._early_fill = _EarlyFill(message, contents, begun if in_time else None, opening)
 
     def _opened(self, message: Step | StepDone, group: int, uids: tuple[int, ...]) -> Buffer:
         """The hidden states of *message*."""
-        told, self._told = self._told, None
+        told, self._early_fill = self._early_fill, None
         if told is not None and told.message is message:
             return told.contents
         return self._hidden_io.open(message, group, uids)
 
-    def prepare(self) -> bool:
+    def work_ahead(self) -> bool:
         """Do, on a rank of several, a part of what is to come (see `lookahead`); whether there was
         any. For when there is nothing else to do."""
-        if self._failure is not None or not self.prepares:
+        if self._failure is not None or not self.builds_ahead:
             return False
         try:
             self._refresh()
-            if self._ahead.launch(self._done_to):
+            if self._lookahead.launch(self._done_to):
                 return True
         except (SealringError, *FORWARD_ERRORS) as error:
             self._fail(error)
@@ -391,25 +395,25 @@ class Executor:
     def _build(self) -> bool:
         """Build one thing that is to come; in a thread of its own while another is launched."""
         try:
-            return self._ahead.build(self._away, self._closing, self._next)
+            return self._lookahead.build(self._away, self._build_closing, self._build_decode)
         except (SealringError, *FORWARD_ERRORS):
             return False  # the step itself tells what is wrong, if it is still wrong then
 
-    def _next(self, group: int) -> Decoding:
+    def _build_decode(self, group: int) -> BuiltDecode:
         slots = self._caches.fork(group)
         inlet = gate = None
         if self._first:
             inputs = self._tokens(group)
-            if self.launches:
+            if self.launches_ahead:
                 gate = self._device_io.inlet(self._loaded.dtype, (1, 1, 1))
                 inputs = mx.depends(inputs, gate.array)
         else:
             inlet = self._hidden_io.inlet(len(self._ledger.rows(group)))
             inputs = inlet.array
         outlet = self._device_io.outlet(self._stage.run(inputs, slots))
-        return Decoding(group, inlet, gate, slots, outlet)
+        return BuiltDecode(group, inlet, gate, slots, outlet)
 
-    def _closing(self, drawing: Drawing) -> tuple[Inlet, Drawn]:
+    def _build_closing(self, drawing: Drawing) -> tuple[Inlet, Drawn]:
         inlet = self._hidden_io.inlet(len(drawing.uids))
         return inlet, self._draws.end(drawing, self._stage.logits(inlet.array))
 

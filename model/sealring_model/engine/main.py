@@ -108,7 +108,7 @@ class Engine:
         self._channel.send(self._info.engine_info(self._room, splits, backends()))
         try:
             while True:
-                self._prepare()
+                self._work_ahead()
                 message = self._channel.receive(soon=self._only_waits)
                 if message is not None:
                     self._take(message)
@@ -120,23 +120,23 @@ class Engine:
     @property
     def _only_waits(self) -> bool:
         """The device waits for what is to come, and nobody else in this process has to do."""
-        held = self._executor is not None and self._executor.is_held
+        held = self._executor is not None and self._executor.device_waits
         return held and self._answers.is_idle
 
-    def _prepare(self) -> None:
+    def _work_ahead(self) -> None:
         """Build and launch ahead as long as there is nothing else to do."""
         executor = self._executor
         while executor is not None and self._channel.is_quiet:
-            if executor.is_held:
-                self._channel.expect(self._tell)
-            if not (executor.launches or self._answers.is_idle) or not executor.prepare():
+            if executor.device_waits:
+                self._channel.expect(self._fill_early)
+            if not (executor.launches_ahead or self._answers.is_idle) or not executor.work_ahead():
                 return
 
-    def _tell(self, message: LocalMessage) -> None:
+    def _fill_early(self, message: LocalMessage) -> None:
         """In the thread that reads: *message* has come, and nothing before it is left to do."""
         executor = self._executor
         if executor and isinstance(message, Step | StepDone) and self._of_this_epoch(message):
-            executor.tell(message)
+            executor.fill_early(message)
 
     def _take(self, message: LocalMessage) -> None:
         self._channel.check()
@@ -230,7 +230,7 @@ class Engine:
         self._executor = Executor(
             loaded, place, self._book, hops, self._room, device_io=device_io, tells=tells
         )
-        launches = self._executor.launches
+        launches = self._executor.launches_ahead
         self._channel.attentive = launches and PROCESSORS >= _MANY
         share_interpreter(at_once=launches)
         self._channel.send(self._ready(place, loaded))

@@ -30,7 +30,7 @@ _starting: Final = threading.Lock()
 _started: Final = threading.Event()
 
 
-class Beside:
+class GraphBuilder:
     """Has things built for the thread that makes this, while that launches."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ def _has_thread() -> bool:
     with _starting:
         if not _started.is_set():
             try:
-                threading.Thread(target=_work, name="beside", daemon=True).start()
+                threading.Thread(target=_work, name="graph-builder", daemon=True).start()
             except RuntimeError:
                 return False
             _started.set()

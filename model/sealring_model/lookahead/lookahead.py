@@ -56,23 +56,23 @@ from sealring_protocol.errors import SealringError
 
 from sealring_model.errors import FORWARD_ERRORS
 from sealring_model.lookahead.device_io import DeviceIO, Inlet, Outlet
-from sealring_model.lookahead.graph_builder import Beside
+from sealring_model.lookahead.graph_builder import GraphBuilder
 from sealring_model.sampling.sampler_state import Drawing, Drawn
 from sealring_model.stage.caches import CacheStore
 
-_UNUSUAL: Final = 4
+_SKIP_AFTER_CHANGE: Final = 4
 """Decodes that are not launched ahead at first, nor after a step that is more than a decode: where
 rows come and go, the next such step is soon to come."""
-_LATE: Final = 4
+_SKIP_AFTER_TIMEOUT: Final = 4
 """And after one that the device did not wait for long enough. Each time that this comes again at
 once there are twice as many: the other ranks may be slower than that."""
-_LATEST: Final = 4096
-_USUAL: Final = 3
+_MAX_SKIP: Final = 4096
+_STEADY_AFTER: Final = 3
 """The decode of a group, since its rows changed, after which nothing about the next is new."""
 
 
 @attrs.define(eq=False)
-class Decoding:
+class BuiltDecode:
     """The next decode of a *group*, once *inlet* is filled, if there is one: what goes out, and
     the caches after it. Without one there may be a *gate*, an inlet of one element that nobody
     looks at."""
@@ -90,7 +90,7 @@ class Decoding:
 
 
 @attrs.define(eq=False)
-class Closing:
+class BuiltClosing:
     """The end of a decode on rank 0: what is *drawn* once *inlet* is filled."""
 
     n: int
@@ -104,92 +104,99 @@ class Closing:
         return (*self.drawn.arrays, *self.drawn.changed)
 
 
-class Ahead:
-    """What one rank has done ahead. *launches* if it may launch what waits; *build*, which calls
+class Lookahead:
+    """What one rank has done ahead. *launches_ahead* if it may launch what waits; *build*, which calls
     `build`, is then called beside that, in another thread."""
 
     def __init__(
-        self, caches: CacheStore, device_io: DeviceIO, build: Callable[[], bool], *, launches: bool
+        self,
+        caches: CacheStore,
+        device_io: DeviceIO,
+        build: Callable[[], bool],
+        *,
+        launches_ahead: bool,
     ) -> None:
         self._caches: Final = caches
         self._device_io: Final = device_io
         self._build: Final = WeakMethod(build)  # whose owner has this
-        self._launches: Final = launches
-        self._beside: Final = Beside() if launches else None
-        self._likely: Final[dict[int, None]] = {}  # groups, in the order of their last decodes
-        self._runs: Final[dict[int, tuple[int, int]]] = {}  # by group: decodes, the last one's step
-        self._decodings: Final[dict[int, Decoding]] = {}
-        self._closings: Final[dict[int, Closing]] = {}
-        self.held: Decoding | Closing | None = None
+        self._launches_ahead: Final = launches_ahead
+        self._graph_builder: Final = GraphBuilder() if launches_ahead else None
+        self._to_build: Final[dict[int, None]] = {}  # groups, in the order of their last decodes
+        self._recent: Final[
+            dict[int, tuple[int, int]]
+        ] = {}  # by group: decodes, the last one's step
+        self._decodings: Final[dict[int, BuiltDecode]] = {}
+        self._closings: Final[dict[int, BuiltClosing]] = {}
+        self.held: BuiltDecode | BuiltClosing | None = None
         """What the device waits in, as far as is known, and so does nothing else. Another thread
         may look at it."""
-        self._left = _UNUSUAL  # decodes that are not launched
-        self._penalty = _LATE
+        self._skip = _SKIP_AFTER_CHANGE  # decodes that are not launched
+        self._next_skip = _SKIP_AFTER_TIMEOUT
 
     # ------------------------------------------------------------- what comes
 
-    def change(self, change: Change, decoding: int | None) -> None:
+    def ledger_changes(self, change: Change, decoding: int | None) -> None:
         """A step that changes the ledger so has come, before the caches are changed; it is a
         decode of group *decoding*, or none. What was done on the ledger as it was is of no use."""
         touched = {save.group for save in change.saved if save.group is not None}
         touched.update(change.regroup)
         plain = decoding is not None and change == Change()
         if not plain:
-            self._left = max(self._left, _UNUSUAL)
+            self._skip = max(self._skip, _SKIP_AFTER_CHANGE)
         expected = None if decoding is None else self._decodings.get(decoding)
         if not plain or expected is None or not expected.launched:
-            self._give_up(_UNUSUAL)
+            self._drop_held(_SKIP_AFTER_CHANGE)
         for group in touched:
-            self._forget(group)
-            self._likely.pop(group, None)
-            self._runs.pop(group, None)
+            self._drop_decode(group)
+            self._to_build.pop(group, None)
+            self._recent.pop(group, None)
 
-    def decoded(self, group: int, n: int) -> None:
+    def decode_issued(self, group: int, n: int) -> None:
         """*group* has been given a decode, step *n*, and the next is likely to be like it."""
-        self._likely[group] = None
-        self._left = max(0, self._left - 1)
-        self._runs[group] = self._runs.get(group, (0, 0))[0] + 1, n
+        self._to_build[group] = None
+        self._skip = max(0, self._skip - 1)
+        self._recent[group] = self._recent.get(group, (0, 0))[0] + 1, n
 
-    def decoding(
-        self, group: int, contents: Buffer | None, decode: Callable[[int], Decoding]
-    ) -> Decoding | None:
+    def take_decode(
+        self, group: int, contents: Buffer | None, decode: Callable[[int], BuiltDecode]
+    ) -> BuiltDecode | None:
         """The next decode of *group*, launched, on *contents* of its inlet if there is one; if it
         was built, or is better built by *decode* now, and not too late. Not given again."""
-        self._likely.pop(group, None)
-        if group not in self._decodings and self._may_hold(group):
+        self._to_build.pop(group, None)
+        if group not in self._decodings and self._may_wait(group):
             with contextlib.suppress(SealringError, *FORWARD_ERRORS):  # if it is still so, it tells
                 self._decodings[group] = decode(group)
         decoding = self._decodings.get(group)
-        if decoding is None or not self._goes_on(decoding, contents):
+        if decoding is None or not self._fill_and_launch(decoding, contents):
             return None
         return self._decodings.pop(group)
 
-    def closing(self, n: int, contents: Buffer) -> Closing | None:
+    def take_closing(self, n: int, contents: Buffer) -> BuiltClosing | None:
         """The end of step *n*, as `decoding` gives a decode."""
         closing = self._closings.get(n)
         if closing is not self.held:
-            self._give_up(_UNUSUAL)
-        if closing is None or not self._goes_on(closing, contents):
+            self._drop_held(_SKIP_AFTER_CHANGE)
+        if closing is None or not self._fill_and_launch(closing, contents):
             return None
         return self._closings.pop(n)
 
-    def awaits(self, message: Step | StepDone, due: int) -> Decoding | Closing | None:
+    def waits_for(self, message: Step | StepDone, due: int) -> BuiltDecode | BuiltClosing | None:
         """What the device waits in, if *message* is what it waits for; the step that comes next is
         the one that is *due*."""
         held = self.held
         if held is None or message.failed:
             return None
         if isinstance(message, StepDone):
-            return held if isinstance(held, Closing) and held.n == message.n else None
+            return held if isinstance(held, BuiltClosing) and held.n == message.n else None
         usual = message.n == due and not message.changes and message.work == Decode(held.group)
-        return held if usual and isinstance(held, Decoding) else None
+        return held if usual and isinstance(held, BuiltDecode) else None
 
     def end(self) -> None:
         """Nothing of this will be asked for, and the device waits for nothing."""
         self.held = None
         with contextlib.suppress(*FORWARD_ERRORS):
             for built in self._built:
-                self._finish(built)
+                self._await_device(built)
 
     # ---------------------------------------------------------- in the meantime
 
@@ -197,33 +204,33 @@ class Ahead:
         self,
         away: Mapping[int, Drawing],
         close: Callable[[Drawing], tuple[Inlet, Drawn]],
-        decode: Callable[[int], Decoding],
+        decode: Callable[[int], BuiltDecode],
     ) -> bool:
         """Build one thing that is to come; whether there was any. *close* makes the end of a step
         that is *away*, *decode* the next decode of a group, which may follow such an end. What they
         raise is raised, and changes nothing."""
         n = next((n for n in away if n not in self._closings), None)
         if n is not None:
-            self._closings[n] = Closing(n, away[n].group, *close(away[n]))
+            self._closings[n] = BuiltClosing(n, away[n].group, *close(away[n]))
             return True
-        group = next(iter(self._likely), None)
+        group = next(iter(self._to_build), None)
         if group is None:
             return False
         self._decodings[group] = decode(group)
-        del self._likely[group]
+        del self._to_build[group]
         return True
 
     def launch(self, done: int) -> bool:
         """Launch one thing that was built; whether there was any that may be. Steps up to *done*
         are, on the device."""
-        if not self._launches or self._left:
+        if not self._launches_ahead or self._skip:
             return False
         ready = [
             built
             for built in self._built
             if not built.launched
-            and self._is_usual(built.group)
-            and self._is_done(built.group, done)
+            and self._is_steady(built.group)
+            and self._is_answered(built.group, done)
         ]
         waiting = {closing.group for closing in self._closings.values() if not closing.launched}
         held = self.held
@@ -241,41 +248,47 @@ class Ahead:
                 return True
         return False
 
-    def _may_hold(self, group: int) -> bool:
+    def _may_wait(self, group: int) -> bool:
         """Whether something of *group* that was not launched may be, for the device to wait in."""
-        return self._launches and not self._left and self.held is None and self._is_usual(group)
+        return (
+            self._launches_ahead and not self._skip and self.held is None and self._is_steady(group)
+        )
 
-    def _is_usual(self, group: int) -> bool:
-        decodes, _ = self._runs.get(group, (0, 0))
-        return decodes >= _USUAL
+    def _is_steady(self, group: int) -> bool:
+        decodes, _ = self._recent.get(group, (0, 0))
+        return decodes >= _STEADY_AFTER
 
-    def _is_done(self, group: int, done: int) -> bool:
-        _, last = self._runs.get(group, (0, 0))
+    def _is_answered(self, group: int, done: int) -> bool:
+        _, last = self._recent.get(group, (0, 0))
         return last <= done
 
     # ------------------------------------------------------------------ inside
 
     @property
-    def _built(self) -> list[Decoding | Closing]:
+    def _built(self) -> list[BuiltDecode | BuiltClosing]:
         return [*self._closings.values(), *self._decodings.values()]
 
     def _launch(
-        self, built: Decoding | Closing, contents: Buffer | None = None, *, due: bool = False
+        self,
+        built: BuiltDecode | BuiltClosing,
+        contents: Buffer | None = None,
+        *,
+        due: bool = False,
     ) -> None:
         """What has *contents* goes on with them once it is launched."""
         built.launched = True
         if built is self.held and built.inlet is not None:
             built.inlet.mark_launched()
-        if isinstance(built, Closing):
+        if isinstance(built, BuiltClosing):
             self._start(built, contents)
             return
         self._caches.put(built.group, built.slots)
         if built.gate is None:
-            self._with_builds(lambda: self._start(built, contents))
+            self._launch_and_build(lambda: self._start(built, contents))
         else:
             self._launch_gated(built, built.gate, due)
 
-    def _launch_gated(self, decoding: Decoding, gate: Inlet, due: bool) -> None:
+    def _launch_gated(self, decoding: BuiltDecode, gate: Inlet, due: bool) -> None:
         """What is *due* begins once all of it is launched, all else at once."""
         anything = bytes(gate.dtype.width)
         if due:
@@ -289,57 +302,57 @@ class Ahead:
             finally:
                 gate.fill(anything)  # which does no harm
 
-        self._with_builds(start)
+        self._launch_and_build(start)
         if not gate.fill(anything):
-            self._leave()
+            self._back_off()
         elif due:
-            self._penalty = _LATE
+            self._next_skip = _SKIP_AFTER_TIMEOUT
 
-    def _start(self, built: Decoding | Closing, contents: Buffer | None) -> None:
+    def _start(self, built: BuiltDecode | BuiltClosing, contents: Buffer | None) -> None:
         self._device_io.start(*built.arrays())
         if built.inlet is not None and contents is not None:
             built.inlet.fill(contents)
 
-    def _with_builds(self, start: Callable[[], None]) -> None:
+    def _launch_and_build(self, start: Callable[[], None]) -> None:
         build = self._build()
-        if self._beside is None or build is None:
+        if self._graph_builder is None or build is None:
             start()
         else:
-            self._beside.launch(start, build)
+            self._graph_builder.launch(start, build)
 
-    def _goes_on(self, built: Decoding | Closing, contents: Buffer | None) -> bool:
+    def _fill_and_launch(self, built: BuiltDecode | BuiltClosing, contents: Buffer | None) -> bool:
         """Whether *built*, launched by now, goes on with *contents*."""
-        if contents is not None and not built.launched and self._may_hold(built.group):
+        if contents is not None and not built.launched and self._may_wait(built.group):
             self.held = built
             self._launch(built, contents)
         if built.inlet is None or contents is None or built.inlet.fill(contents):
             if built is self.held:
                 self.held = None
-                self._penalty = _LATE
+                self._next_skip = _SKIP_AFTER_TIMEOUT
             if not built.launched:
-                self._launch(built, due=self._may_hold(built.group))
+                self._launch(built, due=self._may_wait(built.group))
             return True
-        self._give_up(0)
-        self._leave()
+        self._drop_held(0)
+        self._back_off()
         return False
 
-    def _leave(self) -> None:
+    def _back_off(self) -> None:
         """The device did not wait for long enough: some decodes will not be launched."""
-        self._left = max(self._left, self._penalty)
-        self._penalty = min(2 * self._penalty, _LATEST)
+        self._skip = max(self._skip, self._next_skip)
+        self._next_skip = min(2 * self._next_skip, _MAX_SKIP)
 
-    def _give_up(self, leave: int) -> None:
-        """The device waits for nothing any more, and *leave* decodes will not be launched."""
+    def _drop_held(self, skip: int) -> None:
+        """The device waits for nothing any more, and *skip* decodes will not be launched."""
         held, self.held = self.held, None
         if held is None:
             return
-        self._finish(held)
-        if isinstance(held, Closing):
+        self._await_device(held)
+        if isinstance(held, BuiltClosing):
             del self._closings[held.n]
-        self._forget(held.group)
-        self._left = max(self._left, leave)
+        self._drop_decode(held.group)
+        self._skip = max(self._skip, skip)
 
-    def _finish(self, built: Decoding | Closing) -> None:
+    def _await_device(self, built: BuiltDecode | BuiltClosing) -> None:
         """Nobody wants *built* any more. What the device works on is not let go before it is done:
         MLX would give its memory to others who may look at it too soon."""
         if built.launched:
@@ -347,11 +360,11 @@ class Ahead:
                 built.inlet.release()
             mx.eval(*built.arrays())
 
-    def _forget(self, group: int) -> None:
+    def _drop_decode(self, group: int) -> None:
         """The next decode of *group* was none, and will be built again."""
         decoding = self._decodings.pop(group, None)
         if decoding is not None:
-            self._likely[group] = None
-            self._finish(decoding)
+            self._to_build[group] = None
+            self._await_device(decoding)
             if decoding.launched:
                 self._caches.cut(group)

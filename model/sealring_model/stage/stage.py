@@ -52,7 +52,7 @@ class _Passthrough(nn.Module):
         return hidden
 
 
-class _Inlet:
+class _StageInput:
     """Where the received hidden state waits for the layer that takes it."""
 
     def __init__(self) -> None:
@@ -71,12 +71,12 @@ class _Inlet:
 class _Source(_Passthrough):
     """Stands where the last layer was, in the head: gives the hidden state that came back."""
 
-    def __init__(self, layer: nn.Module, inlet: _Inlet) -> None:
+    def __init__(self, layer: nn.Module, stage_input: _StageInput) -> None:
         super().__init__(layer)
-        self._inlet = inlet
+        self._stage_input = stage_input
 
     def __call__(self, *_: Any, **__: Any) -> mx.array:
-        return self._inlet.hidden
+        return self._stage_input.hidden
 
 
 class _Identity(nn.Module):
@@ -98,12 +98,12 @@ class _Zeros(nn.Module):
         return mx.zeros((*tokens.shape, self._hidden), self._dtype)
 
 
-def _receiving(layer: nn.Module, inlet: _Inlet) -> nn.Module:
-    """*layer* itself, of a class that takes its first argument from *inlet*."""
+def _receiving(layer: nn.Module, stage_input: _StageInput) -> nn.Module:
+    """*layer* itself, of a class that takes its first argument from *stage_input*."""
     kind: Any = type(layer)
 
     def call(self: Any, _: mx.array, *args: Any, **kwargs: Any) -> Any:
-        return kind.__call__(self, inlet.hidden, *args, **kwargs)
+        return kind.__call__(self, stage_input.hidden, *args, **kwargs)
 
     layer.__class__ = type(kind.__name__, (kind,), {"__call__": call})
     return layer
@@ -247,8 +247,8 @@ class FirstStage(Stage):
         body = _at(model, path)
         layers = body[name]
         rest = [_Passthrough(layer) for layer in layers]
-        self._inlet = _Inlet()
-        closing = [*rest[:-1], _Source(layers[-1], self._inlet)]
+        self._stage_input = _StageInput()
+        closing = [*rest[:-1], _Source(layers[-1], self._stage_input)]
         self._head = _with(model, path, _twin(body, **{name: closing}))
         kept = [*layers[:last], *rest[last:]]
         self._body = _twin(body, **{name: kept, _norm_name(body): _Identity()})
@@ -269,7 +269,7 @@ class FirstStage(Stage):
     def logits(self, outputs: mx.array) -> mx.array:
         """Logits of the last token of every row, from the last rank's hidden states."""
         tokens = mx.zeros((outputs.shape[0], 1), mx.int32)
-        with self._inlet.holding(outputs[:, -1:, :]):
+        with self._stage_input.holding(outputs[:, -1:, :]):
             return self._head(tokens)[:, -1, :]
 
 
@@ -281,10 +281,10 @@ class LaterStage(Stage):
     ) -> None:
         path, name = _body(model)
         body = _at(model, path)
-        self._inlet = _Inlet()
+        self._stage_input = _StageInput()
         layers: list[nn.Module] = [_Passthrough(layer) for layer in body[name]]
         layers[first:last] = body[name][first:last]
-        layers[first] = _receiving(layers[first], self._inlet)
+        layers[first] = _receiving(layers[first], self._stage_input)
         parts: dict[str, Any] = {name: layers, _norm_name(body): _Identity()}
         for child, value in body.items():
             if isinstance(value, nn.Embedding | nn.QuantizedEmbedding):
@@ -300,7 +300,7 @@ class LaterStage(Stage):
     def run(self, inputs: mx.array, slots: Sequence[Any]) -> mx.array:
         """Hidden states of the same shape as *inputs*, ``(rows, tokens, hidden)``."""
         tokens = mx.zeros(inputs.shape[:2], mx.int32)
-        with self._inlet.holding(inputs):
+        with self._stage_input.holding(inputs):
             return self._body(tokens, cache=self.layout.spread(slots))
 
 
