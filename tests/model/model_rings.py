@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 from sealring_model.engine.activation_seal import PlainHops, SealedHops
 from sealring_model.engine.executor import Executor
-from sealring_model.engine.inflight import Launched
+from sealring_model.engine.inflight import InFlight
 from sealring_model.loading.assemble import LoadedStage, load_stage
 from sealring_model.loading.model_folder import ModelInfo, describe
 from sealring_model.lookahead.device_io import DeviceIO
@@ -153,12 +153,12 @@ class Ring:
             self._idle(executor)
         return self._finished(executor, launch(message))
 
-    def _finished(self, executor: Executor, launched: Launched):
-        message = travelled(executor.finish(launched))
+    def _finished(self, executor: Executor, in_flight: InFlight):
+        message = travelled(executor.finish(in_flight))
         self._idle(executor)
         if message.failed:
             raise StepFailed(message.failed)
-        for told in map(travelled, launched.pending.told()):
+        for told in map(travelled, in_flight.pending_answer.logprobs()):
             self.told.setdefault(told.uid, []).append(told)
         return message
 

@@ -136,10 +136,10 @@ def test_launching_ahead_of_reading_gives_the_same_text(models, references):
         *(write(work=Decode(0)) for _ in range(4)),
     ]
     rows = [(), (), (1,), *[(1,)] * 4, (), *[(1, 2)] * 5, *[(2,)] * 5]
-    launched, texts = [], {1: [], 2: []}
+    in_flight, texts = [], {1: [], 2: []}
     for step in steps:
-        launched.append(executor.launch(step))
-    for item, uids in zip(launched, rows, strict=True):
+        in_flight.append(executor.launch(step))
+    for item, uids in zip(in_flight, rows, strict=True):
         done = executor.finish(item)
         assert not done.failed
         for uid, token in zip(uids, done.ids, strict=True):

@@ -32,7 +32,7 @@ class Flights:
         self.ring = Ring(folder, bounds, seal=True, device_io=late)
         self.world = len(self.ring.executors)
         self.inbox = [deque() for _ in range(self.world)]
-        self.launched = [deque() for _ in range(self.world)]
+        self.in_flight = [deque() for _ in range(self.world)]
         self.rows: dict[int, list[int]] = {group: [] for group in range(groups)}
         self.waiting: list[int] = []
         self.prompts: dict[int, tuple[tuple[int, ...], int]] = {}
@@ -108,22 +108,22 @@ class Flights:
         self.inbox[rank].append(message)
 
     def _take(self, rank: int) -> None:
-        if self.inbox[rank] and len(self.launched[rank]) < ON_DEVICE:
+        if self.inbox[rank] and len(self.in_flight[rank]) < ON_DEVICE:
             executor, message = self.ring.executors[rank], self.inbox[rank].popleft()
             is_back = isinstance(message, StepDone)
-            launched = executor.close(message) if is_back else executor.launch(message)
+            in_flight = executor.close(message) if is_back else executor.launch(message)
             # What is due must not wait for what is not.
-            assert not self.ring.device_io[rank].holds(launched.pending.arrays)
-            self.launched[rank].append(launched)
+            assert not self.ring.device_io[rank].holds(in_flight.pending_answer.arrays)
+            self.in_flight[rank].append(in_flight)
 
     def _answer(self, rank: int) -> None:
-        if not self.launched[rank]:
+        if not self.in_flight[rank]:
             return
-        launched = self.launched[rank].popleft()
-        answer = travelled(self.ring.executors[rank].finish(launched))
+        in_flight = self.in_flight[rank].popleft()
+        answer = travelled(self.ring.executors[rank].finish(in_flight))
         if answer.failed:
             raise StepFailed(answer.failed)
-        if isinstance(launched.message, StepDone):
+        if isinstance(in_flight.message, StepDone):
             self._drawn(answer)
         elif rank < self.world - 1:
             self._arrive(rank + 1, answer)

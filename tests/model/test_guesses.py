@@ -99,10 +99,10 @@ def test_what_was_told_has_its_times(models):
     before = time.perf_counter_ns()
     last.fill_early(message)
     after = time.perf_counter_ns()
-    launched = last.launch(message)
-    assert before < launched.begun <= after
-    assert 0 < launched.opening <= after - before
-    assert not last.finish(launched).failed
+    in_flight = last.launch(message)
+    assert before < in_flight.begun <= after
+    assert 0 < in_flight.opening <= after - before
+    assert not last.finish(in_flight).failed
 
 
 def test_what_comes_too_late_has_the_times_of_what_is_done_in_its_turn(models):
@@ -112,9 +112,9 @@ def test_what_comes_too_late_has_the_times_of_what_is_done_in_its_turn(models):
     device_io.late = lambda: True
     last.fill_early(message)
     before = time.perf_counter_ns()
-    launched = last.launch(message)
-    assert launched.begun >= before
-    assert not last.finish(launched).failed
+    in_flight = last.launch(message)
+    assert in_flight.begun >= before
+    assert not last.finish(in_flight).failed
 
 
 def test_a_gate_is_open_even_if_nothing_could_be_launched_behind_it(models, monkeypatch):
@@ -211,11 +211,11 @@ def test_a_decode_is_not_launched_while_the_one_before_is_on_the_device(models):
     ring, (head, last) = decoding_ring(models)
     first, second = ring.executors
     away = first.finish(first.launch(ring.author.write(work=Decode(0))))
-    launched = second.launch(away)
+    in_flight = second.launch(away)
     while second.work_ahead():
         pass
     assert last.held is None
-    done = second.finish(launched)
+    done = second.finish(in_flight)
     assert second.work_ahead()
     assert last.held is not None
     while first.work_ahead():  # the decode before the one that is to be drawn is long done
@@ -303,17 +303,19 @@ def test_while_rows_come_nothing_is_launched_on_a_guess(models):
 
 def test_memory_is_not_given_back_while_the_device_waits(models, monkeypatch):
     """CUDA might wait for it, and it for whoever gives back."""
-    monkeypatch.setattr("sealring_model.engine.executor._FRESH", 1)  # some is due with every step
+    monkeypatch.setattr(
+        "sealring_model.engine.executor._CLEAR_EVERY", 1
+    )  # some is due with every step
     ring, _ = decoding_ring(models)
     given: list[bool] = []
-    refresh = Executor._refresh
+    refresh = Executor._clear_mlx_cache
 
     def refreshed(rank):
         with monkeypatch.context() as now:
             now.setattr(mx, "clear_cache", lambda: given.append(rank.device_waits))
             refresh(rank)
 
-    monkeypatch.setattr(Executor, "_refresh", refreshed)
+    monkeypatch.setattr(Executor, "_clear_mlx_cache", refreshed)
     for _ in range(10):
         ring.decode()
     assert len(given) >= 10

@@ -147,14 +147,14 @@ def locked_memory(device_io: DeviceIO, _: mx.array, __: mx.array) -> list[mx.arr
     return [device_io.inlet(DType.F32, (3, 1, 8192)).array]
 
 
-def launched(device_io: DeviceIO, weights: mx.array, _: mx.array) -> list[mx.array]:
+def in_flight(device_io: DeviceIO, weights: mx.array, _: mx.array) -> list[mx.array]:
     others = [weights @ weights + at for at in range(200)]
     device_io.start(*others)
     return others
 
 
 @cuda
-@pytest.mark.parametrize("do", [read, made_of_host_memory, locked_memory, launched])
+@pytest.mark.parametrize("do", [read, made_of_host_memory, locked_memory, in_flight])
 def test_what_does_not_wait_for_a_device_that_waits(do):
     """Or it would come back when the device has lost its patience."""
     device_io = PinnedIO(device_waits=True, timeout_ns=1_000_000_000)
@@ -184,8 +184,8 @@ class Recorded:
         self.given.append(step)
         return self._executor.launch(step)
 
-    def finish(self, launched):
-        self.answers.append(self._executor.finish(launched))
+    def finish(self, in_flight):
+        self.answers.append(self._executor.finish(in_flight))
         return self.answers[-1]
 
     def work_ahead(self):

@@ -12,7 +12,7 @@ Where they are launched as well there is no time to wait for that; but a decode 
 one before is done, and so this thread tells of each.
 
 MLX lets any thread wait for an array that is on its way, but not two threads use one while it is:
-what `Launched` holds is for this thread alone (`tensors.outgoing`), and no graph is made here.
+what `InFlight` holds is for this thread alone (`tensors.outgoing`), and no graph is made here.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Final
 
 from sealring_model.engine.channel import Channel, ChannelClosed
 from sealring_model.engine.executor import Executor
-from sealring_model.engine.inflight import Launched
+from sealring_model.engine.inflight import InFlight
 
-_ON_DEVICE: Final = 2
+_MAX_IN_FLIGHT: Final = 2
 """Steps launched and not yet answered, at most: one that the device works on, and the next."""
 
 
@@ -34,19 +34,19 @@ class Answers:
 
     def __init__(self, channel: Channel) -> None:
         self._channel: Final = channel
-        self._queue: Final[queue.Queue[tuple[Executor, Launched] | None]] = queue.Queue()
-        self._room: Final = threading.Semaphore(_ON_DEVICE)
+        self._queue: Final[queue.Queue[tuple[Executor, InFlight] | None]] = queue.Queue()
+        self._slots: Final = threading.Semaphore(_MAX_IN_FLIGHT)
         self._thread: Final = threading.Thread(target=self._run, name="answers", daemon=True)
         self.count = 0
         self._thread.start()
 
-    def make_room(self) -> None:
+    def reserve(self) -> None:
         """Wait until one more step may be launched; `put` follows."""
-        self._room.acquire()
+        self._slots.acquire()
 
-    def put(self, executor: Executor, launched: Launched) -> None:
-        """Answer *launched* once it is done."""
-        self._queue.put((executor, launched))
+    def put(self, executor: Executor, in_flight: InFlight) -> None:
+        """Answer *in_flight* once it is done."""
+        self._queue.put((executor, in_flight))
 
     @property
     def is_idle(self) -> bool:
@@ -72,15 +72,15 @@ class Answers:
             finally:
                 # Before anybody who waits goes on: it holds an executor, and that a model.
                 del job
-                self._room.release()
+                self._slots.release()
                 self._queue.task_done()
             if builds_ahead and (launches_ahead or self.is_idle):
                 self._channel.wake()
 
-    def _answer(self, executor: Executor, launched: Launched) -> None:
-        answer = executor.finish(launched)
+    def _answer(self, executor: Executor, in_flight: InFlight) -> None:
+        answer = executor.finish(in_flight)
         self.count += 1
         if not answer.failed:
-            for told in launched.pending.told():
+            for told in in_flight.pending_answer.logprobs():
                 self._channel.send(told)
         self._channel.send(answer)

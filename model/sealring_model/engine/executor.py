@@ -1,6 +1,6 @@
 """Carrying out steps on one rank: ledger, caches, forward, answer.
 
-A step is *launched* and later *finished*. Launching applies it to the ledger and the caches,
+A step is *in_flight* and later *finished*. Launching applies it to the ledger and the caches,
 builds the graph and hands it to the device; finishing waits for the result and makes the answer.
 So the device works while the next graph is built; a single rank decodes from the token that is
 still on the device, and the next step can be launched before the last one's token has been read.
@@ -53,7 +53,7 @@ from sealring_protocol.security.seal import PREFILL_GROUP
 
 from sealring_model.engine.activation_seal import Hops
 from sealring_model.engine.hidden_io import HiddenIO, check_filled
-from sealring_model.engine.inflight import Clock, Launched, Pending
+from sealring_model.engine.inflight import Clock, InFlight, PendingAnswer
 from sealring_model.errors import (
     FORWARD_ERRORS,
     LedgerError,
@@ -73,7 +73,7 @@ M = TypeVar("M", Step, StepDone)
 @attrs.frozen(eq=False)
 class _EarlyFill:
     """*message*, whose *contents* the device was told before its turn; *begun*, if that was in
-    time, and *opening* are as in `Launched`."""
+    time, and *opening* are as in `InFlight`."""
 
     message: Step | StepDone
     contents: Buffer
@@ -81,11 +81,11 @@ class _EarlyFill:
     opening: int
 
 
-_FRESH: Final = 256
+_CLEAR_EVERY: Final = 256
 """Steps after which MLX gives back the memory that it keeps for arrays of sizes seen before. As
 rows grow, sizes do not come again, and it would keep more with every token."""
 
-_TIDY: Final = 64
+_EVALUATE_EVERY: Final = 64
 """Decodes of a group between two that evaluate all of its caches' state: a layer without rotary
 positions never looks at its cache's offsets."""
 
@@ -124,12 +124,12 @@ class Executor:
             self._caches, device_io, self._build, launches_ahead=self.launches_ahead
         )
         self._early_fill: _EarlyFill | None = None
-        self._stale = False
-        self._due = 1
+        self._clear_due = False
+        self._next_step = 1
         self._finished = 0
-        self._done_to = 0
+        self._answered_to = 0
         self._failure: Failure | None = None
-        self._lost: Failure | None = None
+        self._device_failure: Failure | None = None
         self.compute_us = 0
 
     @property
@@ -160,55 +160,57 @@ class Executor:
 
     # ------------------------------------------------------------ launch, finish
 
-    def launch(self, step: Step, arrived: int = 0) -> Launched:
+    def launch(self, step: Step, arrived: int = 0) -> InFlight:
         """Apply *step*, that came at *arrived* or just now, and set the device to work on it."""
-        return self._guarded(step, self._launch, arrived)
+        return self._timed(step, self._launch, arrived)
 
-    def close(self, done: StepDone, arrived: int = 0) -> Launched:
+    def close(self, done: StepDone, arrived: int = 0) -> InFlight:
         """Rank 0 of several: norm, head and sampling over what came back from the last rank."""
-        return self._guarded(done, self._close, arrived)
+        return self._timed(done, self._close, arrived)
 
-    def finish(self, launched: Launched) -> Step | StepDone:
-        """Wait for *launched* and give its answer."""
-        if self._lost is None:
+    def finish(self, in_flight: InFlight) -> Step | StepDone:
+        """Wait for *in_flight* and give its answer."""
+        if self._device_failure is None:
             try:
-                mx.eval(*launched.pending.arrays)
-                if isinstance(launched.message, Step):
-                    self._done_to = launched.message.n
-                return launched.pending.answer(self._stopped(launched))
+                mx.eval(*in_flight.pending_answer.arrays)
+                if isinstance(in_flight.message, Step):
+                    self._answered_to = in_flight.message.n
+                return in_flight.pending_answer.answer(self._clock(in_flight))
             except (SealringError, *FORWARD_ERRORS) as error:
                 # Nothing of this epoch is waited for again: a collective that has lost a member
                 # says so once or twice, and then never comes back.
-                self._lost = self._failure = self._failure or failure_of(error, self._place.rank)
-        return self._hidden_io.forward_failure(launched.message, self._lost)
+                self._device_failure = self._failure = self._failure or failure_of(
+                    error, self._place.rank
+                )
+        return self._hidden_io.forward_failure(in_flight.message, self._device_failure)
 
-    def _stopped(self, launched: Launched) -> Clock:
-        """The clock of *launched*, whose arrays are there; sealing them is still to come."""
-        now, sealing = time.perf_counter_ns(), self._hops.sealing_ns - launched.opening
-        begun = max(launched.begun, self._finished)
+    def _clock(self, in_flight: InFlight) -> Clock:
+        """The clock of *in_flight*, whose arrays are there; sealing them is still to come."""
+        now, sealing = time.perf_counter_ns(), self._hops.sealing_ns - in_flight.opening
+        begun = max(in_flight.begun, self._finished)
         self._finished = now
         compute = (now - begun) // 1000
         self.compute_us += compute
-        wait = max(0, begun - launched.arrived - launched.opening) // 1000
+        wait = max(0, begun - in_flight.arrived - in_flight.opening) // 1000
         return lambda: Spent(compute, wait, (self._hops.sealing_ns - sealing) // 1000)
 
-    def _guarded(self, message: M, do: Callable[[M], Pending], arrived: int) -> Launched:
+    def _timed(self, message: M, do: Callable[[M], PendingAnswer], arrived: int) -> InFlight:
         told, started, opened = self._early_fill, time.perf_counter_ns(), self._hops.opening_ns
-        pending = self._done(message, do)
+        pending_answer = self._attempt(message, do)
         if told is not None and told.message is message:
             begun = told.begun or started
-            return Launched(message, pending, arrived or begun, begun, told.opening)
+            return InFlight(message, pending_answer, arrived or begun, begun, told.opening)
         opening = self._hops.opening_ns - opened
-        return Launched(message, pending, arrived or started, started + opening, opening)
+        return InFlight(message, pending_answer, arrived or started, started + opening, opening)
 
-    def _done(self, message: M, do: Callable[[M], Pending]) -> Pending:
+    def _attempt(self, message: M, do: Callable[[M], PendingAnswer]) -> PendingAnswer:
         failure = self._failure
         if failure is None:
             try:
                 return do(message)
             except (SealringError, *FORWARD_ERRORS) as error:
                 failure = self._fail(error)
-        return Pending((), lambda _: self._hidden_io.forward_failure(message, failure))
+        return PendingAnswer((), lambda _: self._hidden_io.forward_failure(message, failure))
 
     def _fail(self, error: Exception) -> Failure:
         self.end()
@@ -221,7 +223,7 @@ class Executor:
 
     # --------------------------------------------------------------- the steps
 
-    def _launch(self, step: Step) -> Pending:
+    def _launch(self, step: Step) -> PendingAnswer:
         self._check_ids(step)
         change = self._apply(step)
         self._check_room(step, change)
@@ -229,14 +231,14 @@ class Executor:
             change, step.work.group if isinstance(step.work, Decode) else None
         )
         self._caches.apply(change)
-        self._remember(step, change)
+        self._update_rows(step, change)
         match step.work:
             case Decode(group):
                 return self._decode(step, group)
             case Prefill(uid, _, count):
                 return self._prefill(step, uid, count)
             case NoWork():
-                return Pending((), lambda clock: self._hidden_io.forward(step, clock))
+                return PendingAnswer((), lambda clock: self._hidden_io.forward(step, clock))
 
     def _check_ids(self, step: Step) -> None:
         count = step.work.count if isinstance(step.work, Prefill) else 0
@@ -247,9 +249,9 @@ class Executor:
             raise LedgerError(f"token id {max(step.ids)} is beyond the vocabulary")
 
     def _apply(self, step: Step) -> Change:
-        if step.n != self._due:
-            raise LedgerError(f"step {step.n} came where {self._due} was due")
-        self._due += 1
+        if step.n != self._next_step:
+            raise LedgerError(f"step {step.n} came where {self._next_step} was due")
+        self._next_step += 1
         change = self._ledger.apply(step)
         if not hmac.compare_digest(self._ledger.digest(step.n), step.digest):
             raise LedgerError(f"after step {step.n} this rank's ledger is not the head's")
@@ -264,7 +266,7 @@ class Executor:
                 f"{mx.get_active_memory() >> 20} of {self._limit >> 20} MiB are in use"
             )
 
-    def _remember(self, step: Step, change: Change) -> None:
+    def _update_rows(self, step: Step, change: Change) -> None:
         gone = (*step.evict, *change.dropped_rows)
         self._book.opened(row.uid for row in step.open)
         self._draws.forget(gone)
@@ -277,34 +279,34 @@ class Executor:
             for join, token in zip(step.join, step.ids, strict=False):
                 self._draws.give(join.uid, token)
         idle = (gone or change.dropped_snaps) and not self.live_rows
-        if idle or isinstance(step.work, Prefill) or step.n % _FRESH == 0:
-            self._stale = True
-        self._refresh()
+        if idle or isinstance(step.work, Prefill) or step.n % _CLEAR_EVERY == 0:
+            self._clear_due = True
+        self._clear_mlx_cache()
 
-    def _refresh(self) -> None:
+    def _clear_mlx_cache(self) -> None:
         """Give memory back that is due to be, unless that would be to wait for a device that
         waits."""
-        if self._stale and not self.device_waits:
-            self._stale = False
+        if self._clear_due and not self.device_waits:
+            self._clear_due = False
             mx.clear_cache()
 
-    def _decode(self, step: Step, group: int) -> Pending:
+    def _decode(self, step: Step, group: int) -> PendingAnswer:
         uids = self._ledger.rows(group)
         if any(drawing.group == group for drawing in self._away.values()):
             raise LedgerError(f"group {group} decodes, and its last tokens have not come back")
-        came = None if self._first else self._opened(step, group, uids)
+        came = None if self._first else self._open_hidden(step, group, uids)
         built = self._lookahead.take_decode(group, came, self._build_decode)
-        pending = self._decoded(step, group, came, built)
-        if self._ledger.length(uids[0]) % _TIDY == 0:
+        pending_answer = self._decoded(step, group, came, built)
+        if self._ledger.length(uids[0]) % _EVALUATE_EVERY == 0:
             self._caches.tidy(group)
-        return pending
+        return pending_answer
 
     def _tokens(self, group: int) -> mx.array:
         return self._draws.inputs(group, self._ledger.rows(group))[:, None]
 
     def _decoded(
         self, step: Step, group: int, came: Buffer | None, built: BuiltDecode | None
-    ) -> Pending:
+    ) -> PendingAnswer:
         uids = self._ledger.rows(group)
         shape = self._hidden_io.hidden_shape(len(uids))
         if built is None:
@@ -322,7 +324,7 @@ class Executor:
             return self._hidden_io.start_and_send(step, context, outputs)
         return self._hidden_io.send_when_done(step, context, shape, built.outlet, built.inlet)
 
-    def _prefill(self, step: Step, uid: int, count: int) -> Pending:
+    def _prefill(self, step: Step, uid: int, count: int) -> PendingAnswer:
         if self._first:
             inputs = mx.array(step.ids[len(step.join) :], mx.uint32)[None]
         else:
@@ -336,15 +338,15 @@ class Executor:
         written = mx.depends([mx.array(0)], arrays(slots))
         if self._last:
             self._device_io.start(*written)
-            return Pending(tuple(written), lambda clock: self._hidden_io.forward(step, clock))
+            return PendingAnswer(tuple(written), lambda clock: self._hidden_io.forward(step, clock))
         context = self._hidden_io.outgoing_context(step.n, PREFILL_GROUP, (uid,))
         return self._hidden_io.start_and_send(step, context, outputs, tuple(written))
 
-    def _close(self, done: StepDone) -> Pending:
+    def _close(self, done: StepDone) -> PendingAnswer:
         drawing = self._away.pop(done.n, None)
         if drawing is None:
             raise LedgerError(f"hidden states of step {done.n} came back, and none are away")
-        came = self._opened(done, drawing.group, drawing.uids)
+        came = self._open_hidden(done, drawing.group, drawing.uids)
         built = self._lookahead.take_closing(done.n, came)
         if built is not None:
             return self._draw(done, built.drawn, built.inlet)
@@ -362,7 +364,7 @@ class Executor:
         anything here but `work_ahead`.
         """
         with contextlib.suppress(SealringError, *FORWARD_ERRORS):  # it fails again in its turn
-            held = self._lookahead.waits_for(message, self._due)
+            held = self._lookahead.waits_for(message, self._next_step)
             if held is None or held.inlet is None:
                 return
             opened = self._hops.opening_ns
@@ -371,7 +373,7 @@ class Executor:
             in_time = held.inlet.fill(contents)
             self._early_fill = _EarlyFill(message, contents, begun if in_time else None, opening)
 
-    def _opened(self, message: Step | StepDone, group: int, uids: tuple[int, ...]) -> Buffer:
+    def _open_hidden(self, message: Step | StepDone, group: int, uids: tuple[int, ...]) -> Buffer:
         """The hidden states of *message*."""
         told, self._early_fill = self._early_fill, None
         if told is not None and told.message is message:
@@ -384,8 +386,8 @@ class Executor:
         if self._failure is not None or not self.builds_ahead:
             return False
         try:
-            self._refresh()
-            if self._lookahead.launch(self._done_to):
+            self._clear_mlx_cache()
+            if self._lookahead.launch(self._answered_to):
                 return True
         except (SealringError, *FORWARD_ERRORS) as error:
             self._fail(error)
@@ -419,11 +421,11 @@ class Executor:
 
     # ------------------------------------------------------------------ sampled
 
-    def _drawn(self, message: Step | StepDone, drawn: Drawn) -> Pending:
+    def _drawn(self, message: Step | StepDone, drawn: Drawn) -> PendingAnswer:
         self._device_io.start(*drawn.arrays, *drawn.changed)
         return self._draw(message, drawn, None)
 
-    def _draw(self, message: Step | StepDone, drawn: Drawn, inlet: Inlet | None) -> Pending:
+    def _draw(self, message: Step | StepDone, drawn: Drawn, inlet: Inlet | None) -> PendingAnswer:
         """What *drawn*, that was launched behind *inlet*, is answered with."""
 
         def answer(clock: Clock) -> StepDone:
@@ -432,4 +434,4 @@ class Executor:
 
         # Members of a group all compute what one of them tells, for their graphs to be the same.
         told = (lambda: drawn.told(message.n)) if self._tells else tuple
-        return Pending(drawn.arrays, answer, told)
+        return PendingAnswer(drawn.arrays, answer, told)

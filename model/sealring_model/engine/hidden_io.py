@@ -13,7 +13,7 @@ from sealring_protocol.limits import MAX_SEALED_BODY
 from sealring_protocol.security.seal import InnerContext
 
 from sealring_model.engine.activation_seal import Hops
-from sealring_model.engine.inflight import Clock, Pending
+from sealring_model.engine.inflight import Clock, PendingAnswer
 from sealring_model.errors import IntegrityError, ModelError
 from sealring_model.lookahead.device_io import DeviceIO, Inlet, Outlet
 from sealring_model.stage.tensors import from_data
@@ -81,7 +81,7 @@ class HiddenIO:
         context: InnerContext,
         hidden: mx.array,
         others: tuple[mx.array, ...] = (),
-    ) -> Pending:
+    ) -> PendingAnswer:
         """Launch *hidden*, with *others*, and send it on."""
         if hidden.nbytes > MAX_SEALED_BODY - _FRAME_SLACK:
             raise ModelError(
@@ -100,7 +100,7 @@ class HiddenIO:
         outlet: Outlet,
         inlet: Inlet | None,
         others: tuple[mx.array, ...] = (),
-    ) -> Pending:
+    ) -> PendingAnswer:
         """Send on what was launched behind *inlet*, once it has come out of *outlet*."""
 
         def answer(clock: Clock) -> Step | StepDone:
@@ -108,7 +108,7 @@ class HiddenIO:
             tensor = self._hops.seal(context, self._dtype, shape, outlet.data())
             return self.forward(step, clock, (tensor,))
 
-        return Pending((outlet.ready, *others), answer)
+        return PendingAnswer((outlet.ready, *others), answer)
 
     def forward(
         self, step: Step, clock: Clock, tensors: tuple[Tensor, ...] = ()

@@ -14,22 +14,22 @@ Clock = Callable[[], Spent]
 
 
 @attrs.frozen
-class Pending:
-    """What the device works on: *arrays* to wait for, then *answer* makes what to send, and *told*
+class PendingAnswer:
+    """What the device works on: *arrays* to wait for, then *answer* makes what to send, and *logprobs*
     what goes before it."""
 
     arrays: tuple[mx.array, ...]
     answer: Callable[[Clock], Step | StepDone]
-    told: Callable[[], tuple[Logprobs, ...]] = tuple
+    logprobs: Callable[[], tuple[Logprobs, ...]] = tuple
 
 
 @attrs.frozen
-class Launched:
+class InFlight:
     """*message*, that came at *arrived*, on the device. Times are nanoseconds of
     `time.perf_counter_ns`; *opening* of them, before *begun*, went into opening hidden states."""
 
     message: Step | StepDone
-    pending: Pending
+    pending_answer: PendingAnswer
     arrived: int
     begun: int
     opening: int

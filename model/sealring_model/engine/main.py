@@ -64,7 +64,7 @@ from sealring_model.engine.channel import Channel, ChannelBroken, ChannelClosed
 from sealring_model.engine.devices import Launches, give_back, share_arena, shares_device
 from sealring_model.engine.executor import Executor
 from sealring_model.engine.group import backends, check_backend, join, medians
-from sealring_model.engine.inflight import Launched
+from sealring_model.engine.inflight import InFlight
 from sealring_model.engine.threads import PROCESSORS, share_interpreter
 from sealring_model.errors import FORWARD_ERRORS, GroupError, LoadError, ModelError, told
 from sealring_model.loading.assemble import LoadedStage, load_stage
@@ -177,9 +177,9 @@ class Engine:
         if self._executor is not None and self._of_this_epoch(done):
             self._launch(self._executor, self._executor.close, done)
 
-    def _launch(self, executor: Executor, launch: Callable[[M, int], Launched], message: M) -> None:
+    def _launch(self, executor: Executor, launch: Callable[[M, int], InFlight], message: M) -> None:
         arrived = self._channel.arrived
-        self._answers.make_room()
+        self._answers.reserve()
         self._answers.put(executor, launch(message, arrived))
 
     def _of_this_epoch(self, message: Step | StepDone) -> bool:
