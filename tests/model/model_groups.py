@@ -44,7 +44,7 @@ class Members(Ring):
         self.bounds = tuple(bounds or (0, len(self.info.layers)))
         self.size = size
         self.author = Author()
-        self.book = self
+        self.params = self
         self.uids = iter(range(1, 1 << 30))
         self.last, self.text, self.told = {}, {}, {}
         self.stages = [

@@ -13,7 +13,7 @@ from sealring_model.engine.inflight import InFlight
 from sealring_model.loading.assemble import LoadedStage, load_stage
 from sealring_model.loading.model_folder import ModelInfo, describe
 from sealring_model.lookahead.device_io import DeviceIO
-from sealring_model.sampling.rows import RowBook
+from sealring_model.sampling.rows import RowParams
 from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.local_messages import HopKey, Logprobs
 from sealring_protocol.codec.messages import (
@@ -111,7 +111,7 @@ class Ring:
         self.bounds = tuple(bounds or (0, len(info.layers)))
         world = len(self.bounds) - 1
         self.author = Author()
-        self.book = RowBook()
+        self.params = RowParams()
         self.executors = []
         self.device_io = []
         for rank in range(world):
@@ -121,9 +121,9 @@ class Ring:
                     hops.take(key)
             loaded = stage_of(folder, self.bounds[rank], self.bounds[rank + 1])
             place = place_of(info, self.bounds, rank, seal)
-            book = self.book if rank == 0 else RowBook()
+            params = self.params if rank == 0 else RowParams()
             self.device_io.append(device_io())
-            executor = Executor(loaded, place, book, hops, limit, device_io=self.device_io[rank])
+            executor = Executor(loaded, place, params, hops, limit, device_io=self.device_io[rank])
             self.executors.append(executor)
         self.idle = idle
         self.early_fill = early_fill
@@ -173,7 +173,7 @@ class Ring:
         row = Row(uid, **sampling)
         if row.penalised:
             row = attrs.evolve(row, history=tuple(tokens), generated=generated)
-        self.book.add(travelled(row))
+        self.params.add(travelled(row))
 
     def admit(
         self, prompt: list[int], *, chunk: int = 1 << 20, generated: int = 0, **sampling

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_families import reference_tokens
 from model_rings import Ring, StepFailed
-from sealring_model.sampling.logit_processors import Adjustments
+from sealring_model.sampling.logit_processors import LogitProcessors
 from sealring_protocol.codec.messages import Decode, FailureKind, Join, Open, Prefill, Row
 from test_batches import PROMPTS, mingled
 
@@ -60,7 +60,7 @@ def logits_of(count: int, seed: int) -> mx.array:
 def test_rows_that_come_and_go_are_each_adjusted_by_the_rule_and_as_if_alone(data):
     """One group of the rows, and one group for each row alone, of the same draws."""
     everyone = data.draw(st.lists(rows(), min_size=1, max_size=5))
-    adjustments = Adjustments(SIZE)
+    processors = LogitProcessors(SIZE)
     said: dict[int, list[int]] = {i: [] for i in range(len(everyone))}
     left = set(said)
     for seed in range(4):
@@ -70,16 +70,16 @@ def test_rows_that_come_and_go_are_each_adjusted_by_the_rule_and_as_if_alone(dat
         company = tuple(everyone[i] for i in present)
         logits = logits_of(len(present), seed)
         drawn = mx.array(data.draw(st.lists(tokens, min_size=len(present), max_size=len(present))))
-        adjustment = adjustments.take(0, company)
-        adjusted = logits if adjustment is None else adjustment.apply(logits)
-        if adjustment is not None:
-            adjustments.put(0, adjustment.after(drawn))
+        processor = processors.take(0, company)
+        adjusted = logits if processor is None else processor.apply(logits)
+        if processor is not None:
+            processors.put(0, processor.after(drawn))
         for at, i in enumerate(present):
             one = logits[at : at + 1]
-            alone = adjustments.take(100 + i, (everyone[i],))
+            alone = processors.take(100 + i, (everyone[i],))
             if alone is not None:
                 one = alone.apply(one)
-                adjustments.put(100 + i, alone.after(drawn[at : at + 1]))
+                processors.put(100 + i, alone.after(drawn[at : at + 1]))
             assert mx.array_equal(adjusted[at : at + 1], one)
             expected = by_the_rule(everyone[i], said[i], logits[at].tolist())
             assert one[0].tolist() == pytest.approx(expected, abs=1e-4)
@@ -87,10 +87,10 @@ def test_rows_that_come_and_go_are_each_adjusted_by_the_rule_and_as_if_alone(dat
 
 
 def test_a_group_that_asks_for_nothing_has_nothing(monkeypatch):
-    adjustments = Adjustments(SIZE)
+    processors = LogitProcessors(SIZE)
     monkeypatch.setattr(mx, "zeros", None)
     monkeypatch.setattr(mx, "concatenate", None)
-    assert adjustments.take(0, (Row(1), Row(2, temperature=1.0, logprobs=3))) is None
+    assert processors.take(0, (Row(1), Row(2, temperature=1.0, logprobs=3))) is None
 
 
 def test_the_logits_stay_as_they_were():
@@ -98,9 +98,9 @@ def test_the_logits_stay_as_they_were():
     logits = logits_of(1, 1)
     before = logits.tolist()
     row = Row(1, bias=((3, 50.0),), repetition=2.0, history=(4, 5))
-    adjustment = Adjustments(SIZE).take(0, (row,))
-    assert adjustment is not None
-    assert mx.argmax(adjustment.apply(logits)).item() == 3
+    processor = LogitProcessors(SIZE).take(0, (row,))
+    assert processor is not None
+    assert mx.argmax(processor.apply(logits)).item() == 3
     assert logits.tolist() == before
 
 
@@ -192,7 +192,7 @@ def test_a_row_may_come_back_while_a_draw_of_its_former_life_is_away(models, alo
 )
 def test_a_token_beyond_the_vocabulary_ends_the_epoch_and_no_memory_is_touched(models, row):
     ring = Ring(models["llama"])
-    ring.book.add(row)
+    ring.params.add(row)
     ring.step(open=(Open(50),))
     with pytest.raises(StepFailed, match="256 is beyond the vocabulary") as caught:
         ring.step(join=(Join(50, 1),), ids=(4,), work=Decode(1))

@@ -122,8 +122,8 @@ def test_launching_ahead_of_reading_gives_the_same_text(models, references):
     """One rank: each step is launched before the token of the one before has been read."""
     ring = Ring(models["llama"])
     executor, write = ring.executors[0], ring.author.write
-    ring.book.add(Row(1))
-    ring.book.add(Row(2))
+    ring.params.add(Row(1))
+    ring.params.add(Row(2))
     steps = [
         write(open=(Open(1), Open(2))),
         write(work=Prefill(1, 0, 39), ids=tuple(PROMPTS[0][:-1])),

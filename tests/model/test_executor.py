@@ -17,7 +17,7 @@ from sealring_model.engine.activation_seal import PlainHops, SealedHops
 from sealring_model.engine.executor import Executor
 from sealring_model.loading.model_folder import describe
 from sealring_model.lookahead.device_io import DeviceIO
-from sealring_model.sampling.rows import RowBook
+from sealring_model.sampling.rows import RowParams
 from sealring_protocol.codec.local_messages import HopKey
 from sealring_protocol.codec.messages import (
     Decode,
@@ -82,7 +82,7 @@ def test_a_decode_before_the_answer_of_the_one_before(ring):
     """With several ranks the next input is a token that is not there yet."""
     head = ring.executors[0]
     ring.step(open=(Open(50), Open(51)))
-    ring.book.add(Row(50))
+    ring.params.add(Row(50))
     first = ring.author.write(join=(Join(50, 1),), ids=(4,), work=Decode(1))
     assert not head.finish(head.launch(first)).failed
     done = head.finish(head.launch(ring.author.write(work=Decode(1))))
@@ -179,7 +179,7 @@ def test_a_chunk_whose_hidden_state_fits_no_frame(models, monkeypatch):
 def sealed_pair(models, world: int = 2):
     """The last rank of a sealed ring, and a step for it that rank 0 has sealed."""
     ring = Ring(models["llama"], bounds_for(5, world), seal=True)
-    ring.book.add(Row(1))
+    ring.params.add(Row(1))
     opened = ring.author.write(open=(Open(1),))
     ring.send(opened)
     step = ring.author.write(work=Prefill(1, 0, 3), ids=(4, 5, 6))
@@ -232,7 +232,7 @@ def test_without_a_key_nothing_goes_out(models):
     head = Executor(
         stage_of(models["llama"], 0, 2),
         place,
-        RowBook(),
+        RowParams(),
         SealedHops(),
         1 << 40,
         device_io=DeviceIO(),
@@ -250,7 +250,7 @@ def test_a_sealed_tensor_where_no_seal_was_agreed(models):
     last = Executor(
         stage_of(models["llama"], 2, 5),
         place,
-        RowBook(),
+        RowParams(),
         PlainHops(),
         1 << 40,
         device_io=DeviceIO(),
@@ -297,7 +297,7 @@ def test_each_pass_tells_its_time_along_the_chain(models):
 
 def test_token_ids_stay_on_rank_0(models):
     ring = Ring(models["llama"], (0, 2, 5))
-    ring.book.add(Row(1))
+    ring.params.add(Row(1))
     head = ring.executors[0]
     steps = [
         ring.author.write(open=(Open(1),)),

@@ -17,7 +17,7 @@ from sealring_model.loading.model_folder import describe
 from sealring_model.lookahead import pinned_io
 from sealring_model.lookahead.device_io import DeviceIO
 from sealring_model.lookahead.pinned_io import PinnedIO, best_device_io
-from sealring_model.sampling.rows import RowBook
+from sealring_model.sampling.rows import RowParams
 from sealring_model.stage.tensors import MLX_DTYPES, data_of, outgoing
 from sealring_protocol.codec.tensor import DType
 
@@ -212,7 +212,7 @@ def test_a_rank_with_a_mailbox_answers_the_same(models, monkeypatch):
     monkeypatch.setattr(pinned_io._WaitingInlet, "fill", watched)
     place = place_of(describe(models["llama"]), bounds, 1)
     stage = stage_of(models["llama"], 2, 5)
-    executor = Executor(stage, place, RowBook(), PlainHops(), 1 << 40, best_device_io=made())
+    executor = Executor(stage, place, RowParams(), PlainHops(), 1 << 40, best_device_io=made())
     for step, expected in zip(recorded.given, recorded.answers, strict=True):
         while executor.work_ahead():
             pass

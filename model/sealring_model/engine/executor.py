@@ -63,8 +63,8 @@ from sealring_model.errors import (
 from sealring_model.loading.assemble import LoadedStage
 from sealring_model.lookahead.device_io import DeviceIO, Inlet
 from sealring_model.lookahead.lookahead import BuiltDecode, Lookahead
-from sealring_model.sampling.rows import RowBook
-from sealring_model.sampling.sampler_state import Drawing, Drawn, Draws
+from sealring_model.sampling.rows import RowParams
+from sealring_model.sampling.sampler_state import Sampled, Sampler, SamplerState
 from sealring_model.stage.caches import CacheStore, arrays
 
 M = TypeVar("M", Step, StepDone)
@@ -98,28 +98,28 @@ class Executor:
         self,
         loaded: LoadedStage,
         place: Bootstrap,
-        book: RowBook,
+        params: RowParams,
         hops: Hops,
         limit: int,
         *,
         device_io: DeviceIO,
-        tells: bool = True,
+        reports_logprobs: bool = True,
     ) -> None:
         self._loaded: Final = loaded
         self._stage: Final = loaded.stage
         self._place: Final = place
         self._first: Final = place.rank == 0
         self._last: Final = place.rank == place.world - 1
-        self._book: Final = book
+        self._params: Final = params
         self._device_io: Final = device_io
         self._hidden_io: Final = HiddenIO(place, loaded.dtype, loaded.hidden, hops, device_io)
-        self._draws: Final = Draws(book, loaded.vocabulary, device_io)
+        self._sampler: Final = Sampler(params, loaded.vocabulary, device_io)
         self._hops: Final = hops
         self._limit: Final = limit
-        self._tells: Final = tells
+        self._reports_logprobs: Final = reports_logprobs
         self._ledger: Final = Ledger()
         self._caches: Final = CacheStore(loaded.stage, self._ledger)
-        self._away: Final[dict[int, Drawing]] = {}
+        self._awaiting_logits: Final[dict[int, SamplerState]] = {}
         self._lookahead: Final = Lookahead(
             self._caches, device_io, self._build, launches_ahead=self.launches_ahead
         )
@@ -268,16 +268,16 @@ class Executor:
 
     def _update_rows(self, step: Step, change: Change) -> None:
         gone = (*step.evict, *change.dropped_rows)
-        self._book.opened(row.uid for row in step.open)
-        self._draws.forget(gone)
+        self._params.opened(row.uid for row in step.open)
+        self._sampler.forget(gone)
         for uid in {*gone} - {row.uid for row in step.open}:
-            self._book.forget(uid)
+            self._params.forget(uid)
         for group in change.regroup:
             if not self._ledger.rows(group):
-                self._draws.forget_group(group)
+                self._sampler.forget_group(group)
         if self._first:
             for join, token in zip(step.join, step.ids, strict=False):
-                self._draws.give(join.uid, token)
+                self._sampler.give(join.uid, token)
         idle = (gone or change.dropped_snaps) and not self.live_rows
         if idle or isinstance(step.work, Prefill) or step.n % _CLEAR_EVERY == 0:
             self._clear_due = True
@@ -292,7 +292,7 @@ class Executor:
 
     def _decode(self, step: Step, group: int) -> PendingAnswer:
         uids = self._ledger.rows(group)
-        if any(drawing.group == group for drawing in self._away.values()):
+        if any(state.group == group for state in self._awaiting_logits.values()):
             raise LedgerError(f"group {group} decodes, and its last tokens have not come back")
         came = None if self._first else self._open_hidden(step, group, uids)
         built = self._lookahead.take_decode(group, came, self._build_decode)
@@ -302,7 +302,7 @@ class Executor:
         return pending_answer
 
     def _tokens(self, group: int) -> mx.array:
-        return self._draws.inputs(group, self._ledger.rows(group))[:, None]
+        return self._sampler.inputs(group, self._ledger.rows(group))[:, None]
 
     def _decoded(
         self, step: Step, group: int, came: Buffer | None, built: BuiltDecode | None
@@ -314,10 +314,12 @@ class Executor:
             outputs = self._stage.run(inputs, self._caches.group(group))
         if self._first:
             positions = tuple(self._ledger.length(uid) for uid in uids)
-            drawing = self._draws.begin(group, uids, positions)
+            state = self._sampler.begin(group, uids, positions)
             if self._last:
-                return self._drawn(step, self._draws.end(drawing, self._stage.logits(outputs)))
-            self._away[step.n] = drawing
+                return self._start_sampling(
+                    step, self._sampler.end(state, self._stage.logits(outputs))
+                )
+            self._awaiting_logits[step.n] = state
         self._lookahead.decode_issued(group, step.n)
         context = self._hidden_io.outgoing_context(step.n, group, uids)
         if built is None:
@@ -343,16 +345,16 @@ class Executor:
         return self._hidden_io.start_and_send(step, context, outputs, tuple(written))
 
     def _close(self, done: StepDone) -> PendingAnswer:
-        drawing = self._away.pop(done.n, None)
-        if drawing is None:
+        state = self._awaiting_logits.pop(done.n, None)
+        if state is None:
             raise LedgerError(f"hidden states of step {done.n} came back, and none are away")
-        came = self._open_hidden(done, drawing.group, drawing.uids)
+        came = self._open_hidden(done, state.group, state.uids)
         built = self._lookahead.take_closing(done.n, came)
         if built is not None:
-            return self._draw(done, built.drawn, built.inlet)
-        shape = self._hidden_io.hidden_shape(len(drawing.uids))
+            return self._answer_sampled(done, built.sampled, built.inlet)
+        shape = self._hidden_io.hidden_shape(len(state.uids))
         logits = self._stage.logits(self._hidden_io.to_array(shape, came))
-        return self._drawn(done, self._draws.end(drawing, logits))
+        return self._start_sampling(done, self._sampler.end(state, logits))
 
     # ---------------------------------------------------------------- done ahead
 
@@ -397,7 +399,9 @@ class Executor:
     def _build(self) -> bool:
         """Build one thing that is to come; in a thread of its own while another is launched."""
         try:
-            return self._lookahead.build(self._away, self._build_closing, self._build_decode)
+            return self._lookahead.build(
+                self._awaiting_logits, self._build_closing, self._build_decode
+            )
         except (SealringError, *FORWARD_ERRORS):
             return False  # the step itself tells what is wrong, if it is still wrong then
 
@@ -415,23 +419,27 @@ class Executor:
         outlet = self._device_io.outlet(self._stage.run(inputs, slots))
         return BuiltDecode(group, inlet, gate, slots, outlet)
 
-    def _build_closing(self, drawing: Drawing) -> tuple[Inlet, Drawn]:
-        inlet = self._hidden_io.inlet(len(drawing.uids))
-        return inlet, self._draws.end(drawing, self._stage.logits(inlet.array))
+    def _build_closing(self, state: SamplerState) -> tuple[Inlet, Sampled]:
+        inlet = self._hidden_io.inlet(len(state.uids))
+        return inlet, self._sampler.end(state, self._stage.logits(inlet.array))
 
     # ------------------------------------------------------------------ sampled
 
-    def _drawn(self, message: Step | StepDone, drawn: Drawn) -> PendingAnswer:
-        self._device_io.start(*drawn.arrays, *drawn.changed)
-        return self._draw(message, drawn, None)
+    def _start_sampling(self, message: Step | StepDone, sampled: Sampled) -> PendingAnswer:
+        self._device_io.start(*sampled.arrays, *sampled.changed)
+        return self._answer_sampled(message, sampled, None)
 
-    def _draw(self, message: Step | StepDone, drawn: Drawn, inlet: Inlet | None) -> PendingAnswer:
-        """What *drawn*, that was launched behind *inlet*, is answered with."""
+    def _answer_sampled(
+        self, message: Step | StepDone, sampled: Sampled, inlet: Inlet | None
+    ) -> PendingAnswer:
+        """What *sampled*, that was launched behind *inlet*, is answered with."""
 
         def answer(clock: Clock) -> StepDone:
             check_filled(inlet)
-            return StepDone(message.epoch, message.n, drawn.ids(), spent=(*message.spent, clock()))
+            return StepDone(
+                message.epoch, message.n, sampled.ids(), spent=(*message.spent, clock())
+            )
 
         # Members of a group all compute what one of them tells, for their graphs to be the same.
-        told = (lambda: drawn.told(message.n)) if self._tells else tuple
-        return PendingAnswer(drawn.arrays, answer, told)
+        told = (lambda: sampled.messages(message.n)) if self._reports_logprobs else tuple
+        return PendingAnswer(sampled.arrays, answer, told)

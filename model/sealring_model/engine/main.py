@@ -71,7 +71,7 @@ from sealring_model.loading.assemble import LoadedStage, load_stage
 from sealring_model.loading.model_folder import ModelInfo, describe, find, memory_room
 from sealring_model.loading.tp_shards import Share, load_share, splits_of
 from sealring_model.lookahead.pinned_io import best_device_io
-from sealring_model.sampling.rows import RowBook
+from sealring_model.sampling.rows import RowParams
 from sealring_model.stage import attention
 
 M = TypeVar("M", Step, StepDone)
@@ -91,7 +91,7 @@ class Engine:
         self._info: Final = info
         self._room: Final = room
         self._sealed: Final = SealedHops()
-        self._book: Final = RowBook()
+        self._params: Final = RowParams()
         self._answers: Final = Answers(channel)
         self._launches: Final = Launches()
         self._loaded: LoadedStage | Share | None = None
@@ -148,7 +148,7 @@ class Engine:
             case Ping(echo=echo):
                 self._channel.send(Pong(echo, self._progress()))
             case Row():
-                self._book.add(message)
+                self._params.add(message)
             case HopKey():
                 self._key(message)
             case Bootstrap():
@@ -208,7 +208,7 @@ class Engine:
             self._compute_us += self._executor.compute_us
         self._executor = None
         self._place = place
-        self._book.turn()
+        self._params.new_epoch()
         try:
             self._check(place)
             first, last = place.bounds[place.rank], place.bounds[place.rank + 1]
@@ -222,13 +222,19 @@ class Engine:
 
     def _begin(self, place: Bootstrap, loaded: LoadedStage) -> None:
         """Take *place* with *loaded*."""
-        tells = self._group is None or self._group.rank == 0
+        reports_logprobs = self._group is None or self._group.rank == 0
         hops = self._sealed if place.inner_seal else PlainHops()
         # Members of a group would wait with one that waits, for what is only a guess.
         device_waits = self._group is None and self._launches.fit(loaded.last - loaded.first)
         device_io = best_device_io(loaded.dtype, wait=device_waits and not shares_device())
         self._executor = Executor(
-            loaded, place, self._book, hops, self._room, device_io=device_io, tells=tells
+            loaded,
+            place,
+            self._params,
+            hops,
+            self._room,
+            device_io=device_io,
+            reports_logprobs=reports_logprobs,
         )
         launches = self._executor.launches_ahead
         self._channel.attentive = launches and PROCESSORS >= _MANY

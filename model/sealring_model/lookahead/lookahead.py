@@ -57,7 +57,7 @@ from sealring_protocol.errors import SealringError
 from sealring_model.errors import FORWARD_ERRORS
 from sealring_model.lookahead.device_io import DeviceIO, Inlet, Outlet
 from sealring_model.lookahead.graph_builder import GraphBuilder
-from sealring_model.sampling.sampler_state import Drawing, Drawn
+from sealring_model.sampling.sampler_state import Sampled, SamplerState
 from sealring_model.stage.caches import CacheStore
 
 _SKIP_AFTER_CHANGE: Final = 4
@@ -91,17 +91,17 @@ class BuiltDecode:
 
 @attrs.define(eq=False)
 class BuiltClosing:
-    """The end of a decode on rank 0: what is *drawn* once *inlet* is filled."""
+    """The end of a decode on rank 0: what is *sampled* once *inlet* is filled."""
 
     n: int
     group: int
     inlet: Inlet
-    drawn: Drawn
+    sampled: Sampled
     launched: bool = False
 
     def arrays(self) -> tuple[mx.array, ...]:
         """What to launch."""
-        return (*self.drawn.arrays, *self.drawn.changed)
+        return (*self.sampled.arrays, *self.sampled.changed)
 
 
 class Lookahead:
@@ -202,16 +202,18 @@ class Lookahead:
 
     def build(
         self,
-        away: Mapping[int, Drawing],
-        close: Callable[[Drawing], tuple[Inlet, Drawn]],
+        awaiting_logits: Mapping[int, SamplerState],
+        close: Callable[[SamplerState], tuple[Inlet, Sampled]],
         decode: Callable[[int], BuiltDecode],
     ) -> bool:
         """Build one thing that is to come; whether there was any. *close* makes the end of a step
-        that is *away*, *decode* the next decode of a group, which may follow such an end. What they
+        that is *awaiting_logits*, *decode* the next decode of a group, which may follow such an end. What they
         raise is raised, and changes nothing."""
-        n = next((n for n in away if n not in self._closings), None)
+        n = next((n for n in awaiting_logits if n not in self._closings), None)
         if n is not None:
-            self._closings[n] = BuiltClosing(n, away[n].group, *close(away[n]))
+            self._closings[n] = BuiltClosing(
+                n, awaiting_logits[n].group, *close(awaiting_logits[n])
+            )
             return True
         group = next(iter(self._to_build), None)
         if group is None:

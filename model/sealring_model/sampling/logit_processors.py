@@ -13,7 +13,7 @@ and each draw adds its tokens from the array that they are in, which nobody has 
 decode may be launched on them, as it is on the tokens themselves.
 
 Counts are a rectangle, one line for each penalised row of a group: 5 bytes for each token of the
-vocabulary. An `Adjustment` is a value. A decode takes its group's when it is launched and gives
+vocabulary. An `LogitProcessor` is a value. A decode takes its group's when it is launched and gives
 back the next one when its tokens are drawn; so rows that leave in between, or come back under
 their old number, disturb nothing. When a group's rows change, the rectangle is made anew: lines
 of the rows that stay, histories of those that are new. A group in which no row asks for any of
@@ -84,7 +84,7 @@ class _Counts:
 
 
 @attrs.frozen(eq=False)
-class Adjustment:
+class LogitProcessor:
     """What is done to the logits of *rows*, of which some ask for it."""
 
     rows: tuple[Row, ...]
@@ -100,7 +100,7 @@ class Adjustment:
             logits = self.counts.apply(logits)
         return logits
 
-    def after(self, tokens: mx.array) -> Adjustment:
+    def after(self, tokens: mx.array) -> LogitProcessor:
         """The same once *tokens* have been drawn, one for each row."""
         if self.counts is None:
             return self
@@ -112,14 +112,14 @@ class Adjustment:
         return () if self.counts is None else (self.counts.output,)
 
 
-class Adjustments:
+class LogitProcessors:
     """The adjustment of every group that has one."""
 
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary: Final = vocabulary
-        self._groups: Final[dict[int, Adjustment]] = {}
+        self._groups: Final[dict[int, LogitProcessor]] = {}
 
-    def take(self, group: int, rows: tuple[Row, ...]) -> Adjustment | None:
+    def take(self, group: int, rows: tuple[Row, ...]) -> LogitProcessor | None:
         """What to do to the logits of *group*'s next draw, whose rows are *rows*.
 
         Raises `LedgerError` for a token that the vocabulary does not have.
@@ -131,11 +131,11 @@ class Adjustments:
             self._groups.pop(group, None)
             return None
         counts = None if before is None else before.counts
-        return Adjustment(rows, self._bias(rows), self._counts(rows, counts))
+        return LogitProcessor(rows, self._bias(rows), self._counts(rows, counts))
 
-    def put(self, group: int, adjustment: Adjustment) -> None:
-        """*group*'s next draw follows the one that gave *adjustment*."""
-        self._groups[group] = adjustment
+    def put(self, group: int, processor: LogitProcessor) -> None:
+        """*group*'s next draw follows the one that gave *processor*."""
+        self._groups[group] = processor
 
     def forget_group(self, group: int) -> None:
         """*group* has no rows left."""

@@ -24,32 +24,32 @@ from sealring_model.errors import LedgerError
 MAX_UNOPENED: Final = 4 * MAX_ROWS
 """Rows that are announced and not opened: more than the steps under way can open."""
 
-MAX_TOLD: Final = 4 * MAX_IDS
+MAX_HISTORY_IDS: Final = 4 * MAX_IDS
 """Token ids in their histories. Memory: 160 MiB."""
 
 
-class RowBook:
+class RowParams:
     """Sampling parameters by row. Raises `LedgerError` for a row that was never announced."""
 
     def __init__(self) -> None:
         self._now: dict[int, Row] = {}
         self._before: dict[int, Row] = {}
         self._unopened: dict[int, int] = {}  # and how long their histories are
-        self._told = 0  # token ids in these
+        self._history_ids = 0  # token ids in these
 
     def add(self, row: Row) -> None:
         """Sample row ``row.uid`` like this. Raises `ChannelBroken` if too much was announced."""
         self._now[row.uid] = row
         self.opened([row.uid])
         self._unopened[row.uid] = len(row.history)
-        self._told += len(row.history)
-        if len(self._unopened) > MAX_UNOPENED or self._told > MAX_TOLD:
+        self._history_ids += len(row.history)
+        if len(self._unopened) > MAX_UNOPENED or self._history_ids > MAX_HISTORY_IDS:
             raise ChannelBroken("more rows are announced than steps may open")
 
     def opened(self, uids: Iterable[int]) -> None:
         """A step has opened *uids*."""
         for uid in uids:
-            self._told -= self._unopened.pop(uid, 0)
+            self._history_ids -= self._unopened.pop(uid, 0)
 
     def get(self, uids: Iterable[int]) -> tuple[Row, ...]:
         """The parameters of *uids*, in order."""
@@ -67,7 +67,7 @@ class RowBook:
         self._before.pop(uid, None)
         self.opened([uid])
 
-    def turn(self) -> None:
+    def new_epoch(self) -> None:
         """A new epoch begins."""
         self._before, self._now = self._now, {}
         self.opened(list(self._unopened))

@@ -1,8 +1,8 @@
 """Rank 0's end of a decode: which tokens its rows read, and which tokens they are given.
 
-A decode begins a `Drawing` when it is launched and ends it when there are logits: at once on a
+A decode begins a `SamplerState` when it is launched and ends it when there are logits: at once on a
 single rank, in a pipeline when the hidden states have come round. In between, rows may leave or
-come back under their old number, so all that the draw needs is in the `Drawing`. To end it is to
+come back under their old number, so all that the draw needs is in the `SamplerState`. To end it is to
 build a graph; when the device is set to work on it is up to who ends it.
 """
 
@@ -17,14 +17,14 @@ from sealring_protocol.codec.local_messages import Logprobs
 from sealring_protocol.codec.messages import Row
 
 from sealring_model.lookahead.device_io import DeviceIO, Outlet
-from sealring_model.sampling.logit_processors import Adjustment, Adjustments
+from sealring_model.sampling.logit_processors import LogitProcessor, LogitProcessors
 from sealring_model.sampling.logprobs import LogprobArrays, logprobs_of
-from sealring_model.sampling.rows import LastTokens, RowBook
+from sealring_model.sampling.rows import LastTokens, RowParams
 from sealring_model.sampling.sampler import sample
 
 
 @attrs.frozen(eq=False)
-class Drawing:
+class SamplerState:
     """A decode of *group* under way: its rows in order, where their tokens will stand, and what
     is done to their logits."""
 
@@ -32,11 +32,11 @@ class Drawing:
     uids: tuple[int, ...]
     rows: tuple[Row, ...]
     positions: tuple[int, ...]
-    adjustment: Adjustment | None
+    processor: LogitProcessor | None
 
 
 @attrs.frozen(eq=False)
-class Drawn:
+class Sampled:
     """*tokens*, one for each row, uint32, and what is told of them, for the answer alone: the next
     decode reads an array of its own, and the next draw starts from what has *changed*."""
 
@@ -53,19 +53,19 @@ class Drawn:
         """The tokens, which must have come."""
         return tuple(self.tokens.data().cast("I"))
 
-    def told(self, n: int) -> tuple[Logprobs, ...]:
+    def messages(self, n: int) -> tuple[Logprobs, ...]:
         """The messages that go before the answer to step *n*."""
         return self.logprobs.messages(n) if self.logprobs else ()
 
 
-class Draws:
+class Sampler:
     """The draws of every group, each following the one before."""
 
-    def __init__(self, book: RowBook, vocabulary: int, device_io: DeviceIO) -> None:
+    def __init__(self, params: RowParams, vocabulary: int, device_io: DeviceIO) -> None:
         self._device_io: Final = device_io
-        self._book: Final = book
+        self._params: Final = params
         self._last: Final = LastTokens()
-        self._adjustments: Final = Adjustments(vocabulary)
+        self._processors: Final = LogitProcessors(vocabulary)
 
     def give(self, uid: int, token: int) -> None:
         """Row *uid* joins with *token* as its last."""
@@ -79,29 +79,29 @@ class Draws:
     def forget_group(self, group: int) -> None:
         """*group* has no rows left."""
         self._last.forget_group(group)
-        self._adjustments.forget_group(group)
+        self._processors.forget_group(group)
 
     def inputs(self, group: int, uids: tuple[int, ...]) -> mx.array:
         """What a decode of *group* reads: the last tokens of *uids*, uint32 ``(rows,)``."""
         return self._last.take(group, uids)
 
-    def begin(self, group: int, uids: tuple[int, ...], positions: tuple[int, ...]) -> Drawing:
+    def begin(self, group: int, uids: tuple[int, ...], positions: tuple[int, ...]) -> SamplerState:
         """The draw that ends a decode of *group*."""
-        rows = self._book.get(uids)
-        return Drawing(group, uids, rows, positions, self._adjustments.take(group, rows))
+        rows = self._params.get(uids)
+        return SamplerState(group, uids, rows, positions, self._processors.take(group, rows))
 
-    def end(self, drawing: Drawing, logits: mx.array) -> Drawn:
+    def end(self, state: SamplerState, logits: mx.array) -> Sampled:
         """Draw, from *logits* ``(rows, vocabulary)``."""
-        adjustment = drawing.adjustment
-        adjusted = logits if adjustment is None else adjustment.apply(logits)
-        tokens = sample(adjusted, drawing.rows, drawing.positions)
-        after = None if adjustment is None else adjustment.after(tokens)
+        processor = state.processor
+        adjusted = logits if processor is None else processor.apply(logits)
+        tokens = sample(adjusted, state.rows, state.positions)
+        after = None if processor is None else processor.after(tokens)
         changed = () if after is None else after.arrays
-        drawn = Drawn(
-            self._device_io.outlet(tokens), logprobs_of(logits, drawing.rows, tokens), changed
+        sampled = Sampled(
+            self._device_io.outlet(tokens), logprobs_of(logits, state.rows, tokens), changed
         )
         # Last, when nothing can fail any more: from now on the next draws follow this one.
-        self._last.sampled(drawing.group, drawing.uids, tokens)
+        self._last.sampled(state.group, state.uids, tokens)
         if after is not None:
-            self._adjustments.put(drawing.group, after)
-        return drawn
+            self._processors.put(state.group, after)
+        return sampled

@@ -21,13 +21,13 @@ def _sampling_key(given: Json, result: Result) -> None:
 def _draw(given: Json, result: Result) -> None:
     import mlx.core as mx  # noqa: PLC0415 - as above
 
-    from sealring_model.sampling.logit_processors import Adjustments  # noqa: PLC0415
+    from sealring_model.sampling.logit_processors import LogitProcessors  # noqa: PLC0415
     from sealring_model.sampling.sampler import sample  # noqa: PLC0415
 
     row = read_row({"uid": "1", "logprobs": NO_LOGPROBS, **given["row"]})
     logits = mx.array([given["logits"]], mx.float32)
-    adjustment = Adjustments(logits.shape[1]).take(0, (row,))
-    adjusted = logits if adjustment is None else adjustment.apply(logits)
+    processor = LogitProcessors(logits.shape[1]).take(0, (row,))
+    adjusted = logits if processor is None else processor.apply(logits)
     token: Any = sample(adjusted, [row], [int(given["position"])]).item()
     result.output = {"token": token}
 
