@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import attrs
-from sealring_model.engine.activation_seal import PlainHops, SealedHops
+from sealring_model.engine.activation_seal import PlainActivations, SealedActivations
 from sealring_model.engine.executor import Executor
 from sealring_model.engine.inflight import InFlight
 from sealring_model.loading.assemble import LoadedStage, load_stage
@@ -115,15 +115,17 @@ class Ring:
         self.executors = []
         self.device_io = []
         for rank in range(world):
-            hops = SealedHops() if seal else PlainHops()
+            activation_seal = SealedActivations() if seal else PlainActivations()
             if seal:
                 for key in hop_keys(rank, world):
-                    hops.take(key)
+                    activation_seal.set_key(key)
             loaded = stage_of(folder, self.bounds[rank], self.bounds[rank + 1])
             place = place_of(info, self.bounds, rank, seal)
             params = self.params if rank == 0 else RowParams()
             self.device_io.append(device_io())
-            executor = Executor(loaded, place, params, hops, limit, device_io=self.device_io[rank])
+            executor = Executor(
+                loaded, place, params, activation_seal, limit, device_io=self.device_io[rank]
+            )
             self.executors.append(executor)
         self.idle = idle
         self.early_fill = early_fill

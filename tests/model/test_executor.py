@@ -13,7 +13,7 @@ from model_rings import (
     place_of,
     stage_of,
 )
-from sealring_model.engine.activation_seal import PlainHops, SealedHops
+from sealring_model.engine.activation_seal import PlainActivations, SealedActivations
 from sealring_model.engine.executor import Executor
 from sealring_model.loading.model_folder import describe
 from sealring_model.lookahead.device_io import DeviceIO
@@ -233,7 +233,7 @@ def test_without_a_key_nothing_goes_out(models):
         stage_of(models["llama"], 0, 2),
         place,
         RowParams(),
-        SealedHops(),
+        SealedActivations(),
         1 << 40,
         device_io=DeviceIO(),
     )
@@ -251,7 +251,7 @@ def test_a_sealed_tensor_where_no_seal_was_agreed(models):
         stage_of(models["llama"], 2, 5),
         place,
         RowParams(),
-        PlainHops(),
+        PlainActivations(),
         1 << 40,
         device_io=DeviceIO(),
     )
@@ -260,21 +260,24 @@ def test_a_sealed_tensor_where_no_seal_was_agreed(models):
 
 
 def test_a_new_key_replaces_the_old_one(models):
-    hops, peer = SealedHops(), SealedHops()
+    activation_seal, peer = SealedActivations(), SealedActivations()
     for key in hop_keys(0, 2):
-        hops.take(key)
+        activation_seal.set_key(key)
     from sealring_model.errors import IntegrityError
     from sealring_protocol.security.seal import InnerContext
 
     context = InnerContext(EPOCH, 1, 0, 2, (1,))
-    peer.take(HopKey(False, 1, CLUSTER, b"n" * 32))
-    old = hops.seal(context, DType.F32, (1,), b"abcd")
+    peer.set_key(HopKey(False, 1, CLUSTER, b"n" * 32))
+    old = activation_seal.seal(context, DType.F32, (1,), b"abcd")
     with pytest.raises(IntegrityError):
         peer.open(context, old)
-    peer.take(HopKey(False, 1, CLUSTER, b"n" * 32))
-    hops.take(HopKey(True, 1, CLUSTER, b"n" * 32))
-    assert bytes(peer.open(context, hops.seal(context, DType.F32, (1,), b"abcd"))) == b"abcd"
-    assert hops.sealing_ns > 0
+    peer.set_key(HopKey(False, 1, CLUSTER, b"n" * 32))
+    activation_seal.set_key(HopKey(True, 1, CLUSTER, b"n" * 32))
+    assert (
+        bytes(peer.open(context, activation_seal.seal(context, DType.F32, (1,), b"abcd")))
+        == b"abcd"
+    )
+    assert activation_seal.sealing_ns > 0
     assert peer.opening_ns > 0
 
 

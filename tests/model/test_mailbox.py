@@ -11,7 +11,7 @@ import time
 import mlx.core as mx
 import pytest
 from model_rings import Ring, place_of, stage_of
-from sealring_model.engine.activation_seal import PlainHops
+from sealring_model.engine.activation_seal import PlainActivations
 from sealring_model.engine.executor import Executor
 from sealring_model.loading.model_folder import describe
 from sealring_model.lookahead import pinned_io
@@ -212,7 +212,9 @@ def test_a_rank_with_a_mailbox_answers_the_same(models, monkeypatch):
     monkeypatch.setattr(pinned_io._WaitingInlet, "fill", watched)
     place = place_of(describe(models["llama"]), bounds, 1)
     stage = stage_of(models["llama"], 2, 5)
-    executor = Executor(stage, place, RowParams(), PlainHops(), 1 << 40, best_device_io=made())
+    executor = Executor(
+        stage, place, RowParams(), PlainActivations(), 1 << 40, best_device_io=made()
+    )
     for step, expected in zip(recorded.given, recorded.answers, strict=True):
         while executor.work_ahead():
             pass

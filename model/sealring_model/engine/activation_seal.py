@@ -21,7 +21,7 @@ from sealring_protocol.security.seal import InnerContext, InnerOpener, InnerSeal
 from sealring_model.errors import IntegrityError
 
 
-class Hops(Protocol):
+class ActivationSeal(Protocol):
     """How tensors go out to the next rank and come in from the one before.
 
     One thread may seal while another opens; *sealing_ns* and *opening_ns* are the nanoseconds that
@@ -40,7 +40,7 @@ class Hops(Protocol):
         """The elements of a tensor that came. Raises `IntegrityError`."""
 
 
-class PlainHops:
+class PlainActivations:
     """Tensors as they are."""
 
     sealing_ns = opening_ns = 0
@@ -58,7 +58,7 @@ class PlainHops:
         return tensor.data
 
 
-class SealedHops:
+class SealedActivations:
     """Tensors under the keys of the two hops."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class SealedHops:
         self.sealing_ns = 0
         self.opening_ns = 0
 
-    def take(self, key: HopKey) -> None:
+    def set_key(self, key: HopKey) -> None:
         """Use *key* for its direction from now on."""
         suite = Suite(key.suite)
         if key.outgoing:

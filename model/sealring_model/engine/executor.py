@@ -51,7 +51,7 @@ from sealring_protocol.control.epoch.ledger import Change, Ledger
 from sealring_protocol.errors import SealringError
 from sealring_protocol.security.seal import PREFILL_GROUP
 
-from sealring_model.engine.activation_seal import Hops
+from sealring_model.engine.activation_seal import ActivationSeal
 from sealring_model.engine.hidden_io import HiddenIO, check_filled
 from sealring_model.engine.inflight import Clock, InFlight, PendingAnswer
 from sealring_model.errors import (
@@ -99,7 +99,7 @@ class Executor:
         loaded: LoadedStage,
         place: Bootstrap,
         params: RowParams,
-        hops: Hops,
+        activation_seal: ActivationSeal,
         limit: int,
         *,
         device_io: DeviceIO,
@@ -112,9 +112,11 @@ class Executor:
         self._last: Final = place.rank == place.world - 1
         self._params: Final = params
         self._device_io: Final = device_io
-        self._hidden_io: Final = HiddenIO(place, loaded.dtype, loaded.hidden, hops, device_io)
+        self._hidden_io: Final = HiddenIO(
+            place, loaded.dtype, loaded.hidden, activation_seal, device_io
+        )
         self._sampler: Final = Sampler(params, loaded.vocabulary, device_io)
-        self._hops: Final = hops
+        self._activation_seal: Final = activation_seal
         self._limit: Final = limit
         self._reports_logprobs: Final = reports_logprobs
         self._ledger: Final = Ledger()
@@ -186,21 +188,25 @@ class Executor:
 
     def _clock(self, in_flight: InFlight) -> Clock:
         """The clock of *in_flight*, whose arrays are there; sealing them is still to come."""
-        now, sealing = time.perf_counter_ns(), self._hops.sealing_ns - in_flight.opening
+        now, sealing = time.perf_counter_ns(), self._activation_seal.sealing_ns - in_flight.opening
         begun = max(in_flight.begun, self._finished)
         self._finished = now
         compute = (now - begun) // 1000
         self.compute_us += compute
         wait = max(0, begun - in_flight.arrived - in_flight.opening) // 1000
-        return lambda: Spent(compute, wait, (self._hops.sealing_ns - sealing) // 1000)
+        return lambda: Spent(compute, wait, (self._activation_seal.sealing_ns - sealing) // 1000)
 
     def _timed(self, message: M, do: Callable[[M], PendingAnswer], arrived: int) -> InFlight:
-        told, started, opened = self._early_fill, time.perf_counter_ns(), self._hops.opening_ns
+        told, started, opened = (
+            self._early_fill,
+            time.perf_counter_ns(),
+            self._activation_seal.opening_ns,
+        )
         pending_answer = self._attempt(message, do)
         if told is not None and told.message is message:
             begun = told.begun or started
             return InFlight(message, pending_answer, arrived or begun, begun, told.opening)
-        opening = self._hops.opening_ns - opened
+        opening = self._activation_seal.opening_ns - opened
         return InFlight(message, pending_answer, arrived or started, started + opening, opening)
 
     def _attempt(self, message: M, do: Callable[[M], PendingAnswer]) -> PendingAnswer:
@@ -369,9 +375,9 @@ class Executor:
             held = self._lookahead.waits_for(message, self._next_step)
             if held is None or held.inlet is None:
                 return
-            opened = self._hops.opening_ns
+            opened = self._activation_seal.opening_ns
             contents = self._hidden_io.open(message, held.group, self._ledger.rows(held.group))
-            opening, begun = self._hops.opening_ns - opened, time.perf_counter_ns()
+            opening, begun = self._activation_seal.opening_ns - opened, time.perf_counter_ns()
             in_time = held.inlet.fill(contents)
             self._early_fill = _EarlyFill(message, contents, begun if in_time else None, opening)
 

@@ -12,7 +12,7 @@ from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.limits import MAX_SEALED_BODY
 from sealring_protocol.security.seal import InnerContext
 
-from sealring_model.engine.activation_seal import Hops
+from sealring_model.engine.activation_seal import ActivationSeal
 from sealring_model.engine.inflight import Clock, PendingAnswer
 from sealring_model.errors import IntegrityError, ModelError
 from sealring_model.lookahead.device_io import DeviceIO, Inlet, Outlet
@@ -26,12 +26,17 @@ class HiddenIO:
     """The way of hidden states, *dtype* and *hidden* wide, through the rank that has *place*."""
 
     def __init__(
-        self, place: Bootstrap, dtype: DType, hidden: int, hops: Hops, device_io: DeviceIO
+        self,
+        place: Bootstrap,
+        dtype: DType,
+        hidden: int,
+        activation_seal: ActivationSeal,
+        device_io: DeviceIO,
     ) -> None:
         self._place: Final = place
         self._dtype: Final = dtype
         self._hidden: Final = hidden
-        self._hops: Final = hops
+        self._activation_seal: Final = activation_seal
         self._device_io: Final = device_io
         self._last: Final = place.rank == place.world - 1
 
@@ -63,7 +68,7 @@ class HiddenIO:
                 f"not {self._dtype.name} {shape}"
             )
         hop = self._place.rank if isinstance(message, Step) else self._place.world
-        return self._hops.open(self._context(message.n, group, hop, uids), tensor)
+        return self._activation_seal.open(self._context(message.n, group, hop, uids), tensor)
 
     def to_array(self, shape: tuple[int, ...], data: Buffer) -> mx.array:
         """Hidden states that are there."""
@@ -105,7 +110,7 @@ class HiddenIO:
 
         def answer(clock: Clock) -> Step | StepDone:
             check_filled(inlet)
-            tensor = self._hops.seal(context, self._dtype, shape, outlet.data())
+            tensor = self._activation_seal.seal(context, self._dtype, shape, outlet.data())
             return self.forward(step, clock, (tensor,))
 
         return PendingAnswer((outlet.ready, *others), answer)

@@ -58,7 +58,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
 )
 
-from sealring_model.engine.activation_seal import PlainHops, SealedHops
+from sealring_model.engine.activation_seal import PlainActivations, SealedActivations
 from sealring_model.engine.answers import Answers
 from sealring_model.engine.channel import Channel, ChannelBroken, ChannelClosed
 from sealring_model.engine.devices import Launches, give_back, share_arena, shares_device
@@ -90,7 +90,7 @@ class Engine:
         self._channel: Final = channel
         self._info: Final = info
         self._room: Final = room
-        self._sealed: Final = SealedHops()
+        self._sealed_activations: Final = SealedActivations()
         self._params: Final = RowParams()
         self._answers: Final = Answers(channel)
         self._launches: Final = Launches()
@@ -162,7 +162,7 @@ class Engine:
         # What was launched before the key came goes out under the one before.
         self._answers.drain()
         try:
-            self._sealed.take(key)
+            self._sealed_activations.set_key(key)
         except ValueError:
             raise ChannelBroken(f"suite {key.suite} is not known here") from None
 
@@ -192,7 +192,8 @@ class Engine:
             steps_received=self._received,
             steps_answered=self._answers.count,
             compute_us=self._compute_us + (executor.compute_us if executor else 0),
-            seal_us=(self._sealed.sealing_ns + self._sealed.opening_ns) // 1000,
+            seal_us=(self._sealed_activations.sealing_ns + self._sealed_activations.opening_ns)
+            // 1000,
             rows=executor.live_rows if executor else 0,
             memory=mx.get_active_memory(),
             cache=executor.cache_bytes if executor else 0,
@@ -223,7 +224,7 @@ class Engine:
     def _begin(self, place: Bootstrap, loaded: LoadedStage) -> None:
         """Take *place* with *loaded*."""
         reports_logprobs = self._group is None or self._group.rank == 0
-        hops = self._sealed if place.inner_seal else PlainHops()
+        activation_seal = self._sealed_activations if place.inner_seal else PlainActivations()
         # Members of a group would wait with one that waits, for what is only a guess.
         device_waits = self._group is None and self._launches.fit(loaded.last - loaded.first)
         device_io = best_device_io(loaded.dtype, wait=device_waits and not shares_device())
@@ -231,7 +232,7 @@ class Engine:
             loaded,
             place,
             self._params,
-            hops,
+            activation_seal,
             self._room,
             device_io=device_io,
             reports_logprobs=reports_logprobs,
