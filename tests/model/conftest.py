@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from model_families import FAMILIES, SHARED, make_model, reference_model
+from model_families import FAMILIES, SHARDED, make_model, reference_model
 from model_rings import SAMPLING, Ring
 
 
@@ -15,12 +15,12 @@ def models(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory) -> dict[str, Path]:
+def sharded(tmp_path_factory) -> dict[str, Path]:
     """A folder for each family that can be shared."""
     root = tmp_path_factory.mktemp("shared")
     return {
         name: make_model(root / name, family, **changes)
-        for name, (family, changes) in SHARED.items()
+        for name, (family, changes) in SHARDED.items()
     }
 
 

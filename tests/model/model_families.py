@@ -75,7 +75,7 @@ FAMILIES = {
     },
 }
 
-SHARED = {
+SHARDED = {
     "llama": ("llama", {"num_hidden_layers": 3}),
     "qwen3": ("qwen3", {"num_hidden_layers": 2}),
     "gpt-oss": ("gpt-oss", {"num_hidden_layers": 2}),

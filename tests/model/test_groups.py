@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 import pytest
 from model_child import Child
-from model_families import SHARED
+from model_families import SHARDED
 from model_groups import Members, free_hosts, ring_of
 from model_rings import Author, Ring, place_of
 from sealring_model.engine.group import environment
@@ -186,9 +186,9 @@ AFTER = {
 }
 
 
-@pytest.mark.parametrize("family", SHARED)
-def test_a_group_of_two_gives_what_one_process_gives(shared, family):
-    folder = shared[family]
+@pytest.mark.parametrize("family", SHARDED)
+def test_a_group_of_two_gives_what_one_process_gives(sharded, family):
+    folder = sharded[family]
     info = describe(folder)
     limit = ("--memory-limit", str(LIMIT)) if one_has_no_room in AFTER[family] else ()
     with Members(folder, options=limit) as members:
@@ -205,8 +205,8 @@ def test_a_group_of_two_gives_what_one_process_gives(shared, family):
             go_on(members, folder)
 
 
-def test_two_stages_of_two(shared):
-    folder = shared["llama"]
+def test_two_stages_of_two(sharded):
+    folder = sharded["llama"]
     with Members(folder, (0, 1, 3)) as members:
         check_served(members, folder)
 
@@ -214,11 +214,11 @@ def test_two_stages_of_two(shared):
 # ------------------------------------------------------------- what goes wrong
 
 
-def test_a_group_that_does_not_come_about(shared):
+def test_a_group_that_does_not_come_about(sharded):
     """Shares that there cannot be, groups that nobody prepared; and a peer that never comes."""
-    info = describe(shared["llama"])
+    info = describe(sharded["llama"])
     place = place_of(info, (0, 3), 0)
-    with Child(shared["llama"]) as child:
+    with Child(sharded["llama"]) as child:
         assert child.info().splits == info.even == 2
         child.send(ring_of(0, 2, free_hosts(2)))
         assert "no share" in refusal(child, FailureKind.GROUP)
@@ -256,17 +256,17 @@ threading.Event().wait()
 """
 
 
-def test_a_sum_that_is_wrong(shared, tmp_path):
+def test_a_sum_that_is_wrong(sharded, tmp_path):
     """The peer says 4 where every member says 1."""
     hosts = free_hosts(2)
     # The first member is the one that waits for the other to connect, as long as it takes.
     variables = environment(ring_of(0, 2, hosts), tmp_path / "hosts.json")
     peer = subprocess.Popen([sys.executable, "-c", PEER], env={**os.environ, **variables})
     try:
-        with Child(shared["llama"]) as child:
+        with Child(sharded["llama"]) as child:
             child.info()
             child.send(ring_of(1, 2))
-            child.send(place_of(describe(shared["llama"]), (0, 3), 0))
+            child.send(place_of(describe(sharded["llama"]), (0, 3), 0))
             assert isinstance(child.receive(), Loaded)
             child.send(ring_of(1, 2, hosts))
             assert refusal(child, FailureKind.GROUP) == "a sum of ones over 2 members was 5"

@@ -9,7 +9,7 @@ import pytest
 from mlx import nn
 from mlx.utils import tree_flatten
 from model_families import (
-    SHARED,
+    SHARDED,
     config_of,
     make_model,
     random_weights,
@@ -18,7 +18,7 @@ from model_families import (
 )
 from sealring_model.errors import LoadError
 from sealring_model.loading.model_folder import describe
-from sealring_model.loading.tp_shards import load_share, splits_of
+from sealring_model.loading.tp_shards import load_shard, splits_of
 from sealring_model.loading.weights import write_manifest
 
 WIDE = {
@@ -45,28 +45,28 @@ def loaded(info, *args):
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    share = load_share(info, *args)
-    return share, mx.get_active_memory() - before, mx.get_peak_memory() - before
+    shard = load_shard(info, *args)
+    return shard, mx.get_active_memory() - before, mx.get_peak_memory() - before
 
 
 @pytest.mark.parametrize("member", [0, 1])
 def test_a_member_holds_half_and_never_more_than_a_layer_beside_it(wide, member):
     info = describe(wide)
-    share, held, peak = loaded(info, 0, 6, member, 2)
+    shard, held, peak = loaded(info, 0, 6, member, 2)
     embedding = 4 * info.vocabulary * info.hidden
     shardable = info.size - embedding
-    assert held == share.held
-    assert share.held - embedding <= 0.51 * shardable
-    assert share.read == info.size
+    assert held == shard.held
+    assert shard.held - embedding <= 0.51 * shardable
+    assert shard.read == info.size
     # The largest thing that is read whole is a layer; its share is copied while it is there.
-    assert peak <= share.held + 1.6 * max(info.layers)
+    assert peak <= shard.held + 1.6 * max(info.layers)
 
 
 def test_members_of_a_later_stage_read_their_layers_only(wide):
     info = describe(wide)
-    share, held, _ = loaded(info, 4, 6, 1, 2)
-    assert share.read == sum(info.layers[4:])
-    assert share.held <= held <= 0.51 * share.read
+    shard, held, _ = loaded(info, 4, 6, 1, 2)
+    assert shard.read == sum(info.layers[4:])
+    assert shard.held <= held <= 0.51 * shard.read
 
 
 def test_all_shares_together_are_the_model(wide):
@@ -74,7 +74,7 @@ def test_all_shares_together_are_the_model(wide):
     info = describe(wide)
     whole = dict(tree_flatten(reference_model(wide).parameters()))
     one, two = (
-        dict(tree_flatten(load_share(info, 0, 6, member, 2).stage.parameters()))
+        dict(tree_flatten(load_shard(info, 0, 6, member, 2).stage.parameters()))
         for member in (0, 1)
     )
     assert one.keys() == two.keys()
@@ -88,12 +88,12 @@ def test_all_shares_together_are_the_model(wide):
             assert mx.array_equal(mx.concatenate([part, two[name]], axis=axis), known)
 
 
-@pytest.mark.parametrize("family", SHARED)
-def test_stages_of_every_family_can_be_shared(shared, family):
-    info = describe(shared[family])
+@pytest.mark.parametrize("family", SHARDED)
+def test_stages_of_every_family_can_be_shared(sharded, family):
+    info = describe(sharded[family])
     count = len(info.layers)
     for cut in range(1, count):
-        first, last = load_share(info, 0, cut, 0, 2), load_share(info, cut, count, 1, 2)
+        first, last = load_shard(info, 0, cut, 0, 2), load_shard(info, cut, count, 1, 2)
         assert first.read + last.read == info.size
         assert last.held < 0.6 * last.read
 
@@ -105,17 +105,17 @@ def test_a_quantized_head_is_divided_too(tmp_path):
     config = {**config_of("llama", **WIDE), "quantization": {"group_size": 32, "bits": 4}}
     weights = dict(tree_flatten(model.parameters()))
     info = describe(write_model(tmp_path / "q", config, weights))
-    share = load_share(info, 0, 6, 0, 2)
+    shard = load_shard(info, 0, 6, 0, 2)
     embedding = sum(e.size for name, e in info.entries.items() if "embed" in name)
-    assert share.held - embedding <= 0.51 * (info.size - embedding)
-    names = {name for name, _ in tree_flatten(share.stage.parameters())}
+    assert shard.held - embedding <= 0.51 * (info.size - embedding)
+    names = {name for name, _ in tree_flatten(shard.stage.parameters())}
     assert "lm_head.part.scales" in names
 
 
 def test_a_head_that_does_not_divide_is_held_whole(tmp_path):
     folder = make_model(tmp_path / "m", "llama", vocab_size=251)
-    share = load_share(describe(folder), 0, 5, 0, 2)
-    shapes = {name: a.shape for name, a in tree_flatten(share.stage.parameters())}
+    shard = load_shard(describe(folder), 0, 5, 0, 2)
+    shapes = {name: a.shape for name, a in tree_flatten(shard.stage.parameters())}
     assert shapes["lm_head.weight"] == (251, 64)
 
 
@@ -127,7 +127,7 @@ def test_a_weight_that_is_not_the_manifests(wide, tmp_path, tensor):
     manifest["tensors"][tensor] = "0" * 64
     (folder / "sealring.json").write_text(json.dumps(manifest))
     with pytest.raises(LoadError, match=f"tensor {tensor} does not match the manifest"):
-        load_share(describe(folder), 0, 6, 1, 2)
+        load_shard(describe(folder), 0, 6, 1, 2)
 
 
 REFUSED = {
@@ -153,7 +153,7 @@ def test_what_cannot_be_shared(tmp_path, case):
     family, changes, size, message = REFUSED[case]
     info = describe(make_model(tmp_path / "m", family, **changes))
     with pytest.raises(LoadError, match=message):
-        load_share(info, 0, len(info.layers), 0, size)
+        load_shard(info, 0, len(info.layers), 0, size)
 
 
 @pytest.mark.parametrize(

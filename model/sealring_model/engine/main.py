@@ -69,7 +69,7 @@ from sealring_model.engine.threads import PROCESSORS, share_interpreter
 from sealring_model.errors import FORWARD_ERRORS, GroupError, LoadError, ModelError, told
 from sealring_model.loading.assemble import LoadedStage, load_stage
 from sealring_model.loading.model_folder import ModelInfo, describe, find, memory_room
-from sealring_model.loading.tp_shards import Share, load_share, splits_of
+from sealring_model.loading.tp_shards import TpShard, load_shard, splits_of
 from sealring_model.lookahead.pinned_io import best_device_io
 from sealring_model.sampling.rows import RowParams
 from sealring_model.stage import attention
@@ -94,7 +94,7 @@ class Engine:
         self._params: Final = RowParams()
         self._answers: Final = Answers(channel)
         self._launches: Final = Launches()
-        self._loaded: LoadedStage | Share | None = None
+        self._loaded: LoadedStage | TpShard | None = None
         self._group: Group | None = None
         self._joined = False
         self._executor: Executor | None = None
@@ -268,7 +268,7 @@ class Engine:
         mine = place.bounds[place.rank], place.bounds[place.rank + 1]
         return isinstance(loaded, LoadedStage) and (loaded.first, loaded.last) == mine
 
-    def _load(self, first: int, last: int) -> tuple[LoadedStage | Share, Loaded]:
+    def _load(self, first: int, last: int) -> tuple[LoadedStage | TpShard, Loaded]:
         """These layers, or a share of them, kept if they are there already, and what it cost."""
         if self._loaded is not None and (self._loaded.first, self._loaded.last) == (first, last):
             return self._loaded, Loaded(0, self._loaded.held, 0)
@@ -285,7 +285,7 @@ class Engine:
         loaded = (
             load_stage(self._info, first, last)
             if group is None
-            else load_share(self._info, first, last, group.rank, group.size)
+            else load_shard(self._info, first, last, group.rank, group.size)
         )
         self._loaded = loaded
         return loaded, Loaded(loaded.read, loaded.held, loaded.load_us)
@@ -296,11 +296,11 @@ class Engine:
             if order.hosts:
                 self._join(order)
             else:
-                self._share(order)
+                self._set_shard(order)
         except (OSError, *FORWARD_ERRORS) as error:
             self._refuse(error, FailureKind.GROUP)
 
-    def _share(self, order: Group) -> None:
+    def _set_shard(self, order: Group) -> None:
         """Load the share of *order* from now on; that of one alone is the whole."""
         before, self._group = self._group, order if order.size > 1 else None
         if _member(before) != _member(self._group):
@@ -309,13 +309,17 @@ class Engine:
     def _join(self, order: Group) -> None:
         if self._joined:
             raise GroupError("this process was in a group; it must be replaced by another")
-        share, place = self._loaded, self._place
-        if place is None or not isinstance(share, Share) or _member(order) != _member(self._group):
+        shard, place = self._loaded, self._place
+        if (
+            place is None
+            or not isinstance(shard, TpShard)
+            or _member(order) != _member(self._group)
+        ):
             raise GroupError("this process has no share of this group's to join with")
         self._joined = True
         self._channel.last_wait = _MEMBER_WAIT
         group = join(order)
-        loaded = share.join(group)
+        loaded = shard.join(group)
         self._loaded = loaded
         sum_us, token_us = medians(group, loaded)
         self._channel.send(Grouped(order.size, sum_us, token_us))

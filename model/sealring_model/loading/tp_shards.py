@@ -2,9 +2,9 @@
 
 mlx-lm's models divide themselves: `shard` of their class replaces each projection by the part of
 it that belongs to one member of a group, and remembers the group for the sums between. It asks the
-group for rank and size only, so here it is given a `StandIn` before there is a group, and the
+group for rank and size only, so here it is given a `StandInCollective` before there is a group, and the
 share is on the device before anybody may have to wait for a peer. Once the group stands it takes
-the stand-in's place in every module, see `Share.join`; until then the stage cannot be run.
+the stand-in's place in every module, see `TpShard.join`; until then the stage cannot be run.
 
 What mlx-lm leaves whole in most families is the output head. A head of its own (none that is the
 embedding again) is divided too, by lines of the vocabulary, and the logits are gathered.
@@ -48,7 +48,7 @@ _HEADS: Final = (nn.Linear, nn.QuantizedLinear)
 
 
 @attrs.frozen(eq=False)
-class StandIn:
+class StandInCollective:
     """Stands for the group that there will be: tells `shard` which member's share to keep."""
 
     _rank: int
@@ -64,7 +64,7 @@ class StandIn:
 
 
 @attrs.frozen(eq=False)
-class Share:
+class TpShard:
     """Member *rank*'s share, of *size*, of layers *first* to *last*: *read* bytes came from disk,
     *held* are its weights. It runs once it has joined."""
 
@@ -77,7 +77,7 @@ class Share:
     read: int
     held: int
     load_us: int
-    _stand_in: StandIn
+    _stand_in: StandInCollective
 
     def join(self, group: mx.distributed.Group) -> LoadedStage:
         """The stage as a part of *group*, measured: every member must do this at the same time."""
@@ -89,7 +89,7 @@ class Share:
         return measured(self.info, self.stage, (self.first, self.last), self.read, start)
 
 
-class SharedHead(nn.Module):
+class ShardedHead(nn.Module):
     """An output head of which each member of *group* has some lines: gives all logits to all."""
 
     def __init__(self, head: nn.Module, group: Any) -> None:
@@ -113,7 +113,7 @@ def splits_of(info: ModelInfo) -> int:
     return info.even if hasattr(model_class, "shard") else 0
 
 
-def load_share(info: ModelInfo, first: int, last: int, rank: int, size: int) -> Share:
+def load_shard(info: ModelInfo, first: int, last: int, rank: int, size: int) -> TpShard:
     """Load member *rank*'s share, of *size*, of layers *first* to *last*, and of the ends too when
     *first* is 0.
 
@@ -122,7 +122,7 @@ def load_share(info: ModelInfo, first: int, last: int, rank: int, size: int) -> 
     """
     start = time.perf_counter_ns()
     _check(info, size)
-    stand_in = StandIn(rank, size)
+    stand_in = StandInCollective(rank, size)
     reading = _LazyReading(info, first, last)
     model = build_model(info, reading.fill)
     _divide(info, model, stand_in)
@@ -131,7 +131,7 @@ def load_share(info: ModelInfo, first: int, last: int, rank: int, size: int) -> 
     mx.eval(stage.parameters())
     took = (time.perf_counter_ns() - start) // 1000
     held = held_by(stage)
-    return Share(info, stage, first, last, rank, size, reading.read, held, took, stand_in)
+    return TpShard(info, stage, first, last, rank, size, reading.read, held, took, stand_in)
 
 
 def _check(info: ModelInfo, size: int) -> None:
@@ -148,14 +148,14 @@ def _check(info: ModelInfo, size: int) -> None:
         )
 
 
-def _divide(info: ModelInfo, model: nn.Module, stand_in: StandIn) -> None:
+def _divide(info: ModelInfo, model: nn.Module, stand_in: StandInCollective) -> None:
     divided: Any = model
     try:
         divided.shard(stand_in)
         for module in model.modules():
             head = module.get("lm_head")
             if type(head) in _HEADS and not head["weight"].shape[0] % stand_in.size():
-                module["lm_head"] = SharedHead(head, stand_in)
+                module["lm_head"] = ShardedHead(head, stand_in)
     except (AssertionError, ValueError, TypeError, LookupError, RuntimeError) as error:
         raise LoadError(
             f"mlx-lm cannot share this {info.kind} model among {stand_in.size()} ranks: {error}"
