@@ -39,7 +39,7 @@ class IntegrityError(ModelError):
     KIND = FailureKind.INTEGRITY
 
 
-class GroupError(ModelError):
+class CollectiveError(ModelError):
     """The collective group could not be formed, or this process cannot be of it."""
 
     KIND = FailureKind.GROUP

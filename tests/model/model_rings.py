@@ -207,15 +207,15 @@ class Ring:
             part = tokens[at : at + chunk]
             self.step(work=Prefill(uid, position + at, len(part)), ids=tuple(part))
 
-    def decode(self, group: int = 0, *, join: Sequence[int] = (), evict: Sequence[int] = ()):
-        """One token for every row of *group*, after evictions and joins."""
+    def decode(self, batch: int = 0, *, join: Sequence[int] = (), evict: Sequence[int] = ()):
+        """One token for every row of *batch*, after evictions and joins."""
         done = self.step(
             evict=tuple(evict),
-            join=tuple(Join(uid, group) for uid in join),
+            join=tuple(Join(uid, batch) for uid in join),
             ids=tuple(self.last[uid] for uid in join),
-            work=Decode(group),
+            work=Decode(batch),
         )
-        for uid, token in zip(self.author.ledger.rows(group), done.ids, strict=True):
+        for uid, token in zip(self.author.ledger.rows(batch), done.ids, strict=True):
             self.text[uid].append(token)
             self.last[uid] = token
         return done.ids

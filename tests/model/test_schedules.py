@@ -12,7 +12,7 @@ import pytest
 from model_families import FAMILIES
 from model_rings import SAMPLING, Ring
 from sealring_model.lookahead import lookahead
-from waiting import WaitingDeviceIO
+from waiting_device import WaitingDeviceIO
 
 LENGTH = 16
 
@@ -32,19 +32,19 @@ class Schedule:
         self.sampling: dict[int, int] = {}
         self.said: dict[int, list[int]] = {}
         self.waiting: list[int] = []
-        self.groups: dict[int, list[int]] = {0: [], 1: []}
+        self.batches: dict[int, list[int]] = {0: [], 1: []}
 
     def run(self, ticks: int) -> None:
         moves = [self.admit, self.admit, *[self.decode] * 8, self.preempt, self.cancel, self.reuse]
         for _ in range(ticks):
             self.rng.choice(moves)()
-        for group in self.groups:
-            self.decode(group)
+        for batch in self.batches:
+            self.decode(batch)
         texts = [text for text in self.said.values() if text]
         assert len(texts) > 4
 
     def admit(self) -> None:
-        if len(self.waiting) + sum(map(len, self.groups.values())) < 7:
+        if len(self.waiting) + sum(map(len, self.batches.values())) < 7:
             self._admit(prompt_of(self.rng), [], self.rng.choice((0, 0, 1, 2)))
 
     def _admit(self, prompt: tuple[int, ...], said: list[int], way: int) -> None:
@@ -56,9 +56,9 @@ class Schedule:
         self.prompts[uid], self.sampling[uid], self.said[uid] = prompt, way, list(said)
         self.waiting.append(uid)
 
-    def decode(self, group: int | None = None) -> None:
-        group = self.rng.randrange(2) if group is None else group
-        rows = self.groups[group]
+    def decode(self, batch: int | None = None) -> None:
+        batch = self.rng.randrange(2) if batch is None else batch
+        rows = self.batches[batch]
         joining = [uid for uid in self.waiting if self.rng.random() < 0.7]
         leaving = [uid for uid in rows if len(self.said[uid]) >= LENGTH]
         self.waiting = [uid for uid in self.waiting if uid not in joining]
@@ -67,7 +67,7 @@ class Schedule:
             if leaving:
                 self.ring.evict(*leaving)
             return
-        ids = self.ring.decode(group, join=joining, evict=leaving)
+        ids = self.ring.decode(batch, join=joining, evict=leaving)
         for uid, token in zip(rows, ids, strict=True):
             self.said[uid].append(token)
             text = self.said[uid]
@@ -84,17 +84,17 @@ class Schedule:
         self._leave()
 
     def _leave(self) -> int | None:
-        rows = [(group, uid) for group, uids in self.groups.items() for uid in uids]
+        rows = [(batch, uid) for batch, uids in self.batches.items() for uid in uids]
         if not rows:
             return None
-        group, uid = self.rng.choice(rows)
-        self.groups[group].remove(uid)
+        batch, uid = self.rng.choice(rows)
+        self.batches[batch].remove(uid)
         self.ring.evict(uid)
         return uid
 
     def reuse(self) -> None:
         """Save a row's caches and begin another row from them."""
-        rows = [*self.waiting, *self.groups[0], *self.groups[1]]
+        rows = [*self.waiting, *self.batches[0], *self.batches[1]]
         if not rows:
             return
         uid = self.rng.choice(rows)

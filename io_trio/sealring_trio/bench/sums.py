@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def _alone(rank: int, hosts: list[tuple[str, int]]) -> Any:
-    from sealring_model.engine.group import join  # noqa: PLC0415 - MLX, in this process only
+    from sealring_model.engine.collective import join  # noqa: PLC0415 - MLX, in this process only
     from sealring_protocol.codec.local_messages import Group  # noqa: PLC0415
     from sealring_protocol.codec.messages import Backend  # noqa: PLC0415
 
@@ -49,7 +49,7 @@ def _as_engine(sock: socket.socket) -> tuple[int, Any]:
     """The rank, and the group, that the node at the other end of *sock* has this process join."""
     from sealring_model import tiny  # noqa: PLC0415 - as above
     from sealring_model.engine.channel import Channel, ChannelClosed  # noqa: PLC0415
-    from sealring_model.engine.group import join  # noqa: PLC0415
+    from sealring_model.engine.collective import join  # noqa: PLC0415
     from sealring_model.loading.model_folder import describe  # noqa: PLC0415
     from sealring_protocol.codec.local_messages import Group, Grouped, Loaded  # noqa: PLC0415
     from sealring_protocol.codec.messages import (  # noqa: PLC0415

@@ -36,11 +36,11 @@ _V1: Final = _Files(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_
 def memory_left(proc: Path = _PROC) -> int | None:
     """Bytes that this process, whose ``/proc`` folder is *proc*, may still use as far as control
     groups have a say; None if they have none."""
-    left = [room for folder, files in _groups(proc) if (room := _left(folder, files)) is not None]
+    left = [room for folder, files in _cgroups(proc) if (room := _left(folder, files)) is not None]
     return max(0, min(left)) if left else None
 
 
-def _groups(proc: Path) -> Iterator[tuple[Path, _Files]]:
+def _cgroups(proc: Path) -> Iterator[tuple[Path, _Files]]:
     """The folder of each group that this process is in, from its own to the topmost."""
     try:
         memberships = (proc / "cgroup").read_text().splitlines()

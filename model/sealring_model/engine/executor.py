@@ -18,7 +18,7 @@ What a rank makes of a step depends on its place alone:
 The first failure ends the epoch for this rank: its caches may be half changed, so every later
 step of the epoch is answered with the same failure.
 
-Members of a group (see `group`) each carry out the same steps. MLX matches their collectives by
+Members of a group (see `batch`) each carry out the same steps. MLX matches their collectives by
 order alone, so whatever leads to one is launched by the compute thread, in the order of steps, as
 the same graph on every member: nothing here may depend on time, on memory or on the member before
 that. What does (room, caches given back) comes before the graph and refuses the step, or launches
@@ -239,8 +239,8 @@ class Executor:
         self._caches.apply(change)
         self._update_rows(step, change)
         match step.work:
-            case Decode(group):
-                return self._decode(step, group)
+            case Decode(batch):
+                return self._decode(step, batch)
             case Prefill(uid, _, count):
                 return self._prefill(step, uid, count)
             case NoWork():
@@ -278,9 +278,9 @@ class Executor:
         self._sampler.forget(gone)
         for uid in {*gone} - {row.uid for row in step.open}:
             self._params.forget(uid)
-        for group in change.regroup:
-            if not self._ledger.rows(group):
-                self._sampler.forget_group(group)
+        for batch in change.regroup:
+            if not self._ledger.rows(batch):
+                self._sampler.forget_batch(batch)
         if self._first:
             for join, token in zip(step.join, step.ids, strict=False):
                 self._sampler.give(join.uid, token)
@@ -296,38 +296,38 @@ class Executor:
             self._clear_due = False
             mx.clear_cache()
 
-    def _decode(self, step: Step, group: int) -> PendingAnswer:
-        uids = self._ledger.rows(group)
-        if any(state.group == group for state in self._awaiting_logits.values()):
-            raise LedgerError(f"group {group} decodes, and its last tokens have not come back")
-        came = None if self._first else self._open_hidden(step, group, uids)
-        built = self._lookahead.take_decode(group, came, self._build_decode)
-        pending_answer = self._decoded(step, group, came, built)
+    def _decode(self, step: Step, batch: int) -> PendingAnswer:
+        uids = self._ledger.rows(batch)
+        if any(state.batch == batch for state in self._awaiting_logits.values()):
+            raise LedgerError(f"group {batch} decodes, and its last tokens have not come back")
+        came = None if self._first else self._open_hidden(step, batch, uids)
+        built = self._lookahead.take_decode(batch, came, self._build_decode)
+        pending_answer = self._decoded(step, batch, came, built)
         if self._ledger.length(uids[0]) % _EVALUATE_EVERY == 0:
-            self._caches.tidy(group)
+            self._caches.tidy(batch)
         return pending_answer
 
-    def _tokens(self, group: int) -> mx.array:
-        return self._sampler.inputs(group, self._ledger.rows(group))[:, None]
+    def _tokens(self, batch: int) -> mx.array:
+        return self._sampler.inputs(batch, self._ledger.rows(batch))[:, None]
 
     def _decoded(
-        self, step: Step, group: int, came: Buffer | None, built: BuiltDecode | None
+        self, step: Step, batch: int, came: Buffer | None, built: BuiltDecode | None
     ) -> PendingAnswer:
-        uids = self._ledger.rows(group)
+        uids = self._ledger.rows(batch)
         shape = self._hidden_io.hidden_shape(len(uids))
         if built is None:
-            inputs = self._tokens(group) if came is None else self._hidden_io.to_array(shape, came)
-            outputs = self._stage.run(inputs, self._caches.group(group))
+            inputs = self._tokens(batch) if came is None else self._hidden_io.to_array(shape, came)
+            outputs = self._stage.run(inputs, self._caches.batch(batch))
         if self._first:
             positions = tuple(self._ledger.length(uid) for uid in uids)
-            state = self._sampler.begin(group, uids, positions)
+            state = self._sampler.begin(batch, uids, positions)
             if self._last:
                 return self._start_sampling(
                     step, self._sampler.end(state, self._stage.logits(outputs))
                 )
             self._awaiting_logits[step.n] = state
-        self._lookahead.decode_issued(group, step.n)
-        context = self._hidden_io.outgoing_context(step.n, group, uids)
+        self._lookahead.decode_issued(batch, step.n)
+        context = self._hidden_io.outgoing_context(step.n, batch, uids)
         if built is None:
             return self._hidden_io.start_and_send(step, context, outputs)
         return self._hidden_io.send_when_done(step, context, shape, built.outlet, built.inlet)
@@ -354,7 +354,7 @@ class Executor:
         state = self._awaiting_logits.pop(done.n, None)
         if state is None:
             raise LedgerError(f"hidden states of step {done.n} came back, and none are away")
-        came = self._open_hidden(done, state.group, state.uids)
+        came = self._open_hidden(done, state.batch, state.uids)
         built = self._lookahead.take_closing(done.n, came)
         if built is not None:
             return self._answer_sampled(done, built.sampled, built.inlet)
@@ -376,17 +376,17 @@ class Executor:
             if held is None or held.inlet is None:
                 return
             opened = self._activation_seal.opening_ns
-            contents = self._hidden_io.open(message, held.group, self._ledger.rows(held.group))
+            contents = self._hidden_io.open(message, held.batch, self._ledger.rows(held.batch))
             opening, begun = self._activation_seal.opening_ns - opened, time.perf_counter_ns()
             in_time = held.inlet.fill(contents)
             self._early_fill = _EarlyFill(message, contents, begun if in_time else None, opening)
 
-    def _open_hidden(self, message: Step | StepDone, group: int, uids: tuple[int, ...]) -> Buffer:
+    def _open_hidden(self, message: Step | StepDone, batch: int, uids: tuple[int, ...]) -> Buffer:
         """The hidden states of *message*."""
         told, self._early_fill = self._early_fill, None
         if told is not None and told.message is message:
             return told.contents
-        return self._hidden_io.open(message, group, uids)
+        return self._hidden_io.open(message, batch, uids)
 
     def work_ahead(self) -> bool:
         """Do, on a rank of several, a part of what is to come (see `lookahead`); whether there was
@@ -411,19 +411,19 @@ class Executor:
         except (SealringError, *FORWARD_ERRORS):
             return False  # the step itself tells what is wrong, if it is still wrong then
 
-    def _build_decode(self, group: int) -> BuiltDecode:
-        slots = self._caches.fork(group)
+    def _build_decode(self, batch: int) -> BuiltDecode:
+        slots = self._caches.fork(batch)
         inlet = gate = None
         if self._first:
-            inputs = self._tokens(group)
+            inputs = self._tokens(batch)
             if self.launches_ahead:
                 gate = self._device_io.inlet(self._loaded.dtype, (1, 1, 1))
                 inputs = mx.depends(inputs, gate.array)
         else:
-            inlet = self._hidden_io.inlet(len(self._ledger.rows(group)))
+            inlet = self._hidden_io.inlet(len(self._ledger.rows(batch)))
             inputs = inlet.array
         outlet = self._device_io.outlet(self._stage.run(inputs, slots))
-        return BuiltDecode(group, inlet, gate, slots, outlet)
+        return BuiltDecode(batch, inlet, gate, slots, outlet)
 
     def _build_closing(self, state: SamplerState) -> tuple[Inlet, Sampled]:
         inlet = self._hidden_io.inlet(len(state.uids))

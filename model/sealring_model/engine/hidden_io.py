@@ -44,19 +44,19 @@ class HiddenIO:
         """The shape of hidden states."""
         return rows, tokens, self._hidden
 
-    def outgoing_context(self, n: int, group: int, uids: tuple[int, ...]) -> InnerContext:
+    def outgoing_context(self, n: int, batch: int, uids: tuple[int, ...]) -> InnerContext:
         """Where those of step *n* belong that leave this rank."""
-        return self._context(n, group, self._place.rank + 1, uids)
+        return self._context(n, batch, self._place.rank + 1, uids)
 
-    def _context(self, n: int, group: int, hop: int, uids: tuple[int, ...]) -> InnerContext:
-        return InnerContext(self._place.epoch, n, group, self._place.bounds[hop], uids)
+    def _context(self, n: int, batch: int, hop: int, uids: tuple[int, ...]) -> InnerContext:
+        return InnerContext(self._place.epoch, n, batch, self._place.bounds[hop], uids)
 
     # ---------------------------------------------------------------------- in
 
     def open(
-        self, message: Step | StepDone, group: int, uids: tuple[int, ...], tokens: int = 1
+        self, message: Step | StepDone, batch: int, uids: tuple[int, ...], tokens: int = 1
     ) -> Buffer:
-        """The hidden states of rows *uids* of *group* in *message*, which can be opened once: a
+        """The hidden states of rows *uids* of *batch* in *message*, which can be opened once: a
         step comes from the rank before, its end comes back to rank 0. Raises `IntegrityError`."""
         if len(message.tensors) != 1:
             raise IntegrityError(f"{len(message.tensors)} tensors came where one belongs")
@@ -68,7 +68,7 @@ class HiddenIO:
                 f"not {self._dtype.name} {shape}"
             )
         hop = self._place.rank if isinstance(message, Step) else self._place.world
-        return self._activation_seal.open(self._context(message.n, group, hop, uids), tensor)
+        return self._activation_seal.open(self._context(message.n, batch, hop, uids), tensor)
 
     def to_array(self, shape: tuple[int, ...], data: Buffer) -> mx.array:
         """Hidden states that are there."""

@@ -61,12 +61,12 @@ from sealring_protocol.codec.messages import (
 from sealring_model.engine.activation_seal import PlainActivations, SealedActivations
 from sealring_model.engine.answers import Answers
 from sealring_model.engine.channel import Channel, ChannelBroken, ChannelClosed
+from sealring_model.engine.collective import backends, check_backend, join, medians
 from sealring_model.engine.devices import Launches, give_back, share_arena, shares_device
 from sealring_model.engine.executor import Executor
-from sealring_model.engine.group import backends, check_backend, join, medians
 from sealring_model.engine.inflight import InFlight
 from sealring_model.engine.threads import PROCESSORS, share_interpreter
-from sealring_model.errors import FORWARD_ERRORS, GroupError, LoadError, ModelError, told
+from sealring_model.errors import FORWARD_ERRORS, CollectiveError, LoadError, ModelError, told
 from sealring_model.loading.assemble import LoadedStage, load_stage
 from sealring_model.loading.model_folder import ModelInfo, describe, find, memory_room
 from sealring_model.loading.tp_shards import TpShard, load_shard, splits_of
@@ -95,7 +95,7 @@ class Engine:
         self._answers: Final = Answers(channel)
         self._launches: Final = Launches()
         self._loaded: LoadedStage | TpShard | None = None
-        self._group: Group | None = None
+        self._order: Group | None = None
         self._joined = False
         self._executor: Executor | None = None
         self._place: Bootstrap | None = None
@@ -154,7 +154,7 @@ class Engine:
             case Bootstrap():
                 self._bootstrap(message)
             case Group():
-                self._take_group(message)
+                self._take_order(message)
             case _:
                 raise ChannelBroken(f"a node does not send {type(message).__name__}")
 
@@ -223,10 +223,10 @@ class Engine:
 
     def _begin(self, place: Bootstrap, loaded: LoadedStage) -> None:
         """Take *place* with *loaded*."""
-        reports_logprobs = self._group is None or self._group.rank == 0
+        reports_logprobs = self._order is None or self._order.rank == 0
         activation_seal = self._sealed_activations if place.inner_seal else PlainActivations()
         # Members of a group would wait with one that waits, for what is only a guess.
-        device_waits = self._group is None and self._launches.fit(loaded.last - loaded.first)
+        device_waits = self._order is None and self._launches.fit(loaded.last - loaded.first)
         device_io = best_device_io(loaded.dtype, wait=device_waits and not shares_device())
         self._executor = Executor(
             loaded,
@@ -250,11 +250,11 @@ class Engine:
 
     def _check(self, place: Bootstrap) -> None:
         if self._joined and not self._stays(place):
-            raise GroupError("this process was in a group; it must be replaced by another")
+            raise CollectiveError("this process was in a group; it must be replaced by another")
         if place.backend is not Backend.PIPELINE:
             raise LoadError(f"this engine does not do {place.backend.name}")
-        if self._group is not None:
-            check_backend(self._group)
+        if self._order is not None:
+            check_backend(self._order)
         if place.model != self._info.digest:
             raise LoadError("the ring's model is not this one: their digests differ")
         if place.bounds[-1] != len(self._info.layers):
@@ -276,21 +276,21 @@ class Engine:
         gc.collect()
         mx.clear_cache()
         give_back()
-        group = self._group
+        order = self._order
         self._launches.choose(
-            nccl=group is not None and group.backend is Backend.NCCL,
+            nccl=order is not None and order.backend is Backend.NCCL,
             part=(last - first) % len(self._info.layers),
         )
         attention.install()  # which launches something
         loaded = (
             load_stage(self._info, first, last)
-            if group is None
-            else load_shard(self._info, first, last, group.rank, group.size)
+            if order is None
+            else load_shard(self._info, first, last, order.rank, order.size)
         )
         self._loaded = loaded
         return loaded, Loaded(loaded.read, loaded.held, loaded.load_us)
 
-    def _take_group(self, order: Group) -> None:
+    def _take_order(self, order: Group) -> None:
         self._answers.drain()
         try:
             if order.hosts:
@@ -302,26 +302,26 @@ class Engine:
 
     def _set_shard(self, order: Group) -> None:
         """Load the share of *order* from now on; that of one alone is the whole."""
-        before, self._group = self._group, order if order.size > 1 else None
-        if _member(before) != _member(self._group):
+        before, self._order = self._order, order if order.size > 1 else None
+        if _membership(before) != _membership(self._order):
             self._loaded = None
 
     def _join(self, order: Group) -> None:
         if self._joined:
-            raise GroupError("this process was in a group; it must be replaced by another")
+            raise CollectiveError("this process was in a group; it must be replaced by another")
         shard, place = self._loaded, self._place
         if (
             place is None
             or not isinstance(shard, TpShard)
-            or _member(order) != _member(self._group)
+            or _membership(order) != _membership(self._order)
         ):
-            raise GroupError("this process has no share of this group's to join with")
+            raise CollectiveError("this process has no share of this group's to join with")
         self._joined = True
         self._channel.last_wait = _MEMBER_WAIT
-        group = join(order)
-        loaded = shard.join(group)
+        collective = join(order)
+        loaded = shard.join(collective)
         self._loaded = loaded
-        sum_us, token_us = medians(group, loaded)
+        sum_us, token_us = medians(collective, loaded)
         self._channel.send(Grouped(order.size, sum_us, token_us))
         self._begin(place, loaded)
 
@@ -340,8 +340,8 @@ class Engine:
         )
 
 
-def _member(group: Group | None) -> tuple[Backend, int, int] | None:
-    return None if group is None else (group.backend, group.rank, group.size)
+def _membership(order: Group | None) -> tuple[Backend, int, int] | None:
+    return None if order is None else (order.backend, order.rank, order.size)
 
 
 def serve(sock: socket.socket, model: str, memory_limit: int) -> int:

@@ -79,28 +79,28 @@ class TpShard:
     load_us: int
     _stand_in: StandInCollective
 
-    def join(self, group: mx.distributed.Group) -> LoadedStage:
-        """The stage as a part of *group*, measured: every member must do this at the same time."""
+    def join(self, collective: mx.distributed.Group) -> LoadedStage:
+        """The stage as a part of *collective*, measured: every member must do this at the same time."""
         start = time.perf_counter_ns() - 1000 * self.load_us
         for module in self.stage.modules():
             for name, value in list(vars(module).items()):
                 if value is self._stand_in:
-                    setattr(module, name, group)
+                    setattr(module, name, collective)
         return measured(self.info, self.stage, (self.first, self.last), self.read, start)
 
 
 class ShardedHead(nn.Module):
-    """An output head of which each member of *group* has some lines: gives all logits to all."""
+    """An output head of which each member of *collective* has some lines: gives all logits to all."""
 
-    def __init__(self, head: nn.Module, group: Any) -> None:
+    def __init__(self, head: nn.Module, collective: Any) -> None:
         super().__init__()
-        self.part = shard_linear(head, "all-to-sharded", group=group)
-        self.group = group
+        self.part = shard_linear(head, "all-to-sharded", group=collective)
+        self.collective = collective
 
     def __call__(self, hidden: mx.array) -> mx.array:
         """The logits of *hidden*."""
         part = self.part(hidden)
-        parts = mx.distributed.all_gather(part[None], group=self.group)
+        parts = mx.distributed.all_gather(part[None], group=self.collective)
         return mx.moveaxis(parts, 0, -2).reshape(*part.shape[:-1], -1)
 
 

@@ -73,11 +73,11 @@ _STEADY_AFTER: Final = 3
 
 @attrs.define(eq=False)
 class BuiltDecode:
-    """The next decode of a *group*, once *inlet* is filled, if there is one: what goes out, and
+    """The next decode of a *batch*, once *inlet* is filled, if there is one: what goes out, and
     the caches after it. Without one there may be a *gate*, an inlet of one element that nobody
     looks at."""
 
-    group: int
+    batch: int
     inlet: Inlet | None
     gate: Inlet | None
     slots: list[Any]
@@ -94,7 +94,7 @@ class BuiltClosing:
     """The end of a decode on rank 0: what is *sampled* once *inlet* is filled."""
 
     n: int
-    group: int
+    batch: int
     inlet: Inlet
     sampled: Sampled
     launched: bool = False
@@ -146,30 +146,30 @@ class Lookahead:
         expected = None if decoding is None else self._decodings.get(decoding)
         if not plain or expected is None or not expected.launched:
             self._drop_held(_SKIP_AFTER_CHANGE)
-        for group in touched:
-            self._drop_decode(group)
-            self._to_build.pop(group, None)
-            self._recent.pop(group, None)
+        for batch in touched:
+            self._drop_decode(batch)
+            self._to_build.pop(batch, None)
+            self._recent.pop(batch, None)
 
-    def decode_issued(self, group: int, n: int) -> None:
-        """*group* has been given a decode, step *n*, and the next is likely to be like it."""
-        self._to_build[group] = None
+    def decode_issued(self, batch: int, n: int) -> None:
+        """*batch* has been given a decode, step *n*, and the next is likely to be like it."""
+        self._to_build[batch] = None
         self._skip = max(0, self._skip - 1)
-        self._recent[group] = self._recent.get(group, (0, 0))[0] + 1, n
+        self._recent[batch] = self._recent.get(batch, (0, 0))[0] + 1, n
 
     def take_decode(
-        self, group: int, contents: Buffer | None, decode: Callable[[int], BuiltDecode]
+        self, batch: int, contents: Buffer | None, decode: Callable[[int], BuiltDecode]
     ) -> BuiltDecode | None:
-        """The next decode of *group*, launched, on *contents* of its inlet if there is one; if it
+        """The next decode of *batch*, launched, on *contents* of its inlet if there is one; if it
         was built, or is better built by *decode* now, and not too late. Not given again."""
-        self._to_build.pop(group, None)
-        if group not in self._decodings and self._may_wait(group):
+        self._to_build.pop(batch, None)
+        if batch not in self._decodings and self._may_wait(batch):
             with contextlib.suppress(SealringError, *FORWARD_ERRORS):  # if it is still so, it tells
-                self._decodings[group] = decode(group)
-        decoding = self._decodings.get(group)
+                self._decodings[batch] = decode(batch)
+        decoding = self._decodings.get(batch)
         if decoding is None or not self._fill_and_launch(decoding, contents):
             return None
-        return self._decodings.pop(group)
+        return self._decodings.pop(batch)
 
     def take_closing(self, n: int, contents: Buffer) -> BuiltClosing | None:
         """The end of step *n*, as `decoding` gives a decode."""
@@ -188,7 +188,7 @@ class Lookahead:
             return None
         if isinstance(message, StepDone):
             return held if isinstance(held, BuiltClosing) and held.n == message.n else None
-        usual = message.n == due and not message.changes and message.work == Decode(held.group)
+        usual = message.n == due and not message.changes and message.work == Decode(held.batch)
         return held if usual and isinstance(held, BuiltDecode) else None
 
     def end(self) -> None:
@@ -212,14 +212,14 @@ class Lookahead:
         n = next((n for n in awaiting_logits if n not in self._closings), None)
         if n is not None:
             self._closings[n] = BuiltClosing(
-                n, awaiting_logits[n].group, *close(awaiting_logits[n])
+                n, awaiting_logits[n].batch, *close(awaiting_logits[n])
             )
             return True
-        group = next(iter(self._to_build), None)
-        if group is None:
+        batch = next(iter(self._to_build), None)
+        if batch is None:
             return False
-        self._decodings[group] = decode(group)
-        del self._to_build[group]
+        self._decodings[batch] = decode(batch)
+        del self._to_build[batch]
         return True
 
     def launch(self, done: int) -> bool:
@@ -231,14 +231,14 @@ class Lookahead:
             built
             for built in self._built
             if not built.launched
-            and self._is_steady(built.group)
-            and self._is_answered(built.group, done)
+            and self._is_steady(built.batch)
+            and self._is_answered(built.batch, done)
         ]
-        waiting = {closing.group for closing in self._closings.values() if not closing.launched}
+        waiting = {closing.batch for closing in self._closings.values() if not closing.launched}
         held = self.held
         for built in ready:
-            follows = held is None or held.group == built.group
-            if built.inlet is None and built.group not in waiting and follows:
+            follows = held is None or held.batch == built.batch
+            if built.inlet is None and built.batch not in waiting and follows:
                 self._launch(built)
                 return True
         if held is not None:
@@ -250,18 +250,18 @@ class Lookahead:
                 return True
         return False
 
-    def _may_wait(self, group: int) -> bool:
-        """Whether something of *group* that was not launched may be, for the device to wait in."""
+    def _may_wait(self, batch: int) -> bool:
+        """Whether something of *batch* that was not launched may be, for the device to wait in."""
         return (
-            self._launches_ahead and not self._skip and self.held is None and self._is_steady(group)
+            self._launches_ahead and not self._skip and self.held is None and self._is_steady(batch)
         )
 
-    def _is_steady(self, group: int) -> bool:
-        decodes, _ = self._recent.get(group, (0, 0))
+    def _is_steady(self, batch: int) -> bool:
+        decodes, _ = self._recent.get(batch, (0, 0))
         return decodes >= _STEADY_AFTER
 
-    def _is_answered(self, group: int, done: int) -> bool:
-        _, last = self._recent.get(group, (0, 0))
+    def _is_answered(self, batch: int, done: int) -> bool:
+        _, last = self._recent.get(batch, (0, 0))
         return last <= done
 
     # ------------------------------------------------------------------ inside
@@ -284,7 +284,7 @@ class Lookahead:
         if isinstance(built, BuiltClosing):
             self._start(built, contents)
             return
-        self._caches.put(built.group, built.slots)
+        self._caches.put(built.batch, built.slots)
         if built.gate is None:
             self._launch_and_build(lambda: self._start(built, contents))
         else:
@@ -324,7 +324,7 @@ class Lookahead:
 
     def _fill_and_launch(self, built: BuiltDecode | BuiltClosing, contents: Buffer | None) -> bool:
         """Whether *built*, launched by now, goes on with *contents*."""
-        if contents is not None and not built.launched and self._may_wait(built.group):
+        if contents is not None and not built.launched and self._may_wait(built.batch):
             self.held = built
             self._launch(built, contents)
         if built.inlet is None or contents is None or built.inlet.fill(contents):
@@ -332,7 +332,7 @@ class Lookahead:
                 self.held = None
                 self._next_skip = _SKIP_AFTER_TIMEOUT
             if not built.launched:
-                self._launch(built, due=self._may_wait(built.group))
+                self._launch(built, due=self._may_wait(built.batch))
             return True
         self._drop_held(0)
         self._back_off()
@@ -351,7 +351,7 @@ class Lookahead:
         self._await_device(held)
         if isinstance(held, BuiltClosing):
             del self._closings[held.n]
-        self._drop_decode(held.group)
+        self._drop_decode(held.batch)
         self._skip = max(self._skip, skip)
 
     def _await_device(self, built: BuiltDecode | BuiltClosing) -> None:
@@ -362,11 +362,11 @@ class Lookahead:
                 built.inlet.release()
             mx.eval(*built.arrays())
 
-    def _drop_decode(self, group: int) -> None:
-        """The next decode of *group* was none, and will be built again."""
-        decoding = self._decodings.pop(group, None)
+    def _drop_decode(self, batch: int) -> None:
+        """The next decode of *batch* was none, and will be built again."""
+        decoding = self._decodings.pop(batch, None)
         if decoding is not None:
-            self._to_build[group] = None
+            self._to_build[batch] = None
             self._await_device(decoding)
             if decoding.launched:
-                self._caches.cut(group)
+                self._caches.cut(batch)

@@ -117,29 +117,29 @@ class LogitProcessors:
 
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary: Final = vocabulary
-        self._groups: Final[dict[int, LogitProcessor]] = {}
+        self._by_batch: Final[dict[int, LogitProcessor]] = {}
 
-    def take(self, group: int, rows: tuple[Row, ...]) -> LogitProcessor | None:
-        """What to do to the logits of *group*'s next draw, whose rows are *rows*.
+    def take(self, batch: int, rows: tuple[Row, ...]) -> LogitProcessor | None:
+        """What to do to the logits of *batch*'s next draw, whose rows are *rows*.
 
         Raises `LedgerError` for a token that the vocabulary does not have.
         """
-        before = self._groups.get(group)
+        before = self._by_batch.get(batch)
         if before is not None and _same(before.rows, rows):
             return before
         if not any(row.bias or row.penalised for row in rows):
-            self._groups.pop(group, None)
+            self._by_batch.pop(batch, None)
             return None
         counts = None if before is None else before.counts
         return LogitProcessor(rows, self._bias(rows), self._counts(rows, counts))
 
-    def put(self, group: int, processor: LogitProcessor) -> None:
-        """*group*'s next draw follows the one that gave *processor*."""
-        self._groups[group] = processor
+    def put(self, batch: int, processor: LogitProcessor) -> None:
+        """*batch*'s next draw follows the one that gave *processor*."""
+        self._by_batch[batch] = processor
 
-    def forget_group(self, group: int) -> None:
-        """*group* has no rows left."""
-        self._groups.pop(group, None)
+    def forget_batch(self, batch: int) -> None:
+        """*batch* has no rows left."""
+        self._by_batch.pop(batch, None)
 
     def _bias(self, rows: Sequence[Row]) -> _Bias | None:
         entries = [(at, *entry) for at, row in enumerate(rows) for entry in row.bias]

@@ -88,21 +88,21 @@ class LastTokens:
         """Row *uid* has left."""
         self._given.pop(uid, None)
 
-    def forget_group(self, group: int) -> None:
-        """*group* has no rows left."""
-        self._sampled.pop(group, None)
+    def forget_batch(self, batch: int) -> None:
+        """*batch* has no rows left."""
+        self._sampled.pop(batch, None)
 
-    def sampled(self, group: int, uids: Sequence[int], tokens: mx.array) -> None:
-        """The last decode of *group* gave *tokens*, one for each of *uids*, in order."""
-        self._sampled[group] = (tuple(uids), tokens)
+    def sampled(self, batch: int, uids: Sequence[int], tokens: mx.array) -> None:
+        """The last decode of *batch* gave *tokens*, one for each of *uids*, in order."""
+        self._sampled[batch] = (tuple(uids), tokens)
 
-    def take(self, group: int, uids: tuple[int, ...]) -> mx.array:
-        """The input of *group*'s next decode: uint32 ``(rows,)``.
+    def take(self, batch: int, uids: tuple[int, ...]) -> mx.array:
+        """The input of *batch*'s next decode: uint32 ``(rows,)``.
 
         Raises `LedgerError` when a row has no last token: its decode came before the answer
         of the one before.
         """
-        before, tokens = self._sampled.get(group, ((), _NONE))
+        before, tokens = self._sampled.get(batch, ((), _NONE))
         if before == uids and self._given.keys().isdisjoint(uids):
             return tokens
         places = {uid: at for at, uid in enumerate(before)}

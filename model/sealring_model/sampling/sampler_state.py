@@ -25,10 +25,10 @@ from sealring_model.sampling.sampler import sample
 
 @attrs.frozen(eq=False)
 class SamplerState:
-    """A decode of *group* under way: its rows in order, where their tokens will stand, and what
+    """A decode of *batch* under way: its rows in order, where their tokens will stand, and what
     is done to their logits."""
 
-    group: int
+    batch: int
     uids: tuple[int, ...]
     rows: tuple[Row, ...]
     positions: tuple[int, ...]
@@ -76,19 +76,19 @@ class Sampler:
         for uid in uids:
             self._last.forget(uid)
 
-    def forget_group(self, group: int) -> None:
-        """*group* has no rows left."""
-        self._last.forget_group(group)
-        self._processors.forget_group(group)
+    def forget_batch(self, batch: int) -> None:
+        """*batch* has no rows left."""
+        self._last.forget_batch(batch)
+        self._processors.forget_batch(batch)
 
-    def inputs(self, group: int, uids: tuple[int, ...]) -> mx.array:
-        """What a decode of *group* reads: the last tokens of *uids*, uint32 ``(rows,)``."""
-        return self._last.take(group, uids)
+    def inputs(self, batch: int, uids: tuple[int, ...]) -> mx.array:
+        """What a decode of *batch* reads: the last tokens of *uids*, uint32 ``(rows,)``."""
+        return self._last.take(batch, uids)
 
-    def begin(self, group: int, uids: tuple[int, ...], positions: tuple[int, ...]) -> SamplerState:
-        """The draw that ends a decode of *group*."""
+    def begin(self, batch: int, uids: tuple[int, ...], positions: tuple[int, ...]) -> SamplerState:
+        """The draw that ends a decode of *batch*."""
         rows = self._params.get(uids)
-        return SamplerState(group, uids, rows, positions, self._processors.take(group, rows))
+        return SamplerState(batch, uids, rows, positions, self._processors.take(batch, rows))
 
     def end(self, state: SamplerState, logits: mx.array) -> Sampled:
         """Draw, from *logits* ``(rows, vocabulary)``."""
@@ -101,7 +101,7 @@ class Sampler:
             self._device_io.outlet(tokens), logprobs_of(logits, state.rows, tokens), changed
         )
         # Last, when nothing can fail any more: from now on the next draws follow this one.
-        self._last.sampled(state.group, state.uids, tokens)
+        self._last.sampled(state.batch, state.uids, tokens)
         if after is not None:
-            self._processors.put(state.group, after)
+            self._processors.put(state.batch, after)
         return sampled

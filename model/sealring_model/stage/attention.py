@@ -192,14 +192,14 @@ def fits(queries: mx.array, keys: mx.array, values: mx.array, mask: object) -> b
     rows, heads, tokens, width = queries.shape
     if tokens != 1 or width not in _WIDTHS or queries.dtype not in _TYPES:
         return False
-    _, groups, length, _ = keys.shape
+    _, kv_heads, length, _ = keys.shape
     return (
-        keys.shape == values.shape == (rows, groups, length, width)
+        keys.shape == values.shape == (rows, kv_heads, length, width)
         and queries.dtype == keys.dtype == values.dtype
-        and heads % groups == 0
-        and heads // groups * width <= _SHARED
+        and heads % kv_heads == 0
+        and heads // kv_heads * width <= _SHARED
         and mask.shape in {(rows, 1, 1, length), (1, 1, 1, length)}
-        and 0 < length <= _KEYS_PER_BLOCK * rows * groups
+        and 0 < length <= _KEYS_PER_BLOCK * rows * kv_heads
     )
 
 
@@ -207,18 +207,18 @@ def attend(
     queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array
 ) -> mx.array:
     """What `mx.fast.scaled_dot_product_attention` gives for arguments that `fits` is true of:
-    *queries* ``(rows, heads, 1, width)``, *keys* and *values* ``(rows, groups, length, width)`` and
+    *queries* ``(rows, heads, 1, width)``, *keys* and *values* ``(rows, kv_heads, length, width)`` and
     *mask* ``(rows or 1, 1, 1, length)``. Of a row that sees no key, zeros."""
     rows, heads, _, width = queries.shape
-    groups = keys.shape[1]
+    kv_heads = keys.shape[1]
     threads = 32 * _WARPS
     (out,) = _kernel()(
         inputs=[queries, keys, values, mask, _factor(scale)],
         output_shapes=[queries.shape],
         output_dtypes=[queries.dtype],
-        grid=(threads * rows * groups, 1, 1),
+        grid=(threads * rows * kv_heads, 1, 1),
         threadgroup=(threads, 1, 1),
-        template=[("T", queries.dtype), ("QUERIES", heads // groups), ("WIDTH", width)],
+        template=[("T", queries.dtype), ("QUERIES", heads // kv_heads), ("WIDTH", width)],
     )
     return out
 

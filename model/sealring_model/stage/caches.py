@@ -18,7 +18,7 @@ to go on pays for the copy, and one that never goes on costs nothing. A snapshot
 that shares a rectangle with others is copied out of it at once, into memory of its own, for to
 share would be to hold the whole rectangle.
 
-Caches are kept per slot of the stage's layout; `row` and `group` give the slots, and the stage
+Caches are kept per slot of the stage's layout; `row` and `batch` give the slots, and the stage
 spreads them over the model's layers.
 """
 
@@ -48,46 +48,46 @@ class CacheStore:
         self._ledger = ledger
         self._private: dict[int, list[Any]] = {}
         self._snaps: dict[int, list[Any]] = {}
-        self._batches: dict[int, list[Any]] = {}  # by group
+        self._batched: dict[int, list[Any]] = {}  # by group
         self._single: dict[int, list[Any]] = {}  # by group, of those that have one row
 
     def row(self, uid: int) -> list[Any]:
         """The private caches of row *uid*."""
         return _held(self._private, uid, "row")
 
-    def group(self, group: int) -> list[Any]:
-        """The caches of *group*: batched ones, or those of the one row that it has."""
-        return _held(self._home(group), group, "group")
+    def batch(self, batch: int) -> list[Any]:
+        """The caches of *batch*: batched ones, or those of the one row that it has."""
+        return _held(self._home(batch), batch, "group")
 
-    def fork(self, group: int) -> list[Any]:
-        """What `group` gives, once more, to build on without a trace: the arrays are shared."""
-        return _forks(self.group(group))
+    def fork(self, batch: int) -> list[Any]:
+        """What `batch` gives, once more, to build on without a trace: the arrays are shared."""
+        return _forks(self.batch(batch))
 
-    def put(self, group: int, slots: list[Any]) -> None:
-        """*slots*, a fork, are the caches of *group* from now on. With the former ones gone, MLX
+    def put(self, batch: int, slots: list[Any]) -> None:
+        """*slots*, a fork, are the caches of *batch* from now on. With the former ones gone, MLX
         writes to their arrays in place."""
-        self._home(group)[group] = slots
+        self._home(batch)[batch] = slots
 
-    def cut(self, group: int) -> None:
-        """Take the last token of every row off the caches of *group*, which can be cut. What it
+    def cut(self, batch: int) -> None:
+        """Take the last token of every row off the caches of *batch*, which can be cut. What it
         was is written over by the next."""
-        for cache in _flat(self.group(group)):
+        for cache in _flat(self.batch(batch)):
             if not cache.empty():  # as those stay that stand in for other ranks' layers
                 cache.trim(1)
 
-    def _home(self, group: int) -> dict[int, list[Any]]:
-        return self._single if group in self._single else self._batches
+    def _home(self, batch: int) -> dict[int, list[Any]]:
+        return self._single if batch in self._single else self._batched
 
-    def tidy(self, group: int) -> None:
-        """Have everything in the batched caches of *group* evaluated: what a model never looks at
+    def tidy(self, batch: int) -> None:
+        """Have everything in the batched caches of *batch* evaluated: what a model never looks at
         is a sum that grows by a term, and so by memory, with every token."""
-        if group in self._batches:
-            start(*arrays(self._batches[group]))
+        if batch in self._batched:
+            start(*arrays(self._batched[batch]))
 
     @property
     def nbytes(self) -> int:
         """Bytes that all caches occupy; what two share is counted for both."""
-        stores = (self._private, self._snaps, self._single, self._batches)
+        stores = (self._private, self._snaps, self._single, self._batched)
         return sum(c.nbytes for store in stores for slots in store.values() for c in slots)
 
     def needed(self, step: Step, change: Change, cost: CacheCost) -> int:
@@ -98,9 +98,9 @@ class CacheStore:
         its next token is written, if at all, and is charged so.
         """
         copies = [0]
-        for group, regroup in change.regroup.items():
+        for batch, regroup in change.regroup.items():
             whole = 0
-            for rows in (self._ledger.rows(group), regroup.joined):
+            for rows in (self._ledger.rows(batch), regroup.joined):
                 lengths = [self._ledger.length(uid) for uid in rows]
                 whole += len(rows) * cost.of(max(lengths, default=0))
             copies.append(whole)
@@ -121,10 +121,10 @@ class CacheStore:
             del self._snaps[handle]
         for row in change.opened:
             self._private[row.uid] = self._opened(row)
-        for group, regroup in change.regroup.items():
-            self._regroup(group, regroup)
-            if len(change.regroup) > 1 and self._ledger.rows(group):
-                mx.eval(arrays(self.group(group)))  # or there would be copies of all at once
+        for batch, regroup in change.regroup.items():
+            self._regroup(batch, regroup)
+            if len(change.regroup) > 1 and self._ledger.rows(batch):
+                mx.eval(arrays(self.batch(batch)))  # or there would be copies of all at once
 
     def settle(self, uid: int) -> None:
         """Part of row *uid*'s prompt has been read: keep no more of it than will be looked at."""
@@ -136,13 +136,13 @@ class CacheStore:
             return _forks(self.row(save.uid))
         if save.group in self._single:
             return _forks(self._single[save.group])
-        return self._taken_out(self.group(save.group), save.index)
+        return self._taken_out(self.batch(save.group), save.index)
 
-    def _taken_out(self, batch: list[Any], at: int) -> list[Any]:
-        """The row at *at* of *batch* in private caches of its own."""
+    def _taken_out(self, batched: list[Any], at: int) -> list[Any]:
+        """The row at *at* of *batched* in private caches of its own."""
         slots = [
             fresh if cache.empty() else _taken_out(cache, at)
-            for cache, fresh in zip(batch, self._stage.new_caches(), strict=True)
+            for cache, fresh in zip(batched, self._stage.new_caches(), strict=True)
         ]
         start(*arrays(slots))
         return slots
@@ -160,28 +160,28 @@ class CacheStore:
                 _cut(cache, excess)
         return slots
 
-    def _regroup(self, group: int, regroup: Regroup) -> None:
+    def _regroup(self, batch: int, regroup: Regroup) -> None:
         rows = [self._private.pop(uid) for uid in regroup.joined]
-        batch, single = self._batches.pop(group, []), self._single.pop(group, [])
+        batched, single = self._batched.pop(batch, []), self._single.pop(batch, [])
         if not regroup.kept:
-            batch = []
+            batched = []
         elif single:
             rows.insert(0, single)
         elif len(regroup.kept) == 1 and not rows:
-            rows, batch = [self._taken_out(batch, regroup.kept[0])], []
+            rows, batched = [self._taken_out(batched, regroup.kept[0])], []
         elif len(regroup.kept) < regroup.before:
-            for cache in batch:
+            for cache in batched:
                 cache.filter(list(regroup.kept))
-        if len(rows) == 1 and not batch:
-            self._single[group] = rows[0]
+        if len(rows) == 1 and not batched:
+            self._single[batch] = rows[0]
             return
         if rows:
             merged = [type(caches[0]).merge(list(caches)) for caches in zip(*rows, strict=True)]
-            batch = _extended(batch, merged)
-        if batch:
+            batched = _extended(batched, merged)
+        if batched:
             # Now, so that the private caches go, and nothing unread piles up from change to change.
-            start(*arrays(batch))
-            self._batches[group] = batch
+            start(*arrays(batched))
+            self._batched[batch] = batched
 
 
 def _forks(slots: Iterable[Any]) -> list[Any]:

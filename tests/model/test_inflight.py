@@ -15,7 +15,7 @@ from model_families import FAMILIES
 from model_rings import SAMPLING, Ring, StepFailed, travelled
 from sealring_model.lookahead import lookahead
 from sealring_protocol.codec.messages import NO_WORK, Decode, Join, Open, Prefill, Step, StepDone
-from waiting import ThoroughBuilder, WaitingDeviceIO
+from waiting_device import ThoroughBuilder, WaitingDeviceIO
 
 LENGTH = 14
 ON_DEVICE = 2
@@ -23,9 +23,9 @@ ON_DEVICE = 2
 
 
 class Flights:
-    """One random run of *groups*."""
+    """One random run of *batches*."""
 
-    def __init__(self, folder, bounds, groups: int, rng: random.Random, expected) -> None:
+    def __init__(self, folder, bounds, batches: int, rng: random.Random, expected) -> None:
         self.rng = rng
         self.expected = expected
         late = partial(WaitingDeviceIO, lambda: rng.random() < 0.05)
@@ -33,7 +33,7 @@ class Flights:
         self.world = len(self.ring.executors)
         self.inbox = [deque() for _ in range(self.world)]
         self.in_flight = [deque() for _ in range(self.world)]
-        self.rows: dict[int, list[int]] = {group: [] for group in range(groups)}
+        self.rows: dict[int, list[int]] = {batch: [] for batch in range(batches)}
         self.waiting: list[int] = []
         self.prompts: dict[int, tuple[tuple[int, ...], int]] = {}
         self.said: dict[int, list[int]] = {}
@@ -61,12 +61,12 @@ class Flights:
         if len(self.away) + sum(map(len, self.inbox)) > 6:
             return
         chance = self.rng.random()
-        rows = [(group, uid) for group, uids in self.rows.items() for uid in uids]
+        rows = [(batch, uid) for batch, uids in self.rows.items() for uid in uids]
         if len(self.prompts) < 3 or (chance < 0.05 and len(rows) + len(self.waiting) < 6):
             self._admit()
         elif chance < 0.1 and rows:
-            group, uid = self.rng.choice(rows)
-            self.rows[group].remove(uid)
+            batch, uid = self.rng.choice(rows)
+            self.rows[batch].remove(uid)
             self._send(evict=(uid,), work=NO_WORK)
         else:
             self._decode(self.rng.choice(list(self.rows)))
@@ -81,10 +81,10 @@ class Flights:
         self.prompts[uid], self.said[uid] = (prompt, way), []
         self.waiting.append(uid)
 
-    def _decode(self, group: int) -> None:
-        if any(of == group and n not in self.back for n, (of, _) in self.away.items()):
+    def _decode(self, batch: int) -> None:
+        if any(of == batch and n not in self.back for n, (of, _) in self.away.items()):
             return
-        rows = self.rows[group]
+        rows = self.rows[batch]
         over = tuple(uid for uid in rows if len(self.said[uid]) + self.due[uid] >= LENGTH)
         joining = [uid for uid in self.waiting if self.rng.random() < 0.5]
         self.waiting = [uid for uid in self.waiting if uid not in joining]
@@ -93,10 +93,10 @@ class Flights:
             if over:
                 self._send(evict=over, work=NO_WORK)
             return
-        joins = tuple(Join(uid, group) for uid in joining)
+        joins = tuple(Join(uid, batch) for uid in joining)
         ids = tuple(self.prompts[uid][0][-1] for uid in joining)
-        n = self._send(evict=over, join=joins, ids=ids, work=Decode(group))
-        self.away[n] = (group, tuple(rows))
+        n = self._send(evict=over, join=joins, ids=ids, work=Decode(batch))
+        self.away[n] = (batch, tuple(rows))
         self.due.update(rows)
 
     # ------------------------------------------------------------------- ranks
@@ -159,9 +159,9 @@ def test_steps_in_flight(models, alone, monkeypatch, family, cuts, seed, eager):
             monkeypatch.setattr(lookahead, patience, 0)
     rng = random.Random(f"{family} {cuts} {seed} {eager}")
     bounds = (0, *cuts, FAMILIES[family]["num_hidden_layers"])
-    groups = rng.choice((1, 2, 4))
+    batches = rng.choice((1, 2, 4))
     flights = Flights(
-        models[family], bounds, groups, rng, lambda prompt, way: alone(family, prompt, way)
+        models[family], bounds, batches, rng, lambda prompt, way: alone(family, prompt, way)
     )
     flights.run(500)
     assert sum(len(text) for text in flights.said.values()) > 60

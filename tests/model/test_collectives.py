@@ -10,11 +10,11 @@ from pathlib import Path
 import attrs
 import pytest
 from model_child import Child
+from model_collectives import Members, free_hosts, ring_of
 from model_families import SHARDED
-from model_groups import Members, free_hosts, ring_of
 from model_rings import Author, Ring, place_of
-from sealring_model.engine.group import environment
-from sealring_model.errors import GroupError
+from sealring_model.engine.collective import environment
+from sealring_model.errors import CollectiveError
 from sealring_model.loading.model_folder import describe
 from sealring_protocol.codec.local_messages import Group, Loaded
 from sealring_protocol.codec.messages import (
@@ -301,5 +301,5 @@ def test_what_mlx_finds_in_its_environment(tmp_path, backend):
 
 def test_a_ring_over_ipv6(tmp_path):
     hosts = (("10.0.0.1", 7001), ("fe80::1", 7002))
-    with pytest.raises(GroupError, match="IPv4 addresses, and fe80::1 is none"):
+    with pytest.raises(CollectiveError, match="IPv4 addresses, and fe80::1 is none"):
         environment(ring_of(0, 2, hosts), tmp_path / "hosts.json")

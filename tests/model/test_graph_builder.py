@@ -12,7 +12,7 @@ from model_families import reference_tokens
 from model_rings import StepFailed
 from sealring_model.lookahead import graph_builder, lookahead
 from sealring_model.lookahead.graph_builder import GraphBuilder
-from waiting import PROMPT, ThoroughBuilder, decoding_ring, waiting_ring
+from waiting_device import PROMPT, ThoroughBuilder, decoding_ring, waiting_ring
 
 
 def nothing() -> bool:
@@ -168,14 +168,14 @@ def test_what_comes_next_is_built_while_something_else_is_launched(models, refer
     monkeypatch.setattr(lookahead, "GraphBuilder", ThoroughBuilder)
     monkeypatch.setattr(ThoroughBuilder, "built", 0)
     ring, _ = waiting_ring(models)
-    groups = [ring.admit(PROMPT[:20]), ring.admit(PROMPT[3:30])]
-    for group, uid in enumerate(groups):
-        ring.decode(group, join=[uid])
+    batches = [ring.admit(PROMPT[:20]), ring.admit(PROMPT[3:30])]
+    for batch, uid in enumerate(batches):
+        ring.decode(batch, join=[uid])
     for _ in range(19):
-        for group in range(len(groups)):
-            ring.decode(group)
+        for batch in range(len(batches)):
+            ring.decode(batch)
     assert ThoroughBuilder.built > 30
-    for uid, prompt in zip(groups, (PROMPT[:20], PROMPT[3:30]), strict=True):
+    for uid, prompt in zip(batches, (PROMPT[:20], PROMPT[3:30]), strict=True):
         assert ring.text[uid] == reference_tokens(references["llama"], prompt, 20)
 
 
@@ -215,8 +215,8 @@ def test_what_cannot_be_built_beside_tells_when_it_comes(models, monkeypatch):
         monkeypatch.setattr(executor._stage, "run", fails)
 
     def decode_on() -> None:
-        for group in (0, 1) * 9:  # what was built before is used up first
-            ring.decode(group)
+        for batch in (0, 1) * 9:  # what was built before is used up first
+            ring.decode(batch)
 
     with pytest.raises(StepFailed, match="no graph today"):
         decode_on()

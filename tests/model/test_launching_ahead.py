@@ -6,7 +6,7 @@ import time
 import attrs
 import mlx.core as mx
 import pytest
-import waiting
+import waiting_device
 from model_child import InThread, until
 from model_families import FAMILIES, reference_tokens
 from model_rings import Ring, StepFailed, place_of
@@ -16,7 +16,7 @@ from sealring_model.engine.executor import Executor
 from sealring_model.loading.model_folder import describe
 from sealring_model.lookahead import lookahead
 from sealring_protocol.codec.messages import Decode, Failure, FailureKind, StepDone
-from waiting import ALL, PROMPT, WaitingDeviceIO, decoding_ring, waiting_ring
+from waiting_device import ALL, PROMPT, WaitingDeviceIO, decoding_ring, waiting_ring
 
 
 def test_where_the_device_waits_it_has_the_next_decode_before_its_hidden_states(models, references):
@@ -325,7 +325,7 @@ def test_memory_is_not_given_back_while_the_device_waits(models, monkeypatch):
 def test_what_the_device_has_not_seen_is_not_answered(models, monkeypatch):
     """It went on just when it was told that the hidden states are there."""
     ring, _ = decoding_ring(models)
-    monkeypatch.setattr(waiting.WaitingInlet, "was_filled", False)
+    monkeypatch.setattr(waiting_device.WaitingInlet, "was_filled", False)
     with pytest.raises(StepFailed, match="did not wait"):
         ring.decode()
 

@@ -33,7 +33,7 @@ import mlx.core as mx
 from sealring_protocol.codec.local_messages import Group
 from sealring_protocol.codec.messages import Backend
 
-from sealring_model.errors import GroupError
+from sealring_model.errors import CollectiveError
 from sealring_model.loading.assemble import LoadedStage
 from sealring_model.stage.tensors import MLX_DTYPES
 
@@ -53,40 +53,42 @@ def backends() -> int:
 
 
 def check_backend(order: Group) -> None:
-    """Raises `GroupError` unless this MLX can form the group that *order* asks for."""
+    """Raises `CollectiveError` unless this MLX can form the group that *order* asks for."""
     if not mx.distributed.is_available(_name(order.backend)):
-        raise GroupError(f"this MLX has no {_name(order.backend)} back end")
+        raise CollectiveError(f"this MLX has no {_name(order.backend)} back end")
     if order.backend is Backend.JACCL and _DEVICES not in os.environ:
-        raise GroupError(f"jaccl needs {_DEVICES} set to the file that lists the RDMA devices")
+        raise CollectiveError(f"jaccl needs {_DEVICES} set to the file that lists the RDMA devices")
 
 
 def join(order: Group) -> mx.distributed.Group:
     """The group that *order* describes, of which this process is now a member.
 
-    Raises `GroupError` when it does not come about. May not return at all, see above.
+    Raises `CollectiveError` when it does not come about. May not return at all, see above.
     """
     check_backend(order)
     with _alarm(order.deadline_ms / 1000 + _GRACE), tempfile.TemporaryDirectory() as folder:
         os.environ.update(environment(order, Path(folder) / "hosts.json"))
         try:
-            group = mx.distributed.init(strict=True, backend=_name(order.backend))
-            total = mx.distributed.all_sum(mx.array(1.0), group=group).item()
+            collective = mx.distributed.init(strict=True, backend=_name(order.backend))
+            total = mx.distributed.all_sum(mx.array(1.0), group=collective).item()
         except (RuntimeError, ValueError) as error:
-            raise GroupError(f"the {_name(order.backend)} group was not formed: {error}") from error
-    if (group.rank(), group.size()) != (order.rank, order.size):
-        raise GroupError(
-            f"MLX made this member {group.rank()} of {group.size()}, "
+            raise CollectiveError(
+                f"the {_name(order.backend)} group was not formed: {error}"
+            ) from error
+    if (collective.rank(), collective.size()) != (order.rank, order.size):
+        raise CollectiveError(
+            f"MLX made this member {collective.rank()} of {collective.size()}, "
             f"not {order.rank} of {order.size}"
         )
     if total != order.size:
-        raise GroupError(f"a sum of ones over {order.size} members was {total:g}")
-    return group
+        raise CollectiveError(f"a sum of ones over {order.size} members was {total:g}")
+    return collective
 
 
 def environment(order: Group, hostfile: Path) -> dict[str, str]:
     """What MLX is to find in its environment; for a ring, *hostfile* is written.
 
-    Raises `GroupError` for an address that MLX would not understand.
+    Raises `CollectiveError` for an address that MLX would not understand.
     """
     host, port = order.hosts[0]
     member = {"MLX_RANK": str(order.rank)}
@@ -94,7 +96,7 @@ def environment(order: Group, hostfile: Path) -> dict[str, str]:
         case Backend.RING:
             for other, _ in order.hosts:
                 if ":" in other:
-                    raise GroupError(f"MLX's ring takes IPv4 addresses, and {other} is none")
+                    raise CollectiveError(f"MLX's ring takes IPv4 addresses, and {other} is none")
             hostfile.write_text(json.dumps([[f"{host}:{port}"] for host, port in order.hosts]))
             return {**member, "MLX_HOSTFILE": str(hostfile)}
         case Backend.JACCL:
@@ -104,7 +106,7 @@ def environment(order: Group, hostfile: Path) -> dict[str, str]:
             return {**member, **size, "NCCL_HOST_IP": host, "NCCL_PORT": str(port)}
 
 
-def medians(group: mx.distributed.Group, loaded: LoadedStage) -> tuple[int, int]:
+def medians(collective: mx.distributed.Group, loaded: LoadedStage) -> tuple[int, int]:
     """Microseconds of a sum of one row's hidden state, and of a forward of one token."""
     dtype = MLX_DTYPES[loaded.dtype]
     hidden = mx.zeros((1, 1, loaded.hidden), dtype)
@@ -116,7 +118,7 @@ def medians(group: mx.distributed.Group, loaded: LoadedStage) -> tuple[int, int]
         return loaded.stage.run(inputs, slots)
 
     def total() -> mx.array:
-        return mx.distributed.all_sum(hidden, group=group)
+        return mx.distributed.all_sum(hidden, group=collective)
 
     return _median_us(total, _SUMS), _median_us(token, _TOKENS)
 
