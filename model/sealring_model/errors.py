@@ -45,7 +45,7 @@ class CollectiveError(ModelError):
     KIND = FailureKind.GROUP
 
 
-class RoomError(ModelError):
+class CacheMemoryError(ModelError):
     """A step needs more memory than this rank may use."""
 
     KIND = FailureKind.MEMORY
@@ -64,7 +64,7 @@ FORWARD_ERRORS: Final = (
 """What a forward of some model may raise; all of it is answered, none of it ends the process."""
 
 
-def told(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """What a peer is told of *error*."""
     named = isinstance(error, ModelError | SealringError)
     return clip(str(error) if named else f"{type(error).__name__}: {error}", MAX_REASON)
@@ -72,7 +72,7 @@ def told(error: Exception) -> str:
 
 def failure_of(error: Exception, rank: int) -> Failure:
     """The failure of *rank* that *error*, one of a step's or a model's, is."""
-    text = told(error)
+    text = error_text(error)
     kind = FailureKind.ENGINE_ERROR
     if isinstance(error, ModelError):
         kind = error.KIND

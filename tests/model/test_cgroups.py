@@ -1,7 +1,7 @@
 """Room as control groups have it: the tightest from the process's own group to the topmost."""
 
 import pytest
-from sealring_model.engine.cgroups import memory_left
+from sealring_model.engine.cgroups import memory_available
 
 GIB = 1 << 30
 NONE = 9223372036854771712
@@ -50,7 +50,7 @@ CASES = {
 
 @pytest.mark.parametrize(("groups", "left"), CASES.values(), ids=CASES)
 def test_version_two(made, groups, left):
-    assert memory_left(made("0::/a/b\n", V2, groups)) == left
+    assert memory_available(made("0::/a/b\n", V2, groups)) == left
 
 
 @pytest.mark.parametrize("root", ["/", "/docker/abc"])
@@ -66,8 +66,8 @@ def test_version_one_beside_two(made, root):
         "": {"memory_limit_in_bytes": NONE, "memory_usage_in_bytes": 9},
     }
     proc = made(f"4:memory:/{path}\n3:cpu:/x\n0::/\n", V1.format(root=root), groups)
-    assert memory_left(proc) == GIB + GIB // 2
+    assert memory_available(proc) == GIB + GIB // 2
 
 
 def test_a_system_without_groups(tmp_path):
-    assert memory_left(tmp_path) is None
+    assert memory_available(tmp_path) is None

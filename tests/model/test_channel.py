@@ -28,12 +28,12 @@ def ping(number):
 @pytest.fixture(params=[False, True], ids=["calm", "attentive"])
 def ends(request, monkeypatch):
     """The node's end, and an open channel at the other."""
-    monkeypatch.setattr(channel_module, "_SOON", 3_000_000)
+    monkeypatch.setattr(channel_module, "_POLL_FOR_NS", 3_000_000)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         made = Channel(theirs)
-        made.last_wait = LONG
-        made.attentive = request.param
+        made.exit_grace = LONG
+        made.busy_polls = request.param
         made.open()
         try:
             yield ours, made
@@ -50,10 +50,10 @@ def test_messages_come_in_order_however_they_are_cut(ends, soon):
     cuts = [stream[at : at + 37] for at in range(0, len(stream), 37)]
     sender = threading.Thread(target=lambda: [node.sendall(cut) for cut in cuts])
     sender.start()
-    came = [channel.receive(soon=soon).echo for _ in range(200)]
+    came = [channel.receive(busy_poll=soon).echo for _ in range(200)]
     sender.join()
     assert came == list(range(200))
-    assert channel.is_quiet
+    assert channel.is_empty
 
 
 def test_who_waits_is_woken_by_another_thread(ends):
@@ -65,13 +65,13 @@ def test_who_waits_is_woken_by_another_thread(ends):
     for _ in range(100_000):  # more than any pipe holds
         channel.wake()
     assert all(channel.receive() is None for _ in range(100_000))
-    assert channel.is_quiet
+    assert channel.is_empty
 
 
 def test_what_came_is_not_quiet(ends):
     node, channel = ends
     node.sendall(frame(ping(7)))
-    until(lambda: not channel.is_quiet)
+    until(lambda: not channel.is_empty)
     assert channel.receive().echo == 7
     assert channel.arrived <= time.perf_counter_ns()
 
@@ -84,7 +84,7 @@ def test_the_end_comes_behind_what_was_sent(ends):
     with pytest.raises(ChannelClosed):
         channel.receive()
     with pytest.raises(ChannelClosed):
-        channel.check()
+        channel.raise_if_ended()
 
 
 def test_a_stream_that_is_none_of_ours_is_told_of(ends):
@@ -103,7 +103,7 @@ def test_what_comes_while_nobody_receives_is_there_afterwards(ends):
     node.shutdown(socket.SHUT_WR)
     until(lambda: channel._end is not None)
     with pytest.raises(ChannelClosed):
-        channel.check()
+        channel.raise_if_ended()
     assert channel.receive().echo == 2
     with pytest.raises(ChannelClosed):
         channel.receive()
@@ -112,7 +112,7 @@ def test_what_comes_while_nobody_receives_is_there_afterwards(ends):
 def test_who_expects_a_message_gets_it_before_it_can_be_received(ends):
     node, channel = ends
     first = []
-    channel.expect(lambda message: first.append((message.echo, channel.is_quiet)))
+    channel.intercept_next(lambda message: first.append((message.echo, channel.is_empty)))
     node.sendall(frame(ping(1)) + frame(ping(2)))
     assert [channel.receive().echo, channel.receive().echo] == [1, 2]
     assert first == [(1, True)]
@@ -124,10 +124,10 @@ def test_nobody_gets_ahead_of_what_is_there(ends, there):
     first = []
     if there == "a message":
         node.sendall(frame(ping(1)))
-        until(lambda: not channel.is_quiet)
+        until(lambda: not channel.is_empty)
     else:
         channel.wake()
-    channel.expect(first.append)
+    channel.intercept_next(first.append)
     channel.receive()
     node.sendall(frame(ping(2)))
     assert channel.receive().echo == 2
@@ -136,7 +136,7 @@ def test_nobody_gets_ahead_of_what_is_there(ends, there):
 
 def test_what_is_to_come_soon_is_looked_for_for_a_while_and_then_waited_for(ends, monkeypatch):
     """Nobody burns a processor for what does not come."""
-    monkeypatch.setattr(channel_module, "_SOON", 300_000_000)
+    monkeypatch.setattr(channel_module, "_POLL_FOR_NS", 300_000_000)
     node, channel = ends
     looks, poll = [], select.poll()
     poll.register(channel._sock, select.POLLIN)
@@ -146,12 +146,12 @@ def test_what_is_to_come_soon_is_looked_for_for_a_while_and_then_waited_for(ends
             looks.append(timeout)
             return poll.poll(timeout)
 
-    monkeypatch.setattr(channel, "_arriving", Looks())
+    monkeypatch.setattr(channel, "_readable", Looks())
     node.sendall(frame(ping(1)))
     channel.receive()
-    receiver = threading.Thread(target=channel.receive, kwargs={"soon": True})
+    receiver = threading.Thread(target=channel.receive, kwargs={"busy_poll": True})
     receiver.start()
-    if channel.attentive:
+    if channel.busy_polls:
         until(lambda: looks and looks[-1] is None)
         assert 0 in looks
     else:
@@ -163,10 +163,10 @@ def test_what_is_to_come_soon_is_looked_for_for_a_while_and_then_waited_for(ends
 def test_who_expects_anew_takes_the_place_of_who_did(ends):
     node, channel = ends
     first, second = [], []
-    channel.expect(first.append)
+    channel.intercept_next(first.append)
     channel.wake()  # which takes nobody's place
     assert channel.receive() is None
-    channel.expect(second.append)
+    channel.intercept_next(second.append)
     node.sendall(frame(ping(1)))
     assert channel.receive().echo == 1
     assert (len(first), len(second)) == (0, 1)
@@ -201,4 +201,4 @@ def test_the_end_is_seen_though_much_is_unread(ends, monkeypatch):
     node.close()
     until(lambda: channel._end is not None)
     with pytest.raises(ChannelClosed):
-        channel.check()
+        channel.raise_if_ended()

@@ -9,15 +9,15 @@ import mlx.core as mx
 import pytest
 from model_child import InThread
 from model_rings import place_of
-from sealring_model.engine.devices import Launches
+from sealring_model.engine.devices import LaunchSettings
 from sealring_model.loading.model_folder import describe
 from sealring_model.stage import attention
 
 ARENAS = """
 import ctypes, sys, threading
-from sealring_model.engine.devices import share_arena
+from sealring_model.engine.devices import use_one_arena
 if sys.argv[1] == "share":
-    share_arena()
+    use_one_arena()
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 gate = threading.Barrier(5)
@@ -63,37 +63,37 @@ GRAPHS, OPERATIONS, CHECK = (
 
 
 @pytest.mark.parametrize(
-    ("cuda", "said", "launches", "told"),
+    ("cuda", "said", "settings", "told"),
     [
-        (True, {}, {"nccl": True, "part": 0}, ("0", None, "0")),
-        (True, {}, {"nccl": True, "part": 16}, ("0", "106", "0")),
-        (True, {}, {"nccl": False, "part": 16}, (None, "106", "0")),
-        (True, {}, {"nccl": False, "part": 80}, (None, "533", "0")),
-        (True, {}, {"nccl": False, "part": 0}, (None, None, "0")),
-        (False, {}, {"nccl": False, "part": 16}, (None, None, None)),
-        (True, {GRAPHS: "1"}, {"nccl": True, "part": 0}, ("1", None, "0")),
-        (True, {OPERATIONS: "50"}, {"nccl": False, "part": 16}, (None, "50", "0")),
-        (True, {CHECK: "1"}, {"nccl": False, "part": 0}, (None, None, "1")),
+        (True, {}, {"nccl": True, "layers": 0}, ("0", None, "0")),
+        (True, {}, {"nccl": True, "layers": 16}, ("0", "106", "0")),
+        (True, {}, {"nccl": False, "layers": 16}, (None, "106", "0")),
+        (True, {}, {"nccl": False, "layers": 80}, (None, "533", "0")),
+        (True, {}, {"nccl": False, "layers": 0}, (None, None, "0")),
+        (False, {}, {"nccl": False, "layers": 16}, (None, None, None)),
+        (True, {GRAPHS: "1"}, {"nccl": True, "layers": 0}, ("1", None, "0")),
+        (True, {OPERATIONS: "50"}, {"nccl": False, "layers": 16}, (None, "50", "0")),
+        (True, {CHECK: "1"}, {"nccl": False, "layers": 0}, (None, None, "1")),
     ],
 )
-def test_how_mlx_launches(cuda, said, launches, told, monkeypatch):
+def test_how_mlx_launches(cuda, said, settings, told, monkeypatch):
     monkeypatch.setattr(mx.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(os, "environ", said.copy())
-    chosen = Launches()
-    chosen.choose(**launches)
-    chosen.choose(nccl=True, part=100)  # too late
+    chosen = LaunchSettings()
+    chosen.choose(**settings)
+    chosen.choose(nccl=True, layers=100)  # too late
     assert tuple(map(os.environ.get, (GRAPHS, OPERATIONS, CHECK))) == told
 
 
 def test_a_stage_larger_than_what_was_chosen_for_is_not_launched_at_once(monkeypatch):
     monkeypatch.setattr(os, "environ", {})
-    chosen = Launches()
-    assert not chosen.fit(1)
-    chosen.choose(nccl=False, part=8)
-    assert [chosen.fit(part) for part in (7, 8, 9)] == [True, True, False]
-    alone = Launches()
-    alone.choose(nccl=False, part=0)
-    assert not alone.fit(1)
+    chosen = LaunchSettings()
+    assert not chosen.fits(1)
+    chosen.choose(nccl=False, layers=8)
+    assert [chosen.fits(layers) for layers in (7, 8, 9)] == [True, True, False]
+    alone = LaunchSettings()
+    alone.choose(nccl=False, layers=0)
+    assert not alone.fits(1)
 
 
 def test_an_engine_launches_nothing_before_mlx_is_told_how(models, monkeypatch):
@@ -107,13 +107,13 @@ def test_an_engine_launches_nothing_before_mlx_is_told_how(models, monkeypatch):
 
     for name in ("eval", "async_eval"):
         monkeypatch.setattr(mx, name, partial(noted, getattr(mx, name)))
-    choose = Launches.choose
+    choose = LaunchSettings.choose
 
-    def chosen(launches, **how):
+    def chosen(settings, **how):
         done.append("told")
-        choose(launches, **how)
+        choose(settings, **how)
 
-    monkeypatch.setattr(Launches, "choose", chosen)
+    monkeypatch.setattr(LaunchSettings, "choose", chosen)
     monkeypatch.setattr(attention, "install", lambda: mx.eval(mx.zeros(1) + 1))
     with InThread(models["llama"]) as child:
         child.info()

@@ -139,7 +139,7 @@ def test_in_an_engine_the_thread_that_reads_tells_the_device(
     monkeypatch.setattr(engine, "PROCESSORS", 99 if attentive else 1)
     device_io, channels, tellers = WaitingDeviceIO(), [], []
     monkeypatch.setattr(engine, "best_device_io", lambda _, **__: device_io)
-    expect, fill_early = Channel.expect, Executor.fill_early
+    expect, fill_early = Channel.intercept_next, Executor.fill_early
 
     def noted(channel, first):
         channels.append(channel)
@@ -149,7 +149,7 @@ def test_in_an_engine_the_thread_that_reads_tells_the_device(
         fill_early(executor, message)
         tellers.append((threading.current_thread().name, device_io.waited))
 
-    monkeypatch.setattr(Channel, "expect", noted)
+    monkeypatch.setattr(Channel, "intercept_next", noted)
     ring = Ring(models["llama"], (0, 2, 5))
     head, ring_done = ring.executors[0], ring._done
     with InThread(models["llama"]) as last:
@@ -166,7 +166,7 @@ def test_in_an_engine_the_thread_that_reads_tells_the_device(
         ring.decode(join=[ring.admit(PROMPT[:20])])
         monkeypatch.setattr(Executor, "fill_early", told)
         for _ in range(10):
-            until(lambda: channels and channels[-1]._first is not None)
+            until(lambda: channels and channels[-1]._interceptor is not None)
             waited = device_io.waited
             ring.decode()
             assert tellers.pop() == ("channel", waited + 1)

@@ -15,7 +15,7 @@ from model_families import FAMILIES, config_of, make_model, random_weights, writ
 from model_rings import Ring
 from sealring_model.errors import LoadError
 from sealring_model.loading.assemble import load_stage
-from sealring_model.loading.model_folder import describe, find, memory_room
+from sealring_model.loading.model_folder import describe, find, memory_budget
 from sealring_model.loading.weights import (
     ENDS,
     FOREIGN,
@@ -283,8 +283,8 @@ def test_a_hub_that_cannot_be_reached(tmp_path):
 
 
 def test_room():
-    assert memory_room(12345) == 12345
-    assert memory_room(0) > 1 << 28
+    assert memory_budget(12345) == 12345
+    assert memory_budget(0) > 1 << 28
 
 
 # ------------------------------------------------------------ digest and manifest

@@ -30,7 +30,7 @@ from typing import Final, TypeVarTuple
 import attrs
 import trio
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
-from sealring_model.engine.threads import share_interpreter
+from sealring_model.engine.threads import set_switch_interval
 from sealring_protocol.codec.local_messages import EngineInfo, Loaded, LocalMessage
 from sealring_protocol.codec.messages import Backend
 from sealring_protocol.control.effects import (
@@ -153,7 +153,7 @@ class Runtime:
 
         Raises `OperationError` when it cannot listen.
         """
-        share_interpreter()
+        set_switch_interval()
         listeners = await open_listeners(*self._listen)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -295,7 +295,7 @@ class Runtime:
             self.guard.soon(self.informed.set)
             # It computes with CUDA, and fast, as only there is NCCL.
             self.guard.eager = SPARE and bool(message.backends >> Backend.NCCL & 1)
-            share_interpreter(at_once=self.guard.eager)
+            set_switch_interval(short=self.guard.eager)
         elif isinstance(message, Loaded):
             self.weights_read += message.read
         self._enter(self.node.engine_message, message)

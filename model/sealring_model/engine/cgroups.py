@@ -33,11 +33,13 @@ _V2: Final = _Files(("memory.max", "memory.high"), "memory.current", "inactive_f
 _V1: Final = _Files(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
 
 
-def memory_left(proc: Path = _PROC) -> int | None:
+def memory_available(proc: Path = _PROC) -> int | None:
     """Bytes that this process, whose ``/proc`` folder is *proc*, may still use as far as control
     groups have a say; None if they have none."""
-    left = [room for folder, files in _cgroups(proc) if (room := _left(folder, files)) is not None]
-    return max(0, min(left)) if left else None
+    available = [
+        room for folder, files in _cgroups(proc) if (room := _available(folder, files)) is not None
+    ]
+    return max(0, min(available)) if available else None
 
 
 def _cgroups(proc: Path) -> Iterator[tuple[Path, _Files]]:
@@ -73,7 +75,7 @@ def _mounted(mount: str, *, v1: bool) -> tuple[Path, str] | None:
     return Path(point), root
 
 
-def _left(folder: Path, files: _Files) -> int | None:
+def _available(folder: Path, files: _Files) -> int | None:
     limits = [limit for name in files.limits if (limit := _number(folder / name)) is not None]
     used = _number(folder / files.used)
     if not limits or used is None:

@@ -30,7 +30,7 @@ _ANY: Final = 1 << 20
 """Mebibytes, weights and all, that the operations of one graph may use: no limit."""
 
 
-def share_arena() -> None:
+def use_one_arena() -> None:
     """Have the C library of Linux keep one arena for all threads, where the processor computes.
 
     What one thread of an engine allocates another frees; with an arena for each thread that leaves
@@ -43,7 +43,7 @@ def share_arena() -> None:
         mallopt(_M_ARENA_MAX, 1)
 
 
-def shares_device() -> bool:
+def is_device_shared() -> bool:
     """Whether another process computes on the CUDA device of this one, as far as that can be told.
 
     They take turns, and one that has its device wait takes its turns with nothing.
@@ -65,7 +65,7 @@ def shares_device() -> bool:
     return count.value > 1
 
 
-def keep_memory() -> None:
+def keep_device_memory() -> None:
     """Have CUDA keep what MLX gives back for what MLX asks for next: to take it from the device may
     be to wait for that. Raises `OSError`."""
     driver, all_of_it = ctypes.CDLL("libcuda.so.1"), ctypes.c_uint64((1 << 64) - 1)
@@ -74,7 +74,7 @@ def keep_memory() -> None:
         raise OSError("libcuda does not keep memory")
 
 
-def give_back() -> None:
+def release_device_memory() -> None:
     """Give the CUDA device back what MLX has given back, though it was to be kept."""
     if mx.cuda.is_available():
         with contextlib.suppress(OSError):
@@ -94,14 +94,14 @@ def _memory_pool(driver: ctypes.CDLL) -> ctypes.c_void_p:
     return pool
 
 
-class Launches:
+class LaunchSettings:
     """How MLX launches on CUDA. It is told once, before it has launched anything."""
 
     def __init__(self) -> None:
         self._layers: int | None = None
 
-    def choose(self, *, nccl: bool, part: int) -> None:
-        """For a member of a group whose sums go over *nccl*, or for a *part* of so many layers, 0
+    def choose(self, *, nccl: bool, layers: int) -> None:
+        """For a member of a group whose sums go over *nccl*, or for a *layers* of so many layers, 0
         for all.
 
         MLX records what it launches into CUDA graphs. For each sum that is recorded NCCL makes a
@@ -114,16 +114,16 @@ class Launches:
         """
         if self._layers is not None:
             return
-        self._layers = part
+        self._layers = layers
         if nccl:
             os.environ.setdefault("MLX_USE_CUDA_GRAPHS", "0")
         if mx.cuda.is_available():
             os.environ.setdefault("MLX_ENABLE_CACHE_THRASHING_CHECK", "0")
-            if part:
-                operations = max(_DEFAULT, part * _OPERATIONS // _GRAPHS)
+            if layers:
+                operations = max(_DEFAULT, layers * _OPERATIONS // _GRAPHS)
                 os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", str(operations))
                 os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", str(_ANY))
 
-    def fit(self, part: int) -> bool:
-        """Whether what was chosen lets a *part* of so many layers be launched at once."""
-        return self._layers is not None and part <= self._layers
+    def fits(self, layers: int) -> bool:
+        """Whether what was chosen lets a *layers* of so many layers be launched at once."""
+        return self._layers is not None and layers <= self._layers

@@ -56,8 +56,8 @@ from sealring_model.engine.hidden_io import HiddenIO, check_filled
 from sealring_model.engine.inflight import Clock, InFlight, PendingAnswer
 from sealring_model.errors import (
     FORWARD_ERRORS,
+    CacheMemoryError,
     LedgerError,
-    RoomError,
     failure_of,
 )
 from sealring_model.loading.assemble import LoadedStage
@@ -232,7 +232,7 @@ class Executor:
     def _launch(self, step: Step) -> PendingAnswer:
         self._check_ids(step)
         change = self._apply(step)
-        self._check_room(step, change)
+        self._check_memory(step, change)
         self._lookahead.ledger_changes(
             change, step.work.group if isinstance(step.work, Decode) else None
         )
@@ -263,11 +263,11 @@ class Executor:
             raise LedgerError(f"after step {step.n} this rank's ledger is not the head's")
         return change
 
-    def _check_room(self, step: Step, change: Change) -> None:
+    def _check_memory(self, step: Step, change: Change) -> None:
         """Refuse what would surely not fit."""
-        needed = self._caches.needed(step, change, self._loaded.cost)
+        needed = self._caches.bytes_needed(step, change, self._loaded.cost)
         if needed and mx.get_active_memory() + needed > self._limit:
-            raise RoomError(
+            raise CacheMemoryError(
                 f"step {step.n} needs {needed >> 20} MiB more for caches; "
                 f"{mx.get_active_memory() >> 20} of {self._limit >> 20} MiB are in use"
             )
@@ -304,7 +304,7 @@ class Executor:
         built = self._lookahead.take_decode(batch, came, self._build_decode)
         pending_answer = self._decoded(step, batch, came, built)
         if self._ledger.length(uids[0]) % _EVALUATE_EVERY == 0:
-            self._caches.tidy(batch)
+            self._caches.evaluate(batch)
         return pending_answer
 
     def _tokens(self, batch: int) -> mx.array:
@@ -340,7 +340,7 @@ class Executor:
             inputs = self._hidden_io.to_array(self._hidden_io.hidden_shape(1, count), came)
         slots = self._caches.row(uid)
         outputs = self._stage.run(inputs, slots)
-        self._caches.settle(uid)
+        self._caches.trim_windows(uid)
         # A small array that waits for the caches: to hold them themselves would have the next
         # chunk copy them.
         written = mx.depends([mx.array(0)], arrays(slots))

@@ -62,13 +62,18 @@ from sealring_model.engine.activation_seal import PlainActivations, SealedActiva
 from sealring_model.engine.answers import Answers
 from sealring_model.engine.channel import Channel, ChannelBroken, ChannelClosed
 from sealring_model.engine.collective import backends, check_backend, join, medians
-from sealring_model.engine.devices import Launches, give_back, share_arena, shares_device
+from sealring_model.engine.devices import (
+    LaunchSettings,
+    is_device_shared,
+    release_device_memory,
+    use_one_arena,
+)
 from sealring_model.engine.executor import Executor
 from sealring_model.engine.inflight import InFlight
-from sealring_model.engine.threads import PROCESSORS, share_interpreter
-from sealring_model.errors import FORWARD_ERRORS, CollectiveError, LoadError, ModelError, told
+from sealring_model.engine.threads import PROCESSORS, set_switch_interval
+from sealring_model.errors import FORWARD_ERRORS, CollectiveError, LoadError, ModelError, error_text
 from sealring_model.loading.assemble import LoadedStage, load_stage
-from sealring_model.loading.model_folder import ModelInfo, describe, find, memory_room
+from sealring_model.loading.model_folder import ModelInfo, describe, find, memory_budget
 from sealring_model.loading.tp_shards import TpShard, load_shard, splits_of
 from sealring_model.lookahead.pinned_io import best_device_io
 from sealring_model.sampling.rows import RowParams
@@ -76,24 +81,24 @@ from sealring_model.stage import attention
 
 M = TypeVar("M", Step, StepDone)
 
-_MANY: Final = 8
+_POLL_FROM_PROCESSORS: Final = 8
 """Processors from which on one thread may do nothing but look for what is about to come."""
 
-_MEMBER_WAIT: Final = 0.3
+_MEMBER_EXIT_GRACE: Final = 0.3
 """Seconds that a member of a group has to end once its node is gone: it may wait for a peer."""
 
 
 class Engine:
     """One model on one rank, through any number of epochs."""
 
-    def __init__(self, channel: Channel, info: ModelInfo, room: int) -> None:
+    def __init__(self, channel: Channel, info: ModelInfo, budget: int) -> None:
         self._channel: Final = channel
         self._info: Final = info
-        self._room: Final = room
+        self._memory_budget: Final = budget
         self._sealed_activations: Final = SealedActivations()
         self._params: Final = RowParams()
         self._answers: Final = Answers(channel)
-        self._launches: Final = Launches()
+        self._launch_settings: Final = LaunchSettings()
         self._loaded: LoadedStage | TpShard | None = None
         self._order: Group | None = None
         self._joined = False
@@ -105,20 +110,20 @@ class Engine:
     def run(self) -> None:
         """Serve until the channel closes."""
         splits = splits_of(self._info)
-        self._channel.send(self._info.engine_info(self._room, splits, backends()))
+        self._channel.send(self._info.engine_info(self._memory_budget, splits, backends()))
         try:
             while True:
                 self._work_ahead()
-                message = self._channel.receive(soon=self._only_waits)
+                message = self._channel.receive(busy_poll=self._should_poll)
                 if message is not None:
-                    self._take(message)
+                    self._handle(message)
         finally:
             if self._executor is not None:
                 self._executor.end()
             self._answers.finish()
 
     @property
-    def _only_waits(self) -> bool:
+    def _should_poll(self) -> bool:
         """The device waits for what is to come, and nobody else in this process has to do."""
         held = self._executor is not None and self._executor.device_waits
         return held and self._answers.is_idle
@@ -126,9 +131,9 @@ class Engine:
     def _work_ahead(self) -> None:
         """Build and launch ahead as long as there is nothing else to do."""
         executor = self._executor
-        while executor is not None and self._channel.is_quiet:
+        while executor is not None and self._channel.is_empty:
             if executor.device_waits:
-                self._channel.expect(self._fill_early)
+                self._channel.intercept_next(self._fill_early)
             if not (executor.launches_ahead or self._answers.is_idle) or not executor.work_ahead():
                 return
 
@@ -138,8 +143,8 @@ class Engine:
         if executor and isinstance(message, Step | StepDone) and self._of_this_epoch(message):
             executor.fill_early(message)
 
-    def _take(self, message: LocalMessage) -> None:
-        self._channel.check()
+    def _handle(self, message: LocalMessage) -> None:
+        self._channel.raise_if_ended()
         match message:
             case Step():
                 self._step(message)
@@ -150,15 +155,15 @@ class Engine:
             case Row():
                 self._params.add(message)
             case HopKey():
-                self._key(message)
+                self._set_hop_key(message)
             case Bootstrap():
                 self._bootstrap(message)
             case Group():
-                self._take_order(message)
+                self._handle_order(message)
             case _:
                 raise ChannelBroken(f"a node does not send {type(message).__name__}")
 
-    def _key(self, key: HopKey) -> None:
+    def _set_hop_key(self, key: HopKey) -> None:
         # What was launched before the key came goes out under the one before.
         self._answers.drain()
         try:
@@ -211,45 +216,47 @@ class Engine:
         self._place = place
         self._params.new_epoch()
         try:
-            self._check(place)
+            self._check_bootstrap(place)
             first, last = place.bounds[place.rank], place.bounds[place.rank + 1]
             loaded, cost = self._load(first, last)
         except (OSError, *FORWARD_ERRORS) as error:
-            self._refuse(error, FailureKind.LOAD)
+            self._send_refusal(error, FailureKind.LOAD)
             return
         self._channel.send(cost)
         if isinstance(loaded, LoadedStage):
-            self._begin(place, loaded)
+            self._start_epoch(place, loaded)
 
-    def _begin(self, place: Bootstrap, loaded: LoadedStage) -> None:
+    def _start_epoch(self, place: Bootstrap, loaded: LoadedStage) -> None:
         """Take *place* with *loaded*."""
         reports_logprobs = self._order is None or self._order.rank == 0
         activation_seal = self._sealed_activations if place.inner_seal else PlainActivations()
         # Members of a group would wait with one that waits, for what is only a guess.
-        device_waits = self._order is None and self._launches.fit(loaded.last - loaded.first)
-        device_io = best_device_io(loaded.dtype, wait=device_waits and not shares_device())
+        device_waits = self._order is None and self._launch_settings.fits(
+            loaded.last - loaded.first
+        )
+        device_io = best_device_io(loaded.dtype, wait=device_waits and not is_device_shared())
         self._executor = Executor(
             loaded,
             place,
             self._params,
             activation_seal,
-            self._room,
+            self._memory_budget,
             device_io=device_io,
             reports_logprobs=reports_logprobs,
         )
         launches = self._executor.launches_ahead
-        self._channel.attentive = launches and PROCESSORS >= _MANY
-        share_interpreter(at_once=launches)
+        self._channel.busy_polls = launches and PROCESSORS >= _POLL_FROM_PROCESSORS
+        set_switch_interval(short=launches)
         self._channel.send(self._ready(place, loaded))
 
-    def _refuse(self, error: Exception, kind: FailureKind) -> None:
+    def _send_refusal(self, error: Exception, kind: FailureKind) -> None:
         """A place or a group was not taken, for *error*."""
         kind = error.KIND if isinstance(error, ModelError) else kind
         epoch, rank = (self._place.epoch, self._place.rank) if self._place else (NO_EPOCH, 0)
-        self._channel.send(StepDone(epoch, 0, failed=Failure(rank, kind, told(error))))
+        self._channel.send(StepDone(epoch, 0, failed=Failure(rank, kind, error_text(error))))
 
-    def _check(self, place: Bootstrap) -> None:
-        if self._joined and not self._stays(place):
+    def _check_bootstrap(self, place: Bootstrap) -> None:
+        if self._joined and not self._keeps_layers(place):
             raise CollectiveError("this process was in a group; it must be replaced by another")
         if place.backend is not Backend.PIPELINE:
             raise LoadError(f"this engine does not do {place.backend.name}")
@@ -262,7 +269,7 @@ class Engine:
                 f"the ring splits {place.bounds[-1]} layers; the model has {len(self._info.layers)}"
             )
 
-    def _stays(self, place: Bootstrap) -> bool:
+    def _keeps_layers(self, place: Bootstrap) -> bool:
         """*place* is the one that this member of a group has: its group may serve another epoch."""
         loaded = self._loaded
         mine = place.bounds[place.rank], place.bounds[place.rank + 1]
@@ -275,11 +282,11 @@ class Engine:
         self._loaded = None
         gc.collect()
         mx.clear_cache()
-        give_back()
+        release_device_memory()
         order = self._order
-        self._launches.choose(
+        self._launch_settings.choose(
             nccl=order is not None and order.backend is Backend.NCCL,
-            part=(last - first) % len(self._info.layers),
+            layers=(last - first) % len(self._info.layers),
         )
         attention.install()  # which launches something
         loaded = (
@@ -290,7 +297,7 @@ class Engine:
         self._loaded = loaded
         return loaded, Loaded(loaded.read, loaded.held, loaded.load_us)
 
-    def _take_order(self, order: Group) -> None:
+    def _handle_order(self, order: Group) -> None:
         self._answers.drain()
         try:
             if order.hosts:
@@ -298,12 +305,12 @@ class Engine:
             else:
                 self._set_shard(order)
         except (OSError, *FORWARD_ERRORS) as error:
-            self._refuse(error, FailureKind.GROUP)
+            self._send_refusal(error, FailureKind.GROUP)
 
     def _set_shard(self, order: Group) -> None:
         """Load the share of *order* from now on; that of one alone is the whole."""
         before, self._order = self._order, order if order.size > 1 else None
-        if _membership(before) != _membership(self._order):
+        if _shard_key(before) != _shard_key(self._order):
             self._loaded = None
 
     def _join(self, order: Group) -> None:
@@ -313,17 +320,17 @@ class Engine:
         if (
             place is None
             or not isinstance(shard, TpShard)
-            or _membership(order) != _membership(self._order)
+            or _shard_key(order) != _shard_key(self._order)
         ):
             raise CollectiveError("this process has no share of this group's to join with")
         self._joined = True
-        self._channel.last_wait = _MEMBER_WAIT
+        self._channel.exit_grace = _MEMBER_EXIT_GRACE
         collective = join(order)
         loaded = shard.join(collective)
         self._loaded = loaded
         sum_us, token_us = medians(collective, loaded)
         self._channel.send(Grouped(order.size, sum_us, token_us))
-        self._begin(place, loaded)
+        self._start_epoch(place, loaded)
 
     def _ready(self, place: Bootstrap, loaded: LoadedStage) -> Ready:
         return Ready(
@@ -335,12 +342,12 @@ class Engine:
             dtype=loaded.dtype,
             hidden=loaded.hidden,
             trimmable=loaded.trimmable,
-            room=max(0, self._room - mx.get_active_memory()),
+            room=max(0, self._memory_budget - mx.get_active_memory()),
             cost=loaded.cost,
         )
 
 
-def _membership(order: Group | None) -> tuple[Backend, int, int] | None:
+def _shard_key(order: Group | None) -> tuple[Backend, int, int] | None:
     return None if order is None else (order.backend, order.rank, order.size)
 
 
@@ -350,12 +357,12 @@ def serve(sock: socket.socket, model: str, memory_limit: int) -> int:
     channel.open()
     try:
         info = describe(find(model))
-        room = memory_room(memory_limit)
+        budget = memory_budget(memory_limit)
         if memory_limit:
             mx.set_memory_limit(memory_limit)
-        Engine(channel, info, room).run()
+        Engine(channel, info, budget).run()
     except LoadError as error:
-        failure = Failure(0, FailureKind.LOAD, told(error))
+        failure = Failure(0, FailureKind.LOAD, error_text(error))
         channel.send(StepDone(NO_EPOCH, 0, failed=failure))
         print(f"sealring engine: {error}", file=sys.stderr)
         return 2
@@ -387,8 +394,8 @@ def main() -> int:
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.excepthook = end_with_thread
-    share_arena()
-    share_interpreter()
+    use_one_arena()
+    set_switch_interval()
     return serve(socket.socket(fileno=options.fd), options.model, options.memory_limit)
 
 

@@ -13,11 +13,11 @@ from typing import Final
 PROCESSORS: Final = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 """How many this process may use."""
 
-_SOON: Final = 0.0005
-_AT_ONCE: Final = 0.00005
+_SWITCH_INTERVAL: Final = 0.0005
+_SHORT_SWITCH_INTERVAL: Final = 0.00005
 
 
-def share_interpreter(*, at_once: bool = False) -> None:
+def set_switch_interval(*, short: bool = False) -> None:
     """Have who runs Python give way to who waits to after 0.5 ms, or after 50 us: that is for steps
     that come every few milliseconds, and costs a sum of tensor parallelism a tenth."""
-    sys.setswitchinterval(_AT_ONCE if at_once else _SOON)
+    sys.setswitchinterval(_SHORT_SWITCH_INTERVAL if short else _SWITCH_INTERVAL)

@@ -25,7 +25,7 @@ from sealring_protocol.codec.messages import CacheCost
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.limits import MAX_LAYERS
 
-from sealring_model.engine.cgroups import memory_left
+from sealring_model.engine.cgroups import memory_available
 from sealring_model.errors import LoadError
 from sealring_model.loading.weights import (
     ENDS,
@@ -318,7 +318,7 @@ def _digest(
     return hashlib.sha256(b"sealring model 1\n" + canonical.encode()).digest()
 
 
-def memory_room(limit: int) -> int:
+def memory_budget(limit: int) -> int:
     """Bytes for weights and caches: *limit* if it is not 0, else what the device has free."""
     if limit:
         return limit
@@ -340,5 +340,5 @@ def _free_memory() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     fields = dict(line.split(":", 1) for line in lines)
     free = int(fields["MemAvailable"].split()[0]) * 1024
-    allowed = memory_left()
+    allowed = memory_available()
     return free if allowed is None else min(free, allowed)

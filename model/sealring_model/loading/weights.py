@@ -231,16 +231,16 @@ def write_manifest(folder: Path) -> Path:
 def read_pieces(entry: TensorEntry, memory: memoryview) -> Iterator[memoryview]:
     """Read *entry*'s data into *memory*, from its front again when it is full, and yield each
     piece while it is there. Raises `LoadError` if the file ends too early."""
-    left, at = entry.size, 0
+    remaining, at = entry.size, 0
     with entry.file.open("rb", buffering=0) as stream:
         stream.seek(entry.offset)
-        while left:
-            piece = memory[at : at + min(left, _PIECE)]
+        while remaining:
+            piece = memory[at : at + min(remaining, _PIECE)]
             count = stream.readinto(piece)
             if not count:
                 raise LoadError(f"{entry.file} ends within tensor {entry.name}")
             yield piece[:count]
-            left -= count
+            remaining -= count
             at = (at + count) % len(memory)
 
 

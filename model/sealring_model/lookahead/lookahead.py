@@ -284,7 +284,7 @@ class Lookahead:
         if isinstance(built, BuiltClosing):
             self._start(built, contents)
             return
-        self._caches.put(built.batch, built.slots)
+        self._caches.replace(built.batch, built.slots)
         if built.gate is None:
             self._launch_and_build(lambda: self._start(built, contents))
         else:
@@ -369,4 +369,4 @@ class Lookahead:
             self._to_build[batch] = None
             self._await_device(decoding)
             if decoding.launched:
-                self._caches.cut(batch)
+                self._caches.drop_last_tokens(batch)

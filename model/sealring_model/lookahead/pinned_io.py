@@ -33,7 +33,7 @@ import mlx.core as mx
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.codec.wire import Buffer
 
-from sealring_model.engine.devices import keep_memory
+from sealring_model.engine.devices import keep_device_memory
 from sealring_model.lookahead.device_io import DeviceIO, Inlet, Outlet
 from sealring_model.stage.tensors import MLX_DTYPES, check_size
 
@@ -180,7 +180,7 @@ class PinnedIO(DeviceIO):
         self._timeout_ns: Final = timeout_ns
         self._driver: Final = ctypes.CDLL("libcuda.so.1")
         if device_waits:
-            keep_memory()
+            keep_device_memory()
         self._inlet_buffers: Final[dict[int, deque[_PinnedBuffer]]] = {}
         self._outlet_buffers: Final[dict[int, deque[_PinnedBuffer]]] = {}
         make: Any = mx.fast.cuda_kernel

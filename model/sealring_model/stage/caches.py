@@ -53,32 +53,32 @@ class CacheStore:
 
     def row(self, uid: int) -> list[Any]:
         """The private caches of row *uid*."""
-        return _held(self._private, uid, "row")
+        return _get(self._private, uid, "row")
 
     def batch(self, batch: int) -> list[Any]:
         """The caches of *batch*: batched ones, or those of the one row that it has."""
-        return _held(self._home(batch), batch, "group")
+        return _get(self._store(batch), batch, "group")
 
     def fork(self, batch: int) -> list[Any]:
         """What `batch` gives, once more, to build on without a trace: the arrays are shared."""
         return _forks(self.batch(batch))
 
-    def put(self, batch: int, slots: list[Any]) -> None:
+    def replace(self, batch: int, slots: list[Any]) -> None:
         """*slots*, a fork, are the caches of *batch* from now on. With the former ones gone, MLX
         writes to their arrays in place."""
-        self._home(batch)[batch] = slots
+        self._store(batch)[batch] = slots
 
-    def cut(self, batch: int) -> None:
+    def drop_last_tokens(self, batch: int) -> None:
         """Take the last token of every row off the caches of *batch*, which can be cut. What it
         was is written over by the next."""
         for cache in _flat(self.batch(batch)):
             if not cache.empty():  # as those stay that stand in for other ranks' layers
                 cache.trim(1)
 
-    def _home(self, batch: int) -> dict[int, list[Any]]:
+    def _store(self, batch: int) -> dict[int, list[Any]]:
         return self._single if batch in self._single else self._batched
 
-    def tidy(self, batch: int) -> None:
+    def evaluate(self, batch: int) -> None:
         """Have everything in the batched caches of *batch* evaluated: what a model never looks at
         is a sum that grows by a term, and so by memory, with every token."""
         if batch in self._batched:
@@ -90,7 +90,7 @@ class CacheStore:
         stores = (self._private, self._snaps, self._single, self._batched)
         return sum(c.nbytes for store in stores for slots in store.values() for c in slots)
 
-    def needed(self, step: Step, change: Change, cost: CacheCost) -> int:
+    def bytes_needed(self, step: Step, change: Change, cost: CacheCost) -> int:
         """Bytes more that *step*, which changes the ledger so, needs for caches at *cost* a row.
 
         A regrouped rectangle is copied: it counts whole, and so does that of the joiners, which
@@ -114,50 +114,50 @@ class CacheStore:
     def apply(self, change: Change) -> None:
         """Save, drop, open and regroup, in that order, as *change* says."""
         for save in change.saved:
-            self._snaps[save.handle] = self._saved(save)
+            self._snaps[save.handle] = self._snapshot_of(save)
         for uid in change.dropped_rows:
             del self._private[uid]
         for handle in change.dropped_snaps:
             del self._snaps[handle]
         for row in change.opened:
-            self._private[row.uid] = self._opened(row)
+            self._private[row.uid] = self._caches_for(row)
         for batch, regroup in change.regroup.items():
             self._regroup(batch, regroup)
             if len(change.regroup) > 1 and self._ledger.rows(batch):
                 mx.eval(arrays(self.batch(batch)))  # or there would be copies of all at once
 
-    def settle(self, uid: int) -> None:
+    def trim_windows(self, uid: int) -> None:
         """Part of row *uid*'s prompt has been read: keep no more of it than will be looked at."""
         for cache in _flat(self.row(uid)):
-            _settle(cache)
+            _trim_to_window(cache)
 
-    def _saved(self, save: Saved) -> list[Any]:
+    def _snapshot_of(self, save: Saved) -> list[Any]:
         if save.group is None:
             return _forks(self.row(save.uid))
         if save.group in self._single:
             return _forks(self._single[save.group])
-        return self._taken_out(self.batch(save.group), save.index)
+        return self._extract(self.batch(save.group), save.index)
 
-    def _taken_out(self, batched: list[Any], at: int) -> list[Any]:
+    def _extract(self, batched: list[Any], at: int) -> list[Any]:
         """The row at *at* of *batched* in private caches of its own."""
         slots = [
-            fresh if cache.empty() else _taken_out(cache, at)
+            fresh if cache.empty() else _extract(cache, at)
             for cache, fresh in zip(batched, self._stage.new_caches(), strict=True)
         ]
         start(*arrays(slots))
         return slots
 
-    def _opened(self, row: Open) -> list[Any]:
+    def _caches_for(self, row: Open) -> list[Any]:
         if not row.handle:
             return self._stage.new_caches()
-        slots = _forks(_held(self._snaps, row.handle, "snapshot"))
+        slots = _forks(_get(self._snaps, row.handle, "snapshot"))
         excess = self._ledger.snaps[row.handle] - row.keep
         if excess:
             read = [cache for cache in slots if not cache.empty()]
             if not all(cache.is_trimmable() for cache in read):
                 raise LedgerError(f"snapshot {row.handle} cannot be cut to {row.keep} tokens")
             for cache in read:
-                _cut(cache, excess)
+                _trim(cache, excess)
         return slots
 
     def _regroup(self, batch: int, regroup: Regroup) -> None:
@@ -168,7 +168,7 @@ class CacheStore:
         elif single:
             rows.insert(0, single)
         elif len(regroup.kept) == 1 and not rows:
-            rows, batched = [self._taken_out(batched, regroup.kept[0])], []
+            rows, batched = [self._extract(batched, regroup.kept[0])], []
         elif len(regroup.kept) < regroup.before:
             for cache in batched:
                 cache.filter(list(regroup.kept))
@@ -210,10 +210,10 @@ def _extended(slots: list[Any], merged: list[Any]) -> list[Any]:
     return slots
 
 
-def _taken_out(cache: Any, at: int) -> Any:
+def _extract(cache: Any, at: int) -> Any:
     """The row at *at* of a batched *cache*, as a private one."""
     if hasattr(cache, "caches"):
-        return type(cache)(*(_taken_out(part, at) for part in cache.caches))
+        return type(cache)(*(_extract(part, at) for part in cache.caches))
     row = cache.extract(at)
     if not hasattr(cache, "keys"):
         # Of keys and values the row is a copy; of a state it would be a view of the batch's.
@@ -221,7 +221,7 @@ def _taken_out(cache: Any, at: int) -> Any:
     return row
 
 
-def _cut(cache: Any, excess: int) -> None:
+def _trim(cache: Any, excess: int) -> None:
     """Take the last *excess* tokens off *cache*, and have what it writes next hold no room for
     them."""
     for part in _flat([cache]):
@@ -231,7 +231,7 @@ def _cut(cache: Any, excess: int) -> None:
             part.values = part.values[..., : part.offset, :]
 
 
-def _settle(cache: Any) -> None:
+def _trim_to_window(cache: Any) -> None:
     """Cut what a chunk has left in a rotating cache beside its window.
 
     mlx-lm does it when the next token is written; but a row may wait for that.
@@ -247,7 +247,7 @@ def _settle(cache: Any) -> None:
     cache._idx = window
 
 
-def _held(store: dict[int, list[Any]], number: int, what: str) -> list[Any]:
+def _get(store: dict[int, list[Any]], number: int, what: str) -> list[Any]:
     slots = store.get(number)
     if slots is None:
         raise LedgerError(f"this rank has no {what} {number}")
