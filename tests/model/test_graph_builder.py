@@ -211,8 +211,8 @@ def test_what_cannot_be_built_beside_tells_when_it_comes(models, monkeypatch):
         raise RuntimeError("no graph today")
 
     for executor in ring.executors:
-        monkeypatch.setattr(executor, "_build_decode", fails)
-        monkeypatch.setattr(executor._stage, "run", fails)
+        monkeypatch.setattr(executor._forward, "build_decode", fails)
+        monkeypatch.setattr(executor._forward._stage, "run", fails)
 
     def decode_on() -> None:
         for batch in (0, 1) * 9:  # what was built before is used up first

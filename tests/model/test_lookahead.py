@@ -119,7 +119,7 @@ def test_what_cannot_be_built_fails_in_its_step(models, monkeypatch):
         raise ValueError("no")
 
     with monkeypatch.context() as broken:
-        broken.setattr(head._stage, "run", refuse)
+        broken.setattr(head._forward._stage, "run", refuse)
         assert not head.work_ahead()
     assert not head.finish(head.launch(ring.author.write(work=Decode(0)))).failed
 

@@ -206,7 +206,7 @@ def test_a_rank_with_a_mailbox_answers_the_same(models, monkeypatch):
 
     def watched(inlet, data):
         in_time = fill(inlet, data)
-        waited.append(in_time and inlet._held_since is not None)
+        waited.append(in_time and inlet._launched_at is not None)
         return in_time
 
     monkeypatch.setattr(pinned_io._WaitingInlet, "fill", watched)

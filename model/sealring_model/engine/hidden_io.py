@@ -1,4 +1,4 @@
-"""Hidden states through one rank: what comes in, what goes out, and as what it is answered."""
+"""The hidden states of one rank: checked and opened as they come in, sealed as they go out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FRAME_SLACK: Final = 256 * 1024
 
 
 class HiddenIO:
-    """The way of hidden states, *dtype* and *hidden* wide, through the rank that has *place*."""
+    """Hidden states of *dtype*, *hidden* elements wide, in and out of the rank that has *place*."""
 
     def __init__(
         self,
@@ -40,12 +40,12 @@ class HiddenIO:
         self._device_io: Final = device_io
         self._last: Final = place.rank == place.world - 1
 
-    def hidden_shape(self, rows: int, tokens: int = 1) -> tuple[int, ...]:
-        """The shape of hidden states."""
+    def shape(self, rows: int, tokens: int = 1) -> tuple[int, ...]:
+        """The shape of the hidden states of *tokens* tokens of each of *rows* rows."""
         return rows, tokens, self._hidden
 
     def outgoing_context(self, n: int, batch: int, uids: tuple[int, ...]) -> InnerContext:
-        """Where those of step *n* belong that leave this rank."""
+        """What the seal binds the hidden states of step *n* to that leave this rank."""
         return self._context(n, batch, self._place.rank + 1, uids)
 
     def _context(self, n: int, batch: int, hop: int, uids: tuple[int, ...]) -> InnerContext:
@@ -56,12 +56,15 @@ class HiddenIO:
     def open(
         self, message: Step | StepDone, batch: int, uids: tuple[int, ...], tokens: int = 1
     ) -> Buffer:
-        """The hidden states of rows *uids* of *batch* in *message*, which can be opened once: a
-        step comes from the rank before, its end comes back to rank 0. Raises `IntegrityError`."""
+        """The hidden states in *message*, of *tokens* tokens of each of rows *uids* of *batch*.
+
+        A STEP has them from the rank before, a STEP_DONE from the last rank. Opens each message
+        once. Raises `IntegrityError` for other hidden states than these.
+        """
         if len(message.tensors) != 1:
             raise IntegrityError(f"{len(message.tensors)} tensors came where one belongs")
         tensor = message.tensors[0]
-        shape = self.hidden_shape(len(uids), tokens)
+        shape = self.shape(len(uids), tokens)
         if tensor.dtype != self._dtype or tensor.shape != shape:
             raise IntegrityError(
                 f"hidden states came as {tensor.dtype.name} {tensor.shape}, "
@@ -71,12 +74,12 @@ class HiddenIO:
         return self._activation_seal.open(self._context(message.n, batch, hop, uids), tensor)
 
     def to_array(self, shape: tuple[int, ...], data: Buffer) -> mx.array:
-        """Hidden states that are there."""
+        """Opened hidden states as an array."""
         return from_data(self._dtype, shape, data)
 
     def inlet(self, rows: int) -> Inlet:
-        """Those of a decode that are to come."""
-        return self._device_io.inlet(self._dtype, self.hidden_shape(rows))
+        """An inlet for the hidden states of the next decode, of *rows* rows."""
+        return self._device_io.inlet(self._dtype, self.shape(rows))
 
     # --------------------------------------------------------------------- out
 
@@ -87,7 +90,10 @@ class HiddenIO:
         hidden: mx.array,
         others: tuple[mx.array, ...] = (),
     ) -> PendingAnswer:
-        """Launch *hidden*, with *others*, and send it on."""
+        """Launch *hidden* and *others*, and send *hidden* on once it is computed.
+
+        Raises `ModelError` if it is too large for a frame.
+        """
         if hidden.nbytes > MAX_SEALED_BODY - _FRAME_SLACK:
             raise ModelError(
                 f"{hidden.shape[1]} tokens make {hidden.nbytes} bytes of hidden state, more than "
@@ -106,7 +112,8 @@ class HiddenIO:
         inlet: Inlet | None,
         others: tuple[mx.array, ...] = (),
     ) -> PendingAnswer:
-        """Send on what was launched behind *inlet*, once it has come out of *outlet*."""
+        """Send on what comes out of *outlet*, of a graph that was launched before, on *inlet* if it
+        was launched ahead."""
 
         def answer(clock: Clock) -> Step | StepDone:
             check_filled(inlet)
@@ -118,20 +125,20 @@ class HiddenIO:
     def forward(
         self, step: Step, clock: Clock, tensors: tuple[Tensor, ...] = ()
     ) -> Step | StepDone:
-        """*step* as it goes on from here, or as its answer."""
+        """*step* for the next rank; on the last rank, its answer."""
         spent = (*step.spent, clock())
         if self._last:
             return StepDone(step.epoch, step.n, tensors=tensors, spent=spent)
         return attrs.evolve(step, ids=(), tensors=tensors, spent=spent)
 
     def forward_failure(self, message: Step | StepDone, failure: Failure) -> Step | StepDone:
-        """*message* as it goes on from here with *failure*."""
+        """*message* for the next rank, or its answer, with *failure* and no tensors."""
         if isinstance(message, StepDone) or self._last:
             return StepDone(message.epoch, message.n, spent=message.spent, failed=failure)
         return attrs.evolve(message, ids=(), tensors=(), failed=failure)
 
 
 def check_filled(inlet: Inlet | None) -> None:
-    """Raise `ModelError` if the device has gone on before *inlet* was filled."""
+    """Raise `ModelError` if the device went on before *inlet* was filled."""
     if inlet is not None and not inlet.was_filled:
         raise ModelError("the device did not wait for the hidden states that came")

@@ -1,4 +1,5 @@
-"""What is on the device: a step or the end of one, launched and to be finished (see `executor`)."""
+"""A step or a closing pass in flight: launched on the device, and still to be finished and answered
+(see `executor`)."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from sealring_protocol.codec.local_messages import Logprobs
 from sealring_protocol.codec.messages import Spent, Step, StepDone
 
 Clock = Callable[[], Spent]
-"""Tells where this rank's time with a message went, once there is nothing left to do on it."""
+"""Tells where this rank's time with a message went. Call it last, once the answer is sealed."""
 
 
 @attrs.frozen
 class PendingAnswer:
-    """What the device works on: *arrays* to wait for, then *answer* makes what to send, and *logprobs*
-    what goes before it."""
+    """An answer that the device still works on: wait for *arrays*, send what *logprobs* gives, then
+    what *answer* gives."""
 
     arrays: tuple[mx.array, ...]
     answer: Callable[[Clock], Step | StepDone]
@@ -25,8 +26,11 @@ class PendingAnswer:
 
 @attrs.frozen
 class InFlight:
-    """*message*, that came at *arrived*, on the device. Times are nanoseconds of
-    `time.perf_counter_ns`; *opening* of them, before *begun*, went into opening hidden states."""
+    """*message* on the device.
+
+    It came at *arrived*; the work on it began at *begun*, both in nanoseconds of
+    `time.perf_counter_ns`. Before that, *opening* nanoseconds went into opening hidden states.
+    """
 
     message: Step | StepDone
     pending_answer: PendingAnswer

@@ -1,1 +1,1 @@
-"""The next step on a rank of a pipeline, launched before its input is there."""
+"""Look-ahead: a rank builds and launches its next graph before its input comes."""

@@ -1,9 +1,9 @@
-"""How what a rank computes on gets into the device, and how what it makes gets out.
+"""How the input of a rank's graph gets into the device, and how its output gets out.
 
-A graph begins at an `Inlet`, an array to build on before its contents have come, and ends at an
-`Outlet`, whose bytes can be had once the device is done. `DeviceIO` makes both, for any device. There
-may be others whose inlets *wait*: the device itself waits for the contents, and so all of a graph
-can be launched before they come (see `pinned_io`).
+A graph begins at an `Inlet`: an array to build on before its contents have come. It ends at an
+`Outlet`, whose bytes can be read once the device is done. `DeviceIO` makes both, for any device.
+`pinned_io` makes inlets at which the device itself waits for the contents, so that a whole graph
+can be launched before they come.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ from sealring_model.stage.tensors import (
 
 
 class Inlet:
-    """An *array* whose contents come later. Nothing of a graph on it may be evaluated until `fill`
-    has been called, unless it waits."""
+    """An *array* whose contents come later.
+
+    Unless the device waits at it, no graph on it may be evaluated before `fill` has been called.
+    """
 
     def __init__(self, dtype: DType, shape: tuple[int, ...], array: mx.array) -> None:
         self.dtype: Final = dtype
@@ -38,25 +40,27 @@ class Inlet:
         self.array: Final = array
 
     def mark_launched(self) -> None:
-        """What follows the array is about to be launched, and a device that can wait will."""
+        """Say that a graph on the array is about to be launched: a device that can wait will."""
 
     def fill(self, data: Buffer) -> bool:
-        """Put a copy of *data* into the array; whether that was in time. If not, a device that
-        waited has gone on without. One that waits takes what it is given first, and tells of that
-        whenever it is asked again. Raises `IntegrityError` for *data* of another size."""
+        """Put a copy of *data* into the array. False if a device that waits had to go on without.
+
+        An inlet at which the device waits takes *data* once; later calls change nothing and return
+        the same. Raises `IntegrityError` for *data* of another size.
+        """
         raise NotImplementedError
 
     def release(self) -> None:
-        """There will be no contents: a device that waits goes on, and what it makes is nothing."""
+        """Let a device that waits go on without contents; what it computes has no meaning."""
 
     @property
     def was_filled(self) -> bool:
-        """Whether the device saw what `fill` was given; known once it is done."""
+        """Whether the device saw the contents; ask once it is done with the graph."""
         return True
 
 
 class _HostInlet(Inlet):
-    """Memory that is filled before anything is evaluated."""
+    """An inlet in memory that must be filled before the graph is evaluated."""
 
     def __init__(self, dtype: DType, shape: tuple[int, ...]) -> None:
         self._words: Final = words_of(dtype, shape, bytes(prod(shape) * dtype.width))
@@ -70,8 +74,8 @@ class _HostInlet(Inlet):
 
 @attrs.frozen(eq=False)
 class Outlet:
-    """Once *ready* has been evaluated, *data* gives the bytes that have come out, row-major and
-    uncopied. They stay as long as the outlet does."""
+    """Where a graph ends. Once *ready* has been evaluated, *data* gives the bytes, row-major and
+    uncopied; they are valid as long as the outlet lives."""
 
     ready: mx.array
     data: Callable[[], memoryview]
@@ -81,17 +85,17 @@ class DeviceIO:
     """Inlets and outlets of one rank."""
 
     device_waits = False
-    """Whether an inlet has the device wait, as long as it has not been filled."""
+    """Whether the device waits at an inlet until it is filled."""
 
     def inlet(self, dtype: DType, shape: tuple[int, ...]) -> Inlet:
-        """An array of *shape* that is still to be filled."""
+        """An inlet for an array of *dtype* and *shape*."""
         return _HostInlet(dtype, shape)
 
     def outlet(self, array: mx.array) -> Outlet:
-        """Where *array* comes out. A part of the graph, to be evaluated with the rest."""
+        """The outlet of *array*, as a part of its graph."""
         block = outgoing(array)
         return Outlet(block, lambda: data_of(block))
 
     def start(self, *arrays: mx.array) -> None:
-        """Set the device to work on *arrays*, behind all else, and do not wait."""
+        """Launch *arrays* behind all that was launched before. Does not wait for them."""
         start(*arrays)

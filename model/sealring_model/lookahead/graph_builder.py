@@ -1,17 +1,17 @@
-"""A thread that builds graphs while another launches.
+"""A second thread that builds graphs while the first one launches.
 
-What MLX does to launch it does in C++, without the interpreter and for milliseconds; graphs are
-built in Python. So both go on at once, on two processors: where these are slow or shared a step
-takes as long as the longer of the two, and not as both.
+MLX launches in C++ for milliseconds without the GIL; graphs are built in Python. So two processors
+can do both at once. Where processors are slow or shared, a step then takes as long as the longer of
+the two instead of their sum.
 
-MLX evaluates a graph on the thread that has its stream, but any thread may build for that stream,
-also on an array that is being evaluated: to build on it is to hold it, and to look at its shape.
-(Not so if it is one of several that come out of one operation; no launch leaves such a one to be
-built on.)
+MLX evaluates a graph on the thread that owns its stream, but any thread may build for that stream,
+even on an array that is being evaluated: building holds the array and looks at its shape only. (The
+exception is an array that is one of several outputs of an operation. No launch leaves such an array
+to be built on.)
 
-There is one such thread for all of the process, and it never ends. MLX keeps for each thread what
-it has compiled there, which takes a while to make, and gives it back when the thread is gone: by
-then Python may be, too, and the process would abort.
+A process has one such thread, and it never ends. MLX keeps compiled functions for each thread, which
+take a while to make, and frees them when the thread ends. At the exit of the process Python may be
+gone by then, and the process would abort.
 """
 
 from __future__ import annotations
@@ -31,15 +31,19 @@ _started: Final = threading.Event()
 
 
 class GraphBuilder:
-    """Has things built for the thread that makes this, while that launches."""
+    """Lets the second thread build on the streams of the thread that makes this."""
 
     def __init__(self) -> None:
         self._streams: Final = {mx.default_stream(d) for d in (mx.cpu, mx.default_device())}
         self._launching = False
 
     def launch(self, call: Callable[[], None], build: Callable[[], bool]) -> None:
-        """Do *call*, and beside it *build* again and again, until it has nothing to do or *call* is
-        done. *build* is not under way before or after, and what either raises is raised."""
+        """Call *call*. Meanwhile the other thread calls *build* again and again, until it returns
+        False or *call* returns.
+
+        *build* does not run before or after. What either raises is raised here; if both do, what
+        *call* raises. Where the system has no thread to give, only *call* is called.
+        """
         if not _has_thread():
             call()
             return
@@ -66,7 +70,7 @@ class GraphBuilder:
 
 
 def _has_thread() -> bool:
-    """Whether there is the thread. It is started if the system has one."""
+    """Start the thread, if it is not there. False if the system has none to give."""
     with _starting:
         if not _started.is_set():
             try:

@@ -1,43 +1,48 @@
-"""What comes next on a rank of a pipeline, done before its input is there.
+"""Builds, and where the device can wait launches, a rank's next graph before its input comes.
 
-Of the time that a stage spends on a token, a quarter or so goes into building the graph in Python:
-nothing that needs the hidden states, only their shape. While they are under way a rank has nothing
-to do. So it builds then, on an inlet that is filled when they come (see `device_io`):
+Building a stage's graph in Python takes about a quarter of the time that the stage spends on a
+token. It needs the shape of the hidden states and not their values. A rank of a pipeline is idle
+while the hidden states travel, so it builds then, on an inlet that is filled when they arrive (see
+`device_io`). It builds:
 
-- on rank 0, the end of a decode whose hidden states are away: norm, output head and draw. They are
-  sure to come;
-- on any rank, once that is done, the next decode of a group, as if no row were to join or to leave
-  before. Where that turns out wrong the graph is dropped, and the step is built when it comes.
+- on rank 0, the closing pass of a decode whose hidden states are on their way round the ring: norm,
+  output head and sampling. They are sure to come back;
+- on any rank, once no closing pass is left to build, the next decode of a batch, on the guess that
+  no row joins or leaves before it. Where the guess fails the graph is dropped, and the step is
+  built when it comes.
 
-Caches take part as forks: what a graph does to them shows once it is launched. They share their
-arrays with the caches that they are forks of, and these go before that, for MLX to write in place.
+A graph writes to forks of the caches, so it changes nothing before it is launched. A fork shares
+its arrays with the cache that it was made from; that cache is let go before the launch, so that MLX
+writes in place.
 
-Where inlets wait, what comes next is *launched* as well, which takes another half of that time:
-one thing that waits, and on rank 0 the decode that follows such an end. The device then does
-nothing else; so whatever else comes first has it go on, and what it makes is dropped. Written on a
-guess is then one token behind the last one of each row of the group, in caches that can be cut:
-so it is cut off, and written again. Guesses that fail cost the device a decode, so after one some
-decodes are left to themselves.
+Where inlets wait, the next graph is also *launched* ahead. Launching takes about another half of
+the stage's time for a token. One graph at a time waits in the device; on rank 0 the decode that
+follows a closing pass is launched behind it. A waiting graph blocks the device. So when any other
+message comes first, the inlet is released and the result is dropped. The dropped graph has written
+one token behind the last one of each row; the caches must be trimmable, and that token is dropped
+and written again. A failed guess costs the device one decode, so some decodes after it are not
+launched ahead.
 
-The decode before must be done by then. As long as the device works on it MLX holds the caches that
-it reads, and what is launched writes to copies: of as many layers as are not done yet, so that each
-launch is another CUDA graph, and that one may have to be made. To make one, as to load a kernel
-that was never used, CUDA waits for the whole device; hence the first decodes of a group are not
-launched ahead either.
+A decode is launched ahead only once the decode before it is done. Until then MLX holds the caches
+that the device reads, and the new graph would write to copies, for as many layers as are not done
+yet: each launch would be another CUDA graph, which may have to be made. To make a CUDA graph, or to
+load a kernel for the first time, CUDA waits for the whole device. For the same reason the first
+decodes of a batch are not launched ahead.
 
-A decode whose hidden states are there before it is launched is launched, too, before the device is
-told of them; one of rank 0, which waits for none, beside a *gate* that is opened then. To launch it
-while the device is done with its beginning took up to twice as long, which could be longer than
-until the next one came: a rank that was late once stayed so. MLX tells graphs apart by who uses
-whose memory again, and so what the device is done with by then makes for other graphs. What does
-not depend on a gate and is in the same graph may be worked on; nothing is done before it is open.
+A decode whose hidden states come before it was launched is launched before the device is told of
+them. A decode on rank 0 waits for no hidden states, so it gets a *gate*, which is opened once all
+of it is launched. Without that the device finishes the beginning of a graph while the rest is being
+launched. MLX then reuses the freed memory, sees another graph, and the launch takes up to twice as
+long, possibly longer than until the next decode comes: a rank that was late once stayed late. The
+operations that do not depend on the gate may run early, but the graph does not end before the gate
+is open.
 
-Most of the time that a rank needs for a step it is launching, and beside that another thread builds
-(`graph_builder`): so what is launched next is there when the launch is done.
+Launching takes most of the time that a rank needs for a step. Another thread builds meanwhile
+(`graph_builder`), so the graph that is launched next is ready when the launch returns.
 
-A rank alone has no use for any of this: it launches a step while the device works on the one
-before. And it is only for models whose forwards are *blind*, that is, never look at a value to
-decide what to do: such a one would see what an inlet has before it is filled.
+A rank alone needs none of this: it launches a step while the device works on the one before. And it
+works only for models whose forwards are *blind*: their graphs depend on shapes alone. A forward
+that looks at values would see what an inlet holds before it is filled.
 """
 
 from __future__ import annotations
@@ -61,21 +66,25 @@ from sealring_model.sampling.sampler_state import Sampled, SamplerState
 from sealring_model.stage.caches import CacheStore
 
 _SKIP_AFTER_CHANGE: Final = 4
-"""Decodes that are not launched ahead at first, nor after a step that is more than a decode: where
-rows come and go, the next such step is soon to come."""
+"""Decodes that are not launched ahead in the beginning, and after each step that is more than a
+decode: membership changes come in clusters."""
 _SKIP_AFTER_TIMEOUT: Final = 4
-"""And after one that the device did not wait for long enough. Each time that this comes again at
-once there are twice as many: the other ranks may be slower than that."""
+"""Decodes that are not launched ahead after the device gave up waiting. The number doubles with
+each timeout in a row, for the other ranks may be slower than the timeout."""
 _MAX_SKIP: Final = 4096
+"""Cap on that doubling."""
 _STEADY_AFTER: Final = 3
-"""The decode of a group, since its rows changed, after which nothing about the next is new."""
+"""Decodes of a batch with the same rows after which the next graph has nothing new to CUDA."""
 
 
 @attrs.define(eq=False)
 class BuiltDecode:
-    """The next decode of a *batch*, once *inlet* is filled, if there is one: what goes out, and
-    the caches after it. Without one there may be a *gate*, an inlet of one element that nobody
-    looks at."""
+    """The graph of the next decode of *batch*: the *slots* of its caches afterwards, and what goes
+    out by *outlet*.
+
+    It reads *inlet* on a later rank. On rank 0 it may wait for *gate*, an inlet of one element
+    whose value nobody reads.
+    """
 
     batch: int
     inlet: Inlet | None
@@ -91,7 +100,8 @@ class BuiltDecode:
 
 @attrs.define(eq=False)
 class BuiltClosing:
-    """The end of a decode on rank 0: what is *sampled* once *inlet* is filled."""
+    """The graph of the closing pass of step *n* on rank 0: what is *sampled* from the hidden states
+    that *inlet* is filled with."""
 
     n: int
     batch: int
@@ -105,8 +115,12 @@ class BuiltClosing:
 
 
 class Lookahead:
-    """What one rank has done ahead. *launches_ahead* if it may launch what waits; *build*, which calls
-    `build`, is then called beside that, in another thread."""
+    """The graphs that one rank has built or launched ahead.
+
+    *build* builds one more graph by calling `build` here. It is a method of this object's owner,
+    and is held weakly. With *launches_ahead* the rank may launch graphs that wait, and *build* is
+    then also called by another thread, while this one launches.
+    """
 
     def __init__(
         self,
@@ -118,32 +132,35 @@ class Lookahead:
     ) -> None:
         self._caches: Final = caches
         self._device_io: Final = device_io
-        self._build: Final = WeakMethod(build)  # whose owner has this
+        self._build: Final = WeakMethod(build)
         self._launches_ahead: Final = launches_ahead
         self._graph_builder: Final = GraphBuilder() if launches_ahead else None
-        self._to_build: Final[dict[int, None]] = {}  # groups, in the order of their last decodes
-        self._recent: Final[
-            dict[int, tuple[int, int]]
-        ] = {}  # by group: decodes, the last one's step
-        self._decodings: Final[dict[int, BuiltDecode]] = {}
-        self._closings: Final[dict[int, BuiltClosing]] = {}
+        # Batches whose next decode is not built, in the order of their last decodes.
+        self._to_build: Final[dict[int, None]] = {}
+        # By batch: decodes since its rows changed, and the last one's step.
+        self._recent: Final[dict[int, tuple[int, int]]] = {}
+        self._decodes: Final[dict[int, BuiltDecode]] = {}  # by batch
+        self._closings: Final[dict[int, BuiltClosing]] = {}  # by step
         self.held: BuiltDecode | BuiltClosing | None = None
-        """What the device waits in, as far as is known, and so does nothing else. Another thread
-        may look at it."""
-        self._skip = _SKIP_AFTER_CHANGE  # decodes that are not launched
+        """The graph that the device waits in, as far as is known. It does nothing else meanwhile.
+        Another thread may read this."""
+        self._skip = _SKIP_AFTER_CHANGE  # decodes that are not launched ahead
         self._next_skip = _SKIP_AFTER_TIMEOUT
 
     # ------------------------------------------------------------- what comes
 
-    def ledger_changes(self, change: Change, decoding: int | None) -> None:
-        """A step that changes the ledger so has come, before the caches are changed; it is a
-        decode of group *decoding*, or none. What was done on the ledger as it was is of no use."""
+    def ledger_changes(self, change: Change, decodes: int | None) -> None:
+        """A step has come that makes *change* to the ledger and decodes batch *decodes*, or none.
+
+        Call it before the caches change. Drops the graphs that *change* makes useless, and what the
+        device waits in, unless that is this decode.
+        """
         touched = {save.group for save in change.saved if save.group is not None}
         touched.update(change.regroup)
-        plain = decoding is not None and change == Change()
+        plain = decodes is not None and change == Change()
         if not plain:
             self._skip = max(self._skip, _SKIP_AFTER_CHANGE)
-        expected = None if decoding is None else self._decodings.get(decoding)
+        expected = None if decodes is None else self._decodes.get(decodes)
         if not plain or expected is None or not expected.launched:
             self._drop_held(_SKIP_AFTER_CHANGE)
         for batch in touched:
@@ -152,47 +169,59 @@ class Lookahead:
             self._recent.pop(batch, None)
 
     def decode_issued(self, batch: int, n: int) -> None:
-        """*batch* has been given a decode, step *n*, and the next is likely to be like it."""
+        """Step *n* decodes *batch*; the next decode is likely to have the same rows."""
         self._to_build[batch] = None
         self._skip = max(0, self._skip - 1)
         self._recent[batch] = self._recent.get(batch, (0, 0))[0] + 1, n
 
     def take_decode(
-        self, batch: int, contents: Buffer | None, decode: Callable[[int], BuiltDecode]
+        self, batch: int, received: Buffer | None, build_decode: Callable[[int], BuiltDecode]
     ) -> BuiltDecode | None:
-        """The next decode of *batch*, launched, on *contents* of its inlet if there is one; if it
-        was built, or is better built by *decode* now, and not too late. Not given again."""
-        self._to_build.pop(batch, None)
-        if batch not in self._decodings and self._may_wait(batch):
-            with contextlib.suppress(SealringError, *FORWARD_ERRORS):  # if it is still so, it tells
-                self._decodings[batch] = decode(batch)
-        decoding = self._decodings.get(batch)
-        if decoding is None or not self._fill_and_launch(decoding, contents):
-            return None
-        return self._decodings.pop(batch)
+        """The next decode of *batch*, launched on the *received* hidden states; rank 0 has none.
 
-    def take_closing(self, n: int, contents: Buffer) -> BuiltClosing | None:
-        """The end of step *n*, as `decoding` gives a decode."""
-        closing = self._closings.get(n)
-        if closing is not self.held:
+        None if it was not built ahead, or the device did not wait long enough for its input. Where
+        the device can wait it is built now by *build_decode*, if it was not before. Gives each
+        graph once.
+        """
+        self._to_build.pop(batch, None)
+        if batch not in self._decodes and self._may_wait(batch):
+            # The step itself fails with this error, if it occurs again.
+            with contextlib.suppress(SealringError, *FORWARD_ERRORS):
+                self._decodes[batch] = build_decode(batch)
+        built = self._decodes.get(batch)
+        if built is None or not self._fill_and_launch(built, received):
+            return None
+        return self._decodes.pop(batch)
+
+    def take_closing(self, n: int, received: Buffer) -> BuiltClosing | None:
+        """The closing pass of step *n*, launched on the *received* hidden states.
+
+        None if it was not built ahead, or the device did not wait long enough for its input. Gives
+        each graph once.
+        """
+        built = self._closings.get(n)
+        if built is not self.held:
             self._drop_held(_SKIP_AFTER_CHANGE)
-        if closing is None or not self._fill_and_launch(closing, contents):
+        if built is None or not self._fill_and_launch(built, received):
             return None
         return self._closings.pop(n)
 
-    def waits_for(self, message: Step | StepDone, due: int) -> BuiltDecode | BuiltClosing | None:
-        """What the device waits in, if *message* is what it waits for; the step that comes next is
-        the one that is *due*."""
+    def waits_for(
+        self, message: Step | StepDone, next_step: int
+    ) -> BuiltDecode | BuiltClosing | None:
+        """The graph that the device waits in, if *message* brings its input; *next_step* is the
+        number of the step that is due. For any thread."""
         held = self.held
         if held is None or message.failed:
             return None
         if isinstance(message, StepDone):
             return held if isinstance(held, BuiltClosing) and held.n == message.n else None
-        usual = message.n == due and not message.changes and message.work == Decode(held.batch)
-        return held if usual and isinstance(held, BuiltDecode) else None
+        plain = message.n == next_step and not message.changes
+        expected = plain and message.work == Decode(held.batch)
+        return held if expected and isinstance(held, BuiltDecode) else None
 
     def end(self) -> None:
-        """Nothing of this will be asked for, and the device waits for nothing."""
+        """Release the device and wait for what was launched: nothing of it will be asked for."""
         self.held = None
         with contextlib.suppress(*FORWARD_ERRORS):
             for built in self._built:
@@ -203,28 +232,30 @@ class Lookahead:
     def build(
         self,
         awaiting_logits: Mapping[int, SamplerState],
-        close: Callable[[SamplerState], tuple[Inlet, Sampled]],
-        decode: Callable[[int], BuiltDecode],
+        build_closing: Callable[[SamplerState], tuple[Inlet, Sampled]],
+        build_decode: Callable[[int], BuiltDecode],
     ) -> bool:
-        """Build one thing that is to come; whether there was any. *close* makes the end of a step
-        that is *awaiting_logits*, *decode* the next decode of a group, which may follow such an end. What they
-        raise is raised, and changes nothing."""
+        """Build one graph; False if there is none to build.
+
+        *build_closing* builds the closing pass of a step among *awaiting_logits*, *build_decode*
+        the next decode of a batch, which may follow such a closing pass. Raises what they raise,
+        and then nothing has changed.
+        """
         n = next((n for n in awaiting_logits if n not in self._closings), None)
         if n is not None:
-            self._closings[n] = BuiltClosing(
-                n, awaiting_logits[n].batch, *close(awaiting_logits[n])
-            )
+            state = awaiting_logits[n]
+            self._closings[n] = BuiltClosing(n, state.batch, *build_closing(state))
             return True
         batch = next(iter(self._to_build), None)
         if batch is None:
             return False
-        self._decodings[batch] = decode(batch)
+        self._decodes[batch] = build_decode(batch)
         del self._to_build[batch]
         return True
 
-    def launch(self, done: int) -> bool:
-        """Launch one thing that was built; whether there was any that may be. Steps up to *done*
-        are, on the device."""
+    def launch(self, answered: int) -> bool:
+        """Launch one graph ahead; False if there is none that may be. The device has done all steps
+        up to number *answered*."""
         if not self._launches_ahead or self._skip:
             return False
         ready = [
@@ -232,13 +263,14 @@ class Lookahead:
             for built in self._built
             if not built.launched
             and self._is_steady(built.batch)
-            and self._is_answered(built.batch, done)
+            and self._is_answered(built.batch, answered)
         ]
-        waiting = {closing.batch for closing in self._closings.values() if not closing.launched}
+        # Batches whose tokens are still to be sampled.
+        unsampled = {closing.batch for closing in self._closings.values() if not closing.launched}
         held = self.held
         for built in ready:
             follows = held is None or held.batch == built.batch
-            if built.inlet is None and built.batch not in waiting and follows:
+            if built.inlet is None and built.batch not in unsampled and follows:
                 self._launch(built)
                 return True
         if held is not None:
@@ -251,100 +283,101 @@ class Lookahead:
         return False
 
     def _may_wait(self, batch: int) -> bool:
-        """Whether something of *batch* that was not launched may be, for the device to wait in."""
-        return (
-            self._launches_ahead and not self._skip and self.held is None and self._is_steady(batch)
-        )
+        """Whether the device may wait in a graph of *batch* that is not launched yet."""
+        free = self._launches_ahead and not self._skip and self.held is None
+        return free and self._is_steady(batch)
 
     def _is_steady(self, batch: int) -> bool:
         decodes, _ = self._recent.get(batch, (0, 0))
         return decodes >= _STEADY_AFTER
 
-    def _is_answered(self, batch: int, done: int) -> bool:
+    def _is_answered(self, batch: int, answered: int) -> bool:
         _, last = self._recent.get(batch, (0, 0))
-        return last <= done
+        return last <= answered
 
     # ------------------------------------------------------------------ inside
 
     @property
     def _built(self) -> list[BuiltDecode | BuiltClosing]:
-        return [*self._closings.values(), *self._decodings.values()]
+        return [*self._closings.values(), *self._decodes.values()]
 
     def _launch(
         self,
         built: BuiltDecode | BuiltClosing,
-        contents: Buffer | None = None,
+        received: Buffer | None = None,
         *,
-        due: bool = False,
+        at_gate: bool = False,
     ) -> None:
-        """What has *contents* goes on with them once it is launched."""
+        """Launch *built*, and fill its inlet with *received* once all of it is launched. With
+        *at_gate* a decode that has a gate waits there until then, too."""
         built.launched = True
         if built is self.held and built.inlet is not None:
             built.inlet.mark_launched()
         if isinstance(built, BuiltClosing):
-            self._start(built, contents)
+            self._start(built, received)
             return
         self._caches.replace(built.batch, built.slots)
         if built.gate is None:
-            self._launch_and_build(lambda: self._start(built, contents))
+            self._launch_and_build(lambda: self._start(built, received))
         else:
-            self._launch_gated(built, built.gate, due)
+            self._launch_gated(built, built.gate, at_gate)
 
-    def _launch_gated(self, decoding: BuiltDecode, gate: Inlet, due: bool) -> None:
-        """What is *due* begins once all of it is launched, all else at once."""
-        anything = bytes(gate.dtype.width)
-        if due:
+    def _launch_gated(self, decode: BuiltDecode, gate: Inlet, at_gate: bool) -> None:
+        opens = bytes(gate.dtype.width)
+        if at_gate:
             gate.mark_launched()
         else:
-            gate.fill(anything)
+            gate.fill(opens)
 
         def start() -> None:
             try:
-                self._start(decoding, None)
+                self._start(decode, None)
             finally:
-                gate.fill(anything)  # which does no harm
+                gate.fill(opens)  # a second time does no harm
 
         self._launch_and_build(start)
-        if not gate.fill(anything):
+        if not gate.fill(opens):
             self._back_off()
-        elif due:
+        elif at_gate:
             self._next_skip = _SKIP_AFTER_TIMEOUT
 
-    def _start(self, built: BuiltDecode | BuiltClosing, contents: Buffer | None) -> None:
+    def _start(self, built: BuiltDecode | BuiltClosing, received: Buffer | None) -> None:
         self._device_io.start(*built.arrays())
-        if built.inlet is not None and contents is not None:
-            built.inlet.fill(contents)
+        if built.inlet is not None and received is not None:
+            built.inlet.fill(received)
 
     def _launch_and_build(self, start: Callable[[], None]) -> None:
+        """Call *start*, and let the other thread build meanwhile."""
         build = self._build()
         if self._graph_builder is None or build is None:
             start()
         else:
             self._graph_builder.launch(start, build)
 
-    def _fill_and_launch(self, built: BuiltDecode | BuiltClosing, contents: Buffer | None) -> bool:
-        """Whether *built*, launched by now, goes on with *contents*."""
-        if contents is not None and not built.launched and self._may_wait(built.batch):
+    def _fill_and_launch(self, built: BuiltDecode | BuiltClosing, received: Buffer | None) -> bool:
+        """Give *built* its input and launch it, if that has not been done. False if the device gave
+        up waiting before; then its result is dropped."""
+        if received is not None and not built.launched and self._may_wait(built.batch):
             self.held = built
-            self._launch(built, contents)
-        if built.inlet is None or contents is None or built.inlet.fill(contents):
+            self._launch(built, received)
+        if built.inlet is None or received is None or built.inlet.fill(received):
             if built is self.held:
                 self.held = None
                 self._next_skip = _SKIP_AFTER_TIMEOUT
             if not built.launched:
-                self._launch(built, due=self._may_wait(built.batch))
+                self._launch(built, at_gate=self._may_wait(built.batch))
             return True
         self._drop_held(0)
         self._back_off()
         return False
 
     def _back_off(self) -> None:
-        """The device did not wait for long enough: some decodes will not be launched."""
+        """The device gave up waiting: launch some decodes not ahead."""
         self._skip = max(self._skip, self._next_skip)
         self._next_skip = min(2 * self._next_skip, _MAX_SKIP)
 
     def _drop_held(self, skip: int) -> None:
-        """The device waits for nothing any more, and *skip* decodes will not be launched."""
+        """Release the device if it waits, drop that graph, and launch *skip* decodes not ahead."""
         held, self.held = self.held, None
         if held is None:
             return
@@ -355,18 +388,18 @@ class Lookahead:
         self._skip = max(self._skip, skip)
 
     def _await_device(self, built: BuiltDecode | BuiltClosing) -> None:
-        """Nobody wants *built* any more. What the device works on is not let go before it is done:
-        MLX would give its memory to others who may look at it too soon."""
+        """Release *built* and wait until the device is done with it. If its arrays went before, MLX
+        would reuse memory that the device still reads."""
         if built.launched:
             if built.inlet is not None:
                 built.inlet.release()
             mx.eval(*built.arrays())
 
     def _drop_decode(self, batch: int) -> None:
-        """The next decode of *batch* was none, and will be built again."""
-        decoding = self._decodings.pop(batch, None)
-        if decoding is not None:
+        """Drop the next decode of *batch*, and build it again later."""
+        built = self._decodes.pop(batch, None)
+        if built is not None:
             self._to_build[batch] = None
-            self._await_device(decoding)
-            if decoding.launched:
+            self._await_device(built)
+            if built.launched:
                 self._caches.drop_last_tokens(batch)

@@ -1,22 +1,23 @@
-"""Inlets at which a CUDA device waits, and outlets that it writes to itself.
+"""Inlets at which a CUDA device waits for their contents, and outlets in memory of the host.
 
-Launching a stage takes MLX about as long as the device then works on it. With these doors that
-happens while the hidden states are still under way: the first thing launched is a kernel that
-waits for them, and when they have come there is nothing left to do but to tell it.
+Launching a stage takes MLX about as long as the device then works on it. With these inlets the
+launch happens while the hidden states are still on their way: the first kernel waits for them, and
+when they have come nothing is left to do but to tell it.
 
-Both go through memory of the host that is locked and that the device sees too. So nothing is
-copied by MLX, which would allocate managed memory for each read, and nobody waits for a page.
+Inlets and outlets are in pinned (page-locked) memory of the host, which the device reads and writes
+directly. So MLX copies nothing, for which it would allocate managed memory at each read, and nobody
+waits for a page.
 
-A kernel that waits keeps the device's stream: what is launched behind it waits as well, and some
-calls of CUDA wait for the whole device. Whoever is to end it must not get stuck in such a call, or
-behind the number of operations that MLX lets wait. So a wait ends by itself after `_TIMEOUT_NS`, with
-zeros; what comes out of those is dropped. Who fills an inlet relies on half of that only, and asks
-afterwards (`Inlet.was_filled`): between looking at the clock and telling the device, this process
-may be stopped for any time.
+A kernel that waits blocks the device's stream: what is launched behind it waits as well, and some
+calls of CUDA wait for the whole device. Whoever is to fill the inlet must not get stuck in such a
+call, or behind the number of operations that MLX lets wait. So the kernel gives up after
+`_TIMEOUT_NS`, and the graph continues with zeros; its result is dropped. `fill` refuses after half
+the timeout. This process may be stopped for any time between looking at the clock and telling the
+device, so whoever uses the result asks `Inlet.was_filled` afterwards.
 
-Uses of one box follow each other with rising *tickets*, as in a stream do their kernels: one that
-was told to go on by an earlier use cannot be held by a later one. A box that the device writes to
-is never one that the host writes to: what was given up may still be under way.
+A buffer is used again and again, each time with the next *ticket*, and its kernels run in the same
+order. A use that was released cannot be blocked by a later one. A buffer that the device writes is
+never one that the host writes: the device may still work on a use that was dropped.
 """
 
 from __future__ import annotations
@@ -38,16 +39,17 @@ from sealring_model.lookahead.device_io import DeviceIO, Inlet, Outlet
 from sealring_model.stage.tensors import MLX_DTYPES, check_size
 
 _TIMEOUT_NS: Final = 30_000_000
-"""Nanoseconds that the device waits at an inlet, at most. Where hidden states take longer to come
-than half of that, what is launched before they come gains little."""
+"""Nanoseconds after which the device no longer waits at an inlet. Where hidden states take longer
+than half of that, launching before they come gains little."""
 
 _HEADER: Final = 64
-"""Bytes of a box before the contents: the last ticket that need not wait, and the last seen."""
+"""Bytes of a buffer before its contents. They hold two words: the last ticket that need not wait,
+and the last ticket whose contents the device saw."""
 _RELEASED, _SEEN = 0, 1
 
 _SMALLEST: Final = 4096
 _LARGEST: Final = 1 << 20
-"""Bytes of contents. A prompt's hidden states may be more; they go out as with any device."""
+"""Bytes of contents. A prompt's hidden states may be more; they leave as on any other device."""
 
 _HELPERS: Final = """
 __device__ void sealring_copy(
@@ -91,7 +93,7 @@ _POST: Final = f"""
 
 
 class _PinnedBuffer:
-    """Locked memory of the host, *where* in an array of the device."""
+    """Pinned memory of the host; *where* holds its address, as an array of the device."""
 
     def __init__(self, driver: ctypes.CDLL, capacity: int) -> None:
         pointer, both = ctypes.c_void_p(), 0x1 | 0x2  # for any context; mapped
@@ -109,7 +111,7 @@ class _PinnedBuffer:
 
 
 class _Lease:
-    """A box for as long as this is held."""
+    """Lends a buffer for as long as this object lives; allocates one if none is free."""
 
     def __init__(self, buffers: deque[_PinnedBuffer], driver: ctypes.CDLL, capacity: int) -> None:
         try:
@@ -119,7 +121,7 @@ class _Lease:
         self._buffers: Final = buffers
 
     def __del__(self) -> None:
-        if hasattr(self, "_boxes"):
+        if hasattr(self, "_buffers"):
             self._buffers.append(self.buffer)
 
 
@@ -133,7 +135,7 @@ class _WaitingInlet(Inlet):
         self._timeout_ns: Final = timeout_ns
         self._buffer: Final = lease.buffer
         self._buffer.ticket = self._ticket = (lease.buffer.ticket + 1) & 0xFFFFFFFF
-        self._held_since: int | None = None
+        self._launched_at: int | None = None
         self._filled: bool | None = None
         what = mx.array([self._ticket, prod(shape) * dtype.width, timeout_ns], mx.uint32)
         (array,) = kernel(
@@ -146,13 +148,13 @@ class _WaitingInlet(Inlet):
         super().__init__(dtype, shape, array)
 
     def mark_launched(self) -> None:
-        self._held_since = time.perf_counter_ns()
+        self._launched_at = time.perf_counter_ns()
 
     def fill(self, data: Buffer) -> bool:
         if self._filled is None:
             check_size(self.dtype, self.shape, data)
-            held = self._held_since
-            late = held is not None and time.perf_counter_ns() - held > self._timeout_ns // 2
+            at = self._launched_at
+            late = at is not None and time.perf_counter_ns() - at > self._timeout_ns // 2
             if not late:
                 self._buffer.contents[: len(data)] = data
             self._filled = not late
@@ -167,13 +169,16 @@ class _WaitingInlet(Inlet):
         return self._buffer.words[_SEEN] == self._ticket
 
     def __del__(self) -> None:
-        if hasattr(self, "_box"):
+        if hasattr(self, "_buffer"):
             self.release()
 
 
 class PinnedIO(DeviceIO):
-    """Doors of a CUDA device; its inlets wait if *device_waits*, for so many nanoseconds at most. Raises
-    `OSError` or `MemoryError` if there can be none."""
+    """Inlets and outlets of a CUDA device in pinned memory.
+
+    With *device_waits* the device waits at inlets, for *timeout_ns* nanoseconds at most. Raises
+    `OSError` or `MemoryError` if the driver cannot do this.
+    """
 
     def __init__(self, *, device_waits: bool, timeout_ns: int = _TIMEOUT_NS) -> None:
         self.device_waits = device_waits
@@ -204,14 +209,14 @@ class PinnedIO(DeviceIO):
         return _Lease(buffers.setdefault(capacity, deque()), self._driver, capacity)
 
     def inlet(self, dtype: DType, shape: tuple[int, ...]) -> Inlet:
-        """An array of *shape*, for which the device may wait."""
+        """An inlet for an array of *dtype* and *shape*, at which the device may wait."""
         if not self.device_waits:
             return super().inlet(dtype, shape)
         lease = self._lease(self._inlet_buffers, prod(shape) * dtype.width)
         return _WaitingInlet(lease, self._wait, dtype, shape, self._timeout_ns)
 
     def outlet(self, array: mx.array) -> Outlet:
-        """Where *array* comes out, in memory of the host."""
+        """The outlet of *array*, in pinned memory unless it is too large."""
         size = array.nbytes
         if size > _LARGEST:
             return super().outlet(array)
@@ -228,17 +233,17 @@ class PinnedIO(DeviceIO):
 
 @functools.cache
 def best_device_io(dtype: DType, *, wait: bool) -> DeviceIO:
-    """The best doors that there are here, for hidden states of *dtype*, whose inlets *wait* if they
-    can. There is one of each kind, for what it has locked is not given back.
+    """The best `DeviceIO` for this device, for hidden states of *dtype*; with *wait* its inlets
+    have the device wait, if it can.
 
-    A mailbox relies on the order in which an x86-64 stores; on other processors it was never
-    tried.
+    A process makes one of each kind, for pinned memory is never freed. `PinnedIO` relies on the
+    order in which an x86-64 processor stores; on others it was never tried.
     """
     if not mx.cuda.is_available() or platform.machine() != "x86_64":
         return DeviceIO()
     try:
         pinned = PinnedIO(device_waits=wait)
-        # Its kernels are compiled now, and not while the device waits.
+        # Compile the kernels now: CUDA could not while the device waits.
         inlet = pinned.inlet(dtype, (1, 1, 1))
         inlet.fill(bytes(dtype.width))
         mx.eval(pinned.outlet(inlet.array).ready, pinned.outlet(mx.zeros((1,), mx.uint32)).ready)

@@ -1,0 +1,170 @@
+"""The graphs of one rank's part of a step, and what each is answered with.
+
+What a rank computes depends on its place alone:
+
+| place | input of its layers | answer |
+| --- | --- | --- |
+| only rank | token ids | STEP_DONE with sampled ids |
+| rank 0 of more | token ids | STEP with hidden states; after the closing pass STEP_DONE with ids |
+| between | hidden states | STEP with hidden states |
+| last rank | hidden states | STEP_DONE, with hidden states if the step is a decode |
+
+Call these methods from the compute thread, in the order of the steps, once the ledger and the
+caches have changed as the step says. The exception are `build_decode` and `build_closing`, which
+build a graph ahead and launch nothing (see `lookahead`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import mlx.core as mx
+from sealring_protocol.codec.messages import Bootstrap, Step, StepDone
+from sealring_protocol.codec.wire import Buffer
+from sealring_protocol.control.epoch.ledger import Ledger
+from sealring_protocol.security.seal import PREFILL_GROUP
+
+from sealring_model.engine.hidden_io import HiddenIO, check_filled
+from sealring_model.engine.inflight import Clock, PendingAnswer
+from sealring_model.loading.assemble import LoadedStage
+from sealring_model.lookahead.device_io import DeviceIO, Inlet
+from sealring_model.lookahead.lookahead import BuiltClosing, BuiltDecode
+from sealring_model.sampling.sampler_state import Sampled, Sampler, SamplerState
+from sealring_model.stage.caches import CacheStore, arrays
+
+
+class Forward:
+    """Forwards of one rank in one epoch. With *gates* a decode that rank 0 builds ahead has a gate
+    (see `lookahead`); with *reports_logprobs* answers come with the log probabilities that rows ask
+    for."""
+
+    def __init__(
+        self,
+        loaded: LoadedStage,
+        place: Bootstrap,
+        ledger: Ledger,
+        caches: CacheStore,
+        hidden_io: HiddenIO,
+        sampler: Sampler,
+        device_io: DeviceIO,
+        *,
+        gates: bool,
+        reports_logprobs: bool,
+    ) -> None:
+        self._stage: Final = loaded.stage
+        self._dtype: Final = loaded.dtype
+        self._first: Final = place.rank == 0
+        self._last: Final = place.rank == place.world - 1
+        self._ledger: Final = ledger
+        self._caches: Final = caches
+        self._hidden_io: Final = hidden_io
+        self._sampler: Final = sampler
+        self._device_io: Final = device_io
+        self._gates: Final = gates
+        self._reports_logprobs: Final = reports_logprobs
+        self.awaiting_logits: Final[dict[int, SamplerState]] = {}
+        """On rank 0 of several: the decodes whose hidden states are on their way round the ring, by
+        step."""
+
+    # ------------------------------------------------------------- steps, launched
+
+    def prefill(self, step: Step, uid: int, count: int) -> PendingAnswer:
+        """Launch the prefill of *count* tokens of row *uid*."""
+        if self._first:
+            inputs = mx.array(step.ids[len(step.join) :], mx.uint32)[None]
+        else:
+            received = self._hidden_io.open(step, PREFILL_GROUP, (uid,), count)
+            inputs = self._hidden_io.to_array(self._hidden_io.shape(1, count), received)
+        slots = self._caches.row(uid)
+        outputs = self._stage.run(inputs, slots)
+        self._caches.trim_windows(uid)
+        # A small array that depends on the caches. To hold the caches' own arrays would make the
+        # next chunk copy them.
+        written = mx.depends([mx.array(0)], arrays(slots))
+        if self._last:
+            self._device_io.start(*written)
+            return PendingAnswer(tuple(written), lambda clock: self._hidden_io.forward(step, clock))
+        context = self._hidden_io.outgoing_context(step.n, PREFILL_GROUP, (uid,))
+        return self._hidden_io.start_and_send(step, context, outputs, tuple(written))
+
+    def decode(
+        self, step: Step, batch: int, received: Buffer | None, built: BuiltDecode | None
+    ) -> PendingAnswer:
+        """Launch the decode of *batch* on the *received* hidden states, which rank 0 has not; or
+        answer *built*, which was launched ahead."""
+        uids = self._ledger.rows(batch)
+        shape = self._hidden_io.shape(len(uids))
+        if built is None:
+            if received is None:
+                inputs = self._tokens(batch)
+            else:
+                inputs = self._hidden_io.to_array(shape, received)
+            outputs = self._stage.run(inputs, self._caches.batch(batch))
+        if self._first:
+            positions = tuple(self._ledger.length(uid) for uid in uids)
+            state = self._sampler.begin(batch, uids, positions)
+            if self._last:
+                return self._sample(step, state, outputs)
+            self.awaiting_logits[step.n] = state
+        context = self._hidden_io.outgoing_context(step.n, batch, uids)
+        if built is None:
+            return self._hidden_io.start_and_send(step, context, outputs)
+        return self._hidden_io.send_when_done(step, context, shape, built.outlet, built.inlet)
+
+    def close(
+        self, done: StepDone, state: SamplerState, received: Buffer, built: BuiltClosing | None
+    ) -> PendingAnswer:
+        """Launch the closing pass on the *received* hidden states, or answer *built*, which was
+        launched ahead."""
+        if built is not None:
+            return self._answer(done, built.sampled, built.inlet)
+        shape = self._hidden_io.shape(len(state.uids))
+        return self._sample(done, state, self._hidden_io.to_array(shape, received))
+
+    def _tokens(self, batch: int) -> mx.array:
+        return self._sampler.inputs(batch, self._ledger.rows(batch))[:, None]
+
+    # ----------------------------------------------------------- graphs built ahead
+
+    def build_decode(self, batch: int) -> BuiltDecode:
+        """The graph of the next decode of *batch*, if its rows stay as they are."""
+        slots = self._caches.fork(batch)
+        inlet = gate = None
+        if self._first:
+            inputs = self._tokens(batch)
+            if self._gates:
+                gate = self._device_io.inlet(self._dtype, (1, 1, 1))
+                inputs = mx.depends(inputs, gate.array)
+        else:
+            inlet = self._hidden_io.inlet(len(self._ledger.rows(batch)))
+            inputs = inlet.array
+        outlet = self._device_io.outlet(self._stage.run(inputs, slots))
+        return BuiltDecode(batch, inlet, gate, slots, outlet)
+
+    def build_closing(self, state: SamplerState) -> tuple[Inlet, Sampled]:
+        """The graph of the closing pass of the decode that *state* is of."""
+        inlet = self._hidden_io.inlet(len(state.uids))
+        return inlet, self._sampler.end(state, self._stage.logits(inlet.array))
+
+    # -------------------------------------------------------------------- sampling
+
+    def _sample(
+        self, message: Step | StepDone, state: SamplerState, outputs: mx.array
+    ) -> PendingAnswer:
+        sampled = self._sampler.end(state, self._stage.logits(outputs))
+        self._device_io.start(*sampled.arrays, *sampled.changed)
+        return self._answer(message, sampled, None)
+
+    def _answer(
+        self, message: Step | StepDone, sampled: Sampled, inlet: Inlet | None
+    ) -> PendingAnswer:
+        """Answer *message* with what is *sampled* on *inlet*, if it was launched ahead."""
+
+        def answer(clock: Clock) -> StepDone:
+            check_filled(inlet)
+            spent = (*message.spent, clock())
+            return StepDone(message.epoch, message.n, sampled.ids(), spent=spent)
+
+        # All members of a collective compute what one of them reports: their graphs must be equal.
+        logprobs = (lambda: sampled.messages(message.n)) if self._reports_logprobs else tuple
+        return PendingAnswer(sampled.arrays, answer, logprobs)
