@@ -271,12 +271,12 @@ def test_offsets_that_nobody_reads_do_not_pile_up(tmp_path):
     for _ in range(200):
         ring.decode()
     graph = io.StringIO()
-    mx.export_to_dot(graph, *(cache.offset for cache in ring.executors[0]._caches.group(0)))
+    mx.export_to_dot(graph, *(cache.offset for cache in ring.executors[0]._caches.batch(0)))
     assert 0 < graph.getvalue().count("Add") <= 64 + 2
 
 
 def kinds_of(ring: Ring) -> set[str]:
-    return {type(cache).__name__ for cache in ring.executors[0]._caches.group(0)}
+    return {type(cache).__name__ for cache in ring.executors[0]._caches.batch(0)}
 
 
 def test_a_row_alone_in_its_group_has_no_batch(models, references):
