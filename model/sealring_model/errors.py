@@ -1,8 +1,8 @@
-"""What can go wrong on the side that computes, each with the failure kind it is told as.
+"""The errors of an engine, each with the failure kind that peers are told.
 
-These are the errors that a user can cause or mend: a model that is not there, a tensor that is
-not what the manifest says, a step that does not fit the ledger, memory that does not suffice.
-The engine turns them into a `Failure` of their kind; anything else is an ENGINE_ERROR.
+These are errors that a user can cause or mend: a model that is missing, a tensor that is not what
+the manifest says, a step that does not fit the ledger, too little memory. The engine answers them
+with a `Failure` of their kind. Anything else is an ENGINE_ERROR.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ModelError(Exception):
 
 
 class LoadError(ModelError):
-    """The model is missing, incomplete, not what its manifest says, or cannot be split so."""
+    """The model is missing, incomplete, not what its manifest says, or cannot be split like this."""
 
     KIND = FailureKind.LOAD
 
@@ -34,13 +34,13 @@ class LedgerError(ModelError):
 
 
 class IntegrityError(ModelError):
-    """An activation did not open, or came in another form than the epoch's policy asks for."""
+    """Hidden states did not open, or came in another form than the epoch's policy asks for."""
 
     KIND = FailureKind.INTEGRITY
 
 
 class CollectiveError(ModelError):
-    """The collective group could not be formed, or this process cannot be of it."""
+    """The collective could not be formed, or this process cannot be a member."""
 
     KIND = FailureKind.GROUP
 
@@ -61,17 +61,17 @@ FORWARD_ERRORS: Final = (
     ArithmeticError,
     MemoryError,
 )
-"""What a forward of some model may raise; all of it is answered, none of it ends the process."""
+"""What a model's forward may raise. It is answered, and does not end the process."""
 
 
 def error_text(error: Exception) -> str:
-    """What a peer is told of *error*."""
+    """The words for *error* that peers are told, within `MAX_REASON`."""
     named = isinstance(error, ModelError | SealringError)
     return clip(str(error) if named else f"{type(error).__name__}: {error}", MAX_REASON)
 
 
 def failure_of(error: Exception, rank: int) -> Failure:
-    """The failure of *rank* that *error*, one of a step's or a model's, is."""
+    """The failure that *rank* reports for *error*, of a step or a model."""
     text = error_text(error)
     kind = FailureKind.ENGINE_ERROR
     if isinstance(error, ModelError):

@@ -1,9 +1,10 @@
-"""The inner seal as the process that computes applies it: tensors in and out of one rank.
+"""The inner seal as an engine applies it: hidden states are opened as they come in and sealed as they
+go out.
 
-With the policy on, every hidden state leaves sealed under the outgoing hop's key and is opened
-under the incoming one's; the daemon between hands the keys down and sees ciphertext. A new key
-for a hop replaces the old one, counters and all. With the policy off tensors are plain, and a
-sealed one is as wrong as a plain one is with it on.
+With the policy on, hidden states leave sealed under the key of the outgoing hop, and are opened
+under the key of the incoming hop. The node between hands the keys down and sees ciphertext. A new
+key for a hop replaces the old one with its counters. With the policy off tensors are plain. A
+sealed tensor with the policy off is refused, and so is a plain one with it on.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from sealring_model.errors import IntegrityError
 
 
 class ActivationSeal(Protocol):
-    """How tensors go out to the next rank and come in from the one before.
+    """Seals tensors for the next rank, and opens those from the rank before.
 
-    One thread may seal while another opens; *sealing_ns* and *opening_ns* are the nanoseconds that
-    went into either so far.
+    One thread may seal while another opens. *sealing_ns* and *opening_ns* are the nanoseconds spent
+    so far.
     """
 
     sealing_ns: int
@@ -37,11 +38,11 @@ class ActivationSeal(Protocol):
         """The tensor to send."""
 
     def open(self, context: InnerContext, tensor: Tensor) -> Buffer:
-        """The elements of a tensor that came. Raises `IntegrityError`."""
+        """The elements of *tensor*. Raises `IntegrityError` if it is not what was sent here."""
 
 
 class PlainActivations:
-    """Tensors as they are."""
+    """Tensors are not sealed."""
 
     sealing_ns = opening_ns = 0
 
@@ -59,7 +60,7 @@ class PlainActivations:
 
 
 class SealedActivations:
-    """Tensors under the keys of the two hops."""
+    """Tensors are sealed under the keys of the two hops."""
 
     def __init__(self) -> None:
         self._sealer: InnerSealer | None = None

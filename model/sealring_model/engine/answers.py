@@ -1,18 +1,19 @@
-"""The thread that waits for the device and answers, while the compute thread launches on.
+"""The thread that waits for the device and sends answers, while the compute thread launches on.
 
-To launch is not to return at once: once MLX has a certain number of operations queued, the call
-that hands it more waits until the device has worked some off (seen on the CPU back end, with
-about a hundred). A thread that launches the next step would tell the last one's result only when
-most of the next is done, and the rank that waits for it would idle. So one thread launches and
-this one waits, seals and sends, in the order of launching.
+Launching does not always return at once. Once MLX has a certain number of operations queued, the
+next launch waits until the device has worked some off (seen on the CPU back end, at about a
+hundred). A thread that both launched and answered would send a step's result only when most of the
+next step is done, and the rank that waits for it would idle. So one thread launches; this one
+waits, seals and sends, in the order of launching.
 
-Whoever waits for the answer waits for this thread, and both need the interpreter. So graphs that
-are not needed yet are built (see `lookahead`) once every answer is out, of which this thread tells.
-Where they are launched as well there is no time to wait for that; but a decode is launched once the
-one before is done, and so this thread tells of each.
+Sealing and sending need the GIL. So graphs that are not needed yet are built (see `lookahead`) only
+once every answer is out, and this thread then wakes the compute thread. Where graphs are launched
+ahead as well there is no time to wait for that; but a decode is launched ahead only once the decode
+before it is done, so this thread wakes the compute thread after each answer.
 
-MLX lets any thread wait for an array that is on its way, but not two threads use one while it is:
-what `InFlight` holds is for this thread alone (`tensors.outgoing`), and no graph is made here.
+MLX lets any thread wait for an array that is being computed, but two threads must not use one
+meanwhile. The arrays of an `InFlight` are for this thread alone (`tensors.outgoing`), and this
+thread builds no graph.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from sealring_model.engine.executor import Executor
 from sealring_model.engine.inflight import InFlight
 
 _MAX_IN_FLIGHT: Final = 2
-"""Steps launched and not yet answered, at most: one that the device works on, and the next."""
+"""Steps launched and not answered, at most: one that the device works on, and the next."""
 
 
 class Answers:
-    """Answers to steps, sent as each is ready. All but its own thread's work is for one thread."""
+    """Sends the answer to each step once it is ready. Call from the compute thread only."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel: Final = channel
@@ -41,11 +42,11 @@ class Answers:
         self._thread.start()
 
     def reserve(self) -> None:
-        """Wait until one more step may be launched; `put` follows."""
+        """Wait until one more step may be launched; call `put` next."""
         self._slots.acquire()
 
     def put(self, executor: Executor, in_flight: InFlight) -> None:
-        """Answer *in_flight* once it is done."""
+        """Send the answer to *in_flight*, of *executor*, once it is done."""
         self._queue.put((executor, in_flight))
 
     @property
@@ -58,7 +59,7 @@ class Answers:
         self._queue.join()
 
     def finish(self) -> None:
-        """Wait for what is on the device, and end."""
+        """Wait until every answer is out, and end the thread."""
         self._queue.put(None)
         self._thread.join()
 
@@ -70,7 +71,7 @@ class Answers:
             except ChannelClosed as error:
                 self._channel.end(error)
             finally:
-                # Before anybody who waits goes on: it holds an executor, and that a model.
+                # Before those who wait go on: the job holds an executor, and that holds a model.
                 del job
                 self._slots.release()
                 self._queue.task_done()

@@ -1,11 +1,11 @@
-"""What the control groups of Linux leave this process of memory.
+"""How much memory the control groups of Linux leave this process.
 
-A container, a systemd unit or a batch system limits memory by control groups, and the kernel kills
-whoever goes beyond, however much the machine has free. Limits hold for all processes of a group and
-of those within it, so every group from this process's own up to the topmost counts. Both versions
-are read: v2 (``memory.max``, and ``memory.high``, from which on processes are slowed to a crawl)
-and v1 (``memory.limit_in_bytes``). See the kernel's documentation, admin-guide/cgroup-v2 and
-cgroup-v1/memory.
+A container, a systemd unit or a batch system limits memory by control groups. The kernel kills a
+process beyond the limit, however much memory the machine has free. A limit holds for all processes
+of a control group and of those inside it, so every control group from this process's own to the
+topmost counts. Both versions are read: v2 (``memory.max``, and ``memory.high``, beyond which
+processes are slowed to a crawl) and v1 (``memory.limit_in_bytes``). See the kernel's documentation,
+admin-guide/cgroup-v2 and cgroup-v1/memory.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _PROC: Final = Path("/proc/self")
 
 @attrs.frozen
 class _Files:
-    """Where a version keeps its *limits*, what is *used*, and, as *idle* in ``memory.stat``, what
-    of that the kernel gives back when asked for memory."""
+    """The files of a version: *limits*, what is *used*, and the field of ``memory.stat`` that says
+    how much of that is *idle*, that is, freed by the kernel on demand."""
 
     limits: tuple[str, ...]
     used: str
@@ -34,8 +34,8 @@ _V1: Final = _Files(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_
 
 
 def memory_available(proc: Path = _PROC) -> int | None:
-    """Bytes that this process, whose ``/proc`` folder is *proc*, may still use as far as control
-    groups have a say; None if they have none."""
+    """Bytes that its control groups let this process still use; None if they set no limit. *proc*
+    is the process's ``/proc`` folder."""
     available = [
         room for folder, files in _cgroups(proc) if (room := _available(folder, files)) is not None
     ]
@@ -43,7 +43,7 @@ def memory_available(proc: Path = _PROC) -> int | None:
 
 
 def _cgroups(proc: Path) -> Iterator[tuple[Path, _Files]]:
-    """The folder of each group that this process is in, from its own to the topmost."""
+    """The folder of each control group that this process is in, from its own to the topmost."""
     try:
         memberships = (proc / "cgroup").read_text().splitlines()
         mounts = (proc / "mountinfo").read_text().splitlines()
@@ -64,8 +64,8 @@ def _cgroups(proc: Path) -> Iterator[tuple[Path, _Files]]:
 
 
 def _mounted(mount: str, *, v1: bool) -> tuple[Path, str] | None:
-    """Where a line of ``mountinfo`` has groups of that version that limit memory, and the group
-    that stands there; None for any other line."""
+    """The mount point in a line of ``mountinfo``, and the control group at that place. None unless
+    the line mounts control groups of that version that limit memory."""
     before, _, after = mount.partition(" - ")
     kind, _, options = after.split(" ", 2)
     wanted = kind == "cgroup" and "memory" in options.split(",") if v1 else kind == "cgroup2"
@@ -84,7 +84,7 @@ def _available(folder: Path, files: _Files) -> int | None:
 
 
 def _number(file: Path) -> int | None:
-    """What stands in *file*; None without it, or if it is no number ("max")."""
+    """The number in *file*; None if there is no file, or no number in it ("max")."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):

@@ -1,22 +1,21 @@
 """The engine's end of the socketpair to its node: frames of kind LOCAL, each one message.
 
-A thread of its own reads, so that steps and tensors are in memory by the time the compute thread
-wants them, and the node does not wait for room in the socket. It stops at `MAX_HELD` bytes that the
-compute thread has not received, so that no peer of the node can fill this process's memory. Any
-thread writes, gathered from the message's parts, so that a hidden state is not copied on its way
-out.
+A reader thread keeps steps and tensors in memory before the compute thread asks for them, so the
+node never waits for room in the socket. It stops reading at `MAX_HELD` bytes that the compute
+thread has not received, so no peer of the node can fill this process's memory. Any thread may
+write. A message is written from its parts, so hidden states are not copied on their way out.
 
-Where the device waits for what comes next, that thread may give it to somebody who tells the device
-(`intercept_next`), whatever the compute thread does at the time: to wake that takes as long as all else
-that is done with a hidden state here, and it may be launching something for milliseconds. An
-*busy_polls* channel, as long as nobody has anything to do until then, looks for it without sleeping,
-as the device does, for a while after what came last.
+Where the device waits for the next message, the reader thread can hand that to an interceptor
+(`Channel.intercept_next`) before the compute thread gets it. Waking the compute thread takes as
+long as everything else that is done here with hidden states, and it may be launching for
+milliseconds. With `Channel.busy_polls` the reader polls without sleeping for a while after the last
+message, as the device does, if nothing else is to be done.
 
-When the node's end closes, by intent or because its process died, the reader says so in order,
-behind what it has read, and at once to who asks with `raise_if_ended`. Should the compute thread not come
-back from where it is, the process exits without it after a while. (Linux can kill a child when
-its parent dies, but really when the *thread* that started it ends. Only who starts the child
-knows whether that thread lasts, so asking for it is left to them.)
+When the node closes its end, or dies, the reader queues that behind the messages that it has read;
+`Channel.raise_if_ended` tells at once. If the compute thread does not come back within
+`Channel.exit_grace`, the process exits without it. (Linux can kill a child when its parent dies,
+but really does so when the *thread* that started it ends. Only the parent knows whether that thread
+lasts, so the parent asks for it.)
 """
 
 from __future__ import annotations
@@ -38,21 +37,22 @@ from sealring_protocol.errors import SealringError
 from sealring_protocol.limits import MAX_SEALED_BODY, MAX_WEIGHT_WAITING
 
 _READ: Final = 1 << 20
-"""Bytes to read at once: hidden states of many rows in one go."""
+"""Bytes to read at once: the hidden states of many rows."""
 MAX_HELD: Final = MAX_WEIGHT_WAITING
-"""Bytes of messages that wait to be received, from which on no more is read."""
+"""Bytes of messages that the compute thread has not received; at more, nothing is read."""
 _HELD_CHECK_MS: Final = 20
-"""Milliseconds after which to see again whether they are fewer."""
+"""Milliseconds between two looks at whether they are fewer."""
 _MAX_PARTS: Final = 512
+"""Buffers that one `sendmsg` takes; a message of more parts is joined first."""
 _EXIT_GRACE: Final = 5.0
 
 Interceptor: TypeAlias = Callable[[LocalMessage], None]
-"""What gets a message first. It raises nothing."""
+"""Gets a message before it can be received. It must not raise."""
 
 _POLL_FOR_NS: Final = 15_000_000
-"""Nanoseconds after what came last in which the next is looked for without sleeping."""
+"""Nanoseconds after the last message for which the reader polls without sleeping."""
 _POLL_CHECK_MS: Final = 1
-"""Milliseconds after which to see again whether to sleep."""
+"""Milliseconds that one poll sleeps while `receive` has not asked for busy polling."""
 
 
 class ChannelClosed(Exception):
@@ -60,14 +60,14 @@ class ChannelClosed(Exception):
 
 
 class ChannelBroken(ChannelClosed):
-    """What came from the node is no message of this protocol."""
+    """The node sent something that is no message of this protocol."""
 
 
 class Channel:
     """Messages from and to the node. Raises `ChannelClosed` once it has ended.
 
-    *arrived* is when the message received last came, in nanoseconds of `time.perf_counter_ns`. An
-    *busy_polls* channel does not sleep while the next one is to come soon.
+    *arrived* is when the last received message came, in nanoseconds of `time.perf_counter_ns`. With
+    *busy_polls* the reader does not sleep while `receive` is called with *busy_poll*.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -80,12 +80,12 @@ class Channel:
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
         self._hangup = select.poll()
-        self._hangup.register(sock, 0)  # tells of the stream's end, though bytes are unread
+        self._hangup.register(sock, 0)  # the stream's end, even with bytes unread
         self._inbox: queue.SimpleQueue[tuple[LocalMessage | ChannelClosed | None, int, int]]
         self._inbox = queue.SimpleQueue()
-        self._put_bytes = 0  # of messages, by the thread that reads
-        self._got_bytes = 0  # by the one that receives
-        self._handoff = threading.Lock()  # of who gets what comes next
+        self._put_bytes = 0  # of messages, counted by the reader thread
+        self._got_bytes = 0  # counted by the compute thread
+        self._handoff = threading.Lock()  # between interceptor and inbox
         self._interceptor: Interceptor | None = None
         self.arrived = 0
         self.busy_polls = False
@@ -94,7 +94,7 @@ class Channel:
         self._sending = threading.Lock()
         self._finished = threading.Event()
         self.exit_grace = _EXIT_GRACE
-        """Seconds that the compute thread has to come back once the stream has ended."""
+        """Seconds that the compute thread has to call `finish` once the stream has ended."""
         self._reader = threading.Thread(target=self._read, name="channel", daemon=True)
 
     def open(self) -> None:
@@ -102,11 +102,11 @@ class Channel:
         self._reader.start()
 
     def finish(self) -> None:
-        """The compute thread is done: nothing needs to be forced."""
+        """The compute thread is done: the process need not exit without it."""
         self._finished.set()
 
     def end(self, reason: ChannelClosed) -> None:
-        """There is no more to do: who receives is told *reason*."""
+        """End the channel: `receive` raises *reason* once the messages before it are received."""
         self._end = reason
         self._inbox.put((reason, time.perf_counter_ns(), 0))
 
@@ -117,23 +117,23 @@ class Channel:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is there to be received."""
+        """No message waits to be received."""
         return self._inbox.empty()
 
     def wake(self) -> None:
-        """Have whoever receives look up, in its turn; for any thread."""
+        """Have `receive` return None, behind the messages that wait. For any thread."""
         self._inbox.put((None, 0, 0))
 
     def intercept_next(self, interceptor: Interceptor) -> None:
-        """Unless there is something to be received, give *interceptor* the message that comes next, in
-        the thread that reads and before it can be received."""
+        """Give the next message to *interceptor* before it can be received, in the reader thread.
+        Does nothing if a message waits already."""
         with self._handoff:
             if self._inbox.empty():
                 self._interceptor = interceptor
 
     def receive(self, *, busy_poll: bool = False) -> LocalMessage | None:
-        """The next message, or None for a call of `wake`; waits for it. *busy_poll*: nobody has anything
-        to do until it comes, and that will not take long."""
+        """Wait for the next message; None for a call of `wake`. *busy_poll* says that nobody has
+        anything to do until it comes, and that it comes soon."""
         self._poll_now = busy_poll
         message, self.arrived, size = self._inbox.get()
         self._got_bytes += size
@@ -143,7 +143,7 @@ class Channel:
         return message
 
     def send(self, message: LocalMessage) -> None:
-        """Write *message* as one frame; waits until the socket has it."""
+        """Write *message* as one frame, and wait until the socket has taken it."""
         parts = encode(message)
         size = sum(len(part) for part in parts)
         try:
@@ -179,15 +179,14 @@ class Channel:
             os._exit(70)
 
     def _wait_until_received(self) -> None:
-        """Wait until fewer bytes are held, or the stream has ended: what is unread of it then is of
-        no more use."""
+        """Wait until fewer bytes are held, or the stream has ended. What is unread then is useless."""
         while self._put_bytes - self._got_bytes > MAX_HELD:
             if self._hangup.poll(_HELD_CHECK_MS):
                 self.end(ChannelClosed("the node is gone"))
                 return
 
     def _wait_readable(self) -> None:
-        """Wait until something is there, for a while without sleeping when it is to come soon."""
+        """Wait until there are bytes to read; poll without sleeping first, if `receive` asks so."""
         until = time.perf_counter_ns() + _POLL_FOR_NS
         while not self._readable.poll(0 if self._poll_now else _POLL_CHECK_MS):
             if time.perf_counter_ns() > until:

@@ -1,18 +1,18 @@
-"""Becoming a member of a collective group, over MLX's own distributed engine.
+"""Joins this process to a collective, over MLX's own distributed engine.
 
-MLX takes what it needs to know from the environment and, for its ring, from a file. Both are made
-here, of the typed fields of a GROUP message and nothing else; the file is gone again once the
-group stands.
+MLX reads its settings from the environment and, for its ring, from a file. Both are made here from
+the typed fields of a GROUP message and nothing else; the file is removed once the collective
+stands.
 
-`mx.distributed.init` cannot be called back: it holds the interpreter's lock while it waits for
-peers, for ever if need be, and called again it gives the old group. So a process joins one group
-in its life, and its node ends it when it takes too long. Should nobody be left to do that, an
-alarm ends the process a little after the deadline; its action is the default one, for no Python
+`mx.distributed.init` cannot be interrupted: it holds the GIL while it waits for peers, for ever if
+need be, and a second call returns the first collective. So a process joins one collective in its
+life, and its node ends the process when that takes too long. Should the node be gone, an alarm ends
+the process a little after the deadline. The alarm has its default action, because no Python code
 would run.
 
-What `init` gives is not believed before a sum of ones over all members is their number. Then two
-medians are taken that tell whether tensor parallelism pays: a sum of one row's hidden state, and a
-forward of one token. Every member measures the same number of times, for each waits for the
+The collective is used only after a sum of ones over all members gives their number. Then two
+medians are measured that tell whether tensor parallelism pays: a sum of one row's hidden state, and
+a forward of one token. Every member measures the same number of times, for each waits for the
 others.
 """
 
@@ -40,20 +40,20 @@ from sealring_model.stage.tensors import MLX_DTYPES
 _COLLECTIVES: Final = (Backend.RING, Backend.JACCL, Backend.NCCL)
 _DEVICES: Final = "MLX_IBV_DEVICES"
 _GRACE: Final = 1.0
-"""Seconds after its deadline at which a process that waits for a group ends by itself."""
+"""Seconds after the deadline at which a process that still waits for peers ends itself."""
 _WARM: Final = 3
 _SUMS: Final = 21
 _TOKENS: Final = 5
 
 
 def backends() -> int:
-    """A bit (1 << `Backend`) for each collective back end that this MLX has."""
+    """The collective back ends that this MLX has: a bit (1 << `Backend`) for each."""
     have = (b for b in _COLLECTIVES if mx.distributed.is_available(_name(b)))
     return sum(1 << backend for backend in have)
 
 
 def check_backend(order: Group) -> None:
-    """Raises `CollectiveError` unless this MLX can form the group that *order* asks for."""
+    """Raise `CollectiveError` unless this MLX can form the collective that *order* asks for."""
     if not mx.distributed.is_available(_name(order.backend)):
         raise CollectiveError(f"this MLX has no {_name(order.backend)} back end")
     if order.backend is Backend.JACCL and _DEVICES not in os.environ:
@@ -86,9 +86,9 @@ def join(order: Group) -> mx.distributed.Group:
 
 
 def environment(order: Group, hostfile: Path) -> dict[str, str]:
-    """What MLX is to find in its environment; for a ring, *hostfile* is written.
+    """The environment variables that MLX needs; for a ring, *hostfile* is written.
 
-    Raises `CollectiveError` for an address that MLX would not understand.
+    Raises `CollectiveError` for an address that MLX does not take.
     """
     host, port = order.hosts[0]
     member = {"MLX_RANK": str(order.rank)}
@@ -134,7 +134,7 @@ def _median_us(make: Callable[[], mx.array], times: int) -> int:
 
 @contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    """The process ends if this takes longer than *seconds*."""
+    """End the process if the block takes longer than *seconds*."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:

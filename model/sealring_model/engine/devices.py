@@ -1,8 +1,8 @@
-"""What MLX and the C library are told for the device that an engine computes on.
+"""Settings of MLX, CUDA and the C library for the device that an engine computes on.
 
-All of it is known to be right only by measurement: on the CPU of two cores, and on H200 GPUs with
-MLX 0.32.4. Whoever sets one of the variables named here has the say, and so `sealring bench gpus`
-can be run with either value.
+All of them were found by measurement: on the CPU with two cores, and on H200 GPUs with MLX 0.32.4.
+A user who sets one of the variables named here has the last word, so that `sealring bench gpus` can
+be run with either value.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ _M_ARENA_MAX: Final = -8  # malloc.h
 _RELEASE_THRESHOLD: Final = 4  # cuda.h
 
 _GRAPHS: Final = 6
-"""MLX hands the device CUDA graphs of so many operations, and lets ten of these wait to be done.
-All of a stage has to fit into them, for it may be launched before the device can begin (see
-`pinned_io`)."""
+"""CUDA graphs that a stage may take. MLX launches CUDA graphs of so many operations, and lets ten of
+them wait. All of a stage has to fit into those, because it may be launched before the device can
+begin (see `pinned_io`)."""
 _OPERATIONS: Final = 40
-"""Operations of a layer, at most: a guess."""
+"""Operations of a layer, at most. A guess."""
 _DEFAULT: Final = 100
-"""What MLX does with as large a device, and not more: memory that operations have used is free
-when those are done that they were handed over with."""
+"""Operations of a CUDA graph by MLX's own default on such a device. More would hold memory longer:
+what operations have used is freed when the whole graph is done."""
 _ANY: Final = 1 << 20
-"""Mebibytes, weights and all, that the operations of one graph may use: no limit."""
+"""Mebibytes, weights included, that the operations of one CUDA graph may use: no limit."""
 
 
 def use_one_arena() -> None:
-    """Have the C library of Linux keep one arena for all threads, where the processor computes.
+    """Have Linux's C library keep one malloc arena for all threads, where the CPU computes.
 
-    What one thread of an engine allocates another frees; with an arena for each thread that leaves
-    holes, and an engine grew by half in half an hour. With CUDA, where several threads allocate and
-    free at every launch, they wait for each other instead: sharing a model, two H200s gave 117 to
+    One thread of an engine frees what another allocated. With an arena for each thread that leaves
+    holes, and an engine grew by half in half an hour. With CUDA several threads allocate and free
+    at every launch, and would contend for one arena: two H200s in tensor parallelism gave 117 to
     119 tokens/s, and 62 to 96 with one arena.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -44,9 +44,9 @@ def use_one_arena() -> None:
 
 
 def is_device_shared() -> bool:
-    """Whether another process computes on the CUDA device of this one, as far as that can be told.
+    """Whether another process computes on this process's CUDA device, as far as can be told.
 
-    They take turns, and one that has its device wait takes its turns with nothing.
+    Such processes take turns, and one whose kernels wait wastes its turns.
     """
     try:
         driver, management = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libnvidia-ml.so.1")
@@ -58,7 +58,7 @@ def is_device_shared() -> bool:
             and management.nvmlInit_v2() == 0
             and management.nvmlDeviceGetHandleByPciBusId_v2(name, ctypes.byref(handle)) == 0
         )
-        if found:  # says that there is no room for as many as it has counted
+        if found:  # fails for want of room, and sets the count
             management.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), None)
     except (OSError, AttributeError):
         return False
@@ -66,8 +66,8 @@ def is_device_shared() -> bool:
 
 
 def keep_device_memory() -> None:
-    """Have CUDA keep what MLX gives back for what MLX asks for next: to take it from the device may
-    be to wait for that. Raises `OSError`."""
+    """Have CUDA keep the memory that MLX frees for MLX's next allocation, because to allocate from
+    the device may wait for it. Raises `OSError`."""
     driver, all_of_it = ctypes.CDLL("libcuda.so.1"), ctypes.c_uint64((1 << 64) - 1)
     pool = _memory_pool(driver)
     if driver.cuMemPoolSetAttribute(pool, _RELEASE_THRESHOLD, ctypes.byref(all_of_it)):
@@ -75,7 +75,7 @@ def keep_device_memory() -> None:
 
 
 def release_device_memory() -> None:
-    """Give the CUDA device back what MLX has given back, though it was to be kept."""
+    """Give the CUDA device the memory that MLX has freed, in spite of `keep_device_memory`."""
     if mx.cuda.is_available():
         with contextlib.suppress(OSError):
             driver = ctypes.CDLL("libcuda.so.1")
@@ -83,7 +83,7 @@ def release_device_memory() -> None:
 
 
 def _memory_pool(driver: ctypes.CDLL) -> ctypes.c_void_p:
-    """What MLX allocates from."""
+    """The memory pool that MLX allocates from."""
     device, pool = ctypes.c_int(), ctypes.c_void_p()
     for error in (
         driver.cuCtxGetDevice(ctypes.byref(device)),
@@ -95,22 +95,21 @@ def _memory_pool(driver: ctypes.CDLL) -> ctypes.c_void_p:
 
 
 class LaunchSettings:
-    """How MLX launches on CUDA. It is told once, before it has launched anything."""
+    """How MLX launches on CUDA. MLX reads these settings once, at its first launch."""
 
     def __init__(self) -> None:
         self._layers: int | None = None
 
     def choose(self, *, nccl: bool, layers: int) -> None:
-        """For a member of a group whose sums go over *nccl*, or for a *layers* of so many layers, 0
-        for all.
+        """Set them for a stage of *layers* layers, 0 for the whole model, or for a member of a
+        collective over *nccl*. Only the first call has an effect.
 
-        MLX records what it launches into CUDA graphs. For each sum that is recorded NCCL makes a
-        stream and ends it again, so a member launches without: for 32 rows two H200s gave 1,500 to
+        MLX records launches into CUDA graphs. NCCL makes a stream for each sum that is recorded, and
+        ends it again, so with *nccl* graphs are switched off: for 32 rows two H200s gave 1,500 to
         2,100 tokens/s, and 600 to 900 with graphs.
 
-        It keeps the graphs that it has made, and from the 800th that it makes on it raises an error
-        each time, be it after days: that is for whoever tries to make programs fast, and is
-        switched off.
+        MLX keeps the graphs that it has made, and from the 800th on raises an error at each new one,
+        be it after days. That check is for people who tune programs, and is switched off.
         """
         if self._layers is not None:
             return
@@ -125,5 +124,5 @@ class LaunchSettings:
                 os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", str(_ANY))
 
     def fits(self, layers: int) -> bool:
-        """Whether what was chosen lets a *layers* of so many layers be launched at once."""
+        """Whether a stage of *layers* layers can be launched at once with the settings chosen."""
         return self._layers is not None and layers <= self._layers

@@ -3,24 +3,24 @@
     python -m sealring_model.engine.main --fd N --model FOLDER-OR-HUB-ID [--memory-limit BYTES]
 
 It says what the model is (ENGINE_INFO) before it loads anything, takes its place in an epoch from
-each BOOTSTRAP, and then answers every step once, in order. MLX can hang, abort or take a second
-to import; in a process of its own none of that touches a link.
+each BOOTSTRAP, and then answers every step once, in order. MLX can hang, abort, or take a second to
+import; in a process of its own none of that touches a link.
 
-A GROUP without hosts makes it load one member's share from then on; loaded, it waits for the GROUP
-with hosts, joins, and says GROUPED and READY. To all that follows a member is a rank like any
-other, but all members must get the same messages in the same order, for each waits within a step
-for the others (see `executor`). What it was told then holds for the life of the process: it takes
-no other place.
+A GROUP without hosts makes it load one member's shard of each weight from then on. Once loaded, it
+waits for a GROUP with hosts, joins that collective, and says GROUPED and READY. From then on a
+member is a rank like any other; but all members must get the same messages in the same order, for
+each waits for the others within a step (see `executor`). A process joins one collective in its
+life, and keeps the layers that it has then.
 
-One thread computes (MLX's streams belong to threads), the main one; the channel's thread reads,
-and that of `answers` waits for the device, seals and sends. So a step is launched as soon as it
-is there, while the one before is on the device, and an answer goes out as soon as it is ready,
-whatever is being launched. In the meantime what is likely to come next is built, and launched where
-the device can wait for its input (see `lookahead`). That is then told to it by the channel's
-thread, and while it is launched another thread builds (see `graph_builder`).
+The main thread computes (MLX's streams belong to threads). The channel's thread reads. The thread
+of `answers` waits for the device, seals and sends. So a step is launched as soon as it comes, while
+the device works on the one before, and an answer leaves as soon as it is ready, whatever is being
+launched. Meanwhile the likely next graph is built, and launched where the device can wait for its
+input (see `lookahead`). The channel's thread then gives the device that input, and another thread
+builds during launches (see `graph_builder`).
 
-Whatever fails in a step or in loading is answered as a `Failure`. The process ends with its
-channel; SIGINT is the node's business.
+An error in a step or in loading is answered with a `Failure`. The process ends when its channel
+closes, and ignores SIGINT, which is for the node.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ from sealring_model.stage import attention
 M = TypeVar("M", Step, StepDone)
 
 _POLL_FROM_PROCESSORS: Final = 8
-"""Processors from which on one thread may do nothing but look for what is about to come."""
+"""Processors from which on one thread may busy-poll for the next message."""
 
 _MEMBER_EXIT_GRACE: Final = 0.3
-"""Seconds that a member of a group has to end once its node is gone: it may wait for a peer."""
+"""Seconds that a member of a collective has to end once its node is gone: it may wait for a peer."""
 
 
 class Engine:
@@ -124,12 +124,12 @@ class Engine:
 
     @property
     def _should_poll(self) -> bool:
-        """The device waits for what is to come, and nobody else in this process has to do."""
+        """Whether the device waits for the next message, and no thread here has anything to do."""
         held = self._executor is not None and self._executor.device_waits
         return held and self._answers.is_idle
 
     def _work_ahead(self) -> None:
-        """Build and launch ahead as long as there is nothing else to do."""
+        """Build and launch ahead until a message comes or nothing is left to do."""
         executor = self._executor
         while executor is not None and self._channel.is_empty:
             if executor.device_waits:
@@ -138,7 +138,7 @@ class Engine:
                 return
 
     def _fill_early(self, message: LocalMessage) -> None:
-        """In the thread that reads: *message* has come, and nothing before it is left to do."""
+        """Runs in the reader thread: *message* has come, and everything before it is done."""
         executor = self._executor
         if executor and isinstance(message, Step | StepDone) and self._of_this_epoch(message):
             executor.fill_early(message)
@@ -164,7 +164,7 @@ class Engine:
                 raise ChannelBroken(f"a node does not send {type(message).__name__}")
 
     def _set_hop_key(self, key: HopKey) -> None:
-        # What was launched before the key came goes out under the one before.
+        # What was launched before this key leaves under the key before.
         self._answers.drain()
         try:
             self._sealed_activations.set_key(key)
@@ -188,7 +188,7 @@ class Engine:
         self._answers.put(executor, launch(message, arrived))
 
     def _of_this_epoch(self, message: Step | StepDone) -> bool:
-        """Steps of an epoch that has gone are nobody's any more."""
+        """Whether *message* is of the epoch that this process has a place in; others are ignored."""
         return self._place is not None and message.epoch == self._place.epoch
 
     def _progress(self) -> Progress:
@@ -227,10 +227,10 @@ class Engine:
             self._start_epoch(place, loaded)
 
     def _start_epoch(self, place: Bootstrap, loaded: LoadedStage) -> None:
-        """Take *place* with *loaded*."""
+        """Begin the epoch of *place* with *loaded*, and say READY."""
         reports_logprobs = self._order is None or self._order.rank == 0
         activation_seal = self._sealed_activations if place.inner_seal else PlainActivations()
-        # Members of a group would wait with one that waits, for what is only a guess.
+        # A member of a collective never waits on a guess: the others would wait with it.
         device_waits = self._order is None and self._launch_settings.fits(
             loaded.last - loaded.first
         )
@@ -250,7 +250,7 @@ class Engine:
         self._channel.send(self._ready(place, loaded))
 
     def _send_refusal(self, error: Exception, kind: FailureKind) -> None:
-        """A place or a group was not taken, for *error*."""
+        """Say that a place or a collective was not taken, because of *error*."""
         kind = error.KIND if isinstance(error, ModelError) else kind
         epoch, rank = (self._place.epoch, self._place.rank) if self._place else (NO_EPOCH, 0)
         self._channel.send(StepDone(epoch, 0, failed=Failure(rank, kind, error_text(error))))
@@ -270,13 +270,14 @@ class Engine:
             )
 
     def _keeps_layers(self, place: Bootstrap) -> bool:
-        """*place* is the one that this member of a group has: its group may serve another epoch."""
+        """Whether *place* has the layers that this member has: its collective may serve another epoch."""
         loaded = self._loaded
         mine = place.bounds[place.rank], place.bounds[place.rank + 1]
         return isinstance(loaded, LoadedStage) and (loaded.first, loaded.last) == mine
 
     def _load(self, first: int, last: int) -> tuple[LoadedStage | TpShard, Loaded]:
-        """These layers, or a share of them, kept if they are there already, and what it cost."""
+        """Layers *first* to *last*, or this member's shard of them, and what loading cost. Nothing is
+        loaded if they are there already."""
         if self._loaded is not None and (self._loaded.first, self._loaded.last) == (first, last):
             return self._loaded, Loaded(0, self._loaded.held, 0)
         self._loaded = None
@@ -288,7 +289,7 @@ class Engine:
             nccl=order is not None and order.backend is Backend.NCCL,
             layers=(last - first) % len(self._info.layers),
         )
-        attention.install()  # which launches something
+        attention.install()  # launches something, so after `choose`
         loaded = (
             load_stage(self._info, first, last)
             if order is None
@@ -308,7 +309,7 @@ class Engine:
             self._send_refusal(error, FailureKind.GROUP)
 
     def _set_shard(self, order: Group) -> None:
-        """Load the share of *order* from now on; that of one alone is the whole."""
+        """Load the shard that *order* names from now on. The shard of one member is the whole."""
         before, self._order = self._order, order if order.size > 1 else None
         if _shard_key(before) != _shard_key(self._order):
             self._loaded = None
@@ -352,7 +353,7 @@ def _shard_key(order: Group | None) -> tuple[Backend, int, int] | None:
 
 
 def serve(sock: socket.socket, model: str, memory_limit: int) -> int:
-    """Be the engine of *model* at the other end of *sock* until it closes; an exit status."""
+    """Be the engine of *model* at the other end of *sock* until that closes. An exit status."""
     channel = Channel(sock)
     channel.open()
     try:
@@ -378,7 +379,7 @@ def serve(sock: socket.socket, model: str, memory_limit: int) -> int:
 
 
 def end_with_thread(failed: threading.ExceptHookArgs) -> None:
-    """A thread ended that should not have: so does the process, for half an engine would hang."""
+    """`threading.excepthook`: end the process when a thread fails, for half an engine would hang."""
     if failed.exc_value is not None:
         sys.excepthook(failed.exc_type, failed.exc_value, failed.exc_traceback)
     sys.stderr.flush()
