@@ -22,7 +22,8 @@ class ModelError(Exception):
 
 
 class LoadError(ModelError):
-    """The model is missing, incomplete, not what its manifest says, or cannot be split like this."""
+    """The model is missing, incomplete, not what its manifest says, or cannot be split like
+    this."""
 
     KIND = FailureKind.LOAD
 

@@ -1,8 +1,8 @@
 """Doors of a device that waits, on one that cannot.
 
 What is started behind an inlet that has not been filled is kept back, and started in order once it
-is, or has been shut: so it is what a device would do whose stream is held up. There may be one
-such inlet at a time, as for `Lookahead`, it may be filled too late, and the device may `lose_patience`.
+is, or has been shut: so it is what a device would do whose stream is held up. There may be one such
+inlet at a time, as for `Lookahead`, it may be filled too late, and the device may `lose_patience`.
 Only the thread that launches can start anything: what another one has told, it says again.
 """
 

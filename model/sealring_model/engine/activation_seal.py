@@ -1,5 +1,5 @@
-"""The inner seal as an engine applies it: hidden states are opened as they come in and sealed as they
-go out.
+"""The inner seal as an engine applies it: hidden states are opened as they come in and sealed as
+they go out.
 
 With the policy on, hidden states leave sealed under the key of the outgoing hop, and are opened
 under the key of the incoming hop. The node between hands the keys down and sees ciphertext. A new

@@ -179,7 +179,8 @@ class Channel:
             os._exit(70)
 
     def _wait_until_received(self) -> None:
-        """Wait until fewer bytes are held, or the stream has ended. What is unread then is useless."""
+        """Wait until fewer bytes are held, or the stream has ended. What is unread then is
+        useless."""
         while self._put_bytes - self._got_bytes > MAX_HELD:
             if self._hangup.poll(_HELD_CHECK_MS):
                 self.end(ChannelClosed("the node is gone"))

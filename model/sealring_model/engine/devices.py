@@ -18,8 +18,8 @@ _M_ARENA_MAX: Final = -8  # malloc.h
 _RELEASE_THRESHOLD: Final = 4  # cuda.h
 
 _GRAPHS: Final = 6
-"""CUDA graphs that a stage may take. MLX launches CUDA graphs of so many operations, and lets ten of
-them wait. All of a stage has to fit into those, because it may be launched before the device can
+"""CUDA graphs that a stage may take. MLX launches CUDA graphs of so many operations, and lets ten
+of them wait. All of a stage has to fit into those, because it may be launched before the device can
 begin (see `pinned_io`)."""
 _OPERATIONS: Final = 40
 """Operations of a layer, at most. A guess."""
@@ -104,12 +104,12 @@ class LaunchSettings:
         """Set them for a stage of *layers* layers, 0 for the whole model, or for a member of a
         collective over *nccl*. Only the first call has an effect.
 
-        MLX records launches into CUDA graphs. NCCL makes a stream for each sum that is recorded, and
-        ends it again, so with *nccl* graphs are switched off: for 32 rows two H200s gave 1,500 to
-        2,100 tokens/s, and 600 to 900 with graphs.
+        MLX records launches into CUDA graphs. NCCL makes a stream for each sum that is recorded,
+        and ends it again, so with *nccl* graphs are switched off: for 32 rows two H200s gave 1,500
+        to 2,100 tokens/s, and 600 to 900 with graphs.
 
-        MLX keeps the graphs that it has made, and from the 800th on raises an error at each new one,
-        be it after days. That check is for people who tune programs, and is switched off.
+        MLX keeps the graphs that it has made, and from the 800th on raises an error at each new
+        one, be it after days. That check is for people who tune programs, and is switched off.
         """
         if self._layers is not None:
             return

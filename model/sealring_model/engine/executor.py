@@ -89,8 +89,8 @@ class Executor:
     """One rank in one epoch. An error of a step or a model is not raised: it is answered with a
     `Failure`.
 
-    A step is refused if weights and caches would surely need more than *limit* bytes. Call `launch`, `close` and `work_ahead` from the compute
-    thread.
+    A step is refused if weights and caches would surely need more than *limit* bytes. Call
+    `launch`, `close` and `work_ahead` from the compute thread.
     """
 
     def __init__(

@@ -85,7 +85,8 @@ _POLL_FROM_PROCESSORS: Final = 8
 """Processors from which on one thread may busy-poll for the next message."""
 
 _MEMBER_EXIT_GRACE: Final = 0.3
-"""Seconds that a member of a collective has to end once its node is gone: it may wait for a peer."""
+"""Seconds that a member of a collective has to end once its node is gone: it may wait for a
+peer."""
 
 
 class Engine:
@@ -188,7 +189,8 @@ class Engine:
         self._answers.put(executor, launch(message, arrived))
 
     def _of_this_epoch(self, message: Step | StepDone) -> bool:
-        """Whether *message* is of the epoch that this process has a place in; others are ignored."""
+        """Whether *message* is of the epoch that this process has a place in; others are
+        ignored."""
         return self._place is not None and message.epoch == self._place.epoch
 
     def _progress(self) -> Progress:
@@ -270,14 +272,15 @@ class Engine:
             )
 
     def _keeps_layers(self, place: Bootstrap) -> bool:
-        """Whether *place* has the layers that this member has: its collective may serve another epoch."""
+        """Whether *place* has the layers that this member has: its collective may serve another
+        epoch."""
         loaded = self._loaded
         mine = place.bounds[place.rank], place.bounds[place.rank + 1]
         return isinstance(loaded, LoadedStage) and (loaded.first, loaded.last) == mine
 
     def _load(self, first: int, last: int) -> tuple[LoadedStage | TpShard, Loaded]:
-        """Layers *first* to *last*, or this member's shard of them, and what loading cost. Nothing is
-        loaded if they are there already."""
+        """Layers *first* to *last*, or this member's shard of them, and what loading cost. Nothing
+        is loaded if they are there already."""
         if self._loaded is not None and (self._loaded.first, self._loaded.last) == (first, last):
             return self._loaded, Loaded(0, self._loaded.held, 0)
         self._loaded = None
@@ -379,7 +382,8 @@ def serve(sock: socket.socket, model: str, memory_limit: int) -> int:
 
 
 def end_with_thread(failed: threading.ExceptHookArgs) -> None:
-    """`threading.excepthook`: end the process when a thread fails, for half an engine would hang."""
+    """`threading.excepthook`: end the process when a thread fails, for half an engine would
+    hang."""
     if failed.exc_value is not None:
         sys.excepthook(failed.exc_type, failed.exc_value, failed.exc_traceback)
     sys.stderr.flush()

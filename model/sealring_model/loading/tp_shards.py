@@ -1,10 +1,10 @@
 """Loading one member's share of a stage, for tensor parallelism.
 
-mlx-lm's models divide themselves: `shard` of their class replaces each projection by the part of
-it that belongs to one member of a group, and remembers the group for the sums between. It asks the
-group for rank and size only, so here it is given a `StandInCollective` before there is a group, and the
-share is on the device before anybody may have to wait for a peer. Once the group stands it takes
-the stand-in's place in every module, see `TpShard.join`; until then the stage cannot be run.
+mlx-lm's models divide themselves: `shard` of their class replaces each projection by the part of it
+that belongs to one member of a group, and remembers the group for the sums between. It asks the
+group for rank and size only, so here it is given a `StandInCollective` before there is a group, and
+the share is on the device before anybody may have to wait for a peer. Once the group stands it
+takes the stand-in's place in every module, see `TpShard.join`; until then the stage cannot be run.
 
 What mlx-lm leaves whole in most families is the output head. A head of its own (none that is the
 embedding again) is divided too, by lines of the vocabulary, and the logits are gathered.
@@ -80,7 +80,8 @@ class TpShard:
     _stand_in: StandInCollective
 
     def join(self, collective: mx.distributed.Group) -> LoadedStage:
-        """The stage as a part of *collective*, measured: every member must do this at the same time."""
+        """The stage as a part of *collective*, measured: every member must do this at the same
+        time."""
         start = time.perf_counter_ns() - 1000 * self.load_us
         for module in self.stage.modules():
             for name, value in list(vars(module).items()):
@@ -90,7 +91,8 @@ class TpShard:
 
 
 class ShardedHead(nn.Module):
-    """An output head of which each member of *collective* has some lines: gives all logits to all."""
+    """An output head of which each member of *collective* has some lines: gives all logits to
+    all."""
 
     def __init__(self, head: nn.Module, collective: Any) -> None:
         super().__init__()

@@ -9,9 +9,9 @@ even on an array that is being evaluated: building holds the array and looks at 
 exception is an array that is one of several outputs of an operation. No launch leaves such an array
 to be built on.)
 
-A process has one such thread, and it never ends. MLX keeps compiled functions for each thread, which
-take a while to make, and frees them when the thread ends. At the exit of the process Python may be
-gone by then, and the process would abort.
+A process has one such thread, and it never ends. MLX keeps compiled functions for each thread,
+which take a while to make, and frees them when the thread ends. At the exit of the process Python
+may be gone by then, and the process would abort.
 """
 
 from __future__ import annotations

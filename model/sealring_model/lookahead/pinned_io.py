@@ -85,8 +85,8 @@ _WAIT: Final = f"""
 
 _POST: Final = f"""
     sealring_copy(
-        reinterpret_cast<char*>(where[0]) + {_HEADER}, reinterpret_cast<const char*>(block), size[0],
-        blockIdx.x * blockDim.x + threadIdx.x, blockDim.x * gridDim.x
+        reinterpret_cast<char*>(where[0]) + {_HEADER}, reinterpret_cast<const char*>(block),
+        size[0], blockIdx.x * blockDim.x + threadIdx.x, blockDim.x * gridDim.x
     );
     if (blockIdx.x == 0 && threadIdx.x == 0) ready[0] = 1;
 """

@@ -1,23 +1,23 @@
-"""What is done to a row's logits before it is sampled: its bias, then its penalties.
+"""Processes a row's logits before it is sampled: its bias, then its penalties.
 
 The rules are those of vLLM (`vllm/v1/sample`), so that a request means the same here as there:
 
 - bias: added to the logits of the tokens that it names;
-- repetition (CTRL: Keskar et al., https://arxiv.org/abs/1909.05858): the logit of every token
-  that the row has, prompt or output, is divided by it when positive and multiplied when negative;
-- frequency and presence (OpenAI's): off the logit of every token of the output alone, the one
-  times how often it is there, the other once.
+- repetition (CTRL: Keskar et al., https://arxiv.org/abs/1909.05858): the logit of every token in
+  the row, prompt or output, is divided by it when positive and multiplied when negative;
+- frequency and presence (OpenAI's): subtracted from the logit of every token in the output,
+  frequency times the token's count, presence once.
 
-What a row has is counted on the device. The counts begin with the history that its `Row` brings,
-and each draw adds its tokens from the array that they are in, which nobody has read: so the next
-decode may be launched on them, as it is on the tokens themselves.
+A row's tokens are counted on the device. The counts begin with the history in its `Row`. Each
+sampling adds its tokens from the array that it made, which nobody has read. So the next decode can
+be launched on the counts, as it is on the tokens themselves.
 
-Counts are a rectangle, one line for each penalised row of a group: 5 bytes for each token of the
-vocabulary. An `LogitProcessor` is a value. A decode takes its group's when it is launched and gives
-back the next one when its tokens are drawn; so rows that leave in between, or come back under
-their old number, disturb nothing. When a group's rows change, the rectangle is made anew: lines
-of the rows that stay, histories of those that are new. A group in which no row asks for any of
-this has none, and costs nothing.
+Counts are a rectangle with one line for each penalised row of a batch, at 5 bytes for each token of
+the vocabulary. A `LogitProcessor` is a value: a decode takes its batch's when it is launched, and
+puts back the next one when its tokens are sampled. So rows that leave in between, or come back
+under their old number, disturb nothing. When a batch's rows change, the rectangle is made anew:
+lines are copied for rows that stay, and counted from the history for new rows. A batch in which no
+row asks for any of this has no processor, and costs nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sealring_model.errors import LedgerError
 
 @attrs.frozen(eq=False)
 class _Bias:
-    """What is added to the logit of token ``ids[i]`` of the row at ``rows[i]``."""
+    """``values[i]`` is added to the logit of token ``ids[i]`` of the row at ``rows[i]``."""
 
     rows: mx.array
     ids: mx.array
@@ -46,8 +46,11 @@ class _Bias:
 
 @attrs.frozen(eq=False)
 class _Counts:
-    """The tokens of the penalised rows: those at *places* among all. *prompt* says which tokens a
-    row was given, *output* how often it has drawn each; both ``(penalised, vocabulary)``."""
+    """Token counts of the penalised rows, which are at *places* among all rows of the batch.
+
+    *prompt* says which tokens are in a row's prompt, *output* how often each was sampled; both are
+    ``(penalised, vocabulary)``.
+    """
 
     rows: tuple[Row, ...]
     places: mx.array
@@ -76,7 +79,7 @@ class _Counts:
         return attrs.evolve(self, output=output)
 
     def line(self, row: Row) -> tuple[mx.array, mx.array] | None:
-        """What *row* has, if it is one of these."""
+        """The counts of *row*, if it is one of these: prompt and output, one line each."""
         for at, known in enumerate(self.rows):
             if known is row:
                 return self.prompt[at : at + 1], self.output[at : at + 1]
@@ -85,14 +88,14 @@ class _Counts:
 
 @attrs.frozen(eq=False)
 class LogitProcessor:
-    """What is done to the logits of *rows*, of which some ask for it."""
+    """Processes the logits of *rows*, of which at least one asks for it."""
 
     rows: tuple[Row, ...]
     bias: _Bias | None
     counts: _Counts | None
 
     def apply(self, logits: mx.array) -> mx.array:
-        """*logits* ``(rows, vocabulary)`` adjusted, in f32."""
+        """*logits* ``(rows, vocabulary)`` with bias and penalties, in f32."""
         logits = logits.astype(mx.float32)
         if self.bias is not None:
             logits = self.bias.apply(logits)
@@ -101,28 +104,29 @@ class LogitProcessor:
         return logits
 
     def after(self, tokens: mx.array) -> LogitProcessor:
-        """The same once *tokens* have been drawn, one for each row."""
+        """The processor once *tokens* have been sampled, one for each row."""
         if self.counts is None:
             return self
         return attrs.evolve(self, counts=self.counts.after(tokens))
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:
-        """What changes from draw to draw, to be evaluated."""
+        """The arrays that change with each sampling, to be evaluated."""
         return () if self.counts is None else (self.counts.output,)
 
 
 class LogitProcessors:
-    """The adjustment of every group that has one."""
+    """The processor of every batch that has one."""
 
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary: Final = vocabulary
         self._by_batch: Final[dict[int, LogitProcessor]] = {}
 
     def take(self, batch: int, rows: tuple[Row, ...]) -> LogitProcessor | None:
-        """What to do to the logits of *batch*'s next draw, whose rows are *rows*.
+        """The processor for the next sampling of *batch*, whose rows are *rows*; None if no row
+        asks for one.
 
-        Raises `LedgerError` for a token that the vocabulary does not have.
+        Raises `LedgerError` for a token beyond the vocabulary.
         """
         before = self._by_batch.get(batch)
         if before is not None and _same(before.rows, rows):
@@ -134,11 +138,11 @@ class LogitProcessors:
         return LogitProcessor(rows, self._bias(rows), self._counts(rows, counts))
 
     def put(self, batch: int, processor: LogitProcessor) -> None:
-        """*batch*'s next draw follows the one that gave *processor*."""
+        """The next sampling of *batch* starts from *processor*."""
         self._by_batch[batch] = processor
 
     def forget_batch(self, batch: int) -> None:
-        """*batch* has no rows left."""
+        """*batch* is empty."""
         self._by_batch.pop(batch, None)
 
     def _bias(self, rows: Sequence[Row]) -> _Bias | None:
@@ -172,5 +176,6 @@ class LogitProcessors:
 
 
 def _same(before: tuple[Row, ...], rows: tuple[Row, ...]) -> bool:
-    """Whether these are the very rows: one that came back is another, with another history."""
+    """Whether the rows are identical objects. A row that came back is another, with another
+    history."""
     return len(before) == len(rows) and all(a is b for a, b in zip(before, rows, strict=True))

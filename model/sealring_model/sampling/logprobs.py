@@ -1,9 +1,9 @@
-"""Log probabilities of the tokens that rows were given, for the rows that ask for them.
+"""Log probabilities of sampled tokens, for the rows that ask for them.
 
-They come from the logits as the model gave them, before bias, penalties, temperature and cuts,
-and in f32. A row that wants alternatives gets the likeliest tokens, falling. All are found on the
-device with the token itself, of the same number whatever the rows ask for, so that no row's
-depend on its company; a decode whose rows want none does nothing of this.
+They are computed in f32 from the logits as the model gave them, before bias, penalties, temperature
+and cuts. A row that wants alternatives gets the likeliest tokens, in falling order. The device
+computes all of them together with the token. It computes equally many for each row, so that a row's
+figures do not depend on the rows beside it. A decode whose rows want none computes nothing here.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from sealring_protocol.limits import MAX_LOGPROBS
 
 @attrs.frozen(eq=False)
 class LogprobArrays:
-    """Those of one draw, on the device: of *rows*, the *chosen* tokens' ``(rows,)``, and the
-    likeliest ids and their values, ``(rows, alternatives)``."""
+    """Log probabilities of one sampling of *rows*, on the device: of the *chosen* tokens,
+    ``(rows,)``, and the likeliest *ids* with their *values*, ``(rows, alternatives)``."""
 
     rows: tuple[Row, ...]
     chosen: mx.array
@@ -30,11 +30,11 @@ class LogprobArrays:
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:
-        """All of it, to be evaluated."""
+        """All arrays, to be evaluated."""
         return (self.chosen, self.ids, self.values)
 
     def messages(self, n: int) -> tuple[Logprobs, ...]:
-        """What is told of step *n*; waits for it."""
+        """The LOGPROBS messages of step *n*. Waits for the device."""
         chosen: Any = self.chosen.tolist()
         ids: Any = self.ids.tolist()
         values: Any = self.values.tolist()
@@ -45,7 +45,8 @@ class LogprobArrays:
 
 
 def logprobs_of(logits: mx.array, rows: Sequence[Row], tokens: mx.array) -> LogprobArrays | None:
-    """What to tell of *tokens*, drawn of *logits* ``(rows, vocabulary)`` for *rows*."""
+    """Log probabilities of *tokens*, sampled from *logits* ``(rows, vocabulary)``; None if none of
+    *rows* asks for them."""
     places = [at for at, row in enumerate(rows) if row.logprobs != NO_LOGPROBS]
     if not places:
         return None

@@ -1,12 +1,12 @@
-"""What rank 0 knows of rows besides their caches: how each samples, and its last token.
+"""What rank 0 knows of rows besides their caches: how each is sampled, and its last token.
 
-Sampling parameters come as `Row` messages before the step that opens the row, perhaps before the
-epoch does, and are forgotten when the row leaves; those of rows that an epoch's end left behind
-are forgotten an epoch later. Those that no step has opened may only be so many.
+Sampling parameters come as ROW messages before the step that opens the row, perhaps before the
+epoch begins. They are forgotten when the row is gone. Those of rows that the end of an epoch left
+behind are forgotten an epoch later. The number of rows that no step has opened is limited.
 
-The last token of a row is what its next decode reads. A joiner's comes with the step; after that
-it is what the group's last decode sampled, an array that may still be on its way on the device.
-As long as a group keeps its rows that array is the next input as it is, without being read.
+A decode reads the last token of each row. A joiner's comes with the step. After that it is what the
+batch's last decode sampled, an array that the device may still compute. As long as a batch keeps
+its rows, that array is the next input as it is, and nobody reads it.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from sealring_model.engine.channel import ChannelBroken
 from sealring_model.errors import LedgerError
 
 MAX_UNOPENED: Final = 4 * MAX_ROWS
-"""Rows that are announced and not opened: more than the steps under way can open."""
+"""Rows that are announced and not opened, at most: more than the steps in flight can open."""
 
 MAX_HISTORY_IDS: Final = 4 * MAX_IDS
-"""Token ids in their histories. Memory: 160 MiB."""
+"""Token ids in the histories of rows that are not opened, at most. Memory: 160 MiB."""
 
 
 class RowParams:
-    """Sampling parameters by row. Raises `LedgerError` for a row that was never announced."""
+    """Sampling parameters by row."""
 
     def __init__(self) -> None:
         self._now: dict[int, Row] = {}
         self._before: dict[int, Row] = {}
-        self._unopened: dict[int, int] = {}  # and how long their histories are
-        self._history_ids = 0  # token ids in these
+        self._unopened: dict[int, int] = {}  # to the length of their histories
+        self._history_ids = 0  # their sum
 
     def add(self, row: Row) -> None:
-        """Sample row ``row.uid`` like this. Raises `ChannelBroken` if too much was announced."""
+        """Remember how row ``row.uid`` is sampled. Raises `ChannelBroken` if too much is
+        announced."""
         self._now[row.uid] = row
         self.opened([row.uid])
         self._unopened[row.uid] = len(row.history)
@@ -47,12 +48,13 @@ class RowParams:
             raise ChannelBroken("more rows are announced than steps may open")
 
     def opened(self, uids: Iterable[int]) -> None:
-        """A step has opened *uids*."""
+        """A step has opened rows *uids*."""
         for uid in uids:
             self._history_ids -= self._unopened.pop(uid, 0)
 
     def get(self, uids: Iterable[int]) -> tuple[Row, ...]:
-        """The parameters of *uids*, in order."""
+        """The parameters of *uids*, in order. Raises `LedgerError` for a row that was not
+        announced."""
         return tuple(self._get(uid) for uid in uids)
 
     def _get(self, uid: int) -> Row:
@@ -62,19 +64,19 @@ class RowParams:
         return row
 
     def forget(self, uid: int) -> None:
-        """Row *uid* has left."""
+        """Row *uid* is gone."""
         self._now.pop(uid, None)
         self._before.pop(uid, None)
         self.opened([uid])
 
     def new_epoch(self) -> None:
-        """A new epoch begins."""
+        """A new epoch begins. Parameters from before the last epoch are forgotten."""
         self._before, self._now = self._now, {}
         self.opened(list(self._unopened))
 
 
 class LastTokens:
-    """The last token of every row of every group."""
+    """The last token of every row of every batch."""
 
     def __init__(self) -> None:
         self._given: dict[int, int] = {}
@@ -85,22 +87,22 @@ class LastTokens:
         self._given[uid] = token
 
     def forget(self, uid: int) -> None:
-        """Row *uid* has left."""
+        """Row *uid* is gone."""
         self._given.pop(uid, None)
 
     def forget_batch(self, batch: int) -> None:
-        """*batch* has no rows left."""
+        """*batch* is empty."""
         self._sampled.pop(batch, None)
 
     def sampled(self, batch: int, uids: Sequence[int], tokens: mx.array) -> None:
-        """The last decode of *batch* gave *tokens*, one for each of *uids*, in order."""
+        """The last decode of *batch* sampled *tokens*, one for each of *uids*, in order."""
         self._sampled[batch] = (tuple(uids), tokens)
 
     def take(self, batch: int, uids: tuple[int, ...]) -> mx.array:
-        """The input of *batch*'s next decode: uint32 ``(rows,)``.
+        """The input of *batch*'s next decode, of rows *uids*: uint32 ``(rows,)``.
 
-        Raises `LedgerError` when a row has no last token: its decode came before the answer
-        of the one before.
+        Raises `LedgerError` if a row has no last token: its decode came before the answer to the
+        decode before.
         """
         before, tokens = self._sampled.get(batch, ((), _NONE))
         if before == uids and self._given.keys().isdisjoint(uids):

@@ -1,15 +1,15 @@
-"""From logits to tokens, so that a row's text does not depend on what else is in the batch.
+"""From logits to tokens, so that a row's text does not depend on the other rows in the batch.
 
-A row that samples draws from its own key, derived from (seed, choice, absolute position of the
-new token) and nothing else: the same for a row alone and among others, and again after a row was
-evicted and read in anew. The draw is the Gumbel-max trick (argmax of logits plus Gumbel noise)
-with each row's noise made from its key alone; drawing all rows' noise at once from a stack of
-keys would give other numbers. What comes before, temperature and cuts, works on each row's own
-logits, all rows together.
+A row that samples draws from its own key, which is derived from (seed, choice, absolute position of
+the new token) and nothing else. So the draw is the same for a row alone and among others, and again
+after the row was evicted and prefilled anew. It is the Gumbel-max trick (argmax of logits plus
+Gumbel noise), with each row's noise made from its own key. Noise for all rows drawn at once from a
+stack of keys would be other numbers. Temperature and cuts come before that; they work on each row's
+own logits, all rows together.
 
-The order is that of most servers: temperature, then top-k, top-p over what top-k left, and
-min-p, which keeps tokens at least that likely relative to the likeliest. A greedy row is the
-plain argmax, and a batch of greedy rows costs nothing more.
+The order is that of most servers: temperature, then top-k, then top-p over what top-k left, then
+min-p, which keeps the tokens that are at least that likely relative to the likeliest. A greedy row
+is the plain argmax, and a batch of greedy rows costs nothing more.
 
 Nucleus (top-p) sampling: Holtzman et al., https://arxiv.org/abs/1904.09751. Min-p: Nguyen et al.,
 https://arxiv.org/abs/2407.01082.
@@ -40,7 +40,7 @@ def row_key(row: Row, position: int) -> tuple[int, int]:
 def sample(logits: mx.array, rows: Sequence[Row], positions: Sequence[int]) -> mx.array:
     """One token for each of *rows*, from *logits* ``(rows, vocabulary)``; uint32 ``(rows,)``.
 
-    ``positions[i]`` is where row i's new token will stand, counted from the row's first token.
+    ``positions[i]`` is the position of row i's new token, counted from the row's first token.
     """
     greedy = mx.argmax(logits, axis=-1)
     hot = [i for i, row in enumerate(rows) if row.temperature > 0]
@@ -63,14 +63,15 @@ def _column(values: list[float]) -> mx.array:
 
 
 def _tempered(logits: mx.array, rows: Sequence[Row]) -> mx.array:
-    """Logits over temperature in f32, the likeliest at 0, so that no temperature overflows."""
+    """Logits divided by temperature in f32, the likeliest at 0, so that no temperature
+    overflows."""
     exact = logits.astype(mx.float32)
     scale = _column([1.0 / max(row.temperature, 1e-6) for row in rows])
     return (exact - exact.max(axis=-1, keepdims=True)) * scale
 
 
 def _cut(logits: mx.array, rows: Sequence[Row]) -> mx.array:
-    """*logits* with the tokens that *rows* leave out at minus infinity."""
+    """*logits* with minus infinity for the tokens that a row's top-k, top-p and min-p cut."""
     if any(row.top_k or row.top_p < 1 for row in rows):
         logits = _cut_sorted(logits, rows)
     if any(row.min_p > 0 for row in rows):
@@ -82,7 +83,7 @@ def _cut(logits: mx.array, rows: Sequence[Row]) -> mx.array:
 
 
 def _cut_sorted(logits: mx.array, rows: Sequence[Row]) -> mx.array:
-    """Top-k, then top-p, as one threshold per row found in the sorted logits."""
+    """Top-k, then top-p: one threshold for each row, found in its sorted logits."""
     size = logits.shape[-1]
     falling = -mx.sort(-logits, axis=-1)
     ranks = mx.arange(size)[None]
@@ -90,7 +91,7 @@ def _cut_sorted(logits: mx.array, rows: Sequence[Row]) -> mx.array:
     within = ranks < last
     likely = mx.softmax(mx.where(within, falling, -math.inf), axis=-1)
     before = mx.cumsum(likely, axis=-1) - likely
-    # A top_p of 1 keeps all whatever the sum's rounding says, and the likeliest always stays.
+    # A top_p of 1 keeps all tokens however the sum rounds; the likeliest token always stays.
     share = _column([row.top_p if row.top_p < 1 else math.inf for row in rows])
     kept = within & ((before < share) | (ranks == 0))
     threshold = mx.where(kept, falling, math.inf).min(axis=-1, keepdims=True)

@@ -1,9 +1,9 @@
-"""Rank 0's end of a decode: which tokens its rows read, and which tokens they are given.
+"""Rank 0's sampling: which tokens a decode reads, and which tokens come out.
 
-A decode begins a `SamplerState` when it is launched and ends it when there are logits: at once on a
-single rank, in a pipeline when the hidden states have come round. In between, rows may leave or
-come back under their old number, so all that the draw needs is in the `SamplerState`. To end it is to
-build a graph; when the device is set to work on it is up to who ends it.
+A decode's `SamplerState` is made when the decode is launched, and sampled from once there are
+logits: at once on a single rank, in a pipeline when the hidden states have come back. Rows may
+leave in between, or come back under their old number, so the state holds all that sampling needs.
+`Sampler.end` builds a graph only; the caller launches it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from sealring_model.sampling.sampler import sample
 
 @attrs.frozen(eq=False)
 class SamplerState:
-    """A decode of *batch* under way: its rows in order, where their tokens will stand, and what
-    is done to their logits."""
+    """What sampling needs for one decode of *batch*: its rows in order, the positions of their new
+    tokens, and the processor of their logits."""
 
     batch: int
     uids: tuple[int, ...]
@@ -37,8 +37,11 @@ class SamplerState:
 
 @attrs.frozen(eq=False)
 class Sampled:
-    """*tokens*, one for each row, uint32, and what is told of them, for the answer alone: the next
-    decode reads an array of its own, and the next draw starts from what has *changed*."""
+    """What was sampled: *tokens*, uint32, one for each row, and their log probabilities.
+
+    Both are for the answer alone, as the next decode reads an array of its own. *changed* is what
+    the next sampling starts from, to be evaluated with them.
+    """
 
     tokens: Outlet
     logprobs: LogprobArrays | None
@@ -46,20 +49,20 @@ class Sampled:
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:
-        """What an answer waits for."""
+        """The arrays that the answer waits for."""
         return (self.tokens.ready, *(self.logprobs.arrays if self.logprobs else ()))
 
     def ids(self) -> tuple[int, ...]:
-        """The tokens, which must have come."""
+        """The tokens; they must have been computed."""
         return tuple(self.tokens.data().cast("I"))
 
     def messages(self, n: int) -> tuple[Logprobs, ...]:
-        """The messages that go before the answer to step *n*."""
+        """The LOGPROBS messages that go before the answer to step *n*."""
         return self.logprobs.messages(n) if self.logprobs else ()
 
 
 class Sampler:
-    """The draws of every group, each following the one before."""
+    """Samples the tokens of every batch. Each sampling of a batch follows the one before."""
 
     def __init__(self, params: RowParams, vocabulary: int, device_io: DeviceIO) -> None:
         self._device_io: Final = device_io
@@ -72,12 +75,12 @@ class Sampler:
         self._last.give(uid, token)
 
     def forget(self, uids: Iterable[int]) -> None:
-        """Rows *uids* have left."""
+        """Rows *uids* are gone."""
         for uid in uids:
             self._last.forget(uid)
 
     def forget_batch(self, batch: int) -> None:
-        """*batch* has no rows left."""
+        """*batch* is empty."""
         self._last.forget_batch(batch)
         self._processors.forget_batch(batch)
 
@@ -86,12 +89,13 @@ class Sampler:
         return self._last.take(batch, uids)
 
     def begin(self, batch: int, uids: tuple[int, ...], positions: tuple[int, ...]) -> SamplerState:
-        """The draw that ends a decode of *batch*."""
+        """The state that the decode of *batch* is sampled with; *positions* are those of the new
+        tokens."""
         rows = self._params.get(uids)
         return SamplerState(batch, uids, rows, positions, self._processors.take(batch, rows))
 
     def end(self, state: SamplerState, logits: mx.array) -> Sampled:
-        """Draw, from *logits* ``(rows, vocabulary)``."""
+        """Sample from *logits* ``(rows, vocabulary)``; builds a graph and launches nothing."""
         processor = state.processor
         adjusted = logits if processor is None else processor.apply(logits)
         tokens = sample(adjusted, state.rows, state.positions)
@@ -100,7 +104,7 @@ class Sampler:
         sampled = Sampled(
             self._device_io.outlet(tokens), logprobs_of(logits, state.rows, tokens), changed
         )
-        # Last, when nothing can fail any more: from now on the next draws follow this one.
+        # Last, when nothing can fail any more: from now on the next sampling follows this one.
         self._last.sampled(state.batch, state.uids, tokens)
         if after is not None:
             self._processors.put(state.batch, after)

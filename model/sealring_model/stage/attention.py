@@ -1,17 +1,18 @@
 """Attention of one token per row over masked keys, on CUDA: a decode of rows of different lengths.
 
-Rows that share a group stand in left-padded rectangles, so each of their decodes has a mask. MLX's
-own kernel takes none; without it MLX falls back to matrix products of batches, a product with the
-mask and a softmax: half a dozen kernels to be launched, that mostly wait. Here it is one.
+The rows of a batch stand in left-padded rectangles, so each of their decodes has a mask. MLX's own
+kernel takes no mask. With a mask MLX falls back to batched matrix products, a product with the mask
+and a softmax: half a dozen kernels, whose launches take longer than their work. Here it is one
+kernel.
 
-Each block of threads has one row's keys of one head, and all queries that go with them (grouped
-queries, arXiv:2305.13245): so each key and value is read once. Of a key, eight elements are with
-one thread, so that a warp has several keys at a time. Each such team keeps the softmax of the keys
-that it has seen as their maximum, their sum and a weighted value (arXiv:1805.02867); in the end
-these are put together, in the warp and then in the block. All of that is in f32, whatever the
-queries are.
+Each block of threads has the keys of one row and one head, and all queries that go with them
+(grouped queries, arXiv:2305.13245), so that each key and value is read once. A thread has eight
+elements of a key, so a warp works on several keys at a time, each by a team of threads. A team
+keeps the softmax of the keys that it has seen as their maximum, their sum and a weighted value
+(arXiv:1805.02867). These are combined at the end, in the warp and then in the block. All of that is
+in f32, whatever the queries are.
 
-For few rows and many keys there are not enough blocks for the device, and the fallback is faster.
+Few rows with many keys do not give enough blocks for the device, and the fallback is faster.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ import mlx.core as mx
 
 _WARPS: Final = 8
 _EACH: Final = 8
-"""Elements of a key that a thread has."""
+"""Elements of a key for each thread."""
 _WIDTHS: Final = (64, 128, 256)
 _TYPES: Final = (mx.bfloat16, mx.float16)
 _SHARED: Final = 1024
-"""Queries of a block times their width, at most: f32 for each warp, in 48 KiB of shared memory."""
+"""Queries of a block times their width, at most: each warp keeps them in f32, in 48 KiB of shared
+memory."""
 _KEYS_PER_BLOCK: Final = 32
-"""Keys of a row, for each block that there is, up to which this is taken: it was faster there on an
-H200, from 2 rows with 500 keys to 32 with 4,000, and slower for 2 with 2,000."""
+"""Keys of a row for each block, up to which this kernel is used. On an H200 it was faster there,
+from 2 rows with 500 keys to 32 rows with 4,000, and slower for 2 rows with 2,000."""
 
 _SOURCE: Final = f"""
     constexpr int WARPS = {_WARPS}, EACH = {_EACH};
@@ -164,7 +166,7 @@ struct alignas(16) Eight {{
 """
 
 _PER_NAT: Final = 1.4426950408889634
-"""The binary logarithm of e: powers of two are what the device has."""
+"""The binary logarithm of e: the device computes powers of two."""
 
 
 @functools.cache
@@ -186,7 +188,7 @@ def _factor(scale: float) -> mx.array:
 
 
 def fits(queries: mx.array, keys: mx.array, values: mx.array, mask: object) -> bool:
-    """Whether `attend` can do these, and is the faster way."""
+    """Whether `attend` takes these arguments, and is faster."""
     if not isinstance(mask, mx.array) or mask.dtype != mx.bool_ or mask.ndim != 4:
         return False
     rows, heads, tokens, width = queries.shape
@@ -207,8 +209,8 @@ def attend(
     queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array
 ) -> mx.array:
     """What `mx.fast.scaled_dot_product_attention` gives for arguments that `fits` is true of:
-    *queries* ``(rows, heads, 1, width)``, *keys* and *values* ``(rows, kv_heads, length, width)`` and
-    *mask* ``(rows or 1, 1, 1, length)``. Of a row that sees no key, zeros."""
+    *queries* ``(rows, heads, 1, width)``, *keys* and *values* ``(rows, kv_heads, length, width)``
+    and *mask* ``(rows or 1, 1, 1, length)``. Of a row that sees no key, zeros."""
     rows, heads, _, width = queries.shape
     kv_heads = keys.shape[1]
     threads = 32 * _WARPS
@@ -225,8 +227,8 @@ def attend(
 
 @functools.cache
 def install() -> None:
-    """Have every model of this process use `attend` where it fits, if there is CUDA and it can be
-    compiled. It is tried, and so something launched: MLX must have been told how before."""
+    """Have every model of this process use `attend` where it fits, if there is CUDA and the kernel
+    compiles. Launches the kernel once, so `LaunchSettings.choose` must have been called before."""
     if not mx.cuda.is_available() or not _compiles():
         return
     fast: Any = mx.fast
@@ -242,7 +244,7 @@ def install() -> None:
         sinks: Any = None,
         **others: Any,
     ) -> mx.array:
-        """As mlx's own."""
+        """Takes the arguments of MLX's own."""
         if sinks is None and not others and fits(queries, keys, values, mask):
             return attend(queries, keys, values, scale, mask)
         found: mx.array = theirs(

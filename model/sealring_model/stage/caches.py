@@ -1,24 +1,25 @@
-"""The caches of one rank: private ones per row, batched ones per group, snapshots by handle.
+"""The caches of one rank: private ones for each row, batched ones for each batch, snapshots by
+handle.
 
-All of them are mlx-lm's own. A row is read into private caches; when it joins others in a group,
-the joiners' caches are merged into batched ones (left-padded rectangles) and these are appended to
-the group's. Leaving rows are filtered out. When the last row has left, the caches go: filtering
-a batched cache down to nothing fails, and holding it would hold its memory.
+All of them are mlx-lm's own. A row is prefilled into private caches. When it joins others in a
+batch, the joiners' caches are merged into batched ones (left-padded rectangles), and these are
+appended to the batch's. Rows that leave are filtered out. When the last row leaves, the caches are
+dropped: filtering a batched cache down to nothing fails, and keeping it would keep its memory.
 
-A row that is alone in its group keeps its private caches, or gets such back: a batch of one has
-offsets and padding on the device, which on a GPU are launches in every layer that a row alone has
-no use for.
+A row that is alone in its batch keeps its private caches, or gets private ones back. A batched
+cache has offsets and padding on the device. On a GPU these cost launches in every layer, which a
+single row does not need.
 
-`CacheStore.apply` carries out a ledger's `Change` and nothing of its own: order and membership
-are the ledger's, the head's alone to decide.
+`CacheStore.apply` carries out a ledger's `Change` and decides nothing: order and membership are the
+ledger's, and the head alone decides them.
 
-A snapshot of a private row, and a row opened from a snapshot, share its arrays: MLX writes to an
-array in place only when nobody else holds it, and copies it otherwise, so the first of the two
-to go on pays for the copy, and one that never goes on costs nothing. A snapshot of a row
-that shares a rectangle with others is copied out of it at once, into memory of its own, for to
-share would be to hold the whole rectangle.
+A snapshot of a private row, and a row that is opened from a snapshot, share arrays with it. MLX
+writes to an array in place only if nobody else holds it, and copies it otherwise. So whichever is
+written first pays for the copy, and one that is never written costs nothing. A snapshot of a row
+that shares a rectangle with others is copied at once, into memory of its own; sharing would hold
+the whole rectangle.
 
-Caches are kept per slot of the stage's layout; `row` and `batch` give the slots, and the stage
+Caches are kept by slot of the stage's layout. `row` and `batch` give the slots, and the stage
 spreads them over the model's layers.
 """
 
@@ -37,65 +38,68 @@ from sealring_model.stage.stage import Stage
 from sealring_model.stage.tensors import start
 
 _PLAIN: Final = frozenset({int, float, bool, str, type(None)})
-"""Types of values that nothing can change."""
+"""Types of immutable values."""
 
 
 class CacheStore:
-    """Every cache of one rank in one epoch. Raises `LedgerError` for what it does not hold."""
+    """Every cache of one rank in one epoch. Raises `LedgerError` for a row, batch or snapshot that
+    it does not hold."""
 
     def __init__(self, stage: Stage, ledger: Ledger) -> None:
         self._stage = stage
         self._ledger = ledger
         self._private: dict[int, list[Any]] = {}
         self._snaps: dict[int, list[Any]] = {}
-        self._batched: dict[int, list[Any]] = {}  # by group
-        self._single: dict[int, list[Any]] = {}  # by group, of those that have one row
+        self._batched: dict[int, list[Any]] = {}  # by batch
+        self._single: dict[int, list[Any]] = {}  # by batch, of those with one row
 
     def row(self, uid: int) -> list[Any]:
         """The private caches of row *uid*."""
         return _get(self._private, uid, "row")
 
     def batch(self, batch: int) -> list[Any]:
-        """The caches of *batch*: batched ones, or those of the one row that it has."""
+        """The caches of *batch*: batched ones, or the private ones of its only row."""
         return _get(self._store(batch), batch, "group")
 
     def fork(self, batch: int) -> list[Any]:
-        """What `batch` gives, once more, to build on without a trace: the arrays are shared."""
+        """Copies of the caches of *batch* that share its arrays, to build a graph on that may be
+        dropped."""
         return _forks(self.batch(batch))
 
     def replace(self, batch: int, slots: list[Any]) -> None:
-        """*slots*, a fork, are the caches of *batch* from now on. With the former ones gone, MLX
+        """Make *slots*, a fork, the caches of *batch*. The former ones are let go, so that MLX
         writes to their arrays in place."""
         self._store(batch)[batch] = slots
 
     def drop_last_tokens(self, batch: int) -> None:
-        """Take the last token of every row off the caches of *batch*, which can be cut. What it
-        was is written over by the next."""
+        """Drop the last token of every row from the caches of *batch*, which must be trimmable. The
+        next token is written over it."""
         for cache in _flat(self.batch(batch)):
-            if not cache.empty():  # as those stay that stand in for other ranks' layers
+            if not cache.empty():  # stand-ins for other ranks' layers stay empty
                 cache.trim(1)
 
     def _store(self, batch: int) -> dict[int, list[Any]]:
         return self._single if batch in self._single else self._batched
 
     def evaluate(self, batch: int) -> None:
-        """Have everything in the batched caches of *batch* evaluated: what a model never looks at
-        is a sum that grows by a term, and so by memory, with every token."""
+        """Evaluate all state of the batched caches of *batch*. State that a model never reads is a
+        sum whose graph, and so its memory, grows with every token."""
         if batch in self._batched:
             start(*arrays(self._batched[batch]))
 
     @property
     def nbytes(self) -> int:
-        """Bytes that all caches occupy; what two share is counted for both."""
+        """Bytes of all caches. Memory that two share counts for both."""
         stores = (self._private, self._snaps, self._single, self._batched)
         return sum(c.nbytes for store in stores for slots in store.values() for c in slots)
 
     def bytes_needed(self, step: Step, change: Change, cost: CacheCost) -> int:
-        """Bytes more that *step*, which changes the ledger so, needs for caches at *cost* a row.
+        """Bytes more that *step* with its *change* needs for caches, which cost *cost* a row.
 
-        A regrouped rectangle is copied: it counts whole, and so does that of the joiners, which
-        becomes a part of it. Groups are copied one by one. A row that joins nobody is copied when
-        its next token is written, if at all, and is charged so.
+        A rectangle whose rows change is copied, so it counts whole; so does the rectangle of the
+        joiners, which becomes a part of it. Batches are copied one by one, so the largest copy
+        counts. A row that joins nobody is charged as if it were copied, which happens when its next
+        token is written, if at all.
         """
         copies = [0]
         for batch, regroup in change.regroup.items():
@@ -112,7 +116,7 @@ class CacheStore:
         return needed
 
     def apply(self, change: Change) -> None:
-        """Save, drop, open and regroup, in that order, as *change* says."""
+        """Carry out *change*: save, drop, open and regroup, in that order."""
         for save in change.saved:
             self._snaps[save.handle] = self._snapshot_of(save)
         for uid in change.dropped_rows:
@@ -124,10 +128,10 @@ class CacheStore:
         for batch, regroup in change.regroup.items():
             self._regroup(batch, regroup)
             if len(change.regroup) > 1 and self._ledger.rows(batch):
-                mx.eval(arrays(self.batch(batch)))  # or there would be copies of all at once
+                mx.eval(arrays(self.batch(batch)))  # or all copies would exist at once
 
     def trim_windows(self, uid: int) -> None:
-        """Part of row *uid*'s prompt has been read: keep no more of it than will be looked at."""
+        """Free what row *uid*'s sliding windows no longer need, after a chunk of its prompt."""
         for cache in _flat(self.row(uid)):
             _trim_to_window(cache)
 
@@ -139,7 +143,7 @@ class CacheStore:
         return self._extract(self.batch(save.group), save.index)
 
     def _extract(self, batched: list[Any], at: int) -> list[Any]:
-        """The row at *at* of *batched* in private caches of its own."""
+        """Row *at* of *batched*, in private caches of its own."""
         slots = [
             fresh if cache.empty() else _extract(cache, at)
             for cache, fresh in zip(batched, self._stage.new_caches(), strict=True)
@@ -179,13 +183,13 @@ class CacheStore:
             merged = [type(caches[0]).merge(list(caches)) for caches in zip(*rows, strict=True)]
             batched = _extended(batched, merged)
         if batched:
-            # Now, so that the private caches go, and nothing unread piles up from change to change.
+            # Now, so that the private caches are freed, and no graph grows from change to change.
             start(*arrays(batched))
             self._batched[batch] = batched
 
 
 def _forks(slots: Iterable[Any]) -> list[Any]:
-    """What `copy.deepcopy` gives, the arrays shared, in a fraction of the time."""
+    """Deep copies that share the arrays, in a fraction of `copy.deepcopy`'s time."""
     return [_fork(cache) for cache in slots]
 
 
@@ -196,7 +200,7 @@ def _fork(cache: Any) -> Any:
     for name, value in state.items():
         kind = type(value)
         if kind is mx.array:
-            state[name] = copy.copy(value)  # for += changes an array that another has, too
+            state[name] = copy.copy(value)  # += changes an array in place, also for others
         elif kind not in _PLAIN:
             state[name] = copy.deepcopy(value)
     return twin
@@ -211,19 +215,18 @@ def _extended(slots: list[Any], merged: list[Any]) -> list[Any]:
 
 
 def _extract(cache: Any, at: int) -> Any:
-    """The row at *at* of a batched *cache*, as a private one."""
+    """Row *at* of a batched *cache*, as a private cache."""
     if hasattr(cache, "caches"):
         return type(cache)(*(_extract(part, at) for part in cache.caches))
     row = cache.extract(at)
     if not hasattr(cache, "keys"):
-        # Of keys and values the row is a copy; of a state it would be a view of the batch's.
+        # Keys and values were copied. A state would be a view of the batch's, and hold all of it.
         row.cache = [mx.contiguous(state) for state in row.cache]
     return row
 
 
 def _trim(cache: Any, excess: int) -> None:
-    """Take the last *excess* tokens off *cache*, and have what it writes next hold no room for
-    them."""
+    """Drop the last *excess* tokens from *cache*, and the memory that they have in it."""
     for part in _flat([cache]):
         part.trim(excess)
         if not hasattr(part, "max_size"):
@@ -232,9 +235,9 @@ def _trim(cache: Any, excess: int) -> None:
 
 
 def _trim_to_window(cache: Any) -> None:
-    """Cut what a chunk has left in a rotating cache beside its window.
+    """Cut a rotating cache down to its window after a chunk.
 
-    mlx-lm does it when the next token is written; but a row may wait for that.
+    mlx-lm does so when the next token is written, but a row may wait long for that.
     """
     window = getattr(cache, "max_size", None)
     if window is None or cache.keys is None or cache.keys.shape[2] <= window:
@@ -255,7 +258,7 @@ def _get(store: dict[int, list[Any]], number: int, what: str) -> list[Any]:
 
 
 def arrays(slots: Iterable[Any]) -> list[mx.array]:
-    """Every array in the state of *slots*, to be evaluated."""
+    """Every array in the state of *slots*."""
     return [leaf for cache in slots for leaf in _leaves(cache.state)]
 
 
@@ -268,16 +271,16 @@ def _leaves(tree: Any) -> list[mx.array]:
 
 
 def is_trimmable(slots: Sequence[Any]) -> bool:
-    """Whether a snapshot of any length can be cut to any shorter one."""
-    # A rotating cache says that it can until it is full, and then it cannot.
+    """Whether a snapshot of any length can be trimmed to any shorter length."""
+    # A rotating cache says that it is trimmable until it is full; then it is not.
     return all(c.is_trimmable() and not hasattr(c, "max_size") for c in _flat(slots))
 
 
 def cost_of(slots: Sequence[Any]) -> CacheCost:
-    """What a row costs in *slots*, from caches that two tokens have been read into.
+    """What a row costs in *slots*, which hold two tokens.
 
-    Caches grow in steps, and one that has just grown has a step to spare: so a step is charged as
-    fixed, and a window as what is beyond that.
+    Caches grow in steps, and one that has just grown has a step to spare. So one step is charged as
+    fixed, and a window is charged for what exceeds a step.
     """
     fixed = per_token = 0
     windows: dict[int, int] = {}
@@ -297,7 +300,7 @@ def cost_of(slots: Sequence[Any]) -> CacheCost:
 
 
 def _flat(slots: Iterable[Any]) -> Iterator[Any]:
-    """Each cache of *slots*, those that are lists of caches taken apart."""
+    """Each cache of *slots*; a list of caches counts as its members."""
     for cache in slots:
         if hasattr(cache, "caches"):
             yield from _flat(cache.caches)

@@ -1,21 +1,21 @@
 """A pipeline stage of any mlx-lm model: layers ``first`` to ``last`` of it, and nothing else.
 
-mlx-lm's models know nothing of stages: each builds its masks from ``cache[some index]``, loops
-over ``layers`` with their own kinds and patterns, and then applies its final norm. So a stage
-keeps the model's shape and changes what is in it:
+mlx-lm's models know nothing of stages. Each builds its masks from ``cache[some index]``, loops over
+``layers`` with its own kinds and patterns, and then applies its final norm. So a stage keeps the
+model's shape and replaces parts:
 
-- the list of layers keeps its full length. A layer that this rank does not own becomes a
-  `_Passthrough` that hands its input on and keeps the plain attributes of the original;
-- on a later rank the first owned layer takes the hidden state that came in and ignores what the
-  model feeds it, and the embedding gives zeros of the right length, which nothing reads;
-- the final norm becomes the identity, for hidden states leave a stage before it;
-- the list of caches keeps its full length too. An entry of a layer that is not owned is an owned
-  layer's cache of the same class and window, so that masks come out right; where there is none,
-  a cache of its own that stays empty and whose mask nobody reads.
+- The list of layers keeps its full length. A layer of another rank becomes a `_Passthrough`, which
+  returns its input and keeps the plain attributes of the original.
+- On a later rank the first owned layer takes the hidden states that came in, and ignores its
+  argument. The embedding gives zeros of the right length, which nothing reads.
+- The final norm becomes the identity, because hidden states leave a stage before it.
+- The list of caches keeps its full length, too. The entry of a layer of another rank is an owned
+  layer's cache of the same class and window, so that masks come out right. Where there is none, it
+  is a cache of its own that stays empty and whose mask nobody reads.
 
 Rank 0 closes the ring: it has the embedding, the norm and the output head. Its head is a second
-view of the same model in which every layer passes through and the last one gives the hidden
-state that came back, so what a family does after its layers (scaling, soft caps) is done too.
+view of the same model, in which every layer passes its input on and the last layer gives the hidden
+states that came back. So whatever a family does after its layers (scaling, soft caps) is done, too.
 
 Arrays are batch first: token ids ``(rows, tokens)``, hidden states ``(rows, tokens, hidden)``,
 logits ``(rows, vocabulary)``.
@@ -40,7 +40,7 @@ _NOTHING: Final = mx.array(0.0)
 
 
 class _Passthrough(nn.Module):
-    """Stands where a layer was: gives its input back, and keeps the layer's plain attributes."""
+    """In place of a layer: returns its input, and keeps the layer's plain attributes."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -53,14 +53,14 @@ class _Passthrough(nn.Module):
 
 
 class _StageInput:
-    """Where the received hidden state waits for the layer that takes it."""
+    """Holds the received hidden states for the layer that takes them."""
 
     def __init__(self) -> None:
         self.hidden = _NOTHING
 
     @contextmanager
     def holding(self, hidden: mx.array) -> Iterator[None]:
-        """Within, *hidden* is there to be taken; after, nothing keeps its memory."""
+        """Within the block *hidden* is there to be taken; afterwards nothing keeps its memory."""
         self.hidden = hidden
         try:
             yield
@@ -69,7 +69,7 @@ class _StageInput:
 
 
 class _Source(_Passthrough):
-    """Stands where the last layer was, in the head: gives the hidden state that came back."""
+    """In place of the last layer, in the head: gives the hidden states that came back."""
 
     def __init__(self, layer: nn.Module, stage_input: _StageInput) -> None:
         super().__init__(layer)
@@ -80,14 +80,14 @@ class _Source(_Passthrough):
 
 
 class _Identity(nn.Module):
-    """Stands where the final norm was."""
+    """In place of the final norm."""
 
     def __call__(self, hidden: mx.array) -> mx.array:
         return hidden
 
 
 class _Zeros(nn.Module):
-    """Stands where the embedding was, on a rank that has none."""
+    """In place of the embedding, on a rank that has none."""
 
     def __init__(self, hidden: int, dtype: mx.Dtype) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class _Zeros(nn.Module):
 
 
 def _receiving(layer: nn.Module, stage_input: _StageInput) -> nn.Module:
-    """*layer* itself, of a class that takes its first argument from *stage_input*."""
+    """*layer*, its class changed to take its first argument from *stage_input*."""
     kind: Any = type(layer)
 
     def call(self: Any, _: mx.array, *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +110,7 @@ def _receiving(layer: nn.Module, stage_input: _StageInput) -> nn.Module:
 
 
 def _twin(module: nn.Module, **parts: Any) -> nn.Module:
-    """A second module with the attributes of *module*, *parts* put in place of some."""
+    """A second module with the attributes of *module*, some replaced by *parts*."""
     kind: Any = type(module)
     twin: nn.Module = kind.__new__(kind)
     dict.update(twin, module)
@@ -148,17 +148,17 @@ def _at(model: nn.Module, path: Sequence[str]) -> Any:
 
 
 def _with(model: nn.Module, path: Sequence[str], module: nn.Module) -> nn.Module:
-    """*model* again, with *module* at *path*."""
+    """A second view of *model*, with *module* at *path*."""
     if not path:
         return module
     return _twin(model, **{path[0]: _with(model[path[0]], path[1:], module)})
 
 
 class Layout:
-    """How a stage's own caches stand in the full-length list that the model takes.
+    """Where a stage's caches stand in the full-length list that the model takes.
 
-    A stage keeps one cache per *slot*: its owned layers in order, then one empty stand-in for
-    each kind of cache that only other ranks have.
+    A stage keeps one cache per *slot*: one for each owned layer in order, then one empty stand-in
+    for each kind of cache that only other ranks have.
     """
 
     def __init__(self, prototypes: Sequence[Any], first: int, last: int) -> None:
@@ -179,12 +179,12 @@ class Layout:
         self._places: Final = tuple(places[layer] for layer in range(len(prototypes)))
 
     def spread(self, slots: Sequence[Any]) -> list[Any]:
-        """The full-length list that has each of *slots* wherever it stands in."""
+        """The full-length list, with each of *slots* in all its places."""
         return [slots[place] for place in self._places]
 
 
 def _kind(cache: Any) -> tuple[Any, ...]:
-    """What makes two caches give the same mask: class and window."""
+    """Two caches of the same kind (class and window) give the same mask."""
     return type(cache), getattr(cache, "max_size", None), getattr(cache, "chunk_size", None)
 
 
@@ -220,12 +220,13 @@ class Stage:
         raise NotImplementedError
 
     def logits(self, outputs: mx.array) -> mx.array:
-        """Logits of the last token of every row, from what the last stage's `run` gave."""
+        """Logits of the last token of every row, from the *outputs* of the last stage's `run`."""
         raise NotImplementedError
 
 
 class WholeStage(Stage):
-    """The whole model, untouched: takes token ids, and its `run` gives logits of every token."""
+    """The whole model, unchanged. Its `run` takes token ids, and gives the logits of every
+    token."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model, 0, len(_prototypes(model)))
@@ -240,7 +241,7 @@ class WholeStage(Stage):
 
 
 class FirstStage(Stage):
-    """Embedding and first layers, and the ring's end: final norm and output head."""
+    """Embedding and first layers; and for the closing pass, final norm and output head."""
 
     def __init__(self, model: nn.Module, last: int) -> None:
         path, name = _body(model)
@@ -274,7 +275,7 @@ class FirstStage(Stage):
 
 
 class LaterStage(Stage):
-    """Layers of a rank that is not the first: hidden states in, hidden states out."""
+    """Layers of a later rank: hidden states in, hidden states out."""
 
     def __init__(
         self, model: nn.Module, first: int, last: int, hidden: int, dtype: mx.Dtype
@@ -312,7 +313,7 @@ def _norm_name(body: nn.Module) -> str:
 
 
 def _check_owned(body: nn.Module, layers: str) -> None:
-    """A later rank may hold parameters of its layers only: no other rank's file has been read."""
+    """A later rank may hold parameters of its layers only, as no other tensors have been read."""
     for name, value in body.items():
         if name != layers and list(_arrays(value)):
             raise LoadError(

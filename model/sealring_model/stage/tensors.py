@@ -1,8 +1,8 @@
 """Between MLX arrays and tensors on the wire.
 
-Out: the memory of an evaluated, contiguous array is the tensor's data, uncopied. In: one copy,
-made without MLX's device, seen through an unsigned view since the buffer protocol knows no
-bfloat16. Nothing is ever cast: a ring fixes the dtype of its hidden states when its ranks say
+Out: the memory of an evaluated, contiguous array is the tensor's data, and is not copied. In: one
+copy, made without MLX's device and seen through an unsigned view, because the buffer protocol has
+no bfloat16. Nothing is ever cast: a ring fixes the dtype of its hidden states when its ranks say
 READY, and another dtype is refused.
 """
 
@@ -27,42 +27,43 @@ _UNSIGNED: Final[dict[int, Literal["H", "I"]]] = {2: "H", 4: "I"}
 
 
 def outgoing(array: mx.array) -> mx.array:
-    """*array* laid out for `data_of`: part of the graph, so that it is evaluated with the rest."""
+    """*array* laid out for `data_of`, as a part of its graph."""
     return mx.contiguous(array)
 
 
 def memory_of(array: mx.array) -> memoryview:
-    """The memory of *array*, evaluated and contiguous, to be read, or filled before its use."""
+    """The memory of *array*, which must be evaluated and contiguous. May be filled before its
+    use."""
     return memoryview(array)  # type: ignore[arg-type]
 
 
 def data_of(array: mx.array) -> memoryview:
-    """The bytes of *array*, row-major, uncopied. It must come from `outgoing`, evaluated."""
+    """The bytes of *array*, row-major, uncopied. It must come from `outgoing`, and be evaluated."""
     return memory_of(array).cast("B")
 
 
 def from_data(dtype: DType, shape: tuple[int, ...], data: Buffer) -> mx.array:
     """An array of *shape* with a copy of *data*.
 
-    Raises `IntegrityError` when *data* is not of the size that dtype and shape give.
+    Raises `IntegrityError` if *data* has not the size of *dtype* and *shape*.
     """
     return words_of(dtype, shape, data).view(MLX_DTYPES[dtype])
 
 
 def words_of(dtype: DType, shape: tuple[int, ...], data: Buffer) -> mx.array:
-    """What `from_data` gives, as unsigned integers of the same width, evaluated."""
+    """The same array as unsigned integers of the same width, evaluated."""
     check_size(dtype, shape, data)
     words: Any = memoryview(data).cast("B").cast(_UNSIGNED[dtype.width], shape)
     return mx.array(words)
 
 
 def check_size(dtype: DType, shape: tuple[int, ...], data: Buffer) -> None:
-    """Raises `IntegrityError` when *data* is not of the size that dtype and shape give."""
+    """Raise `IntegrityError` if *data* has not the size of *dtype* and *shape*."""
     size = prod(shape) * dtype.width
     if len(data) != size:
         raise IntegrityError(f"{len(data)} bytes of hidden state where {size} belong")
 
 
 def start(*values: mx.array) -> None:
-    """Set the device to work on *values*, and do not wait."""
+    """Launch *values*. Does not wait for them."""
     mx.async_eval(*values)  # type: ignore[no-untyped-call]
