@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import os
 import shutil
 import struct
 import subprocess
 import sys
+from functools import partial
 
 import mlx.core as mx
 import pytest
@@ -16,6 +18,8 @@ from model_rings import Ring
 from sealring_model.errors import LoadError
 from sealring_model.loading.assemble import load_stage
 from sealring_model.loading.model_folder import describe, find, memory_budget
+from sealring_model.loading.tp_shards import load_shard
+from sealring_model.loading.weight_reader import WeightReader
 from sealring_model.loading.weights import (
     ENDS,
     FOREIGN,
@@ -366,3 +370,18 @@ def test_weights_that_change_between_describing_and_loading(folder):
     make_model(folder, "llama", num_hidden_layers=4)
     with pytest.raises(LoadError):
         load_stage(info, 0, 2)
+
+
+@pytest.mark.parametrize("load", [load_stage, partial(load_shard, rank=0, size=2)])
+def test_a_file_that_is_cut_short_while_it_is_loaded(folder, monkeypatch, load):
+    info = describe(folder)
+    read = WeightReader.read
+
+    def cut_then_read(reader, model):
+        for file in folder.glob("model*"):
+            os.truncate(file, 1000)
+        read(reader, model)
+
+    monkeypatch.setattr(WeightReader, "read", cut_then_read)
+    with pytest.raises(LoadError, match="reading the weights failed"):
+        load(info, 1, 2)

@@ -118,14 +118,14 @@ def test_without_the_stand_ins_windows_break(models, references, monkeypatch):
 
 
 def test_a_model_that_needs_more_than_its_layers_is_refused(models, monkeypatch):
-    from sealring_model.loading import assemble
+    from sealring_model.loading import assemble, weight_reader
     from sealring_model.loading.model_folder import describe
 
-    real = assemble.owner
+    real = weight_reader.owner
 
     def stolen(name, layers):
         return 0 if name.endswith("layers.3.mlp.up_proj.weight") else real(name, layers)
 
-    monkeypatch.setattr(assemble, "owner", stolen)
+    monkeypatch.setattr(weight_reader, "owner", stolen)
     with pytest.raises(LoadError, match="depends on tensors of other layers"):
         assemble.load_stage(describe(models["llama"]), 3, 5)

@@ -13,11 +13,9 @@ at values.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import attrs
 import mlx.core as mx
@@ -28,28 +26,10 @@ from sealring_protocol.codec.tensor import DType
 from sealring_model.errors import FORWARD_ERRORS, LoadError
 from sealring_model.loading.mlx_lm_import import model_loader
 from sealring_model.loading.model_folder import ModelInfo
-from sealring_model.loading.weights import ENDS, TensorEntry, owner, read_pieces
+from sealring_model.loading.weight_reader import WeightReader
 from sealring_model.stage.caches import cost_of, is_trimmable
 from sealring_model.stage.stage import FirstStage, LaterStage, Stage, WholeStage
-from sealring_model.stage.tensors import MLX_DTYPES, memory_of
-
-_DTYPES: Final = {
-    "F64": mx.float64,
-    "F32": mx.float32,
-    "F16": mx.float16,
-    "BF16": mx.bfloat16,
-    "I64": mx.int64,
-    "I32": mx.int32,
-    "I16": mx.int16,
-    "I8": mx.int8,
-    "U64": mx.uint64,
-    "U32": mx.uint32,
-    "U16": mx.uint16,
-    "U8": mx.uint8,
-    "BOOL": mx.bool_,
-    "F8_E4M3": mx.uint8,
-    "F8_E8M0": mx.uint8,
-}
+from sealring_model.stage.tensors import MLX_DTYPES
 
 
 @attrs.frozen
@@ -80,10 +60,12 @@ def load_stage(info: ModelInfo, first: int, last: int) -> LoadedStage:
     split like this.
     """
     start = time.perf_counter_ns()
-    reading = _Reading(info, first, last)
-    stage = stage_of(info, build_model(info, reading.fill), first, last)
+    reader = WeightReader(info, first, last)
+    model = build_model(info, reader.placeholders)
+    reader.read(model)
+    stage = stage_of(info, model, first, last)
     mx.eval(stage.parameters())
-    return measured(info, stage, (first, last), reading.read, start)
+    return measured(info, stage, (first, last), reader.bytes_read, start)
 
 
 def measured(
@@ -112,63 +94,6 @@ def measured(
 def held_by(stage: Stage) -> int:
     """Bytes of *stage*'s weights, each counted once."""
     return sum(a.nbytes for a in {id(a): a for a in _leaves(stage.parameters())}.values())
-
-
-def owned_by(info: ModelInfo, first: int, last: int) -> dict[int, list[str]]:
-    """The tensors of layers *first* to *last*, and of the ends if *first* is 0, by owner."""
-    kept: dict[int, list[str]] = {key: [] for key in range(first, last)}
-    if first == 0:
-        kept[ENDS] = []
-    for name in info.entries:
-        kept.get(owner(name, len(info.layers)), []).append(name)
-    return kept
-
-
-class _Reading:
-    """Reads and verifies the tensors of one rank, and counts the bytes."""
-
-    def __init__(self, info: ModelInfo, first: int, last: int) -> None:
-        self._info = info
-        kept = owned_by(info, first, last)
-        self._owned = {name for names in kept.values() for name in names}
-        self.read = 0
-
-    def fill(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """*weights* with every owned tensor read and every other one a placeholder."""
-        return {
-            name: self._tensor(self._info.entries[name]) if name in self._owned else absent(lazy)
-            for name, lazy in weights.items()
-        }
-
-    def _tensor(self, entry: TensorEntry) -> mx.array:
-        memory = mx.zeros((max(1, entry.size),), mx.uint8)
-        mx.eval(memory)
-        content = hashlib.sha256()
-        update = _nothing if self._info.manifest is None else content.update
-        for piece in read_pieces(entry, memory_of(memory)):
-            update(piece)
-        verify(self._info, entry.name, content)
-        self.read += entry.size
-        return memory[: entry.size].view(_DTYPES[entry.dtype]).reshape(entry.shape)
-
-
-def verify(info: ModelInfo, name: str, content: hashlib._Hash) -> None:
-    """Raises `LoadError` unless *content*, the hash of tensor *name*, is the manifest's."""
-    if info.manifest is not None and not hmac.compare_digest(
-        info.manifest.get(name, ""), content.hexdigest()
-    ):
-        raise LoadError(f"tensor {name} does not match the manifest")
-
-
-def _nothing(_: memoryview) -> None:
-    """Hash nothing: there is no manifest."""
-
-
-def absent(lazy: mx.array) -> mx.array:
-    """What stands for a tensor that belongs to another rank: like *lazy*, and never evaluated."""
-    if mx.issubdtype(lazy.dtype, mx.floating):
-        return mx.full(lazy.shape, float("nan"), lazy.dtype)
-    return mx.zeros(lazy.shape, lazy.dtype)
 
 
 def stage_of(info: ModelInfo, model: nn.Module, first: int, last: int) -> Stage:

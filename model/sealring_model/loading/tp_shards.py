@@ -17,9 +17,7 @@ more than the share and one layer. The embedding is held whole by every member.
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Sequence
 from typing import Any, Final
 
 import attrs
@@ -30,19 +28,16 @@ from mlx.nn.layers.distributed import shard_linear
 from sealring_model.errors import LoadError
 from sealring_model.loading.assemble import (
     LoadedStage,
-    absent,
     build_model,
     held_by,
     measured,
-    owned_by,
     stage_of,
-    verify,
 )
 from sealring_model.loading.mlx_lm_import import model_loader
 from sealring_model.loading.model_folder import ModelInfo
-from sealring_model.loading.weights import owner, read_json
+from sealring_model.loading.weight_reader import WeightReader
+from sealring_model.loading.weights import read_json
 from sealring_model.stage.stage import Stage
-from sealring_model.stage.tensors import memory_of
 
 _HEADS: Final = (nn.Linear, nn.QuantizedLinear)
 
@@ -125,15 +120,15 @@ def load_shard(info: ModelInfo, first: int, last: int, rank: int, size: int) -> 
     start = time.perf_counter_ns()
     _check(info, size)
     stand_in = StandInCollective(rank, size)
-    reading = _LazyReading(info, first, last)
-    model = build_model(info, reading.fill)
+    reader = WeightReader(info, first, last)
+    model = build_model(info, reader.placeholders)
     _divide(info, model, stand_in)
-    reading.hold(model)
+    reader.read(model)
     stage = stage_of(info, model, first, last)
     mx.eval(stage.parameters())
     took = (time.perf_counter_ns() - start) // 1000
     held = held_by(stage)
-    return TpShard(info, stage, first, last, rank, size, reading.read, held, took, stand_in)
+    return TpShard(info, stage, first, last, rank, size, reader.bytes_read, held, took, stand_in)
 
 
 def _check(info: ModelInfo, size: int) -> None:
@@ -162,50 +157,3 @@ def _divide(info: ModelInfo, model: nn.Module, stand_in: StandInCollective) -> N
         raise LoadError(
             f"mlx-lm cannot share this {info.kind} model among {stand_in.size()} ranks: {error}"
         ) from error
-
-
-class _LazyReading:
-    """Reads and verifies the tensors of one rank, layer by layer, and counts the bytes."""
-
-    def __init__(self, info: ModelInfo, first: int, last: int) -> None:
-        self._info = info
-        self._owned = owned_by(info, first, last)
-        self._lazy: dict[str, mx.array] = {}
-        self.read = 0
-
-    def fill(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """*weights* with a placeholder for every tensor that is not owned."""
-        owned = {name for names in self._owned.values() for name in names}
-        self._lazy = {name: lazy for name, lazy in weights.items() if name in owned}
-        return {name: lazy if name in owned else absent(lazy) for name, lazy in weights.items()}
-
-    def hold(self, model: nn.Module) -> None:
-        """Evaluate what *model* keeps of each owned layer, and let go of the rest."""
-        modules: dict[int, list[nn.Module]] = {}
-        for path, module in model.named_modules():
-            modules.setdefault(owner(f"{path}.", len(self._info.layers)), []).append(module)
-        for key, names in self._owned.items():
-            self._read(names)
-            mx.eval([kept for module in modules.get(key, ()) for kept in _own_copies(module)])
-            for name in names:
-                del self._lazy[name]
-            mx.clear_cache()
-
-    def _read(self, names: Sequence[str]) -> None:
-        mx.eval([self._lazy[name] for name in names])
-        for name in names:
-            self.read += self._info.entries[name].size
-            if self._info.manifest is not None:
-                data = self._lazy[name]
-                bytes_of = memory_of(data).cast("B") if data.nbytes else b""
-                verify(self._info, name, hashlib.sha256(bytes_of))
-
-
-def _own_copies(module: nn.Module) -> list[mx.array]:
-    """*module*'s own parameters, each made to hold no more memory than it needs."""
-    kept = []
-    for name, value in list(module.items()):
-        if isinstance(value, mx.array) and not name.startswith("_"):
-            module[name] = mx.contiguous(value)
-            kept.append(module[name])
-    return kept

@@ -1,14 +1,11 @@
-"""Safetensors on disk: headers, ownership by layer, the manifest, and reading that counts.
+"""Safetensors on disk: headers, which layer a tensor belongs to, and the manifest.
 
 A checkpoint is a folder of ``model*.safetensors`` files. Their headers give every tensor's name,
-dtype, shape and place without reading any data, and the names say which layer a tensor belongs
-to. A rank reads the byte ranges of its own tensors, each once, straight into the memory that MLX
-will compute from, and hashes those very bytes when there is a manifest: what is verified is what
-is used, whatever happens to the file in between.
+dtype, shape and place without reading any data, and the names say which layer a tensor belongs to.
 
 The manifest is ``sealring.json`` in the model's folder: ``{"version": 1, "tensors": {name:
-SHA-256 of the tensor's data, in hexadecimal}}``. Dtypes and shapes are pinned by the model
-digest, which takes the headers in.
+SHA-256 of the tensor's data, in hexadecimal}}``. Dtypes and shapes are pinned by the model digest,
+which covers the headers.
 
 Format: https://huggingface.co/docs/safetensors (8 bytes of little-endian header length, a JSON
 header, then the data).
@@ -23,7 +20,7 @@ import re
 import stat
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -36,10 +33,10 @@ MAX_HEADER: Final = 100 * 1024 * 1024
 """Bytes of a safetensors header; the format's own limit."""
 
 MAX_JSON: Final = 100 * 1024 * 1024
-"""Bytes of a JSON file that is read here: a configuration, an index, a manifest."""
+"""Bytes of a JSON file (configuration, index or manifest), at most."""
 
 _MAX_DIMENSION: Final = 2**31 - 1
-"""The greatest that MLX has."""
+"""The largest that MLX supports."""
 
 WIDTHS: Final = {
     "F64": 8,
@@ -80,8 +77,8 @@ class TensorEntry:
 
 
 def owner(name: str, layers: int) -> int:
-    """The layer that tensor *name* belongs to, `ENDS` for embedding, norm and head, or
-    `FOREIGN` for what a language model of *layers* layers does not use."""
+    """The layer that tensor *name* belongs to; `ENDS` for embedding, norm and head; `FOREIGN` for
+    what a language model of *layers* layers does not use."""
     if _FOREIGN.search(name):
         return FOREIGN
     match = _LAYER.search(name)
@@ -95,8 +92,8 @@ def owner(name: str, layers: int) -> int:
 def read_entries(folder: Path) -> dict[str, TensorEntry]:
     """Every tensor of the checkpoint in *folder*, by name, from the headers alone.
 
-    Raises `LoadError` when there are no weights, a file of the index is missing, or a header
-    does not fit its file.
+    Raises `LoadError` if there are no weights, a file of the index is missing, or a header does not
+    fit its file.
     """
     files = sorted(folder.glob("model*.safetensors"))
     _check_index(folder, {file.name for file in files})
@@ -124,7 +121,7 @@ def _check_index(folder: Path, present: set[str]) -> None:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in *file*. Raises `LoadError` when it is none."""
+    """The JSON object in *file*. Raises `LoadError` if there is none."""
     with open_file(file) as stream:
         text = stream.read(MAX_JSON + 1)
     if len(text) > MAX_JSON:
@@ -141,8 +138,8 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def open_file(file: Path) -> BinaryIO:
-    """*file*, open for reading. Raises `LoadError`, also for what is no file: a device has no end,
-    and a pipe may never begin."""
+    """*file*, open for reading. Raises `LoadError` if it cannot be read or is no regular file: a
+    device has no end, and a pipe may never begin."""
     try:
         stream = open(os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")  # noqa: SIM115
     except OSError as error:
@@ -191,7 +188,7 @@ def _entry(
 
 
 def read_manifest(folder: Path) -> dict[str, str] | None:
-    """The hashes of the manifest in *folder*, by tensor, or None when there is none."""
+    """The hashes in the manifest in *folder*, by tensor; None if there is no manifest."""
     file = folder / MANIFEST
     if not file.exists():
         return None
@@ -206,16 +203,12 @@ def read_manifest(folder: Path) -> dict[str, str] | None:
 
 
 def write_manifest(folder: Path) -> Path:
-    """Hash every tensor of the checkpoint in *folder* and write its manifest; its path."""
-    tensors = {}
+    """Hash every tensor of the checkpoint in *folder*, and write its manifest. The manifest's
+    path."""
     buffer = memoryview(bytearray(_PIECE))
-    for entry in read_entries(folder).values():
-        content = hashlib.sha256()
-        for piece in read_pieces(entry, buffer):
-            content.update(piece)
-        tensors[entry.name] = content.hexdigest()
+    tensors = {name: _hash(entry, buffer) for name, entry in read_entries(folder).items()}
     file = folder / MANIFEST
-    # A new file, not one of a known name: such a name may be there, and lead out of the folder.
+    # A new file of a random name: a link of a known name might lead out of the folder.
     handle, partial = tempfile.mkstemp(prefix=f".{MANIFEST}.", dir=folder)
     try:
         with open(handle, "w", encoding="utf-8") as stream:
@@ -228,22 +221,21 @@ def write_manifest(folder: Path) -> Path:
     return file
 
 
-def read_pieces(entry: TensorEntry, memory: memoryview) -> Iterator[memoryview]:
-    """Read *entry*'s data into *memory*, from its front again when it is full, and yield each
-    piece while it is there. Raises `LoadError` if the file ends too early."""
-    remaining, at = entry.size, 0
+def _hash(entry: TensorEntry, buffer: memoryview) -> str:
+    """The SHA-256 of *entry*'s data, in hexadecimal. Raises `LoadError` if the file ends too
+    early."""
+    content, remaining = hashlib.sha256(), entry.size
     with entry.file.open("rb", buffering=0) as stream:
         stream.seek(entry.offset)
         while remaining:
-            piece = memory[at : at + min(remaining, _PIECE)]
-            count = stream.readinto(piece)
+            count = stream.readinto(buffer[:remaining])
             if not count:
                 raise LoadError(f"{entry.file} ends within tensor {entry.name}")
-            yield piece[:count]
+            content.update(buffer[:count])
             remaining -= count
-            at = (at + count) % len(memory)
+    return content.hexdigest()
 
 
 def header_lines(entries: Iterable[TensorEntry]) -> list[list[Any]]:
-    """What the model digest says of *entries*: name, dtype and shape of each, by name."""
+    """What the model digest covers of *entries*: name, dtype and shape of each, sorted by name."""
     return [[e.name, e.dtype, list(e.shape)] for e in sorted(entries, key=lambda e: e.name)]
