@@ -1,14 +1,12 @@
-"""Loading one rank's stage: its tensors, its memory, what its rows will cost.
+"""Loads one rank's stage: its tensors, its memory, what its rows will cost.
 
-mlx-lm's own loader builds the model, renames and quantizes; this module stands in at the one
-place where it has the weights by name, before they are renamed. There each tensor that this rank
-owns is read (see `weights`) and verified, and every other becomes a lazy placeholder that costs
-nothing and that no layer kept here may depend on: its value is not a number, which the first run
-would show.
+mlx-lm's own loader builds the model, renames weights and quantizes. This module steps in at the one
+place where that loader has the weights by name, before they are renamed, and has `WeightReader`
+choose those of this rank.
 
-That first run, of two tokens, also measures what the stage really does: the dtype of its hidden
-states, and what its caches cost a row. A second one, which is only traced, tells whether it looks
-at values.
+Then the stage runs twice. The first run, of two tokens, measures the dtype of its hidden states and
+what its caches cost a row. The second one is traced only, and tells whether its forward looks at
+values.
 """
 
 from __future__ import annotations
@@ -34,9 +32,11 @@ from sealring_model.stage.tensors import MLX_DTYPES
 
 @attrs.frozen
 class LoadedStage:
-    """A stage that is ready to run: *read* bytes came from disk, *held* bytes are its weights.
+    """A stage of layers *first* to *last* (excluded) that is ready to run.
 
-    *dtype* is that of its hidden states; *cost* and *trimmable* are its caches'.
+    *read* bytes came from disk, *held* bytes are its weights, loading took *load_us* microseconds.
+    *hidden* is the width of its hidden states, *dtype* their dtype. Its caches cost *cost*, and can
+    be cut to any length if they are *trimmable*. A forward that is *blind* never looks at a value.
     """
 
     stage: Stage
@@ -56,7 +56,7 @@ class LoadedStage:
 def load_stage(info: ModelInfo, first: int, last: int) -> LoadedStage:
     """Load layers *first* to *last* (excluded), and the ends too when *first* is 0.
 
-    Raises `LoadError` when a tensor does not match the manifest, or the model cannot be built or
+    Raises `LoadError` if a tensor does not match the manifest, or the model cannot be built or
     split like this.
     """
     start = time.perf_counter_ns()
@@ -71,8 +71,7 @@ def load_stage(info: ModelInfo, first: int, last: int) -> LoadedStage:
 def measured(
     info: ModelInfo, stage: Stage, bounds: tuple[int, int], read: int, start: int
 ) -> LoadedStage:
-    """*stage* of layers *bounds*, whose loading began at *start* and read *read* bytes, once it
-    has been run."""
+    """Measure *stage*, of layers *bounds*, whose loading began at *start* and read *read* bytes."""
     held = held_by(stage)
     cost, trimmable = _measure(info, stage, bounds[0])
     return LoadedStage(
@@ -92,12 +91,12 @@ def measured(
 
 
 def held_by(stage: Stage) -> int:
-    """Bytes of *stage*'s weights, each counted once."""
+    """Bytes of *stage*'s weights; an array that is used twice counts once."""
     return sum(a.nbytes for a in {id(a): a for a in _leaves(stage.parameters())}.values())
 
 
 def stage_of(info: ModelInfo, model: nn.Module, first: int, last: int) -> Stage:
-    """Layers *first* to *last* of *model*."""
+    """A stage of layers *first* to *last* (excluded) of *model*."""
     if first == 0 and last == len(info.layers):
         return WholeStage(model)
     if first == 0:
@@ -106,11 +105,12 @@ def stage_of(info: ModelInfo, model: nn.Module, first: int, last: int) -> Stage:
 
 
 Fill = Callable[[dict[str, mx.array]], dict[str, mx.array]]
-"""Makes the weights that a model is built with out of lazy ones; both have the same names."""
+"""Makes the weights that a model is built with from those that mlx-lm loads lazily. Both have the
+same names."""
 
 
 def build_model(info: ModelInfo, fill: Fill) -> nn.Module:
-    """mlx-lm's model of *info*, its weights as *fill* gives them, nothing evaluated."""
+    """mlx-lm's model of *info*, with the weights that *fill* gives. Nothing is evaluated."""
     loader = model_loader()
     real: list[Any] = []
 
@@ -136,7 +136,9 @@ def build_model(info: ModelInfo, fill: Fill) -> nn.Module:
 
 
 def _measure(info: ModelInfo, stage: Stage, first: int) -> tuple[CacheCost, bool]:
-    """Run two tokens: what the caches cost and can do. Refuses another dtype than expected."""
+    """Run two tokens: what the caches cost a row, and whether they are trimmable. Raises
+    `LoadError` if the stage needs other layers, or its hidden states have another dtype than
+    expected."""
     slots = stage.new_caches()
     dtype = MLX_DTYPES[info.dtype]
     inputs = mx.zeros((1, 2), mx.int32) if first == 0 else mx.zeros((1, 2, info.hidden), dtype)
@@ -150,15 +152,15 @@ def _measure(info: ModelInfo, stage: Stage, first: int) -> tuple[CacheCost, bool
 
 
 def _is_blind(info: ModelInfo, stage: Stage, first: int) -> bool:
-    """Whether the graph of a forward depends on shapes alone: tracing one, MLX refuses to evaluate
-    anything. Nothing is launched."""
+    """Whether the graph of a forward depends on shapes alone. MLX refuses to evaluate anything
+    while it traces. Launches nothing."""
     hidden = mx.zeros((1, 1, info.hidden), MLX_DTYPES[info.dtype])
     inputs = hidden if first else mx.zeros((1, 1), mx.uint32)
     slots = stage.new_caches()
     return (
         _can_be_traced(lambda given: stage.run(given, slots), inputs)
         and (not isinstance(stage, FirstStage) or _can_be_traced(stage.logits, hidden))
-        # Somebody may have switched tracing off, and then nothing is known.
+        # With tracing switched off this would succeed, and nothing is known.
         and not _can_be_traced(lambda given: given * given.sum().item(), hidden)
     )
 

@@ -1,13 +1,14 @@
-"""The doors to mlx_lm: late imports, without what they bring along.
+"""Imports parts of mlx-lm late, and without what they bring along.
 
 `import mlx_lm` imports transformers and the model hub's client, which takes three seconds on a
-small machine. An engine needs neither: its doors, `mlx_lm` for "models.*" and `model_loader`, take
-0.15 s. The package stands in `sys.modules` unfinished until somebody asks for what its ``__init__``
-has. `without_mlx` is for a node's daemon, which needs transformers and does without MLX.
+small machine. An engine needs neither: `mlx_lm` for "models.*", and `model_loader`, take 0.15 s.
+They put the package into `sys.modules` without running its ``__init__``, which runs once somebody
+asks for something that it defines. `without_mlx` is for a node, which needs transformers and not
+MLX.
 
-`mlx_lm.utils` lowers the process's limits on open files, the hard one too, which an ordinary user
-cannot raise again. So nothing here imports mlx_lm at the top of a module, and while it is imported
-`resource.setrlimit` does nothing.
+`mlx_lm.utils` lowers the process's limits on open files, also the hard one, which an ordinary user
+cannot raise again. So no module imports mlx_lm at its top, and `resource.setrlimit` does nothing
+while it is imported here.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _finishing: Final = threading.RLock()
 
 @functools.cache
 def mlx_lm(module: str) -> ModuleType:
-    """The module ``mlx_lm.<module>``. Raises `LoadError` when there is no mlx-lm."""
+    """The module ``mlx_lm.<module>``. Raises `LoadError` if mlx-lm is not installed."""
     package = _package()
     with _limits_kept():
         if not module.startswith("models."):
@@ -44,9 +45,9 @@ def mlx_lm(module: str) -> ModuleType:
 
 @functools.cache
 def model_loader() -> ModuleType:
-    """A copy of ``mlx_lm.utils`` that loads models, and neither tokenizers nor from the hub.
+    """A copy of ``mlx_lm.utils`` that loads models, but no tokenizers and nothing from the hub.
 
-    Raises `LoadError` when there is no mlx-lm.
+    Raises `LoadError` if mlx-lm is not installed.
     """
     _package()
     private = _bare("sealring_model._mlx_lm_loader")
@@ -63,9 +64,9 @@ def model_loader() -> ModuleType:
 
 
 def without_mlx(module: str) -> ModuleType:
-    """mlx-lm's *module*, which must be one that needs no MLX; not the one that `mlx_lm` gives.
+    """A copy of mlx-lm's *module*, which must not need MLX.
 
-    Raises `LoadError` when there is no mlx-lm.
+    Raises `LoadError` if mlx-lm is not installed.
     """
     return importlib.import_module(f"{_bare('sealring_model._mlx_lm')}.{module}")
 
@@ -81,7 +82,7 @@ def _spec() -> ModuleSpec:
 
 @functools.cache
 def _bare(name: str) -> str:
-    """The name of a package, *name*, that is mlx-lm's without its ``__init__``."""
+    """Make a package *name* that is mlx-lm without its ``__init__``. Its name."""
     package = ModuleType(name)
     package.__path__ = list(_spec().submodule_search_locations or ())
     sys.modules[name] = package
@@ -89,13 +90,13 @@ def _bare(name: str) -> str:
 
 
 def _package() -> ModuleType:
-    """mlx-lm's own package: as it stands, or new and unfinished."""
+    """mlx-lm's own package: as imported, or new with its ``__init__`` not run."""
     if _NAME in sys.modules:
         return sys.modules[_NAME]
     package = importlib.util.module_from_spec(_spec())
 
     def missing(name: str) -> Any:
-        """Somebody else in this process uses mlx-lm."""
+        """Runs ``__init__`` when somebody asks for what it defines."""
         if not name.startswith("__") or name in {"__all__", "__version__"}:
             with _limits_kept():
                 _finish(package)
@@ -109,14 +110,16 @@ def _package() -> ModuleType:
 
 
 def _finish(package: ModuleType) -> None:
-    """Run the ``__init__`` of *package*, if that has not been done."""
+    """Run the ``__init__`` of *package*, unless it has run."""
     with _finishing:
         missing = vars(package).pop("__getattr__", None)
         if missing and (found := package.__spec__) and found.loader:
             try:
                 found.loader.exec_module(package)
             except BaseException:
-                vars(package)["__getattr__"] = missing  # so that the next who asks sees why, too
+                vars(package)["__getattr__"] = (
+                    missing  # so that the next call fails with the reason, too
+                )
                 raise
 
 
@@ -130,11 +133,11 @@ def _stand_in(name: str, *functions: str) -> None:
 
 @contextmanager
 def _limits_kept() -> Iterator[None]:
-    """Within, nobody changes the process's resource limits."""
+    """Within the block nobody changes the process's resource limits."""
     real: Callable[..., None] = resource.setrlimit
 
     def ignore(*_: Any) -> None:
-        """Stands in for `resource.setrlimit`."""
+        """In place of `resource.setrlimit`."""
 
     resource.setrlimit = ignore
     try:

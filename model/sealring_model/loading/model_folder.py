@@ -1,13 +1,13 @@
-"""Finding a model and saying what it is, without loading it.
+"""Finds a model and describes it, without loading it.
 
 A model is a folder in Hugging Face layout, or the id of one on the hub, of which only the needed
-files are fetched. `describe` reads ``config.json`` and the headers of the weights and nothing
-else, so a command can plan a split in milliseconds and without MLX: `ModelInfo` has the bytes of
-every layer, of the ends (embedding, final norm, output head) and what a row costs in caches.
+files are fetched. `describe` reads ``config.json`` and the headers of the weights and nothing else,
+so a command can plan a split in milliseconds and without MLX. `ModelInfo` has the bytes of every
+layer and of the ends (embedding, final norm, output head), and what a row costs in caches.
 
-The model digest names the model that all ranks of a ring must share: SHA-256 over the canonical
-config, the headers, and the manifest's hashes when there is a manifest (see `weights`). Without
-one the digest pins names, dtypes and shapes but no weights, and `ModelInfo.notes` says so.
+All ranks of a ring must have the same model digest: SHA-256 over the canonical config, the headers,
+and the manifest's hashes if there is a manifest (see `weights`). Without a manifest the digest pins
+names, dtypes and shapes but no weights, and `ModelInfo.notes` says so.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ NEEDED_FILES: Final = (
     "merges.txt",
     "vocab.txt",
 )
-"""What is fetched from the hub: weights, configuration and tokenizer, no code."""
+"""Files that are fetched from the hub: weights, configuration and tokenizer, but no code."""
 
 _DTYPES: Final = {"F32": DType.F32, "F16": DType.F16, "BF16": DType.BF16}
 _NAMED: Final = {"float32": DType.F32, "float16": DType.F16, "bfloat16": DType.BF16}
 _FULL_ATTENTION: Final = frozenset(
     ("llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3", "granite", "olmo2")
 )
-"""Model types whose caches are plain unless their configuration names sliding layers."""
+"""Model types without sliding windows, unless their configuration names sliding layers."""
 
 _HEADS: Final = (
     "num_attention_heads",
@@ -63,7 +63,7 @@ _HEADS: Final = (
     "linear_num_key_heads",
     "linear_num_value_heads",
 )
-"""Where a configuration says how many heads there are, of each kind."""
+"""Keys of a configuration that give numbers of heads, of each kind."""
 
 _EMBEDDINGS: Final = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embedding")
 
@@ -72,10 +72,10 @@ _EMBEDDINGS: Final = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings"
 class ModelInfo:
     """What a model is, from its configuration and headers. Sizes are bytes.
 
-    *layers* has the weights of each layer; *ends* are embedding, final norm and output head.
-    *cost* is what one row costs in the caches of all layers, reckoned from the configuration.
-    *heads* are the numbers of heads that tensor parallelism would divide: of attention, of keys
-    and values, of any other kind. *notes* are plain words for the user.
+    *layers* has the size of each layer's weights; *ends* that of embedding, final norm and output
+    head. *cost* is what one row costs in the caches of all layers, by the configuration. *heads*
+    are the numbers of heads that tensor parallelism would divide: of attention, of keys and values,
+    of any other kind. *notes* are for the user.
     """
 
     folder: Path
@@ -102,13 +102,13 @@ class ModelInfo:
 
     @property
     def even(self) -> int:
-        """The number of which every divisor divides all heads."""
+        """The largest number that divides every number of heads."""
         return math.gcd(*self.heads)
 
     def engine_info(self, room: int, splits: int = 0, backends: int = 0) -> EngineInfo:
-        """The same for the node, of an engine with *room* bytes for weights and caches.
+        """This for the node, from an engine with *room* bytes for weights and caches.
 
-        *splits* and *backends* take MLX to find out, see `tp_shards` and `group`.
+        *splits* and *backends* take MLX to find out, see `tp_shards` and `collective`.
         """
         return EngineInfo(
             self.digest,
@@ -128,7 +128,7 @@ class ModelInfo:
 def find(model: str) -> Path:
     """The folder of *model*: a local path, or a hub id whose needed files are fetched.
 
-    Raises `LoadError`, with what to do about it, when there is no such model or no network.
+    Raises `LoadError`, which says what to do, if there is no such model or no network.
     """
     try:
         folder = Path(model).expanduser()
@@ -171,9 +171,9 @@ def _fetch(model: str) -> Path:
 
 
 def describe(folder: Path) -> ModelInfo:
-    """What the model in *folder* is. Reads its configuration, headers and manifest only.
+    """Describe the model in *folder* by its configuration, headers and manifest.
 
-    Raises `LoadError` when a part is missing or does not fit.
+    Raises `LoadError` if a part is missing or does not fit.
     """
     _check_files(folder)
     try:
@@ -185,7 +185,8 @@ def describe(folder: Path) -> ModelInfo:
 
 
 def _check_files(folder: Path) -> None:
-    """Raise `LoadError` for what is no file, which libraries that read the folder may wait for."""
+    """Raise `LoadError` if *folder* has a special file: a library that opens it might wait for
+    ever."""
     try:
         files = list(folder.iterdir())
     except OSError as error:
@@ -230,7 +231,7 @@ def _describe(folder: Path, config: dict[str, Any]) -> ModelInfo:
 
 
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The language model's part of a configuration that may describe more."""
+    """The language model's part of a configuration, which may describe more."""
     text = config.get("text_config")
     return {**config, **text} if isinstance(text, dict) else config
 
@@ -261,7 +262,7 @@ def _sizes(entries: dict[str, TensorEntry], count: int) -> dict[int, int]:
 def _hidden_dtype(
     config: dict[str, Any], text: dict[str, Any], entries: dict[str, TensorEntry]
 ) -> DType:
-    """What the embedding gives: its own dtype, or its scales' when it is quantized."""
+    """The dtype of the embedding, or of its scales if it is quantized."""
     found = {}
     for name, entry in entries.items():
         parts = name.split(".")
@@ -275,7 +276,7 @@ def _hidden_dtype(
 
 
 def _trimmable(text: dict[str, Any]) -> bool:
-    """Whether snapshots can be cut short. READY has the truth, from the caches themselves."""
+    """Whether snapshots can be trimmed, by the configuration. READY tells it from the caches."""
     kinds = text.get("layer_types") or ()
     plain = all(kind == "full_attention" for kind in kinds)
     return text.get("model_type") in _FULL_ATTENTION and plain
@@ -288,7 +289,7 @@ def _cost(text: dict[str, Any], count: int, dtype: DType) -> CacheCost:
     window = text.get("sliding_window")
     sliding = _sliding_layers(text, count) if isinstance(window, int) else 0
     windows = ((window, sliding * pair),) if isinstance(window, int) and sliding else ()
-    # Hybrids keep keys and values in every so many layers; what the others keep does not grow.
+    # Hybrids keep keys and values only in every n-th layer; the state of the others does not grow.
     growing = (count - sliding) // (text.get("full_attention_interval") or 1)
     return CacheCost(0, growing * pair, windows)
 
@@ -319,7 +320,7 @@ def _digest(
 
 
 def memory_budget(limit: int) -> int:
-    """Bytes for weights and caches: *limit* if it is not 0, else what the device has free."""
+    """Bytes for weights and caches: *limit* unless that is 0, else what the device has free."""
     if limit:
         return limit
     import mlx.core as mx  # noqa: PLC0415 - only the process that computes needs it
@@ -332,8 +333,8 @@ def memory_budget(limit: int) -> int:
 
 
 def _free_memory() -> int:
-    """Bytes that this host can give without swapping, and control groups allow (Linux), or all it
-    has (elsewhere)."""
+    """On Linux the bytes that this host can give without swapping and that control groups allow;
+    elsewhere all that it has."""
     try:
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()
     except OSError:

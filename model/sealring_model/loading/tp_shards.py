@@ -1,18 +1,17 @@
-"""Loading one member's share of a stage, for tensor parallelism.
+"""Loads one member's shard of a stage, for tensor parallelism.
 
 mlx-lm's models divide themselves: `shard` of their class replaces each projection by the part of it
-that belongs to one member of a group, and remembers the group for the sums between. It asks the
-group for rank and size only, so here it is given a `StandInCollective` before there is a group, and
-the share is on the device before anybody may have to wait for a peer. Once the group stands it
-takes the stand-in's place in every module, see `TpShard.join`; until then the stage cannot be run.
+that belongs to one member of a collective, and remembers the collective for the sums between. It
+asks the collective for rank and size only. So it gets a `StandInCollective`, and the shard is on
+the device before anybody has to wait for a peer. Once the collective stands, it takes the
+stand-in's place in every module (`TpShard.join`); until then the stage cannot run.
 
-What mlx-lm leaves whole in most families is the output head. A head of its own (none that is the
-embedding again) is divided too, by lines of the vocabulary, and the logits are gathered.
+Most families leave the output head whole. A head of its own (not one that is the embedding again)
+is divided too, by lines of the vocabulary, and the logits are gathered. Every member holds the
+whole embedding.
 
-Nothing is read until it is needed: the model is built and divided over lazy weights, and then
-evaluated layer by layer. A layer's tensors are read and verified (what is hashed is the memory
-that the share is cut from), its share is copied out of them, and they go. So a load never holds
-more than the share and one layer. The embedding is held whole by every member.
+The model is built and divided before any weight is read, so a load never holds more than the shard
+and one layer (`WeightReader`).
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _HEADS: Final = (nn.Linear, nn.QuantizedLinear)
 
 @attrs.frozen(eq=False)
 class StandInCollective:
-    """Stands for the group that there will be: tells `shard` which member's share to keep."""
+    """In place of a collective that is not there yet: tells `shard` which member's part to keep."""
 
     _rank: int
     _size: int
@@ -54,14 +53,17 @@ class StandInCollective:
         return self._rank
 
     def size(self) -> int:
-        """Members of the group."""
+        """Members of the collective."""
         return self._size
 
 
 @attrs.frozen(eq=False)
 class TpShard:
-    """Member *rank*'s share, of *size*, of layers *first* to *last*: *read* bytes came from disk,
-    *held* are its weights. It runs once it has joined."""
+    """The shard of member *rank* of *size*, of layers *first* to *last* (excluded). It runs once it
+    has joined.
+
+    *read* bytes came from disk, *held* bytes are its weights, loading took *load_us* microseconds.
+    """
 
     info: ModelInfo
     stage: Stage
@@ -75,7 +77,7 @@ class TpShard:
     _stand_in: StandInCollective
 
     def join(self, collective: mx.distributed.Group) -> LoadedStage:
-        """The stage as a part of *collective*, measured: every member must do this at the same
+        """The stage as a part of *collective*, measured. Every member must call this at the same
         time."""
         start = time.perf_counter_ns() - 1000 * self.load_us
         for module in self.stage.modules():
@@ -86,8 +88,8 @@ class TpShard:
 
 
 class ShardedHead(nn.Module):
-    """An output head of which each member of *collective* has some lines: gives all logits to
-    all."""
+    """An output head of which each member of *collective* has some lines. Gives every member all
+    logits."""
 
     def __init__(self, head: nn.Module, collective: Any) -> None:
         super().__init__()
@@ -102,19 +104,20 @@ class ShardedHead(nn.Module):
 
 
 def splits_of(info: ModelInfo) -> int:
-    """The number of which any divisor is a possible size of a group; 0 if there is none."""
+    """A number whose divisors are the sizes that a collective may have; 0 if the model cannot be
+    sharded."""
     try:
         model_class, _ = model_loader()._get_classes(read_json(info.folder / "config.json"))
     except (AttributeError, LookupError, TypeError, ValueError):
-        return 0  # loading says what is wrong
+        return 0  # loading tells what is wrong
     return info.even if hasattr(model_class, "shard") else 0
 
 
 def load_shard(info: ModelInfo, first: int, last: int, rank: int, size: int) -> TpShard:
-    """Load member *rank*'s share, of *size*, of layers *first* to *last*, and of the ends too when
-    *first* is 0.
+    """Load the shard of member *rank* of *size*, of layers *first* to *last* (excluded), and of the
+    ends too when *first* is 0.
 
-    Raises `LoadError` when a tensor does not match the manifest, or the model cannot be built,
+    Raises `LoadError` if a tensor does not match the manifest, or the model cannot be built,
     divided or split like this.
     """
     start = time.perf_counter_ns()

@@ -1,13 +1,13 @@
-"""How many characters a token can stand for, at most: a bound that needs no tokenising.
+"""How many characters one token can stand for, at most: a bound that needs no tokenising.
 
-Tokenising a text takes microseconds and hundreds of bytes for each character. Where no token can
-stand for more than so many characters, a text has at least its length divided by that many tokens,
-and one that can never fit is refused by its length alone.
+Tokenising takes microseconds and hundreds of bytes for each character. If no token stands for more
+than n characters, a text has at least its length divided by n tokens. So a text that can never fit
+is refused by its length alone.
 
 The bound is exact arithmetic over the parts of a ``tokenizer.json`` that are known not to drop or
-merge characters without limit. Where any part may (an unknown word that becomes one token, a
-normalizer that collapses spaces, an added token that swallows the spaces beside it), there is no
-bound.
+merge characters without limit. Where a part may do so there is no bound: an unknown word that
+becomes one token, a normalizer that collapses spaces, an added token that swallows the spaces
+beside it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 _COMPOSED: Final = 4
-"""Characters that composition (NFC, NFKC) makes one at most: U+1F82 and its like have four."""
+"""Characters that composition (NFC, NFKC) makes into one, at most: four for U+1F82 and its like."""
 
 _KEEPING: Final = {"ByteLevel", "Metaspace", "Digits", "UnicodeScripts"}
-"""Pre-tokenizers that only cut."""
+"""Pre-tokenizers that cut a text and drop nothing."""
 
 
 def longest_token(rules: Mapping[str, Any], alphabet: Collection[str]) -> float:
-    """The most characters of a text that one token can stand for, by the *rules* of a fast
-    tokenizer (its ``tokenizer.json``); infinity where they set no bound. *alphabet* is what bytes
-    look like in a byte-level vocabulary."""
+    """The most characters that one token can stand for, by the *rules* of a fast tokenizer (its
+    ``tokenizer.json``); infinity if they set no bound. *alphabet* has the characters that stand for
+    bytes in a byte-level vocabulary."""
     added = rules.get("added_tokens") or []
     model = rules.get("model") or {}
     steps = rules.get("pre_tokenizer"), rules.get("normalizer")
@@ -49,7 +49,7 @@ def _knows_bytes(
     words: Collection[str],
     alphabet: Collection[str],
 ) -> bool:
-    """Whether each byte of any text is in some token."""
+    """Whether the vocabulary has a token for every byte, so that no text has an unknown part."""
     if model.get("type") not in ("BPE", "Unigram"):
         return False
     if model.get("byte_fallback"):
@@ -81,7 +81,7 @@ def _keeps(step: Mapping[str, Any] | None) -> bool:
 
 
 def _merged(step: Mapping[str, Any] | None) -> float:
-    """How many characters a normalizer makes one, at most."""
+    """How many characters a normalizer makes into one, at most."""
     if step is None or step["type"] == "Prepend":
         return 1
     match step["type"]:

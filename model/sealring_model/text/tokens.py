@@ -1,13 +1,14 @@
 """Text to token ids and back, for the process that faces clients.
 
-The tokenizer is the model's own, through transformers; the streaming detokenizers are mlx-lm's,
-which give out text in whole characters and in time linear in the tokens. So are the parsers of
-tool calls: each model writes its calls in a format of its own, between two marks, and mlx-lm tells
-from the chat template which one it is.
+The tokenizer is the model's own, through transformers. The streaming detokenizers are mlx-lm's,
+which give text in whole characters and in time linear in the tokens. So are the parsers of tool
+calls: each model writes its calls in a format of its own, between two marks, and mlx-lm tells the
+format from the chat template.
 
 Importing this module costs nothing; making the first `Tokenizer` imports transformers (1.3 s). A
 `Tokenizer` may be used from several threads. Templates and parsers are other people's code, which a
-hostile text may hold for minutes: `render` and `ToolFormat.parse` are for a process of their own.
+hostile text may keep busy for minutes: call `render` and `ToolFormat.parse` in a process of their
+own.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ _FAULTS: Final = (
     SyntaxError,
     TypeError,
 )
-"""What code that takes texts for well-formed raises when they are not, or are too deep."""
+"""What code raises that takes a text for well-formed when it is not, or is nested too deep."""
 
 _TAIL: Final = 16
-"""Tokens at the end of a prompt among which a mark that opens the reasoning is looked for."""
+"""Tokens at the end of a prompt that are searched for the mark that opens the reasoning."""
 
 
 @attrs.frozen
 class ToolFormat:
-    """How a model writes a tool call: the marks around it, and how what stands between is read.
+    """How a model writes a tool call: the marks around it, and a parser for the text between.
 
-    An empty *end* means that a call goes on to the end of the answer.
+    An empty *end* means that a call lasts to the end of the answer.
     """
 
     start: str
@@ -58,12 +59,13 @@ class ToolFormat:
     _read: Callable[[str, Any], Any] = attrs.field(repr=False)
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
-        """The calls in *text*, of functions among *tools*. Raises `ValueError` if it has none."""
+        """The calls in *text* of functions among *tools*. Raises `ValueError` if there are none, or
+        of others."""
         try:
             read = self._read(text, list(tools))
             calls = [_tool_call(call) for call in (read if isinstance(read, list) else [read])]
         except _FAULTS as error:
-            # The parsers take for granted that a model keeps to its format.
+            # The parsers expect a model to keep to its format.
             raise ValueError(f"no tool call: {error}") from None
         known = {tool["function"]["name"] for tool in tools}
         if not calls or not all(call.name in known for call in calls):
@@ -99,12 +101,12 @@ class Detokenizer:
         self._streaming = streaming
 
     def add(self, token: int) -> str:
-        """The text that *token* completes; often one word, sometimes none."""
+        """The text that *token* completes: often one word, sometimes nothing."""
         self._streaming.add_token(token)
         return str(self._streaming.last_segment)
 
     def finish(self) -> str:
-        """The text that was held back, when no token follows."""
+        """The text that was held back. Call it after the last token."""
         self._streaming.finalize()
         return str(self._streaming.last_segment)
 
@@ -112,7 +114,7 @@ class Detokenizer:
 class Tokenizer:
     """The tokenizer of the model in a folder.
 
-    Raises `LoadError` when the folder has none that transformers can load.
+    Raises `LoadError` if the folder has none that transformers can load.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -121,29 +123,30 @@ class Tokenizer:
             inner = helpers.AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
-            # A prompt beyond the context is for the scheduler to refuse, and no news for the log.
+            # The scheduler refuses a prompt beyond the context; transformers need not warn.
             inner.deprecation_warnings[_TOO_LONG] = True
             template = _own_template(inner)
             self.tools: Final = _tool_format(helpers, inner)
-            """How the model writes tool calls; None if it has no way to."""
+            """How the model writes tool calls; None if it cannot."""
             self._inner: Final[Any] = helpers.TokenizerWrapper(
                 inner, _streaming_class(helpers, folder), chat_template=template
             )
             self.eos: Final = _eos_ids(folder) | frozenset(self._inner.eos_token_ids)
             """Ids that end an answer."""
-        except Exception as error:  # noqa: BLE001  a library tells of a bad file by any of its own
+        except Exception as error:  # noqa: BLE001  a bad file makes a library raise anything
             raise LoadError(f"the tokenizer of {folder} cannot be loaded: {error}") from None
         self.has_chat: Final = bool(self._inner.has_chat_template)
         own = inspect.signature(inner.apply_chat_template).parameters.keys()
         self.reserved: Final = {"self", "messages", *own} - {"thinking", "enable_thinking"}
-        """Settings of a chat template that are the tokenizer's own, such as the template itself."""
+        """Settings of `apply_chat_template` that callers may not pass, such as the template
+        itself."""
         self.vocabulary: Final = len(self._inner)
         self.longest: Final = _longest(inner)
-        """Characters that one token can stand for at most; infinity where that has no bound."""
+        """Characters that one token can stand for, at most; infinity if there is no bound."""
         self.think: Final = (self._inner.think_start or "", self._inner.think_end or "")
         """The marks around the model's reasoning; empty if it has none."""
-        # The first call settles the tokenizer's padding and truncation. Later ones change nothing,
-        # so that threads do not meet there.
+        # The first call sets the tokenizer's padding and truncation. Later calls change nothing, so
+        # threads do not race.
         self.encode("")
 
     def encode(self, text: str) -> list[int]:
@@ -151,7 +154,7 @@ class Tokenizer:
         return [int(token) for token in self._inner.encode(text)]
 
     def encode_part(self, text: str) -> list[int]:
-        """The ids of *text* in the middle of a row: no special tokens are put around it."""
+        """The ids of *text* in the middle of a row, without special tokens around it."""
         return [int(token) for token in self._inner.encode(text, add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -159,7 +162,7 @@ class Tokenizer:
         return str(self._inner.decode(list(ids)))
 
     def token_bytes(self, token: int) -> bytes:
-        """What *token* adds to an answer; it may be a part of a character."""
+        """The bytes that *token* adds to an answer; maybe a part of a character."""
         stream = self._inner.detokenizer
         table = getattr(stream, "tokenmap", None)
         if table is None or token >= len(table):
@@ -173,7 +176,7 @@ class Tokenizer:
         )
 
     def least(self, text: str) -> int:
-        """Tokens that *text* has at least, which takes no time to tell."""
+        """A lower bound on the tokens of *text*, found in constant time."""
         return math.ceil(len(text) / self.longest)
 
     def render(
@@ -185,10 +188,10 @@ class Tokenizer:
         """The text of a conversation up to where the model's answer begins.
 
         *messages* have ``role`` and ``content``; *tools* and *settings* are for the chat template.
-        A model without one gets the contents as lines. Raises `ValueError` when the template does
-        not take them. A template is the model's code: it reaches nothing of this process (jinja's
-        immutable sandbox), but may take any time and memory. So whoever serves others has this done
-        by a process that can be ended.
+        A model without a template gets the contents as lines. Raises `ValueError` if the template
+        refuses them. A template is the model's code: it reaches nothing of this process (jinja's
+        immutable sandbox), but may take any time and memory. So a server calls this in a process
+        that can be ended.
         """
         if not self.has_chat:
             return "\n".join(message["content"] or "" for message in messages)
@@ -204,14 +207,14 @@ class Tokenizer:
                     **settings,
                 )
             )
-            text.encode()  # lone surrogates, as the arguments of a call may bring, are no text
+            text.encode()  # raises for lone surrogates, which arguments of a call may have
         except (TemplateError, ValueError, *_FAULTS) as error:
             reason = str(error) or type(error).__name__
             raise ValueError(f"the chat template refuses these messages: {reason}") from None
         return text
 
     def encode_rendered(self, text: str) -> list[int]:
-        """The ids of a conversation's *text*, in which a template has put the special tokens."""
+        """The ids of a conversation's *text*, which has the special tokens from its template."""
         return self.encode_part(text) if self.has_chat else self.encode(text)
 
     def chat(
@@ -220,11 +223,11 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] = (),
         **settings: Any,
     ) -> list[int]:
-        """The ids of a conversation, as `render` has it."""
+        """The ids of a conversation that `render` makes."""
         return self.encode_rendered(self.render(messages, tools, **settings))
 
     def opens_thinking(self, prompt: Sequence[int]) -> bool:
-        """Whether the answer to *prompt* begins within the model's reasoning."""
+        """Whether the answer to *prompt* begins inside the model's reasoning."""
         start = self.think[0]
         return bool(start) and self.decode(prompt[-_TAIL:]).rstrip().endswith(start)
 
@@ -273,7 +276,7 @@ def _eos_ids(folder: Path) -> frozenset[int]:
 
 
 def _streaming_class(helpers: ModuleType, folder: Path) -> Any:
-    """mlx-lm's detokenizer that fits the tokenizer's decoder; the naive one fits all."""
+    """mlx-lm's detokenizer for the tokenizer's decoder; the naive one works for all."""
     file = folder / "tokenizer.json"
     if not file.exists():
         return helpers.NaiveStreamingDetokenizer
