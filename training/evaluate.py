@@ -14,6 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from sealring_model.loading.kernel_cache import keep_kernels_private
 from sealring_model.tiny import DEFAULT_PROMPT, path
 
 from training.corpus import ASSISTANT, END, documents, held_out, render
@@ -158,6 +159,7 @@ def main() -> None:
     parser.add_argument("--stories", type=int, default=20, help="long stories to check")
     parser.add_argument("--samples", action="store_true", help="only print replies to set prompts")
     options = parser.parse_args()
+    keep_kernels_private()
     from mlx_lm import load  # noqa: PLC0415 - slow, and not needed for --help
 
     model, encoder = load(str(options.model))

@@ -17,6 +17,7 @@ import mlx.core as mx
 import mlx.optimizers as optim
 from mlx.nn.losses import cross_entropy
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
+from sealring_model.loading.kernel_cache import keep_kernels_private
 from sealring_model.tiny import path
 
 from training import rows
@@ -202,7 +203,9 @@ def main() -> None:
     add("--workers", type=int, default=1, help="processes that make the corpus")
     add("--checkpoint", type=Path, help="folder to write the state of the run to")
     add("--resume", type=Path, help="folder of a checkpoint to go on from")
-    train(parser.parse_args())
+    options = parser.parse_args()
+    keep_kernels_private()
+    train(options)
 
 
 if __name__ == "__main__":

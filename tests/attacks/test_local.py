@@ -6,17 +6,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import struct
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sealring_model import tiny
 from sealring_model.errors import LoadError
+from sealring_model.loading.kernel_cache import keep_kernels_private
 from sealring_model.loading.model_folder import describe
 from sealring_model.loading.weights import write_manifest
 from sealring_model.text.tokens import Tokenizer
@@ -52,6 +55,92 @@ def test_no_process_runs_code_of_the_folder_in_which_it_is_started(tmp_path: Pat
     )
     assert json.loads(done.stdout)["identical"], done.stderr
     assert not (tmp_path / "was-run").exists()
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder whose name leaves room for that of a socket."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_no_process_loads_kernels_that_others_may_have_put_there(
+    tmp_path: Path, short_folder: Path
+) -> None:
+    """MLX loads what is in its folder under a kernel's name, and puts it below /tmp by itself."""
+    cache = tmp_path / "cache"
+    short_folder.chmod(0o1777)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "sealring_trio", "demo", "--max-tokens", "2", "--json"],
+        env={**os.environ, "TMPDIR": str(short_folder), "XDG_CACHE_HOME": str(cache)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not [path for path in short_folder.rglob("*") if path.name == "mlx"]
+    kernels = cache / "sealring" / "kernels"
+    assert stat.S_IMODE(kernels.stat().st_mode) == 0o700
+
+
+def linked(cache: Path) -> None:
+    kernels = cache / "sealring" / "kernels"
+    kernels.rmdir()
+    (cache / "elsewhere").mkdir()
+    (cache / "elsewhere").chmod(0o777)
+    kernels.symlink_to(cache / "elsewhere")
+
+
+UNSAFE: dict[str, Callable[[Path], Any]] = {
+    "others may write": lambda cache: (cache / "sealring" / "kernels").chmod(0o777),
+    "a group may write": lambda cache: (cache / "sealring" / "kernels").chmod(0o770),
+    "others may replace it": lambda cache: (cache / "sealring").chmod(0o777),
+    "is a link": linked,
+    "another's": lambda cache: os.chown(cache / "sealring" / "kernels", 65534, 65534),
+    "in another's": lambda cache: os.chown(cache / "sealring", 65534, 65534),
+}
+
+
+@pytest.mark.parametrize("spoil", UNSAFE.values(), ids=UNSAFE)
+def test_kernels_are_kept_in_no_folder_that_others_may_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], Any]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TMPDIR", "")
+    keep_kernels_private()
+    kernels = tmp_path.resolve() / "cache" / "sealring" / "kernels"
+    assert Path(os.environ["TMPDIR"]) == kernels
+    try:
+        spoil(tmp_path / "cache")
+    except PermissionError:
+        pytest.skip("only root gives files away")
+    keep_kernels_private()
+    chosen = Path(os.environ["TMPDIR"])
+    assert chosen != kernels
+    assert stat.S_IMODE(chosen.stat().st_mode) == 0o700
+    assert chosen.stat().st_uid == os.geteuid()
+
+
+def test_kernels_are_kept_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("TMPDIR", "")
+    for home in ("", "relative", "/proc/nowhere", "/dev/null"):
+        monkeypatch.setenv("HOME", home)
+        keep_kernels_private()
+        assert "sealring-kernels-" in os.environ["TMPDIR"]
+
+
+def test_every_process_that_computes_keeps_its_kernels_private() -> None:
+    root = Path(__file__).parents[2]
+    found = []
+    for package in ("model/sealring_model", "io_trio/sealring_trio"):
+        for path in (root / package).rglob("*.py"):
+            text = path.read_text()
+            if "__main__" in text and ("import mlx" in text or "mlx_lm(" in text):
+                found.append(path.name)
+                assert "keep_kernels_private()" in text or path.name == "sums.py", path
+    assert {"main.py", "single.py", "yardstick.py"} <= set(found)
 
 
 @pytest.mark.parametrize(

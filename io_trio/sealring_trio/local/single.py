@@ -89,8 +89,11 @@ def single_process(model: Path) -> Iterator[Single]:
 
 def serve(model: str) -> None:
     """The child: load *model*, then answer requests until standard input ends."""
-    from sealring_model.loading.mlx_lm_import import mlx_lm  # noqa: PLC0415 - MLX, in this process only
+    # MLX, in this process only.
+    from sealring_model.loading.kernel_cache import keep_kernels_private  # noqa: PLC0415
+    from sealring_model.loading.mlx_lm_import import mlx_lm  # noqa: PLC0415
 
+    keep_kernels_private()
     network, tokenizer = mlx_lm("utils").load(model)
     stream_generate = mlx_lm("generate").stream_generate
     print(json.dumps({"ready": True}), flush=True)

@@ -73,6 +73,7 @@ from sealring_model.engine.inflight import InFlight
 from sealring_model.engine.threads import PROCESSORS, set_switch_interval
 from sealring_model.errors import FORWARD_ERRORS, CollectiveError, LoadError, ModelError, error_text
 from sealring_model.loading.assemble import LoadedStage, load_stage
+from sealring_model.loading.kernel_cache import keep_kernels_private
 from sealring_model.loading.model_folder import ModelInfo, describe, find, memory_budget
 from sealring_model.loading.tp_shards import TpShard, load_shard, splits_of
 from sealring_model.lookahead.pinned_io import best_device_io
@@ -401,6 +402,7 @@ def main() -> int:
     threading.excepthook = end_with_thread
     use_one_arena()
     set_switch_interval()
+    keep_kernels_private()
     return serve(socket.socket(fileno=options.fd), options.model, options.memory_limit)
 
 

@@ -1,0 +1,78 @@
+"""Where MLX keeps the kernels that it compiles while it runs: a folder of this user alone.
+
+On a CPU, MLX compiles C++ to shared libraries, on CUDA to PTX, in the folder for temporary files,
+under names that follow from the model. What is there already is loaded as it is. So whoever could
+write there first would have his code run by every engine of the machine, and under /tmp that is
+every local user.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+_ALL: Final = ["0", "0", "4294967295"]  # the map of a system's first user namespace
+
+
+def keep_kernels_private() -> None:
+    """Have MLX compile, in this process, in a folder that no other user may write in.
+
+    It is the user's cache folder, so that a kernel is compiled once. Where none can be had there,
+    it is a temporary one of this process. To be called before MLX computes; it sets the
+    environment's ``TMPDIR``, which MLX reads when it compiles first.
+    """
+    os.environ["TMPDIR"] = str(_cached() or _temporary())
+
+
+def _cached() -> Path | None:
+    """The folder in the user's cache; None if there is none that is safe."""
+    home = os.environ.get("HOME", "")
+    default = "Library/Caches" if sys.platform == "darwin" else ".cache"
+    cache = os.environ.get("XDG_CACHE_HOME", "") or str(Path(home, default))
+    folder = Path(cache, "sealring", "kernels")
+    if not folder.is_absolute():
+        return None
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = folder.resolve(strict=True)
+        safe = _only_ours(folder) and all(map(_unmoved, folder.parents))
+        return folder if safe and os.access(folder, os.W_OK | os.X_OK) else None
+    except (OSError, ValueError):
+        return None
+
+
+def _only_ours(folder: Path) -> bool:
+    status = folder.stat()
+    return status.st_uid == os.geteuid() and not status.st_mode & _OTHERS_WRITE
+
+
+def _unmoved(parent: Path) -> bool:
+    """Whether no other user can put another folder in the place of ours, which is in *parent*. That
+    a group may is for the owner to know."""
+    status = parent.stat()
+    open_to_all = status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX
+    return status.st_uid in {0, os.geteuid(), *_unnamed()} and not open_to_all
+
+
+def _unnamed() -> list[int]:
+    """The owner that root's files seem to have in a user namespace which has no name for root, such
+    as an engine's own. There it is that of all other users' files, too."""
+    try:
+        names = Path("/proc/self/uid_map").read_text("ascii").split()
+        unnamed = int(Path("/proc/sys/kernel/overflowuid").read_text("ascii"))
+    except (OSError, ValueError):
+        return []
+    return [] if names == _ALL else [unnamed]
+
+
+def _temporary() -> Path:
+    folder = tempfile.mkdtemp(prefix="sealring-kernels-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
