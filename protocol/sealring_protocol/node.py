@@ -293,7 +293,7 @@ class Node:
     # ---------------------------------------------------------------- engine
 
     def engine_message(self, message: LocalMessage, now: float) -> None:
-        """The engine process said *message*."""
+        """The engine process said *message*. Raises `RemoteProtocolError` if it may not."""
         match message:
             case Pong():
                 self.progress = message.progress

@@ -3,7 +3,8 @@
 The members of a group get the same messages in the same order, so each of them says the same
 things in the same order, and what one says is held until all have. Answers to steps must be the
 same everywhere: members that computed on the same sums cannot draw different tokens, and if they
-do, none of them is right. The first member's tensors and log probabilities stand for all.
+do, none of them is right. The first member's tensors and log probabilities stand for all. No
+member may be more than `MAX_AHEAD` messages before another.
 
 What is counted in bytes is added up; the slowest member's time counts. Room is as many times the
 least as there are members, for each needs its share.
@@ -12,6 +13,7 @@ least as there are members, for each needs its share.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
 import attrs
@@ -32,7 +34,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
 )
 from sealring_protocol.codec.wire import clip
-from sealring_protocol.limits import MAX_REASON
+from sealring_protocol.limits import MAX_REASON, MAX_STEPS_WAITING
 
 _LANES: Final[dict[type, int]] = {
     Step: 0,
@@ -44,6 +46,12 @@ _LANES: Final[dict[type, int]] = {
     Pong: 4,
 }
 """Messages of one lane come in one order; those of different lanes may overtake each other."""
+
+_U64: Final = (1 << 64) - 1
+
+MAX_AHEAD: Final = 2 * MAX_STEPS_WAITING
+"""Messages of one lane that a member may be before another: more than a node leaves unanswered.
+Memory: of the first member's, whose tensors are kept, up to so many tensors of a step."""
 
 
 class GroupBroken(Exception):
@@ -63,6 +71,8 @@ class Merger:
         self._lanes: list[list[deque[LocalMessage]]] = [
             [deque() for _ in range(size)] for _ in range(max(_LANES.values()) + 1)
         ]
+        # Of a member's state the latest is enough, however long another is busy.
+        self._lanes[_LANES[Pong]] = [deque(maxlen=1) for _ in range(size)]
 
     def add(self, member: int, message: LocalMessage) -> LocalMessage | None:
         """*member* said *message*; the message of all of them, if it is the last to say so.
@@ -71,9 +81,17 @@ class Merger:
         """
         if isinstance(message, Logprobs):
             return None if member else message
-        lane = self._lanes[_LANES[type(message)]]
-        if isinstance(message, Step | StepDone) and message.failed is not None:
-            raise self._failed(member, message, message.failed, first=not lane[member])
+        number = _LANES.get(type(message))
+        if number is None:
+            raise GroupBroken(f"an engine does not say {type(message).__name__}")
+        lane = self._lanes[number]
+        if isinstance(message, Step | StepDone):
+            if message.failed is not None:
+                raise self._failed(member, message, message.failed, first=not lane[member])
+            if member:
+                message = attrs.evolve(message, tensors=())
+        if len(lane[member]) >= MAX_AHEAD:
+            raise GroupBroken(f"member {member} of {self._size} says more than it was asked")
         lane[member].append(message)
         if not all(lane):
             return None
@@ -101,8 +119,8 @@ def _merge(said: list[LocalMessage]) -> LocalMessage:
         case Loaded():
             loaded = [m for m in said if isinstance(m, Loaded)]
             return Loaded(
-                sum(m.read for m in loaded),
-                sum(m.held for m in loaded),
+                _sum(m.read for m in loaded),
+                _sum(m.held for m in loaded),
                 max(m.load_us for m in loaded),
             )
         case Grouped():
@@ -133,20 +151,20 @@ def _ready(first: Ready, said: list[Ready]) -> Ready:
         raise GroupBroken("its members did not load the same thing")
     windows = [m.cost.windows for m in said]
     cost = CacheCost(
-        sum(m.cost.fixed for m in said),
-        sum(m.cost.per_token for m in said),
+        _sum(m.cost.fixed for m in said),
+        _sum(m.cost.per_token for m in said),
         tuple(
-            (same[0][0], sum(per_token for _, per_token in same))
+            (same[0][0], _sum(per_token for _, per_token in same))
             for same in zip(*windows, strict=False)
         ),
     )
-    return attrs.evolve(first, room=len(said) * min(m.room for m in said), cost=cost)
+    return attrs.evolve(first, room=_room([m.room for m in said]), cost=cost)
 
 
 def _info(first: EngineInfo, said: list[EngineInfo]) -> EngineInfo:
     if any(attrs.evolve(m, room=first.room) != first for m in said):
         raise GroupBroken("its members do not find the same model")
-    return attrs.evolve(first, room=len(said) * min(m.room for m in said))
+    return attrs.evolve(first, room=_room([m.room for m in said]))
 
 
 def _progress(said: list[Progress]) -> Progress:
@@ -156,6 +174,15 @@ def _progress(said: list[Progress]) -> Progress:
         compute_us=max(p.compute_us for p in said),
         seal_us=max(p.seal_us for p in said),
         rows=said[0].rows,
-        memory=sum(p.memory for p in said),
-        cache=sum(p.cache for p in said),
+        memory=_sum(p.memory for p in said),
+        cache=_sum(p.cache for p in said),
     )
+
+
+def _room(rooms: list[int]) -> int:
+    return _sum([min(rooms)] * len(rooms))
+
+
+def _sum(counts: Iterable[int]) -> int:
+    """All *counts* together, or what a message has room for."""
+    return min(sum(counts), _U64)

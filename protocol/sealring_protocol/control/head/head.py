@@ -97,7 +97,7 @@ class Head(HeadEpochs):
     # --------------------------------------------------------------- engine
 
     def engine_message(self, message: LocalMessage, now: float) -> list[Effect]:
-        """The own engine said *message*."""
+        """The own engine said *message*. Raises `RemoteProtocolError` if it may not."""
         match message:
             case EngineInfo():
                 return self._engine_info(message, now)
@@ -114,7 +114,10 @@ class Head(HeadEpochs):
                 self._joining.grouped(message)
                 return []
             case Logprobs():
-                self._logprobs[message.n, message.uid] = message
+                # Of no other: an engine that was taken over may say as many as it likes.
+                flight = self._flights.get(message.n)
+                if flight is not None and message.uid in flight[2]:
+                    self._logprobs[message.n, message.uid] = message
                 return []
             case Step() | StepDone():
                 self._answer_deadline.answered(now)
@@ -130,6 +133,8 @@ class Head(HeadEpochs):
                 return []
 
     def _engine_info(self, info: EngineInfo, now: float) -> list[Effect]:
+        if not (info.hidden and info.vocabulary and info.context and info.layers):
+            raise RemoteProtocolError("a model of the engine's has a size of 0")
         known, self._info = self._info, info
         if self._joining.engine_up() and known is not None and known.model == info.model:
             return self._start_engine(now) if self._order is not None else self._try_start(now)
