@@ -29,15 +29,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
     Tunnel,
 )
-from sealring_protocol.control.effects import (
-    Effect,
-    Level,
-    Note,
-    Send,
-    Shut,
-    ToEngine,
-    Want,
-)
+from sealring_protocol.control.effects import Effect, Level, Note, Send, Shut, ToEngine, Want
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.head import Head, HeadConfig
 from sealring_protocol.control.head.plan import Collectives, PlanRequest, Strategy
@@ -301,6 +293,8 @@ class Node:
                 return
             case Loaded():
                 self.loaded = message
+            case EngineInfo() if self._info is not None:
+                raise RemoteProtocolError("the engine says again what its model is")
             case EngineInfo():
                 self._info = message
                 self._engine = EngineFacts(True, now, self._engine.lost, self._engine.reason)

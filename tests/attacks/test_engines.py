@@ -34,6 +34,7 @@ from sealring_protocol.codec.messages import (
 )
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.control.head.head import Head
+from sealring_protocol.control.head.plan import Strategy
 from sealring_protocol.control.scheduler.requests import Request
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_trio.collective.ports import Whose, made
@@ -89,10 +90,25 @@ async def test_an_engine_that_a_signal_without_a_name_ends_is_replaced() -> None
 def test_an_engine_of_a_model_without_a_size_breaks_its_protocol(size: str) -> None:
     cluster = Cluster(2, 1)
     cluster.run_until(lambda: cluster.ready)
+    cluster.head.node.engine_lost("it was taken over", cluster.now)
     nothing: Any = () if size == "layers" else 0
     with pytest.raises(RemoteProtocolError):  # which ends that engine
         cluster.head.node.engine_message(attrs.evolve(info(), **{size: nothing}), cluster.now)
     cluster.kill_engine(cluster.head)
+    cluster.submit(Request((4, 5, 6), 5))
+    cluster.run_until(lambda: cluster.all_done)
+
+
+@pytest.mark.parametrize("strategy", [Strategy.PIPELINE, Strategy.TENSOR])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_engine_says_once_what_its_model_is(strategy: Strategy, rank: int) -> None:
+    cluster = Cluster(2, 1, strategy=strategy, splits=12)
+    cluster.run_until(lambda: cluster.ready)
+    host = cluster.hosts[f"host{rank}"]
+    for again in (info(splits=12), info(splits=12, context=5)):
+        with pytest.raises(RemoteProtocolError, match="again"):
+            host.node.engine_message(again, cluster.now)
+    cluster.kill_engine(host)
     cluster.submit(Request((4, 5, 6), 5))
     cluster.run_until(lambda: cluster.all_done)
 
