@@ -52,6 +52,10 @@ class CacheMemoryError(ModelError):
     KIND = FailureKind.MEMORY
 
 
+class TextError(ModelError):
+    """The tokenizer cannot make text of tokens."""
+
+
 FORWARD_ERRORS: Final = (
     ModelError,
     RuntimeError,

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from sealring_model import tiny
-from sealring_model.errors import LoadError
+from sealring_model.errors import LoadError, TextError
 from sealring_model.loading.kernel_cache import keep_kernels_private
 from sealring_model.loading.model_folder import describe
 from sealring_model.loading.weights import write_manifest
@@ -50,7 +50,7 @@ def test_no_process_runs_code_of_the_folder_in_which_it_is_started(tmp_path: Pat
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert json.loads(done.stdout)["identical"], done.stderr
@@ -75,7 +75,7 @@ def test_no_process_loads_kernels_that_others_may_have_put_there(
         env={**os.environ, "TMPDIR": str(short_folder), "XDG_CACHE_HOME": str(cache)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -292,7 +292,37 @@ def in_tokenizer(key: str, value: Any) -> Callable[[Path], None]:
     return change
 
 
+def decoding(*steps: dict[str, Any]) -> Callable[[Path], None]:
+    """Have the tokenizer decode in *steps*."""
+
+    def change(folder: Path) -> None:
+        file = folder / "tokenizer.json"
+        described = json.loads(file.read_text())
+        described["decoder"] = {"type": "Sequence", "decoders": [{"type": "Fuse"}, *steps]}
+        file.write_text(json.dumps(described))
+
+    return change
+
+
+SEARCH = {"type": "Replace", "pattern": {"Regex": "(.|.)*[^\\x00-\\x7f]"}, "content": ""}
+"""It takes time that doubles with each character, up to where its library panics."""
+
+STRIP = {"type": "Strip", "content": "f", "start": 0, "stop": 1000}
+"""It panics for a text that has fewer characters, all of which are to go."""
+
+
+def test_a_token_that_makes_the_tokenizer_panic_is_an_error_of_its_answer(folder: Path) -> None:
+    decoding(STRIP)(folder)
+    tokenizer = Tokenizer(folder)
+    (token,) = tokenizer.encode_part("f")
+    words = tokenizer.stream()
+    with pytest.raises(TextError, match="makes no text"):
+        words.add(token)
+    assert tokenizer.token_bytes(token) == "\ufffd".encode()
+
+
 TOKENIZERS = {
+    "decoder that searches": decoding(SEARCH),
     "too deep": replaced("tokenizer.json", DEEP),
     "no object": replaced("tokenizer.json", "[]"),
     "settings too deep": replaced("tokenizer_config.json", DEEP),

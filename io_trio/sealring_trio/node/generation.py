@@ -21,7 +21,7 @@ from typing import Final
 
 import attrs
 import trio
-from sealring_model.errors import LoadError
+from sealring_model.errors import LoadError, TextError
 from sealring_model.text.tokens import Detokenizer, Tokenizer
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.scheduler.requests import (
@@ -99,18 +99,22 @@ class Answer:
             return self._done
         events = await self._stream.take()
         text, tokens = "", []
-        for event in events:
-            if isinstance(event, RequestDone):
-                self._done = event
-                text += self._stop.add(self._detokenise(None)) + self._stop.rest()
-                if self._stop.reached and event.reason is FinishReason.LENGTH:
-                    self._done = RequestDone(self.uid, FinishReason.STOP)
-                break
-            tokens.append(event)
-            text += self._stop.add(self._detokenise(event.token))
-            if self._stop.reached:
-                self.finish()
-                break
+        try:
+            for event in events:
+                if isinstance(event, RequestDone):
+                    self._done = event
+                    text += self._stop.add(self._detokenise(None)) + self._stop.rest()
+                    if self._stop.reached and event.reason is FinishReason.LENGTH:
+                        self._done = RequestDone(self.uid, FinishReason.STOP)
+                    break
+                tokens.append(event)
+                text += self._stop.add(self._detokenise(event.token))
+                if self._stop.reached:
+                    self.finish()
+                    break
+        except TextError as error:
+            self.finish()
+            self._done = RequestDone(self.uid, FinishReason.FAILED, str(error))
         return Piece(text, tuple(tokens))
 
     def finish(self) -> None:

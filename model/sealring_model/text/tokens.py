@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import attrs
 
-from sealring_model.errors import LoadError
+from sealring_model.errors import LoadError, TextError
 from sealring_model.loading.mlx_lm_import import without_mlx
 from sealring_model.loading.weights import read_json
 from sealring_model.text.token_lengths import longest_token
@@ -101,14 +101,21 @@ class Detokenizer:
         self._streaming = streaming
 
     def add(self, token: int) -> str:
-        """The text that *token* completes: often one word, sometimes nothing."""
-        self._streaming.add_token(token)
-        return str(self._streaming.last_segment)
+        """The text that *token* completes: often one word, sometimes nothing. Raises `TextError`."""
+        return self._segment(self._streaming.add_token, token)
 
     def finish(self) -> str:
-        """The text that was held back. Call it after the last token."""
-        self._streaming.finalize()
-        return str(self._streaming.last_segment)
+        """The text that was held back. Call it after the last token. Raises `TextError`."""
+        return self._segment(self._streaming.finalize)
+
+    def _segment(self, step: Callable[..., None], *tokens: int) -> str:
+        try:
+            step(*tokens)
+            return str(self._streaming.last_segment)
+        except BaseException as error:
+            if not isinstance(error, Exception) and not _is_panic(error):
+                raise
+            raise TextError(f"the model's tokenizer makes no text of its tokens: {error}") from None
 
 
 class Tokenizer:
@@ -125,6 +132,8 @@ class Tokenizer:
             )
             # The scheduler refuses a prompt beyond the context; transformers need not warn.
             inner.deprecation_warnings[_TOO_LONG] = True
+            described = _described(inner)
+            _check_decoder(described)
             template = _own_template(inner)
             self.tools: Final = _tool_format(helpers, inner)
             """How the model writes tool calls; None if it cannot."""
@@ -133,21 +142,23 @@ class Tokenizer:
             )
             self.eos: Final = _eos_ids(folder) | frozenset(self._inner.eos_token_ids)
             """Ids that end an answer."""
-        except Exception as error:  # noqa: BLE001  a bad file makes a library raise anything
+            self.has_chat: Final = bool(self._inner.has_chat_template)
+            own = inspect.signature(inner.apply_chat_template).parameters.keys()
+            self.reserved: Final = {"self", "messages", *own} - {"thinking", "enable_thinking"}
+            """Settings of `apply_chat_template` that callers may not pass, such as the template
+            itself."""
+            self.vocabulary: Final = len(self._inner)
+            self.longest: Final = _longest(described)
+            """Characters that one token can stand for, at most; infinity if there is no bound."""
+            self.think: Final = (self._inner.think_start or "", self._inner.think_end or "")
+            """The marks around the model's reasoning; empty if it has none."""
+            # The first call sets the tokenizer's padding and truncation. Later calls change
+            # nothing, so threads do not race.
+            self.encode("")
+        except BaseException as error:  # a bad file makes a library raise anything
+            if not isinstance(error, Exception) and not _is_panic(error):
+                raise
             raise LoadError(f"the tokenizer of {folder} cannot be loaded: {error}") from None
-        self.has_chat: Final = bool(self._inner.has_chat_template)
-        own = inspect.signature(inner.apply_chat_template).parameters.keys()
-        self.reserved: Final = {"self", "messages", *own} - {"thinking", "enable_thinking"}
-        """Settings of `apply_chat_template` that callers may not pass, such as the template
-        itself."""
-        self.vocabulary: Final = len(self._inner)
-        self.longest: Final = _longest(inner)
-        """Characters that one token can stand for, at most; infinity if there is no bound."""
-        self.think: Final = (self._inner.think_start or "", self._inner.think_end or "")
-        """The marks around the model's reasoning; empty if it has none."""
-        # The first call sets the tokenizer's padding and truncation. Later calls change nothing, so
-        # threads do not race.
-        self.encode("")
 
     def encode(self, text: str) -> list[int]:
         """The ids of *text*, with the special tokens that the model expects around it."""
@@ -166,7 +177,12 @@ class Tokenizer:
         stream = self._inner.detokenizer
         table = getattr(stream, "tokenmap", None)
         if table is None or token >= len(table):
-            return self.decode([token]).encode()
+            try:
+                return self.decode([token]).encode()
+            except BaseException as error:
+                if not isinstance(error, Exception) and not _is_panic(error):
+                    raise
+                return "\N{REPLACEMENT CHARACTER}".encode()
         piece = table[token]
         if isinstance(piece, bytes):
             return piece.replace(_SPM_SPACE, b" ")
@@ -236,11 +252,27 @@ class Tokenizer:
         return Detokenizer(self._inner.detokenizer)
 
 
-def _longest(inner: Any) -> float:
-    backend = getattr(inner, "backend_tokenizer", None)  # slow tokenizers have none
-    if backend is None:
-        return math.inf
-    return longest_token(json.loads(backend.to_str()), _byte_of().keys())
+def _is_panic(error: BaseException) -> bool:
+    """Whether *error* says that Rust code failed, such as a tokenizer's whose file is odd. It is no
+    `Exception`, and nobody can import its class."""
+    return type(error).__name__ == "PanicException"
+
+
+def _described(inner: Any) -> dict[str, Any] | None:
+    """What a fast tokenizer is made of; None for a slow one."""
+    backend = getattr(inner, "backend_tokenizer", None)
+    return None if backend is None else dict(json.loads(backend.to_str()))
+
+
+def _check_decoder(described: dict[str, Any] | None) -> None:
+    """Raise `ValueError` for a decoder that searches text with a regular expression: that may take
+    any time, and text is made where everybody waits. No known model has one."""
+    if described is not None and '"Regex":' in json.dumps(described.get("decoder")):
+        raise ValueError("its decoder has a regular expression")
+
+
+def _longest(described: dict[str, Any] | None) -> float:
+    return math.inf if described is None else longest_token(described, _byte_of().keys())
 
 
 def _own_template(inner: Any) -> Any:
