@@ -3,6 +3,7 @@ or write, a serial out of a forged file, and the control socket's own clients.""
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import socket
@@ -17,6 +18,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.security.handshake import TrafficSecrets
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.keys import Suite
@@ -31,6 +33,7 @@ from sealring_trio.files.roster_store import KEPT, MARK, RosterStore
 from sealring_trio.local.control_client import ask
 from sealring_trio.node import control
 from sealring_trio.node.control import Reply, serve_control
+from sealring_trio.node.requests import read_request
 
 from tests.io_trio.helpers import sealring
 from tests.io_trio.test_cli_files import flip, make_home
@@ -494,6 +497,39 @@ async def test_what_is_no_request_is_that_clients_mistake(tmp_path: Path, data: 
             assert b'"mistake": true' in answer
             assert b"the request cannot be read" in answer
             assert b'"keys": 1' in await raw(path, b'{"do": "x"}\n')  # it lives
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", math.inf),
+        ("temperature", math.nan),
+        ("temperature", -1),
+        ("top_p", 0),
+        ("top_p", math.nan),
+        ("min_p", math.nan),
+        ("min_p", 2),
+        ("prompt", "\ud800"),
+    ],
+)
+def test_a_number_that_no_row_may_have_is_that_clients_mistake(name: str, value: object) -> None:
+    with pytest.raises(UserError, match=name):
+        read_request({"do": "generate", "prompt": "x", name: value})
+
+
+async def test_a_fault_in_answering_ends_that_connection_alone(tmp_path: Path) -> None:
+    async def fail(request: dict[str, Any], reply: Reply) -> None:
+        if "fail" in request:
+            raise LocalProtocolError("what nobody thought of")
+        await echo(request, reply)
+
+    path = tmp_path / "s"
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_control, path, fail)
+        with trio.fail_after(20):
+            assert await raw(path, b'{"fail": 1}\n') == b""
+            assert b'"keys": 1' in await raw(path, b'{"do": "x"}\n')
         nursery.cancel_scope.cancel()
 
 

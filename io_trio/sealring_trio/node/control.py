@@ -3,7 +3,8 @@
 The socket lives in the node's state folder with mode 0600, and both ends also ask the kernel who
 the other is: a file's mode can be changed by mistake, and the peer's uid cannot be pretended. A
 connection carries one request, a JSON object on one line, and then lines of the answer: objects
-with an ``event``. A client that goes away has withdrawn its request.
+with an ``event``. A client that goes away has withdrawn its request. A fault in answering one ends
+its connection alone.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ async def serve_control(
                 if len(nursery.child_tasks) >= MAX_CLIENTS:
                     _refuse(connection)
                 else:
-                    nursery.start_soon(_serve_one, connection, handler)
+                    nursery.start_soon(_serve_safely, connection, handler)
     finally:
         listener.close()
         _remove(path)
@@ -107,6 +108,14 @@ def _refuse(connection: trio.socket.SocketType) -> None:
     full = OperationError(f"this node has {MAX_CLIENTS} clients already", "Try again soon.")
     with connection, contextlib.suppress(OSError):
         os.write(connection.fileno(), json.dumps(_describe(full)).encode() + b"\n")
+
+
+async def _serve_safely(connection: trio.socket.SocketType, handler: Handler) -> None:
+    """Serve one client. What goes wrong is logged, and ends with its connection."""
+    try:
+        await _serve_one(connection, handler)
+    except* Exception:
+        log.exception("a client of the control socket could not be answered")
 
 
 async def _serve_one(connection: trio.socket.SocketType, handler: Handler) -> None:

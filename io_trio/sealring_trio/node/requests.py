@@ -20,7 +20,8 @@ from sealring_trio.node.status import describe_node
 from sealring_trio.node.trace import Trace
 from sealring_trio.text.frames import Crowded, Exceeded, Lost, Refused
 
-Share = Annotated[float, pydantic.Field(ge=0, le=1)]
+Share = Annotated[float, pydantic.Field(ge=0, le=1, allow_inf_nan=False)]
+TopShare = Annotated[float, pydantic.Field(gt=0, le=1, allow_inf_nan=False)]
 U32: Final = (1 << 32) - 1
 U64: Final = (1 << 64) - 1
 
@@ -41,8 +42,8 @@ class GenerateRequest(pydantic.BaseModel, extra="forbid", frozen=True):
     prompt: Annotated[str, pydantic.AfterValidator(_check_prompt)]
     raw: bool = False
     max_tokens: Annotated[int, pydantic.Field(ge=1, le=U32)] = 256
-    temperature: Annotated[float, pydantic.Field(ge=0)] = 0.0
-    top_p: Share = 1.0
+    temperature: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)] = 0.0
+    top_p: TopShare = 1.0
     top_k: Annotated[int, pydantic.Field(ge=0, le=U32)] = 0
     min_p: Share = 0.0
     seed: Annotated[int, pydantic.Field(ge=0, le=U64)] | None = None
@@ -135,15 +136,15 @@ class Requests:
         trace.tokenise = trio.current_time() - began
         trace.prompt_tokens = len(prompt)
         seed = asked.seed if asked.seed is not None else secrets.randbits(64)
-        sampling = Row(
-            uid=0,
-            seed=seed,
-            temperature=asked.temperature,
-            top_p=asked.top_p,
-            top_k=asked.top_k,
-            min_p=asked.min_p,
-        )
         try:
+            sampling = Row(
+                uid=0,
+                seed=seed,
+                temperature=asked.temperature,
+                top_p=asked.top_p,
+                top_k=asked.top_k,
+                min_p=asked.min_p,
+            )
             job = Job(prompt, asked.max_tokens, sampling, scope=SCOPE)
             with generator.answering(tokenizer, job, trace) as answer:
                 done, tokens = await _pass_on(answer, reply)

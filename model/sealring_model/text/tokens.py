@@ -101,7 +101,7 @@ class Detokenizer:
         self._streaming = streaming
 
     def add(self, token: int) -> str:
-        """The text that *token* completes: often one word, sometimes nothing. Raises `TextError`."""
+        """The text that *token* completes; it may be empty. Raises `TextError`."""
         return self._segment(self._streaming.add_token, token)
 
     def finish(self) -> str:
