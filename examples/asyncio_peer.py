@@ -20,7 +20,7 @@ roster = SignedRoster.decode(bytes.fromhex(told["roster"]))
 pinned, cluster = bytes.fromhex(told["coordinator"]), roster.roster.cluster
 config = handshake.HandshakeConfig(signer.public_key, roster, pinned, randbits(64))
 model = bytes.fromhex(told["model"])
-about = (told["layers"], DType.F32, told["hidden"], True, 1 << 30, m.CacheCost(0, 1))
+hello = m.Hello(model, told["layers"], DType.F32, told["hidden"], 1 << 30)
 epochs = {}  # the layers' bounds and the ledger of each
 
 
@@ -48,10 +48,10 @@ async def serve(reader, writer):
                 seals = [seal.InnerOpener(event.suite, hop.receive, cluster)]
                 seals.append(seal.InnerSealer(event.suite, hop.send, cluster))
                 if event.purpose is roles.Purpose.CONTROL:
-                    link.send(m.Ready(m.NO_EPOCH, model, 0, 0, *about))
+                    link.send(hello)
             case m.Bootstrap(epoch=epoch, bounds=bounds):
                 epochs[epoch] = bounds, Ledger()
-                link.send(m.Ready(epoch, model, *bounds[1:], *about))
+                link.send(m.Ready(epoch, *bounds[1:], True, 1 << 30, m.CacheCost(0, 1)))
             case m.Step():
                 link.send(m.StepDone(event.epoch, event.n, tensors=compute(event, *seals)))
     writer.close()

@@ -56,7 +56,7 @@ def dial(purpose):
 
 
 control, _ = dial(roles.Purpose.CONTROL)
-rank = expect(m.Ready)  # it presents itself: its model, how many layers that has, and its room
+rank = expect(m.Hello)  # it presents itself: its model, how many layers that has, and its room
 epoch, bounds = m.Epoch(config.instance, 1), (0, rank.layers // 2, rank.layers)
 control.send(m.Bootstrap(epoch, m.Backend.PIPELINE, 1, True, 60_000, rank.model, bounds))
 steps, up = dial(roles.Purpose.STEP)

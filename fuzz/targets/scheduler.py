@@ -21,7 +21,6 @@ from sealring_protocol.codec.messages import (
     Ready,
     Row,
 )
-from sealring_protocol.codec.tensor import DType
 from sealring_protocol.control.epoch.ledger import Ledger
 from sealring_protocol.control.scheduler.requests import (
     Outcome,
@@ -84,7 +83,7 @@ class Ring:
         self.config = config
         self.window = window
         cost = CacheCost(0, 1)
-        self.ready = Ready(EPOCH, bytes(32), 0, 1, 1, DType.F32, 1, cuttable, room, cost)
+        self.ready = Ready(EPOCH, 0, 1, cuttable, room, cost)
         self.now = 0.0
         self.counter = 0
         self.flying: list[Planned] = []

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final
 
-import attrs
 from sealring_protocol.codec.encoding import decode, encode
 from sealring_protocol.codec.local_messages import EngineInfo, Group, Grouped, Loaded
 from sealring_protocol.codec.messages import (
@@ -24,7 +23,9 @@ from sealring_protocol.codec.messages import (
     Epoch,
     Failure,
     FailureKind,
+    Hello,
     Message,
+    Prepared,
     Ready,
     Row,
     Step,
@@ -56,9 +57,7 @@ MOST: Final = 8
 INFO: Final = EngineInfo(
     bytes(32), DType.F32, 1, 16, 64, True, 1 << 30, 1, (1,) * LAYERS, 12, 1 << Backend.RING
 )
-HELLO: Final = Ready(
-    NO_EPOCH, bytes(32), 0, 0, LAYERS, DType.F32, 1, True, 1 << 30, CacheCost(0, 0)
-)
+HELLO: Final = Hello(bytes(32), LAYERS, DType.F32, 1, 1 << 30)
 DRAWN: Final = ((3,), (3,), (3,), (4,), (), (3, 3))
 """Answers to a step of the leader's; most ranks draw the same."""
 FOUND: Final = ("3f5b7306eac46bf3c8598bbb",)  # an engine that speaks unasked
@@ -250,7 +249,7 @@ class Ring:
             case Bootstrap(epoch) if order.joins:
                 self.say(rank, self.ready(epoch))
             case Bootstrap(epoch):
-                self.say(rank, attrs.evolve(HELLO, epoch=epoch, port=9))
+                self.say(rank, Prepared(epoch, 9))
             case Step(epoch, n):
                 self.say(rank, StepDone(epoch, n, self.drawn[epoch, n]))
             case _:
@@ -258,7 +257,7 @@ class Ring:
 
     def ready(self, epoch: Epoch) -> Ready:
         """That a rank has joined."""
-        return attrs.evolve(HELLO, epoch=epoch, last=LAYERS, sum_us=10, token_us=100)
+        return Ready(epoch, 0, LAYERS, True, 1 << 30, CacheCost(0, 0), 10, 100)
 
     def _compute(self, message: Any) -> None:
         match message:
@@ -340,12 +339,14 @@ def _command(source: Source, ring: Ring) -> None:
 
 
 def _lie(source: Source, ring: Ring) -> Any:
-    """READY or STEP_DONE that nobody may have asked for."""
+    """PREPARED, READY or STEP_DONE that nobody may have asked for."""
     counter = ring.head.membership.epoch.counter + source.pick((0, 0, 0, -1, 1))
     epoch = source.pick((Epoch(7, max(0, counter)), NO_EPOCH, Epoch(8, 1)))
     if source.flag():
         last, port = source.pick((0, LAYERS, 1)), source.below(3)
-        return attrs.evolve(HELLO, epoch=epoch, last=last, port=port)
+        if port:
+            return Prepared(epoch, port)
+        return Ready(epoch, 0, last, True, 1 << 30, CacheCost(0, 0))
     n = source.below(6)
     ids = ring.drawn.get((epoch, n), ()) if source.flag() else source.pick(DRAWN)
     kind = source.pick(tuple(FailureKind))

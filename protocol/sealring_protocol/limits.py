@@ -105,7 +105,7 @@ ORDERS_PER_SECOND: Final = 32
 """BOOTSTRAPs that a head may send to a rank (token bucket, burst of the same size)."""
 
 PRESENTATIONS_PER_SECOND: Final = 8
-"""READYs by which a rank may present itself (the same)."""
+"""HELLOs that a rank may send (the same)."""
 
 WAITINGS_PER_SECOND: Final = 4
 """WAITINGs that a head may send to a rank (the same)."""

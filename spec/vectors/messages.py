@@ -18,7 +18,6 @@ from sealring_protocol.codec.local_messages import (
     Logprobs,
 )
 from sealring_protocol.codec.messages import (
-    NO_EPOCH,
     Accept,
     Backend,
     Bootstrap,
@@ -28,16 +27,16 @@ from sealring_protocol.codec.messages import (
     Epoch,
     Failure,
     FailureKind,
-    Hindrance,
+    Hello,
     Join,
     Message,
     Open,
     Ping,
     Pong,
     Prefill,
+    Prepared,
     Progress,
     Ready,
-    Reason,
     Row,
     Save,
     Spent,
@@ -45,9 +44,9 @@ from sealring_protocol.codec.messages import (
     StepDone,
     Tunnel,
     TunnelEvent,
-    Waiting,
 )
 from sealring_protocol.codec.tensor import DType, Tensor
+from sealring_protocol.codec.waiting import Hindrance, Reason, Waiting
 from sealring_protocol.conformance.fields import to_fields
 from sealring_protocol.limits import NO_RANK
 
@@ -65,16 +64,15 @@ PLAIN: Final = Tensor(DType.BF16, (1, 2, 3), bytes(range(12)))
 SEALED: Final = Tensor(DType.F32, (2, 2), bytes(range(32)), sealed=True, counter=99)
 FAILURE: Final = Failure(2, FailureKind.ENGINE_ERROR, "ValueError: shapes (3,4) and (5,)")
 READY: Final = Ready(
-    EPOCH, MODEL, 3, 9, 12, DType.F32, 160, False, 12345, CacheCost(1, 2, ((128, 64), (1024, 32)))
+    EPOCH, 3, 9, trimmable=False, room=12345, cost=CacheCost(1, 2, ((128, 64), (1024, 32)))
 )
+HELLO: Final = Hello(MODEL, 12, DType.F32, 160, 1 << 34)
 BOOTSTRAP: Final = Bootstrap(EPOCH, Backend.PIPELINE, 1, True, 60000, MODEL, (0, 3, 6))
 PREPARE: Final = Bootstrap(EPOCH, Backend.RING, 1, True, 60000, MODEL, (0, 12), (("", 0), ("", 0)))
 JOIN: Final = attrs.evolve(
     PREPARE, deadline_ms=20000, hosts=(("10.0.0.1", 40001), ("10.0.0.2", 40002))
 )
-PREPARED: Final = attrs.evolve(
-    READY, first=0, last=0, room=1 << 34, cost=CacheCost(0, 0), port=40002
-)
+PREPARED: Final = Prepared(EPOCH, 40002)
 JOINED: Final = attrs.evolve(READY, first=0, last=12, sum_us=57, token_us=5900)
 PENALISED: Final = Row(
     7,
@@ -131,20 +129,22 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
     "close-reason": ("a reason beyond ASCII", Close(6, "another model — naïve")),
     "close-longest": ("a reason of 256 bytes", Close(1, "é" * 128)),
     "close-unknown": ("an unknown close code is taken", Close(65535, "from the future")),
-    "ready-presents": (
-        "READY presents a rank",
-        Ready(NO_EPOCH, MODEL, 0, 0, 24, DType.BF16, 4096, True, 1 << 40, CacheCost(0, 0)),
+    "hello": ("HELLO", HELLO),
+    "hello-most": (
+        "1,024 layers, and all that a field holds",
+        Hello(MODEL, 1024, DType.U32, 2**32 - 1, 2**64 - 1),
     ),
-    "ready-answers": ("READY answers, with windows", READY),
+    "prepared": ("PREPARED", PREPARED),
+    "prepared-last": ("the last port", Prepared(EPOCH, 65535)),
+    "ready": ("READY, with windows", READY),
     "ready-most": (
         "1,024 layers and 16 windows",
-        attrs.evolve(READY, layers=1024, cost=CacheCost(1, 2, tuple((w, 1) for w in range(1, 17)))),
+        attrs.evolve(READY, last=1024, cost=CacheCost(1, 2, tuple((w, 1) for w in range(1, 17)))),
     ),
-    "ready-prepared": ("READY of a rank that has its share and a port", PREPARED),
     "ready-joined": ("READY of a rank that has joined", JOINED),
-    "ready-far": (
-        "the last port, and times at their limit",
-        attrs.evolve(JOINED, port=65535, sum_us=2**32 - 1, token_us=2**32 - 1),
+    "ready-long": (
+        "times at their limit",
+        attrs.evolve(JOINED, sum_us=2**32 - 1, token_us=2**32 - 1),
     ),
     "bootstrap": ("BOOTSTRAP of a pipeline", BOOTSTRAP),
     "bootstrap-16": (
@@ -302,7 +302,7 @@ def vectors() -> Iterator[Vector]:
 
 def _common() -> Iterator[Case]:
     yield "empty", "MS-01", "no bytes at all", b""
-    for code in (0x00, 0x01, 0x03, 0x0F, 0x7F, 0x83, 0xFF):
+    for code in (0x00, 0x01, 0x03, 0x11, 0x7F, 0x83, 0xFF):
         yield f"code-{code:02x}", "MS-01", f"code 0x{code:02x}", bytes([code]) + bytes(64)
     for local in LOCAL:
         data = flat(local)
@@ -321,15 +321,14 @@ def _small_messages() -> Iterator[Case]:
     yield "close-overlong", "CV-03", "/ in two bytes", put(close, -2, b"\xc0\xaf")
     yield "close-surrogate", "CV-03", "half of a surrogate pair", put(close, -3, b"\xed\xa0\x80")
     yield "close-cut", "CV-01", "a reason that is shorter than it says", put(close, 4, b"\x04")
-    ready = flat(READY)
-    for name, about, at, field in [
-        ("dtype-0", "dtype 0", 55, b"\0"),
-        ("dtype-5", "dtype 5", 55, b"\5"),
-        ("backwards", "first after last", 49, u16(10)),
-        ("beyond", "last after layers", 51, u16(13)),
-    ]:
-        yield f"ready-{name}", "MS-03 CV-01", f"READY with {about}", put(ready, at, field)
-    trim = put(ready, 60, b"\2")
+    hello, ready = flat(HELLO), flat(READY)
+    for code in (b"\0", b"\5"):
+        about = f"HELLO with dtype {code[0]}"
+        yield f"hello-dtype-{code[0]}", "MS-11 CV-01", about, put(hello, 35, code)
+    yield "hello-cut", "CV-01", "HELLO without its last byte", hello[:-1]
+    yield "prepared-portless", "MS-12", "PREPARED with port 0", put(flat(PREPARED), 17, u16(0))
+    yield "ready-backwards", "MS-03", "READY with first after last", put(ready, 17, u16(10))
+    trim = put(ready, 21, b"\2")
     yield "ready-trimmable", "MS-03 CV-05", "READY with trimmable 2", trim
     boot = flat(BOOTSTRAP)
     for name, about, at, field in [
@@ -490,9 +489,10 @@ def _beyond_limits() -> Iterator[Case]:
     roster = grown(flat(Accept(bytes(32), 7, b"")), 41, u32(49153), 49153)
     yield "accept-roster-long", "RO-07 CV-02", "a roster of 49,153 bytes", roster
     windowless = flat(attrs.evolve(READY, cost=CacheCost(1, 2)))
-    windows = grown(windowless, 95, u16(17), 17 * 12)
+    windows = grown(windowless, len(windowless) - 2, u16(17), 17 * 12)
     yield "ready-windows", "MS-03 CV-02", "17 windows", windows
-    yield "ready-layers", "MS-03 CV-02", "1,025 layers", put(flat(READY), 53, u16(1025))
+    yield "ready-layers", "MS-03 CV-02", "1,025 layers", put(flat(READY), 19, u16(1025))
+    yield "hello-layers", "MS-11 CV-02", "1,025 layers", put(flat(HELLO), 33, u16(1025))
     one = flat(Waiting((Reason(Hindrance.ABSENT, 1, "a" * 256),)))
     yield "waiting-long", "MS-10 CV-02", "a reason of 257 bytes", put(one, 5, u16(257)) + b"a"
     short = flat(Waiting((Reason(Hindrance.ABSENT, 1, "a"),)))

@@ -13,10 +13,11 @@ GIVEN: Final[Mapping[str, bytes]] = {}
 CONTROL, STEP, TUNNEL, WEIGHTS = 1, 2, 3, 4
 ALIVE: Final = ("PING", "PONG", "CLOSE")
 FROM_HEAD: Final = ("BOOTSTRAP", "STEP", "ROW", "WAITING")
-ALL: Final = ("ACCEPT", *ALIVE, "READY", "STEP_DONE", "TUNNEL", *FROM_HEAD)
+TO_HEAD: Final = ("HELLO", "PREPARED", "READY", "STEP_DONE")
+ALL: Final = ("ACCEPT", *ALIVE, *TO_HEAD, "TUNNEL", *FROM_HEAD)
 PLACES: Final = (
     ("head-to-rank", CONTROL, 0, 2, 4, FROM_HEAD),
-    ("rank-to-head", CONTROL, 3, 0, 4, ("READY", "STEP_DONE")),
+    ("rank-to-head", CONTROL, 3, 0, 4, TO_HEAD),
     ("rank-to-rank", CONTROL, 1, 2, 4, ()),
     ("to-next", STEP, 1, 2, 4, ("STEP",)),
     ("head-to-next", STEP, 0, 1, 2, ("STEP",)),

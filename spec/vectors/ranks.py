@@ -17,7 +17,6 @@ from sealring_protocol.codec.local_messages import (
     LocalMessage,
 )
 from sealring_protocol.codec.messages import (
-    NO_EPOCH,
     Backend,
     Bootstrap,
     CacheCost,
@@ -25,17 +24,17 @@ from sealring_protocol.codec.messages import (
     Epoch,
     Failure,
     FailureKind,
-    Hindrance,
+    Hello,
     Message,
+    Prepared,
     Ready,
-    Reason,
     Row,
     Spent,
     Step,
     StepDone,
-    Waiting,
 )
 from sealring_protocol.codec.tensor import DType
+from sealring_protocol.codec.waiting import Hindrance, Reason, Waiting
 from sealring_protocol.conformance.fields import reason_fields
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.limits import NO_RANK
@@ -50,9 +49,9 @@ NEXT: Final = attrs.evolve(EPOCH, counter=EPOCH.counter + 1)
 INFO: Final = EngineInfo(
     MODEL, DType.F32, 160, 1024, 2048, True, 1 << 34, 655360, (4096,) * 12, 8, 1 << Backend.RING
 )
-HELLO: Final = Ready(NO_EPOCH, MODEL, 0, 0, 12, DType.F32, 160, True, 1 << 34, CacheCost(0, 0))
-PREPARED: Final = attrs.evolve(HELLO, epoch=EPOCH, port=40002)
-SERVES: Final = attrs.evolve(HELLO, epoch=EPOCH, last=12, room=1 << 33, cost=CacheCost(0, 96))
+HELLO: Final = Hello(MODEL, 12, DType.F32, 160, 1 << 34)
+PREPARED: Final = Prepared(EPOCH, 40002)
+SERVES: Final = Ready(EPOCH, 0, 12, trimmable=True, room=1 << 33, cost=CacheCost(0, 96))
 JOINED: Final = attrs.evolve(SERVES, sum_us=57, token_us=5900)
 PIPELINE: Final = Bootstrap(EPOCH, Backend.PIPELINE, 1, True, 60000, MODEL, (0, 5, 12))
 RESTARTED: Final = attrs.evolve(PIPELINE, epoch=Epoch(EPOCH.instance - 1, 1))

@@ -7,7 +7,6 @@ from typing import Final
 
 import attrs
 from sealring_protocol.codec.messages import (
-    NO_EPOCH,
     Close,
     Message,
     Ping,
@@ -26,9 +25,11 @@ from spec.vectors.messages import (
     BOOTSTRAP,
     DATA,
     EPOCH,
+    HELLO,
     JOIN,
     PENALISED,
     PREPARE,
+    PREPARED,
     READY,
     STEP,
     WAITING,
@@ -43,7 +44,6 @@ GIVEN: Final = _GIVEN
 ROLE: Final = CloseCode.ROLE_VIOLATION
 TIMEOUT: Final = CloseCode.TIMEOUT
 DONE: Final = StepDone(STEP.epoch, 1)
-HELLO: Final = attrs.evolve(READY, epoch=NO_EPOCH, first=0, last=0)
 AT_ONCE: Final = 0.05
 SIX: Final = attrs.evolve(TERMS, serial=6)
 CLOSED: Final = flat(Close(0, "done"))
@@ -156,11 +156,14 @@ def _roles() -> Iterator[Vector]:
     head, rank, step = met(), met(dialer=CAT), met(purpose=2)
     accept = b"\x04" + head.t4 + bytes(12)
     for name, about, talk, message in [
+        ("hello-from-head", "HELLO from the head", head, flat(HELLO)),
+        ("prepared-from-head", "PREPARED from the head", head, flat(PREPARED)),
         ("ready-from-head", "READY from the head", head, flat(READY)),
         ("done-from-head", "STEP_DONE from the head", head, flat(DONE)),
         ("accept-again", "ACCEPT from an initiator", head, accept),
         ("bootstrap-from-rank", "BOOTSTRAP from a rank to a rank", rank, flat(BOOTSTRAP)),
         ("step-from-rank", "STEP from a rank on a control link", rank, flat(STEP)),
+        ("hello-to-rank", "HELLO from a rank to a rank", rank, flat(HELLO)),
         ("ready-to-rank", "READY from a rank to a rank", rank, flat(READY)),
         ("bootstrap-on-step", "BOOTSTRAP on a step link", step, flat(BOOTSTRAP)),
         ("done-to-next", "STEP_DONE down the chain", step, flat(DONE)),
@@ -246,7 +249,7 @@ def _newer_rosters() -> Iterator[Vector]:
     about = "the roster that came with ACCEPT lasts longer than the own"
     yield valid("session/lasts-dialed", "initiator", "RO-15 HS-25", about, given, output)
     talk = met(ours=swapped)
-    about = "READY from who is no head any more, by the roster that it brought"
+    about = "HELLO from who is no head any more, by the roster that it brought"
     yield _session("swapped", "RL-01 HS-18", about, talk, [HELLO])
     about = "BOOTSTRAP from who was the head, by the roster that the other end held"
     sealed = _sealed(met(ours=swapped), [flat(BOOTSTRAP)])

@@ -9,7 +9,6 @@ import attrs
 import pytest
 from sealring_protocol.codec.local_messages import Grouped, Loaded
 from sealring_protocol.codec.messages import (
-    NO_EPOCH,
     Backend,
     Bootstrap,
     CacheCost,
@@ -17,6 +16,7 @@ from sealring_protocol.codec.messages import (
     Epoch,
     Failure,
     FailureKind,
+    Hello,
     Prefill,
     Ready,
     Row,
@@ -64,7 +64,13 @@ PIPELINE = Bootstrap(EPOCH, Backend.PIPELINE, 1, False, 1000, MODEL, (0, 2, 4, 6
 HOSTS = (("", 0),) * 3
 PREPARE = Bootstrap(EPOCH, Backend.RING, 1, False, 1000, MODEL, (0, 6), HOSTS)
 JOIN = attrs.evolve(PREPARE, hosts=(("a", 4001), ("b", 4002), ("c", 4003)))
-HELLO = Ready(NO_EPOCH, MODEL, 0, 0, 6, DType.U32, 1, True, 1 << 30, CacheCost(0, 0))
+HELLO = Hello(MODEL, 6, DType.U32, 1, 1 << 30)
+
+
+def ready(first: int, last: int) -> Ready:
+    return Ready(EPOCH, first, last, True, 1 << 30, CacheCost(0, 0))
+
+
 MANY = 3_000
 
 
@@ -87,7 +93,7 @@ def in_pipeline() -> tuple[Follower, Purpose]:
     """It serves an epoch of a pipeline."""
     made, purpose = ordered()
     made.link_up(2, Purpose.STEP, 0.0)
-    made.engine_message(attrs.evolve(HELLO, epoch=EPOCH, first=2, last=4), 0.0)
+    made.engine_message(ready(2, 4), 0.0)
     return made, purpose
 
 
@@ -100,7 +106,7 @@ def in_collective() -> tuple[Follower, Purpose]:
     made.link_up(2, Purpose.TUNNEL, 0.0)
     made.message(0, Purpose.CONTROL, JOIN, 0.0)
     made.engine_message(Grouped(3, 1, 1), 0.0)
-    made.engine_message(attrs.evolve(HELLO, epoch=EPOCH, last=6), 0.0)
+    made.engine_message(ready(0, 6), 0.0)
     return made, Purpose.CONTROL
 
 

@@ -12,7 +12,6 @@ from sealring_protocol.codec.local_messages import (
     Logprobs,
 )
 from sealring_protocol.codec.messages import (
-    NO_EPOCH,
     Accept,
     Backend,
     Bootstrap,
@@ -22,16 +21,16 @@ from sealring_protocol.codec.messages import (
     Epoch,
     Failure,
     FailureKind,
-    Hindrance,
+    Hello,
     Join,
     Message,
     Open,
     Ping,
     Pong,
     Prefill,
+    Prepared,
     Progress,
     Ready,
-    Reason,
     Row,
     Save,
     Spent,
@@ -39,9 +38,9 @@ from sealring_protocol.codec.messages import (
     StepDone,
     Tunnel,
     TunnelEvent,
-    Waiting,
 )
 from sealring_protocol.codec.tensor import DType, Tensor
+from sealring_protocol.codec.waiting import Hindrance, Reason, Waiting
 
 EPOCH = Epoch(0x1122334455667788, 3)
 DIGEST = bytes(range(16))
@@ -62,21 +61,9 @@ MESSAGES: dict[str, Message] = {
     "close": Close(0, ""),
     "close-reason": Close(6, "another model — naïve"),
     "close-unknown-code": Close(65535, "from the future"),
-    "ready-hello": Ready(
-        NO_EPOCH, b"m" * 32, 0, 0, 24, DType.BF16, 4096, True, 1 << 40, CacheCost(0, 0)
-    ),
-    "ready": Ready(
-        EPOCH,
-        b"m" * 32,
-        3,
-        9,
-        12,
-        DType.F32,
-        160,
-        False,
-        12345,
-        CacheCost(1, 2, ((128, 64), (1024, 32))),
-    ),
+    "hello": Hello(b"m" * 32, 24, DType.BF16, 4096, 1 << 40),
+    "prepared": Prepared(EPOCH, 40001),
+    "ready": Ready(EPOCH, 3, 9, False, 12345, CacheCost(1, 2, ((128, 64), (1024, 32)))),
     "bootstrap": Bootstrap(EPOCH, Backend.PIPELINE, 1, True, 60000, b"d" * 32, (0, 3, 6)),
     "bootstrap-hosts": Bootstrap(
         EPOCH, Backend.RING, 0, False, 1, b"d" * 32, (0, 6), (("::1", 9000), ("host", 1))
@@ -87,21 +74,7 @@ MESSAGES: dict[str, Message] = {
     "bootstrap-trusted": Bootstrap(
         EPOCH, Backend.NCCL, 1, True, 1, b"d" * 32, (0, 6), (("a", 1), ("b", 2)), True
     ),
-    "ready-joined": Ready(
-        EPOCH,
-        b"m" * 32,
-        0,
-        12,
-        12,
-        DType.F32,
-        160,
-        False,
-        12345,
-        CacheCost(1, 2),
-        0xFFFF,
-        57,
-        2**32 - 1,
-    ),
+    "ready-joined": Ready(EPOCH, 0, 12, False, 12345, CacheCost(1, 2), 2**32 - 1, 5900),
     "step-idle": Step(EPOCH, 1, DIGEST),
     "step-decode": Step(EPOCH, 2, DIGEST, work=Decode(1), tensors=(BF16,)),
     "step-decode-sealed": Step(

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sealring_protocol import limits
+from sealring_protocol.codec.codes import MessageCode
 from sealring_protocol.codec.encoding import decode, decode_local, encode
 from sealring_protocol.codec.local_messages import Group, Logprobs
 from sealring_protocol.codec.messages import (
@@ -21,9 +22,9 @@ from sealring_protocol.codec.messages import (
     Failure,
     FailureKind,
     Join,
-    MessageCode,
     Open,
     Prefill,
+    Prepared,
     Row,
     Step,
     StepDone,
@@ -132,7 +133,9 @@ TOO_MUCH = {
     "u64": attrs.evolve(STEP, n=2**64),
     "negative": attrs.evolve(STEP, n=-1),
     "bounds": Bootstrap(EPOCH, Backend.PIPELINE, 0, True, 1, b"d" * 32, tuple(range(18))),
-    "layers-beyond": attrs.evolve(MESSAGES["ready"], layers=limits.MAX_LAYERS + 1),
+    "layers-beyond": attrs.evolve(MESSAGES["ready"], last=limits.MAX_LAYERS + 1),
+    "hello-layers": attrs.evolve(MESSAGES["hello"], layers=limits.MAX_LAYERS + 1),
+    "hello-model": attrs.evolve(MESSAGES["hello"], model=b"short"),
     "windows": attrs.evolve(MESSAGES["ready"], cost=CacheCost(0, 0, ((1, 1),) * 17)),
     "tensor-bytes": attrs.evolve(STEP, tensors=(Tensor(DType.F32, (2,), bytes(4)),)),
     "tensor-dimensions": attrs.evolve(STEP, tensors=(Tensor(DType.F16, (1,) * 5, bytes(2)),)),
@@ -142,7 +145,7 @@ TOO_MUCH = {
     "host": attrs.evolve(MESSAGES["bootstrap-hosts"], hosts=(("h" * 256, 1), ("h", 1))),
     "hosts": attrs.evolve(MESSAGES["bootstrap-hosts"], hosts=(("h", 1),) * 17),
     "port": attrs.evolve(MESSAGES["bootstrap-hosts"], hosts=(("h", 65536), ("h", 1))),
-    "ready-port": attrs.evolve(MESSAGES["ready-joined"], port=65536),
+    "prepared-port": Prepared(EPOCH, 65536),
     "stream": Tunnel(EPOCH, 256, TunnelEvent.OPEN),
     "members": Group(Backend.RING, 0, 17, 1),
     "backends": attrs.evolve(LOCAL["engine-info"], backends=256),
@@ -155,7 +158,7 @@ INVALID = {
     "join": lambda: Join(1, 0xFFFF),
     "prefill": lambda: Prefill(1, 0, 0),
     "ready-range": lambda: attrs.evolve(MESSAGES["ready"], first=10),
-    "ready-layers": lambda: attrs.evolve(MESSAGES["ready"], last=13),
+    "portless": lambda: Prepared(EPOCH, 0),
     "bounds-empty": lambda: attrs.evolve(MESSAGES["bootstrap"], bounds=()),
     "bounds-one": lambda: attrs.evolve(MESSAGES["bootstrap"], bounds=(0,)),
     "bounds-start": lambda: attrs.evolve(MESSAGES["bootstrap"], bounds=(1, 3, 6)),

@@ -6,13 +6,14 @@ import attrs
 import pytest
 from sealring_protocol.codec.local_messages import Group, Grouped, Loaded
 from sealring_protocol.codec.messages import (
-    NO_EPOCH,
     Backend,
     Bootstrap,
     CacheCost,
     Epoch,
     Failure,
     FailureKind,
+    Hello,
+    Prepared,
     Ready,
     Row,
     Step,
@@ -42,9 +43,9 @@ from tests.sim.fake_engine import info
 HEAD = 7
 EPOCH = Epoch(HEAD, 1)
 CONTROL, STEP, TUNNEL = Purpose.CONTROL, Purpose.STEP, Purpose.TUNNEL
-HELLO = Ready(NO_EPOCH, b"m" * 32, 0, 0, 6, DType.U32, 1, True, 1 << 30, CacheCost(0, 0))
-PREPARED = attrs.evolve(HELLO, epoch=EPOCH, port=40001)
-JOINED = attrs.evolve(HELLO, epoch=EPOCH, last=6, cost=CacheCost(0, 48))
+HELLO = Hello(b"m" * 32, 6, DType.U32, 1, 1 << 30)
+PREPARED = Prepared(EPOCH, 40001)
+JOINED = Ready(EPOCH, 0, 6, True, 1 << 30, CacheCost(0, 48))
 PREPARE = Bootstrap(EPOCH, Backend.RING, 1, True, 60000, b"m" * 32, (0, 6), (("", 0), ("", 0)))
 JOIN = attrs.evolve(PREPARE, deadline_ms=20000, hosts=(("a", 7000), ("b", 40001)))
 
@@ -96,9 +97,14 @@ def test_nobody_is_told_to_join_before_everybody_is_prepared():
     assert preparing_head().membership.state is MembershipState.PREPARING
 
 
-def test_a_rank_that_prepares_without_a_port_is_at_fault():
-    with pytest.raises(RemoteProtocolError, match="port"):
-        preparing_head().message(1, CONTROL, attrs.evolve(PREPARED, port=0), 0.0)
+def test_a_rank_that_is_ready_before_all_are_prepared_is_at_fault():
+    with pytest.raises(RemoteProtocolError, match="ready before all are prepared"):
+        preparing_head().message(1, CONTROL, JOINED, 0.0)
+
+
+def test_a_rank_that_is_prepared_where_nobody_is_to_be_is_at_fault():
+    with pytest.raises(RemoteProtocolError, match="unasked or a second time"):
+        serving_head().message(1, CONTROL, PREPARED, 0.0)
 
 
 def test_a_late_answer_of_an_epoch_that_is_over_changes_nothing():

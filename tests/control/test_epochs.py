@@ -12,6 +12,7 @@ from sealring_protocol.codec.messages import (
     Epoch,
     Failure,
     FailureKind,
+    Hello,
     Ready,
     Step,
     StepDone,
@@ -30,11 +31,11 @@ from tests.sim.fake_engine import info
 
 HEAD = 7
 CONTROL, STEP = Purpose.CONTROL, Purpose.STEP
-HELLO = Ready(NO_EPOCH, b"m" * 32, 0, 0, 6, DType.U32, 1, True, 1 << 30, CacheCost(0, 0))
+HELLO = Hello(b"m" * 32, 6, DType.U32, 1, 1 << 30)
 
 
 def ready(counter, first, last):
-    return attrs.evolve(HELLO, epoch=Epoch(HEAD, counter), first=first, last=last)
+    return Ready(Epoch(HEAD, counter), first, last, True, 1 << 30, CacheCost(0, 0))
 
 
 def of(effects, kind):

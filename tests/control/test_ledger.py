@@ -7,16 +7,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sealring_protocol.codec.messages import (
-    NO_WORK,
-    Decode,
-    Epoch,
-    Join,
-    Open,
-    Prefill,
-    Save,
-    Step,
-)
+from sealring_protocol.codec.messages import NO_WORK, Decode, Epoch, Join, Open, Prefill, Save, Step
 from sealring_protocol.control.epoch.ledger import Change, Ledger, Regroup, Saved
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.limits import MAX_TOKENS

@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sealring_protocol.codec.messages import (
-    CacheCost,
-    Decode,
-    Epoch,
-    Open,
-    Prefill,
-    Ready,
-    Row,
-)
-from sealring_protocol.codec.tensor import DType
+from sealring_protocol.codec.messages import CacheCost, Decode, Epoch, Open, Prefill, Ready, Row
 from sealring_protocol.control.scheduler.requests import (
     ContextOverflow,
     FinishReason,
@@ -32,7 +23,7 @@ LONG = tuple(range(100, 140))
 def rank(room=1 << 30, *, trimmable=True):
     """A rank with room for that many tokens."""
     cost = CacheCost(0, 1)
-    return Ready(EPOCH, bytes(32), 0, 1, 1, DType.F32, 1, trimmable, room, cost)
+    return Ready(EPOCH, 0, 1, trimmable, room, cost)
 
 
 class Ring:

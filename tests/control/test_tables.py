@@ -39,7 +39,7 @@ MEMBERSHIP = """
     gathering start     starting
     gathering prepare   preparing
     gathering break     gathering
-    preparing all_ready starting
+    preparing all_prepared starting
     preparing break     gathering
     starting  all_ready serving
     starting  break     gathering

@@ -86,7 +86,7 @@ class Fake:
         assert self.place is not None
         room = 1000 - (self.group.rank if self.group else 0)
         cost = CacheCost(1, 2, ((16, 3),))
-        return Ready(self.place.epoch, bytes(32), 0, 2, 2, DType.F32, 8, True, room, cost)
+        return Ready(self.place.epoch, 0, 2, True, room, cost)
 
     def step(self, step: Step) -> StepDone:
         if self.does("dies"):

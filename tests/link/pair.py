@@ -8,12 +8,10 @@ from typing import Any
 import attrs
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from sealring_protocol.codec.messages import (
-    NO_EPOCH,
     Backend,
     Bootstrap,
-    CacheCost,
     Epoch,
-    Ready,
+    Hello,
     Step,
     StepDone,
 )
@@ -37,7 +35,7 @@ from sealring_protocol.security.roster import SignedRoster
 from tests.sim.cluster import COORDINATOR, WALL, make_roster, signer
 
 EPOCH = Epoch(5, 1)
-READY = Ready(NO_EPOCH, b"m" * 32, 0, 0, 6, DType.F32, 8, True, 1, CacheCost(0, 0))
+HELLO = Hello(b"m" * 32, 6, DType.F32, 8, 1)
 ORDER = Bootstrap(EPOCH, Backend.PIPELINE, 1, True, 1000, b"m" * 32, (0, 2, 4, 6))
 STEP = Step(EPOCH, 1, bytes(16))
 DONE = StepDone(EPOCH, 1)
@@ -166,7 +164,8 @@ def established(**arguments) -> Pair:
 
 
 def messages(end):
-    return [e for e in end.events if isinstance(e, (Ready, Bootstrap, Step, StepDone, LinkClosed))]
+    kinds = (Hello, Bootstrap, Step, StepDone, LinkClosed)
+    return [event for event in end.events if isinstance(event, kinds)]
 
 
 def first_flight():

@@ -5,11 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 from sealring_protocol import limits
-from sealring_protocol.codec.messages import (
-    Ping,
-    Pong,
-    Progress,
-)
+from sealring_protocol.codec.messages import Ping, Pong, Progress
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_protocol.errors import (
     CloseCode,

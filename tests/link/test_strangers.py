@@ -14,7 +14,7 @@ from sealring_protocol.errors import (
 )
 from sealring_protocol.security.admission import Admission
 
-from tests.link.pair import READY, Pair, config, established
+from tests.link.pair import HELLO, Pair, config, established
 from tests.sim.cluster import make_roster
 
 GREETINGS = {
@@ -92,7 +92,7 @@ def test_a_reflected_message_is_refused():
     assert isinstance(pair.a.error, RemoteProtocolError)
     assert not pair.a.link.data_to_send()
     pair = established()
-    pair.a.link.send(READY)
+    pair.a.link.send(HELLO)
     frame = bytes(pair.a.link.data_to_send())
     pair._feed(pair.a, frame)
     assert isinstance(pair.a.error, AuthenticationFailed)

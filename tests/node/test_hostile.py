@@ -6,13 +6,11 @@ import attrs
 import pytest
 from sealring_protocol.codec.frame import FrameKind, frame_header
 from sealring_protocol.codec.messages import (
-    NO_EPOCH,
-    CacheCost,
     Decode,
     Epoch,
     Failure,
     FailureKind,
-    Ready,
+    Hello,
     Step,
     StepDone,
 )
@@ -28,7 +26,7 @@ from tests.sim.cluster import Cluster, make_roster
 from tests.sim.fake_engine import reference
 
 LAYERS = 6
-HELLO = Ready(NO_EPOCH, b"m" * 32, 0, 0, LAYERS, DType.U32, 1, True, 1 << 30, CacheCost(0, 0))
+HELLO = Hello(b"m" * 32, LAYERS, DType.U32, 1, 1 << 30)
 
 
 def started(cluster):

@@ -10,8 +10,10 @@ from sealring_protocol.codec.messages import (
     Bootstrap,
     CacheCost,
     Close,
+    Hello,
     Ping,
     Pong,
+    Prepared,
     Progress,
     Ready,
     Row,
@@ -19,9 +21,9 @@ from sealring_protocol.codec.messages import (
     StepDone,
     Tunnel,
     TunnelEvent,
-    Waiting,
 )
 from sealring_protocol.codec.tensor import DType
+from sealring_protocol.codec.waiting import Waiting
 from sealring_protocol.errors import RoleViolation
 from sealring_protocol.security.roles import (
     ALLOWED,
@@ -40,7 +42,9 @@ MESSAGES = {
         Ping(1, Progress()),
         Pong(1, Progress()),
         Close(0, ""),
-        Ready(NO_EPOCH, bytes(32), 0, 1, 1, DType.F32, 8, True, 0, CacheCost(0, 0)),
+        Hello(bytes(32), 1, DType.F32, 8, 0),
+        Prepared(NO_EPOCH, 1),
+        Ready(NO_EPOCH, 0, 1, True, 0, CacheCost(0, 0)),
         Bootstrap(NO_EPOCH, Backend.PIPELINE, 0, True, 1000, bytes(32), (0, 1, 2)),
         Step(NO_EPOCH, 1, bytes(16)),
         StepDone(NO_EPOCH, 1),
@@ -54,8 +58,8 @@ ALIVE = {"Ping", "Pong", "Close"}
 CASES = [
     (Purpose.CONTROL, 0, 1, 3, {"Bootstrap", "Row", "Step", "Waiting"}),
     (Purpose.CONTROL, 0, 2, 3, {"Bootstrap", "Row", "Step", "Waiting"}),
-    (Purpose.CONTROL, 1, 0, 3, {"Ready", "StepDone"}),
-    (Purpose.CONTROL, 2, 0, 3, {"Ready", "StepDone"}),
+    (Purpose.CONTROL, 1, 0, 3, {"Hello", "Prepared", "Ready", "StepDone"}),
+    (Purpose.CONTROL, 2, 0, 3, {"Hello", "Prepared", "Ready", "StepDone"}),
     (Purpose.CONTROL, 1, 2, 3, set()),
     (Purpose.CONTROL, 2, 1, 3, set()),
     (Purpose.CONTROL, 3, 0, 3, set()),

@@ -188,12 +188,8 @@ class FakeEngine:
             Loaded(1000 * (last - first), 1000 * (last - first), 5),
             Ready(
                 order.epoch,
-                model.model,
                 first,
                 last,
-                len(model.layers),
-                model.dtype,
-                model.hidden,
                 model.trimmable,
                 self.room,
                 cost,

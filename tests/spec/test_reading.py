@@ -17,7 +17,7 @@ LISTS = ("save", "evict", "drop", "open", "join", "spent")
 
 
 def entry(name: str) -> list[tuple[str, str]]:
-    """Field and type of each part of a list's entry, as section 8.7 has it."""
+    """Field and type of each part of a list's entry, as section 8.9 has it."""
     row = re.search(
         rf"^\| {name}[^|]*\| ([^|]+) \|$", TEXT.split("| then, for each |")[1], re.MULTILINE
     )

@@ -92,15 +92,11 @@ def _as_engine(sock: socket.socket) -> tuple[int, Any]:
     channel.send(
         Ready(
             places[-1].epoch,
-            info.digest,
             0,
             layers,
-            layers,
-            info.dtype,
-            info.hidden,
-            True,
-            ROOM,
-            info.cost,
+            trimmable=True,
+            room=ROOM,
+            cost=info.cost,
         )
     )
     return order.rank, group

@@ -47,7 +47,7 @@ def peer(
     With --script it does on one link what a file says, one JSON object to a
     line, and the exit code says whether the other end did as expected:
 
-        {"expect": {"message": "READY", "layers": 12}}
+        {"expect": {"message": "HELLO", "layers": 12}}
         {"send": {"message": "TUNNEL", "instance": "7", "counter": "1",
                   "stream": 0, "event": 1, "data": ""}}     (in one line)
         {"wait": 1.5}

@@ -32,13 +32,7 @@ from sealring_protocol.codec.local_messages import (
     Loaded,
     LocalMessage,
 )
-from sealring_protocol.codec.messages import (
-    Backend,
-    Bootstrap,
-    Failure,
-    FailureKind,
-    StepDone,
-)
+from sealring_protocol.codec.messages import Backend, Bootstrap, Failure, FailureKind, StepDone
 from sealring_protocol.table import Machine
 
 from sealring_trio.collective.ports import Port, reserve

@@ -14,7 +14,6 @@ from typing import Final, TypeVar
 
 import attrs
 from sealring_protocol.codec.messages import (
-    NO_EPOCH,
     Backend,
     Bootstrap,
     CacheCost,
@@ -22,6 +21,7 @@ from sealring_protocol.codec.messages import (
     Epoch,
     Failure,
     FailureKind,
+    Hello,
     Join,
     Message,
     NoWork,
@@ -51,7 +51,7 @@ DEADLINE_MS: Final = 60_000
 _NO_DIGEST: Final = bytes(16)
 _RANK: Final = 1
 
-M = TypeVar("M", Ready, StepDone)
+M = TypeVar("M", Hello, Ready, StepDone)
 
 
 @attrs.frozen
@@ -63,11 +63,13 @@ class Model:
     hidden: int
     dtype: DType
 
-    def ready(self, epoch: Epoch, first: int = 0, last: int = 0) -> Ready:
+    def hello(self) -> Hello:
+        """How the rank presents itself."""
+        return Hello(self.digest, self.layers, self.dtype, self.hidden, ROOM)
+
+    def ready(self, epoch: Epoch, first: int, last: int) -> Ready:
         """READY of *epoch* with layers *first* to *last*, excluded."""
-        cost = CacheCost(0, 1 if last else 0)
-        about = (self.layers, self.dtype, self.hidden, True, ROOM, cost)
-        return Ready(epoch, self.digest, first, last, *about)
+        return Ready(epoch, first, last, True, ROOM, CacheCost(0, 1))
 
 
 class Seals:
@@ -128,7 +130,7 @@ class Rank:
         seals = Seals(up)
         try:
             if up.purpose is Purpose.CONTROL:
-                _say(line, self._model.ready(NO_EPOCH))
+                _say(line, self._model.hello())
             elif up.purpose is Purpose.STEP:
                 self._chains.add(line)
                 self._answer()
@@ -191,13 +193,13 @@ async def lead(dial: Callable[[Purpose], Awaitable[Line]], instance: int, steps:
     """
     control = await dial(Purpose.CONTROL)
     policy = (await _up(control)).roster.roster.inner_seal
-    rank = await _next(control, Ready)
+    rank = await _next(control, Hello)
     epoch, bounds = Epoch(instance, 1), (0, max(1, rank.layers // 2), rank.layers)
     order = (Backend.PIPELINE, _RANK, policy, DEADLINE_MS, rank.model, bounds)
     control.send(Bootstrap(epoch, *order))
     chain = await dial(Purpose.STEP)
     seals = Seals(await _up(chain))
-    _check_ready(await _next(control, Ready), rank, epoch, bounds)
+    _check_ready(await _next(control, Ready), epoch, bounds)
     ledger = Ledger()
     for n in range(1, steps + 1):
         await _ask(chain, _written(epoch, n), ledger, seals, rank, bounds)
@@ -214,7 +216,7 @@ def _written(epoch: Epoch, n: int) -> Step:
 
 
 async def _ask(
-    chain: Line, step: Step, ledger: Ledger, seals: Seals, rank: Ready, bounds: tuple[int, ...]
+    chain: Line, step: Step, ledger: Ledger, seals: Seals, rank: Hello, bounds: tuple[int, ...]
 ) -> None:
     """Send *step* with random hidden states, and look at its answer."""
     ledger.apply(step)
@@ -234,7 +236,7 @@ async def _ask(
         if [(t.dtype, t.shape) for t in done.tensors] != [(rank.dtype, shape)]:
             raise _wrong(
                 f"a decode of one row gives back one tensor of the shape {list(shape)}, in "
-                f"{rank.dtype.name}, which READY named [ST-03]"
+                f"{rank.dtype.name}, which HELLO named [ST-03]"
             )
         try:
             seals.open(place(step, ledger, bounds[2]), done.tensors[0])
@@ -242,18 +244,15 @@ async def _ask(
             raise _wrong(f"the tensor of step {step.n}: {error}") from None
 
 
-def _check_ready(ready: Ready, first: Ready, epoch: Epoch, bounds: tuple[int, ...]) -> None:
-    """Look whether *ready* answers the order, and describes the model of *first* [EP-01]."""
+def _check_ready(ready: Ready, epoch: Epoch, bounds: tuple[int, ...]) -> None:
+    """Look whether *ready* answers the order [EP-01]."""
     if ready.epoch != epoch:
-        raise _wrong("READY answers BOOTSTRAP with the epoch that BOOTSTRAP named (8.5)")
+        raise _wrong("READY answers BOOTSTRAP with the epoch that BOOTSTRAP named")
     if (ready.first, ready.last) != bounds[1:]:
         told = f"{ready.first} to {ready.last}"
         raise _wrong(
             f"READY names the layers {told}, and BOOTSTRAP gave {bounds[1]} to {bounds[2]}"
         )
-    about = [(r.model, r.layers, r.dtype, r.hidden) for r in (first, ready)]
-    if about[0] != about[1]:
-        raise _wrong("the two READY differ in model, layers, dtype or hidden (8.5)")
 
 
 async def _up(line: Line) -> LinkUp:

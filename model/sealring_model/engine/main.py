@@ -340,12 +340,8 @@ class Engine:
     def _ready(self, place: Bootstrap, loaded: LoadedStage) -> Ready:
         return Ready(
             epoch=place.epoch,
-            model=self._info.digest,
             first=loaded.first,
             last=loaded.last,
-            layers=len(self._info.layers),
-            dtype=loaded.dtype,
-            hidden=loaded.hidden,
             trimmable=loaded.trimmable,
             room=max(0, self._memory_budget - mx.get_active_memory()),
             cost=loaded.cost,

@@ -3,7 +3,7 @@
 Out: the memory of an evaluated, contiguous array is the tensor's data, and is not copied. In: one
 copy, made without MLX's device and seen through an unsigned view, because the buffer protocol has
 no bfloat16. Nothing is ever cast: a ring fixes the dtype of its hidden states when its ranks say
-READY, and another dtype is refused.
+HELLO, and another dtype is refused.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from sealring_protocol.codec.codes import MessageCode
 from sealring_protocol.codec.local_messages import (
     EngineInfo,
     Group,
@@ -25,16 +26,16 @@ from sealring_protocol.codec.messages import (
     Accept,
     Bootstrap,
     Close,
+    Hello,
     Message,
-    MessageCode,
     Ping,
     Pong,
+    Prepared,
     Ready,
     Row,
     Step,
     StepDone,
     Tunnel,
-    Waiting,
 )
 from sealring_protocol.codec.readers import (
     decode_accept,
@@ -43,18 +44,21 @@ from sealring_protocol.codec.readers import (
     decode_done,
     decode_group,
     decode_grouped,
+    decode_hello,
     decode_hop,
     decode_info,
     decode_loaded,
     decode_logprobs,
     decode_ping,
     decode_pong,
+    decode_prepared,
     decode_ready,
     decode_row,
     decode_step,
     decode_tunnel,
     decode_waiting,
 )
+from sealring_protocol.codec.waiting import Waiting
 from sealring_protocol.codec.wire import Buffer, Reader
 from sealring_protocol.codec.writers import (
     encode_accept,
@@ -63,10 +67,12 @@ from sealring_protocol.codec.writers import (
     encode_done,
     encode_group,
     encode_grouped,
+    encode_hello,
     encode_hop,
     encode_info,
     encode_loaded,
     encode_logprobs,
+    encode_prepared,
     encode_progress,
     encode_ready,
     encode_row,
@@ -83,6 +89,8 @@ _ENCODERS: Final[dict[type[Any], Callable[[Any], list[Buffer]]]] = {
     Ping: encode_progress,
     Pong: encode_progress,
     Close: encode_close,
+    Hello: encode_hello,
+    Prepared: encode_prepared,
     Ready: encode_ready,
     Bootstrap: encode_bootstrap,
     Step: encode_step,
@@ -103,6 +111,8 @@ DECODERS: Final[dict[int, Callable[[Reader], Message]]] = {
     MessageCode.PING: decode_ping,
     MessageCode.PONG: decode_pong,
     MessageCode.CLOSE: decode_close,
+    MessageCode.HELLO: decode_hello,
+    MessageCode.PREPARED: decode_prepared,
     MessageCode.READY: decode_ready,
     MessageCode.BOOTSTRAP: decode_bootstrap,
     MessageCode.STEP: decode_step,

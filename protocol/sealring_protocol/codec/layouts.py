@@ -40,9 +40,10 @@ FIELDS: Final[Mapping[str, str]] = {
     "seal_us u64, rows u64, memory u64, cache u64",
     "ACCEPT": "code u8, transcript bytes 32, serial u64, roster u32",
     "CLOSE": "code u8, why u16, reason u16",
-    "READY": "code u8, instance u64, counter u64, model bytes 32, first u16, last u16, layers u16, "
-    "dtype u8, hidden u32, trimmable bool, room u64, fixed u64, per_token u64, port u16, "
-    "sum_us u32, token_us u32, windows u16",
+    "HELLO": "code u8, model bytes 32, layers u16, dtype u8, hidden u32, room u64",
+    "PREPARED": "code u8, instance u64, counter u64, port u16",
+    "READY": "code u8, instance u64, counter u64, first u16, last u16, trimmable bool, room u64, "
+    "fixed u64, per_token u64, sum_us u32, token_us u32, windows u16",
     "READY.windows": "tokens u32, bytes u64",
     "BOOTSTRAP": "code u8, instance u64, counter u64, backend u8, rank u16, inner_seal bool, "
     "trusted bool, deadline_ms u32, model bytes 32, bounds u16, hosts u16",
@@ -99,6 +100,8 @@ PROGRESS: Final = layout("PING")
 
 CLOSE: Final = layout("CLOSE", but=1)
 
+HELLO: Final = layout("HELLO")
+PREPARED: Final = layout("PREPARED")
 READY: Final = layout("READY")
 WINDOW: Final = layout("READY.windows")
 BOOTSTRAP: Final = layout("BOOTSTRAP")

@@ -14,41 +14,11 @@ from typing import ClassVar, Final
 
 import attrs
 
+from sealring_protocol.codec.codes import MessageCode, rule
 from sealring_protocol.codec.tensor import DType, Tensor
+from sealring_protocol.codec.waiting import Waiting
 from sealring_protocol.codec.wire import Buffer
-from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import MAX_LOGPROBS, NO_GROUP
-
-
-def rule(holds: bool, text: str) -> None:
-    """What makes a value valid, whoever makes it; a decoder lays it at the peer's door."""
-    if not holds:
-        raise LocalProtocolError(text)
-
-
-class MessageCode(enum.IntEnum):
-    """First byte of every message. Gaps leave room for later ones."""
-
-    INIT = 0x01
-    RESP = 0x02
-    FIN = 0x03
-    ACCEPT = 0x04
-    PING = 0x05
-    PONG = 0x06
-    CLOSE = 0x07
-    READY = 0x08
-    BOOTSTRAP = 0x09
-    STEP = 0x0A
-    STEP_DONE = 0x0B
-    TUNNEL = 0x0C
-    ROW = 0x0D
-    WAITING = 0x0E
-    ENGINE_INFO = 0x81
-    HOP_KEY = 0x82
-    LOADED = 0x84
-    LOGPROBS = 0x85
-    GROUP = 0x86
-    GROUPED = 0x87
 
 
 @attrs.frozen(order=True)
@@ -157,36 +127,53 @@ class CacheCost:
 
 
 @attrs.frozen
+class Hello:
+    """A rank presents itself: its *model*, which has so many *layers*, whose hidden states have
+    *hidden* elements of *dtype*; *room* is bytes for weights and caches."""
+
+    CODE: ClassVar = MessageCode.HELLO
+    model: bytes
+    layers: int
+    dtype: DType
+    hidden: int
+    room: int
+
+
+@attrs.frozen
+class Prepared:
+    """A rank has loaded its share for a collective, whose *port* its engine will listen on."""
+
+    CODE: ClassVar = MessageCode.PREPARED
+    epoch: Epoch
+    port: int
+
+    def __attrs_post_init__(self) -> None:
+        rule(self.port > 0, "PREPARED has no port")
+
+
+@attrs.frozen
 class Ready:
-    """A rank can serve *epoch* with its layers; with `NO_EPOCH`, it presents itself.
+    """A rank can serve *epoch* with its layers: from *first* to *last*, the latter excluded.
 
     Raises `LocalProtocolError`, as the other messages do, when the fields contradict each other.
 
-    *first* and *last* bound its layers, last excluded; *room* is bytes for weights (when it
-    presents itself) or for caches (when it is ready).
-
-    In tensor parallelism a rank answers twice: once its weights are there, with the *port* that its
-    collective listens on, and once it has joined, with the medians, in microseconds, of summing
-    one row's hidden state over all ranks (*sum_us*) and of a forward of one token (*token_us*).
+    *room* is bytes for caches, *cost* what a row takes of it; caches that are *trimmable* can be
+    cut at any token. Of a rank that has joined a collective *sum_us* and *token_us* are medians, in
+    microseconds, of summing one row's hidden state over all ranks and of a forward of one token.
     """
 
     CODE: ClassVar = MessageCode.READY
     epoch: Epoch
-    model: bytes
     first: int
     last: int
-    layers: int
-    dtype: DType
-    hidden: int
     trimmable: bool
     room: int
     cost: CacheCost
-    port: int = 0
     sum_us: int = 0
     token_us: int = 0
 
     def __attrs_post_init__(self) -> None:
-        rule(self.first <= self.last <= self.layers, "READY's layers are not within the model's")
+        rule(self.first <= self.last, "READY's layers end before they begin")
 
 
 class Backend(enum.IntEnum):
@@ -208,7 +195,8 @@ class Bootstrap:
     then: with ports of 0, to load one's share and prepare for the collective; with the ports that
     all ranks answered, to join. *trusted* has the collective go beside the sealed links.
 
-    Each is answered by `Ready`, or by `StepDone` of step 0 with the failure.
+    The first of two is answered by `Prepared`, any other by `Ready`; or by `StepDone` of step 0
+    with the failure.
     """
 
     CODE: ClassVar = MessageCode.BOOTSTRAP
@@ -415,43 +403,6 @@ class Row:
         return self.repetition != 1 or self.presence != 0 or self.frequency != 0
 
 
-class Hindrance(enum.IntEnum):
-    """What keeps a head from beginning an epoch."""
-
-    ABSENT = 1
-    REFUSED = 2
-    MODEL = 3
-    ENGINE = 4
-    PLAN = 5
-    FAILED = 6
-    COLLECTIVE = 7
-    LINK = 8
-
-
-@attrs.frozen
-class Reason:
-    """One thing that keeps the head from beginning an epoch, in the head's words (*text*). It is
-    about *rank*, or about none in particular (`NO_RANK`)."""
-
-    hindrance: Hindrance
-    rank: int
-    text: str
-
-    def __attrs_post_init__(self) -> None:
-        rule(bool(self.text), "a reason has words")
-
-
-@attrs.frozen
-class Waiting:
-    """The head has begun no epoch, for these *reasons*; without any, it withdraws those before.
-
-    For people alone: a rank shows it, and does nothing else about it.
-    """
-
-    CODE: ClassVar = MessageCode.WAITING
-    reasons: tuple[Reason, ...] = ()
-
-
 class TunnelEvent(enum.IntEnum):
     """What happens to a connection that is carried in a tunnel."""
 
@@ -479,5 +430,17 @@ class Tunnel:
 
 
 Message = (
-    Accept | Ping | Pong | Close | Ready | Bootstrap | Step | StepDone | Row | Tunnel | Waiting
+    Accept
+    | Ping
+    | Pong
+    | Close
+    | Hello
+    | Prepared
+    | Ready
+    | Bootstrap
+    | Step
+    | StepDone
+    | Row
+    | Tunnel
+    | Waiting
 )

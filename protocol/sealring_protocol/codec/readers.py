@@ -15,6 +15,7 @@ from sealring_protocol.codec.layouts import (
     FAILURE,
     GROUP,
     GROUPED,
+    HELLO,
     HOP,
     IDLE,
     INFO,
@@ -24,6 +25,7 @@ from sealring_protocol.codec.layouts import (
     LOGPROBS,
     OPEN,
     PREFILL,
+    PREPARED,
     PROGRESS,
     READY,
     REASON,
@@ -54,15 +56,15 @@ from sealring_protocol.codec.messages import (
     Epoch,
     Failure,
     FailureKind,
-    Hindrance,
+    Hello,
     Join,
     Open,
     Ping,
     Pong,
     Prefill,
+    Prepared,
     Progress,
     Ready,
-    Reason,
     Row,
     Save,
     Spent,
@@ -70,10 +72,10 @@ from sealring_protocol.codec.messages import (
     StepDone,
     Tunnel,
     TunnelEvent,
-    Waiting,
     Work,
 )
 from sealring_protocol.codec.tensor import DType, Tensor, decode_tensor
+from sealring_protocol.codec.waiting import Hindrance, Reason, Waiting
 from sealring_protocol.codec.wire import Reader, is_plain
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
 from sealring_protocol.limits import (
@@ -165,31 +167,33 @@ def decode_close(reader: Reader) -> Close:
     return Close(code, _printable(reader))
 
 
+def decode_hello(reader: Reader) -> Hello:
+    """Read HELLO."""
+    _, model, layers, dtype, hidden, room = reader.unpack(HELLO)
+    if layers > MAX_LAYERS:
+        raise LimitExceeded(f"HELLO declares {layers} layers")
+    if dtype not in _DTYPES:
+        raise RemoteProtocolError("HELLO has an unknown dtype")
+    return Hello(model, layers, _DTYPES[dtype], hidden, room)
+
+
+def decode_prepared(reader: Reader) -> Prepared:
+    """Read PREPARED."""
+    _, instance, counter, port = reader.unpack(PREPARED)
+    return Prepared(Epoch(instance, counter), port)
+
+
 def decode_ready(reader: Reader) -> Ready:
     """Read READY."""
-    fields = reader.unpack(READY)
-    _, instance, counter, model, first, last, layers, dtype, hidden, trim, room, *rest = fields
-    fixed, per_token, port, sum_us, token_us, count = rest
-    if layers > MAX_LAYERS or count > MAX_WINDOWS:
-        raise LimitExceeded(f"READY declares {layers} layers and {count} windows")
-    if dtype not in _DTYPES or trim > 1:
+    _, instance, counter, first, last, trim, room, *rest = reader.unpack(READY)
+    fixed, per_token, sum_us, token_us, count = rest
+    if last > MAX_LAYERS or count > MAX_WINDOWS:
+        raise LimitExceeded(f"READY declares {last} layers and {count} windows")
+    if trim > 1:
         raise RemoteProtocolError("READY has a field out of range")
     windows = tuple((size, cost) for size, cost in (reader.unpack(WINDOW) for _ in range(count)))
-    return Ready(
-        Epoch(instance, counter),
-        model,
-        first,
-        last,
-        layers,
-        _DTYPES[dtype],
-        hidden,
-        trim == 1,
-        room,
-        CacheCost(fixed, per_token, windows),
-        port,
-        sum_us,
-        token_us,
-    )
+    cost = CacheCost(fixed, per_token, windows)
+    return Ready(Epoch(instance, counter), first, last, trim == 1, room, cost, sum_us, token_us)
 
 
 def decode_bootstrap(reader: Reader) -> Bootstrap:

@@ -15,6 +15,7 @@ from sealring_protocol.codec.layouts import (
     FAILURE,
     GROUP,
     GROUPED,
+    HELLO,
     HOP,
     IDLE,
     INFO,
@@ -24,6 +25,7 @@ from sealring_protocol.codec.layouts import (
     LOGPROBS,
     OPEN,
     PREFILL,
+    PREPARED,
     PROGRESS,
     READY,
     REASON,
@@ -49,17 +51,19 @@ from sealring_protocol.codec.messages import (
     Close,
     Decode,
     Failure,
+    Hello,
     Ping,
     Pong,
     Prefill,
+    Prepared,
     Ready,
     Row,
     Step,
     StepDone,
     Tunnel,
-    Waiting,
 )
 from sealring_protocol.codec.tensor import encode_tensor
+from sealring_protocol.codec.waiting import Waiting
 from sealring_protocol.codec.wire import U16, U64, Buffer, clip, text, vector
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import (
@@ -141,26 +145,35 @@ def encode_close(message: Close) -> list[Buffer]:
     return [CLOSE.pack(message.CODE, message.code) + _reason(message.reason)]
 
 
+def encode_hello(message: Hello) -> list[Buffer]:
+    """The parts of HELLO."""
+    _at_most(message.layers, MAX_LAYERS, "layers")
+    model = _sized(message.model, 32)
+    about = message.layers, message.dtype, message.hidden, message.room
+    return [HELLO.pack(message.CODE, model, *about)]
+
+
+def encode_prepared(message: Prepared) -> list[Buffer]:
+    """The parts of PREPARED."""
+    epoch = message.epoch
+    return [PREPARED.pack(message.CODE, epoch.instance, epoch.counter, message.port)]
+
+
 def encode_ready(message: Ready) -> list[Buffer]:
     """The parts of READY."""
     cost = message.cost
     _at_most(len(cost.windows), MAX_WINDOWS, "windows")
-    _at_most(message.layers, MAX_LAYERS, "layers")
+    _at_most(message.last, MAX_LAYERS, "layers")
     head = READY.pack(
         message.CODE,
         message.epoch.instance,
         message.epoch.counter,
-        _sized(message.model, 32),
         message.first,
         message.last,
-        message.layers,
-        message.dtype,
-        message.hidden,
         message.trimmable,
         message.room,
         cost.fixed,
         cost.per_token,
-        message.port,
         message.sum_us,
         message.token_us,
         len(cost.windows),

@@ -15,14 +15,7 @@ from typing import Any, Final
 import attrs
 
 from sealring_protocol.codec.encoding import decode, decode_local, encode
-from sealring_protocol.codec.messages import (
-    NO_EPOCH,
-    CacheCost,
-    Epoch,
-    Ready,
-    Step,
-    StepDone,
-)
+from sealring_protocol.codec.messages import NO_EPOCH, Epoch, Hello, Step, StepDone
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.conformance.fields import reason_fields
 from sealring_protocol.control.effects import (
@@ -42,7 +35,7 @@ from sealring_protocol.security.roles import Purpose
 
 Given = dict[str, Any]
 
-_PRESENT: Final = Ready(NO_EPOCH, bytes(32), 0, 0, 1, DType.F32, 1, True, 0, CacheCost(0, 0))
+_PRESENT: Final = Hello(bytes(32), 1, DType.F32, 1, 0)
 
 
 def run_rank(given: Given, output: Given) -> None:

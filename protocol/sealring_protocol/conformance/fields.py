@@ -25,7 +25,7 @@ from sealring_protocol.codec.messages import (
     Epoch,
     Failure,
     FailureKind,
-    Hindrance,
+    Hello,
     Join,
     Message,
     NoWork,
@@ -33,9 +33,9 @@ from sealring_protocol.codec.messages import (
     Ping,
     Pong,
     Prefill,
+    Prepared,
     Progress,
     Ready,
-    Reason,
     Row,
     Save,
     Spent,
@@ -43,10 +43,10 @@ from sealring_protocol.codec.messages import (
     StepDone,
     Tunnel,
     TunnelEvent,
-    Waiting,
     Work,
 )
 from sealring_protocol.codec.tensor import DType, Tensor
+from sealring_protocol.codec.waiting import Hindrance, Reason, Waiting
 from sealring_protocol.conformance.files import Json, u64
 
 COUNTERS: Final = (
@@ -93,20 +93,30 @@ def _accept(m: Accept) -> dict[str, Json]:
     return {"transcript": m.transcript.hex(), "serial": u64(m.serial), "roster": m.roster.hex()}
 
 
-def _ready(m: Ready) -> dict[str, Json]:
+def _hello(m: Hello) -> dict[str, Json]:
     return {
-        **_epoch(m.epoch),
         "model": m.model.hex(),
-        "first": m.first,
-        "last": m.last,
         "layers": m.layers,
         "dtype": int(m.dtype),
         "hidden": m.hidden,
+        "room": u64(m.room),
+    }
+
+
+def _read_hello(f: dict[str, Json]) -> Hello:
+    model = bytes.fromhex(f["model"])
+    return Hello(model, f["layers"], _DTYPES[f["dtype"]], f["hidden"], int(f["room"]))
+
+
+def _ready(m: Ready) -> dict[str, Json]:
+    return {
+        **_epoch(m.epoch),
+        "first": m.first,
+        "last": m.last,
         "trimmable": m.trimmable,
         "room": u64(m.room),
         "fixed": u64(m.cost.fixed),
         "per_token": u64(m.cost.per_token),
-        "port": m.port,
         "sum_us": m.sum_us,
         "token_us": m.token_us,
         "windows": [{"tokens": tokens, "bytes": u64(cost)} for tokens, cost in m.cost.windows],
@@ -117,16 +127,11 @@ def _read_ready(f: dict[str, Json]) -> Ready:
     windows = tuple((window["tokens"], int(window["bytes"])) for window in f["windows"])
     return Ready(
         _read_epoch(f),
-        bytes.fromhex(f["model"]),
         f["first"],
         f["last"],
-        f["layers"],
-        _DTYPES[f["dtype"]],
-        f["hidden"],
         f["trimmable"],
         int(f["room"]),
         CacheCost(int(f["fixed"]), int(f["per_token"]), windows),
-        f["port"],
         f["sum_us"],
         f["token_us"],
     )
@@ -398,6 +403,8 @@ _TO: Final[dict[type[Any], Callable[[Any], dict[str, Json]]]] = {
     Ping: _progress,
     Pong: _progress,
     Close: lambda m: {"why": m.code, "reason": m.reason},
+    Hello: _hello,
+    Prepared: lambda m: {**_epoch(m.epoch), "port": m.port},
     Ready: _ready,
     Bootstrap: _bootstrap,
     Step: _step,
@@ -420,6 +427,8 @@ _FROM: Final[dict[str, Callable[[dict[str, Json]], Message | LocalMessage]]] = {
     "PING": lambda f: Ping(int(f["echo"]), _read_progress(f)),
     "PONG": lambda f: Pong(int(f["echo"]), _read_progress(f)),
     "CLOSE": lambda f: Close(f["why"], f["reason"]),
+    "HELLO": _read_hello,
+    "PREPARED": lambda f: Prepared(_read_epoch(f), f["port"]),
     "READY": _read_ready,
     "BOOTSTRAP": _read_bootstrap,
     "STEP": _read_step,

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import attrs
 
-from sealring_protocol.codec.messages import Failure, Reason
+from sealring_protocol.codec.messages import Failure
+from sealring_protocol.codec.waiting import Reason
 
 
 class Phase(enum.Enum):

@@ -49,25 +49,24 @@ const accept = struct({ transcript: bytes(32), serial: u64, roster: wire.blob(MA
 
 const close = struct({ why: u16, reason: plainText(MAX_REASON) });
 
+const hello = struct({ model: bytes(32), layers: upTo(MAX_LAYERS), dtype, hidden: u32, room: u64 });
+
+const prepared = struct({ ...epoch, port: where(u16, (port) => port > 0, "no port") });
+
 const ready = struct(
   {
     ...epoch,
-    model: bytes(32),
     first: u16,
-    last: u16,
-    layers: upTo(MAX_LAYERS),
-    dtype,
-    hidden: u32,
+    last: upTo(MAX_LAYERS),
     trimmable: bool,
     room: u64,
     fixed: u64,
     per_token: u64,
-    port: u16,
     sum_us: u32,
     token_us: u32,
     windows: list(u16, MAX_WINDOWS, struct({ tokens: u32, bytes: u64 })),
   },
-  ({ first, last, layers }) => must(first <= last && last <= layers, "layers that are not there"),
+  ({ first, last }) => must(first <= last, "layers that end before they begin"),
 );
 
 export const BACKEND = Object.freeze({ PIPELINE: 1, RING: 2, JACCL: 3, NCCL: 4 });
@@ -212,11 +211,11 @@ const grouped = struct({ size: u16, sum_us: u32, token_us: u32 });
 const BOTH = {
   0x05: ["PING", load],
   0x06: ["PONG", load],
-  0x08: ["READY", ready],
   0x09: ["BOOTSTRAP", bootstrap],
   0x0a: ["STEP", step],
   0x0b: ["STEP_DONE", stepDone],
   0x0d: ["ROW", row],
+  0x10: ["READY", ready],
 };
 
 /** @type {Table} */
@@ -224,8 +223,10 @@ export const NETWORK = Object.freeze({
   ...BOTH,
   0x04: ["ACCEPT", accept],
   0x07: ["CLOSE", close],
+  0x08: ["HELLO", hello],
   0x0c: ["TUNNEL", tunnel],
   0x0e: ["WAITING", waiting],
+  0x0f: ["PREPARED", prepared],
 });
 
 /** @type {Table} */

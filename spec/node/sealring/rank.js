@@ -137,7 +137,7 @@ export class Rank {
         this.#info = message;
         if (this.#joining === "REPLACING") this.#joining = "OUT";
         if (this.#order) this.#start();
-        else this.toHead.push(this.#hello({ instance: 0n, counter: 0n }));
+        else this.toHead.push(this.#hello());
         break;
       case "LOADED":
         this.#loaded = true;
@@ -229,7 +229,8 @@ export class Rank {
     if (this.#joining !== "PREPARING" || !this.#loaded || !this.#way) return;
     if (!order.trusted && !this.#tunnel) return;
     this.#joining = "PREPARED";
-    this.toHead.push({ ...this.#hello(order), port: this.#way.port });
+    const { instance, counter } = order;
+    this.toHead.push({ message: "PREPARED", instance, counter, port: this.#way.port });
   }
 
   /** @param {Message} order */
@@ -260,12 +261,9 @@ export class Rank {
     return { message: "GROUP", backend, rank: this.#place, size: this.#world, deadline_ms, hosts };
   }
 
-  /** @param {any} epoch */
-  #hello({ instance, counter }) {
-    const { model, layers, dtype, hidden, trimmable, room } = /** @type {Message} */ (this.#info);
-    const nothing = { first: 0, last: 0, fixed: 0n, per_token: 0n, port: 0, sum_us: 0, token_us: 0, windows: [] };
-    const told = { model, layers: layers.length, dtype, hidden, trimmable, room };
-    return { message: "READY", instance, counter, ...nothing, ...told };
+  #hello() {
+    const { model, layers, dtype, hidden, room } = /** @type {Message} */ (this.#info);
+    return { message: "HELLO", model, layers: layers.length, dtype, hidden, room };
   }
 
   /**

@@ -1,9 +1,9 @@
 """One rank's way into the collective of an epoch: load a share, open a way, join.
 
 Nobody may call a collective's `init` before every rank can, for it cannot be called back. So it
-goes in two rounds, each ordered by BOOTSTRAP and answered by READY: *prepare*, in which the engine
-loads its share of the weights and the node says which port the engine will listen on, and *join*.
-The ready-barrier between them is the head's.
+goes in two rounds, each ordered by BOOTSTRAP: *prepare*, answered by PREPARED, in which the engine
+loads its share of the weights and the node says which port the engine will listen on, and *join*,
+answered by READY. The barrier between them is the head's.
 
 Over sealed links the collective's connections run through local relays: the engine listens and
 connects on its own machine alone, and the node carries the bytes in a tunnel link to each of its
@@ -20,8 +20,8 @@ from typing import Final
 
 import attrs
 
-from sealring_protocol.codec.local_messages import EngineInfo, Group, Grouped
-from sealring_protocol.codec.messages import NO_EPOCH, Backend, Bootstrap, Epoch, Ready
+from sealring_protocol.codec.local_messages import Group, Grouped
+from sealring_protocol.codec.messages import NO_EPOCH, Backend, Bootstrap, Epoch, Prepared, Ready
 from sealring_protocol.control.effects import (
     Effect,
     EndCollective,
@@ -30,7 +30,6 @@ from sealring_protocol.control.effects import (
     ToEngine,
     Want,
 )
-from sealring_protocol.control.head.membership import hello
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.table import Machine, Table
 
@@ -206,7 +205,7 @@ class Joining:
         self._tunnel_seconds = min(2 * waited, most)
         return f"no tunnel link with rank {self._right} came up within {waited:.0f} s"
 
-    def try_prepared(self, info: EngineInfo) -> Ready | None:
+    def try_prepared(self) -> Prepared | None:
         """The answer to *prepare*, once, when there is nothing left to wait for."""
         order, ports = self._order, self._ports
         if self.state is not JoiningState.PREPARING or order is None or ports is None:
@@ -214,7 +213,7 @@ class Joining:
         if not self._loaded or not (order.trusted or self._tunnel):
             return None
         self._machine.fire(JoiningEvent.PREPARED)
-        return attrs.evolve(hello(info), epoch=order.epoch, port=ports.port)
+        return Prepared(order.epoch, ports.port)
 
     def follows(self, order: Bootstrap, before: Bootstrap) -> bool:
         """*order* has those join who prepared on *before*, and says nothing else that is new."""

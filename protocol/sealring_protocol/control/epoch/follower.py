@@ -19,12 +19,11 @@ from sealring_protocol.codec.messages import (
     FailureKind,
     Message,
     Ready,
-    Reason,
     Row,
     Step,
     StepDone,
-    Waiting,
 )
+from sealring_protocol.codec.waiting import Reason, Waiting
 from sealring_protocol.control.effects import (
     Effect,
     Level,
@@ -364,11 +363,11 @@ class Follower:
         return [Send(0, Purpose.CONTROL, hello(self._info))]
 
     def _try_prepared(self) -> list[Effect]:
-        ready = None if self._info is None else self._joining.try_prepared(self._info)
-        if ready is None:
+        prepared = None if self._info is None else self._joining.try_prepared()
+        if prepared is None:
             return []
         self._answer_deadline.clear()
-        return [Send(0, Purpose.CONTROL, ready)]
+        return [Send(0, Purpose.CONTROL, prepared)]
 
     def _try_ready(self, now: float) -> list[Effect]:
         ready = self._engine_ready

@@ -1,9 +1,10 @@
 """The head's epochs: who is there, what the plan is, bringing it up, and on to the next.
 
-An epoch begins when every rank is there. A pipeline's takes one round (BOOTSTRAP, READY), that of
-a collective two, with a barrier between them. `auto` tries tensor parallelism first where it can
-be; what goes wrong while it comes up, or a measurement that speaks against it, is kept as the
-reason for the pipeline that follows. Whatever ends an epoch leads back here.
+An epoch begins when every rank is there. A pipeline's takes one round (BOOTSTRAP, READY). A
+collective's has another before it (BOOTSTRAP, PREPARED), with a barrier between the two. `auto`
+tries tensor parallelism first where it can be; what goes wrong while it comes up, or a measurement
+that speaks against it, is kept as the reason for the pipeline that follows. Whatever ends an epoch
+leads back here.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from sealring_protocol.codec.messages import (
     Bootstrap,
     Failure,
     FailureKind,
+    Hello,
+    Prepared,
     Ready,
-    Waiting,
 )
+from sealring_protocol.codec.waiting import Waiting
 from sealring_protocol.control.effects import Effect, Level, Note, Send, Shut, ToEngine, Want
 from sealring_protocol.control.epoch import pipeline
 from sealring_protocol.control.epoch.collective import Joining
@@ -41,7 +44,7 @@ from sealring_protocol.control.head.plan import (
 from sealring_protocol.control.head.steps import HeadSteps
 from sealring_protocol.control.scheduler.rows import SchedulerConfig
 from sealring_protocol.control.standing import Phase, Standing
-from sealring_protocol.errors import CloseCode, LocalProtocolError, RemoteProtocolError
+from sealring_protocol.errors import CloseCode, LocalProtocolError
 from sealring_protocol.limits import PING_TIMEOUT
 from sealring_protocol.security.roles import Purpose
 
@@ -148,8 +151,8 @@ class HeadEpochs(HeadSteps):
 
     # --------------------------------------------------------------- epochs
 
-    def _present(self, rank: int, ready: Ready, now: float) -> list[Effect]:
-        running = self.membership.presented(rank, ready)
+    def _present(self, rank: int, hello: Hello, now: float) -> list[Effect]:
+        running = self.membership.presented(rank, hello)
         effects: list[Effect] = [
             Note(Level.INFO, f"rank {rank} ({self._config.names[rank]}) is here")
         ]
@@ -214,11 +217,11 @@ class HeadEpochs(HeadSteps):
         return effects
 
     def _self_prepared(self, now: float) -> list[Effect]:
-        ready = None if self._info is None else self._joining.try_prepared(self._info)
-        if ready is None:
+        prepared = None if self._info is None else self._joining.try_prepared()
+        if prepared is None:
             return []
         self._answer_deadline.clear()
-        return self._ready(0, ready, now)
+        return self._prepared(0, prepared, now)
 
     def _join(self, now: float) -> list[Effect]:
         """Every rank is prepared: have them join."""
@@ -243,15 +246,13 @@ class HeadEpochs(HeadSteps):
             return self._ready(0, self._joining.joined(ready), now)
         return self._ready(0, ready, now) if self._next_up else []
 
+    def _prepared(self, rank: int, prepared: Prepared, now: float) -> list[Effect]:
+        return self._join(now) if self.membership.answered_prepared(rank, prepared) else []
+
     def _ready(self, rank: int, ready: Ready, now: float) -> list[Effect]:
-        prepares = self.membership.state is MembershipState.PREPARING
-        if prepares and not ready.port and self.membership.is_current(ready.epoch):
-            raise RemoteProtocolError(f"rank {rank} has prepared without a port")
-        layers = self.plan.layers(rank) if self.plan and not prepares else range(0)
+        layers = self.plan.layers(rank) if self.plan else range(0)
         if not self.membership.answered(rank, ready, layers):
             return []
-        if prepares:
-            return self._join(now)
         ranks = [self.membership.ready[rank] for rank in range(self._world)]
         if self.plan is not None and self._tensor:
             fast, measured = verdict(ranks)

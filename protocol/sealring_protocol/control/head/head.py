@@ -19,11 +19,12 @@ from sealring_protocol.codec.local_messages import (
     Logprobs,
 )
 from sealring_protocol.codec.messages import (
-    NO_EPOCH,
     Epoch,
     Failure,
     FailureKind,
+    Hello,
     Message,
+    Prepared,
     Ready,
     Step,
     StepDone,
@@ -152,7 +153,7 @@ class Head(HeadEpochs):
         elif self.scheduler.config != config:
             self.scheduler.resize(config)
         present = self.membership.present
-        others = [rank for rank, ready in present.items() if ready.model != info.model]
+        others = [rank for rank, hello in present.items() if hello.model != info.model]
         for rank in others:
             self.membership.lost(rank)
         shuts = [self._mismatch(rank, present[rank].model) for rank in others]
@@ -242,12 +243,14 @@ class Head(HeadEpochs):
 
     def _message(self, rank: int, purpose: Purpose, message: Message, now: float) -> list[Effect]:
         match message:
-            case Ready(epoch=epoch) if epoch == NO_EPOCH:
+            case Hello():
                 if not self._presentations[rank].take(now):
                     raise LimitExceeded(f"rank {rank} presents itself too often")
                 if self._info is not None and message.model != self._info.model:
                     return [self._mismatch(rank, message.model)]
                 return self._present(rank, message, now)
+            case Prepared():
+                return self._prepared(rank, message, now)
             case Ready():
                 return self._ready(rank, message, now)
             case StepDone() if purpose is Purpose.CONTROL:

@@ -1,8 +1,9 @@
 """Who is up, and in which epoch: the head's view of its ranks.
 
-Only the head raises the epoch, by one, and it sends no step until every rank has answered READY
-in the new one. Whatever goes wrong afterwards (a rank lost, a step failed, an engine replaced)
-ends the epoch and leads back to gathering; with every rank present again the next one starts.
+Only the head raises the epoch, by one, and it sends no step until every rank is READY in the new
+one; in tensor parallelism all have to be PREPARED before any can be. Whatever goes wrong afterwards
+(a rank lost, a step failed, an engine replaced) ends the epoch and leads back to gathering; with
+every rank present again the next one starts.
 
 A follower's part is small enough to be in `node`: an older epoch is dropped, its own is obeyed,
 a higher one comes by BOOTSTRAP alone.
@@ -11,10 +12,11 @@ a higher one comes by BOOTSTRAP alone.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from typing import Final
 
 from sealring_protocol.codec.local_messages import EngineInfo
-from sealring_protocol.codec.messages import NO_EPOCH, CacheCost, Epoch, Ready
+from sealring_protocol.codec.messages import Epoch, Hello, Prepared, Ready
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 from sealring_protocol.table import Machine, Table
 
@@ -33,6 +35,7 @@ class MembershipEvent(enum.Enum):
 
     PREPARE = "prepare"
     START = "start"
+    ALL_PREPARED = "all_prepared"
     ALL_READY = "all_ready"
     BREAK = "break"
 
@@ -41,7 +44,7 @@ MEMBERSHIP_TABLE: Final[Table[MembershipState, MembershipEvent]] = {
     (MembershipState.GATHERING, MembershipEvent.START): MembershipState.STARTING,
     (MembershipState.GATHERING, MembershipEvent.PREPARE): MembershipState.PREPARING,
     (MembershipState.GATHERING, MembershipEvent.BREAK): MembershipState.GATHERING,
-    (MembershipState.PREPARING, MembershipEvent.ALL_READY): MembershipState.STARTING,
+    (MembershipState.PREPARING, MembershipEvent.ALL_PREPARED): MembershipState.STARTING,
     (MembershipState.PREPARING, MembershipEvent.BREAK): MembershipState.GATHERING,
     (MembershipState.STARTING, MembershipEvent.ALL_READY): MembershipState.SERVING,
     (MembershipState.STARTING, MembershipEvent.BREAK): MembershipState.GATHERING,
@@ -57,9 +60,9 @@ class Membership:
         self._machine = Machine(MEMBERSHIP_TABLE, MembershipState.GATHERING)
         self._epoch = Epoch(instance, before)
         self._world = world
-        self._present: dict[int, Ready] = {}
+        self._present: dict[int, Hello] = {}
         self._ready: dict[int, Ready] = {}
-        self._prepared: dict[int, Ready] = {}
+        self._prepared: dict[int, Prepared] = {}
 
     @property
     def state(self) -> MembershipState:
@@ -73,12 +76,16 @@ class Membership:
 
     @property
     def missing(self) -> list[int]:
-        """Ranks that are not there (gathering) or not ready (starting)."""
-        have = self._present if self.state is MembershipState.GATHERING else self._ready
+        """Ranks that are not there (gathering), not prepared (preparing), or not ready."""
+        have: Mapping[int, Hello | Prepared | Ready] = self._ready
+        if self.state is MembershipState.GATHERING:
+            have = self._present
+        elif self.state is MembershipState.PREPARING:
+            have = self._prepared
         return [rank for rank in range(self._world) if rank not in have]
 
     @property
-    def present(self) -> dict[int, Ready]:
+    def present(self) -> dict[int, Hello]:
         """How each rank that is there presented itself."""
         return dict(self._present)
 
@@ -88,7 +95,7 @@ class Membership:
         return dict(self._ready)
 
     @property
-    def prepared(self) -> dict[int, Ready]:
+    def prepared(self) -> dict[int, Prepared]:
         """How each rank answered when all were to prepare."""
         return dict(self._prepared)
 
@@ -101,9 +108,9 @@ class Membership:
             raise RemoteProtocolError(f"epoch {epoch.counter} never was")
         return epoch == self._epoch
 
-    def presented(self, rank: int, ready: Ready) -> bool:
+    def presented(self, rank: int, hello: Hello) -> bool:
         """*rank* is there, with nothing loaded for this epoch. True if that ends an epoch."""
-        self._present[rank] = ready
+        self._present[rank] = hello
         return self.interrupt()
 
     def lost(self, rank: int) -> bool:
@@ -115,26 +122,45 @@ class Membership:
         """The present epoch cannot go on. True if there was one."""
         running = self.state is not MembershipState.GATHERING
         self._machine.fire(MembershipEvent.BREAK)
+        self._prepared.clear()
         self._ready.clear()
         return running
 
     def start(self, *, prepare: bool = False) -> Epoch:
-        """Raise the epoch; with *prepare* every rank answers READY twice, all once before any
-        does again. Raises `LocalProtocolError` while a rank is missing."""
+        """Raise the epoch; with *prepare* every rank has to be prepared before any can be ready.
+        Raises `LocalProtocolError` while a rank is missing."""
         if self.missing:
             raise LocalProtocolError(f"ranks {self.missing} are missing")
         self._machine.fire(MembershipEvent.PREPARE if prepare else MembershipEvent.START)
         self._epoch = Epoch(self._epoch.instance, self._epoch.counter + 1)
         return self._epoch
 
-    def answered(self, rank: int, ready: Ready, layers: range) -> bool:
-        """*rank* is ready in the epoch of *ready*. True when all are: for the next state.
+    def answered_prepared(self, rank: int, prepared: Prepared) -> bool:
+        """*rank* is prepared. True when all are, for the next state.
 
         An older epoch is ignored. Raises `RemoteProtocolError` for a higher one, a second answer,
-        or layers that are not the rank's.
+        or where nobody is to prepare.
+        """
+        if not self.is_current(prepared.epoch) or self.state is MembershipState.GATHERING:
+            return False
+        if self.state is not MembershipState.PREPARING or rank in self._prepared:
+            raise RemoteProtocolError(f"rank {rank} is prepared, unasked or a second time")
+        self._prepared[rank] = prepared
+        if self.missing:
+            return False
+        self._machine.fire(MembershipEvent.ALL_PREPARED)
+        return True
+
+    def answered(self, rank: int, ready: Ready, layers: range) -> bool:
+        """*rank* is ready in the epoch of *ready*. True when all are, for the next state.
+
+        An older epoch is ignored. Raises `RemoteProtocolError` for a higher one, a second answer,
+        one before all are prepared, or layers that are not the rank's.
         """
         if not self.is_current(ready.epoch) or self.state is MembershipState.GATHERING:
             return False
+        if self.state is MembershipState.PREPARING:
+            raise RemoteProtocolError(f"rank {rank} is ready before all are prepared")
         if rank in self._ready:
             raise RemoteProtocolError(f"rank {rank} was ready in this epoch before")
         if (ready.first, ready.last) != (layers.start, layers.stop):
@@ -146,22 +172,9 @@ class Membership:
         if self.missing:
             return False
         self._machine.fire(MembershipEvent.ALL_READY)
-        if self.state is MembershipState.STARTING:
-            self._prepared, self._ready = self._ready, {}
         return True
 
 
-def hello(info: EngineInfo) -> Ready:
-    """How a rank presents itself: no epoch, no layers, its whole room."""
-    return Ready(
-        NO_EPOCH,
-        info.model,
-        0,
-        0,
-        len(info.layers),
-        info.dtype,
-        info.hidden,
-        info.trimmable,
-        info.room,
-        CacheCost(0, 0),
-    )
+def hello(info: EngineInfo) -> Hello:
+    """How a rank presents itself."""
+    return Hello(info.model, len(info.layers), info.dtype, info.hidden, info.room)

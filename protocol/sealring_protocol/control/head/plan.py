@@ -185,7 +185,7 @@ def verdict(ready: Sequence[Ready]) -> tuple[bool, str]:
     would, in a pipeline, be done by one rank after the other, with a hop after each; a hop costs
     about what a sum does, one message there and one back.
     """
-    world, layers = len(ready), ready[0].layers
+    world, layers = len(ready), ready[0].last  # each rank has all layers
     token = max(rank.token_us for rank in ready)
     one_sum = max(rank.sum_us for rank in ready)
     compute = max(0, token - (2 * layers + 1) * one_sum)

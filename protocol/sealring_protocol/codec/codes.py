@@ -1,0 +1,40 @@
+"""What every message has: a code, and rules that its fields keep."""
+
+from __future__ import annotations
+
+import enum
+
+from sealring_protocol.errors import LocalProtocolError
+
+
+def rule(holds: bool, text: str) -> None:
+    """What makes a value valid, whoever makes it; a decoder lays it at the peer's door."""
+    if not holds:
+        raise LocalProtocolError(text)
+
+
+class MessageCode(enum.IntEnum):
+    """First byte of every message. Gaps leave room for later ones."""
+
+    INIT = 0x01
+    RESP = 0x02
+    FIN = 0x03
+    ACCEPT = 0x04
+    PING = 0x05
+    PONG = 0x06
+    CLOSE = 0x07
+    HELLO = 0x08
+    BOOTSTRAP = 0x09
+    STEP = 0x0A
+    STEP_DONE = 0x0B
+    TUNNEL = 0x0C
+    ROW = 0x0D
+    WAITING = 0x0E
+    PREPARED = 0x0F
+    READY = 0x10
+    ENGINE_INFO = 0x81
+    HOP_KEY = 0x82
+    LOADED = 0x84
+    LOGPROBS = 0x85
+    GROUP = 0x86
+    GROUPED = 0x87

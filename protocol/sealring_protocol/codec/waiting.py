@@ -1,0 +1,47 @@
+"""WAITING: why the head has begun no epoch, told to the people at the other machines."""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+import attrs
+
+from sealring_protocol.codec.codes import MessageCode, rule
+
+
+class Hindrance(enum.IntEnum):
+    """What keeps a head from beginning an epoch."""
+
+    ABSENT = 1
+    REFUSED = 2
+    MODEL = 3
+    ENGINE = 4
+    PLAN = 5
+    FAILED = 6
+    COLLECTIVE = 7
+    LINK = 8
+
+
+@attrs.frozen
+class Reason:
+    """One thing that keeps the head from beginning an epoch, in the head's words (*text*). It is
+    about *rank*, or about none in particular (`NO_RANK`)."""
+
+    hindrance: Hindrance
+    rank: int
+    text: str
+
+    def __attrs_post_init__(self) -> None:
+        rule(bool(self.text), "a reason has words")
+
+
+@attrs.frozen
+class Waiting:
+    """The head has begun no epoch, for these *reasons*; without any, it withdraws those before.
+
+    For people alone: a rank shows it, and does nothing else about it.
+    """
+
+    CODE: ClassVar = MessageCode.WAITING
+    reasons: tuple[Reason, ...] = ()
