@@ -122,6 +122,12 @@ class Link(LinkHandshake):
         """`data_to_send` has something to give."""
         return bool(self._out)
 
+    @property
+    def lacking(self) -> int:
+        """Bytes that the frame under way lacks; 0 between frames. Who reads about as many at once
+        is not held up by a peer that sends thousands of small frames."""
+        return self._decoder.lacking
+
     def data_to_send(self) -> bytes | bytearray:
         """All bytes that wait to be sent. Send them in order, or let the link die."""
         out = self._out

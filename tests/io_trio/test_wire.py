@@ -216,7 +216,7 @@ async def test_last_words_that_do_not_fit_go_out_all_the_same(heard: bool) -> No
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
             if heard:
-                pump.hand_over(bytes)
+                pump.hand_over(bytes, lambda: 0)
             nursery.start_soon(pump.run)
             await trio.testing.wait_all_tasks_blocked()
             owner.queued = [bytes(1_000_000)]

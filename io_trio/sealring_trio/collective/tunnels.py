@@ -71,7 +71,7 @@ class Tunnels:
         """A tunnel link is up, on *pump*."""
         lane = _Lane(event.rank, event.link, event.session, pump)
         self._lanes[lane.rank] = lane
-        pump.hand_over(partial(self._heard, lane))
+        pump.hand_over(partial(self._heard, lane), lambda: event.session.lacking)
 
     def carry_out(self, event: TunnelNews, node: Node) -> None:
         """Do what *node* wants."""

@@ -53,6 +53,7 @@ class Pump:
         self._graceful = False
         self._by_loop = trio.CancelScope()
         self._heard: Callable[[bytes], None] | None = None
+        self._lacking: Callable[[], int] | None = None
 
     def flush(self) -> None:
         """Send what the node has for this link, as far as the socket takes it."""
@@ -69,9 +70,12 @@ class Pump:
         """Wait until none do, or the stream is over."""
         await self._wire.idle()
 
-    def hand_over(self, heard: Callable[[bytes], None], *, eager: bool = False) -> None:
-        """Have a thread read from here on, *eager* or not, and give what comes to *heard*."""
-        self._heard = heard
+    def hand_over(
+        self, heard: Callable[[bytes], None], lacking: Callable[[], int], *, eager: bool = False
+    ) -> None:
+        """Have a thread read from here on, *eager* or not, and give what comes to *heard*;
+        *lacking* as in `SharedWire.hear`."""
+        self._heard, self._lacking = heard, lacking
         self._wire.eager = eager
         self._by_loop.cancel()
 
@@ -117,7 +121,7 @@ class Pump:
         except OSError:
             return
         if self._heard is not None:
-            await self._wire.hear(self._heard)
+            await self._wire.hear(self._heard, lacking=self._lacking)
 
     async def _write(self) -> None:
         try:

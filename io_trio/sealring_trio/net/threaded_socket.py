@@ -34,7 +34,7 @@ import trio
 from sealring_model.engine.threads import PROCESSORS
 
 from sealring_trio.net.busy_poll import Lookout
-from sealring_trio.net.wire import LINGER, ROOM, Wire
+from sealring_trio.net.wire import LINGER, RECEIVE_SIZE, ROOM, Wire
 
 log = logging.getLogger("sealring.node")
 
@@ -157,17 +157,29 @@ class SharedWire(Wire):
         self._hears = False
         self._to_close = False
         self._heard: Callable[[bytes], None]
+        self._lacking: Callable[[], int] | None = None
         self._over = False
         self._failed: Exception | None = None
         self._last = 0.0  # when something came
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
 
-    async def hear(self, heard: Callable[[bytes], None], room: int = ROOM) -> None:
+    async def hear(
+        self,
+        heard: Callable[[bytes], None],
+        room: int = ROOM,
+        lacking: Callable[[], int] | None = None,
+    ) -> None:
         """Give what comes in to *heard*, in a thread of its own and up to *room* bytes at once,
-        until the stream ends, by an error too. What comes once this is cancelled is dropped."""
+        until the stream ends, by an error too. What comes once this is cancelled is dropped.
+
+        From a peer that must hold nobody up: beyond `RECEIVE_SIZE`, no more at once than the frame
+        under way is *lacking*. Each call of *heard* may hold the lock until it has seen to all that
+        came, and a room full of the smallest frames takes longer than links live in silence.
+        """
         begun, ended = threading.Event(), trio.Event()
         self.make_room(room)
+        self._lacking = lacking
         self._hears = True
         self._socket.setblocking(WAITS_IN_RECEIVE)
         try:
@@ -244,6 +256,11 @@ class SharedWire(Wire):
         if data is not None:
             self._see_to(data)
         return not self._over
+
+    def _most(self) -> int:
+        if self._lacking is None:
+            return super()._most()
+        return max(RECEIVE_SIZE, self._lacking())
 
     def _see_to(self, data: bytes) -> None:
         """*data* has come; nothing at the end of the stream."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -131,7 +132,12 @@ class Wire:
         there is nothing yet, or another `OSError`. *flags* are for the system call."""
         if self._room is None:
             return self._socket.recv(RECEIVE_SIZE, flags)
-        return self._room[: self._socket.recv_into(self._room, 0, flags)].tobytes()
+        most = min(self._most(), len(self._room))
+        return self._room[: self._socket.recv_into(self._room, most, flags)].tobytes()
+
+    def _most(self) -> int:
+        """Bytes to take at once, where there is room for them."""
+        return sys.maxsize
 
     def make_room(self, size: int) -> None:
         """Have `take` give as many bytes at once."""

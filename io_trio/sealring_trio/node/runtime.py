@@ -375,13 +375,15 @@ class Runtime:
         event: Dial | Hangup | LinkUp | EncapsulationRequested | SignatureRequested | StoreRoster,
     ) -> None:
         match event:
-            case LinkUp(_, purpose, link):
+            case LinkUp(_, purpose, link, session):
                 if pump := self._pumps.get(link):
                     if purpose is Purpose.TUNNEL:
                         self._tunnels.up(event, pump)
                     else:
                         eager = purpose is Purpose.STEP
-                        pump.hand_over(partial(self.received, link), eager=eager)
+                        pump.hand_over(
+                            partial(self.received, link), lambda: session.lacking, eager=eager
+                        )
             case Dial():
                 self.spawn(self._dial, event)
             case Hangup(link, last):

@@ -104,6 +104,11 @@ class FrameDecoder:
         """Bytes that the body of the frame under way has in all; 0 between frames."""
         return len(self._body) if self._body is not None else 0
 
+    @property
+    def lacking(self) -> int:
+        """How many of these have not come; 0 between frames."""
+        return len(self._body) - self._filled if self._body is not None else 0
+
     def receive_data(self, data: Buffer) -> None:
         """Take the next piece of the stream.
 

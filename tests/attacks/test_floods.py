@@ -1,0 +1,159 @@
+"""A member that sends more than a node can see to: it holds up itself, and nobody else."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
+from sealring_protocol.codec.local_messages import LocalMessage
+from sealring_protocol.codec.messages import Epoch, Message, StepDone, Tunnel, TunnelEvent
+from sealring_protocol.codec.tensor import DType, Tensor
+from sealring_protocol.link import EncapsulationRequested, Link, LinkUp, SignatureRequested
+from sealring_protocol.node import Node, NodeConfig
+from sealring_protocol.security.handshake import HandshakeConfig
+from sealring_protocol.security.identity import node_id
+from sealring_protocol.security.roles import Purpose
+from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign_roster
+from sealring_trio.net.wire import RECEIVE_SIZE
+from sealring_trio.node.runtime import Runtime, wall_ms
+
+from tests.sim.cluster import COORDINATOR, signer
+from tests.sim.fake_engine import info
+
+SMALL = 20_000
+"""Messages of a flood: more than a thread reads at once where it reads what there is."""
+
+OTHER = Epoch(99, 1)
+"""No epoch of this head: what names it is dropped without effect."""
+
+
+class NoEngine:
+    """A node's engine that does not come up. What is tried here needs none."""
+
+    next_start = None
+    starved = False
+
+    async def run(self) -> None:
+        await trio.sleep_forever()
+
+    def send(self, message: LocalMessage) -> None:
+        pass
+
+
+class Hostile:
+    """A member with a link of its own to a node, on a blocking *sock*."""
+
+    def __init__(self, roster: SignedRoster, purpose: Purpose, sock: socket.socket) -> None:
+        self._sock = sock
+        key = signer(1)
+        about = HandshakeConfig(key.public_key, roster, COORDINATOR.public_key, 7)
+        peer = node_id(signer(0).public_key)
+        self.link = Link.dial(about, peer, purpose, 0.0, wall_ms(), secrets.token_bytes(96))
+        up = False
+        while not up:
+            sock.sendall(bytes(self.link.data_to_send()))
+            self.link.receive_data(sock.recv(65536) or pytest.fail("it hung up"), 0.0)
+            while (event := self.link.next_event()) is not None:
+                match event:
+                    case SignatureRequested(payload):
+                        self.link.provide_signature(key.sign(payload), 0.0)
+                    case EncapsulationRequested(ek):
+                        secret, text = MLKEM768PublicKey.from_public_bytes(ek).encapsulate()
+                        self.link.provide_encapsulation(text, secret, 0.0)
+                    case LinkUp():
+                        up = True
+
+    def send(self, *messages: Message) -> int:
+        """All of them in one piece; how many bytes they were."""
+        for message in messages:
+            self.link.send(message)
+        data = bytes(self.link.data_to_send())
+        self._sock.sendall(data)
+        return len(data)
+
+
+def two() -> SignedRoster:
+    """A roster of two members who do not dial each other."""
+    now = wall_ms()
+    members = tuple(Member(signer(index).public_key, f"node{index}", ()) for index in range(2))
+    return sign_roster(Roster(b"c" * 32, "test", 1, now, now + 10**8, True, members), COORDINATOR)
+
+
+class Given:
+    """The sizes of what the one link of *runtime* was given, from now on."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.sizes: list[int] = []
+        self._news = trio.Event()
+        ((_, _, link),) = runtime.links()
+        honest = link.receive_data
+
+        def counted(data: bytes, now: float) -> None:
+            honest(data, now)
+            self.sizes.append(len(data))
+            runtime.guard.soon(self._tell)
+
+        link.receive_data = counted  # type: ignore[method-assign]
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = trio.Event()
+
+    async def come(self, size: int) -> None:
+        """Wait until *size* bytes have come in all."""
+        while sum(self.sizes) < size:
+            await self._news.wait()
+
+
+@asynccontextmanager
+async def attacked(purpose: Purpose) -> AsyncIterator[tuple[Given, Hostile]]:
+    """The last rank of a ring of two attacks the head: what the head's link is given, and the
+    attacker."""
+    roster = two()
+    about = NodeConfig(signer(0).public_key, roster, COORDINATOR.public_key, 5)
+    node = Node(about, trio.current_time())
+    node.engine_message(info(), trio.current_time())  # as if there were one; then steps may come
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    engine: Any = lambda _: NoEngine()  # noqa: E731
+    runtime = Runtime(
+        node, signer=signer(0), engine=engine, listen=("127.0.0.1", port), keep=lambda _: None
+    )
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(runtime.run)
+            with socket.create_connection(("127.0.0.1", port)) as sock:
+                hostile = await trio.to_thread.run_sync(Hostile, roster, purpose, sock)
+                yield Given(runtime), hostile
+            nursery.cancel_scope.cancel()
+
+
+FLOODS = {
+    Purpose.CONTROL: StepDone(OTHER, 0),
+    Purpose.STEP: StepDone(OTHER, 0),
+    Purpose.TUNNEL: Tunnel(OTHER, 1, TunnelEvent.CLOSE, b""),
+}
+
+
+@pytest.mark.parametrize("purpose", FLOODS, ids=str)
+async def test_a_flood_of_small_messages_is_seen_to_in_pieces(purpose: Purpose) -> None:
+    """A room full of them held the node's lock for longer than links live in silence: the others
+    lost theirs, and the API stood still for seconds."""
+    async with attacked(purpose) as (given, hostile):
+        sent = await trio.to_thread.run_sync(hostile.send, *[FLOODS[purpose]] * SMALL)
+        await given.come(sent)
+        assert max(given.sizes) <= RECEIVE_SIZE
+
+
+async def test_a_frame_of_many_bytes_still_comes_in_few_pieces() -> None:
+    async with attacked(Purpose.CONTROL) as (given, hostile):
+        many = StepDone(OTHER, 0, tensors=(Tensor(DType.U32, (1 << 21,), bytes(1 << 23)),))
+        sent = await trio.to_thread.run_sync(hostile.send, many)
+        await given.come(sent)
+        assert max(given.sizes) > RECEIVE_SIZE
