@@ -167,6 +167,10 @@ NEW_SOURCE_SECONDS: Final = 10.0
 SIGNATURES_PER_SOURCE: Final = 10
 """The same, for each source address."""
 
+SOURCES_PER_MEMBER: Final = 8
+"""Source addresses where a member has proved itself lately that count as a member's. Each has
+signatures of its own beside the strangers', and may take places that are reserved."""
+
 MAX_SOURCES: Final = 1024
 """Source addresses remembered at a time. Memory: about 200 bytes each, 200 KiB."""
 

@@ -15,6 +15,7 @@ from sealring_protocol.limits import (
     SIGNATURES_PER_NEW_SOURCE,
     SIGNATURES_PER_SECOND,
     SIGNATURES_PER_SOURCE,
+    SOURCES_PER_MEMBER,
 )
 from sealring_protocol.security.admission import Admission, ReplayCache, TokenBucket, network_of
 
@@ -84,6 +85,36 @@ def test_where_a_member_that_was_put_out_proved_itself_counts_for_nothing():
         admission.take_signature("10.0.0.1", 0.0)
 
 
+def test_a_member_has_a_few_known_addresses_however_many_it_comes_from():
+    """Each had signatures of its own, so that a member with a thousand addresses had ten thousand
+    a second; and those of the other members were forgotten for them."""
+    admission = Admission(now=0.0)
+    admission.proved("10.0.0.1", b"another")
+    sources = [f"10.66.{n // 250}.{n % 250}" for n in range(MAX_SOURCES + 5)]
+    for source in sources:
+        admission.proved(source, b"many")
+    given = 0
+    for source in sources:
+        with contextlib.suppress(LimitExceeded):
+            for _ in range(SIGNATURES_PER_SOURCE):
+                admission.take_signature(source, 0.0)
+                given += 1
+    own = SOURCES_PER_MEMBER * SIGNATURES_PER_SOURCE
+    assert given == own + SIGNATURES_PER_SECOND + SIGNATURES_PER_NEW_SOURCE
+    admission.take_signature("10.0.0.1", 0.0)
+
+
+def test_a_member_with_many_addresses_takes_no_place_that_is_reserved():
+    admission = Admission(now=0.0)
+    sources = [f"10.66.0.{n}" for n in range(200)]
+    for source in sources:
+        admission.proved(source, b"many")
+    for number, source in enumerate(sources):
+        admission.opened(number, source)
+    strangers = MAX_HANDSHAKES - RESERVED_HANDSHAKES
+    assert strangers <= admission.open <= strangers + SOURCES_PER_MEMBER
+
+
 @pytest.mark.parametrize(
     ("source", "network"),
     [
@@ -101,12 +132,10 @@ def test_what_counts_as_one_source(source, network):
 def test_sources_are_forgotten():
     admission = Admission(now=0.0)
     for n in range(MAX_SOURCES + 5):
-        admission.proved(f"source {n}")
         with contextlib.suppress(LimitExceeded):
             admission.take_signature(f"source {n}", 0.0)
-    kept = (admission._proved, admission._buckets, admission._signed)
+    kept = (admission._buckets, admission._signed)
     assert all(len(known) <= MAX_SOURCES for known in kept)
-    assert len(admission._proved) == MAX_SOURCES
 
 
 def losers(admission, *newcomers):

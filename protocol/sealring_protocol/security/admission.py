@@ -32,6 +32,7 @@ from sealring_protocol.limits import (
     SIGNATURES_PER_NEW_SOURCE,
     SIGNATURES_PER_SECOND,
     SIGNATURES_PER_SOURCE,
+    SOURCES_PER_MEMBER,
 )
 
 
@@ -108,7 +109,7 @@ class Admission:
     def __init__(self, now: float) -> None:
         self._places: dict[int, _Place] = {}  # the oldest first
         self._buckets: dict[str, TokenBucket] = {}
-        self._proved: dict[str, bytes] = {}  # where, and who; the latest last
+        self._proved: dict[bytes, dict[str, None]] = {}  # who, and where; the latest last
         self._expected: frozenset[str] = frozenset()
         self._signatures = TokenBucket(SIGNATURES_PER_SECOND, now)
         self._for_new = TokenBucket(SIGNATURES_PER_NEW_SOURCE, now)
@@ -162,18 +163,22 @@ class Admission:
 
     def _is_known(self, network: str) -> bool:
         """Members come from *network*, as far as anybody knows."""
-        return network in self._proved or network in self._expected
+        proved = any(network in networks for networks in self._proved.values())
+        return proved or network in self._expected
 
     def proved(self, source: str, member: bytes = b"") -> None:
         """*member* (node id) has proved itself from *source*: strangers elsewhere cannot starve
-        it."""
-        self._proved.pop(network_of(source), None)
-        self._proved[network_of(source)] = member
-        _forget_oldest(self._proved)
+        it. So that no member can have places and signatures for any number of addresses, those
+        count from which it has proved itself last."""
+        networks = self._proved.setdefault(member, {})
+        networks.pop(network_of(source), None)
+        networks[network_of(source)] = None
+        if len(networks) > SOURCES_PER_MEMBER:
+            del networks[next(iter(networks))]
 
     def put_out(self, member: bytes) -> None:
         """*member* is one no more: where it proved itself counts for nothing."""
-        self._proved = {where: who for where, who in self._proved.items() if who != member}
+        self._proved.pop(member, None)
 
     def take_signature(self, source: str, now: float) -> None:
         """Spend one signature on *source*. Raises `LimitExceeded` when there is none for now."""
