@@ -76,6 +76,7 @@ THEN: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         *_STEP_TAIL,
     ),
     "STEP_DONE": _STEP_TAIL,
+    "CANNOT_SERVE": (("reason", "byte"),),
     "TUNNEL": (("data", "rest"),),
     "ROW": (("bias", FIELDS["ROW.bias"]), ("history", "u32")),
     "WAITING": (("reasons", f"{FIELDS['WAITING.reasons']}, text text"),),

@@ -19,6 +19,7 @@ from sealring_protocol.codec.messages import (
     Backend,
     Bootstrap,
     CacheCost,
+    CannotServe,
     Decode,
     Epoch,
     Failure,
@@ -339,7 +340,7 @@ def _command(source: Source, ring: Ring) -> None:
 
 
 def _lie(source: Source, ring: Ring) -> Any:
-    """PREPARED, READY or STEP_DONE that nobody may have asked for."""
+    """An answer that nobody may have asked for."""
     counter = ring.head.membership.epoch.counter + source.pick((0, 0, 0, -1, 1))
     epoch = source.pick((Epoch(7, max(0, counter)), NO_EPOCH, Epoch(8, 1)))
     if source.flag():
@@ -350,5 +351,7 @@ def _lie(source: Source, ring: Ring) -> Any:
     n = source.below(6)
     ids = ring.drawn.get((epoch, n), ()) if source.flag() else source.pick(DRAWN)
     kind = source.pick(tuple(FailureKind))
+    if n == 0:
+        return CannotServe(epoch, kind, "a failure", source.below(3))
     failed = Failure(source.below(4), kind, "a failure") if source.flag() else None
     return StepDone(epoch, n, ids, failed=failed)

@@ -20,13 +20,12 @@ import attrs
 from sealring_protocol.codec.local_messages import EngineInfo, HopKey, Loaded, LocalMessage
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
+    CannotServe,
     Epoch,
-    Failure,
     FailureKind,
     Ping,
     Pong,
     Progress,
-    StepDone,
     Tunnel,
 )
 from sealring_protocol.control.effects import Effect, Level, Note, Send, Shut, ToEngine, Want
@@ -300,9 +299,9 @@ class Node:
                 self._engine = EngineFacts(True, now, self._engine.lost, self._engine.reason)
                 self._links.accept_steps = True
                 self._next_engine_ping = now + ENGINE_PING_SECONDS
-            case StepDone(epoch=epoch, failed=Failure() as failed) if epoch == NO_EPOCH:
-                self._engine = attrs.evolve(self._engine, reason=failed.message, unreadable=True)
-                text = f"the engine cannot read its model: {failed.message}"
+            case CannotServe(epoch=epoch, reason=reason) if epoch == NO_EPOCH:
+                self._engine = attrs.evolve(self._engine, reason=reason, unreadable=True)
+                text = f"the engine cannot read its model: {reason}"
                 self._events.append(Note(Level.ERROR, text))
                 return
         self._carry_out(self._brain.engine_message(message, now), now)

@@ -6,7 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import attrs
-from sealring_protocol.codec.messages import Decode, Epoch, Failure, FailureKind, Step, StepDone
+from sealring_protocol.codec.messages import (
+    CannotServe,
+    Decode,
+    Epoch,
+    Failure,
+    FailureKind,
+    Step,
+    StepDone,
+)
 
 from spec.vectors.messages import flat
 from spec.vectors.model import Json, Vector, refused, u64, valid
@@ -48,6 +56,11 @@ def failed(rank: int, steps: Sequence[int], kind: int = ERROR, others: Sequence[
         "others": list(others),
         "steps": [u64(n) for n in steps],
     }
+
+
+def cannot(rank: int, kind: FailureKind) -> Json:
+    """*rank* cannot serve the epoch any more."""
+    return {"rank": rank, "answer": flat(CannotServe(EPOCH, kind, "gone")).hex()}
 
 
 ONE: Final = (step(1), answer(0, 1, 5, 6), answer(1, 1, 5, 6), answer(2, 1, 5, 6))
@@ -150,7 +163,7 @@ COURSES: Final[dict[str, Case]] = {
     "lost": (
         "TP-05",
         "a rank that cannot go on at all: no draining",
-        (*TWO, answer(0, 1, 5), failure(1, 0, kind=2)),
+        (*TWO, answer(0, 1, 5), cannot(1, FailureKind.ENGINE_LOST)),
         [],
         failed(1, [1, 2], 2),
     ),
@@ -195,7 +208,7 @@ FAULTS: Final[dict[str, tuple[str, str, Sequence[Json], Sequence[Json], Json]]] 
     "unasked": ("TP-02", "an answer to a step that is not under way", ONE[:1], [], answer(2, 2)),
     "nothing": (
         "TP-02",
-        "an answer to no step, without a failure",
+        "an answer to step 0, which there is not",
         ONE[:2],
         [],
         answer(1, 0),

@@ -22,6 +22,7 @@ from sealring_protocol.codec.messages import (
     Backend,
     Bootstrap,
     CacheCost,
+    CannotServe,
     Close,
     Decode,
     Epoch,
@@ -91,6 +92,7 @@ WAITING: Final = Waiting(
         Reason(Hindrance.PLAN, NO_RANK, "the ranks have room for 1 MiB"),
     )
 )
+CANNOT: Final = CannotServe(EPOCH, FailureKind.LOAD, "no such file")
 STEP: Final = Step(EPOCH, 1, DIGEST)
 FULL: Final = Step(
     EPOCH,
@@ -199,13 +201,14 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
     "done-empty": ("STEP_DONE of a prefill", StepDone(EPOCH, 7)),
     "done-ids": ("STEP_DONE with ids", StepDone(EPOCH, 8, ids=(5, 6, 7), spent=(Spent(1),))),
     "done-failed": ("STEP_DONE that failed", StepDone(EPOCH, 9, failed=FAILURE)),
-    "done-loading-failed": (
-        "a rank that cannot load",
-        StepDone(EPOCH, 0, failed=Failure(1, FailureKind.LOAD, "no such file")),
-    ),
-    "done-joining-failed": (
+    "cannot-load": ("a rank that cannot load", CANNOT),
+    "cannot-join": (
         "a rank that cannot join",
-        StepDone(EPOCH, 0, failed=Failure(1, FailureKind.GROUP, "the sum was 1.0, not 2.0")),
+        CannotServe(EPOCH, FailureKind.GROUP, "the sum was 1.0, not 2.0"),
+    ),
+    "cannot-step": (
+        "a rank that cannot go on from a step on, in 256 bytes",
+        CannotServe(EPOCH, FailureKind.ENGINE_ERROR, "é" * 128, 2**64 - 1),
     ),
     "row-greedy": ("a greedy row", Row(5)),
     "row-full": ("a row that samples", Row(6, 2**64 - 1, 3, 0.75, 0.9375, 40, 0.0625)),
@@ -302,7 +305,7 @@ def vectors() -> Iterator[Vector]:
 
 def _common() -> Iterator[Case]:
     yield "empty", "MS-01", "no bytes at all", b""
-    for code in (0x00, 0x01, 0x03, 0x11, 0x7F, 0x83, 0xFF):
+    for code in (0x00, 0x01, 0x03, 0x12, 0x7F, 0x83, 0xFF):
         yield f"code-{code:02x}", "MS-01", f"code 0x{code:02x}", bytes([code]) + bytes(64)
     for local in LOCAL:
         data = flat(local)
@@ -399,6 +402,12 @@ def _waitings() -> Iterator[Case]:
     turned = put(flat(Waiting((Reason(Hindrance.ABSENT, 1, "abcd"),))), -3, "\u202e".encode())
     yield "waiting-turned", "MS-10 MS-02", "a reason that turns text around", turned
     yield "waiting-utf8", "CV-03", "a reason that ends in half a character", put(one, -1, b"\xc3")
+    cannot = flat(CannotServe(EPOCH, FailureKind.LOAD, "abc"))
+    for code in (b"\0", b"\x0a"):
+        about = f"CANNOT_SERVE with kind {code[0]}"
+        yield f"cannot-kind-{code[0]}", "MS-13 CV-01", about, put(cannot, 25, code)
+    yield "cannot-escape", "MS-13 MS-02", "CANNOT_SERVE with ESC", put(cannot, -1, b"\x1b")
+    yield "cannot-cut", "CV-01", "CANNOT_SERVE without its last byte", cannot[:-1]
     yield "waiting-cut", "CV-01", "one reason fewer than it says", put(one, 1, b"\2")
 
 
@@ -498,6 +507,8 @@ def _beyond_limits() -> Iterator[Case]:
     short = flat(Waiting((Reason(Hindrance.ABSENT, 1, "a"),)))
     many = put(short, 1, b"\x11") + short[2:] * 16
     yield "waiting-17", "MS-10 CV-02", "17 reasons", many
+    cannot = flat(CannotServe(EPOCH, FailureKind.LOAD, "a" * 256))
+    yield "cannot-long", "MS-13 CV-02", "257 bytes of words", put(cannot, 26, u16(257)) + b"a"
     yield from _long_bootstraps()
     row = flat(Row(5))
     yield "row-biases", "MS-08 CV-02", "1,025 biases", grown(row, 72, u16(1025), 1025 * 12)

@@ -13,7 +13,7 @@ GIVEN: Final[Mapping[str, bytes]] = {}
 CONTROL, STEP, TUNNEL, WEIGHTS = 1, 2, 3, 4
 ALIVE: Final = ("PING", "PONG", "CLOSE")
 FROM_HEAD: Final = ("BOOTSTRAP", "STEP", "ROW", "WAITING")
-TO_HEAD: Final = ("HELLO", "PREPARED", "READY", "STEP_DONE")
+TO_HEAD: Final = ("HELLO", "PREPARED", "READY", "STEP_DONE", "CANNOT_SERVE")
 ALL: Final = ("ACCEPT", *ALIVE, *TO_HEAD, "TUNNEL", *FROM_HEAD)
 PLACES: Final = (
     ("head-to-rank", CONTROL, 0, 2, 4, FROM_HEAD),

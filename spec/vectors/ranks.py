@@ -20,6 +20,7 @@ from sealring_protocol.codec.messages import (
     Backend,
     Bootstrap,
     CacheCost,
+    CannotServe,
     Decode,
     Epoch,
     Failure,
@@ -148,10 +149,11 @@ def cannot(n: int, kind: FailureKind, message: str) -> StepDone:
     return StepDone(EPOCH, n, failed=Failure(1, kind, message))
 
 
-NO_ROOM: Final = cannot(0, FailureKind.LOAD, "no room")
-WRONG_SUM: Final = cannot(0, FailureKind.GROUP, "the sum was 1.0")
+NO_ROOM: Final = CannotServe(EPOCH, FailureKind.LOAD, "no room")
+WRONG_SUM: Final = CannotServe(EPOCH, FailureKind.GROUP, "the sum was 1.0")
 ERROR: Final = (FailureKind.ENGINE_ERROR, "the forward raised")
 KILLED: Final = (FailureKind.ENGINE_LOST, "it was killed")
+GONE_ENGINE: Final = CannotServe(EPOCH, *KILLED)
 OPEN: Final = attrs.evolve(PREPARE, trusted=True)
 THREE: Final = attrs.evolve(PREPARE, rank=2, hosts=(("", 0),) * 3)
 THREE_JOIN: Final = attrs.evolve(
@@ -208,7 +210,7 @@ COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
         {},
         (
             *TOLD,
-            engine(cannot(0, FailureKind.LOAD, "no room"), cannot(0, FailureKind.LOAD, "no room")),
+            engine(NO_ROOM, NO_ROOM),
         ),
     ),
     "joining-fails": (
@@ -221,7 +223,7 @@ COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
         "CO-04",
         "an order to join that crossed the news that this rank cannot",
         {},
-        (*READY, lost("it was killed", cannot(0, *KILLED)), came(JOIN)),
+        (*READY, lost("it was killed", GONE_ENGINE), came(JOIN)),
     ),
     "steps": (
         "TP-02 RL-02",
@@ -285,7 +287,7 @@ COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
         (
             *IN,
             came(step(1), step(1)),
-            lost("it was killed", cannot(1, *KILLED), cannot(0, *KILLED)),
+            lost("it was killed", cannot(1, *KILLED), GONE_ENGINE),
         ),
     ),
     "again": (
@@ -411,7 +413,7 @@ COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
         {},
         (
             *(*UP, came(PIPELINE, PIPELINE)),
-            lost("it was killed", cannot(0, *KILLED)),
+            lost("it was killed", GONE_ENGINE),
             engine(INFO, to=(PIPELINE,)),
         ),
     ),

@@ -23,6 +23,7 @@ from spec.vectors.initiators import GIVEN as _GIVEN
 from spec.vectors.initiators import met
 from spec.vectors.messages import (
     BOOTSTRAP,
+    CANNOT,
     DATA,
     EPOCH,
     HELLO,
@@ -160,6 +161,9 @@ def _roles() -> Iterator[Vector]:
         ("prepared-from-head", "PREPARED from the head", head, flat(PREPARED)),
         ("ready-from-head", "READY from the head", head, flat(READY)),
         ("done-from-head", "STEP_DONE from the head", head, flat(DONE)),
+        ("cannot-from-head", "CANNOT_SERVE from the head", head, flat(CANNOT)),
+        ("cannot-to-rank", "CANNOT_SERVE from a rank to a rank", rank, flat(CANNOT)),
+        ("cannot-on-step", "CANNOT_SERVE on a step link", step, flat(CANNOT)),
         ("accept-again", "ACCEPT from an initiator", head, accept),
         ("bootstrap-from-rank", "BOOTSTRAP from a rank to a rank", rank, flat(BOOTSTRAP)),
         ("step-from-rank", "STEP from a rank on a control link", rank, flat(STEP)),

@@ -32,7 +32,6 @@ from sealring_protocol.codec.messages import (
     Row,
     StepDone,
 )
-from sealring_protocol.codec.tensor import DType
 from sealring_protocol.control.head.head import Head
 from sealring_protocol.control.head.plan import Strategy
 from sealring_protocol.control.scheduler.requests import Request
@@ -149,7 +148,7 @@ def test_a_member_that_says_what_an_engine_does_not_breaks_its_group(message: An
 
 def test_what_members_say_adds_up_to_what_can_be_told() -> None:
     cost = CacheCost(U64, U64, ((16, U64),))
-    ready = Ready(EPOCH, bytes(32), 0, 2, 2, DType.F32, 8, True, U64, cost)
+    ready = Ready(EPOCH, 0, 2, True, U64, cost)
     for message in (Pong(0, Progress(memory=U64, cache=U64)), ready, attrs.evolve(INFO, room=U64)):
         merger = Merger(2)
         assert merger.add(0, message) is None

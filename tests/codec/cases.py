@@ -16,6 +16,7 @@ from sealring_protocol.codec.messages import (
     Backend,
     Bootstrap,
     CacheCost,
+    CannotServe,
     Close,
     Decode,
     Epoch,
@@ -102,7 +103,8 @@ MESSAGES: dict[str, Message] = {
     "done-empty": StepDone(EPOCH, 7),
     "done-ids": StepDone(EPOCH, 8, ids=(5, 6, 7), spent=(Spent(1), Spent(2))),
     "done-failed": StepDone(EPOCH, 9, failed=FAILURE),
-    "done-group": StepDone(EPOCH, 0, failed=Failure(1, FailureKind.GROUP, "1.0")),
+    "cannot": CannotServe(EPOCH, FailureKind.GROUP, "1.0"),
+    "cannot-step": CannotServe(EPOCH, FailureKind.MEMORY, "", 2**64 - 1),
     "row": Row(5),
     "row-full": Row(6, 2**64 - 1, 3, 0.7, 0.95, 40, 0.05),
     "row-penalised": Row(

@@ -9,6 +9,7 @@ from sealring_protocol.codec.messages import (
     Backend,
     Bootstrap,
     CacheCost,
+    CannotServe,
     Epoch,
     Failure,
     FailureKind,
@@ -80,7 +81,10 @@ def test_an_answer_of_an_old_epoch_is_dropped_and_one_that_never_was_is_an_error
     assert head.message(1, STEP, StepDone(Epoch(99, 9), 1), 0.0) == []
     assert head.message(1, CONTROL, ready(0, 0, 0), 0.0) == []
     failed = Failure(1, FailureKind.LINK_LOST, "x")
-    assert head.message(1, CONTROL, StepDone(Epoch(HEAD, 0), 1, failed=failed), 0.0) == []
+    assert (
+        head.message(1, CONTROL, CannotServe(Epoch(HEAD, 0), failed.kind, failed.message), 0.0)
+        == []
+    )
     for message in (StepDone(Epoch(HEAD, 2), 1), ready(2, 0, 3)):
         purpose = STEP if isinstance(message, StepDone) else CONTROL
         with pytest.raises(RemoteProtocolError, match="never was"):
@@ -123,8 +127,7 @@ def test_ready_with_other_layers_than_planned_is_the_ranks_fault():
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_each_way_of_losing_an_epoch_leads_to_the_next(world):
-    failed = Failure(1, FailureKind.ENGINE_LOST, "gone")
-    told = StepDone(Epoch(HEAD, 1), 0, failed=failed)
+    told = CannotServe(Epoch(HEAD, 1), FailureKind.ENGINE_LOST, "gone")
     endings = {
         "presented": lambda head: head.message(1, CONTROL, HELLO, 1.0),
         "told": lambda head: head.message(1, CONTROL, told, 1.0),
@@ -149,15 +152,15 @@ def test_a_rank_that_cannot_load_is_asked_again_after_a_pause():
     head = Head(HeadConfig(HEAD, ("n0", "n1"), inner_seal=False))
     head.engine_message(info(), 0.0)
     head.message(1, CONTROL, HELLO, 0.0)
-    failed = Failure(1, FailureKind.LOAD, "the file is not there")
-    effects = head.message(1, CONTROL, StepDone(Epoch(HEAD, 1), 0, failed=failed), 1.0)
+    cannot = CannotServe(Epoch(HEAD, 1), FailureKind.LOAD, "the file is not there")
+    effects = head.message(1, CONTROL, cannot, 1.0)
     assert "rank 1 (n1) cannot serve: the file is not there" in text(effects)
     assert not of(effects, Send)
     assert head.next_timeout() == 6.0
     assert head.handle_timeout(5.9) == []
     assert of(head.handle_timeout(6.0), Send)[0].message.epoch == Epoch(HEAD, 2)
     # Epochs without an answer have pauses of their own, shorter at first; the longer one holds.
-    head.message(1, CONTROL, StepDone(Epoch(HEAD, 2), 0, failed=failed), 7.0)
+    head.message(1, CONTROL, attrs.evolve(cannot, epoch=Epoch(HEAD, 2)), 7.0)
     assert head.next_timeout() == 12.0
 
 
@@ -171,8 +174,7 @@ def test_the_head_says_whom_it_waits_for_itself_too():
 def test_the_heads_own_engine_that_cannot_load_says_so():
     head = Head(HeadConfig(HEAD, ("n0",), inner_seal=False))
     head.engine_message(info(), 0.0)
-    failed = Failure(0, FailureKind.LOAD, "no room")
-    done = StepDone(Epoch(HEAD, 1), 0, failed=failed)
+    done = CannotServe(Epoch(HEAD, 1), FailureKind.LOAD, "no room")
     assert "no room" in text(head.engine_message(done, 0.0))
 
 
@@ -319,7 +321,7 @@ def test_a_lost_engine_is_told_once_an_epoch():
     rank = follower()
     rank.message(0, CONTROL, ORDER, 0.0)
     first = of(rank.engine_lost("died", 0.0), Send)
-    assert [send.message.failed.kind for send in first] == [FailureKind.ENGINE_LOST]
+    assert [send.message.kind for send in first] == [FailureKind.ENGINE_LOST]
     assert not of(rank.link_down(2, STEP, "cut", 0.0), Send)
 
 
@@ -329,7 +331,7 @@ def test_a_rank_that_has_told_that_it_cannot_serve_is_not_ready_in_that_epoch():
     rank.engine_message(ready(1, 2, 4), 0.0)
     rank.unreached(2, STEP, "at n2:1 (no answer within 5 s)")
     (told,) = of(rank.handle_timeout(rank.next_timeout()), Send)
-    assert told.message.failed.kind is FailureKind.LINK_LOST
+    assert told.message.kind is FailureKind.LINK_LOST
     assert rank.link_up(2, STEP, 20.0) == []
     assert rank.standing().phase is Phase.FAILED
     assert not rank.serving

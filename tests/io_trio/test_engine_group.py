@@ -18,6 +18,7 @@ from sealring_protocol.codec.messages import (
     Backend,
     Bootstrap,
     CacheCost,
+    CannotServe,
     Epoch,
     Failure,
     FailureKind,
@@ -190,10 +191,9 @@ async def test_a_group_is_in_no_other_collective() -> None:
         group.send(engine_groups.Group(Backend.RING, 1, 3, 1000))
         group.send(attrs.evolve(ORDER, rank=0))
         told = await owner.told.receive()
-        assert isinstance(told, StepDone)
-        assert told.failed is not None
-        assert (told.epoch, told.n, told.failed.kind) == (EPOCH, 0, FailureKind.GROUP)
-        assert "it is a group of 2 processes itself" in told.failed.message
+        assert isinstance(told, CannotServe)
+        assert (told.epoch, told.kind) == (EPOCH, FailureKind.GROUP)
+        assert "it is a group of 2 processes itself" in told.reason
 
 
 BACKENDS = [

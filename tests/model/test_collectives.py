@@ -19,12 +19,12 @@ from sealring_model.loading.model_folder import describe
 from sealring_protocol.codec.local_messages import Group, Loaded
 from sealring_protocol.codec.messages import (
     Backend,
+    CannotServe,
     Decode,
     Epoch,
     FailureKind,
     Open,
     Prefill,
-    StepDone,
 )
 
 PROMPT = [(7 * i * i + 3 * i) % 251 for i in range(40)]
@@ -108,9 +108,8 @@ def no_other_place(members: Members, folder: Path) -> None:
     for order in (other, ring_of(0, 2, free_hosts(2))):
         child.send(order)
         done = child.receive()
-        assert (done.epoch, done.n) == (Epoch(77, 2), 0)
-        assert done.failed.kind is FailureKind.GROUP
-        assert "must be replaced" in done.failed.message
+        assert (done.epoch, done.kind) == (Epoch(77, 2), FailureKind.GROUP)
+        assert "must be replaced" in done.reason
 
 
 def the_same_place_again(members: Members, folder: Path) -> None:
@@ -242,9 +241,9 @@ def test_a_group_that_does_not_come_about(sharded):
 
 def refusal(child: Child, kind: FailureKind) -> str:
     done = child.receive()
-    assert isinstance(done, StepDone)
-    assert (done.n, done.failed.kind) == (0, kind)
-    return done.failed.message
+    assert isinstance(done, CannotServe)
+    assert done.kind is kind
+    return done.reason
 
 
 PEER = """

@@ -19,6 +19,7 @@ from sealring_protocol.codec.messages import (
     NO_EPOCH,
     NO_WORK,
     Backend,
+    CannotServe,
     Decode,
     Epoch,
     FailureKind,
@@ -180,9 +181,9 @@ def test_a_place_that_cannot_be_taken(child, place, references, case):
     bad = spoil(next_epoch(place))
     child.send(bad)
     done = child.receive()
-    assert (done.epoch, done.n) == (bad.epoch, 0)
-    assert done.failed.kind is FailureKind.LOAD
-    assert message in done.failed.message
+    assert isinstance(done, CannotServe)
+    assert (done.epoch, done.kind) == (bad.epoch, FailureKind.LOAD)
+    assert message in done.reason
     # The engine lives on, and takes a better place.
     expected = reference_tokens(references["llama"], PROMPT, 4)
     assert generate([child], begin(child, place), PROMPT, 4) == expected
@@ -201,11 +202,8 @@ def test_a_weight_that_is_not_the_manifests(models, tmp_path):
         child.info()
         child.send(place_of(info, (0, 2, 4), 1))
         done = child.receive()
-        assert done.failed.kind is FailureKind.LOAD
-        assert done.failed.rank == 1
-        assert done.failed.message == (
-            "tensor model.layers.3.mlp.down_proj.weight does not match the manifest"
-        )
+        why = "tensor model.layers.3.mlp.down_proj.weight does not match the manifest"
+        assert done == CannotServe(done.epoch, FailureKind.LOAD, why)
         assert child.start(place_of(info, (0, 2, 4), 0))
 
 
@@ -353,9 +351,9 @@ def test_the_child_ends_before_it_has_said_anything(models):
 def test_a_model_that_is_not_there(tmp_path):
     with Child(tmp_path / "none") as child:
         done = child.receive()
-        assert (done.epoch, done.n) == (NO_EPOCH, 0)
-        assert done.failed.kind is FailureKind.LOAD
-        assert child.wait() == (2, f"sealring engine: {done.failed.message}\n")
+        assert isinstance(done, CannotServe)
+        assert (done.epoch, done.kind) == (NO_EPOCH, FailureKind.LOAD)
+        assert child.wait() == (2, f"sealring engine: {done.reason}\n")
 
 
 HALF = """

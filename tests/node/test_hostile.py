@@ -6,13 +6,12 @@ import attrs
 import pytest
 from sealring_protocol.codec.frame import FrameKind, frame_header
 from sealring_protocol.codec.messages import (
+    CannotServe,
     Decode,
     Epoch,
-    Failure,
     FailureKind,
     Hello,
     Step,
-    StepDone,
 )
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_protocol.control.effects import Level, Note, Send
@@ -97,8 +96,7 @@ def test_a_rank_that_refuses_every_bootstrap_is_asked_ever_less_often():
 
 def refuse(order, asked):
     asked.append(order)
-    failed = Failure(2, FailureKind.MEMORY, "no")
-    return [Send(0, Purpose.CONTROL, StepDone(order.epoch, 0, failed=failed))]
+    return [Send(0, Purpose.CONTROL, CannotServe(order.epoch, FailureKind.MEMORY, "no"))]
 
 
 def test_another_model_is_tried_ever_less_often():

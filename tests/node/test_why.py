@@ -7,7 +7,7 @@ from collections.abc import Callable
 import attrs
 import pytest
 from sealring_protocol.codec.local_messages import LocalMessage
-from sealring_protocol.codec.messages import NO_EPOCH, Bootstrap, Failure, FailureKind, StepDone
+from sealring_protocol.codec.messages import NO_EPOCH, Bootstrap, CannotServe, FailureKind
 from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.control.head.plan import Strategy
 from sealring_protocol.control.standing import Phase
@@ -72,7 +72,7 @@ class Unloadable(FakeEngine):
     def receive(self, message: LocalMessage) -> list[LocalMessage]:
         if not isinstance(message, Bootstrap):
             return []
-        return [StepDone(message.epoch, 0, failed=Failure(1, FailureKind.LOAD, self.why))]
+        return [CannotServe(message.epoch, FailureKind.LOAD, self.why)]
 
 
 class Ring(Cluster):
@@ -308,8 +308,9 @@ def test_the_same_refusal_is_one_warning():
 
 def test_an_engine_that_cannot_read_its_model_is_told_with_the_reason():
     made = Cluster(2, 1)
-    failed = Failure(0, FailureKind.LOAD, "config.json is no JSON")
-    made.head.node.engine_message(StepDone(NO_EPOCH, 0, failed=failed), made.now)
+    made.head.node.engine_message(
+        CannotServe(NO_EPOCH, FailureKind.LOAD, "config.json is no JSON"), made.now
+    )
     cause, text = says(made, "host0")[0]
     assert cause is Cause.ENGINE_UNREADABLE
     assert text == "this node's engine cannot read its model: config.json is no JSON"

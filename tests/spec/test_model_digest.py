@@ -1,4 +1,4 @@
-"""The model digest of 8.14, made here from the specification's words alone, is the one in use."""
+"""The model digest of 8.15, made here from the specification's words alone, is the one in use."""
 
 from __future__ import annotations
 

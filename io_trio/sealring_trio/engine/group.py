@@ -32,7 +32,12 @@ from sealring_protocol.codec.local_messages import (
     Loaded,
     LocalMessage,
 )
-from sealring_protocol.codec.messages import Backend, Bootstrap, Failure, FailureKind, StepDone
+from sealring_protocol.codec.messages import (
+    Backend,
+    Bootstrap,
+    CannotServe,
+    FailureKind,
+)
 from sealring_protocol.table import Machine
 
 from sealring_trio.collective.ports import Port, reserve
@@ -218,14 +223,12 @@ class _Crew:
     def _refuse(self, order: Bootstrap) -> None:
         """The node wants the engine in a collective of its own."""
         self._claimed = False
-        failure = Failure(
-            order.rank,
-            FailureKind.GROUP,
+        why = (
             f"it is a group of {self._settings.size} processes itself (tp in its config), and "
-            "can be a stage of a pipeline alone: use strategy pp",
+            "can be a stage of a pipeline alone: use strategy pp"
         )
         # Later: whoever sends does not expect an answer meanwhile.
-        self._guard.later(partial(self._answer, StepDone(order.epoch, 0, failed=failure)))
+        self._guard.later(partial(self._answer, CannotServe(order.epoch, FailureKind.GROUP, why)))
 
     def _answer(self, message: LocalMessage) -> None:
         if not self._reason:

@@ -26,7 +26,7 @@ from sealring_protocol.codec.local_messages import (
 )
 from sealring_protocol.codec.messages import (
     CacheCost,
-    Failure,
+    CannotServe,
     Pong,
     Progress,
     Ready,
@@ -39,6 +39,7 @@ from sealring_protocol.limits import MAX_REASON, MAX_STEPS_WAITING
 _LANES: Final[dict[type, int]] = {
     Step: 0,
     StepDone: 0,
+    CannotServe: 0,
     Ready: 0,
     EngineInfo: 1,
     Loaded: 2,
@@ -85,9 +86,15 @@ class Merger:
         if number is None:
             raise GroupBroken(f"an engine does not say {type(message).__name__}")
         lane = self._lanes[number]
+        first = not lane[member]
+        if isinstance(message, CannotServe):
+            told = self._told(member, message.reason)
+            raise GroupBroken(told, attrs.evolve(message, reason=_cut(told)) if first else None)
         if isinstance(message, Step | StepDone):
             if message.failed is not None:
-                raise self._failed(member, message, message.failed, first=not lane[member])
+                told = self._told(member, message.failed.message)
+                failed = attrs.evolve(message.failed, message=_cut(told))
+                raise GroupBroken(told, attrs.evolve(message, failed=failed) if first else None)
             if member:
                 message = attrs.evolve(message, tensors=())
         if len(lane[member]) >= MAX_AHEAD:
@@ -97,12 +104,12 @@ class Merger:
             return None
         return _merge([said.popleft() for said in lane])
 
-    def _failed(
-        self, member: int, message: Step | StepDone, failed: Failure, *, first: bool
-    ) -> GroupBroken:
-        told = f"member {member} of {self._size}: {failed.message}"
-        failure = attrs.evolve(failed, message=clip(told, MAX_REASON))
-        return GroupBroken(told, attrs.evolve(message, failed=failure) if first else None)
+    def _told(self, member: int, message: str) -> str:
+        return f"member {member} of {self._size}: {message}"
+
+
+def _cut(told: str) -> str:
+    return clip(told, MAX_REASON)
 
 
 def _merge(said: list[LocalMessage]) -> LocalMessage:

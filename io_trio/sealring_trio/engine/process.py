@@ -28,7 +28,7 @@ import trio
 from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.frame import FrameDecoder, FrameKind, frame_header
 from sealring_protocol.codec.local_messages import LocalMessage
-from sealring_protocol.codec.messages import Bootstrap, Epoch, Ready, Step, StepDone
+from sealring_protocol.codec.messages import Bootstrap, CannotServe, Epoch, Ready, Step, StepDone
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.limits import MAX_SEALED_BODY, MAX_WEIGHT_WAITING
 from sealring_protocol.table import Machine
@@ -263,8 +263,8 @@ class EngineProcess:
     def _hear(self, message: LocalMessage) -> None:
         if self.state is EngineState.SPAWNED:
             self._machine.fire(EngineEvent.SPOKE)
-        elif isinstance(message, Step | StepDone | Ready):
-            answered = (message.epoch, 0 if isinstance(message, Ready) else message.n)
+        elif isinstance(message, Step | StepDone | CannotServe | Ready):
+            answered = (message.epoch, message.n if isinstance(message, Step | StepDone) else 0)
             # Answers come in order, so the one to the latest question is the last.
             if answered == self._asked and self.state is EngineState.BUSY:
                 self._machine.fire(EngineEvent.ANSWERED)

@@ -17,6 +17,7 @@ from sealring_protocol.codec.messages import (
     Backend,
     Bootstrap,
     CacheCost,
+    CannotServe,
     Decode,
     Epoch,
     Failure,
@@ -151,7 +152,7 @@ class Rank:
         epoch = order.epoch
         if order.backend is not Backend.PIPELINE:
             text = "this peer has no engine that could join a collective"
-            _say(control, StepDone(epoch, 0, failed=Failure(_RANK, FailureKind.GROUP, text)))
+            _say(control, CannotServe(epoch, FailureKind.GROUP, text))
             return
         self._epochs = {epoch: (order.bounds, Ledger())}
         self._owed = control, self._model.ready(epoch, *order.bounds[1:])

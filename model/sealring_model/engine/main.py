@@ -47,7 +47,7 @@ from sealring_protocol.codec.messages import (
     NO_EPOCH,
     Backend,
     Bootstrap,
-    Failure,
+    CannotServe,
     FailureKind,
     Ping,
     Pong,
@@ -255,8 +255,8 @@ class Engine:
     def _send_refusal(self, error: Exception, kind: FailureKind) -> None:
         """Say that a place or a collective was not taken, because of *error*."""
         kind = error.KIND if isinstance(error, ModelError) else kind
-        epoch, rank = (self._place.epoch, self._place.rank) if self._place else (NO_EPOCH, 0)
-        self._channel.send(StepDone(epoch, 0, failed=Failure(rank, kind, error_text(error))))
+        epoch = self._place.epoch if self._place else NO_EPOCH
+        self._channel.send(CannotServe(epoch, kind, error_text(error)))
 
     def _check_bootstrap(self, place: Bootstrap) -> None:
         if self._joined and not self._keeps_layers(place):
@@ -363,8 +363,7 @@ def serve(sock: socket.socket, model: str, memory_limit: int) -> int:
             mx.set_memory_limit(memory_limit)
         Engine(channel, info, budget).run()
     except LoadError as error:
-        failure = Failure(0, FailureKind.LOAD, error_text(error))
-        channel.send(StepDone(NO_EPOCH, 0, failed=failure))
+        channel.send(CannotServe(NO_EPOCH, FailureKind.LOAD, error_text(error)))
         print(f"sealring engine: {error}", file=sys.stderr)
         return 2
     except ChannelBroken as error:

@@ -32,6 +32,7 @@ class MessageCode(enum.IntEnum):
     WAITING = 0x0E
     PREPARED = 0x0F
     READY = 0x10
+    CANNOT_SERVE = 0x11
     ENGINE_INFO = 0x81
     HOP_KEY = 0x82
     LOADED = 0x84

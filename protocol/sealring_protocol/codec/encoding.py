@@ -25,6 +25,7 @@ from sealring_protocol.codec.local_messages import (
 from sealring_protocol.codec.messages import (
     Accept,
     Bootstrap,
+    CannotServe,
     Close,
     Hello,
     Message,
@@ -40,6 +41,7 @@ from sealring_protocol.codec.messages import (
 from sealring_protocol.codec.readers import (
     decode_accept,
     decode_bootstrap,
+    decode_cannot,
     decode_close,
     decode_done,
     decode_group,
@@ -63,6 +65,7 @@ from sealring_protocol.codec.wire import Buffer, Reader
 from sealring_protocol.codec.writers import (
     encode_accept,
     encode_bootstrap,
+    encode_cannot,
     encode_close,
     encode_done,
     encode_group,
@@ -95,6 +98,7 @@ _ENCODERS: Final[dict[type[Any], Callable[[Any], list[Buffer]]]] = {
     Bootstrap: encode_bootstrap,
     Step: encode_step,
     StepDone: encode_done,
+    CannotServe: encode_cannot,
     EngineInfo: encode_info,
     HopKey: encode_hop,
     Row: encode_row,
@@ -117,6 +121,7 @@ DECODERS: Final[dict[int, Callable[[Reader], Message]]] = {
     MessageCode.BOOTSTRAP: decode_bootstrap,
     MessageCode.STEP: decode_step,
     MessageCode.STEP_DONE: decode_done,
+    MessageCode.CANNOT_SERVE: decode_cannot,
     MessageCode.TUNNEL: decode_tunnel,
     MessageCode.ROW: decode_row,
     MessageCode.WAITING: decode_waiting,
@@ -129,6 +134,7 @@ LOCAL_DECODERS: Final[dict[int, Callable[[Reader], LocalMessage]]] = {
     MessageCode.BOOTSTRAP: decode_bootstrap,
     MessageCode.STEP: decode_step,
     MessageCode.STEP_DONE: decode_done,
+    MessageCode.CANNOT_SERVE: decode_cannot,
     MessageCode.ENGINE_INFO: decode_info,
     MessageCode.HOP_KEY: decode_hop,
     MessageCode.ROW: decode_row,

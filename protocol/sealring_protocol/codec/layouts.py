@@ -57,6 +57,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "STEP.failed": "rank u16, kind u8",
     "STEP_DONE": "code u8, instance u64, counter u64, n u64, spent u8, ids u32, tensors u8, "
     "failed bool",
+    "CANNOT_SERVE": "code u8, instance u64, counter u64, n u64, kind u8, reason u16",
     "TUNNEL": "code u8, instance u64, counter u64, stream u8, event u8",
     "ROW": "code u8, uid u64, seed u64, choice u16, temperature f64, top_p f64, top_k u32, "
     "min_p f64, repetition f64, presence f64, frequency f64, logprobs u8, bias u16, "
@@ -112,6 +113,7 @@ JOIN: Final = layout("STEP.join")
 SPENT: Final = layout("STEP.spent")
 FAILURE: Final = layout("STEP.failed")
 DONE: Final = layout("STEP_DONE")
+CANNOT: Final = layout("CANNOT_SERVE", but=1)
 TUNNEL: Final = layout("TUNNEL")
 ROW: Final = layout("ROW")
 BIAS: Final = layout("ROW.bias")

@@ -10,6 +10,7 @@ from sealring_protocol.codec.codes import MessageCode, rule
 from sealring_protocol.codec.messages import (
     Backend,
     Bootstrap,
+    CannotServe,
     Ping,
     Pong,
     Ready,
@@ -121,4 +122,4 @@ class Grouped:
 
 
 EngineMessage = EngineInfo | HopKey | Row | Loaded | Logprobs | Group | Grouped
-LocalMessage = Ping | Pong | Ready | Bootstrap | Step | StepDone | EngineMessage
+LocalMessage = Ping | Pong | Ready | Bootstrap | Step | StepDone | CannotServe | EngineMessage

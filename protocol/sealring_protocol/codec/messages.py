@@ -195,8 +195,8 @@ class Bootstrap:
     then: with ports of 0, to load one's share and prepare for the collective; with the ports that
     all ranks answered, to join. *trusted* has the collective go beside the sealed links.
 
-    The first of two is answered by `Prepared`, any other by `Ready`; or by `StepDone` of step 0
-    with the failure.
+    The first of two is answered by `Prepared`, any other by `Ready`; either by `CannotServe` if it
+    cannot be done.
     """
 
     CODE: ClassVar = MessageCode.BOOTSTRAP
@@ -356,6 +356,25 @@ class StepDone:
 
 
 @attrs.frozen
+class CannotServe:
+    """The sender cannot serve *epoch*, or not any more: what *kind* of failure, and a short
+    *reason*; *n* is the first step that it cannot do, or 0 where it is no step's.
+
+    With `NO_EPOCH`, from an engine: it cannot read its model.
+    """
+
+    CODE: ClassVar = MessageCode.CANNOT_SERVE
+    epoch: Epoch
+    kind: FailureKind
+    reason: str
+    n: int = 0
+
+    def of(self, rank: int) -> Failure:
+        """The failure, which is that of the *rank* that sent this."""
+        return Failure(rank, self.kind, self.reason)
+
+
+@attrs.frozen
 class Row:
     """How the ranks that sample draw for row *uid*; sent before the step that opens it: to its own
     engine by rank 0, and in tensor parallelism to every rank.
@@ -440,6 +459,7 @@ Message = (
     | Bootstrap
     | Step
     | StepDone
+    | CannotServe
     | Row
     | Tunnel
     | Waiting

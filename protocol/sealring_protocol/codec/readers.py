@@ -9,6 +9,7 @@ from typing import Final
 from sealring_protocol.codec.layouts import (
     BIAS,
     BOOTSTRAP,
+    CANNOT,
     CLOSE,
     DECODE,
     DONE,
@@ -51,6 +52,7 @@ from sealring_protocol.codec.messages import (
     Backend,
     Bootstrap,
     CacheCost,
+    CannotServe,
     Close,
     Decode,
     Epoch,
@@ -130,10 +132,14 @@ def _read_failure(reader: Reader, flag: int) -> Failure:
     if flag > 1:
         raise RemoteProtocolError(f"a boolean is {flag}; only 0 and 1 are")
     rank, code = reader.unpack(FAILURE)
+    return Failure(rank, _kind(code), _printable(reader))
+
+
+def _kind(code: int) -> FailureKind:
     kind = _KINDS.get(code)
     if kind is None:
         raise RemoteProtocolError(f"unknown failure kind {code}")
-    return Failure(rank, kind, _printable(reader))
+    return kind
 
 
 def _printable(reader: Reader) -> str:
@@ -301,6 +307,12 @@ def decode_done(reader: Reader) -> StepDone:
     found = _tensors(reader, tensors) if tensors else ()
     failure = _read_failure(reader, failed) if failed else None
     return StepDone(_epoch(instance, counter), n, ids, found, failure, times)
+
+
+def decode_cannot(reader: Reader) -> CannotServe:
+    """Read CANNOT_SERVE."""
+    _, instance, counter, n, code = reader.unpack(CANNOT)
+    return CannotServe(_epoch(instance, counter), _kind(code), _printable(reader), n)
 
 
 def decode_info(reader: Reader) -> EngineInfo:

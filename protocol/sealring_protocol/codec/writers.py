@@ -8,6 +8,7 @@ import struct
 from sealring_protocol.codec.layouts import (
     BIAS,
     BOOTSTRAP,
+    CANNOT,
     CLOSE,
     DECODE,
     DIGEST,
@@ -48,6 +49,7 @@ from sealring_protocol.codec.local_messages import (
 from sealring_protocol.codec.messages import (
     Accept,
     Bootstrap,
+    CannotServe,
     Close,
     Decode,
     Failure,
@@ -276,6 +278,13 @@ def encode_done(message: StepDone) -> list[Buffer]:
     parts: list[Buffer] = [head]
     _add_tail(parts, message)
     return parts
+
+
+def encode_cannot(message: CannotServe) -> list[Buffer]:
+    """The parts of CANNOT_SERVE."""
+    epoch = message.epoch
+    head = CANNOT.pack(message.CODE, epoch.instance, epoch.counter, message.n, message.kind)
+    return [head + _reason(message.reason)]
 
 
 def encode_info(message: EngineInfo) -> list[Buffer]:

@@ -12,10 +12,8 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-import attrs
-
 from sealring_protocol.codec.encoding import decode, decode_local, encode
-from sealring_protocol.codec.messages import NO_EPOCH, Epoch, Hello, Step, StepDone
+from sealring_protocol.codec.messages import NO_EPOCH, CannotServe, Epoch, Hello, Step, StepDone
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.conformance.fields import reason_fields
 from sealring_protocol.control.effects import (
@@ -127,11 +125,11 @@ def _happens(leader: TensorLeader, membership: Membership, happens: Given) -> li
         case {"step": data}:
             return leader.begin(_read(data, Step))
         case {"rank": rank, "answer": data}:
-            message = _read(data, StepDone)
+            message = _read(data, StepDone, CannotServe)
             if not membership.is_current(message.epoch):
                 return []
-            if message.n == 0 and message.failed is not None:
-                return leader.lost(attrs.evolve(message.failed, rank=rank))
+            if isinstance(message, CannotServe):
+                return leader.lost(message.of(rank))
             return leader.done(rank, message) if rank else leader.output(message)
         case {"wait": True}:
             return leader.drained()
@@ -153,8 +151,8 @@ def _tell(actions: Iterable[Action], output: Given) -> None:
             }
 
 
-def _read(data: str, kind: type[Any]) -> Any:
+def _read(data: str, *kinds: type[Any]) -> Any:
     message = decode(bytes.fromhex(data))
-    if not isinstance(message, kind):
-        raise RemoteProtocolError(f"it is no {kind.__name__}")
+    if not isinstance(message, kinds):
+        raise RemoteProtocolError(f"it is no {kinds[0].__name__}")
     return message

@@ -20,6 +20,7 @@ from sealring_protocol.codec.messages import (
     Backend,
     Bootstrap,
     CacheCost,
+    CannotServe,
     Close,
     Decode,
     Epoch,
@@ -414,6 +415,12 @@ _TO: Final[dict[type[Any], Callable[[Any], dict[str, Json]]]] = {
     Row: _row,
     Logprobs: _logprobs,
     Loaded: lambda m: {"read": u64(m.read), "held": u64(m.held), "load_us": u64(m.load_us)},
+    CannotServe: lambda m: {
+        **_epoch(m.epoch),
+        "n": u64(m.n),
+        "kind": int(m.kind),
+        "reason": m.reason,
+    },
     Tunnel: _tunnel,
     Waiting: lambda m: {"reasons": [reason_fields(reason) for reason in m.reasons]},
     Group: _group,
@@ -440,6 +447,9 @@ _FROM: Final[dict[str, Callable[[dict[str, Json]], Message | LocalMessage]]] = {
     "ROW": read_row,
     "LOGPROBS": _read_logprobs,
     "LOADED": lambda f: Loaded(int(f["read"]), int(f["held"]), int(f["load_us"])),
+    "CANNOT_SERVE": lambda f: CannotServe(
+        _read_epoch(f), FailureKind(f["kind"]), f["reason"], int(f["n"])
+    ),
     "TUNNEL": _read_tunnel,
     "WAITING": _read_waiting,
     "GROUP": _read_group,

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from sealring_protocol.codec.messages import (
     Bootstrap,
+    CannotServe,
     Close,
     Hello,
     Message,
@@ -57,7 +58,7 @@ _ALIVE: Final[frozenset[type[Any]]] = frozenset({Ping, Pong, Close})
 
 ALLOWED: Final[dict[tuple[Purpose, Role], frozenset[type[Any]]]] = {
     (Purpose.CONTROL, Role.HEAD_TO_RANK): _ALIVE | {Bootstrap, Row, Step, Waiting},
-    (Purpose.CONTROL, Role.RANK_TO_HEAD): _ALIVE | {Hello, Prepared, Ready, StepDone},
+    (Purpose.CONTROL, Role.RANK_TO_HEAD): _ALIVE | {Hello, Prepared, Ready, CannotServe, StepDone},
     (Purpose.CONTROL, Role.PEER): _ALIVE,
     (Purpose.STEP, Role.TO_NEXT): _ALIVE | {Step},
     (Purpose.STEP, Role.LAST_TO_HEAD): _ALIVE | {StepDone},

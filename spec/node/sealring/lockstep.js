@@ -42,8 +42,8 @@ export class Lockstep {
     const { instance, counter } = this.#epoch;
     must(done.instance !== instance || done.counter <= counter, "an epoch that never was [EP-06]");
     if (done.instance !== instance || done.counter < counter || this.failed) return; // [TP-06]
-    if (done.n === 0n && done.failed) {
-      this.#blame(rank, done.failed.kind);
+    if (done.message === "CANNOT_SERVE") {
+      this.#blame(rank, done.kind);
       this.#end();
       return;
     }

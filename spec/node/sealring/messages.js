@@ -104,7 +104,9 @@ const bootstrap = struct(
   },
 );
 
-const failure = struct({ rank: u16, kind: oneOf(1, 9), message: plainText(MAX_REASON) });
+const kind = oneOf(1, 9);
+const failure = struct({ rank: u16, kind, message: plainText(MAX_REASON) });
+const cannotServe = struct({ ...epoch, n: u64, kind, reason: plainText(MAX_REASON) });
 
 export const WORK = Object.freeze({ NONE: 0, PREFILL: 1, DECODE: 2 });
 
@@ -216,6 +218,7 @@ const BOTH = {
   0x0b: ["STEP_DONE", stepDone],
   0x0d: ["ROW", row],
   0x10: ["READY", ready],
+  0x11: ["CANNOT_SERVE", cannotServe],
 };
 
 /** @type {Table} */

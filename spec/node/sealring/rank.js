@@ -149,6 +149,9 @@ export class Rank {
       case "READY":
         if (this.#joining === "JOINING") this.#joined(message);
         break;
+      case "CANNOT_SERVE":
+        if (this.#order && isSameEpoch(message, this.#order)) this.#tell(message.kind, message.reason);
+        break;
       case "STEP_DONE":
         this.#done(message);
     }
@@ -298,8 +301,7 @@ export class Rank {
   /** @param {Message} done */
   #done(done) {
     if (!this.#order || !isSameEpoch(done, this.#order)) return;
-    if (done.n === 0n) this.#tell(done.failed);
-    else if (this.#working[0] === done.n && done.failed) this.#fail({ ...done.failed, rank: this.#place }, false);
+    if (this.#working[0] === done.n && done.failed) this.#fail({ ...done.failed, rank: this.#place }, false);
     else if (this.#working[0] === done.n) {
       this.#working.shift();
       this.#weights.shift();
@@ -315,12 +317,16 @@ export class Rank {
     this.#failure ??= failed;
     this.#weights = [];
     for (const n of this.#working.splice(0)) this.#answer(n, this.#failure);
-    if (isAll) this.#tell(failed);
+    if (isAll) this.#tell(failed.kind, failed.message);
   }
 
-  /** @param {Failed} failed */
-  #tell(failed) {
-    if (!this.#told) this.#answer(0n, failed);
+  /**
+   * @param {number} kind
+   * @param {string} reason
+   */
+  #tell(kind, reason) {
+    const { instance, counter } = /** @type {Message} */ (this.#order);
+    if (!this.#told) this.toHead.push({ message: "CANNOT_SERVE", instance, counter, n: 0n, kind, reason });
     this.#told = true;
   }
 

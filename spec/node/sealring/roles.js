@@ -7,7 +7,7 @@ const ANYONE = ["PING", "PONG", "CLOSE"];
 /** @type {Readonly<Record<string, readonly string[]>>} */
 const MAY_SEND = Object.freeze({
   HEAD_TO_RANK: [...ANYONE, "BOOTSTRAP", "STEP", "ROW", "WAITING"],
-  RANK_TO_HEAD: [...ANYONE, "HELLO", "PREPARED", "READY", "STEP_DONE"],
+  RANK_TO_HEAD: [...ANYONE, "HELLO", "PREPARED", "READY", "CANNOT_SERVE", "STEP_DONE"],
   TO_NEXT: [...ANYONE, "STEP"],
   LAST_TO_HEAD: [...ANYONE, "STEP_DONE"],
   NEIGHBOUR: [...ANYONE, "TUNNEL"],

@@ -14,6 +14,7 @@ from sealring_protocol.codec.messages import (
     NO_EPOCH,
     Backend,
     Bootstrap,
+    CannotServe,
     Epoch,
     Failure,
     FailureKind,
@@ -136,10 +137,10 @@ class Follower:
             case Grouped():
                 self._joining.grouped(message)
                 return []
-            case StepDone(n=0, failed=Failure() as failed) if message.epoch == self.epoch:
+            case CannotServe() if message.epoch == self.epoch:
                 self._answer_deadline.answered(now)
                 self._loaded = None
-                return self._tell(0, failed, now)
+                return self._tell(0, message.of(self._config.rank), now)
             case Step() | StepDone():
                 self._answer_deadline.answered(now)
                 if message.epoch != self.epoch or self._pipeline is None:
@@ -427,7 +428,7 @@ class Follower:
         self._told = True
         self._failed = failed
         self._enter(Phase.FAILED, now)
-        return [Send(0, Purpose.CONTROL, StepDone(self.epoch, n, failed=failed))]
+        return [Send(0, Purpose.CONTROL, CannotServe(self.epoch, failed.kind, failed.message, n))]
 
     # ---------------------------------------------------------------- timers
 

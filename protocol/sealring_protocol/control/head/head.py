@@ -19,6 +19,7 @@ from sealring_protocol.codec.local_messages import (
     Logprobs,
 )
 from sealring_protocol.codec.messages import (
+    CannotServe,
     Epoch,
     Failure,
     FailureKind,
@@ -120,12 +121,14 @@ class Head(HeadEpochs):
                 if flight is not None and message.uid in flight[2]:
                     self._logprobs[message.n, message.uid] = message
                 return []
+            case CannotServe():
+                self._answer_deadline.answered(now)
+                current = message.epoch == self.membership.epoch
+                return self._refused(0, message.of(0), now) if current else []
             case Step() | StepDone():
                 self._answer_deadline.answered(now)
                 if message.epoch != self.membership.epoch:
                     return []
-                if message.n == 0 and isinstance(message, StepDone) and message.failed:
-                    return self._refused(0, message.failed, now)
                 effects = self._engine_answered(message, now)
                 if message.failed is not None:
                     effects = [*self._renew_keys(message.failed), *effects]
@@ -253,6 +256,8 @@ class Head(HeadEpochs):
                 return self._prepared(rank, message, now)
             case Ready():
                 return self._ready(rank, message, now)
+            case CannotServe():
+                return self._cannot(rank, message, now)
             case StepDone() if purpose is Purpose.CONTROL:
                 return self._told(rank, message, now)
             case StepDone():
@@ -266,30 +271,36 @@ class Head(HeadEpochs):
         reason = differ(names[0], self._info.model, unpinned, names[rank], model)
         return Shut(rank, Purpose.CONTROL, CloseCode.MODEL_MISMATCH, reason)
 
-    def _told(self, rank: int, message: StepDone, now: float) -> list[Effect]:
-        """A rank says on its control link that it cannot serve an epoch (any more), or, in tensor
-        parallelism, answers a step."""
+    def _cannot(self, rank: int, message: CannotServe, now: float) -> list[Effect]:
+        """A rank cannot serve an epoch, or not any more."""
+        failed = message.of(rank)
         over = self.membership.state is MembershipState.GATHERING
         if not self.membership.is_current(message.epoch) or over:
-            return self._explained(rank, message, now)
-        if isinstance(self._machine, TensorLeader) and message.n:
-            return self._act(self._machine.done(rank, message), now)
-        if message.failed is None:
-            raise RemoteProtocolError("an answer to a step on a control link")
-        if self._machine is not None:
-            failed = attrs.evolve(message.failed, rank=rank)
-            if message.n:
-                return self._act(self._machine.failure(message.n, failed), now)
-            return self._lost(failed, now)
-        return self._refused(rank, message.failed, now)
+            return self._explained(message.epoch, failed, now)
+        if self._machine is None:
+            return self._refused(rank, failed, now)
+        if message.n:
+            return self._act(self._machine.failure(message.n, failed), now)
+        return self._lost(failed, now)
 
-    def _explained(self, rank: int, message: StepDone, now: float) -> list[Effect]:
-        """A rank says why an epoch was lost that its link, which it closed, has ended already."""
-        if self.scheduler is None or message.failed is None:
+    def _told(self, rank: int, message: StepDone, now: float) -> list[Effect]:
+        """A rank answers a step of tensor parallelism."""
+        over = self.membership.state is MembershipState.GATHERING
+        if not self.membership.is_current(message.epoch) or over:
+            failed = message.failed
+            if failed is None:
+                return []
+            return self._explained(message.epoch, attrs.evolve(failed, rank=rank), now)
+        if not isinstance(self._machine, TensorLeader):
+            raise RemoteProtocolError("an answer to a step on a control link")
+        return self._act(self._machine.done(rank, message), now)
+
+    def _explained(self, epoch: Epoch, failed: Failure, now: float) -> list[Effect]:
+        """A rank says why *epoch* was lost, which its link, which it closed, has ended already."""
+        if self.scheduler is None:
             return []
-        failed = attrs.evolve(message.failed, rank=rank)
         known = self.scheduler.learnt
-        effects: list[Effect] = [*self.scheduler.explained(message.epoch, failed)]
+        effects: list[Effect] = [*self.scheduler.explained(epoch, failed)]
         return [*effects, *self._learnt_since(known), *self._pump(now)]
 
     def _step_done(self, rank: int, message: StepDone, now: float) -> list[Effect]:
