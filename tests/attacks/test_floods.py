@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
@@ -111,27 +112,47 @@ class Given:
             await self._news.wait()
 
 
+@attrs.frozen
+class AtWork:
+    """A head at work, and where the other member of its *roster* finds it."""
+
+    runtime: Runtime
+    roster: SignedRoster
+    address: tuple[str, int]
+
+    @asynccontextmanager
+    async def linked(self, purpose: Purpose) -> AsyncIterator[Hostile]:
+        """The other member has a link."""
+        with socket.create_connection(self.address) as sock:
+            yield await trio.to_thread.run_sync(
+                Hostile, self.roster, purpose, sock, limiter=trio.CapacityLimiter(1)
+            )
+
+
 @asynccontextmanager
-async def attacked(purpose: Purpose) -> AsyncIterator[tuple[Given, Hostile]]:
-    """The last rank of a ring of two attacks the head: what the head's link is given, and the
-    attacker."""
+async def at_work() -> AsyncIterator[AtWork]:
+    """The head of a ring of two, without an engine."""
     roster = two()
     about = NodeConfig(signer(0).public_key, roster, COORDINATOR.public_key, 5)
     node = Node(about, trio.current_time())
     node.engine_message(info(), trio.current_time())  # as if there were one; then steps may come
     with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+        address = free.getsockname()
     engine: Any = lambda _: NoEngine()  # noqa: E731
-    runtime = Runtime(
-        node, signer=signer(0), engine=engine, listen=("127.0.0.1", port), keep=lambda _: None
-    )
+    runtime = Runtime(node, signer=signer(0), engine=engine, listen=address, keep=lambda _: None)
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
             await nursery.start(runtime.run)
-            with socket.create_connection(("127.0.0.1", port)) as sock:
-                hostile = await trio.to_thread.run_sync(Hostile, roster, purpose, sock)
-                yield Given(runtime), hostile
+            yield AtWork(runtime, roster, address)
             nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def attacked(purpose: Purpose) -> AsyncIterator[tuple[Given, Hostile]]:
+    """The last rank of a ring of two attacks the head: what the head's link is given, and the
+    attacker."""
+    async with at_work() as head, head.linked(purpose) as hostile:
+        yield Given(head.runtime), hostile
 
 
 FLOODS = {

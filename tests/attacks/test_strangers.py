@@ -8,6 +8,7 @@ import errno
 import itertools
 import logging
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from random import Random
 
@@ -23,11 +24,13 @@ from sealring_protocol.link import Link
 from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.roles import Purpose
-from sealring_trio.net.connecting import accept
+from sealring_trio.errors import OperationError
+from sealring_trio.net.connecting import accept, dial
 from sealring_trio.net.pump import Pump
 from sealring_trio.net.threaded_socket import Guard
 from sealring_trio.net.wire import LINGER
 
+from tests.attacks.test_floods import at_work
 from tests.link.pair import End, config
 from tests.sim.cluster import COORDINATOR, WALL, Cluster, Host, make_roster, signer
 
@@ -333,3 +336,40 @@ async def test_connections_that_cannot_be_accepted_end_nothing_and_fill_no_log(
         assert [source for _, source in came] == ["10.0.0.9"]
         came[0][0].close()
     assert len([r for r in caplog.records if "cannot accept" in r.message]) == 1
+
+
+async def test_names_whose_lookup_hangs_keep_no_other_member_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Somebody on the network swallows what is asked of name servers. The threads that waited were
+    all that a node has, and it could sign for nobody."""
+    numeric, answers, all_hang = socket.getaddrinfo, threading.Event(), trio.Event()
+    hanging: list[str] = []
+
+    def swallowed(host: str | bytes, *rest: int, **more: int) -> object:
+        name = host if isinstance(host, str) else host.decode()
+        if not name.startswith("member"):
+            return numeric(host, *rest, **more)
+        if rest[-1] & socket.AI_NUMERICHOST:
+            raise socket.gaierror(socket.EAI_NONAME, "not a number")
+        hanging.append(name)
+        if len(hanging) == threads:
+            trio.from_thread.run_sync(all_hang.set)
+        answers.wait(20)
+        raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+
+    async def dial_it(name: str) -> None:
+        with pytest.raises(OperationError):
+            await dial(f"{name}.example:1")
+
+    threads = trio.to_thread.current_default_thread_limiter().total_tokens
+    monkeypatch.setattr(socket, "getaddrinfo", swallowed)
+    async with at_work() as head, trio.open_nursery() as nursery:
+        for number in range(int(threads)):
+            nursery.start_soon(dial_it, f"member{number}")
+        try:
+            await all_hang.wait()
+            async with head.linked(Purpose.CONTROL):
+                pass  # it was signed for
+        finally:
+            answers.set()

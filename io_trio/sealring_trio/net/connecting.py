@@ -8,7 +8,7 @@ import math
 import os
 import socket
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -26,6 +26,9 @@ TELL_SECONDS: Final = 60.0
 _GONE: Final = {errno.ECONNABORTED, errno.EPROTO}
 """The connection to accept was reset before it could be: the next one is not to wait for it."""
 
+LOOKUPS: Final = 64
+"""Names that are looked up at a time; each may take the system half a minute."""
+
 DIAL_TIMEOUT: Final = 5.0
 """Seconds that a connection may take to come up."""
 
@@ -34,6 +37,28 @@ def _listen_advice(error: OSError) -> str:
     if error.errno == errno.EADDRNOTAVAIL:
         return "Change 'listen' in the config: this machine has no such address (0.0.0.0 is all)."
     return "Is another node running with this address? Change 'listen' in the config."
+
+
+class Lookups(trio.abc.HostnameResolver):
+    """Looks names up in threads of its own: who swallows what is asked of name servers can have
+    all of these wait, and none that a node signs in."""
+
+    def __init__(self) -> None:
+        self._threads = trio.CapacityLimiter(LOOKUPS)
+
+    async def getaddrinfo(self, *asked: Any) -> Any:
+        """As `socket.getaddrinfo`."""
+        return await self._run(socket.getaddrinfo, *asked)
+
+    async def getnameinfo(self, *asked: Any) -> Any:
+        """As `socket.getnameinfo`."""
+        return await self._run(socket.getnameinfo, *asked)
+
+    async def _run(self, call: Callable[..., Any], *asked: Any) -> Any:
+        # A thread that nobody waits for any more still counts until the system gives up.
+        return await trio.to_thread.run_sync(
+            call, *asked, abandon_on_cancel=True, limiter=self._threads
+        )
 
 
 async def open_listeners(host: str, port: int) -> list[trio.SocketListener]:

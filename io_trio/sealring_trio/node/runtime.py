@@ -67,7 +67,7 @@ from sealring_trio.collective.loopback import Loopback, PrivateLoopback, SharedL
 from sealring_trio.collective.tunnels import Tunnels
 from sealring_trio.engine.supervisor import EngineOwner, Supervisor
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.net.connecting import accept, dial, open_listeners
+from sealring_trio.net.connecting import Lookups, accept, dial, open_listeners
 from sealring_trio.net.pump import Pump
 from sealring_trio.net.threaded_socket import SPARE, Guard
 from sealring_trio.node.request_stream import Stream
@@ -154,6 +154,7 @@ class Runtime:
         Raises `OperationError` when it cannot listen.
         """
         set_switch_interval()
+        trio.socket.set_custom_hostname_resolver(Lookups())
         listeners = await open_listeners(*self._listen)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
