@@ -120,7 +120,7 @@ def _answer(source: Source, leader: TensorLeader, model: Model, last: int) -> li
     owed = next((n for n, told in model.owed.items() if rank not in told), last)
     n = owed + (source.below(3) - 1 if how == 1 else 0)
     failure = Failure(source.below(4), FailureKind.ENGINE_ERROR, "no") if how == 2 else None
-    done = StepDone(EPOCH, n, ids, failed=failure)
+    done = StepDone(EPOCH, n, () if failure else ids, failed=failure)
     if rank == 0 and next((n for n, told in model.owed.items() if 0 not in told), None) != n:
         return []  # an engine of one's own that answers out of order is for `tensor`
     may = model.answer(rank, n, ids, fails=failure is not None)

@@ -354,4 +354,4 @@ def _lie(source: Source, ring: Ring) -> Any:
     if n == 0:
         return CannotServe(epoch, kind, "a failure", source.below(3))
     failed = Failure(source.below(4), kind, "a failure") if source.flag() else None
-    return StepDone(epoch, n, ids, failed=failed)
+    return StepDone(epoch, n, () if failed else ids, failed=failed)

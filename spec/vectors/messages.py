@@ -463,6 +463,16 @@ def _steps() -> Iterator[Case]:
     yield "step-list-cut", "CV-01", "4,096 evicts declared, none there", put(idle, 43, u16(4096))
     yield "step-tensor-missing", "CV-01", "a tensor declared, none there", put(idle, 73, b"\1")
     done = flat(StepDone(EPOCH, 1))
+    failed = flat(StepDone(EPOCH, 1, failed=FAILURE))
+    behind = failed[len(done) :]
+    one_id, hidden = flat(StepDone(EPOCH, 1, ids=(7,))), flat(StepDone(EPOCH, 1, tensors=(PLAIN,)))
+    tensor = hidden[len(done) :]
+    for name, about, data in [
+        ("ids-tensors", "ids and hidden states", put(one_id, 30, b"\1") + tensor),
+        ("ids-failed", "ids and a failure", put(one_id, 31, b"\1") + behind),
+        ("tensors-failed", "hidden states and a failure", put(hidden, 31, b"\1") + behind),
+    ]:
+        yield f"done-{name}", "MS-14", f"STEP_DONE with {about}", data
     yield "done-failed-2", "CV-05", "failed is 2", put(done, 31, b"\2")
     yield "done-ids-cut", "CV-02 CV-01", "1,048,576 ids, none there", put(done, 26, u32(1 << 20))
 

@@ -319,7 +319,7 @@ def waiting_for(work: Work) -> HeadPipeline:
     ("work", "answer"),
     [
         (Decode(0), StepDone(EPOCH, 1)),
-        (Decode(0), StepDone(EPOCH, 1, ids=(7,), tensors=HIDDEN)),
+        (Decode(0), StepDone(EPOCH, 1, ids=(7,))),
         (Prefill(1, 0, 5), StepDone(EPOCH, 1, tensors=HIDDEN)),
         (Prefill(1, 0, 5), StepDone(EPOCH, 1, ids=(7,))),
     ],
@@ -346,10 +346,11 @@ def test_hidden_states_that_do_not_open_are_those_of_the_rank_that_sent_them() -
 
 def test_a_step_whose_answer_is_refused_still_waits_and_is_lost_with_its_link() -> None:
     """Else nobody would know whose it was, and its request would be tried for ever."""
-    for wrong in (StepDone(EPOCH, 1, spent=TIMES * 4), StepDone(EPOCH, 1, ids=(7,) * MAX_IDS)):
+    times = StepDone(EPOCH, 1, tensors=HIDDEN, spent=TIMES * 4)
+    for wrong in (times, StepDone(EPOCH, 1, ids=(7,) * MAX_IDS)):
         head = waiting_for(Decode(0))
         with pytest.raises(RemoteProtocolError):
-            head.done(2, attrs.evolve(wrong, tensors=HIDDEN))
+            head.done(2, wrong)
         assert [action.n for action in head.lost(Failure(2, FailureKind.LINK_LOST, ""))] == [1]
 
 
@@ -369,7 +370,7 @@ def test_times_of_more_ranks_than_are_never_reach_an_engine_that_adds_its_own() 
         leader.done(1, StepDone(EPOCH, 1, ids=(7,), spent=TIMES * 3))
 
 
-@pytest.mark.parametrize("wrong", [{"ids": (7,)}, {"spent": TIMES * 9}], ids=str)
+@pytest.mark.parametrize("wrong", [{"ids": (7,), "tensors": ()}, {"spent": TIMES * 9}], ids=str)
 def test_a_request_whose_answers_are_wrong_each_time_is_given_up_within_seconds(
     wrong: dict[str, object],
 ) -> None:

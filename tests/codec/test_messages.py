@@ -153,12 +153,17 @@ TOO_MUCH = {
     "float": Row(1, top_k=-1),
 }
 
+TENSOR = Tensor(DType.F16, (1,), bytes(2))
+FAILURE = Failure(1, FailureKind.MEMORY, "no room")
 INVALID = {
     "group": lambda: Decode(0xFFFF),
     "join": lambda: Join(1, 0xFFFF),
     "prefill": lambda: Prefill(1, 0, 0),
     "ready-range": lambda: attrs.evolve(MESSAGES["ready"], first=10),
     "portless": lambda: Prepared(EPOCH, 0),
+    "done-two": lambda: StepDone(EPOCH, 1, ids=(1,), tensors=(TENSOR,)),
+    "done-failed-ids": lambda: StepDone(EPOCH, 1, ids=(1,), failed=FAILURE),
+    "done-failed-tensors": lambda: StepDone(EPOCH, 1, tensors=(TENSOR,), failed=FAILURE),
     "bounds-empty": lambda: attrs.evolve(MESSAGES["bootstrap"], bounds=()),
     "bounds-one": lambda: attrs.evolve(MESSAGES["bootstrap"], bounds=(0,)),
     "bounds-start": lambda: attrs.evolve(MESSAGES["bootstrap"], bounds=(1, 3, 6)),

@@ -18,6 +18,7 @@ from sealring_protocol.codec.codes import MessageCode, rule
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_protocol.codec.waiting import Waiting
 from sealring_protocol.codec.wire import Buffer
+from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import MAX_LOGPROBS, NO_GROUP
 
 
@@ -340,7 +341,9 @@ class Step:
 
 @attrs.frozen
 class StepDone:
-    """The one answer to a step: tensors and tokens, or the failure.
+    """The one answer to a step. It holds one thing at most: the hidden states that come back
+    (*tensors*), the tokens that were drawn (*ids*), or why it *failed*. The answer to a prefill,
+    and to a step without work, holds none.
 
     *spent* has an entry of every rank that worked on it, in order; where the head's engine has
     drawn tokens of what came back, that closing pass is the last.
@@ -353,6 +356,11 @@ class StepDone:
     tensors: tuple[Tensor, ...] = ()
     failed: Failure | None = None
     spent: tuple[Spent, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        # Not by `rule`: this is made for every token.
+        if (self.ids and self.tensors) or (self.failed and (self.ids or self.tensors)):
+            raise LocalProtocolError("an answer holds more than one of ids, tensors and a failure")
 
 
 @attrs.frozen

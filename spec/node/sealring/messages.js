@@ -144,7 +144,10 @@ const step = struct(
   checkWork,
 );
 
-const stepDone = struct({ ...epoch, n: u64, ...results });
+const stepDone = struct({ ...epoch, n: u64, ...results }, ({ ids, tensors, failed }) => {
+  const held = [ids.length > 0, tensors.length > 0, failed !== null].filter(Boolean);
+  must(held.length <= 1, "more than one of ids, tensors and a failure");
+});
 
 const engineInfo = struct({
   model: bytes(32),
