@@ -177,6 +177,7 @@ CAUSES: Final = {
     Cause.OTHER_MODEL: "The two nodes hold different models.",
     Cause.MANIFEST: "One of the two has a manifest of the model, the other has none.",
     Cause.OTHER_POLICY: "The two nodes disagree on a policy.",
+    Cause.SAME_KEY: "Two nodes run with the same key, and the one that came later is taken.",
     Cause.REFUSED: "One of the two refused the other, for the reason that is told.",
     Cause.BROKEN: "A link was there, and broke.",
     Cause.PEER_ENGINE: "That node's engine has not said yet what its model is.",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
@@ -174,6 +176,17 @@ async def test_a_job_that_comes_while_the_first_worker_starts_begins_no_other() 
     async with workers(tiny.path()) as texts:
         assert "'lengths': [5]" in await outcome(texts, "chat", ask("Hello."))
         assert len(set(psutil.Process().children()) - before) == 1
+
+
+async def test_a_worker_that_was_killed_while_it_had_nothing_to_do_costs_no_job() -> None:
+    before = set(psutil.Process().children())
+    async with workers(tiny.path()) as texts:
+        assert "'lengths': [5]" in await outcome(texts, "chat", ask("Hello."))
+        (worker,) = set(psutil.Process().children()) - before
+        worker.kill()
+        ended = partial(os.waitid, os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+        await trio.to_thread.run_sync(ended)
+        assert "'lengths': [5]" in await outcome(texts, "chat", ask("Hello."))
 
 
 TEMPLATES = {
@@ -349,7 +362,9 @@ async def test_a_worker_that_a_signal_without_a_name_ends_is_replaced(
     (tmp_path / "signal").write_text(str(number))
     async with workers(tmp_path) as texts:
         told = await outcome(texts, "chat", b"")
-        assert told == f"Lost: the text worker was lost while reading the job ran (signal {number})"
+        assert (
+            told == f"Lost: the text worker was lost (signal {number}); it was at reading the job"
+        )
         (tmp_path / "signal").unlink()
         (tmp_path / "says").write_bytes(frame(b'{"done": {}}'))
         assert await outcome(texts, "chat", b"") == "{}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -180,3 +181,19 @@ def test_a_node_that_dies_in_the_middle(tmp_path: Path) -> None:
         with pytest.raises(OperationError, match="in the middle of its answer"):
             next(answer)
         thread.join()
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_a_node_that_is_stopped_or_hangs_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waiting: int
+) -> None:
+    """The kernel takes connections for it, until as many wait as may."""
+    monkeypatch.setattr(control_client, "ANSWER_SECONDS", 0.1)
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as node, contextlib.ExitStack() as others:
+        node.bind(str(path))
+        node.listen(0)
+        for _ in range(waiting):
+            others.enter_context(socket.socket(socket.AF_UNIX)).connect(str(path))
+        with pytest.raises(OperationError, match="takes no more" if waiting else "not answer"):
+            list(ask(path, {"do": "status"}, 0.1))

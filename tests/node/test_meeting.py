@@ -6,6 +6,8 @@ import pytest
 from sealring_protocol import limits
 from sealring_protocol.control.head.plan import Strategy
 from sealring_protocol.control.scheduler.requests import FinishReason, Request
+from sealring_protocol.diagnosis.peers import SAME_KEY
+from sealring_protocol.diagnosis.why import Cause
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.events import Hangup
 from sealring_protocol.node import Node, NodeConfig
@@ -419,3 +421,33 @@ def test_a_roster_of_the_same_members_spreads_beside_the_links_there_are(world):
     dials = len(cluster.hosts["host0"].wires)
     cluster.run_for(60.0)
     assert len(cluster.hosts["host0"].wires) == dials
+
+
+def test_two_nodes_with_one_key_do_not_replace_each_other_for_ever():
+    """A machine was copied with its key: the node that came later is taken, and both are told."""
+    cluster = Cluster(2, 8)
+    cluster.run_until(lambda: cluster.ready)
+    first = cluster.hosts.pop("host1")
+    first.name = "host01"
+    cluster.hosts[first.name] = first
+    for host in cluster.hosts.values():
+        for wire in host.wires.values():
+            wire.ends = [(first.name if who == "host1" else who, n) for who, n in wire.ends]
+    later = cluster.boot(1)
+    cluster.run_for(20.0)
+    epoch = cluster.head.node.brain.membership.epoch
+    uid = cluster.submit(Request((4, 5, 6), 400))
+    cluster.run_until(lambda: cluster.all_done)
+    assert cluster.tokens[uid] == reference((4, 5, 6), 400, 6)
+    cluster.run_for(60.0)
+    assert cluster.head.node.brain.membership.epoch == epoch
+    assert later.node.brain.serving
+    causes = {each.cause: each.what for each in first.node.obstacles(cluster.now)}
+    assert causes[Cause.SAME_KEY] == f"the head (node0) refused this node: {SAME_KEY}"
+    told = [text for _, who, text in cluster.notes if who == "host0" and SAME_KEY in text]
+    assert told[0] == f"no control link with node1: {SAME_KEY}"
+    # It is taken again once the other is gone.
+    cluster.notes.clear()
+    cluster.crash(later)
+    cluster.run_until(lambda: cluster.ready)
+    assert first.node.brain.serving

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 from sealring_protocol.diagnosis.peers import STEADY_SECONDS, Fault
+from sealring_protocol.diagnosis.why import Cause, link_trouble
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import sign_roster
@@ -82,3 +83,38 @@ def test_links_that_come_and_go_in_good_order_are_no_trouble():
         for peer in host.node.peers():
             assert not peer.dialed, peer
             assert not peer.incoming, peer
+
+
+def troubles(made: Cluster) -> list[object]:
+    return [
+        (host.name, peer.name, purpose, trouble)
+        for host in made.hosts.values()
+        for peer in host.node.peers()
+        for purpose in Purpose
+        if (trouble := peer.trouble(purpose, made.now)) is not None
+    ]
+
+
+def test_a_greeting_that_came_late_is_no_trouble_once_it_was_heard():
+    """Ranks greet each other once, and have no link with each other to say that all is well."""
+    made = Cluster(3, 5)
+    late = made.hosts["host2"]
+    made.crash(late)
+    made.run_for(1.0)
+    made.boot(2)
+    made.run_until(lambda: made.ready)
+    made.run_for(STEADY_SECONDS + 1)
+    assert troubles(made) == []
+
+
+def test_who_is_put_out_is_told_so_and_not_that_the_roster_has_expired():
+    made = Cluster(3, 6)
+    made.run_until(lambda: made.ready)
+    made.head.node.bring_roster(make_roster(3, serial=2, order=(0, 1)).encode(), WALL)
+    made.settle(made.head)
+    node = made.hosts["host2"].node
+    made.run_until(lambda: CONTROL not in node.peers()[0].up)
+    head = node.peers()[0]
+    told = link_trouble(node.facts(made.now), head, head.trouble(CONTROL, made.now))
+    assert told.what == "the head (node0) refused this node: no longer a member"
+    assert told.cause is Cause.NOT_A_MEMBER

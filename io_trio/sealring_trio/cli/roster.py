@@ -29,7 +29,7 @@ from sealring_trio.files.roster_files import (
     verify_roster,
     write_draft,
 )
-from sealring_trio.local.control_client import ask
+from sealring_trio.local.control_client import ANSWER_SECONDS, ask
 
 HELP = """\
 Say who belongs to the cluster, and sign it.
@@ -318,7 +318,7 @@ def install(roster: Path, *, config: Path, json: bool = False) -> None:
     """
     data = read_roster(roster).encode()
     socket = load_config(config).control_socket
-    done = next(iter(ask(socket, {"do": "roster", "roster": data.hex()})))
+    done = next(iter(ask(socket, {"do": "roster", "roster": data.hex()}, ANSWER_SECONDS)))
     if json:
         print_json({"serial": done["serial"]})
         return

@@ -10,7 +10,7 @@ from sealring_protocol.diagnosis.words import ago, lasting
 from sealring_trio.cli.output import print_facts, print_json, print_table
 from sealring_trio.files.config import load_config
 from sealring_trio.files.units import format_size
-from sealring_trio.local.control_client import ask
+from sealring_trio.local.control_client import ANSWER_SECONDS, ask
 
 
 def status(*, config: Path, json: bool = False) -> None:
@@ -27,7 +27,7 @@ def status(*, config: Path, json: bool = False) -> None:
     json
         Print one JSON object.
     """
-    facts = next(iter(ask(load_config(config).control_socket, {"do": "status"})))
+    facts = next(iter(ask(load_config(config).control_socket, {"do": "status"}, ANSWER_SECONDS)))
     facts.pop("event")
     if json:
         print_json(facts)

@@ -24,6 +24,9 @@ MAX_LINE: Final = 4 << 20
 MAX_PATH: Final = 100
 """Bytes of a socket's path: the least that the systems allow, less a little."""
 
+ANSWER_SECONDS: Final = 30.0
+"""Seconds for what a node answers at once. One that is stopped, or hangs, never does."""
+
 _UCRED: Final = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 _XUCRED: Final = struct.Struct("=II68x")  # struct xucred: version, uid; what getpeereid reads
 
@@ -52,8 +55,11 @@ def check_path(path: Path) -> None:
         )
 
 
-def ask(path: Path, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Send *request* to the node at *path*; the lines of its answer, as they come.
+def ask(
+    path: Path, request: dict[str, Any], seconds: float | None = None
+) -> Iterator[dict[str, Any]]:
+    """Send *request* to the node at *path*; the lines of its answer, as they come, each within
+    *seconds* if it is given.
 
     Raises `OperationError` when no node answers there, goes away, or fails at the request, and
     `UserError` when the request is a mistake.
@@ -62,6 +68,7 @@ def ask(path: Path, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         try:
             with contextlib.suppress(ConnectionError):  # a node that refuses says so, and closes
                 connection.sendall(json.dumps(request).encode() + b"\n")
+            connection.settimeout(seconds)
             for line in lines:
                 event = json.loads(line)
                 if event["event"] == "error":
@@ -72,14 +79,20 @@ def ask(path: Path, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
                     return
         except ConnectionError:
             pass
+        except TimeoutError:
+            raise _silent(path, "does not answer") from None
     raise OperationError("the node went away in the middle of its answer", "See the node's log.")
 
 
 def _connect(path: Path) -> socket.socket:
     check_path(path)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(ANSWER_SECONDS)
     try:
         connection.connect(str(path))
+    except (BlockingIOError, TimeoutError):  # as many wait there as may
+        connection.close()
+        raise _silent(path, "takes no more clients") from None
     except (FileNotFoundError, ConnectionRefusedError):
         connection.close()
         raise OperationError(
@@ -97,3 +110,10 @@ def _connect(path: Path) -> socket.socket:
             f"the control socket {path} belongs to another user", "Do not trust what is there."
         )
     return connection
+
+
+def _silent(path: Path, does: str) -> OperationError:
+    return OperationError(
+        f"the node at {path} {does}",
+        "Its process is stopped or hangs, or its machine is overloaded. Its log may say more.",
+    )

@@ -80,7 +80,7 @@ async def _listen(path: Path) -> trio.socket.SocketType:
         ) from None
     finally:
         os.umask(before)
-    listener.listen(16)
+    listener.listen(MAX_CLIENTS)
     return listener
 
 

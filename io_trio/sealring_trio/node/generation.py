@@ -67,6 +67,10 @@ class Piece:
 
 _DRAIN_LOOK: Final = 0.05  # seconds between looks at what is still under way
 
+_DRAIN_DOWN: Final = 10.0
+"""Seconds that the ring may be down while requests finish. A fault is over by then, as a rule; a
+ring whose ranks have been stopped as well stays down."""
+
 
 def _requests(number: int) -> str:
     return f"{number} request{'' if number == 1 else 's'}"
@@ -153,7 +157,10 @@ class Generator:
         async with self._loading:
             if self._tokenizer is None:
                 try:
-                    self._tokenizer = await trio.to_thread.run_sync(partial(Tokenizer, self.model))
+                    # It may take long (a slow disk, a busy machine), and no stop waits for it.
+                    self._tokenizer = await trio.to_thread.run_sync(
+                        partial(Tokenizer, self.model), abandon_on_cancel=True
+                    )
                 except LoadError as error:
                     raise OperationError(str(error), "Fetch the model again.") from None
             return self._tokenizer
@@ -206,8 +213,11 @@ class Generator:
             self._drain_ends = trio.current_time() + seconds
             text = "finishing %s, for %g s at most; new ones are refused, and a second signal ends "
             log.info(text + "what is under way", _requests(len(live)), seconds)
+        served = trio.current_time()
         with trio.move_on_after(seconds):
-            while live and self.serving:  # noqa: ASYNC110 - the ring tells nobody
+            while live and trio.current_time() < served + _DRAIN_DOWN:
+                if self.serving:
+                    served = trio.current_time()
                 await trio.sleep(_DRAIN_LOOK)
         if live:
             log.warning("what has not finished is ended: %s", _requests(len(live)))

@@ -3,7 +3,8 @@
 What one does is in `process`. `run` has a job done and gives what came of it. A job that
 exceeds the time of its stage or its memory ends with its worker, which another one replaces; its
 caller is told which stage it was. One whose caller leaves may finish for a moment, so that clients
-that come and go do not cost a worker each, and is then ended too.
+that come and go do not cost a worker each, and is then ended too. A worker that ended while it had
+no job costs no job either: another takes its place.
 
 There are at most `WORKERS`. The second starts when a job finds the first one busy, and stays. Large
 texts leave one of them to the short ones, and each owner has one job done at a time: who sends
@@ -148,14 +149,19 @@ class TextWorkers:
         A start costs seconds of a core, so none is begun beside another: that one's worker may do.
         """
         started = self._nursery is None
-        while not self._idle:
+        while True:
+            while self._idle:
+                worker = self._idle.pop()
+                if worker.process.poll() is None:
+                    return worker
+                log.warning("a text worker has ended while it had no job; another takes its place")
+                self._replace(worker)
             if self._living < WORKERS and not self._starting and not started:
                 self._start()
                 started = True
             await self._changed.wait()
             if not self._living and not self._idle:
                 raise OperationError(self._fault, "The log says more.")
-        return self._idle.pop()
 
     def _give_back(self, worker: _Worker, size: int) -> None:
         alive = worker.usable and self._nursery is not None
@@ -163,6 +169,9 @@ class TextWorkers:
             self._idle.append(worker)
             self._ring()
             return
+        self._replace(worker)
+
+    def _replace(self, worker: _Worker) -> None:
         self._end(worker)
         self._living -= 1
         self._start()
@@ -321,7 +330,7 @@ class _Worker:
         if code is not None and code == -signal.SIGABRT:  # what an allocation that fails does
             return Exceeded(f"{stage} took more than {MEMORY >> 30} GiB of memory")
         how = "ended" if code is None or code >= 0 else signal_name(-code)
-        return Lost(f"the text worker was lost while {stage} ran ({how})")
+        return Lost(f"the text worker was lost ({how}); it was at {stage}")
 
     def end(self) -> subprocess.Popen[bytes]:
         """Kill it; the process, which is to be waited for."""

@@ -31,6 +31,7 @@ class Cause(enum.Enum):
     OTHER_MODEL = "other_model"
     MANIFEST = "manifest_on_one_side"
     OTHER_POLICY = "other_policy"
+    SAME_KEY = "same_key"
     REFUSED = "refused"
     BROKEN = "link_broken"
     PEER_ENGINE = "peer_engine_starting"
@@ -64,6 +65,8 @@ ADVICE: Final[Mapping[Cause, str]] = {
     Cause.MANIFEST: "Copy the model folder, sealring.json included, to every machine, and start "
     "the node again whose folder has changed.",
     Cause.OTHER_POLICY: "Let both configs say the same, and both nodes have the same roster.",
+    Cause.SAME_KEY: "Two nodes run with one key: a machine was copied, say. Stop one of them, or "
+    "give it a key of its own (sealring keygen, roster add).",
     Cause.REFUSED: "The log of the node that refused says more.",
     Cause.BROKEN: "It is dialed again.",
     Cause.PEER_ENGINE: "Its log and its 'sealring status' say more.",
@@ -106,6 +109,7 @@ HINDRANCES: Final[Mapping[Cause, Hindrance | None]] = {
     Cause.OTHER_MODEL: Hindrance.MODEL,
     Cause.MANIFEST: Hindrance.MODEL,
     Cause.OTHER_POLICY: Hindrance.REFUSED,
+    Cause.SAME_KEY: Hindrance.REFUSED,
     Cause.REFUSED: Hindrance.REFUSED,
     Cause.BROKEN: Hindrance.LINK,
     Cause.PEER_ENGINE: Hindrance.ENGINE,

@@ -3,7 +3,8 @@
 For a peer and a purpose there are two entries: what became of the links that this node dialed, and
 of those that came in. An entry is the last thing that went wrong, since when it has been the same
 thing, and how often. It stays until a link has stood for a while (`STEADY_SECONDS`), for a peer
-that is taken and refused in turns is in trouble all the time.
+that is taken and refused in turns is in trouble all the time. It is told while the link is wanted:
+a greeting that was heard, or a neighbour of an earlier ring, is no trouble any more.
 
 Whoever did not prove who it is has no rank, and stands in another book (`refusal_log`).
 """
@@ -34,6 +35,12 @@ STEADY_SECONDS: Final = 5.0
 
 NO_FAULT: Final = {CloseCode.SHUTDOWN, CloseCode.DUPLICATE_LINK, CloseCode.NOT_READY}
 """How links end with which nothing is wrong."""
+
+NO_MEMBER: Final = "no longer a member"
+"""The reason that a peer is given whom a newer roster has put out. Its code is `ROSTER_EXPIRED`."""
+
+SAME_KEY: Final = "another node that runs with the same key has taken its place"
+"""The reason that a node is given whose twin came after it. Its code is `REPLACED`."""
 
 _CODES: Final = {int(code) for code in CloseCode}
 
@@ -163,7 +170,7 @@ class PeerBook:
         if since is not None and now - since >= STEADY_SECONDS:
             for dialed in (True, False):
                 self._troubles.pop((*key[:2], dialed), None)
-        if code not in NO_FAULT and code != CloseCode.REPLACED:
+        if code not in NO_FAULT and not (code == CloseCode.REPLACED and since is not None):
             reason = error.reason if isinstance(error, PeerClosed) else str(error)
             code = wire_code(error) if code is None else code
             self.failed(key, _fault(error, up=since is not None), reason, now, code)
@@ -202,14 +209,15 @@ class PeerBook:
                 tuple(member.addresses),
                 dialer.standing(member.id),
                 {p: at for p in Purpose if (at := self._addresses.get((member.id, p)))},
-                self._of(member.id, dialed=True),
-                self._of(member.id, dialed=False),
+                self._of(member.id, dialer, dialed=True),
+                self._of(member.id, dialer, dialed=False),
                 dialer.is_resting(member.id),
             )
             for rank, member in enumerate(roster.members)
             if member.id != own
         ]
 
-    def _of(self, peer: bytes, *, dialed: bool) -> dict[Purpose, Trouble]:
-        keys = ((purpose, (peer, purpose, dialed)) for purpose in Purpose)
+    def _of(self, peer: bytes, dialer: Dialer, *, dialed: bool) -> dict[Purpose, Trouble]:
+        known = [purpose for purpose in Purpose if dialer.wanted_or_up((peer, purpose))]
+        keys = ((purpose, (peer, purpose, dialed)) for purpose in known)
         return {purpose: self._troubles[key] for purpose, key in keys if key in self._troubles}

@@ -25,7 +25,7 @@ from sealring_protocol.diagnosis.causes import (
     OWN_LOG,
     Cause,
 )
-from sealring_protocol.diagnosis.peers import Fault, PeerState, Trouble
+from sealring_protocol.diagnosis.peers import NO_MEMBER, Fault, PeerState, Trouble
 from sealring_protocol.diagnosis.refusal_log import RefusedSource
 from sealring_protocol.diagnosis.words import ago, lasting
 from sealring_protocol.errors import CloseCode
@@ -41,6 +41,7 @@ _BY_CODE: Final[Mapping[int, Cause]] = {
     CloseCode.ROSTER_EXPIRED: Cause.ROSTER_EXPIRED,
     CloseCode.MODEL_MISMATCH: Cause.OTHER_MODEL,
     CloseCode.POLICY_MISMATCH: Cause.OTHER_POLICY,
+    CloseCode.REPLACED: Cause.SAME_KEY,
 }
 
 _OWN: Final = {Cause.CANNOT_SERVE, Cause.LOADING, Cause.COLLECTIVE}
@@ -365,6 +366,7 @@ def link_trouble(facts: Facts, peer: PeerState, trouble: Trouble) -> Obstacle:
             if cause is Cause.OTHER_MODEL and facts.unpinned and short(facts.unpinned) in reason:
                 reason = one_sided(facts.roster.members[facts.rank].name, peer.name)
             cause = Cause.MANIFEST if reason.startswith(ONE_SIDED) else cause
+            cause = Cause.NOT_A_MEMBER if reason == NO_MEMBER else cause
             what = f"{who} refused {facts.own}: {reason}"
         case Fault.REFUSED:
             cause = Cause.MANIFEST if trouble.reason.startswith(ONE_SIDED) else cause

@@ -12,6 +12,8 @@ from being opened in that direction.
 
 Between two nodes there is one link of each purpose. The first that is established stays; a second
 one from the same life of the peer is refused as a duplicate, and one from a new life replaces it.
+A life whose link was replaced is over. One that comes again nevertheless shows that two nodes run
+with one key, which would replace each other for ever: it is refused while the newer one has a link.
 When both ends dial at once, the end with the lower id holds its answer to the other's FIN while
 its own dial is past RESP, and a dial that is not past RESP is given up once the other link is up;
 so exactly one of the two is accepted.
@@ -20,6 +22,8 @@ so exactly one of the two is accepted.
 from __future__ import annotations
 
 import enum
+from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
 import attrs
@@ -46,6 +50,11 @@ class Verdict(enum.Enum):
     REPLACE = "replace"
     DUPLICATE = "duplicate"
     HOLD = "hold"
+    TWIN = "twin"
+
+
+LIVES: Final = 8
+"""Replaced lives of a peer that are remembered for a link."""
 
 
 @attrs.define
@@ -76,6 +85,7 @@ class Dialer:
         self._wishes: dict[Key, _Wanted] = {}
         self._up: dict[Key, LiveLink] = {}
         self._answered: set[Key] = set()  # own dials past RESP
+        self._replaced: dict[Key, deque[int]] = {}  # the lives before that of the link
         self._doubtful: set[bytes] = set()  # peers that seemed to have put this node out, once
         self._resting: dict[bytes, float] = {}  # peers that are left alone, and until when
 
@@ -187,15 +197,31 @@ class Dialer:
         """The established links with *peer*, with the time since when each is."""
         return {key[1]: contact.since for key, contact in self._up.items() if key[0] == peer}
 
+    def wanted_or_up(self, key: Key) -> bool:
+        """The link *key* is wanted, or up."""
+        return key in self._wishes or key in self._up
+
     def judge(self, key: Key, instance: int) -> Verdict:
         """What to do with an incoming link *key* from the life *instance* of its peer."""
         contact = self._up.get(key)
         if contact is not None:
-            same = contact.instance == instance
-            return Verdict.DUPLICATE if same else Verdict.REPLACE
+            if contact.instance == instance:
+                return Verdict.DUPLICATE
+            twin = instance in self._replaced.get(key, ())
+            return Verdict.TWIN if twin else Verdict.REPLACE
         if key in self._answered and self._own < key[0]:
             return Verdict.HOLD
         return Verdict.ADMIT
+
+    def replaced(self, key: Key, lives: Iterable[int]) -> None:
+        """The link of *key* that comes up now takes the place of one with the last of *lives*."""
+        self._replaced[key] = deque(lives, LIVES)
+
+    def lives(self, key: Key) -> list[int]:
+        """The lives of the peer that have had the link *key*, up to the one that has it, as long
+        as each has taken the place of the one before."""
+        contact = self._up.get(key)
+        return [*self._replaced.get(key, ()), *([] if contact is None else [contact.instance])]
 
     def established(self, key: Key, contact: LiveLink) -> None:
         """The link *contact* of *key* is up."""
@@ -213,6 +239,7 @@ class Dialer:
         if contact is None or contact.link != link:
             return False
         del self._up[key]
+        self._replaced.pop(key, None)
         wish = self._wishes.get(key)
         if wish is not None:
             if now - contact.since >= LONGEST_PAUSE:

@@ -15,7 +15,7 @@ from typing import Final
 from sealring_protocol import link_events
 from sealring_protocol.codec.messages import Message, Progress
 from sealring_protocol.control.effects import Level, Note
-from sealring_protocol.diagnosis.peers import Fault, PeerClosed
+from sealring_protocol.diagnosis.peers import NO_MEMBER, SAME_KEY, Fault, PeerClosed
 from sealring_protocol.errors import (
     CloseCode,
     LimitExceeded,
@@ -31,7 +31,7 @@ from sealring_protocol.events import (
 from sealring_protocol.link import Link
 from sealring_protocol.link_events import LinkClosed, LinkEvent, PeerProved, RosterReceived
 from sealring_protocol.links.connections import Connection, why_not
-from sealring_protocol.links.dialer import LiveLink, Verdict
+from sealring_protocol.links.dialer import Key, LiveLink, Verdict
 from sealring_protocol.links.link_book import DUPLICATE, LinkBook
 from sealring_protocol.links.news import LinkUp, MessageReceived, RosterInForce, Unreachable
 from sealring_protocol.links.roster_in_force import Arrival
@@ -241,14 +241,22 @@ class LinkManager(LinkBook):
             self._refuse(connection, *refusal, now)
         elif verdict is Verdict.DUPLICATE or key in self._held:
             self._refuse(connection, CloseCode.DUPLICATE_LINK, DUPLICATE, now)
+        elif verdict is Verdict.TWIN:
+            self._refuse(connection, CloseCode.REPLACED, SAME_KEY, now)
         elif verdict is Verdict.HOLD:
             self._held[key] = connection.number
         else:
             if verdict is Verdict.REPLACE:
-                old = self._find(self._rank(key), proved.purpose)
-                if old is not None:
-                    self._shut(old, CloseCode.REPLACED, "the peer began a new life", now)
+                self._replace(key, now)
             self._admit(connection, now)
+
+    def _replace(self, key: Key, now: float) -> None:
+        """A new life of the peer comes: end the link *key* with the one before."""
+        lives = self._dialer.lives(key)
+        old = self._find(self._rank(key), key[1])
+        if old is not None:
+            self._shut(old, CloseCode.REPLACED, "the peer began a new life", now)
+        self._dialer.replaced(key, lives)
 
     def _admit(self, connection: Connection, now: float) -> None:
         if connection.link is not None:
@@ -295,7 +303,7 @@ class LinkManager(LinkBook):
                 self._dialer.forget(member.id)
         for connection in list(self._connections.values()):
             if connection.key is not None and connection.key[0] not in roster.roster:
-                self._shut(connection, CloseCode.ROSTER_EXPIRED, "no longer a member", now)
+                self._shut(connection, CloseCode.ROSTER_EXPIRED, NO_MEMBER, now)
             elif connection.up and connection.link is not None:
                 connection.link.renew(roster)
         self.events.append(Note(Level.INFO, f"roster {roster.roster.serial} is in force"))

@@ -68,7 +68,8 @@ class CurrentRoster:
                 "it is another roster with the serial of the one in force; sign one with a greater"
             ) from None
         except RemoteProtocolError as error:
-            reason = str(error).replace("both ends of this link", "this node")
+            elsewhere = "this node; a member that it holds can take it"
+            reason = str(error).replace("both ends of this link", elsewhere)
             raise LocalProtocolError(reason) from None
         if self.came(0, roster) is not Arrival.TO_STORE:
             raise LocalProtocolError("another roster is being stored; try again")
