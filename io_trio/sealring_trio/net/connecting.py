@@ -106,12 +106,15 @@ def plain_socket(connection: trio.socket.SocketType) -> socket.socket:
 
 async def dial(address: str) -> socket.socket:
     """A connection to *address*, ``host:port``. Raises `OperationError` with the reason alone."""
+    late = "the name was not resolved"
     try:
         host, port = parse_address(address)
         with trio.fail_after(DIAL_TIMEOUT):
+            await trio.socket.getaddrinfo(host, port)  # to tell what takes the time
+            late = "no answer"
             stream = await trio.open_tcp_stream(host, port)
     except trio.TooSlowError:
-        raise OperationError(f"no answer within {DIAL_TIMEOUT:.0f} s", "") from None
+        raise OperationError(f"{late} within {DIAL_TIMEOUT:.0f} s", "") from None
     except (OSError, ValueError) as error:
         raise OperationError(_reason(error), "") from None
     return plain_socket(stream.socket)

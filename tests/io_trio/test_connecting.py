@@ -1,0 +1,40 @@
+"""Dials that come to nothing say where they got stuck."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+import trio.abc
+import trio.testing
+from sealring_protocol.diagnosis.causes import DIAL_ADVICE
+from sealring_trio.errors import OperationError
+from sealring_trio.net.connecting import dial
+
+
+class Deaf(trio.abc.HostnameResolver):
+    """A name service that does not answer."""
+
+    async def getaddrinfo(self, *_: object, **__: object) -> Any:
+        await trio.sleep_forever()
+
+    async def getnameinfo(self, *_: object) -> tuple[str, str]:
+        raise NotImplementedError
+
+
+@pytest.fixture
+async def deaf() -> Any:
+    before = trio.socket.set_custom_hostname_resolver(Deaf())
+    yield
+    trio.socket.set_custom_hostname_resolver(before)
+
+
+async def test_a_name_service_that_does_not_answer_is_no_machine_that_is_off(
+    autojump_clock: trio.testing.MockClock, deaf: None
+) -> None:
+    with pytest.raises(OperationError) as raised:
+        await dial("shelf.lan:7470")
+    assert raised.value.what == "the name was not resolved within 5 s"
+    advice = next(text for word, text in DIAL_ADVICE if word in raised.value.what)
+    assert advice.startswith("The name does not resolve here")
