@@ -11,8 +11,11 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from sealring_model.loading.model_folder import describe
 from sealring_model.loading.weights import write_manifest
 from sealring_model.text.tokens import Tokenizer
 from sealring_trio.api.keys import read_keys
+from sealring_trio.cli import run
 from sealring_trio.errors import UserError
 from sealring_trio.files.config import load_config
 from sealring_trio.files.key_files import read_key, read_public_key
@@ -161,6 +165,91 @@ def test_a_key_of_very_many_parts_is_refused_at_once(tmp_path: Path, text: str) 
     with pytest.raises(UserError, match=r"line 2: a key of more than 64 parts"):
         load_config(file)
     assert time.process_time() - began < 5.0
+
+
+# ------------------------------------------------------------------ terminals
+
+ESCAPES = "\x1b]0;taken\x07\x1b[2J\x9b31m"
+"""Has a terminal change its title, forget what it shows, and write in red."""
+
+DEEP_LIST = b"[" * 200_000
+
+
+def said(delta: Any) -> bytes:
+    return b"data: " + json.dumps({"choices": [{"delta": delta}]}).encode() + b"\n\n"
+
+
+SERVERS: dict[str, tuple[bytes, bytes]] = {
+    "another name": (json.dumps({"data": [{"id": ESCAPES}]}).encode(), said({"content": ESCAPES})),
+    "models too deep": (DEEP_LIST, b""),
+    "an error": (b'{"data":[{"id":"m"}]}', b'data: {"error":{"message":"\\u001b[2J"}}\n\n'),
+    "an error that is a text": (b'{"data":[{"id":"m"}]}', b'data: {"error":"no"}\n\n'),
+    "no JSON": (b'{"data":[{"id":"m"}]}', b"data: {\n\n"),
+    "events too deep": (b'{"data":[{"id":"m"}]}', b"data: " + DEEP_LIST + b"\n\n"),
+    "a list": (b'{"data":[{"id":"m"}]}', b"data: [1]\n\n"),
+    "choices are a number": (b'{"data":[{"id":"m"}]}', b'data: {"choices":5}\n\n'),
+    "a delta is a number": (b'{"data":[{"id":"m"}]}', said(5)),
+    "content is a number": (b'{"data":[{"id":"m"}]}', said({"content": 5})),
+}
+
+
+@contextmanager
+def answering(models: bytes, stream: bytes) -> Iterator[str]:
+    """A server that says what it likes; its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.answer(models)
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.answer(stream)
+
+        def answer(self, data: bytes) -> None:
+            self.send_response(200)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(("models", "stream"), SERVERS.values(), ids=SERVERS)
+def test_whatever_a_server_says_is_no_traceback_and_no_order_to_a_terminal(
+    models: bytes, stream: bytes
+) -> None:
+    with answering(models, stream) as url:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "sealring_trio", "chat", "--url", url],
+            input=b"Hello.\n",
+            capture_output=True,
+            timeout=120,
+            check=False,
+        )
+    assert b"Traceback" not in done.stderr
+    assert done.returncode in (0, 1)
+    for told in (done.stdout, done.stderr):
+        assert not set(told.decode()) & set("\x07\x1b\x9b")
+
+
+def test_an_error_that_a_file_brought_gives_a_terminal_no_orders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.toml").write_text('"\\u001b[2J" = 1\n')
+    assert run(["status", "--config", str(tmp_path / "a.toml")]) == 2
+    told = capsys.readouterr().err
+    assert "unknown key" in told
+    assert "\x1b" not in told
 
 
 # ------------------------------------------------------------------ model folders

@@ -15,6 +15,7 @@ from typing import Final
 
 import cyclopts
 
+from sealring_trio.cli.output import tell_error
 from sealring_trio.errors import UserError
 
 HELP: Final = """\
@@ -108,5 +109,5 @@ def _usage(arguments: Sequence[str]) -> str:
 
 
 def _tell(error: UserError) -> int:
-    print(f"sealring: {error.what}\n{error.advice}", file=sys.stderr)
+    tell_error(error)
     return error.exit_code

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import cyclopts
 
+from sealring_trio.cli.output import tell_error, visible
 from sealring_trio.errors import OperationError
 
 if TYPE_CHECKING:
@@ -16,11 +17,6 @@ if TYPE_CHECKING:
 
 Positive = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
 FromZero = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0, lte=2))]
-
-_UNSEEN: Final = dict.fromkeys(
-    code for code in (*range(32), *range(127, 160)) if code not in (9, 10)
-)
-"""Characters that a model must not send to a terminal, which may obey them."""
 
 HELP: Final = """\
 /reset          forget what has been said
@@ -94,7 +90,7 @@ def _converse(talk: Talk) -> int:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401, PLC0415 - lets a line be edited, and earlier ones come back
 
-    print(f"{talk.model} at {talk.url}. /help shows the commands, Ctrl-D leaves.")
+    print(f"{visible(talk.model)} at {talk.url}. /help shows the commands, Ctrl-D leaves.")
     while True:
         try:
             line = input("\n> ")
@@ -108,7 +104,7 @@ def _converse(talk: Talk) -> int:
             if not _command(talk, line.strip()):
                 return 0
         except OperationError as error:
-            print(f"sealring: {error.what}\n{error.advice}", file=sys.stderr)
+            tell_error(error)
 
 
 def _command(talk: Talk, line: str) -> bool:
@@ -159,7 +155,7 @@ def _speaker() -> Callable[[str, str], None]:
         if last and kind != last:
             print("\n")
         last = kind
-        piece = piece.translate(_UNSEEN)
+        piece = visible(piece)
         if dim and kind == "reasoning":
             piece = f"\x1b[2m{piece}\x1b[0m"
         print(piece, end="", flush=True)

@@ -10,7 +10,7 @@ import attrs
 import cyclopts
 from sealring_model.loading.model_folder import ModelInfo
 
-from sealring_trio.cli.output import print_facts, print_json, print_table
+from sealring_trio.cli.output import print_facts, print_json, print_table, visible
 from sealring_trio.errors import OperationError
 from sealring_trio.files.config import CollectivesName, StrategyName
 from sealring_trio.files.models import TINY, describe_model, find_model
@@ -125,7 +125,7 @@ def _ask(head: LocalNode, prompt: str, max_tokens: int, json: bool) -> RingAnswe
             times += [time.perf_counter()] * event["count"]
             text += event["text"]
             if not json:
-                print(event["text"], end="", flush=True)
+                print(visible(event["text"]), end="", flush=True)
         elif event["event"] == "done":
             tokens = event["token_ids"]
     _say(json, "")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import cyclopts
 
-from sealring_trio.cli.output import print_json
+from sealring_trio.cli.output import print_json, visible
 from sealring_trio.files.config import load_config
 from sealring_trio.local.control_client import ask
 
@@ -83,11 +83,11 @@ def generate(
     for event in ask(socket, request):
         match event["event"]:
             case "waiting":
-                print(f"sealring: {event['text']}", file=sys.stderr)
+                print(f"sealring: {visible(event['text'])}", file=sys.stderr)
             case "text":
                 text.append(event["text"])
                 if not json:
-                    print(event["text"], end="", flush=True)
+                    print(visible(event["text"]), end="", flush=True)
             case "done":
                 facts = {key: value for key, value in event.items() if key != "event"}
                 if json:

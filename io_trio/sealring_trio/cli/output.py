@@ -1,11 +1,31 @@
-"""What commands print: a table for people, or one JSON value for programs."""
+"""What commands print: a table for people, or one JSON value for programs.
+
+A terminal obeys some characters: it moves its cursor, gets another title, fills the clipboard. What
+a model, a peer or a server wrote is therefore printed by `visible`.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Final
+
+from sealring_trio.errors import UserError
+
+_UNSEEN: Final = dict.fromkeys(
+    code for code in (*range(32), *range(127, 160)) if code not in (9, 10)
+)
+
+
+def visible(text: str) -> str:
+    """*text* without the characters that a terminal may obey, but for tabs and ends of lines."""
+    return text.translate(_UNSEEN)
+
+
+def tell_error(error: UserError) -> None:
+    """Say on standard error what was wrong and what to do."""
+    print(f"sealring: {visible(error.what)}\n{visible(error.advice)}", file=sys.stderr)
 
 
 def teller() -> Callable[[str], None]:
@@ -15,7 +35,7 @@ def teller() -> Callable[[str], None]:
     def tell(text: str) -> None:
         if text not in seen:
             seen.add(text)
-            print(f"sealring: {text} ...", file=sys.stderr, flush=True)
+            print(f"sealring: {visible(text)} ...", file=sys.stderr, flush=True)
 
     return tell
 
@@ -39,7 +59,7 @@ def print_table(
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index >= numbers_from else "left")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(visible(cell)) for cell in row))
     Console(soft_wrap=not sys.stdout.isatty()).print(table)
 
 
@@ -48,4 +68,4 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     pairs = list(facts)
     width = max(len(name) for name, _ in pairs)
     for name, value in pairs:
-        print(f"{name:<{width}}  {value}")
+        print(f"{name:<{width}}  {visible(value)}")

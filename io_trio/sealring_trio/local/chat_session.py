@@ -56,7 +56,7 @@ class Talk:
             if content:
                 self.history += [question, {"role": "assistant", "content": content}]
 
-    def _deltas(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _deltas(self, body: dict[str, Any]) -> Iterator[dict[str, str]]:
         try:
             with self.http.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != 200:
@@ -66,6 +66,13 @@ class Talk:
                     if "error" in event:
                         raise client.broken_off(event)
                     for choice in event["choices"]:
-                        yield choice["delta"]
+                        yield _texts(choice["delta"])
         except httpx2.HTTPError as error:
             raise client.unreachable(self.url, error) from None
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise client.no_api(self.url) from None
+
+
+def _texts(delta: dict[str, Any]) -> dict[str, str]:
+    """What is text in *delta*, whoever made it."""
+    return {name: value for name, value in delta.items() if isinstance(value, str)}

@@ -63,7 +63,7 @@ def _error(response: httpx2.Response) -> dict[str, str]:
     try:
         error = response.json()["error"]
         return {name: str(value) for name, value in error.items()}
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}
 
 
@@ -90,7 +90,9 @@ def refused(response: httpx2.Response) -> OperationError:
 
 def broken_off(event: dict[str, Any]) -> OperationError:
     """An answer that ends with *event*, an error."""
-    message = str(event["error"].get("message", "the answer broke off"))
+    error = event["error"]
+    known = error.get("message") if isinstance(error, dict) else error
+    message = str(known or "the answer broke off")
     return OperationError(message, "The head's log says more. Ask again.")
 
 
@@ -104,10 +106,15 @@ def model_at(client: httpx2.Client, url: str) -> str:
         raise refused(response)
     try:
         return str(response.json()["data"][0]["id"])
-    except (ValueError, LookupError, TypeError):
-        raise OperationError(
-            f"what answers at {url} is no such API", "Give the head's address with --url."
-        ) from None
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise no_api(url) from None
+
+
+def no_api(url: str) -> OperationError:
+    """What answers at *url* does not speak OpenAI's dialect."""
+    return OperationError(
+        f"what answers at {url} is no such API", "Give the head's address with --url."
+    )
 
 
 def event_of(line: str) -> dict[str, Any] | None:
