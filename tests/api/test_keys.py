@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 
 import httpx2
@@ -39,6 +41,40 @@ def alone(tmp_path: Path) -> Iterator[tuple[LocalNode, httpx2.Client]]:
         wait_until_up(node)
         with httpx2.Client(base_url=f"http://{address}", timeout=PATIENCE) as http:
             yield node, http
+
+
+def test_who_listens_is_put_out_when_his_key_is_revoked_or_the_first_is_made(
+    alone: tuple[LocalNode, httpx2.Client],
+) -> None:
+    node, http = alone
+
+    def listening(**headers: str) -> tuple[ExitStack, Iterator[bytes]]:
+        stack = ExitStack()
+        answer = stack.enter_context(http.stream("GET", "/v1/cluster/events", headers=headers))
+        assert answer.status_code == 200
+        told = answer.iter_bytes()
+        assert b'"cluster"' in next(told)
+        return stack, told
+
+    stack, told = listening()
+    key = sealring("apikey", "new", "alice", "--config", node.config, "--json").json()["key"]
+    with stack:
+        assert len(list(islice(told, 20))) < 10  # it has ended
+    stack, told = listening(authorization=f"Bearer {key}")
+    with stack:
+        assert next(told)  # it goes on as long as the key is there
+        sealring("apikey", "revoke", "alice", "--config", node.config)
+        assert len(list(islice(told, 20))) < 10
+
+
+def test_the_head_of_the_event_stream_is_not_without_end(
+    alone: tuple[LocalNode, httpx2.Client],
+) -> None:
+    _, http = alone
+    for _ in range(40):  # more than may listen at once
+        answer = http.head("/v1/cluster/events")
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
 
 
 def test_keys_are_asked_for_on_loopback_from_the_first_on(

@@ -55,6 +55,7 @@ PREFIXES: Final[Mapping[str, str]] = {
 
 _SHOWN: Final = 200
 _TOLD: Final = 8  # digits of a key's hash, in logs
+_KNOWN: Final = "known "  # how the owner of a known key begins; its digest follows
 _FOREIGN: Final = ("cross-site", "same-site")
 _VISIT: Final = "navigate"
 
@@ -80,6 +81,15 @@ class Visitor:
     def keyed(self) -> bool:
         """Whether a known key came with it, which is a scope of its own."""
         return not self.scope
+
+    def may_stay(self, head: ApiHead) -> bool:
+        """Whether *head* would let it in still: keys are made and revoked while a stream runs."""
+        try:
+            if not head.keys_needed:
+                return True
+            return self.keyed and head.keys.has(self.owner.removeprefix(_KNOWN))
+        except UserError:
+            return False
 
 
 def is_public(path: str) -> bool:
@@ -163,7 +173,7 @@ class Gate:
         key = digest(presented) if presented else ""
         now = trio.current_time()
         if owner is not None:
-            return Visitor(name, owner, f"known {key}", "", now)
+            return Visitor(name, owner, f"{_KNOWN}{key}", "", now)
         # Where no key is needed, clients that present one still take turns by it. Many present the
         # same, such as "unused"; so it is no sign that they are one.
         shared = self._shared(scope, name)

@@ -155,6 +155,11 @@ class ApiKeys:
                 found = name
         return found
 
+    def has(self, hashed: str) -> bool:
+        """Whether there is a key with this `digest`. Raises `UserError`."""
+        self._refresh()
+        return any(known.hex() == hashed for _, known in self._hashes)
+
     def _refresh(self) -> None:
         try:
             status = os.stat(self.path)

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from sealring_trio.api import cluster
 from sealring_trio.api.errors import unavailable
+from sealring_trio.api.gate import Visitor
 from sealring_trio.api.head import ApiHead
 from sealring_trio.api.replies import event
 from sealring_trio.api.streaming import ClientGone, EventStream, attended
@@ -44,23 +45,30 @@ class Events:
         if self._listeners >= MAX_LISTENERS:
             raise unavailable(f"{MAX_LISTENERS} dashboards are being fed already.", "overloaded")
         head: ApiHead = scope["app"].state.head
+        visitor: Visitor = scope["state"]["visitor"]
+        stream = EventStream(send)
+        if scope["method"] == "HEAD":
+            await stream.open()
+            await stream.close()
+            return
         self._listeners += 1
         try:
-            await attended(receive, partial(_tell, head, EventStream(send)))
+            await attended(receive, partial(_tell, head, visitor, stream))
         except ClientGone:
             pass
         finally:
             self._listeners -= 1
 
 
-async def _tell(head: ApiHead, stream: EventStream) -> None:
-    """Feed *stream* until the head ends."""
+async def _tell(head: ApiHead, visitor: Visitor, stream: EventStream) -> None:
+    """Feed *stream* until the head ends, or would not let *visitor* in any more."""
     news = News(head)
     await stream.open()
-    while not head.generator.draining:
+    while visitor.may_stay(head):
         await stream.write(event(news.take()))
+        if head.generator.draining:
+            break
         await trio.sleep(PERIOD)
-    await stream.write(event(news.take()))
     await stream.close()
 
 
