@@ -26,6 +26,7 @@ from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign
 from sealring_trio.api.keys import KEY_FILE, new_key, read_keys
 from sealring_trio.cli import roster as roster_commands
 from sealring_trio.errors import OperationError, UserError
+from sealring_trio.files.config import load_config
 from sealring_trio.files.key_log import KeyLog
 from sealring_trio.files.private_files import replace_file, reserve
 from sealring_trio.files.roster_files import read_roster
@@ -34,6 +35,7 @@ from sealring_trio.local.control_client import ask
 from sealring_trio.node import control
 from sealring_trio.node.control import Reply, serve_control
 from sealring_trio.node.requests import read_request
+from sealring_trio.node.service import prepare
 
 from tests.io_trio.helpers import sealring
 from tests.io_trio.test_cli_files import flip, make_home
@@ -454,6 +456,37 @@ def test_a_config_nested_or_long_beyond_reason_is_a_mistake(tmp_path: Path, text
     done = sealring("status", "--config", tmp_path / "a.toml")
     assert done.code == 2
     assert "is not valid TOML" in done.err
+
+
+@pytest.mark.parametrize("key", ["key", "roster", "coordinator", "model", "state"])
+def test_a_path_that_cannot_be_is_a_mistake(tmp_path: Path, key: str) -> None:
+    home = make_home(tmp_path)
+    values = {
+        "key": "desk.key",
+        "roster": "home.roster",
+        "coordinator": "coordinator.pub",
+        "listen": "127.0.0.1:1",
+        "model": "tiny",
+        key: "x" * 5000,
+    }
+    (home / "desk.toml").write_text("".join(f'{k} = "{v}"\n' for k, v in values.items()))
+    with pytest.raises(UserError):
+        prepare(load_config(home / "desk.toml"))
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "x" * 300 + "/y"])
+def test_a_name_that_cannot_be_is_a_mistake(tmp_path: Path, name: str) -> None:
+    home = make_home(tmp_path)
+    for arguments in [
+        ("roster", "new", tmp_path / name),
+        ("roster", "sign", home / "home.toml", "--key", home / "coordinator.key", "--out", name),
+        ("keygen", tmp_path / name),
+        ("plan", "--model", name),
+        ("digest", tmp_path / name),
+    ]:
+        done = sealring(*arguments)
+        assert done.code in (1, 2)
+        assert "Traceback" not in done.err
 
 
 # ------------------------------------------------------------------- the control socket

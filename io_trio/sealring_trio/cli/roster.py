@@ -17,7 +17,7 @@ from sealring_trio.cli.output import print_facts, print_json, print_table
 from sealring_trio.errors import UserError
 from sealring_trio.files.config import load_config
 from sealring_trio.files.key_files import read_key, read_public_key
-from sealring_trio.files.private_files import replace_file
+from sealring_trio.files.private_files import is_there, replace_file
 from sealring_trio.files.roster_files import (
     Draft,
     build_roster,
@@ -92,7 +92,7 @@ def new(
         Print one JSON object.
     """
     path = out if out is not None else Path(f"{name}.toml")
-    if path.exists():
+    if is_there(path):
         raise UserError(
             f"{path} already exists, and is left as it is", "Choose another file with --out."
         )
@@ -218,7 +218,7 @@ def sign(
             "Make one that belongs to no node: sealring keygen coordinator.key --coordinator",
         )
     if serial is None:
-        serial = _serial_after(path, read_roster(path), signer) if path.exists() else 1
+        serial = _serial_after(path, read_roster(path), signer) if is_there(path) else 1
     roster = build_roster(source, serial, *_validity(days))
     _write(path, roster, signer, json=json)
     if not json:

@@ -15,6 +15,7 @@ import pydantic
 from sealring_protocol.limits import MAX_WORLD, PING_TIMEOUT
 
 from sealring_trio.errors import UserError
+from sealring_trio.files.private_files import is_there
 from sealring_trio.files.toml_file import read_toml
 from sealring_trio.files.units import parse_address, parse_size
 
@@ -291,4 +292,4 @@ def _check_collectives(path: Path, file: NodeFile) -> None:
 
 def _file_or_value(base: Path, value: str) -> str:
     path = base / value
-    return str(path) if path.exists() else value
+    return str(path) if is_there(path) else value

@@ -17,7 +17,7 @@ from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.security.identity import SoftwareSigner
 
 from sealring_trio.errors import UserError
-from sealring_trio.files.private_files import READABLE, read_file, write_new
+from sealring_trio.files.private_files import READABLE, is_there, read_file, write_new
 
 _HEX_KEY: Final = re.compile(r"04[0-9a-f]{128}")
 _CURVE: Final = ec.SECP256R1()
@@ -30,7 +30,7 @@ def create_key(path: Path) -> SoftwareSigner:
     """
     signer = SoftwareSigner(ec.generate_private_key(_CURVE))
     public = public_path(path)
-    if public.exists():
+    if is_there(public):
         raise UserError(
             f"{public} already exists, and is left as it is",
             "Choose another name, or move it away.",

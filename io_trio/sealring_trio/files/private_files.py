@@ -70,6 +70,16 @@ def others_may(status: os.stat_result, mask: int) -> str:
     return ""
 
 
+def is_there(path: Path) -> bool:
+    """Whether there is something at *path*, as far as this user may know. `Path.exists` raises
+    where a name is too long, and in a folder that is closed to this user."""
+    try:
+        path.stat()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def read_file(path: Path) -> tuple[bytes, os.stat_result]:
     """What is in *path*, and its status as it was read. Raises `OSError`, also for what is no file
     or larger than `MAX_FILE`: a pipe may never begin, and a device never end."""

@@ -134,9 +134,13 @@ def find(model: str) -> Path:
         folder = Path(model).expanduser()
     except RuntimeError:
         raise LoadError(f"{model} is in the home of a user whom this machine has not") from None
-    if folder.is_dir():
-        return folder.resolve()
-    if folder.exists():
+    try:
+        if folder.is_dir():
+            return folder.resolve()
+        there = folder.exists()
+    except OSError as error:
+        raise LoadError(f"cannot look at {model}: {error.strerror}") from None
+    if there:
         raise LoadError(f"{model} is a file; a model is a folder with config.json and weights")
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
         raise LoadError(f"there is no folder {model}, and it is no hub id (owner/name)")
