@@ -59,8 +59,9 @@ def test_a_rank_whose_layers_do_not_load_says_so() -> None:
             machine.start()
         fault = "does not match the manifest"
         shelf.wait_until_told(f"this node could not serve: .*{fault}")
-        assert shelf.status()["state"] == "load failed"
-        assert "load failed" in shown(shelf)
+        # It is tried again every few seconds, and then loads for a moment.
+        shelf.wait_for(lambda: shelf.status()["state"] == "load failed", "failed state")
+        shelf.wait_for(lambda: "load failed" in shown(shelf), "failed state in what is shown")
         desk.wait_until_told(rf"rank 1 \(shelf\) could not serve: .*{fault}")
 
 
@@ -133,5 +134,5 @@ def test_a_rank_says_which_other_rank_the_head_waits_for() -> None:
         for machine in (desk, shelf):
             machine.start()
         shelf.wait_until_told(r"the head says: rank 2 \(den\) cannot be reached at ")
-        (rank,) = shelf.status()["why"]
-        assert (rank["cause"], rank["rank"], rank["from_head"]) == ("unreachable", 2, True)
+        told = [each for each in shelf.status()["why"] if each["from_head"]]
+        assert ("unreachable", 2) in [(each["cause"], each["rank"]) for each in told]
