@@ -14,8 +14,8 @@ from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_trio.api.errors import ApiError
-from sealring_trio.api.gate import Visitor
-from sealring_trio.api.kinds import ChatKind, CompletionKind, Hands, Prepared
+from sealring_trio.api.gate import Caller
+from sealring_trio.api.kinds import ChatKind, ChoiceContext, CompletionKind, PreparedRequest
 from sealring_trio.api.sampling import jobs
 from sealring_trio.api.schema import MAX_CHOICES, MAX_STOPS
 from sealring_trio.api.texts import chat, completion
@@ -26,7 +26,7 @@ from fuzz.source import Source
 CHAT: Final[Any] = ChatKind()
 TEXT: Final[Any] = CompletionKind()
 ASKED: Final = {"model": "m", "context": 2048}
-VISITOR: Final = Visitor("req-1", "", "", "", 0.0)
+VISITOR: Final = Caller("req-1", "", "", "", 0.0)
 VOCABULARY: Final = 1500
 LONGEST_ANSWER: Final = 4096
 """Bytes of the longest refusal."""
@@ -74,10 +74,10 @@ def check(data: bytes) -> None:
     """What is not refused becomes rows with one encoding each, as many as were asked for."""
     source = Source(data)
     is_text, body = source.flag(), source.rest()
-    hands = Hands(cast(Generator, None), _tokenizer(), "")  # no call is read here
+    context = ChoiceContext(cast(Generator, None), _tokenizer(), "")  # no call is read here
     try:
         work = completion if is_text else chat
-        prepared = Prepared.of(*work(_tokenizer(), ASKED, body, lambda stage: None))
+        prepared = PreparedRequest.of(*work(_tokenizer(), ASKED, body, lambda stage: None))
         told = prepared.told["options"]
         asked = (TEXT if is_text else CHAT).options(told)
         made = list(jobs(asked, prepared.prompts, VOCABULARY, VISITOR))
@@ -85,7 +85,9 @@ def check(data: bytes) -> None:
         _check_refusal(error)
         return
     filled = (
-        TEXT.choices(asked, prepared, hands) if is_text else CHAT.choices(asked, prepared, hands)
+        TEXT.choices(asked, prepared, context)
+        if is_text
+        else CHAT.choices(asked, prepared, context)
     )
     choices = asked.n or 1
     assert choices <= MAX_CHOICES

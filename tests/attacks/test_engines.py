@@ -36,7 +36,7 @@ from sealring_protocol.control.head.head import Head
 from sealring_protocol.control.head.plan import Strategy
 from sealring_protocol.control.scheduler.requests import Request
 from sealring_protocol.errors import RemoteProtocolError
-from sealring_trio.collective.ports import Whose, made
+from sealring_trio.collective.ports import ConnectionOwner, made
 from sealring_trio.engine import supervisor
 from sealring_trio.engine.group import EngineGroup, GroupSettings
 from sealring_trio.engine.merge import MAX_AHEAD, GroupBroken, Merger
@@ -355,9 +355,9 @@ def test_whose_a_connection_is_is_known_though_its_process_hides_it(
     ):
         taken, _ = server.accept()
         with taken:
-            assert made(taken, [os.getpid()]) is Whose.OURS
+            assert made(taken, [os.getpid()]) is ConnectionOwner.OURS
             monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-            assert made(taken, [os.getpid()]) is Whose.ANOTHERS
+            assert made(taken, [os.getpid()]) is ConnectionOwner.ANOTHERS
 
 
 # ------------------------------------------------------------------- memory runs out

@@ -22,12 +22,12 @@ from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.control.scheduler.requests import Request
 from sealring_trio.api import gate
 from sealring_trio.api.keys import KEY_FILE, ApiKeys, new_key, revoke_key
-from sealring_trio.api.kinds import CallReader, Hands
+from sealring_trio.api.kinds import CallReader, ChoiceContext
 from sealring_trio.api.parsing import MAX_CALL
 from sealring_trio.errors import OperationError
 from sealring_trio.node import requests
 from sealring_trio.text import workers as text_workers
-from sealring_trio.text.frames import CALL, SIZES, Crowded, Exceeded, Lost, Refused
+from sealring_trio.text.frames import CALL, SIZES, Exceeded, Lost, Refused, TextQueueFull
 from sealring_trio.text.workers import TextWorkers
 
 SHARING = ["connection", "off", "everyone"]
@@ -43,7 +43,7 @@ class Door:
 
     async def sharer(self, key: str = "", connection: str | None = "one") -> tuple[str, str]:
         """With whom a request with *key* shares what is known of prompts."""
-        seen: list[gate.Visitor] = []
+        seen: list[gate.Caller] = []
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
             seen.append(scope["state"]["visitor"])
@@ -55,8 +55,8 @@ class Door:
         about = {"type": "http", "http_version": "1.1", "method": "GET", "path": "/v1/models"}
         scope = {**about, "headers": headers, "state": state}
         await gate.Gate(app, self.head)(scope, Mock(), Mock())
-        (visitor,) = seen
-        return Request((1,), owner=visitor.owner, scope=visitor.scope).sharer
+        (caller,) = seen
+        return Request((1,), owner=caller.owner, scope=caller.scope).sharer
 
 
 async def test_only_the_same_key_continues_what_a_key_asked(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ async def outcome(texts: TextWorkers, job: str, data: bytes, owner: str = "", **
     """What becomes of a job of *owner*'s, in words."""
     try:
         told, _ = await texts.run(job, ABOUT | about, data, owner)
-    except (Refused, Exceeded, Crowded, Lost) as error:
+    except (Refused, Exceeded, TextQueueFull, Lost) as error:
         return f"{type(error).__name__}: {error}"
     return str(told)
 
@@ -251,7 +251,7 @@ async def test_a_hostile_tool_call_costs_its_worker_alone(
     assert len(text) <= MAX_CALL
     model = variant(tmp_path / "m", tool_parser_type=parser)
     async with workers(model) as texts:
-        hands = Hands(cast(Any, Mock(texts=texts)), Mock(), "")
+        hands = ChoiceContext(cast(Any, Mock(texts=texts)), Mock(), "")
         assert await CallReader(hands, TOOLS).read(text) == []
         (line,) = [record for record in caplog.records if "given out as text" in record.message]
         assert "reading a tool call took longer than 0.5 s" in line.message

@@ -23,7 +23,7 @@ from sealring_protocol.codec.messages import Epoch, Tunnel, TunnelEvent
 from sealring_trio.collective import loopback
 from sealring_trio.collective import relay as relays
 from sealring_trio.collective.loopback import SharedLoopback
-from sealring_trio.collective.ports import Whose
+from sealring_trio.collective.ports import ConnectionOwner
 from sealring_trio.collective.relay import CHUNK, Relays
 from sealring_trio.net.threaded_socket import Guard
 
@@ -315,10 +315,10 @@ async def test_a_collective_that_ends_while_it_is_asked_whose_a_connection_is_op
     asked, go = trio.Event(), threading.Event()
     token = trio.lowlevel.current_trio_token()
 
-    def slow(connection: socket.socket, pids: list[int]) -> Whose:
+    def slow(connection: socket.socket, pids: list[int]) -> ConnectionOwner:
         token.run_sync_soon(asked.set)
         assert go.wait(10)
-        return Whose.OURS
+        return ConnectionOwner.OURS
 
     monkeypatch.setattr(loopback, "made", slow)
     async with sides() as (near, _):

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
 from sealring_trio.api.errors import INVALID, ApiError, unavailable
-from sealring_trio.text.shares import Shares
+from sealring_trio.text.shared_budget import SharedBudget
 
 MAX_BODY: Final = 8 << 20
 """Bytes of one body: a prompt of a million tokens and more. Memory: that much, twice for a moment,
@@ -35,7 +35,7 @@ class Bodies:
     """Reads bodies, and keeps count of what is being read."""
 
     def __init__(self) -> None:
-        self._reading = Shares(MAX_BODIES)
+        self._reading = SharedBudget(MAX_BODIES)
 
     async def read(self, request: Request, owner: str) -> bytes:
         """The JSON text in *request* of *owner*. Raises `ApiError`, or `ClientDisconnect`."""

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 
 from sealring_trio.api.connections import Place
 from sealring_trio.api.errors import INVALID, ApiError
-from sealring_trio.api.exchange import Ends, Exchange, answer
+from sealring_trio.api.exchange import Endpoints, Exchange, answer
 from sealring_trio.api.http1 import MAX_HEADER, Http1
 
 HEADER_SECONDS: Final = 20.0
@@ -40,7 +40,7 @@ class Connection:
     _app: ASGIApp
     _place: Place
     _http: Http1
-    _ends: Ends
+    _ends: Endpoints
     _method: bytes = b""
 
     async def run(self) -> None:

@@ -22,7 +22,7 @@ from sealring_protocol.errors import LocalProtocolError
 from starlette.responses import JSONResponse
 
 from sealring_trio.errors import Withdrawn
-from sealring_trio.text.frames import Crowded, Exceeded, Lost, Refused
+from sealring_trio.text.frames import Exceeded, Lost, Refused, TextQueueFull
 
 INVALID: Final = "invalid_request_error"
 RETRY_SECONDS: Final = 1
@@ -170,7 +170,7 @@ def _cancelled() -> ApiError:
     return ApiError(499, "The request was cancelled.", "request_cancelled", kind="cancelled")
 
 
-def from_text(error: Crowded | Exceeded | Lost | Refused) -> ApiError:
+def from_text(error: TextQueueFull | Exceeded | Lost | Refused) -> ApiError:
     """Why a text worker did not do what it was asked."""
     match error:
         case Refused():
@@ -178,7 +178,7 @@ def from_text(error: Crowded | Exceeded | Lost | Refused) -> ApiError:
         case Exceeded():
             # Not a 5xx, which clients send again: it would take as long the next time.
             return ApiError(422, f"This request was given up: {error}.", "text_limit_exceeded")
-        case Crowded():
+        case TextQueueFull():
             return unavailable("Too many long prompts wait to be read.", "overloaded")
         case Lost():
             return unavailable(f"The text could not be read: {error}.", "text_worker_lost")

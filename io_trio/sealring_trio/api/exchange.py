@@ -29,7 +29,7 @@ _ABSOLUTE: Final = re.compile(rb"https?://([^/?#]+)(.*)", re.IGNORECASE)
 
 
 @attrs.define
-class Ends:
+class Endpoints:
     """Host and port of a connection's client, and of this server."""
 
     client: tuple[str, int]
@@ -42,7 +42,7 @@ class Exchange:
 
     _http: Http1
     _request: h11.Request
-    _ends: Ends
+    _ends: Endpoints
     _place: Place
 
     fault: h11.RemoteProtocolError | None = None
@@ -128,7 +128,7 @@ class Exchange:
         status: int = start["status"]
         headers = [*start["headers"], (b"date", formatdate(usegmt=True).encode())]
         # A body that has not come whole may never come, and a next request would be part of it.
-        if not self._http.settle() or self._place.last:
+        if not self._http.discard_body() or self._place.last:
             headers.append((b"connection", b"close"))
         self._has_body = self._request.method != b"HEAD" and status not in _WITHOUT_BODY
         self._http.put(h11.Response(status_code=status, headers=headers))

@@ -66,7 +66,7 @@ _HEADERS: Final = {
 
 
 @attrs.frozen
-class Visitor:
+class Caller:
     """One request: its *id*, what its caller is called in logs, and when it came (trio's clock).
 
     Callers take turns by *owner*; what is known of prompts is shared within *scope*."""
@@ -125,9 +125,9 @@ class Gate:
             await send(message)
 
         try:
-            visitor = self._admit(scope, path, name)
-            scope.setdefault("state", {})["visitor"] = visitor
-            with self._counted(visitor):
+            caller = self._admit(scope, path, name)
+            scope.setdefault("state", {})["visitor"] = caller
+            with self._counted(caller):
                 await self._app(scope, receive, answer)
         except ApiError as error:
             await error.response()(scope, receive, answer)
@@ -136,11 +136,11 @@ class Gate:
             log.debug("%s: %s %s: %d", name, scope["method"], clip(path, _SHOWN), status)
 
     @contextmanager
-    def _counted(self, visitor: Visitor) -> Iterator[None]:
+    def _counted(self, caller: Caller) -> Iterator[None]:
         """One more request of its owner is being answered. Raises `ApiError` if that is too many
         with one known key; others are bounded by their connections."""
-        owner = visitor.owner
-        if visitor.keyed and self._of_owner[owner] >= MAX_OF_ONE:
+        owner = caller.owner
+        if caller.keyed and self._of_owner[owner] >= MAX_OF_ONE:
             text = "Too many requests with this key are being answered at once."
             raise unavailable(text, "overloaded")
         self._of_owner[owner] += 1
@@ -151,7 +151,7 @@ class Gate:
             if not self._of_owner[owner]:
                 del self._of_owner[owner]
 
-    def _admit(self, scope: Scope, path: str, name: str) -> Visitor:
+    def _admit(self, scope: Scope, path: str, name: str) -> Caller:
         """Whose request *name* is. Raises `ApiError` if it may not pass."""
         headers = Headers(scope=scope)
         with _told_if_unreadable():
@@ -173,11 +173,11 @@ class Gate:
         key = digest(presented) if presented else ""
         now = trio.current_time()
         if owner is not None:
-            return Visitor(name, owner, f"{_KNOWN}{key}", "", now)
+            return Caller(name, owner, f"{_KNOWN}{key}", "", now)
         # Where no key is needed, clients that present one still take turns by it. Many present the
         # same, such as "unused"; so it is no sign that they are one.
         shared = self._shared(scope, name)
-        return Visitor(name, f"key-{key[:_TOLD]}" if key else "", f"unknown {key}", shared, now)
+        return Caller(name, f"key-{key[:_TOLD]}" if key else "", f"unknown {key}", shared, now)
 
     def _shared(self, scope: Scope, name: str) -> str:
         """The scope in which the caller of request *name*, who has no known key, shares."""

@@ -32,16 +32,16 @@ from sealring_trio.api.errors import (
     timed_out,
     unavailable,
 )
-from sealring_trio.api.gate import Visitor
+from sealring_trio.api.gate import Caller
 from sealring_trio.api.head import ApiHead
-from sealring_trio.api.kinds import A, Hands, Kind, Prepared
+from sealring_trio.api.kinds import A, ChoiceContext, Kind, PreparedRequest
 from sealring_trio.api.replies import DONE, Choice, Envelope, event, usage
 from sealring_trio.api.sampling import jobs
 from sealring_trio.api.streaming import ClientGone, EventStream, attended
 from sealring_trio.errors import OperationError
 from sealring_trio.node.generation import Answer
 from sealring_trio.node.trace import Trace
-from sealring_trio.text.frames import Crowded, Exceeded, Lost, Refused
+from sealring_trio.text.frames import Exceeded, Lost, Refused, TextQueueFull
 
 log = logging.getLogger("sealring.api")
 
@@ -53,7 +53,7 @@ Emit = Callable[[dict[str, Any]], Awaitable[None]]
 class Call:
     """One request on its way: who asks, its times, and the stream that is open for its answer."""
 
-    visitor: Visitor
+    caller: Caller
     trace: Trace
     stream: EventStream | None = None
 
@@ -67,13 +67,13 @@ class Generate(Generic[A]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        visitor: Visitor = scope["state"]["visitor"]
-        trace = Trace(visitor.id, self._kind.name, visitor.name, began=visitor.arrived)
+        caller: Caller = scope["state"]["visitor"]
+        trace = Trace(caller.id, self._kind.name, caller.name, began=caller.arrived)
         tracer = self._head.generator.tracer
         tracer.begin(trace)
         outcome = "cancelled"
         try:
-            outcome = await self._answer(scope, receive, send, Call(visitor, trace))
+            outcome = await self._answer(scope, receive, send, Call(caller, trace))
         except ApiError as error:
             outcome = error.code
             raise
@@ -86,7 +86,7 @@ class Generate(Generic[A]):
     async def _answer(self, scope: Scope, receive: Receive, send: Send, call: Call) -> str:
         """Give the answer out; in a word, how it ended."""
         head, trace = self._head, call.trace
-        body = await head.bodies.read(Request(scope, receive), call.visitor.owner)
+        body = await head.bodies.read(Request(scope, receive), call.caller.owner)
         trace.body = trio.current_time() - trace.began
         head.check_serving()
         texts = [body]
@@ -143,7 +143,7 @@ class Generate(Generic[A]):
         asked = self._kind.options(prepared.told["options"])
         stream = call.stream if asked.stream else None
         choices = self._kind.choices(
-            asked, prepared, Hands(self._head.generator, tokenizer, call.visitor.owner)
+            asked, prepared, ChoiceContext(self._head.generator, tokenizer, call.caller.owner)
         )
         envelope = Envelope(
             id=trace.id,
@@ -179,21 +179,21 @@ class Generate(Generic[A]):
                 f"The model's tokenizer is missing: {error.what}.", "no_tokenizer"
             ) from None
 
-    async def _prepare(self, body: bytes, call: Call) -> Prepared:
+    async def _prepare(self, body: bytes, call: Call) -> PreparedRequest:
         """What a text worker reads in *body*. Raises `ApiError`."""
         generator, trace = self._head.generator, call.trace
         info = generator.runtime.node.engine_info
         about = {"model": self._head.model, "context": info.context if info is not None else 0}
         began = trio.current_time()
         try:
-            given = await generator.texts.run(self._kind.name, about, body, call.visitor.owner)
-        except (Crowded, Exceeded, Lost, Refused) as error:
+            given = await generator.texts.run(self._kind.name, about, body, call.caller.owner)
+        except (TextQueueFull, Exceeded, Lost, Refused) as error:
             if isinstance(error, Exceeded):
                 log.warning("%s: %s", trace.id, error)
             raise from_text(error) from None
         except OperationError as error:
             raise unavailable(f"The text cannot be read: {error.what}.", "no_worker") from None
-        prepared = Prepared.of(*given)
+        prepared = PreparedRequest.of(*given)
         trace.parse = prepared.told["read"]
         trace.tokenise = trio.current_time() - began - trace.parse
         trace.prompt_tokens = sum(map(len, prepared.prompts))
@@ -203,7 +203,7 @@ class Generate(Generic[A]):
         self,
         asked: A,
         tokenizer: Tokenizer,
-        prepared: Prepared,
+        prepared: PreparedRequest,
         call: Call,
         stack: contextlib.ExitStack,
     ) -> list[Answer]:
@@ -216,7 +216,7 @@ class Generate(Generic[A]):
         try:
             return [
                 stack.enter_context(head.generator.answering(tokenizer, job, call.trace))
-                for job in jobs(asked, prepared.prompts, vocabulary, call.visitor)
+                for job in jobs(asked, prepared.prompts, vocabulary, call.caller)
             ]
         except LocalProtocolError as error:
             raise from_refusal(error, self._kind.prompt, head.retry_after()) from None

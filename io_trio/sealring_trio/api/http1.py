@@ -130,7 +130,7 @@ class Http1:
                 self._give_up()
         await trio.lowlevel.checkpoint()
 
-    def settle(self) -> bool:
+    def discard_body(self) -> bool:
         """Throw away what has come of the request's body; whether that was all of it."""
         try:
             while self._http.their_state is h11.SEND_BODY:

@@ -19,7 +19,7 @@ from sealring_trio.api.schema import ChatOptions, CompletionOptions
 from sealring_trio.api.texts import ID
 from sealring_trio.errors import OperationError
 from sealring_trio.node.generation import Generator
-from sealring_trio.text.frames import Crowded, Exceeded, Lost, Refused
+from sealring_trio.text.frames import Exceeded, Lost, Refused, TextQueueFull
 
 log = logging.getLogger("sealring.api")
 
@@ -27,7 +27,7 @@ A = TypeVar("A", ChatOptions, CompletionOptions)
 
 
 @attrs.frozen
-class Prepared:
+class PreparedRequest:
     """A request as a text worker has read it: what it *told*, and the *prompts* as ids. What the
     node only passes on is in *rest*."""
 
@@ -36,7 +36,7 @@ class Prepared:
     rest: bytes
 
     @classmethod
-    def of(cls, told: Mapping[str, Any], data: bytes) -> Prepared:
+    def of(cls, told: Mapping[str, Any], data: bytes) -> PreparedRequest:
         """What a worker gave."""
         ids = array(ID)
         size = sum(told["lengths"]) * ids.itemsize
@@ -47,8 +47,9 @@ class Prepared:
 
 
 @attrs.frozen
-class Hands:
-    """What choices work with: the *tokenizer*, and the text workers of *generator* for *owner*."""
+class ChoiceContext:
+    """What the choices of a request share: the *tokenizer*, and the text workers of *generator*
+    for *owner*."""
 
     generator: Generator
     tokenizer: Tokenizer
@@ -67,7 +68,9 @@ class Kind(Protocol[A]):
     def options(self, told: Mapping[str, Any]) -> A:
         """What is asked for, but for the texts."""
 
-    def choices(self, asked: A, prepared: Prepared, hands: Hands) -> Sequence[Choice]:
+    def choices(
+        self, asked: A, prepared: PreparedRequest, context: ChoiceContext
+    ) -> Sequence[Choice]:
         """A choice to be filled for each answer."""
 
 
@@ -83,10 +86,12 @@ class ChatKind:
         """What is asked for."""
         return ChatOptions.model_validate(told)
 
-    def choices(self, asked: ChatOptions, prepared: Prepared, hands: Hands) -> list[ChatChoice]:
+    def choices(
+        self, asked: ChatOptions, prepared: PreparedRequest, context: ChoiceContext
+    ) -> list[ChatChoice]:
         """A message for each."""
-        tokenizer, told = hands.tokenizer, prepared.told
-        calls = CallReader(hands, prepared.rest)
+        tokenizer, told = context.tokenizer, prepared.told
+        calls = CallReader(context, prepared.rest)
         return [
             ChatChoice(
                 index,
@@ -117,10 +122,10 @@ class CompletionKind:
         return CompletionOptions.model_validate(told)
 
     def choices(
-        self, asked: CompletionOptions, prepared: Prepared, hands: Hands
+        self, asked: CompletionOptions, prepared: PreparedRequest, context: ChoiceContext
     ) -> list[TextChoice]:
         """The continuations of each prompt."""
-        bytes_of = hands.tokenizer.token_bytes if asked.logprobs is not None else None
+        bytes_of = context.tokenizer.token_bytes if asked.logprobs is not None else None
         texts = prepared.told["texts"] or [""] * len(prepared.prompts)
         each = asked.n or 1
         return [
@@ -132,7 +137,7 @@ class CompletionKind:
 class CallReader:
     """Has a text worker read tool calls; *tools* is the JSON of those that there are."""
 
-    hands: Hands
+    context: ChoiceContext
     tools: bytes
 
     async def read(self, text: str) -> list[ToolCall]:
@@ -140,8 +145,10 @@ class CallReader:
         about = {"tools": len(self.tools)}
         data = self.tools + text.encode("utf-8", "replace")
         try:
-            told, _ = await self.hands.generator.texts.run("call", about, data, self.hands.owner)
-        except (Exceeded, Lost, Crowded, Refused, OperationError) as error:
+            told, _ = await self.context.generator.texts.run(
+                "call", about, data, self.context.owner
+            )
+        except (Exceeded, Lost, TextQueueFull, Refused, OperationError) as error:
             log.warning("a tool call of %d characters is given out as text: %s", len(text), error)
             return []
         return [ToolCall(name, arguments, id) for name, arguments, id in told["calls"]]

@@ -9,7 +9,7 @@ import attrs
 from sealring_protocol.codec.messages import NO_LOGPROBS, Row
 
 from sealring_trio.api.errors import invalid
-from sealring_trio.api.gate import Visitor
+from sealring_trio.api.gate import Caller
 from sealring_trio.api.schema import ChatOptions, CompletionOptions, Sampled
 from sealring_trio.node.generation import Job
 
@@ -20,14 +20,14 @@ def jobs(
     asked: ChatOptions | CompletionOptions,
     prompts: list[tuple[int, ...]],
     vocabulary: int,
-    visitor: Visitor,
+    caller: Caller,
 ) -> Iterator[Job]:
     """A job for each choice of each prompt, in the order of their indices. Raises `ApiError`."""
     row = _row(asked, vocabulary)
     for prompt in prompts:
         for choice in range(asked.n or 1):
             sampling = attrs.evolve(row, choice=choice)
-            yield Job(prompt, asked.limit, sampling, asked.stops, visitor.owner, visitor.scope)
+            yield Job(prompt, asked.limit, sampling, asked.stops, caller.owner, caller.scope)
 
 
 def _row(asked: ChatOptions | CompletionOptions, vocabulary: int) -> Row:

@@ -24,7 +24,7 @@ from sealring_trio.api.app import build_app
 from sealring_trio.api.connection import Connection, refusal
 from sealring_trio.api.connections import MAX_CONNECTIONS, Connections, source_of
 from sealring_trio.api.errors import unavailable
-from sealring_trio.api.exchange import Ends
+from sealring_trio.api.exchange import Endpoints
 from sealring_trio.api.head import ApiHead
 from sealring_trio.api.http1 import STUCK_SECONDS, Http1
 from sealring_trio.api.keys import KEY_FILE, ApiKeys, read_keys
@@ -193,7 +193,7 @@ async def _accept(
         # Python asks for what it is not told, which macOS refuses for a connection that was reset.
         sock = socket.socket(taken.family, taken.type, taken.proto, taken.detach())
         try:
-            ends = Ends(sock.getpeername()[:2], sock.getsockname()[:2])
+            ends = Endpoints(sock.getpeername()[:2], sock.getsockname()[:2])
         except OSError:
             sock.close()  # it has been cut off already
             continue

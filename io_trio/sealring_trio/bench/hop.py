@@ -45,7 +45,7 @@ Turn = Callable[[], Awaitable[float]]
 """Gives the median of the seconds that a message takes there and back."""
 
 
-class Talk(Protocol):
+class ChatSession(Protocol):
     """One end of what goes there and back."""
 
     def say(self) -> Buffer:
@@ -140,7 +140,7 @@ async def _receive(stream: trio.SocketStream) -> bytes:
 class Asker:
     """Has *talk* go there and back over *sock*, each time as soon as it is back."""
 
-    def __init__(self, sock: socket.socket, talk: Talk) -> None:
+    def __init__(self, sock: socket.socket, talk: ChatSession) -> None:
         self._guard = Guard()
         self._wire = SharedWire(sock, lambda: None, self._guard)
         self._talk = talk
@@ -250,7 +250,7 @@ class Encoded(Bare):
         decode(message)
 
 
-_TALKS: Final[dict[str, Callable[..., Talk]]] = {
+_TALKS: Final[dict[str, Callable[..., ChatSession]]] = {
     f"{SIZE // 1024} KiB hop between processes": Sealed,
     "its wire alone": Bare,
     "its wire and AES-256-GCM": Encrypted,
@@ -267,7 +267,7 @@ async def _echo_plain(sock: socket.socket) -> None:
         await stream.send_all(message)
 
 
-async def _echo(sock: socket.socket, talk: Talk) -> None:
+async def _echo(sock: socket.socket, talk: ChatSession) -> None:
     guard = Guard()
     wire = SharedWire(sock, lambda: None, guard)
 

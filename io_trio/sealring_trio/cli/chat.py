@@ -13,7 +13,7 @@ from sealring_trio.cli.output import tell_error, visible
 from sealring_trio.errors import OperationError
 
 if TYPE_CHECKING:
-    from sealring_trio.local.chat_session import Talk
+    from sealring_trio.local.chat_session import ChatSession
 
 Positive = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
 FromZero = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0, lte=2))]
@@ -66,18 +66,18 @@ def chat(
     import httpx2  # noqa: PLC0415 - a tenth of a second, which a mistake need not wait for
 
     from sealring_trio.local import client  # noqa: PLC0415
-    from sealring_trio.local.chat_session import Talk  # noqa: PLC0415
+    from sealring_trio.local.chat_session import ChatSession  # noqa: PLC0415
 
     base = client.base_url(url or client.DEFAULT_URL)
     chosen = {"temperature": temperature, "max_completion_tokens": max_tokens}
     settings = {name: value for name, value in chosen.items() if value is not None}
     with httpx2.Client(**client.settings(base, client.api_key(api_key))) as http:
         name = model or client.model_at(http, base)
-        talk = Talk(http, base, name, settings, system)
+        talk = ChatSession(http, base, name, settings, system)
         return _converse(talk) if sys.stdin.isatty() else _answer_lines(talk)
 
 
-def _answer_lines(talk: Talk) -> int:
+def _answer_lines(talk: ChatSession) -> int:
     """Each line is a question, and the first that fails ends it."""
     for line in sys.stdin:
         if not _command(talk, line.strip()):
@@ -85,7 +85,7 @@ def _answer_lines(talk: Talk) -> int:
     return 0
 
 
-def _converse(talk: Talk) -> int:
+def _converse(talk: ChatSession) -> int:
     """Ask a person, until they leave."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401, PLC0415 - lets a line be edited, and earlier ones come back
@@ -107,7 +107,7 @@ def _converse(talk: Talk) -> int:
             tell_error(error)
 
 
-def _command(talk: Talk, line: str) -> bool:
+def _command(talk: ChatSession, line: str) -> bool:
     """Do what *line* says; whether to go on."""
     word, _, rest = line.partition(" ")
     match word:
@@ -131,7 +131,7 @@ def _command(talk: Talk, line: str) -> bool:
     return True
 
 
-def _answer(talk: Talk, question: str) -> None:
+def _answer(talk: ChatSession, question: str) -> None:
     """Stream the answer; Ctrl-C stops it."""
     pieces = talk.ask(question)
     say = _speaker()

@@ -21,7 +21,7 @@ from typing import Final
 
 import trio
 
-from sealring_trio.collective.ports import Whose, made, reserve, taken
+from sealring_trio.collective.ports import ConnectionOwner, made, reserve, taken
 from sealring_trio.net.connecting import plain_socket
 from sealring_trio.processes.namespace import ENGINE_PORT, LOOPBACK
 
@@ -155,22 +155,22 @@ class SharedLoopback(Loopback):
             return None
 
     async def _made(self, sock: socket.socket) -> bool:
-        return await self._look(made, sock) is Whose.OURS
+        return await self._look(made, sock) is ConnectionOwner.OURS
 
     async def _took(self, sock: socket.socket) -> bool:
         doubts = 0
         while doubts < 2:  # the engine may act while the kernel's tables are read
             found = await self._look(taken, sock)
-            if found is Whose.OURS:
+            if found is ConnectionOwner.OURS:
                 return True
-            doubts = 0 if found is Whose.NOBODYS else doubts + 1
+            doubts = 0 if found is ConnectionOwner.NOBODYS else doubts + 1
             await self._pause(sock)
         log.warning("somebody else has the relay's place at the engine, or the engine's own port")
         return False
 
     async def _look(
-        self, look: Callable[[socket.socket, list[int]], Whose], sock: socket.socket
-    ) -> Whose:
+        self, look: Callable[[socket.socket, list[int]], ConnectionOwner], sock: socket.socket
+    ) -> ConnectionOwner:
         try:
             return await trio.to_thread.run_sync(look, sock, self._pids())
         except trio.Cancelled:
@@ -178,7 +178,7 @@ class SharedLoopback(Loopback):
             raise
         except RuntimeError as error:  # the system has no thread for it
             log.warning("cannot look whose a connection is: %s", error)
-            return Whose.ANOTHERS
+            return ConnectionOwner.ANOTHERS
 
     async def _pause(self, sock: socket.socket) -> None:
         try:

@@ -75,7 +75,7 @@ def free_ports(count: int) -> list[int]:
     raise OSError(errno.EADDRINUSE, "no TCP port is free on loopback")
 
 
-class Whose(enum.Enum):
+class ConnectionOwner(enum.Enum):
     """Whose the other end of a connection is."""
 
     OURS = "a process of ours has it"
@@ -83,26 +83,26 @@ class Whose(enum.Enum):
     ANOTHERS = "somebody else has it, or what ours should have"
 
 
-def made(connection: socket.socket, pids: list[int]) -> Whose:
+def made(connection: socket.socket, pids: list[int]) -> ConnectionOwner:
     """Whether one of the processes *pids*, on this machine, made *connection*. Takes a millisecond
     or more, as all that reads the kernel's tables."""
     try:
         near, far = connection.getsockname(), connection.getpeername()
     except OSError:
-        return Whose.ANOTHERS
+        return ConnectionOwner.ANOTHERS
     found = any(
         (local, remote) == (far, near) for pid in pids for local, remote, _ in _connections(pid)
     )
-    return Whose.OURS if found else Whose.ANOTHERS
+    return ConnectionOwner.OURS if found else ConnectionOwner.ANOTHERS
 
 
-def taken(connection: socket.socket, pids: list[int]) -> Whose:
+def taken(connection: socket.socket, pids: list[int]) -> ConnectionOwner:
     """Whether one of the processes *pids* has taken *connection*, which was made to a port where
     one connection is taken. Wrong if one of them takes it at this moment: then look again."""
     try:
         near, far = connection.getsockname(), connection.getpeername()
     except OSError:
-        return Whose.ANOTHERS
+        return ConnectionOwner.ANOTHERS
     there = {
         remote: status
         for pid in pids
@@ -110,9 +110,9 @@ def taken(connection: socket.socket, pids: list[int]) -> Whose:
         if local == far
     }
     if near in there:
-        return Whose.OURS
+        return ConnectionOwner.OURS
     waits = list(there.values()) == [psutil.CONN_LISTEN]
-    return Whose.NOBODYS if waits else Whose.ANOTHERS
+    return ConnectionOwner.NOBODYS if waits else ConnectionOwner.ANOTHERS
 
 
 Connection = tuple[tuple[str, int], tuple[str, int] | tuple[()], str]

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from sealring_trio.api import cluster
 from sealring_trio.api.errors import unavailable
-from sealring_trio.api.gate import Visitor
+from sealring_trio.api.gate import Caller
 from sealring_trio.api.head import ApiHead
 from sealring_trio.api.replies import event
 from sealring_trio.api.streaming import ClientGone, EventStream, attended
@@ -45,7 +45,7 @@ class Events:
         if self._listeners >= MAX_LISTENERS:
             raise unavailable(f"{MAX_LISTENERS} dashboards are being fed already.", "overloaded")
         head: ApiHead = scope["app"].state.head
-        visitor: Visitor = scope["state"]["visitor"]
+        caller: Caller = scope["state"]["visitor"]
         stream = EventStream(send)
         if scope["method"] == "HEAD":
             await stream.open()
@@ -53,18 +53,18 @@ class Events:
             return
         self._listeners += 1
         try:
-            await attended(receive, partial(_tell, head, visitor, stream))
+            await attended(receive, partial(_tell, head, caller, stream))
         except ClientGone:
             pass
         finally:
             self._listeners -= 1
 
 
-async def _tell(head: ApiHead, visitor: Visitor, stream: EventStream) -> None:
-    """Feed *stream* until the head ends, or would not let *visitor* in any more."""
-    news = News(head)
+async def _tell(head: ApiHead, caller: Caller, stream: EventStream) -> None:
+    """Feed *stream* until the head ends, or would not let *caller* in any more."""
+    news = Subscription(head)
     await stream.open()
-    while visitor.may_stay(head):
+    while caller.may_stay(head):
         await stream.write(event(news.take()))
         if head.generator.draining:
             break
@@ -73,7 +73,7 @@ async def _tell(head: ApiHead, visitor: Visitor, stream: EventStream) -> None:
 
 
 @attrs.define
-class News:
+class Subscription:
     """What one listener has not heard yet."""
 
     _head: ApiHead

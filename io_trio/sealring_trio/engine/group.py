@@ -95,7 +95,7 @@ def choose_backend(wanted: Backend | None, have: int) -> Backend:
     )
 
 
-class _Crew:
+class _GroupLife:
     """The members in one of their lives, and how far they are with being a group."""
 
     def __init__(
@@ -303,36 +303,36 @@ class EngineGroup(Supervisor):
             member_command(command, member, devices=os.environ.get(DEVICES))
             for member in range(settings.size)
         ]
-        self._crew: _Crew | None = None
+        self._life: _GroupLife | None = None
 
     @property
     def processes(self) -> list[EngineProcess]:
         """The members, or none."""
-        return self._crew.processes if self._crew else []
+        return self._life.processes if self._life else []
 
     @property
     def grouped(self) -> tuple[Backend, Grouped] | None:
         """What the members sum over and how long that takes, once they are a group."""
-        crew = self._crew
-        return (crew.backend, crew.grouped) if crew and crew.grouped else None
+        life = self._life
+        return (life.backend, life.grouped) if life and life.grouped else None
 
     def _send(self, message: LocalMessage) -> None:
-        if self._crew is not None:
-            self._crew.send(message)
+        if self._life is not None:
+            self._life.send(message)
 
     def _end(self, reason: str) -> None:
-        if self._crew is not None:
-            self._crew.end(reason)
+        if self._life is not None:
+            self._life.end(reason)
 
     async def _one_life(self) -> str:
-        crew = _Crew(self.settings, self._hear, self._owner.guard)
+        life = _GroupLife(self.settings, self._hear, self._owner.guard)
         with self._owner.guard.lock:
-            self._crew = crew
+            self._life = life
         try:
-            reason = await crew.run(self._commands)
-            self._planned = self._planned or crew.planned
-            self.starved = any(process.starved for process in crew.processes)
+            reason = await life.run(self._commands)
+            self._planned = self._planned or life.planned
+            self.starved = any(process.starved for process in life.processes)
             return reason
         finally:
             with self._owner.guard.lock:
-                self._crew = None
+                self._life = None

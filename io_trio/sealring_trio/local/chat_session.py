@@ -16,7 +16,7 @@ from sealring_trio.local import client
 
 
 @attrs.define
-class Talk:
+class ChatSession:
     """One conversation over *http*, whose server is at *url*. *settings* go into each request."""
 
     http: httpx2.Client

@@ -18,7 +18,7 @@ from sealring_trio.node.control import Reply
 from sealring_trio.node.generation import Answer, Generator, Job
 from sealring_trio.node.status import describe_node
 from sealring_trio.node.trace import Trace
-from sealring_trio.text.frames import Crowded, Exceeded, Lost, Refused
+from sealring_trio.text.frames import Exceeded, Lost, Refused, TextQueueFull
 
 Share = Annotated[float, pydantic.Field(ge=0, le=1, allow_inf_nan=False)]
 TopShare = Annotated[float, pydantic.Field(gt=0, le=1, allow_inf_nan=False)]
@@ -175,7 +175,7 @@ class Requests:
             _, data = await self._generator.texts.run("prompt", about, asked.prompt.encode(), SCOPE)
         except Refused as error:
             raise UserError(str(error), "Shorten it, or try --raw: no chat template.") from None
-        except (Exceeded, Lost, Crowded) as error:
+        except (Exceeded, Lost, TextQueueFull) as error:
             raise OperationError(
                 f"the prompt cannot be read: {error}", "Try --raw, which leaves the template out."
             ) from None

@@ -56,7 +56,7 @@ ENGINE_MODULE: Final = "sealring_model.engine.main"
 
 
 @attrs.frozen
-class Prepared:
+class NodeSetup:
     """Everything that a node needs, read and checked."""
 
     config: Config
@@ -68,7 +68,7 @@ class Prepared:
     unpinned: bytes  # as `NodeConfig` has it
 
 
-def prepare(config: Config) -> Prepared:
+def prepare(config: Config) -> NodeSetup:
     """Read and check every file that *config* names. Raises `UserError`."""
     signer = read_key(config.key)
     coordinator = read_public_key(config.coordinator)
@@ -102,7 +102,7 @@ def prepare(config: Config) -> Prepared:
         check_keys(config)
     for note in info.notes:
         log.info("%s (see: sealring digest --help)", note)
-    return Prepared(config, signer, coordinator, roster, store, model, info.unpinned)
+    return NodeSetup(config, signer, coordinator, roster, store, model, info.unpinned)
 
 
 def _check_strategy(config: Config, roster: Roster, info: ModelInfo) -> None:
@@ -154,18 +154,18 @@ def _check_namespace(config: Config) -> None:
 
 
 def build_runtime(
-    prepared: Prepared, module: str = ENGINE_MODULE, arguments: tuple[str, ...] = ()
+    setup: NodeSetup, module: str = ENGINE_MODULE, arguments: tuple[str, ...] = ()
 ) -> Runtime:
-    """The node of *prepared*, not yet running; its engine is *module*, with *arguments* or else
+    """The node of *setup*, not yet running; its engine is *module*, with *arguments* or else
     those that an engine takes."""
-    config = prepared.config
+    config = setup.config
     node = Node(
         NodeConfig(
-            public_key=prepared.signer.public_key,
-            roster=prepared.roster,
-            coordinator=prepared.coordinator,
+            public_key=setup.signer.public_key,
+            roster=setup.roster,
+            coordinator=setup.coordinator,
             instance=secrets.randbits(63) | 1,
-            unpinned=prepared.unpinned,
+            unpinned=setup.unpinned,
             suites=tuple(SUITES[name] for name in config.suites),
             strategy=Strategy(config.strategy),
             layers=config.layers,
@@ -184,15 +184,15 @@ def build_runtime(
     )
     if not arguments:
         limit = ("--memory-limit", str(config.memory)) if config.memory else ()
-        arguments = ("--model", str(prepared.model), *limit)
+        arguments = ("--model", str(setup.model), *limit)
     return Runtime(
         node,
-        signer=prepared.signer,
+        signer=setup.signer,
         engine=_engine(
             config, EngineCommand(module, arguments, private=config.collectives == "sealed")
         ),
         listen=config.listen,
-        keep=prepared.store.keep,
+        keep=setup.store.keep,
     )
 
 
@@ -208,20 +208,20 @@ def _engine(config: Config, command: EngineCommand) -> Callable[[EngineOwner], S
     return partial(EngineGroup, command, settings=settings)
 
 
-async def serve(prepared: Prepared, lifeline: int | None) -> None:
+async def serve(setup: NodeSetup, lifeline: int | None) -> None:
     """Run the node until a signal, or until *lifeline* (a socket's descriptor) goes dead.
 
     Raises `UserError` or `OperationError` when it cannot begin.
     """
     hide_memory()  # it holds the node's key, and those of its links
-    config = prepared.config
+    config = setup.config
     raise_limit()
-    prepared.store.begin(prepared.roster)
+    setup.store.begin(setup.roster)
     try:
-        runtime = build_runtime(prepared)
+        runtime = build_runtime(setup)
     except LocalProtocolError as error:
         raise UserError(f"cannot run this node: {error}", "Check the config.") from None
-    generator = Generator(runtime, prepared.model)
+    generator = Generator(runtime, setup.model)
     requests = Requests(generator)
     async with trio.open_nursery() as nursery:
         await nursery.start(serve_control, config.control_socket, requests.answer)

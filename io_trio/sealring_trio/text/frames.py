@@ -43,7 +43,7 @@ class Exceeded(Exception):
     """The job was ended because it exceeded a limit. The text says which, and in what stage."""
 
 
-class Crowded(Exception):
+class TextQueueFull(Exception):
     """More text waits than may."""
 
 

@@ -40,13 +40,13 @@ from sealring_trio.text.frames import (
     MEMORY,
     SIZES,
     STAGE_SECONDS,
-    Crowded,
     Exceeded,
     Lost,
     Refused,
+    TextQueueFull,
     pack,
 )
-from sealring_trio.text.shares import Shares
+from sealring_trio.text.shared_budget import SharedBudget
 
 log = logging.getLogger("sealring")
 
@@ -90,7 +90,7 @@ class TextWorkers:
         self._large = trio.Semaphore(WORKERS - 1)
         self._turns: dict[str, trio.Lock] = {}
         self._queued: Counter[str] = Counter()
-        self._waiting = Shares(MAX_WAITING)
+        self._waiting = SharedBudget(MAX_WAITING)
         self._ended: list[subprocess.Popen[bytes]] = []
 
     @property
@@ -117,10 +117,11 @@ class TextWorkers:
     ) -> tuple[dict[str, Any], bytes]:
         """What *job* makes of *about* and *data*, for *owner*.
 
-        Raises `Refused`, `Exceeded`, `Crowded`, `Lost`, or `OperationError` if no worker starts.
+        Raises `Refused`, `Exceeded`, `TextQueueFull`, `Lost`, or `OperationError` if no worker
+        starts.
         """
         if not self._waiting.take(owner, len(data)):
-            raise Crowded
+            raise TextQueueFull
         large = self._large if len(data) >= LARGE else contextlib.nullcontext()
         try:
             async with self._turn(owner), large, self._places:
@@ -252,7 +253,7 @@ class _Worker:
             told, data = await self._converse(frame)
         except trio.Cancelled:
             with trio.CancelScope(shield=True), trio.move_on_after(GRACE):
-                await self._settle()
+                await self._finish_abandoned_job()
             raise
         answer = _answer(told)
         self.usable = True
@@ -279,7 +280,7 @@ class _Worker:
                 raise Lost("the text worker began a stage that was not next")
             limit = stages.pop(stage)  # once a job, or it would never end
 
-    async def _settle(self) -> None:
+    async def _finish_abandoned_job(self) -> None:
         """Let the job of a caller who has left finish."""
         with contextlib.suppress(Lost, Exceeded):
             told: dict[str, Any] = {"stage": ""}

@@ -9,7 +9,7 @@ PART: Final = 0.5
 """How much of the room one owner may have: what one sends leaves as much to all others."""
 
 
-class Shares:
+class SharedBudget:
     """*room* bytes for all owners together, of which each may have `PART`."""
 
     def __init__(self, room: int) -> None:
