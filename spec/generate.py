@@ -27,7 +27,7 @@ from sealring_protocol.control.epoch.collective import JOINING_TABLE
 from sealring_protocol.control.epoch.pipeline import PIPELINE_TABLE
 from sealring_protocol.control.epoch.tensor import LEADER_TABLE
 from sealring_protocol.control.head.membership import MEMBERSHIP_TABLE
-from sealring_protocol.control.scheduler.requests import ROW_TABLE
+from sealring_protocol.control.scheduler.rows import ROW_TABLE
 from sealring_protocol.errors import WIRE_CODES, CloseCode, SealringError
 from sealring_protocol.security import initiator, responder
 from sealring_protocol.security.attestation import EvidenceKind, TrustLevel

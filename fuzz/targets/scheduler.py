@@ -27,9 +27,10 @@ from sealring_protocol.control.scheduler.requests import (
     QueueFull,
     Request,
     RequestDone,
+    SchedulerConfig,
     TokenOut,
 )
-from sealring_protocol.control.scheduler.rows import Planned, SchedulerConfig
+from sealring_protocol.control.scheduler.rows import Planned
 from sealring_protocol.control.scheduler.scheduler import Scheduler
 from sealring_protocol.errors import LocalProtocolError
 

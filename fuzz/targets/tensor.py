@@ -44,8 +44,12 @@ from sealring_protocol.control.effects import (
 from sealring_protocol.control.epoch.ledger import Ledger
 from sealring_protocol.control.head.head import Head, HeadConfig
 from sealring_protocol.control.head.plan import PlanRequest, Strategy
-from sealring_protocol.control.scheduler.requests import Request, RequestDone, TokenOut
-from sealring_protocol.control.scheduler.rows import SchedulerConfig
+from sealring_protocol.control.scheduler.requests import (
+    Request,
+    RequestDone,
+    SchedulerConfig,
+    TokenOut,
+)
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 from sealring_protocol.security.roles import Purpose
 

@@ -32,8 +32,12 @@ from sealring_protocol.control.effects import Effect, Level, Note, Send, Shut, T
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.head import Head, HeadConfig
 from sealring_protocol.control.head.plan import Collectives, PlanRequest, Strategy
-from sealring_protocol.control.scheduler.requests import FinishReason, Request, RequestDone
-from sealring_protocol.control.scheduler.rows import SchedulerConfig
+from sealring_protocol.control.scheduler.requests import (
+    FinishReason,
+    Request,
+    RequestDone,
+    SchedulerConfig,
+)
 from sealring_protocol.diagnosis.peers import PeerState
 from sealring_protocol.diagnosis.teller import Teller
 from sealring_protocol.diagnosis.why import EngineFacts, Facts, Obstacle, obstacles, waiting

@@ -37,8 +37,7 @@ from sealring_protocol.control.epoch.pipeline import (
 )
 from sealring_protocol.control.epoch.tensor import TensorLeader
 from sealring_protocol.control.head.head import Head, HeadConfig
-from sealring_protocol.control.scheduler.requests import FinishReason, Request
-from sealring_protocol.control.scheduler.rows import SchedulerConfig
+from sealring_protocol.control.scheduler.requests import FinishReason, Request, SchedulerConfig
 from sealring_protocol.control.scheduler.scheduler import Scheduler
 from sealring_protocol.diagnosis.notes import AT_ONCE, Notes
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError

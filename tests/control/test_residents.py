@@ -11,9 +11,9 @@ from sealring_protocol.control.scheduler.requests import (
     Request,
     RequestDone,
     RoomOverflow,
+    SchedulerConfig,
     TokenOut,
 )
-from sealring_protocol.control.scheduler.rows import SchedulerConfig
 from sealring_protocol.control.scheduler.scheduler import Scheduler
 
 EPOCH = Epoch(1, 1)

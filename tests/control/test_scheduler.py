@@ -16,9 +16,9 @@ from sealring_protocol.control.scheduler.requests import (
     FinishReason,
     Request,
     RequestDone,
+    SchedulerConfig,
     TokenOut,
 )
-from sealring_protocol.control.scheduler.rows import SchedulerConfig
 from sealring_protocol.control.scheduler.scheduler import Scheduler
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 

@@ -15,7 +15,7 @@ from sealring_protocol.control.head.membership import (
     MembershipEvent,
     MembershipState,
 )
-from sealring_protocol.control.scheduler.requests import ROW_TABLE, RowEvent, RowState
+from sealring_protocol.control.scheduler.rows import ROW_TABLE, RowEvent, RowState
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.table import Machine, cross_product
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from sealring_protocol.control.scheduler.requests import FinishReason, Request
-from sealring_protocol.control.scheduler.rows import SchedulerConfig
+from sealring_protocol.control.scheduler.requests import FinishReason, Request, SchedulerConfig
 
 from tests.sim.cluster import Cluster
 from tests.sim.fake_engine import reference

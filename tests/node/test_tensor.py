@@ -6,8 +6,7 @@ import attrs
 import pytest
 from sealring_protocol.codec.messages import Decode, Row, Step, StepDone
 from sealring_protocol.control.head.plan import Strategy
-from sealring_protocol.control.scheduler.requests import FinishReason, Request
-from sealring_protocol.control.scheduler.rows import SchedulerConfig
+from sealring_protocol.control.scheduler.requests import FinishReason, Request, SchedulerConfig
 from sealring_protocol.security.roster import sign_roster
 
 from tests.sim.cluster import COORDINATOR, WALL, Cluster, Collective, make_roster

@@ -26,9 +26,9 @@ from sealring_protocol.control.scheduler.requests import (
     FinishReason,
     Request,
     RequestDone,
+    SchedulerConfig,
     TokenOut,
 )
-from sealring_protocol.control.scheduler.rows import SchedulerConfig
 from sealring_protocol.security.roles import Purpose
 
 from tests.sim.fake_engine import FakeEngine

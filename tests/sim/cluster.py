@@ -28,8 +28,12 @@ from sealring_protocol.control.effects import (
     ToEngine,
 )
 from sealring_protocol.control.head.plan import Strategy
-from sealring_protocol.control.scheduler.requests import Request, RequestDone, TokenOut
-from sealring_protocol.control.scheduler.rows import SchedulerConfig
+from sealring_protocol.control.scheduler.requests import (
+    Request,
+    RequestDone,
+    SchedulerConfig,
+    TokenOut,
+)
 from sealring_protocol.events import (
     Dial,
     EncapsulationRequested,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from sealring_model.text.tokens import Tokenizer
-from sealring_protocol.control.scheduler.rows import SchedulerConfig
+from sealring_protocol.control.scheduler.requests import SchedulerConfig
 
 from sealring_trio.bench.measure import Result
 from sealring_trio.bench.random_model import write_random_model

@@ -22,7 +22,7 @@ import trio
 from sealring_model.loading.model_folder import ModelInfo
 from sealring_protocol.codec.messages import Backend
 from sealring_protocol.control.head.plan import Collectives, Strategy
-from sealring_protocol.control.scheduler.rows import SchedulerConfig
+from sealring_protocol.control.scheduler.requests import SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import MAX_WORLD
 from sealring_protocol.node import Node, NodeConfig

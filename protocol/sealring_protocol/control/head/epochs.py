@@ -42,7 +42,7 @@ from sealring_protocol.control.head.plan import (
     verdict,
 )
 from sealring_protocol.control.head.steps import HeadSteps
-from sealring_protocol.control.scheduler.rows import SchedulerConfig
+from sealring_protocol.control.scheduler.requests import SchedulerConfig
 from sealring_protocol.control.standing import Phase, Standing
 from sealring_protocol.errors import CloseCode, LocalProtocolError
 from sealring_protocol.limits import PING_TIMEOUT

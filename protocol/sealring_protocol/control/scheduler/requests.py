@@ -1,16 +1,37 @@
-"""What a caller asks of the scheduler, what it gets back, and the states of a row between."""
+"""What a caller asks of the scheduler, how it is set, and what comes back."""
 
 from __future__ import annotations
 
 import enum
-from typing import Final
 
 import attrs
 
 from sealring_protocol.codec.local_messages import Logprobs
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.errors import LocalProtocolError
-from sealring_protocol.table import Machine, Table
+
+
+@attrs.frozen
+class SchedulerConfig:
+    """*groups* of at most *rows* rows (0 groups: the head chooses); *queue* rows may wait.
+
+    Prefill *chunk* in tokens, at most *chunks* in flight and *chunk_seconds* each. *prefixes*
+    snapshots at most, in *prefix_share* of the ranks' room. A request ends after more than
+    *retries* forwards that failed on it, or *stalls* lost steps without a token between them. A
+    token's hidden state is of *hidden_bytes*.
+    """
+
+    groups: int = 0
+    rows: int = 8
+    queue: int = 256
+    chunk: int = 512
+    chunks: int = 2
+    chunk_seconds: float = 0.5
+    prefixes: int = 0
+    prefix_share: float = 0.25
+    retries: int = 2
+    stalls: int = 32
+    hidden_bytes: int = 0
 
 
 @attrs.frozen
@@ -104,47 +125,3 @@ class RowOpened:
 
 
 Outcome = TokenOut | RequestDone
-
-
-class RowState(enum.Enum):
-    """Where a row is. Private cache: PREFILL and READY. In a group: DECODE."""
-
-    QUEUED = "queued"
-    PREFILL = "prefill"
-    READY = "ready"
-    DECODE = "decode"
-    PREEMPTED = "preempted"
-    GONE = "gone"
-
-
-class RowEvent(enum.Enum):
-    """What moves a row."""
-
-    OPEN = "open"
-    READ = "read"
-    JOIN = "join"
-    PREEMPT = "preempt"
-    END = "end"
-
-
-ROW_TABLE: Final[Table[RowState, RowEvent]] = {
-    (RowState.QUEUED, RowEvent.OPEN): RowState.PREFILL,
-    (RowState.QUEUED, RowEvent.PREEMPT): RowState.QUEUED,
-    (RowState.QUEUED, RowEvent.END): RowState.GONE,
-    (RowState.PREFILL, RowEvent.READ): RowState.READY,
-    (RowState.PREFILL, RowEvent.PREEMPT): RowState.PREEMPTED,
-    (RowState.PREFILL, RowEvent.END): RowState.GONE,
-    (RowState.READY, RowEvent.JOIN): RowState.DECODE,
-    (RowState.READY, RowEvent.PREEMPT): RowState.PREEMPTED,
-    (RowState.READY, RowEvent.END): RowState.GONE,
-    (RowState.DECODE, RowEvent.PREEMPT): RowState.PREEMPTED,
-    (RowState.DECODE, RowEvent.END): RowState.GONE,
-    (RowState.PREEMPTED, RowEvent.OPEN): RowState.PREFILL,
-    (RowState.PREEMPTED, RowEvent.PREEMPT): RowState.PREEMPTED,
-    (RowState.PREEMPTED, RowEvent.END): RowState.GONE,
-}
-
-
-def row_machine() -> Machine[RowState, RowEvent]:
-    """A row that waits to be opened."""
-    return Machine(ROW_TABLE, RowState.QUEUED)

@@ -1,6 +1,9 @@
-"""What the scheduler keeps of each row and of each step in flight, and its settings."""
+"""What the scheduler keeps of each row, with the states that it goes through, and of each step in flight."""
 
 from __future__ import annotations
+
+import enum
+from typing import Final
 
 import attrs
 
@@ -8,36 +11,54 @@ from sealring_protocol.codec.messages import Epoch, Row, Step, Work
 from sealring_protocol.control.epoch.pipeline import weight
 from sealring_protocol.control.scheduler.requests import (
     Request,
-    RowEvent,
     RowOpened,
-    RowState,
-    row_machine,
 )
 from sealring_protocol.limits import HISTORY_WEIGHT
-from sealring_protocol.table import Machine
+from sealring_protocol.table import Machine, Table
 
 
-@attrs.frozen
-class SchedulerConfig:
-    """*groups* of at most *rows* rows (0 groups: the head chooses); *queue* rows may wait.
+class RowState(enum.Enum):
+    """Where a row is. Private cache: PREFILL and READY. In a group: DECODE."""
 
-    Prefill *chunk* in tokens, at most *chunks* in flight and *chunk_seconds* each. *prefixes*
-    snapshots at most, in *prefix_share* of the ranks' room. A request ends after more than
-    *retries* forwards that failed on it, or *stalls* lost steps without a token between them. A
-    token's hidden state is of *hidden_bytes*.
-    """
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    READY = "ready"
+    DECODE = "decode"
+    PREEMPTED = "preempted"
+    GONE = "gone"
 
-    groups: int = 0
-    rows: int = 8
-    queue: int = 256
-    chunk: int = 512
-    chunks: int = 2
-    chunk_seconds: float = 0.5
-    prefixes: int = 0
-    prefix_share: float = 0.25
-    retries: int = 2
-    stalls: int = 32
-    hidden_bytes: int = 0
+
+class RowEvent(enum.Enum):
+    """What moves a row."""
+
+    OPEN = "open"
+    READ = "read"
+    JOIN = "join"
+    PREEMPT = "preempt"
+    END = "end"
+
+
+ROW_TABLE: Final[Table[RowState, RowEvent]] = {
+    (RowState.QUEUED, RowEvent.OPEN): RowState.PREFILL,
+    (RowState.QUEUED, RowEvent.PREEMPT): RowState.QUEUED,
+    (RowState.QUEUED, RowEvent.END): RowState.GONE,
+    (RowState.PREFILL, RowEvent.READ): RowState.READY,
+    (RowState.PREFILL, RowEvent.PREEMPT): RowState.PREEMPTED,
+    (RowState.PREFILL, RowEvent.END): RowState.GONE,
+    (RowState.READY, RowEvent.JOIN): RowState.DECODE,
+    (RowState.READY, RowEvent.PREEMPT): RowState.PREEMPTED,
+    (RowState.READY, RowEvent.END): RowState.GONE,
+    (RowState.DECODE, RowEvent.PREEMPT): RowState.PREEMPTED,
+    (RowState.DECODE, RowEvent.END): RowState.GONE,
+    (RowState.PREEMPTED, RowEvent.OPEN): RowState.PREFILL,
+    (RowState.PREEMPTED, RowEvent.PREEMPT): RowState.PREEMPTED,
+    (RowState.PREEMPTED, RowEvent.END): RowState.GONE,
+}
+
+
+def row_machine() -> Machine[RowState, RowEvent]:
+    """A row that waits to be opened."""
+    return Machine(ROW_TABLE, RowState.QUEUED)
 
 
 @attrs.define(eq=False)

@@ -28,10 +28,9 @@ from sealring_protocol.control.scheduler.requests import (
     Request,
     RequestDone,
     RoomOverflow,
-    RowEvent,
-    RowState,
+    SchedulerConfig,
 )
-from sealring_protocol.control.scheduler.rows import LiveRow, SchedulerConfig
+from sealring_protocol.control.scheduler.rows import LiveRow, RowEvent, RowState
 from sealring_protocol.control.scheduler.waiting import Waiting
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import MAX_IDS, MAX_ROW_WEIGHT

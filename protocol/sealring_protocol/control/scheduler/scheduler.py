@@ -53,9 +53,10 @@ from sealring_protocol.control.scheduler.requests import (
     Outcome,
     Request,
     RowOpened,
+    SchedulerConfig,
     TokenOut,
 )
-from sealring_protocol.control.scheduler.rows import Flight, LiveRow, Loss, Planned, SchedulerConfig
+from sealring_protocol.control.scheduler.rows import Flight, LiveRow, Loss, Planned
 from sealring_protocol.control.scheduler.running_rows import RunningRows
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.limits import (
