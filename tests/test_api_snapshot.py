@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import importlib
 import inspect
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,9 @@ import tests.import_cost
 SNAPSHOT = Path(__file__).with_name("api_snapshot.txt")
 ROOT = Path(__file__).parent.parent
 
+FOREIGN = {"MLKEM768PublicKey": object}
+"""What a module imports for type checkers alone, and is no class of ours."""
+
 PUBLIC = [
     "codec.encoding",
     "codec.frame",
@@ -32,6 +36,10 @@ PUBLIC = [
     "control.head.partition",
     "control.head.plan",
     "control.scheduler.requests",
+    "control.standing",
+    "diagnosis.peers",
+    "diagnosis.refusal_log",
+    "diagnosis.why",
     "errors",
     "events",
     "limits",
@@ -129,6 +137,56 @@ def test_what_is_exported_is_documented(name: str) -> None:
         value = getattr(module, each)
         if inspect.isclass(value) or inspect.isfunction(value):
             assert inspect.getdoc(value), each
+
+
+INTERNAL = {
+    # A proof that only the handshake itself can make: its parts are of no use outside.
+    ("security.handshake.VerifiedPeer.__init__", "Claims"),
+    ("security.handshake.VerifiedPeer.__init__", "Proven"),
+    # Its docstring says so.
+    ("node.Node.brain", "Follower"),
+    ("node.Node.brain", "Head"),
+}
+
+
+def hinted(value: Any) -> Iterator[type[Any]]:
+    """The classes of ours that the annotations of *value* name, however deep."""
+    hints = typing.get_type_hints(value, localns=FOREIGN)
+    pending = [hint for name, hint in hints.items() if name[0] != "_"]
+    while pending:
+        hint = pending.pop()
+        if isinstance(hint, list):  # the arguments of a Callable
+            pending += hint
+        pending += typing.get_args(hint)
+        kind = typing.get_origin(hint) or hint
+        if inspect.isclass(kind) and kind.__module__.startswith("sealring_protocol."):
+            yield kind
+
+
+def usable(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """*value* and what its callers see of it: what has annotations."""
+    if inspect.isfunction(value):
+        yield name, value
+    elif inspect.isclass(value) and not issubclass(value, enum.Enum):
+        yield name, value
+        for each, raw in members(value).items():
+            function = raw.fget if isinstance(raw, property) else getattr(raw, "__func__", raw)
+            if inspect.isfunction(function) and (each == "__init__" or each[0] != "_"):
+                yield f"{name}.{each}", function
+
+
+def test_what_is_public_names_nothing_that_is_not() -> None:
+    modules = {name: importlib.import_module(f"sealring_protocol.{name}") for name in PUBLIC}
+    public = [getattr(module, each) for module in modules.values() for each in public_names(module)]
+    named = 0
+    for module_name, module in modules.items():
+        for each in public_names(module):
+            for name, value in usable(f"{module_name}.{each}", getattr(module, each)):
+                for kind in hinted(value):
+                    named += 1
+                    known = kind in public or (name, kind.__name__) in INTERNAL
+                    assert known, f"{name} names {kind.__module__}.{kind.__name__}"
+    assert named > 300
 
 
 def test_importing_it_brings_two_packages() -> None:

@@ -59,7 +59,7 @@ from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import SignedRoster
 
-ENGINE_PING_SECONDS: Final = 1.0
+_ENGINE_PING_SECONDS: Final = 1.0
 """How often the engine is asked for its counters."""
 
 
@@ -162,8 +162,13 @@ class Node:
 
     @property
     def brain(self) -> Head | Follower:
-        """The control machine of this rank's role; to look at, not to call."""
+        """The control machine of this rank's role; to look at, not to call, and no public API."""
         return self._brain
+
+    @property
+    def serving(self) -> bool:
+        """The ring takes steps, and this rank does its part."""
+        return self._brain.serving
 
     @property
     def engine_info(self) -> EngineInfo | None:
@@ -245,7 +250,7 @@ class Node:
         if deadline is not None and now >= deadline:
             self._carry_out(self._brain.handle_timeout(now), now)
         if self._next_engine_ping is not None and now >= self._next_engine_ping:
-            self._next_engine_ping = now + ENGINE_PING_SECONDS
+            self._next_engine_ping = now + _ENGINE_PING_SECONDS
             self._events.append(ToEngine(Ping(0, Progress())))
         if self._teller.due is not None and now >= self._teller.due:
             self._events.extend(self._teller.look(self.obstacles(now), now))
@@ -302,7 +307,7 @@ class Node:
                 self._info = message
                 self._engine = EngineFacts(True, now, self._engine.lost, self._engine.reason)
                 self._links.accept_steps = True
-                self._next_engine_ping = now + ENGINE_PING_SECONDS
+                self._next_engine_ping = now + _ENGINE_PING_SECONDS
             case CannotServe(epoch=epoch, reason=reason) if epoch == NO_EPOCH:
                 self._engine = attrs.evolve(self._engine, reason=reason, unreadable=True)
                 text = f"the engine cannot read its model: {reason}"

@@ -3,59 +3,16 @@
 import itertools
 
 import pytest
-from sealring_protocol.codec.messages import (
-    NO_EPOCH,
-    Accept,
-    Backend,
-    Bootstrap,
-    CacheCost,
-    CannotServe,
-    Close,
-    FailureKind,
-    Hello,
-    Ping,
-    Pong,
-    Prepared,
-    Progress,
-    Ready,
-    Row,
-    Step,
-    StepDone,
-    Tunnel,
-    TunnelEvent,
-)
-from sealring_protocol.codec.tensor import DType
-from sealring_protocol.codec.waiting import Waiting
-from sealring_protocol.errors import RoleViolation
+from sealring_protocol.codec.messages import Accept, Step
 from sealring_protocol.security.roles import (
     ALLOWED,
     Purpose,
     Role,
     allowed,
-    check_role,
     may_open,
     role,
 )
 
-MESSAGES = {
-    type(message).__name__: message
-    for message in (
-        Accept(bytes(32), 1, b""),
-        Ping(1, Progress()),
-        Pong(1, Progress()),
-        Close(0, ""),
-        Hello(bytes(32), 1, DType.F32, 8, 0),
-        Prepared(NO_EPOCH, 1),
-        Ready(NO_EPOCH, 0, 1, True, 0, CacheCost(0, 0)),
-        Bootstrap(NO_EPOCH, Backend.PIPELINE, 0, True, 1000, bytes(32), (0, 1, 2)),
-        Step(NO_EPOCH, 1, bytes(16)),
-        StepDone(NO_EPOCH, 1),
-        CannotServe(NO_EPOCH, FailureKind.LOAD, ""),
-        Row(1),
-        Tunnel(NO_EPOCH, 0, TunnelEvent.OPEN),
-        Waiting(),
-    )
-}
 ALIVE = {"Ping", "Pong", "Close"}
 
 CASES = [
@@ -95,15 +52,8 @@ CASES = [
 
 @pytest.mark.parametrize(("purpose", "sender", "receiver", "world", "more"), CASES)
 def test_what_each_place_in_the_ring_may_send(purpose, sender, receiver, world, more):
-    taken = set()
-    for name, message in MESSAGES.items():
-        try:
-            check_role(purpose, sender, receiver, world, message)
-        except RoleViolation:
-            continue
-        taken.add(name)
+    taken = {kind.__name__ for kind in allowed(purpose, sender, receiver, world)}
     assert taken == ALIVE | more
-    assert {kind.__name__ for kind in allowed(purpose, sender, receiver, world)} == taken
 
 
 def test_every_role_that_there_can_be_is_in_the_table():

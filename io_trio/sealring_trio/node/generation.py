@@ -228,7 +228,7 @@ class Generator:
     def serving(self) -> bool:
         """The ring takes steps; a rank that is not the head does its part."""
         with self.runtime.guard.lock:
-            return self.runtime.node.brain.serving
+            return self.runtime.node.serving
 
     @property
     def leaving(self) -> str:

@@ -85,7 +85,9 @@ from sealring_protocol.codec.writers import (
 )
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 
-T = TypeVar("T")
+__all__ = ["decode", "decode_local", "encode"]
+
+_T = TypeVar("_T")
 
 _ENCODERS: Final[dict[type[Any], Callable[[Any], list[Buffer]]]] = {
     Accept: encode_accept,
@@ -169,7 +171,7 @@ def decode_local(plaintext: Buffer) -> LocalMessage:
     return _decode(plaintext, LOCAL_DECODERS)
 
 
-def _decode(plaintext: Buffer, decoders: dict[int, Callable[[Reader], T]]) -> T:
+def _decode(plaintext: Buffer, decoders: dict[int, Callable[[Reader], _T]]) -> _T:
     if not plaintext:
         raise RemoteProtocolError("an empty frame")
     decoder = decoders.get(plaintext[0])

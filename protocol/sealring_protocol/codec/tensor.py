@@ -44,6 +44,8 @@ class DType(enum.IntEnum):
         return made
 
 
+__all__ = ["DType", "Tensor"]
+
 _BY_CODE: Final = {int(dtype): dtype for dtype in DType}
 
 

@@ -30,6 +30,9 @@ from sealring_protocol.links.dialer import REST_SECONDS, Dialer
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Roster
 
+__all__ = ["Fault", "PeerState", "Trouble"]
+
+
 STEADY_SECONDS: Final = 5.0
 """A link that has stood for so long is in no trouble any more."""
 

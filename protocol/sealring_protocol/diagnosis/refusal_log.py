@@ -16,6 +16,8 @@ from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.errors import SealringError
 from sealring_protocol.security.admission import network_of
 
+__all__ = ["Stranger"]
+
 TELL_SECONDS: Final = 60.0
 
 TELL_SOURCES: Final = 10

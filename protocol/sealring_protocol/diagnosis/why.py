@@ -33,6 +33,8 @@ from sealring_protocol.limits import MAX_REASONS, NO_RANK
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Roster
 
+__all__ = ["Cause", "EngineFacts", "Facts", "Obstacle"]
+
 YOUNG_SECONDS: Final = 120.0
 """Seconds before which an engine that ends has ended young."""
 

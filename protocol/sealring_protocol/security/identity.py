@@ -33,9 +33,6 @@ PUBLIC_KEY: Final = 65
 SIGNATURE: Final = 64
 """Bytes of a signature: r, s."""
 
-NODE_ID: Final = 32
-"""Bytes of a node id."""
-
 ORDER: Final = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 """The order of P-256's group (FIPS 186-5, SP 800-186 section 3.2.1.3)."""
 

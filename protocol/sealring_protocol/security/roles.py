@@ -16,7 +16,6 @@ from sealring_protocol.codec.messages import (
     CannotServe,
     Close,
     Hello,
-    Message,
     Ping,
     Pong,
     Prepared,
@@ -27,7 +26,6 @@ from sealring_protocol.codec.messages import (
     Tunnel,
 )
 from sealring_protocol.codec.waiting import Waiting
-from sealring_protocol.errors import RoleViolation
 
 
 class Purpose(enum.IntEnum):
@@ -115,12 +113,3 @@ def may_open(purpose: Purpose, dialer: int, dialed: int, world: int) -> bool:
 def allowed(purpose: Purpose, sender: int, receiver: int, world: int) -> frozenset[type[Any]]:
     """The classes of message that rank *sender* may send to rank *receiver*."""
     return ALLOWED[purpose, role(purpose, sender, receiver, world)]
-
-
-def check_role(purpose: Purpose, sender: int, receiver: int, world: int, message: Message) -> None:
-    """Raise `RoleViolation` if rank *sender* may not send *message* to rank *receiver*."""
-    if type(message) not in allowed(purpose, sender, receiver, world):
-        raise RoleViolation(
-            f"{message.CODE.name} from rank {sender} to rank {receiver} of {world} "
-            f"on a {purpose.name} link"
-        )

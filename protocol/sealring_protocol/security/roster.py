@@ -111,7 +111,7 @@ class Member:
         )
 
     @classmethod
-    def read(cls, reader: Reader) -> Member:
+    def _read(cls, reader: Reader) -> Member:
         """The next member. Raises `RemoteProtocolError` or `LocalProtocolError`."""
         public_key, code, attestation = reader.unpack(_MEMBER)
         trust = _TRUST.get(code)
@@ -237,7 +237,7 @@ class Roster:
         if count > MAX_MEMBERS:
             raise LimitExceeded(f"a roster of {count} members; the limit is {MAX_MEMBERS}")
         try:
-            members = tuple(Member.read(reader) for _ in range(count))
+            members = tuple(Member._read(reader) for _ in range(count))
             reader.end()
             inner_seal, tensor = bool(policy & _INNER_SEAL), not policy & _NO_TENSOR
             return cls(cluster, name, serial, issued_ms, expires_ms, inner_seal, members, tensor)

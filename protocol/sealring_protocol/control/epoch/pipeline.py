@@ -152,11 +152,6 @@ class FollowerPipeline:
         self._announced = _Announced()
         self._failure: Failure | None = None
 
-    @property
-    def working(self) -> int:
-        """Steps that the engine has not answered."""
-        return len(self._working)
-
     def announce(self, row: Row) -> bool:
         """The head said how to draw for *row*. False if that is not for the engine, as this rank
         is broken. Raises `LimitExceeded` when more rows, or more of them, would wait than may."""
@@ -249,11 +244,6 @@ class HeadPipeline:
     def open(self) -> bool:
         """Steps may begin."""
         return self._state.state is PipelineState.RUNNING
-
-    @property
-    def working(self) -> int:
-        """Steps that the own engine has not answered."""
-        return len(self._engine) + len(self._closing)
 
     @property
     def outstanding(self) -> int:

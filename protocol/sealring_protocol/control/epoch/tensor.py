@@ -104,11 +104,6 @@ class TensorLeader:
         return self._state.state is LeaderState.DRAINING
 
     @property
-    def working(self) -> int:
-        """Steps that the own engine has not answered."""
-        return sum(0 not in flight.answers for flight in self._flights)
-
-    @property
     def outstanding(self) -> int:
         """Steps that are not over."""
         return len(self._flights)

@@ -1,4 +1,4 @@
-"""What the scheduler keeps of each row, with the states that it goes through, and of each step in flight."""
+"""What the scheduler keeps of each row, its states among it, and of each step in flight."""
 
 from __future__ import annotations
 
