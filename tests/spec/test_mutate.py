@@ -13,7 +13,7 @@ def test_the_checks_are_found() -> None:
     assert "never length > limit" in changes
     assert "length >= limit for length > limit" in changes
     assert all(
-        mutants.checks(module) or module in {"security.keys", "security.schedule"}
+        mutants.checks(module) or module in {"security.keys", "security.roles", "security.schedule"}
         for module in mutants.MODULES
     )
 
