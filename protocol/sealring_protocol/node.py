@@ -12,7 +12,6 @@ Every call that takes *now* takes a monotonic clock in seconds; *wall_ms*, milli
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Final
 
 import attrs
@@ -28,15 +27,21 @@ from sealring_protocol.codec.messages import (
     Progress,
     Tunnel,
 )
-from sealring_protocol.control.effects import Effect, Level, Note, Send, Shut, ToEngine, Want
-from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
-from sealring_protocol.control.head.head import Head, HeadConfig
-from sealring_protocol.control.head.plan import Collectives, PlanRequest, Strategy
+from sealring_protocol.control.effects import (
+    Effect,
+    Level,
+    Note,
+    Send,
+    Shut,
+    ToEngine,
+    Want,
+)
+from sealring_protocol.control.epoch.follower import Follower
+from sealring_protocol.control.head.head import Head
 from sealring_protocol.control.scheduler.requests import (
     FinishReason,
     Request,
     RequestDone,
-    SchedulerConfig,
 )
 from sealring_protocol.diagnosis.peers import PeerState
 from sealring_protocol.diagnosis.teller import Teller
@@ -50,41 +55,22 @@ from sealring_protocol.events import (
     TunnelLost,
     TunnelMessage,
 )
-from sealring_protocol.limits import PING_TIMEOUT
 from sealring_protocol.link import Link
 from sealring_protocol.links import news
 from sealring_protocol.links.link_manager import LinkManager
-from sealring_protocol.security.handshake import HandshakeConfig, TrafficSecrets
-from sealring_protocol.security.keys import Suite
+from sealring_protocol.node_config import (
+    NodeConfig,
+    follower_config,
+    handshake_config,
+    head_config,
+)
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import SignedRoster
 
+__all__ = ["Node", "NodeConfig"]
+
 _ENGINE_PING_SECONDS: Final = 1.0
 """How often the engine is asked for its counters."""
-
-
-@attrs.frozen
-class NodeConfig:
-    """Who this node is and what it may do. *instance* is random, one per life of the process;
-    *unpinned* is the digest that its model would have without a manifest; empty if it has none.
-    *layers*, if given, are the counts per rank that someone chose (the head's alone count)."""
-
-    public_key: bytes
-    roster: SignedRoster
-    coordinator: bytes
-    instance: int
-    suites: tuple[Suite, ...] = tuple(Suite)
-    unpinned: bytes = b""
-    strategy: Strategy = Strategy.AUTO
-    layers: tuple[int, ...] = ()
-    collectives: Collectives = attrs.field(factory=Collectives)
-    group_seconds: float = 20.0
-    patience: float = PING_TIMEOUT
-    """Seconds that a peer may be silent, at least, before it is lost. What is above the default is
-    also added to the deadlines of tensor parallelism's steps."""
-    scheduler: SchedulerConfig = attrs.field(factory=SchedulerConfig)
-    key_log: Callable[[TrafficSecrets], None] | None = attrs.field(default=None, repr=False)
-    """As `HandshakeConfig.key_log`."""
 
 
 class Node:
@@ -94,18 +80,7 @@ class Node:
         """Raises `LocalProtocolError` if the key is not in the roster, `AuthenticationFailed` if
         the roster is not the coordinator's."""
         self._config = config
-        self._links = LinkManager(
-            HandshakeConfig(
-                config.public_key,
-                config.roster,
-                config.coordinator,
-                config.instance,
-                config.suites,
-                config.key_log,
-            ),
-            now,
-            config.patience,
-        )
+        self._links = LinkManager(handshake_config(config), now, config.patience)
         self._events: deque[NodeEvent] = self._links.events
         self._info: EngineInfo | None = None
         self._next_engine_ping: float | None = None
@@ -121,37 +96,12 @@ class Node:
         self._brain = self._make_brain(now)
 
     def _make_brain(self, now: float) -> Head | Follower:
-        roster = self.roster.roster
-        names = tuple(member.name for member in roster.members)
+        config, roster = self._config, self.roster.roster
         self.rank = self._links.rank
-        self.world = len(names)
+        self.world = len(roster.members)
         if self.rank > 0:
-            trusted = self._config.collectives.trusted
-            tensor = roster.tensor_parallelism
-            settings = FollowerConfig(self.rank, names, roster.inner_seal, trusted, tensor)
-            return Follower(settings, now)
-        config = self._config
-        return Head(
-            HeadConfig(
-                config.instance,
-                names,
-                roster.hosts,
-                PlanRequest(
-                    config.strategy,
-                    config.layers,
-                    config.collectives,
-                    tensor=roster.tensor_parallelism,
-                ),
-                roster.inner_seal,
-                config.scheduler,
-                group_seconds=config.group_seconds,
-                patience=config.patience,
-                first_uid=self._next_uid,
-                first_epoch=self._last_epoch,
-                unpinned=config.unpinned,
-            ),
-            now,
-        )
+            return Follower(follower_config(config, roster, self.rank), now)
+        return Head(head_config(config, roster, self._next_uid, self._last_epoch), now)
 
     # ------------------------------------------------------------ looking in
 

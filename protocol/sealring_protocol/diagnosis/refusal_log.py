@@ -16,7 +16,7 @@ from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.errors import SealringError
 from sealring_protocol.security.admission import network_of
 
-__all__ = ["Stranger"]
+__all__ = ["RefusedSource"]
 
 TELL_SECONDS: Final = 60.0
 

@@ -1,0 +1,80 @@
+"""What a node is told at its start, and the settings of its parts that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from sealring_protocol.control.epoch.follower import FollowerConfig
+from sealring_protocol.control.head.head import HeadConfig
+from sealring_protocol.control.head.plan import Collectives, PlanRequest, Strategy
+from sealring_protocol.control.scheduler.requests import SchedulerConfig
+from sealring_protocol.limits import PING_TIMEOUT
+from sealring_protocol.security.handshake import HandshakeConfig, TrafficSecrets
+from sealring_protocol.security.keys import Suite
+from sealring_protocol.security.roster import Roster, SignedRoster
+
+
+@attrs.frozen
+class NodeConfig:
+    """Who this node is and what it may do. *instance* is random, one per life of the process;
+    *unpinned* is the digest that its model would have without a manifest; empty if it has none.
+    *layers*, if given, are the counts per rank that someone chose (the head's alone count)."""
+
+    public_key: bytes
+    roster: SignedRoster
+    coordinator: bytes
+    instance: int
+    suites: tuple[Suite, ...] = tuple(Suite)
+    unpinned: bytes = b""
+    strategy: Strategy = Strategy.AUTO
+    layers: tuple[int, ...] = ()
+    collectives: Collectives = attrs.field(factory=Collectives)
+    group_seconds: float = 20.0
+    patience: float = PING_TIMEOUT
+    """Seconds that a peer may be silent, at least, before it is lost. What is above the default is
+    also added to the deadlines of tensor parallelism's steps."""
+    scheduler: SchedulerConfig = attrs.field(factory=SchedulerConfig)
+    key_log: Callable[[TrafficSecrets], None] | None = attrs.field(default=None, repr=False)
+    """As `HandshakeConfig.key_log`."""
+
+
+def handshake_config(config: NodeConfig) -> HandshakeConfig:
+    """The settings of the node's handshakes."""
+    return HandshakeConfig(
+        config.public_key,
+        config.roster,
+        config.coordinator,
+        config.instance,
+        config.suites,
+        config.key_log,
+    )
+
+
+def follower_config(config: NodeConfig, roster: Roster, rank: int) -> FollowerConfig:
+    """The settings of the brain of *rank*, which is not the head, under *roster*."""
+    names = tuple(member.name for member in roster.members)
+    trusted = config.collectives.trusted
+    return FollowerConfig(rank, names, roster.inner_seal, trusted, roster.tensor_parallelism)
+
+
+def head_config(config: NodeConfig, roster: Roster, first_uid: int, first_epoch: int) -> HeadConfig:
+    """The settings of the head's brain under *roster*, which goes on from *first_uid* and
+    *first_epoch*."""
+    plan = PlanRequest(
+        config.strategy, config.layers, config.collectives, tensor=roster.tensor_parallelism
+    )
+    return HeadConfig(
+        config.instance,
+        tuple(member.name for member in roster.members),
+        roster.hosts,
+        plan,
+        roster.inner_seal,
+        config.scheduler,
+        group_seconds=config.group_seconds,
+        patience=config.patience,
+        first_uid=first_uid,
+        first_epoch=first_epoch,
+        unpinned=config.unpinned,
+    )
