@@ -31,6 +31,7 @@ PUBLIC = [
     "codec.local_messages",
     "codec.messages",
     "codec.tensor",
+    "codec.waiting",
     "control.effects",
     "control.epoch.ledger",
     "control.head.partition",
