@@ -28,8 +28,8 @@ from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.roster import SignedRoster, sign_roster
 from sealring_trio.errors import OperationError, UserError
+from sealring_trio.local.reference import one_process
 from sealring_trio.local.ring import LocalNode, running_node, wait_until_up, write_cluster
-from sealring_trio.local.single import single_process
 
 from tests.io_trio.conftest import Ring
 from tests.io_trio.helpers import sealring
@@ -57,7 +57,7 @@ def status_with(node: LocalNode, key: str, value: object) -> None:
 @pytest.fixture(scope="module")
 def expected() -> dict[str, object]:
     """What one mlx-lm process says."""
-    with single_process(tiny.path()) as single:
+    with one_process(tiny.path()) as single:
         answer = single.generate(PROMPT, TOKENS)
         return {"tokens": list(answer.tokens), "text": answer.text}
 

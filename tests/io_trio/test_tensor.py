@@ -11,8 +11,8 @@ import pytest
 from sealring_model import tiny
 from sealring_protocol.codec.messages import Backend
 from sealring_trio.local.api import LocalApi, local_api
+from sealring_trio.local.reference import one_process
 from sealring_trio.local.ring import LocalNode
-from sealring_trio.local.single import single_process
 from sealring_trio.node.activations import told_seals
 from sealring_trio.node.status import Collective, collective_link
 
@@ -39,7 +39,7 @@ def ask(node: LocalNode) -> dict[str, Any]:
 
 
 def test_both_ranks_together_say_what_one_process_says(api: LocalApi) -> None:
-    with single_process(tiny.path()) as single:
+    with one_process(tiny.path()) as single:
         answer = single.generate(PROMPT, TOKENS)
     assert ask(api.nodes[0])["token_ids"] == list(answer.tokens)
 

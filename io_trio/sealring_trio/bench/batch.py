@@ -21,9 +21,10 @@ from typing import Final, TypeAlias
 import attrs
 from sealring_model.text.tokens import Tokenizer
 
-from sealring_trio.bench.measure import Result, joint_pace
-from sealring_trio.bench.yardstick import one_process, own_split
+from sealring_trio.bench.measure import Result
 from sealring_trio.errors import OperationError
+from sealring_trio.local.pace import joint_pace
+from sealring_trio.local.reference import one_process, own_split
 from sealring_trio.local.ring import LocalNode, local_ring
 
 STREAM: Final = "mlx-lm stream_generate"

@@ -23,7 +23,7 @@ from sealring_model.text.tokens import Tokenizer
 from sealring_trio.bench.batch import Case, Side, checked, make_prompts, ring_pace
 from sealring_trio.bench.measure import Result
 from sealring_trio.bench.random_model import SizeName, write_random_model
-from sealring_trio.bench.yardstick import one_process, own_split
+from sealring_trio.local.reference import one_process, own_split
 from sealring_trio.local.ring import local_ring
 
 _GPUS: Final = [{"CUDA_VISIBLE_DEVICES": str(device)} for device in range(2)]

@@ -21,8 +21,8 @@ from sealring_model.text.tokens import Tokenizer
 from sealring_trio.bench.measure import Result
 from sealring_trio.bench.random_model import write_random_model
 from sealring_trio.bench.texts import text_of
+from sealring_trio.local.reference import one_process
 from sealring_trio.local.ring import LocalNode, local_ring
-from sealring_trio.local.single import single_process
 
 EARLY: Final = 100
 LATE: Final = 1000
@@ -41,7 +41,7 @@ def measure() -> list[Result]:
         model = write_random_model(Path(folder))
         tokenizer = Tokenizer(model)
         early, late = (text_of(tokenizer, tokens - TOKENS // 2) for tokens in (EARLY, LATE))
-        with local_ring(2, model) as (head, _), single_process(model) as single:
+        with local_ring(2, model) as (head, _), one_process(model) as single:
             asked: dict[str, Ask] = {
                 "ring of 2": lambda text: _ask(head, text),
                 "one process (mlx-lm)": lambda text: single.generate(text, TOKENS, raw=True).times,

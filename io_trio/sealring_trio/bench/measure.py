@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import attrs
-
-from sealring_trio.local.pace import pace
 
 ROUNDS: Final = 15
 ROUND_SECONDS: Final = 0.08
@@ -68,14 +66,3 @@ def _time(call: Callable[[], object], count: int) -> float:
     for _ in range(count):
         call()
     return time.perf_counter() - start
-
-
-def joint_pace(times: Sequence[Sequence[float]]) -> float:
-    """Tokens a second of all rows together, from the *times* (s) of each row's tokens.
-
-    Only the time in which all of them run counts: from when the last has begun until the first has
-    ended. Within it each row's own pace is taken, so that it does not matter how the edges fall.
-    """
-    begin = max(row[0] for row in times)
-    end = min(row[-1] for row in times)
-    return sum(pace([at for at in row if begin <= at <= end]) for row in times)

@@ -15,8 +15,8 @@ from typing import Final
 from sealring_trio.bench.measure import Result
 from sealring_trio.bench.random_model import write_random_model
 from sealring_trio.local.pace import pace
+from sealring_trio.local.reference import one_process
 from sealring_trio.local.ring import LocalNode, local_ring
-from sealring_trio.local.single import single_process
 
 TURNS: Final = 7
 TOKENS: Final = 128
@@ -27,7 +27,7 @@ def measure() -> list[Result]:
     """Tokens a second, medians of alternating turns, greedy, f32, 25 million parameters."""
     with tempfile.TemporaryDirectory(prefix="sealring-") as folder:
         model = write_random_model(Path(folder))
-        with local_ring(1, model) as (head,), single_process(model) as single:
+        with local_ring(1, model) as (head,), one_process(model) as single:
             ours: list[float] = []
             yardstick: list[float] = []
             _ask(head)

@@ -18,7 +18,7 @@ from sealring_model.text.tokens import Tokenizer
 
 from sealring_trio.bench.batch import Case, Side, make_prompts, ring_pace, take_turns
 from sealring_trio.bench.measure import Result
-from sealring_trio.bench.yardstick import own_split
+from sealring_trio.local.reference import own_split
 from sealring_trio.local.ring import local_ring
 
 STREAM: Final = "mlx-lm tensor parallel, stream"

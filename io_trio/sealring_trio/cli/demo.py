@@ -17,9 +17,9 @@ from sealring_trio.files.models import TINY, describe_model, find_model
 from sealring_trio.files.suites import SUITES
 from sealring_trio.files.units import format_size
 from sealring_trio.local.pace import pace
+from sealring_trio.local.reference import ReferenceAnswer, one_process
 from sealring_trio.local.ring import LocalNode, local_ring
 from sealring_trio.local.sealing import seal_microseconds
-from sealring_trio.local.single import SingleAnswer, single_process
 
 Positive = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
 
@@ -91,7 +91,7 @@ def demo(
             raise OperationError(f"{error.what}\n{logs}", "That should not happen.") from None
         states = [node.status() for node in nodes]
     _say(json, "\nThe same with one mlx-lm process, to compare ...\n")
-    with single_process(folder) as single:
+    with one_process(folder) as single:
         yardstick = single.generate(asked, max_tokens)
     sealing = _sealing(states[0]["suite"], info) if ranks > 1 else 0.0
     report = _report(answer, yardstick, states, sealing, info.size)
@@ -138,7 +138,7 @@ def _answer(head: LocalNode, prompt: str, max_tokens: int) -> Iterator[dict[str,
 
 def _report(
     answer: RingAnswer,
-    single: SingleAnswer,
+    single: ReferenceAnswer,
     states: list[dict[str, Any]],
     sealing: float,
     weights: int,

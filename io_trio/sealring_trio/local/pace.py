@@ -8,3 +8,14 @@ from collections.abc import Sequence
 def pace(times: Sequence[float]) -> float:
     """Tokens a second after the first, from the *times* (s) at which they came."""
     return (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else 0.0
+
+
+def joint_pace(times: Sequence[Sequence[float]]) -> float:
+    """Tokens a second of all rows together, from the *times* (s) of each row's tokens.
+
+    Only the time in which all of them run counts: from when the last has begun until the first has
+    ended. Within it each row's own pace is taken, so that it does not matter how the edges fall.
+    """
+    begin = max(row[0] for row in times)
+    end = min(row[-1] for row in times)
+    return sum(pace([at for at in row if begin <= at <= end]) for row in times)

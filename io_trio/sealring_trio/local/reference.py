@@ -1,13 +1,14 @@
-"""mlx-lm by itself, to be measured beside a ring: one process of it, or several in its own way.
+"""mlx-lm by itself, for comparison with a ring: one process of it, or several split in its own way.
 
-Run as ``python -m sealring_trio.bench.yardstick --model PATH``, always as a child, for it imports
-MLX. It reads one JSON value a line and answers each with one line: first ``"load"``, and then
-requests. With ``--split pipeline`` or ``--split tensor`` it is a rank of mlx-lm's own pipeline, or
-of its own tensor parallelism, over MLX's ring backend; every rank is given every request, and all
-compute the same tokens. The ranks are started directly, as MLX's own launcher takes a core for
-itself, and told to load when all are there, as a rank whose neighbour comes late gives up.
+Run as ``python -m sealring_trio.local.reference --model PATH``, always as a child, because it
+imports MLX. It uses mlx-lm's own loading, chat template, `stream_generate` and `BatchGenerator`,
+and nothing of sealring's stages, caches, sampling, scheduling or detokenising.
 
-Nothing of sealring's stages, caches, sampling or scheduling is in it.
+A child reads one JSON value a line and answers each with one line: first ``"load"``, then requests.
+With ``--split pipeline`` or ``--split tensor`` it is a rank of mlx-lm's own pipeline, or of its own
+tensor parallelism, over MLX's ring or NCCL. Every rank gets every request, and all compute the same
+tokens. The ranks are started directly, because MLX's own launcher takes a core for itself. They
+load once all are there, because a rank whose neighbour comes late gives up.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from sealring_trio.bench.measure import joint_pace
+import attrs
+
 from sealring_trio.collective.ports import free_ports
 from sealring_trio.errors import OperationError
+from sealring_trio.local.pace import joint_pace, pace
 from sealring_trio.processes.interpreter import run_module
 
 Split = Literal["pipeline", "tensor"]
@@ -37,22 +40,42 @@ DEADLINE: Final = 600.0
 would wait for ever."""
 
 
-class Yardstick:
-    """Running children; see `one_process` and `own_split`."""
+@attrs.frozen
+class ReferenceAnswer:
+    """A greedy answer: *tokens* without the end mark, *text*, and when each token came (s)."""
+
+    tokens: tuple[int, ...]
+    text: str
+    times: tuple[float, ...]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens a second after the first."""
+        return pace(self.times)
+
+
+class Reference:
+    """Running children; see `one_process` and `own_split`. Raises `OperationError` if one fails."""
 
     def __init__(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
-        self._processes = processes
-        self._answers()  # they are there
+        self._processes: Final = processes
+        self._answers()  # all are there
         self._ask("load")
+
+    def generate(
+        self, prompt: str | Sequence[int], max_tokens: int, *, raw: bool = False
+    ) -> ReferenceAnswer:
+        """The answer to *prompt*: a text for the chat template, or with *raw* a text or ids."""
+        request = {"prompt": prompt, "max_tokens": max_tokens, "raw": raw}
+        answer = self._ask(request)[0]
+        return ReferenceAnswer(tuple(answer["tokens"]), answer["text"], tuple(answer["times"]))
 
     def pace(self, prompts: Sequence[Sequence[int]], tokens: int, *, stream: bool = False) -> float:
         """Tokens a second over all rows, each of which continues one of the *prompts* (ids) by
-        *tokens*: with `BatchGenerator`, or one row with `stream_generate`.
-
-        Raises `OperationError` when a child fails.
-        """
-        request = {"prompts": prompts, "tokens": tokens, "stream": stream}
-        return joint_pace(self._ask(request)[0]["times"])
+        *tokens*: with `BatchGenerator`, or the first row alone with `stream_generate`."""
+        if stream:
+            return self.generate(prompts[0], tokens, raw=True).tokens_per_s
+        return joint_pace(self._ask({"prompts": prompts, "tokens": tokens})[0]["times"])
 
     def _ask(self, value: Any) -> list[dict[str, Any]]:
         line = json.dumps(value).encode() + b"\n"
@@ -80,26 +103,26 @@ def _read(process: subprocess.Popen[bytes]) -> dict[str, Any]:
         how = "ended early" if ready else f"said nothing for {DEADLINE:.0f} s"
         raise OperationError(
             f"an mlx-lm process for comparison {how}",
-            "Its messages are above.",
+            "Its messages are above. Does mlx-lm know this model?",
         )
     answer: dict[str, Any] = json.loads(line)
     if "error" in answer:
         raise OperationError(
             f"mlx-lm cannot be compared with: {answer['error']}",
-            "Its own ways to split know few families: try another model, or --ranks 1.",
+            "Try another model, or --ranks 1 where mlx-lm cannot split this one.",
         )
     return answer
 
 
 @contextlib.contextmanager
-def one_process(model: Path) -> Iterator[Yardstick]:
+def one_process(model: Path) -> Iterator[Reference]:
     """A child that has *model* loaded, ended with the block. Raises `OperationError`."""
     with _children(model, [{}], ()) as processes:
-        yield Yardstick(processes)
+        yield Reference(processes)
 
 
 @contextlib.contextmanager
-def own_split(model: Path, ranks: int, split: Split, *, gpus: bool = False) -> Iterator[Yardstick]:
+def own_split(model: Path, ranks: int, split: Split, *, gpus: bool = False) -> Iterator[Reference]:
     """*ranks* processes of mlx-lm with *model* split in its own way, ended with the block: over
     MLX's ring, or on so many *gpus* over NCCL. Raises `OperationError`.
     """
@@ -109,14 +132,14 @@ def own_split(model: Path, ranks: int, split: Split, *, gpus: bool = False) -> I
         places = [{**at, "MLX_RANK": str(r), "CUDA_VISIBLE_DEVICES": str(r)} for r in range(ranks)]
         options = ("--split", split, "--backend", "nccl")
         with _children(model, places, options) as processes:
-            yield Yardstick(processes)
+            yield Reference(processes)
         return
     with tempfile.TemporaryDirectory(prefix="sealring-") as folder:
         hosts = Path(folder) / "hosts.json"
         hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(ranks)]))
         places = [{"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)} for rank in range(ranks)]
         with _children(model, places, ("--split", split)) as processes:
-            yield Yardstick(processes)
+            yield Reference(processes)
 
 
 @contextlib.contextmanager
@@ -154,7 +177,7 @@ def serve(model: str, split: Split | None, backend: str = "ring") -> None:
 
     keep_kernels_private()
     utils = mlx_lm("utils")
-    print(json.dumps({"there": True}), flush=True)
+    _say({"there": True})
     sys.stdin.readline()
     try:
         if split is not None:
@@ -171,31 +194,43 @@ def serve(model: str, split: Split | None, backend: str = "ring") -> None:
         else:
             network, tokenizer = utils.load(model)
     except (ValueError, RuntimeError, OSError) as error:
-        print(json.dumps({"error": str(error)}), flush=True)
+        _say({"error": str(error)})
         return
     generate = mlx_lm("generate")
-    print(json.dumps({"ready": True}), flush=True)
+    _say({"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
-        prompts, tokens = request["prompts"], request["tokens"]
-        if request["stream"]:
-            times = _streamed(generate, network, tokenizer, prompts[0], tokens)
+        if "prompts" in request:
+            _say({"times": _batched(generate, network, request["prompts"], request["tokens"])})
         else:
-            times = _batched(generate, network, prompts, tokens)
-        print(json.dumps({"times": times}), flush=True)
+            _say(_streamed(generate, network, tokenizer, request))
+
+
+def _say(answer: dict[str, Any]) -> None:
+    print(json.dumps(answer), flush=True)
 
 
 def _streamed(
-    generate: Any, network: Any, tokenizer: Any, prompt: list[int], tokens: int
-) -> list[list[float]]:
-    responses = generate.stream_generate(network, tokenizer, prompt, max_tokens=tokens)
-    return [[time.perf_counter() for _ in responses]]
+    generate: Any, network: Any, tokenizer: Any, request: dict[str, Any]
+) -> dict[str, Any]:
+    prompt = request["prompt"]
+    if not request["raw"]:
+        messages = [{"role": "user", "content": prompt}]
+        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    tokens, text, times = [], "", []
+    count = request["max_tokens"]
+    for response in generate.stream_generate(network, tokenizer, prompt, max_tokens=count):
+        text += response.text
+        if response.finish_reason != "stop":
+            tokens.append(int(response.token))
+            times.append(time.perf_counter())
+    return {"tokens": tokens, "text": text, "times": times}
 
 
 def _batched(
     generate: Any, network: Any, prompts: list[list[int]], tokens: int
 ) -> list[list[float]]:
-    """When each row's tokens came."""
+    """When each row's tokens came (s)."""
     batch = generate.BatchGenerator(network, completion_batch_size=len(prompts))
     uids = batch.insert(prompts, [tokens] * len(prompts))
     times: dict[int, list[float]] = {uid: [] for uid in uids}
