@@ -2,9 +2,15 @@
 
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 from model_families import FAMILIES, SHARDED, make_model, reference_model
 from model_rings import SAMPLING, Ring
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("cuda") and not mx.cuda.is_available():
+        pytest.skip("needs a CUDA device")
 
 
 @pytest.fixture(scope="session")

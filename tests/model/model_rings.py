@@ -104,9 +104,9 @@ class Ring:
         early_fill: Callable[[], bool] = lambda: False,
         device_io: Callable[[], DeviceIO] = DeviceIO,
     ) -> None:
-        """*idle* tells how much a rank does ahead while it waits for its next message, and
-        *early_fill* whether that is told before its turn, while the rank is at such work; each has
-        its own *device_io*."""
+        """*idle* gives how many graphs a rank works ahead while it waits for its next message.
+        *early_fill* tells whether the device is given that message's hidden states early. Each rank
+        has its own *device_io*."""
         info = describe(folder)
         self.bounds = tuple(bounds or (0, len(info.layers)))
         world = len(self.bounds) - 1

@@ -5,8 +5,6 @@ import pytest
 from sealring_model.stage import attention
 from sealring_model.stage.attention import attend, fits
 
-cuda = pytest.mark.skipif(not mx.cuda.is_available(), reason="needs CUDA")
-
 SCALE = 0.09
 
 
@@ -41,7 +39,7 @@ def close(found, wanted, dtype):
     )
 
 
-@cuda
+@pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
 @pytest.mark.parametrize(
     ("queries", "width"), [(1, 64), (4, 128), (8, 128), (7, 64), (16, 64), (4, 256), (1, 256)]
@@ -54,14 +52,14 @@ def test_it_is_what_it_is_by_hand(dtype, queries, width, length):
     assert close(attend(*of, SCALE, mask), expected(*of, mask), dtype)
 
 
-@cuda
+@pytest.mark.cuda
 def test_many_rows_and_keys():
     of = made(rows=32, groups=8, length=2000)
     mask = padded(32, 2000, [61 * row for row in range(32)])
     assert close(attend(*of, SCALE, mask), expected(*of, mask), mx.bfloat16)
 
 
-@cuda
+@pytest.mark.cuda
 def test_one_mask_for_all_rows_and_holes_in_it():
     of = made(rows=4, length=90)
     for mask in (padded(1, 90, [20]), mx.arange(90)[None, None, None] % 3 == 1):
@@ -70,7 +68,7 @@ def test_one_mask_for_all_rows_and_holes_in_it():
     assert close(attend(*of, SCALE, broadcast), expected(*of, mask), mx.bfloat16)
 
 
-@cuda
+@pytest.mark.cuda
 def test_arrays_may_be_laid_out_in_any_way():
     queries, keys, values = made(rows=4, length=50)
     mask = padded(4, 50, [3, 0, 9, 49])
@@ -84,7 +82,7 @@ def test_arrays_may_be_laid_out_in_any_way():
     assert close(attend(*turned, SCALE, column), wanted, mx.bfloat16)
 
 
-@cuda
+@pytest.mark.cuda
 def test_a_row_that_sees_nothing_gives_zeros_and_disturbs_nobody():
     of = made(rows=2, length=40)
     mask = padded(2, 40, [40, 7])
@@ -93,7 +91,7 @@ def test_a_row_that_sees_nothing_gives_zeros_and_disturbs_nobody():
     assert close(found[1], expected(*of, mask)[1], mx.bfloat16)
 
 
-@cuda
+@pytest.mark.cuda
 def test_keys_need_not_begin_where_much_can_be_read_at_once():
     queries, keys, values = made(length=50)
     mask = padded(3, 50, [3, 0, 9])
@@ -102,7 +100,7 @@ def test_keys_need_not_begin_where_much_can_be_read_at_once():
         assert close(attend(*of, SCALE, mask), expected(*of, mask), mx.bfloat16)
 
 
-@cuda
+@pytest.mark.cuda
 @pytest.mark.parametrize("wrong", [mx.nan, mx.inf])
 def test_what_is_not_a_number_stays_none(wrong):
     """Nothing plausible is made of it. Other rows and heads have nothing to do with it."""
@@ -119,7 +117,7 @@ def test_what_is_not_a_number_stays_none(wrong):
     assert close(mx.where(none, 0.0, found), mx.where(none, 0.0, wanted), mx.bfloat16)
 
 
-@cuda
+@pytest.mark.cuda
 def test_scores_far_apart_do_not_overflow():
     queries, keys, values = made(rows=2, length=70)
     of = (queries * 100, keys * 100, values)
@@ -127,7 +125,7 @@ def test_scores_far_apart_do_not_overflow():
     assert close(attend(*of, SCALE, mask), expected(*of, mask), mx.bfloat16)
 
 
-@cuda
+@pytest.mark.cuda
 def test_once_installed_models_use_it_where_it_fits(monkeypatch):
     """And MLX's own elsewhere."""
     theirs = mx.fast.scaled_dot_product_attention
@@ -148,7 +146,7 @@ def test_once_installed_models_use_it_where_it_fits(monkeypatch):
     assert len(used) == 1
 
 
-@cuda
+@pytest.mark.cuda
 def test_where_it_does_not_compile_nothing_is_installed(monkeypatch):
     def refused(*_):
         raise RuntimeError("no compiler")

@@ -1,4 +1,4 @@
-"""The engine's end of its channel, attentive or not."""
+"""The engine's end of its channel, busy_polls or not."""
 
 import select
 import socket
@@ -25,7 +25,7 @@ def ping(number):
     return Ping(number, Progress())
 
 
-@pytest.fixture(params=[False, True], ids=["calm", "attentive"])
+@pytest.fixture(params=[False, True], ids=["calm", "busy_polls"])
 def ends(request, monkeypatch):
     """The node's end, and an open channel at the other."""
     monkeypatch.setattr(channel_module, "_POLL_FOR_NS", 3_000_000)

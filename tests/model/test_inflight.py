@@ -48,7 +48,7 @@ class Flights:
                 rank = self.rng.randrange(self.world)
                 self.rng.choice((self._take, self._answer, self._idle, self._idle))(rank)
             if self.rng.random() < 0.05:
-                self.rng.choice(self.ring.device_io).lose_patience()
+                self.rng.choice(self.ring.device_io).time_out()
 
     # -------------------------------------------------------------------- head
 

@@ -129,14 +129,14 @@ def test_a_gate_is_open_even_if_nothing_could_be_launched_behind_it(models, monk
     assert (device_io.held, device_io.waited) == (None, 1)
 
 
-@pytest.mark.parametrize("attentive", [False, True])
+@pytest.mark.parametrize("busy_polls", [False, True])
 def test_in_an_engine_the_thread_that_reads_tells_the_device(
-    models, references, monkeypatch, attentive
+    models, references, monkeypatch, busy_polls
 ):
     """The compute thread does the rest, and whatever comes while the device does not wait."""
     for patience in ("_SKIP_AFTER_CHANGE", "_SKIP_AFTER_TIMEOUT", "_STEADY_AFTER"):
         monkeypatch.setattr(lookahead, patience, 0)
-    monkeypatch.setattr(engine, "PROCESSORS", 99 if attentive else 1)
+    monkeypatch.setattr(engine, "PROCESSORS", 99 if busy_polls else 1)
     device_io, channels, tellers = WaitingDeviceIO(), [], []
     monkeypatch.setattr(engine, "best_device_io", lambda _, **__: device_io)
     expect, fill_early = Channel.intercept_next, Executor.fill_early

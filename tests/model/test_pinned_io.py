@@ -1,7 +1,7 @@
-"""Doors of a CUDA device; on others there is nothing of this to try.
+"""Inlets and outlets in pinned memory, on a CUDA device; skipped on others.
 
-While the device waits, CUDA neither loads a kernel that it has not had before nor makes a graph. So
-what is timed has been done before, and without graphs.
+While the device waits, CUDA neither loads a new kernel nor makes a graph. So what is timed here has
+run before, and without CUDA graphs.
 """
 
 import os
@@ -22,7 +22,6 @@ from sealring_model.stage.tensors import MLX_DTYPES, data_of, outgoing
 from sealring_protocol.codec.tensor import DType
 
 os.environ.setdefault("MLX_USE_CUDA_GRAPHS", "0")
-cuda = pytest.mark.skipif(not mx.cuda.is_available(), reason="needs a CUDA device")
 SHAPES = [(1, 1, 1), (1, 1, 3), (3, 1, 7), (1, 1, 4096), (32, 1, 4096)]
 
 
@@ -39,19 +38,19 @@ def made() -> DeviceIO:
 
 
 @pytest.mark.skipif(mx.cuda.is_available(), reason="has one")
-def test_without_cuda_there_are_ordinary_doors():
+def test_without_cuda_input_and_output_are_ordinary():
     assert type(best_device_io(DType.F32, wait=True)) is DeviceIO
     with pytest.raises((OSError, AttributeError)):
         PinnedIO(device_waits=True)
 
 
-@cuda
+@pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [DType.F32, DType.BF16])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_goes_in_while_the_device_waits_comes_out(dtype, shape):
     device_io = best_device_io(dtype, wait=True)
     data = data_for(dtype, shape)
-    for _ in range(3):  # a box is used again
+    for _ in range(3):  # a buffer is used again
         inlet = device_io.inlet(dtype, shape)
         outlet = device_io.outlet(inlet.array * 1)
         inlet.mark_launched()
@@ -62,15 +61,15 @@ def test_what_goes_in_while_the_device_waits_comes_out(dtype, shape):
         assert bytes(outlet.data()) == data
 
 
-@cuda
-def test_what_is_too_large_for_a_box_goes_out_all_the_same():
+@pytest.mark.cuda
+def test_what_is_too_large_for_a_buffer_goes_out_all_the_same():
     array = mx.random.normal((1, 300, 4096))
     outlet = made().outlet(array)
     mx.eval(outlet.ready)
     assert bytes(outlet.data()) == bytes(data_of(outgoing(array)))
 
 
-@cuda
+@pytest.mark.cuda
 def test_a_slice_goes_out_row_major():
     array = mx.arange(4 * 6, dtype=mx.uint32).reshape(4, 6)[:, 1:4]
     outlet = made().outlet(array)
@@ -80,7 +79,7 @@ def test_a_slice_goes_out_row_major():
     ]
 
 
-@cuda
+@pytest.mark.cuda
 def test_the_device_does_not_wait_for_ever():
     device_io = made()
     inlet = device_io.inlet(DType.F32, (1, 1, 8))
@@ -93,7 +92,7 @@ def test_the_device_does_not_wait_for_ever():
     assert outlet.data().cast("f").tolist() == [1.0] * 8
 
 
-@cuda
+@pytest.mark.cuda
 def test_an_inlet_that_is_filled_by_another_thread_holds_up_until_then_what_depends_on_it():
     device_io = PinnedIO(device_waits=True, timeout_ns=1_000_000_000)
     for _ in range(2):  # once to warm up
@@ -113,7 +112,7 @@ def test_an_inlet_that_is_filled_by_another_thread_holds_up_until_then_what_depe
     assert gate.fill(b"what is said again is not looked at")
 
 
-@cuda
+@pytest.mark.cuda
 @pytest.mark.parametrize("how", ["release", "dropped"])
 def test_an_inlet_that_will_not_be_filled_holds_nothing_up(how):
     device_io = made()
@@ -153,10 +152,10 @@ def in_flight(device_io: DeviceIO, weights: mx.array, _: mx.array) -> list[mx.ar
     return others
 
 
-@cuda
+@pytest.mark.cuda
 @pytest.mark.parametrize("do", [read, made_of_host_memory, locked_memory, in_flight])
 def test_what_does_not_wait_for_a_device_that_waits(do):
-    """Or it would come back when the device has lost its patience."""
+    """Or it would return only when the device has stopped waiting."""
     device_io = PinnedIO(device_waits=True, timeout_ns=1_000_000_000)
     data = bytes(data_of(mx.zeros((8,))))
     weights, evaluated = mx.random.normal(WEIGHTS), mx.random.normal(WEIGHTS)
@@ -192,8 +191,8 @@ class Recorded:
         return False
 
 
-@cuda
-def test_a_rank_with_a_mailbox_answers_the_same(models, monkeypatch):
+@pytest.mark.cuda
+def test_a_rank_with_pinned_memory_answers_the_same(models, monkeypatch):
     """The last rank of a ring, given once more what it was given before: two ranks that share a
     device would wait for each other."""
     bounds = (0, 2, 5)
@@ -212,9 +211,7 @@ def test_a_rank_with_a_mailbox_answers_the_same(models, monkeypatch):
     monkeypatch.setattr(pinned_io._WaitingInlet, "fill", watched)
     place = place_of(describe(models["llama"]), bounds, 1)
     stage = stage_of(models["llama"], 2, 5)
-    executor = Executor(
-        stage, place, RowParams(), PlainActivations(), 1 << 40, best_device_io=made()
-    )
+    executor = Executor(stage, place, RowParams(), PlainActivations(), 1 << 40, device_io=made())
     for step, expected in zip(recorded.given, recorded.answers, strict=True):
         while executor.work_ahead():
             pass

@@ -1,9 +1,9 @@
-"""Doors of a device that waits, on one that cannot.
+"""Device IO that behaves like a device that waits, on one that cannot.
 
-What is started behind an inlet that has not been filled is kept back, and started in order once it
-is, or has been shut: so it is what a device would do whose stream is held up. There may be one such
-inlet at a time, as for `Lookahead`, it may be filled too late, and the device may `lose_patience`.
-Only the thread that launches can start anything: what another one has told, it says again.
+What is launched behind an unfilled inlet is kept back, and started in order once the inlet is
+filled or released, as a device does whose stream is blocked. There may be one such inlet at a time,
+as for `Lookahead`. It may be filled too late, and the device may `time_out`. Only the thread that
+launches can start anything, so it repeats what another thread has filled.
 """
 
 import threading
@@ -23,8 +23,8 @@ ALL = 9
 
 
 class WaitingDeviceIO(DeviceIO):
-    """*late* tells, for each inlet that is waited for, whether it is filled too late. Of those,
-    *waited* were filled in time, and *missed* were not, or not at all."""
+    """*late* tells for each inlet at which the device waits whether it is filled too late. *waited*
+    counts those that were filled in time, *missed* the others."""
 
     device_waits = True
 
@@ -44,12 +44,12 @@ class WaitingDeviceIO(DeviceIO):
             self._behind.append(arrays)
 
     def holds(self, arrays: tuple[mx.array, ...]) -> bool:
-        """Whether the device will do any of *arrays* only once it is told to go on."""
+        """Whether any of *arrays* is kept back."""
         behind = {id(array) for started in self._behind for array in started}
         return not behind.isdisjoint(map(id, arrays))
 
-    def lose_patience(self) -> None:
-        """Go on by itself, if it waits."""
+    def time_out(self) -> None:
+        """Stop waiting, if it waits."""
         if self.held is not None:
             self.held.expire()
 
@@ -61,7 +61,7 @@ class WaitingDeviceIO(DeviceIO):
 
 
 class WaitingInlet(Inlet):
-    """An inlet of these doors."""
+    """An inlet of this device."""
 
     def __init__(self, device_io: WaitingDeviceIO, inlet: Inlet) -> None:
         super().__init__(inlet.dtype, inlet.shape, inlet.array)
@@ -131,7 +131,7 @@ class ThoroughBuilder(GraphBuilder):
 
 
 def waiting_ring(models, family="llama", bounds=(0, 2, 5), idle=ALL, **options):
-    """A ring on devices that wait, and their doors."""
+    """A ring on devices that wait, and those devices."""
     ring = Ring(models[family], bounds, idle=lambda: idle, device_io=WaitingDeviceIO, **options)
     return ring, ring.device_io
 

@@ -84,10 +84,8 @@ M = TypeVar("M", Step, StepDone)
 
 _POLL_FROM_PROCESSORS: Final = 8
 """Processors from which on one thread may busy-poll for the next message."""
-
 _MEMBER_EXIT_GRACE: Final = 0.3
-"""Seconds that a member of a collective has to end once its node is gone: it may wait for a
-peer."""
+"""Seconds that a member has to end once its node is gone. It may be waiting for a peer."""
 
 
 class Engine:
@@ -97,7 +95,7 @@ class Engine:
         self._channel: Final = channel
         self._info: Final = info
         self._memory_budget: Final = budget
-        self._sealed_activations: Final = SealedActivations()
+        self._activations: Final = SealedActivations()
         self._params: Final = RowParams()
         self._answers: Final = Answers(channel)
         self._launch_settings: Final = LaunchSettings()
@@ -169,7 +167,7 @@ class Engine:
         # What was launched before this key leaves under the key before.
         self._answers.drain()
         try:
-            self._sealed_activations.set_key(key)
+            self._activations.set_key(key)
         except ValueError:
             raise ChannelBroken(f"suite {key.suite} is not known here") from None
 
@@ -190,8 +188,7 @@ class Engine:
         self._answers.put(executor, launch(message, arrived))
 
     def _of_this_epoch(self, message: Step | StepDone) -> bool:
-        """Whether *message* is of the epoch that this process has a place in; others are
-        ignored."""
+        """Whether *message* is of this process's epoch. Others are ignored."""
         return self._place is not None and message.epoch == self._place.epoch
 
     def _progress(self) -> Progress:
@@ -200,8 +197,7 @@ class Engine:
             steps_received=self._received,
             steps_answered=self._answers.count,
             compute_us=self._compute_us + (executor.compute_us if executor else 0),
-            seal_us=(self._sealed_activations.sealing_ns + self._sealed_activations.opening_ns)
-            // 1000,
+            seal_us=(self._activations.sealing_ns + self._activations.opening_ns) // 1000,
             rows=executor.live_rows if executor else 0,
             memory=mx.get_active_memory(),
             cache=executor.cache_bytes if executor else 0,
@@ -232,19 +228,17 @@ class Engine:
     def _start_epoch(self, place: Bootstrap, loaded: LoadedStage) -> None:
         """Begin the epoch of *place* with *loaded*, and say READY."""
         reports_logprobs = self._order is None or self._order.rank == 0
-        activation_seal = self._sealed_activations if place.inner_seal else PlainActivations()
+        seal = self._activations if place.inner_seal else PlainActivations()
         # A member of a collective never waits on a guess: the others would wait with it.
-        device_waits = self._order is None and self._launch_settings.fits(
-            loaded.last - loaded.first
-        )
-        device_io = best_device_io(loaded.dtype, wait=device_waits and not is_device_shared())
+        fits = self._launch_settings.fits(loaded.last - loaded.first)
+        device_waits = self._order is None and fits and not is_device_shared()
         self._executor = Executor(
             loaded,
             place,
             self._params,
-            activation_seal,
+            seal,
             self._memory_budget,
-            device_io=device_io,
+            device_io=best_device_io(loaded.dtype, wait=device_waits),
             reports_logprobs=reports_logprobs,
         )
         launches = self._executor.launches_ahead
@@ -273,15 +267,13 @@ class Engine:
             )
 
     def _keeps_layers(self, place: Bootstrap) -> bool:
-        """Whether *place* has the layers that this member has: its collective may serve another
-        epoch."""
+        """Whether *place* has this member's layers: its collective may serve another epoch."""
         loaded = self._loaded
         mine = place.bounds[place.rank], place.bounds[place.rank + 1]
         return isinstance(loaded, LoadedStage) and (loaded.first, loaded.last) == mine
 
     def _load(self, first: int, last: int) -> tuple[LoadedStage | TpShard, Loaded]:
-        """Layers *first* to *last*, or this member's shard of them, and what loading cost. Nothing
-        is loaded if they are there already."""
+        """Layers *first* to *last*, or this member's shard of them, and what loading them cost."""
         if self._loaded is not None and (self._loaded.first, self._loaded.last) == (first, last):
             return self._loaded, Loaded(0, self._loaded.held, 0)
         self._loaded = None
@@ -353,7 +345,7 @@ def _shard_key(order: Group | None) -> tuple[Backend, int, int] | None:
 
 
 def serve(sock: socket.socket, model: str, memory_limit: int) -> int:
-    """Be the engine of *model* at the other end of *sock* until that closes. An exit status."""
+    """Be the engine of *model* for the node at *sock*, until that closes. An exit status."""
     channel = Channel(sock)
     channel.open()
     try:
@@ -378,8 +370,7 @@ def serve(sock: socket.socket, model: str, memory_limit: int) -> int:
 
 
 def end_with_thread(failed: threading.ExceptHookArgs) -> None:
-    """`threading.excepthook`: end the process when a thread fails, for half an engine would
-    hang."""
+    """`threading.excepthook`: end the process when a thread fails: half an engine would hang."""
     if failed.exc_value is not None:
         sys.excepthook(failed.exc_type, failed.exc_value, failed.exc_traceback)
     sys.stderr.flush()

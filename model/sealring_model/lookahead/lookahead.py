@@ -79,12 +79,9 @@ _STEADY_AFTER: Final = 3
 
 @attrs.define(eq=False)
 class BuiltDecode:
-    """The graph of the next decode of *batch*: the *slots* of its caches afterwards, and what goes
-    out by *outlet*.
-
-    It reads *inlet* on a later rank. On rank 0 it may wait for *gate*, an inlet of one element
-    whose value nobody reads.
-    """
+    """The graph of the next decode of *batch*: from *inlet*, on a later rank, to *outlet* and to
+    *slots*, its caches afterwards. On rank 0 it may wait for *gate*, an inlet of one element whose
+    value nobody reads."""
 
     batch: int
     inlet: Inlet | None
@@ -117,9 +114,9 @@ class BuiltClosing:
 class Lookahead:
     """The graphs that one rank has built or launched ahead.
 
-    *build* builds one more graph by calling `build` here. It is a method of this object's owner,
-    and is held weakly. With *launches_ahead* the rank may launch graphs that wait, and *build* is
-    then also called by another thread, while this one launches.
+    *build*, a method of this object's owner, calls `build` here to build one more graph. With
+    *launches_ahead* the rank may launch graphs that wait; another thread then calls *build*
+    meanwhile.
     """
 
     def __init__(
@@ -151,10 +148,8 @@ class Lookahead:
 
     def ledger_changes(self, change: Change, decodes: int | None) -> None:
         """A step has come that makes *change* to the ledger and decodes batch *decodes*, or none.
-
-        Call it before the caches change. Drops the graphs that *change* makes useless, and what the
-        device waits in, unless that is this decode.
-        """
+        Drops what *change* makes useless, and what the device waits in unless that is this decode.
+        Call it before the caches change."""
         touched = {save.group for save in change.saved if save.group is not None}
         touched.update(change.regroup)
         plain = decodes is not None and change == Change()
@@ -179,9 +174,8 @@ class Lookahead:
     ) -> BuiltDecode | None:
         """The next decode of *batch*, launched on the *received* hidden states; rank 0 has none.
 
-        None if it was not built ahead, or the device did not wait long enough for its input. Where
-        the device can wait it is built now by *build_decode*, if it was not before. Gives each
-        graph once.
+        None if it was not built ahead, or the device did not wait long enough. Where the device can
+        wait, *build_decode* builds it now if need be. Gives each graph once.
         """
         self._to_build.pop(batch, None)
         if batch not in self._decodes and self._may_wait(batch):
@@ -196,8 +190,8 @@ class Lookahead:
     def take_closing(self, n: int, received: Buffer) -> BuiltClosing | None:
         """The closing pass of step *n*, launched on the *received* hidden states.
 
-        None if it was not built ahead, or the device did not wait long enough for its input. Gives
-        each graph once.
+        None if it was not built ahead, or the device did not wait long enough. Gives each graph
+        once.
         """
         built = self._closings.get(n)
         if built is not self.held:
@@ -209,8 +203,8 @@ class Lookahead:
     def waits_for(
         self, message: Step | StepDone, next_step: int
     ) -> BuiltDecode | BuiltClosing | None:
-        """The graph that the device waits in, if *message* brings its input; *next_step* is the
-        number of the step that is due. For any thread."""
+        """The graph that the device waits in, if *message* brings its input; *next_step* is due.
+        For any thread."""
         held = self.held
         if held is None or message.failed:
             return None
@@ -355,8 +349,8 @@ class Lookahead:
             self._graph_builder.launch(start, build)
 
     def _fill_and_launch(self, built: BuiltDecode | BuiltClosing, received: Buffer | None) -> bool:
-        """Give *built* its input and launch it, if that has not been done. False if the device gave
-        up waiting before; then its result is dropped."""
+        """Give *built* its input, and launch it if need be. False, with its result dropped, if the
+        device gave up waiting."""
         if received is not None and not built.launched and self._may_wait(built.batch):
             self.held = built
             self._launch(built, received)
