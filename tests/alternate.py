@@ -1,0 +1,106 @@
+"""Tokens/s of two checkouts' rings in turn: ``python -m tests.alternate CHECKOUT CHECKOUT``.
+
+For an ablation: the second checkout is a worktree, with its own ``.venv``, in which one part is
+switched off. Both rings of the tiny model stand at the same time, and are asked one after the
+other, first one first, then the other first. So both see the same machine, and the median of the
+ratios of pairs is the figure to trust. Each round starts both rings anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+TOKENS: Final = 200
+
+_RING: Final = """
+import sys
+from sealring_trio.cli.demo import _ask, _default_prompt
+from sealring_trio.files.models import TINY, find_model
+from sealring_trio.local.ring import local_ring
+
+options = {"strategy": "pp", "collectives": "sealed"}
+with local_ring(int(sys.argv[1]), find_model(TINY), options=options) as nodes:
+    print("up", flush=True)
+    for line in sys.stdin:
+        print(_ask(nodes[0], _default_prompt(), int(line), True).tokens_per_s, flush=True)
+"""
+
+
+class CheckoutRing:
+    """A ring of the code in *checkout*, ended with the block."""
+
+    def __init__(self, checkout: Path, ranks: int, stack: ExitStack) -> None:
+        self._process = subprocess.Popen(
+            [str(checkout / ".venv/bin/python"), "-c", _RING, str(ranks)],
+            cwd=checkout,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        stack.enter_context(self._process)
+        self._line()
+
+    def _line(self) -> str:
+        line = self._process.stdout.readline() if self._process.stdout else ""
+        if not line:
+            raise RuntimeError("a ring ended early; its messages are above")
+        return line
+
+    def pace(self, tokens: int) -> float:
+        """Tokens/s of one answer of *tokens*."""
+        if self._process.stdin is None:
+            raise ValueError("the ring was started without pipes")
+        self._process.stdin.write(f"{tokens}\n")
+        self._process.stdin.flush()
+        return float(self._line())
+
+
+def measure(checkouts: list[Path], ranks: int, pairs: int) -> list[tuple[float, float]]:
+    """*pairs* of tokens/s, of the first and the second of *checkouts*, from one start of each."""
+    found = []
+    with ExitStack() as stack:
+        rings = [CheckoutRing(checkout, ranks, stack) for checkout in checkouts]
+        for ring in rings:
+            ring.pace(50)  # to warm up
+        for pair in range(pairs):
+            order = rings if pair % 2 else rings[::-1]
+            paces = {id(ring): ring.pace(TOKENS) for ring in order}
+            found.append((paces[id(rings[0])], paces[id(rings[1])]))
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkouts", type=Path, nargs=2)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=8)
+    options = parser.parse_args()
+    rows = []
+    for _ in range(options.rounds):
+        rows += measure(options.checkouts, options.ranks, options.pairs)
+    ratios = sorted(first / second for first, second in rows)
+    quarter = len(ratios) // 4
+    print(
+        json.dumps(
+            {
+                "pairs": len(rows),
+                "first": round(statistics.median(row[0] for row in rows), 1),
+                "second": round(statistics.median(row[1] for row in rows), 1),
+                "ratio": round(statistics.median(ratios), 3),
+                "quartiles": [round(ratios[quarter], 3), round(ratios[-1 - quarter], 3)],
+            }
+        )
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
