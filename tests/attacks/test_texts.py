@@ -293,9 +293,9 @@ async def test_who_has_many_large_texts_waiting_leaves_room_for_others(
     async with workers(tiny.path()) as texts, trio.open_nursery() as nursery:
         nursery.start_soon(outcome, texts, "chat", body, "greedy")
         await trio.testing.wait_all_tasks_blocked(0.01)
-        assert await outcome(texts, "chat", body, "greedy") == "Crowded: "
+        assert await outcome(texts, "chat", body, "greedy") == "TextQueueFull: "
         assert "'lengths'" in await outcome(texts, "chat", body, "modest")
-        assert await outcome(texts, "chat", ask("a" * 2000), "third") == "Crowded: "
+        assert await outcome(texts, "chat", ask("a" * 2000), "third") == "TextQueueFull: "
 
 
 def frame(text: bytes) -> bytes:
