@@ -1,0 +1,149 @@
+"""What one steady token costs in a ring of two: files and calls of ours, and crossings.
+
+``python -m tools.ring``              this checkout
+``python -m tools.ring CHECKOUT``     another one, older or newer
+
+It runs the checkout's `sealring demo` twice, for few tokens and for many, with a probe in its nodes
+and engines (`tools/probe`). What the longer run has more, divided by the tokens that it has more,
+is what a steady token costs: starting, prefill and the end are in both. A function that runs less
+than once in two tokens, for a ping or a timer, is left out.
+
+    calls     of Python functions of the checkout's own; a generator counts each time it goes on
+    files     that these functions are in
+    process   messages sent on a socket, to another process or to wake the own event loop
+    thread    another thread is handed something, or woken
+    lock      a lock of the checkout's own is taken
+
+``node 1`` is the rank after the head: in a pipeline each token is one STEP to it and one from it,
+so its files are those that a received STEP passes.
+
+The probe makes the ring several times slower, so nothing here is a time. What is done once for each
+read of a socket, and not once for each token, makes the calls differ by a few from run to run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+PROBE: Final = Path(__file__).resolve().parent / "probe"
+FEW, MANY = 40, 240
+STEADY: Final = 0.5
+"""How often a function runs for each token, at least, to count."""
+CROSSINGS: Final = ("process", "thread", "lock")
+TIME_LIMIT: Final = 300  # seconds for one demo
+
+Counts = dict[str, Counter[str]]
+"""How often what happened, by process."""
+
+
+def ran(checkout: Path, tokens: int) -> Counts:
+    """What the nodes and engines of a demo of *tokens* tokens did."""
+    with tempfile.TemporaryDirectory() as folder:
+        packages = [str(checkout / name) for name in ("protocol", "model", "io_trio")]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(PROBE), *packages]),
+            "SEALRING_COUNT_ROOT": str(checkout),
+            "SEALRING_COUNT_FOLDER": folder,
+        }
+        command = ["-m", "sealring_trio", "demo", "--json", "--max-tokens", str(tokens)]
+        try:
+            done = subprocess.run(
+                [sys.executable, *command],
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=TIME_LIMIT,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise SystemExit(
+                f"the demo took longer than {TIME_LIMIT} s: is the machine busy?"
+            ) from None
+        if done.returncode:
+            raise SystemExit(f"the demo ended with {done.returncode}:\n{done.stderr}")
+        said = {path.name: json.loads(path.read_text()) for path in Path(folder).glob("[0-9]*")}
+        return {_name(each, said): Counter(each["counts"]) for each in said.values()}
+
+
+def _name(process: dict[str, Any], others: dict[str, Any]) -> str:
+    """The node of a rank, or the engine that a node started."""
+    if found := re.search(r"rank(\d+)\.toml", " ".join(process["command"])):
+        return f"node {found[1]}"
+    return _name(others[str(process["parent"])], others).replace("node", "engine")
+
+
+def steady(few: Counts, many: Counts) -> dict[str, dict[str, float]]:
+    """What each process did more in *many*, for each token more, by function or crossing."""
+    more = MANY - FEW
+    return {
+        process: {
+            name: (count - few[process][name]) / more
+            for name, count in counts.items()
+            if name in CROSSINGS or (count - few[process][name]) / more >= STEADY
+        }
+        for process, counts in sorted(many.items())
+    }
+
+
+def summary(each: dict[str, float]) -> dict[str, float]:
+    """Files, calls and crossings for each token."""
+    calls = {name: count for name, count in each.items() if name not in CROSSINGS}
+    return {
+        "files": len(files_of(each)),
+        "calls": round(sum(calls.values())),
+        **{name: round(each.get(name, 0.0), 1) for name in CROSSINGS},
+    }
+
+
+def files_of(each: dict[str, float]) -> set[str]:
+    """The files whose functions ran."""
+    return {name.split()[1] for name in each if name not in CROSSINGS}
+
+
+def main() -> int:
+    """Count, and print a table or JSON."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.ring",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("checkout", nargs="?", type=Path, default=ROOT)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--functions", action="store_true", help="print every function, too")
+    asked = parser.parse_args()
+    checkout = asked.checkout.resolve()
+    if not (checkout / "io_trio" / "sealring_trio").is_dir():
+        parser.error(f"{asked.checkout} is no checkout of sealring")
+    by_process = steady(ran(checkout, FEW), ran(checkout, MANY))
+    whole: Counter[str] = Counter()
+    for each in by_process.values():
+        whole.update(each)
+    told = {process: summary(each) for process, each in {**by_process, "ring": whole}.items()}
+    if asked.json:
+        print(json.dumps(told | ({"functions": by_process} if asked.functions else {})))
+        return 0
+    print(f"{'for each token':16}", *(f"{name:>9}" for name in told["ring"]), sep="")
+    for process, counts in told.items():
+        print(f"{process:16}", *(f"{count:>9,}" for count in counts.values()), sep="")
+    if asked.functions:
+        for process, each in by_process.items():
+            print(f"\n{process}")
+            for name, count in sorted(each.items(), key=lambda item: -item[1]):
+                print(f"{count:8.2f}  {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
