@@ -163,6 +163,8 @@ LIMITS: Final = {
 
 CAUSES: Final = {
     Cause.DRAINING: "The node has been told to stop, and finishes what runs.",
+    Cause.STARVED: "An engine gets too little processor time, or its memory is on disk. The ring "
+    "is slow, or takes long to come up.",
     Cause.ROSTER_EXPIRED: "The roster's time is over, so every link has ended.",
     Cause.ROSTER_CONFLICT: "Two nodes hold two rosters with one serial.",
     Cause.NOT_A_MEMBER: "Another node holds a newer roster, without this node.",

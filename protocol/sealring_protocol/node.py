@@ -27,25 +27,21 @@ from sealring_protocol.codec.messages import (
     Progress,
     Tunnel,
 )
-from sealring_protocol.control.effects import (
-    Effect,
-    Level,
-    Note,
-    Send,
-    Shut,
-    ToEngine,
-    Want,
-)
+from sealring_protocol.control.effects import Effect, Level, Note, Send, Shut, ToEngine, Want
 from sealring_protocol.control.epoch.follower import Follower
 from sealring_protocol.control.head.head import Head
-from sealring_protocol.control.scheduler.requests import (
-    FinishReason,
-    Request,
-    RequestDone,
-)
+from sealring_protocol.control.scheduler.requests import FinishReason, Request, RequestDone
+from sealring_protocol.diagnosis.hunger import Hunger
 from sealring_protocol.diagnosis.peers import PeerState
 from sealring_protocol.diagnosis.teller import Teller
-from sealring_protocol.diagnosis.why import EngineFacts, Facts, Obstacle, obstacles, waiting
+from sealring_protocol.diagnosis.why import (
+    EngineFacts,
+    Facts,
+    Obstacle,
+    obstacles,
+    starving,
+    waiting,
+)
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 from sealring_protocol.events import (
     LinkUp,
@@ -58,12 +54,7 @@ from sealring_protocol.events import (
 from sealring_protocol.link import Link
 from sealring_protocol.links import news
 from sealring_protocol.links.link_manager import LinkManager
-from sealring_protocol.node_config import (
-    NodeConfig,
-    follower_config,
-    handshake_config,
-    head_config,
-)
+from sealring_protocol.node_config import NodeConfig, follower_config, handshake_config, head_config
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import SignedRoster
 
@@ -71,6 +62,9 @@ __all__ = ["Node", "NodeConfig"]
 
 _ENGINE_PING_SECONDS: Final = 1.0
 """How often the engine is asked for its counters."""
+
+_LATE_SECONDS: Final = 1.0
+"""Seconds by which a node that is called later than it asked has slept, and not only been slow."""
 
 
 class Node:
@@ -89,6 +83,7 @@ class Node:
         self._next_uid = 1
         self._last_epoch = 0
         self._engine = EngineFacts(since=now)
+        self._hunger = Hunger()
         self._teller = Teller()
         self._wall: float | None = None  # the time of day less the monotonic clock, seconds
         self.loaded: Loaded | None = None
@@ -99,6 +94,7 @@ class Node:
         config, roster = self._config, self.roster.roster
         self.rank = self._links.rank
         self.world = len(roster.members)
+        self._hunger.renumbered()
         if self.rank > 0:
             return Follower(follower_config(config, roster, self.rank), now)
         return Head(head_config(config, roster, self._next_uid, self._last_epoch), now)
@@ -144,6 +140,7 @@ class Node:
             self._links.refusals.latest,
             None if self._wall is None else int((now + self._wall) * 1000),
             unpinned=self._config.unpinned,
+            starved=self._hunger.of(*range(self.world) if self.rank == 0 else (self.rank,)),
         )
 
     def obstacles(self, now: float) -> list[Obstacle]:
@@ -195,13 +192,22 @@ class Node:
 
     def handle_timeout(self, now: float) -> None:
         """Time has passed."""
+        asked = self.next_timeout()
         self._links.handle_timeout(now)
+        if asked is not None and now - asked > _LATE_SECONDS:
+            # Answers may have come meanwhile, and nobody has looked.
+            for rank in range(self.world):
+                self._brain.starved(rank, now - asked, now)
         deadline = self._brain.next_timeout()
+        if deadline is not None and now >= deadline:
+            self._hear_of_starvation(now)
+            deadline = self._brain.next_timeout()
         if deadline is not None and now >= deadline:
             self._carry_out(self._brain.handle_timeout(now), now)
         if self._next_engine_ping is not None and now >= self._next_engine_ping:
             self._next_engine_ping = now + _ENGINE_PING_SECONDS
             self._events.append(ToEngine(Ping(0, Progress())))
+            self._hear_of_starvation(now)
         if self._teller.due is not None and now >= self._teller.due:
             self._events.extend(self._teller.look(self.obstacles(now), now))
             if isinstance(self._brain, Head):
@@ -246,8 +252,7 @@ class Node:
         """The engine process said *message*. Raises `RemoteProtocolError` if it may not."""
         match message:
             case Pong():
-                self.progress = message.progress
-                self._links.set_progress(message.progress)
+                self._report(message.progress)
                 return
             case Loaded():
                 self.loaded = message
@@ -266,14 +271,51 @@ class Node:
         self._carry_out(self._brain.engine_message(message, now), now)
         self._deliver_news(now)
 
-    def engine_lost(self, reason: str, now: float, *, starved: bool = False) -> None:
-        """The engine process is gone; the caller starts another. *starved*: the system killed it
-        for want of memory."""
+    def engine_starved(self, seconds: float, now: float) -> None:
+        """The present engine process has starved for *seconds* in all (`Starvation`)."""
+        self._hunger.process(seconds)
+        self._hear_starved(self.rank, self._hunger.own, now)
+        self._report(self.progress)
+        self._deliver_news(now)
+
+    def _report(self, progress: Progress) -> None:
+        """Tell peers how far the engine is, which says *progress* of itself."""
+        own, told = (int(s * 1e6) for s in (self._hunger.own, self._hunger.own + self._hunger.lent))
+        self.progress = attrs.evolve(progress, starved_us=own)
+        self._links.set_progress(attrs.evolve(progress, starved_us=told))
+
+    def _hear_of_starvation(self, now: float) -> None:
+        """Hear what the ranks that this one is linked with last said of it."""
+        heard = {
+            rank: self._hear_starved(rank, link.keepalive.peer_progress.starved_us / 1e6, now)
+            for rank, purpose, link in self.links()
+            if purpose is Purpose.CONTROL
+        }
+        self._hunger.rest(set(heard) | {self.rank})
+        if isinstance(self._brain, Head) and self._brain.parallel:
+            self._hunger.lent += max(heard.values(), default=0.0)
+            self._report(self.progress)
+
+    def _hear_starved(self, rank: int, seconds: float, now: float) -> float:
+        """The engine of *rank* has starved for *seconds* in all; how much of that is new."""
+        more = self._hunger.look(rank, seconds, now)
+        if more > 0:
+            self._brain.starved(rank, more, now)
+        # What the head says of others is for deadlines alone.
+        if self.rank in (0, rank) and self._hunger.is_news(rank, now):
+            told = starving(attrs.evolve(self.facts(now), starved=self._hunger.of(rank)))
+            self._events.extend(Note(Level.INFO, each.what) for each in told)
+        return more
+
+    def engine_lost(self, reason: str, now: float, *, out_of_memory: bool = False) -> None:
+        """The engine process is gone; the caller starts another. *out_of_memory*: the system killed
+        it for want of memory."""
         self._info = None
         self._links.accept_steps = False
         self._next_engine_ping = None
-        kind = FailureKind.MEMORY if starved else FailureKind.ENGINE_LOST
+        kind = FailureKind.MEMORY if out_of_memory else FailureKind.ENGINE_LOST
         self._carry_out(self._brain.engine_lost(reason, now, kind), now)
+        self._hunger.process(0.0)
         self._engine = self._engine.ended(reason, now, planned=self._brain.replacing)
         # The activation secrets were handed to that process and erased here; new links bring new
         # ones, and the brain asks for them again when there is an engine to have them.
@@ -380,6 +422,7 @@ class Node:
                     self._hand_down(told)
                 self._events.append(LinkUp(rank, purpose, told.number, told.link))
                 self._carry_out(self._brain.link_up(rank, purpose, now), now)
+                self._hear_of_starvation(now)  # it counts from here on
             case news.LinkDown(rank, purpose, reason):
                 if purpose is Purpose.TUNNEL:
                     self._events.append(TunnelLost(rank))

@@ -399,8 +399,8 @@ async def test_an_engine_that_the_system_kills_for_memory_is_told_as_that(
         await procs.write_text(str(engine.pid))
         engine.send(Ping(0, Progress()))
         assert await owner.told.receive() == "the system killed it, for memory ran out"
-        assert engine.starved
+        assert engine.out_of_memory
         assert isinstance(await owner.told.receive(), EngineInfo)
         engine.restart("it was killed by hand")
         assert await owner.told.receive() == "it was killed by hand"
-        assert not engine.starved
+        assert not engine.out_of_memory

@@ -97,9 +97,18 @@ class Fake:
         return StepDone(step.epoch, step.n, ids=(8 if self.does("differs") else 7,))
 
 
+def compute(seconds: float) -> None:
+    """Take *seconds* of a processor's time."""
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
 def serve(sock: socket.socket, mode: str) -> None:
     if mode == "mute":
         signal.pause()
+    if mode == "begins":
+        compute(0.2)
     fake = Fake(mode)
     sock.sendall(frame(attrs.evolve(INFO, splits=3) if mode == "odd" else INFO))
     if mode == "noise":
@@ -117,6 +126,8 @@ def serve(sock: socket.socket, mode: str) -> None:
                 eaten = []
                 while True:
                     eaten.append(b"x" * (1 << 22))
+            if mode == "computes":
+                compute(0.5)
             if mode == "hang":
                 while True:
                     time.sleep(3600)  # with the stream open, and deaf

@@ -236,6 +236,7 @@ def test_members_that_ignore_their_stream_die_with_their_daemon() -> None:
         "    def __init__(self): self.guard = Guard()\n"
         "    def engine_message(self, message): print(*group.pids, flush=True)\n"
         "    def engine_lost(self, reason): pass\n"
+        "    def engine_starved(self, seconds): pass\n"
         f"command = EngineCommand({FAKE!r}, ('orphan',))\n"
         "async def run():\n"
         "    global group\n"

@@ -6,7 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import psutil
@@ -20,8 +20,13 @@ from sealring_trio.engine.process import EngineCommand
 from sealring_trio.engine.supervisor import Engine
 from sealring_trio.net.threaded_socket import Guard
 from sealring_trio.processes.launcher import NICE
+from sealring_trio.processes.usage import read_usage
 
 FAKE = "tests.io_trio.fake_engine"
+
+ON_LINUX = pytest.mark.skipif(
+    sys.platform != "linux", reason="other systems do not tell how long threads wait"
+)
 
 
 class Owner:
@@ -30,9 +35,13 @@ class Owner:
     def __init__(self) -> None:
         self.send, self.told = trio.open_memory_channel[LocalMessage | str](10_000)
         self.guard = Guard()
+        self.see, self.seen = trio.open_memory_channel[tuple[float, float]](10_000)
 
     def engine_message(self, message: LocalMessage) -> None:
         self.guard.soon(self.send.send_nowait, message)
+
+    def engine_starved(self, seconds: float) -> None:
+        self.see.send_nowait((trio.current_time(), seconds))
 
     def engine_lost(self, reason: str) -> None:
         self.send.send_nowait(reason)
@@ -136,7 +145,7 @@ async def test_who_cannot_look_at_an_engine_looks_again(
 async def test_a_mute_engine_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_processes, "START_TIMEOUT", 0.5)
     async with running("mute") as (_, owner):
-        assert await owner.told.receive() == "it said nothing for 0 s"
+        assert str(await owner.told.receive()).startswith("it said nothing for 0 s")
 
 
 async def test_pauses_grow_while_engines_die_young(
@@ -196,6 +205,7 @@ def test_a_child_that_ignores_its_stream_dies_with_its_daemon() -> None:
         "    def __init__(self): self.guard = Guard()\n"
         "    def engine_message(self, message): print(engine.pid, flush=True)\n"
         "    def engine_lost(self, reason): pass\n"
+        "    def engine_starved(self, seconds): pass\n"
         "async def run():\n"
         "    global engine\n"
         f"    engine = Engine(EngineCommand({FAKE!r}, ('orphan',)), Owner())\n"
@@ -210,3 +220,82 @@ def test_a_child_that_ignores_its_stream_dies_with_its_daemon() -> None:
         daemon.kill()
     _, alive = psutil.wait_procs([child], timeout=10)
     assert not alive
+
+
+# -------------------------------------------------------------- a processor that others take
+
+HOG = "while True: pass"
+
+
+@pytest.fixture
+def hog() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that keeps one processor busy."""
+    processor = max(psutil.Process().cpu_affinity())
+    with subprocess.Popen([sys.executable, "-c", HOG]) as process:
+        os.sched_setaffinity(process.pid, {processor})
+        yield process
+        process.kill()
+
+
+def starve(engine: Engine, hog: subprocess.Popen[bytes]) -> None:
+    """Have *engine* run only when *hog* does not, on the same processor."""
+    assert engine.pid is not None
+    for thread in psutil.Process(engine.pid).threads():
+        os.sched_setaffinity(thread.id, os.sched_getaffinity(hog.pid))
+        os.sched_setscheduler(thread.id, os.SCHED_IDLE, os.sched_param(0))
+
+
+async def starved(owner: Owner, *, much: bool) -> None:
+    """Wait until five looks in a row say that the engine starved for more than half of the time,
+    or, if not *much*, for less than a tenth."""
+    looks = [await owner.seen.receive()]
+    while True:
+        looks.append(await owner.seen.receive())
+        (began, before), (ended, after) = looks[-6:][0], looks[-1]
+        part = (after - before) / (ended - began)
+        if len(looks) > 5 and (part > 0.5 if much else part < 0.1):
+            return
+
+
+@ON_LINUX
+async def test_a_starved_engine_is_seen_to_starve(hog: subprocess.Popen[bytes]) -> None:
+    async with running("computes") as (engine, owner):
+        assert isinstance(await owner.told.receive(), EngineInfo)
+        starve(engine, hog)
+        engine.send(Ping(1, Progress()))
+        await starved(owner, much=True)
+        hog.kill()
+        assert isinstance(await owner.told.receive(), Pong)
+        assert engine.restarts == 0
+
+
+@ON_LINUX
+async def test_an_engine_that_hangs_on_a_busy_machine_is_not(hog: subprocess.Popen[bytes]) -> None:
+    async with running("hang") as (engine, owner):
+        assert isinstance(await owner.told.receive(), EngineInfo)
+        engine.send(Ping(1, Progress()))
+        starve(engine, hog)
+        await starved(owner, much=False)
+        assert engine.restarts == 0
+
+
+@ON_LINUX
+async def test_an_engine_that_starves_may_take_longer_to_begin(
+    hog: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_processes, "START_TIMEOUT", 3.0)
+    async with running("begins") as (engine, owner):
+        await owner.seen.receive()
+        starve(engine, hog)
+        began = trio.current_time()
+        while trio.current_time() < began + 5:
+            await owner.seen.receive()
+        assert engine.restarts == 0
+        hog.kill()
+        assert isinstance(await owner.told.receive(), EngineInfo)
+
+
+def test_a_process_that_is_gone_tells_nothing() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    assert read_usage(process.pid) is None

@@ -74,6 +74,7 @@ def _describe(head: ApiHead) -> dict[str, Any]:
         "healthy": not told,
         "faults": told,
         "why": head.why(),
+        "starved": head.starved(),
         "draining": head.generator.draining,
         "hop_us": hop_quantiles(runtime),
         "rows": count_rows(head.generator.tracer),
@@ -121,6 +122,7 @@ def _ranks(head: ApiHead) -> list[dict[str, Any]]:
                 "rows": done.rows if done else 0,
                 "compute_us": done.compute_us if done else 0,
                 "seal_us": done.seal_us if done else 0,
+                "starved_us": done.starved_us if done else 0,
                 "links": {
                     "control": control is not None,
                     # The head sees its own links; those between others show in the state.

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import attrs
 from sealring_protocol.codec.messages import Progress
+from sealring_protocol.diagnosis.why import starving
 from sealring_protocol.link import Link
 from sealring_protocol.security.roles import Purpose
 
@@ -79,6 +80,11 @@ class ApiHead:
         """What keeps the ring from serving, most telling first; nothing if it serves."""
         now = self.generator.runtime.guard.now()
         return [obstacle.describe(now) for obstacle in self.generator.obstacles()]
+
+    def starved(self) -> list[dict[str, Any]]:
+        """The engines that starve, and have the ring be slow; whether or not it serves."""
+        runtime = self.generator.runtime
+        return [each.describe(runtime.guard.now()) for each in starving(runtime.facts())]
 
     def retry_after(self) -> int:
         """Seconds after which a request may find room: about what requests have taken lately."""

@@ -39,6 +39,7 @@ def faults(head: ApiHead) -> list[str]:
     silence = trio.current_time() - runtime.engine_heard
     if silence > ENGINE_SECONDS:
         told.append(f"rank 0: its engine has said nothing for {silence:.0f} s")
+        told += [each["text"] for each in head.starved() if each["rank"] is None]
     up = {rank for rank, purpose, _ in runtime.links() if purpose is Purpose.CONTROL}
     for rank, member in enumerate(runtime.node.roster.roster.members):
         if rank and rank not in up:
@@ -56,6 +57,7 @@ def describe(head: ApiHead) -> tuple[int, dict[str, Any]]:
         "faults": told,
         "roster": left(node.roster.roster, wall_ms()),
         "why": head.why(),
+        "starved": head.starved(),
     }
     return (503 if told else 200), body
 

@@ -261,6 +261,15 @@ class _RingCollector(Collector):
             memory.add_metric([str(rank), "all"], progress.memory)
             memory.add_metric([str(rank), "caches"], progress.cache)
         yield memory
+        starved = CounterMetricFamily(
+            "sealring_rank_starved_seconds",
+            "Time that each rank's engine was ready to run and had no processor, or waited for "
+            "memory to be read back from disk.",
+            labels=["rank"],
+        )
+        for rank, progress in self._head.progress().items():
+            starved.add_metric([str(rank)], progress.starved_us * _US)
+        yield starved
 
 
 async def metrics(request: Request) -> Response:

@@ -27,7 +27,7 @@ from sealring_trio.bench.tls import TlsPair
 SECRET: Final = bytes(range(32))
 CLUSTER: Final = bytes(32)
 EPOCH: Final = Epoch(1, 1)
-PING: Final = Ping(7, Progress(1000, 999, 123_456, 789, 8, 1 << 30, 1 << 20))
+PING: Final = Ping(7, Progress(1000, 999, 123_456, 789, 8, 1 << 30, 1 << 20, 5))
 LIMITS: Final[dict[int, int]] = {FrameKind.SEALED: MAX_SEALED_BODY}
 SMALL: Final = 64
 LARGE: Final = 1 << 20
@@ -85,7 +85,7 @@ def _next(decoder: FrameDecoder) -> Frame:
 
 
 def _json_trip() -> Callable[[], object]:
-    fields = {"echo": 7, "progress": [1000, 999, 123_456, 789, 8, 1 << 30, 1 << 20]}
+    fields = {"echo": 7, "progress": [1000, 999, 123_456, 789, 8, 1 << 30, 1 << 20, 5]}
     return lambda: json.loads(json.dumps(fields))
 
 

@@ -37,6 +37,8 @@ def status(*, config: Path, json: bool = False) -> None:
         print(f"\nnot serving: {obstacle['text']}")
         if obstacle["advice"]:
             print(f"    {obstacle['advice']}")
+    for engine in [] if facts["why"] else facts["starved"]:
+        print(f"\nslow: {engine['text']}\n    {engine['advice']}")
     print()
     print_table(
         "peers",

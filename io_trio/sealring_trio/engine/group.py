@@ -99,11 +99,16 @@ class _GroupLife:
     """The members in one of their lives, and how far they are with being a group."""
 
     def __init__(
-        self, settings: GroupSettings, heard: Callable[[LocalMessage], None], guard: Guard
+        self,
+        settings: GroupSettings,
+        heard: Callable[[LocalMessage], None],
+        looked: Callable[[], None],
+        guard: Guard,
     ) -> None:
         self._settings = settings
         self._guard = guard
         self._heard = heard
+        self._looked = looked
         self._merger = Merger(settings.size)
         self._machine = Machine(GROUP_TABLE, GroupState.APART)
         self.backend = Backend.RING
@@ -148,7 +153,8 @@ class _GroupLife:
                     network = Network("follow", follow.fileno())
                 elif command.private:
                     network = Network("lead", lead.fileno(), len(commands) - 1)
-                yield EngineProcess(command, partial(self._hear, member), self._guard, network)
+                heard = partial(self._hear, member)
+                yield EngineProcess(command, heard, self._looked, self._guard, network)
 
     async def _run_member(self, member: int, process: EngineProcess) -> None:
         how = await process.run()
@@ -325,13 +331,13 @@ class EngineGroup(Supervisor):
             self._life.end(reason)
 
     async def _one_life(self) -> str:
-        life = _GroupLife(self.settings, self._hear, self._owner.guard)
+        life = _GroupLife(self.settings, self._hear, self._looked, self._owner.guard)
         with self._owner.guard.lock:
             self._life = life
         try:
             reason = await life.run(self._commands)
             self._planned = self._planned or life.planned
-            self.starved = any(process.starved for process in life.processes)
+            self.out_of_memory = any(process.out_of_memory for process in life.processes)
             return reason
         finally:
             with self._owner.guard.lock:

@@ -3,7 +3,8 @@
 Node and engine speak frames of kind LOCAL over a socket pair. The end of that stream is the one
 sign of an engine's death: a process that dies closes it, and one that only hangs is killed when
 somebody asks for it (a deadline passed), when it has not said who it is within `START_TIMEOUT`, or
-when the kernel says that it is stopped, which no deadline would tell as soon.
+when the kernel says that it is stopped, which no deadline would tell as soon. All deadlines leave
+out the time that it starves (`starvation`).
 
 None is left behind: the child ends at the end of its stream, the kernel kills it with its parent
 where it can (Linux), and whoever runs an `EngineProcess` and is cancelled kills the child first.
@@ -29,6 +30,8 @@ from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.frame import FrameDecoder, FrameKind, frame_header
 from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.codec.messages import Bootstrap, CannotServe, Epoch, Ready, Step, StepDone
+from sealring_protocol.control.epoch.deadlines import Deadline
+from sealring_protocol.control.epoch.starvation import Starvation
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.limits import MAX_SEALED_BODY, MAX_WEIGHT_WAITING
 from sealring_protocol.table import Machine
@@ -37,6 +40,7 @@ from sealring_trio.engine.states import ENGINE_TABLE, EngineEvent, EngineState
 from sealring_trio.net.threaded_socket import Guard, SharedWire
 from sealring_trio.processes.interpreter import run_module, signal_name
 from sealring_trio.processes.secrecy import oom_kills
+from sealring_trio.processes.usage import Usage, read_usage
 
 MAX_LOCAL_BODY: Final = MAX_SEALED_BODY + (1 << 20)
 """Body of one local frame: a sealed frame's worth and the token ids that no link carries."""
@@ -125,13 +129,14 @@ def pack(message: LocalMessage) -> bytes:
 
 class EngineProcess:
     """One life of one engine. *heard* gets each of its messages, from the thread that reads them
-    and with the lock of *guard* held. `send` and `end` need that lock too. Raises
-    `EngineNotStarted`."""
+    and with the lock of *guard* held; *looked* is called after each look at it, with the lock, too.
+    `send` and `end` need that lock as well. Raises `EngineNotStarted`."""
 
     def __init__(
         self,
         command: EngineCommand,
         heard: Callable[[LocalMessage], None],
+        looked: Callable[[], None],
         guard: Guard,
         network: Network | None = None,
     ) -> None:
@@ -144,12 +149,16 @@ class EngineProcess:
         self._wire = SharedWire(ours, lambda: None, guard)
         self._wire.eager = True
         self._heard = heard
+        self._looked = looked
+        self._starts = Deadline()  # by when it is to say something
+        self._starting = trio.CancelScope()
+        self.starvation = Starvation()
         self._machine = Machine(ENGINE_TABLE, EngineState.SPAWNED)
         self._asked: tuple[Epoch, int] | None = None
         self._scope = trio.CancelScope()
         self._reason = ""
         self._kills = oom_kills()  # before its time
-        self.starved = False
+        self.out_of_memory = False
         """Whether the system killed it for want of memory."""
 
     def _start(self, command: EngineCommand, network: Network | None) -> socket.socket:
@@ -216,7 +225,7 @@ class EngineProcess:
             status = await _bury(self._process, EXIT_GRACE if not self._reason else 0.0)
             killed = self._process.returncode == -signal.SIGKILL and not self._reason
             if killed and oom_kills() > self._kills:
-                self.starved = True
+                self.out_of_memory = True
                 status = "the system killed it, for memory ran out"
         return self._reason or status
 
@@ -227,7 +236,7 @@ class EngineProcess:
             self._stop()
 
     async def _look(self) -> None:
-        """Have it killed if it is stopped, and stays so for a moment."""
+        """Have it killed if it is stopped, and stays so for a moment; see whether it starves."""
         before = False
         while True:
             await trio.sleep(LOOK)
@@ -239,14 +248,27 @@ class EngineProcess:
                 with self._guard.lock:
                     self.end("it was stopped, and would have hung whoever waits for it")
             before = stopped
+            if usage := read_usage(self.pid):
+                self._see(usage)
+
+    def _see(self, usage: Usage) -> None:
+        """See by its *usage* whether it starves."""
+        with self._guard.lock:
+            now = self._guard.now()
+            more = self.starvation.look(usage.threads, usage.faults, now)
+            if self.state is EngineState.SPAWNED and self._starts.at is not None:
+                self._starts.starved(more, now)
+                self._starting.deadline = self._starts.at
+            self._looked()
 
     async def _read(self) -> None:
         decoder = FrameDecoder({FrameKind.LOCAL: MAX_LOCAL_BODY})
-        with trio.move_on_after(START_TIMEOUT) as starting:
-            spoke = partial(setattr, starting, "deadline", float("inf"))
+        self._starts.set(self._guard.now(), START_TIMEOUT)
+        with trio.move_on_after(START_TIMEOUT) as self._starting:
+            spoke = partial(setattr, self._starting, "deadline", float("inf"))
             await self._wire.hear(partial(self._take, decoder, spoke))
-        if starting.cancelled_caught and self.state is EngineState.SPAWNED:
-            self._reason = f"it said nothing for {START_TIMEOUT:.0f} s"
+        if self._starting.cancelled_caught and self.state is EngineState.SPAWNED:
+            self._reason = f"it said nothing for {START_TIMEOUT:.0f} s{self._starts.extended}"
 
     def _take(self, decoder: FrameDecoder, spoke: Callable[[], None], data: bytes) -> None:
         """*data* came in, in the thread that reads it."""

@@ -59,6 +59,9 @@ class EngineOwner(Protocol):
     def engine_message(self, message: LocalMessage) -> None:
         """A message came in; in the thread that reads it."""
 
+    def engine_starved(self, seconds: float) -> None:
+        """It has starved for *seconds* since it began; told at each look, with the lock."""
+
     def engine_lost(self, reason: str) -> None:
         """The process is gone, and with it everything that it held."""
 
@@ -76,7 +79,7 @@ class Supervisor(abc.ABC):
         self._planned = False
         self._answered = 0  # steps, in this life
         self.restarts = 0
-        self.starved = False
+        self.out_of_memory = False
         """Whether the system killed the last one for want of memory."""
         self.lost = ""
         """Why the last one ended or could not be started, until the next has said a word."""
@@ -88,6 +91,11 @@ class Supervisor(abc.ABC):
         if isinstance(message, Step | StepDone) and message.failed is None:
             self._answered += 1
         self._owner.engine_message(message)
+
+    def _looked(self) -> None:
+        """A process was looked at. Where there are several, all wait for the one that starves."""
+        seconds = [process.starvation.seconds for process in self.processes]
+        self._owner.engine_starved(max(seconds, default=0.0))
 
     @property
     @abc.abstractmethod
@@ -141,7 +149,7 @@ class Supervisor(abc.ABC):
         pause = FIRST_PAUSE
         while True:
             started = trio.current_time()
-            self._planned, self._answered, self.starved = False, 0, False
+            self._planned, self._answered, self.out_of_memory = False, 0, False
             try:
                 reason = await self._one_life()
             except EngineNotStarted as error:
@@ -200,7 +208,9 @@ class Engine(Supervisor):
             if self._command.private:
                 given, theirs = (stack.enter_context(sock) for sock in new_pair())
                 network = Network("own", theirs.fileno())
-            process = EngineProcess(self._command, self._hear, self._owner.guard, network)
+            process = EngineProcess(
+                self._command, self._hear, self._looked, self._owner.guard, network
+            )
             if network is not None:
                 theirs.close()
             with self._owner.guard.lock:
@@ -208,6 +218,6 @@ class Engine(Supervisor):
             try:
                 return await process.run()
             finally:
-                self.starved = process.starved
+                self.out_of_memory = process.out_of_memory
                 with self._owner.guard.lock:
                     self._process = self._given = None

@@ -301,11 +301,15 @@ class Runtime:
             self.weights_read += message.read
         self._enter(self.node.engine_message, message)
 
+    def engine_starved(self, seconds: float) -> None:
+        """The engine process has starved for *seconds* in all."""
+        self._enter(self.node.engine_starved, seconds)
+
     def engine_lost(self, reason: str) -> None:
         """The engine process is gone."""
         self.weights_read = 0
         self.engine_heard = -math.inf
-        self._enter(partial(self.node.engine_lost, starved=self.engine.starved), reason)
+        self._enter(partial(self.node.engine_lost, out_of_memory=self.engine.out_of_memory), reason)
 
     def meet(self) -> Loopback:
         """As `relay.RelayOwner.meet`."""

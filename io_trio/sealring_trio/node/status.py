@@ -13,7 +13,7 @@ from sealring_protocol.codec.messages import Backend, Bootstrap, Decode
 from sealring_protocol.control.epoch.follower import Follower
 from sealring_protocol.control.head.head import Head
 from sealring_protocol.control.head.plan import Strategy
-from sealring_protocol.diagnosis.why import Facts, link_trouble, obstacles
+from sealring_protocol.diagnosis.why import Facts, link_trouble, obstacles, starving
 from sealring_protocol.security.roles import Purpose
 
 from sealring_trio.engine.group import EngineGroup
@@ -57,6 +57,7 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
         **_place(runtime),
         "state_s": round(now - facts.standing.since, 1),
         "why": [obstacle.describe(now) for obstacle in obstacles(facts, now)],
+        "starved": [each.describe(now) for each in starving(facts)],
         "strangers": [
             {
                 "source": stranger.source,

@@ -63,7 +63,8 @@ class Failure:
 class Progress:
     """Counters that PING and PONG carry, all since the process began.
 
-    Times are microseconds, sizes are bytes.
+    Times are microseconds, sizes are bytes. *starved_us* is how long the engine was ready to run
+    and had no processor, or waited for memory to be read back from disk.
     """
 
     steps_received: int = 0
@@ -73,6 +74,7 @@ class Progress:
     rows: int = 0
     memory: int = 0
     cache: int = 0
+    starved_us: int = 0
 
 
 @attrs.frozen

@@ -130,6 +130,7 @@ def encode_progress(message: Ping | Pong) -> list[Buffer]:
             p.rows,
             p.memory,
             p.cache,
+            p.starved_us,
         )
     ]
 

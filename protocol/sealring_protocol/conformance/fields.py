@@ -58,6 +58,7 @@ COUNTERS: Final = (
     "rows",
     "memory",
     "cache",
+    "starved_us",
 )
 
 _DTYPES: Final = {int(dtype): dtype for dtype in DType}

@@ -17,6 +17,7 @@ class Cause(enum.Enum):
     """What is in the way."""
 
     DRAINING = "draining"
+    STARVED = "engine_starved"
     ROSTER_EXPIRED = "roster_expired"
     ROSTER_CONFLICT = "roster_conflict"
     NOT_A_MEMBER = "not_a_member"
@@ -45,6 +46,8 @@ class Cause(enum.Enum):
 
 ADVICE: Final[Mapping[Cause, str]] = {
     Cause.DRAINING: "Start the node again once it has ended.",
+    Cause.STARVED: "See what else runs on that machine, and whether its container or service has a "
+    "limit of processor time or memory.",
     Cause.ROSTER_EXPIRED: "Sign it again (sealring roster renew), and give it to any one node "
     "(sealring roster install): the others take it from there.",
     Cause.ROSTER_CONFLICT: "Two rosters were signed with one serial. Sign one of them once more, "
@@ -95,6 +98,7 @@ DIAL_ADVICE: Final[Sequence[tuple[str, str]]] = (
 
 HINDRANCES: Final[Mapping[Cause, Hindrance | None]] = {
     Cause.DRAINING: None,
+    Cause.STARVED: Hindrance.ENGINE,
     Cause.ROSTER_EXPIRED: Hindrance.REFUSED,
     Cause.ROSTER_CONFLICT: Hindrance.REFUSED,
     Cause.NOT_A_MEMBER: Hindrance.REFUSED,

@@ -40,7 +40,7 @@ _PASSING: Final = {
     Cause.NO_EPOCH,
 }
 
-_TOLD_ONCE: Final = {Cause.NOT_A_MEMBER}
+_TOLD_ONCE: Final = {Cause.NOT_A_MEMBER, Cause.STARVED}
 """What whoever finds it out tells, and nobody repeats."""
 
 

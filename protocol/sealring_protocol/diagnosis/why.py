@@ -33,7 +33,7 @@ from sealring_protocol.limits import MAX_REASONS, NO_RANK
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Roster
 
-__all__ = ["Cause", "EngineFacts", "Facts", "Obstacle"]
+__all__ = ["Cause", "EngineFacts", "Facts", "Obstacle", "Starved"]
 
 YOUNG_SECONDS: Final = 120.0
 """Seconds before which an engine that ends has ended young."""
@@ -123,6 +123,15 @@ class EngineFacts:
 
 
 @attrs.frozen
+class Starved:
+    """The engine of *rank* starves for *part* of its time, since *since* (monotonic seconds)."""
+
+    rank: int
+    part: float
+    since: float
+
+
+@attrs.frozen
 class Facts:
     """What a node knows. *wall_ms* is None where it has not been told the time of day, *next_start*
     when its engine is started again, *draining* why it takes no requests, *unpinned* what
@@ -139,6 +148,7 @@ class Facts:
     draining: str = ""
     unpinned: bytes = b""
     own: str = "this node"
+    starved: Sequence[Starved] = ()
 
     def name(self, rank: int) -> str:
         """The member of *rank* as people know it."""
@@ -165,6 +175,22 @@ def obstacles(facts: Facts, now: float) -> list[Obstacle]:
         if not found:
             what = "the ring is about to begin an epoch"
             found.append(_obstacle(Cause.BEGINNING, what, since=facts.standing.since))
+        found += starving(facts)
+    return found
+
+
+def starving(facts: Facts) -> list[Obstacle]:
+    """The engines that starve, and so are slow: whether or not the node of *facts* serves."""
+    found = []
+    for each in facts.starved:
+        own = each.rank == facts.rank
+        whose = f"{facts.own}'s engine" if own else f"the engine of {facts.name(each.rank)}"
+        what = (
+            f"{whose} starves: {round(100 * each.part)} % of its time it waits for a processor, or "
+            "for memory to be read back from disk"
+        )
+        rank = None if own else each.rank
+        found.append(_obstacle(Cause.STARVED, what, rank, since=each.since))
     return found
 
 

@@ -71,6 +71,7 @@ const NO_LOAD = Object.freeze({
   rows: 0n,
   memory: 0n,
   cache: 0n,
+  starved_us: 0n,
 });
 
 /**

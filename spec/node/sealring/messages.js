@@ -43,6 +43,7 @@ const load = struct({
   rows: u64,
   memory: u64,
   cache: u64,
+  starved_us: u64,
 });
 
 const accept = struct({ transcript: bytes(32), serial: u64, roster: wire.blob(MAX_ROSTER) });

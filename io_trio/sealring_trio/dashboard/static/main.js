@@ -30,11 +30,12 @@ function notice(text) {
   place.hidden = !text;
 }
 
-/** Why the ring does not serve: what, for how long, and what to do. */
-function showWhy({ why, faults }) {
+/** Why the ring does not serve, or is slow: what, for how long, and what to do. */
+function showWhy({ why, starved, faults }) {
   const list = byId("why");
-  list.hidden = !why.length;
-  keep(list, why, (each) => `${each.cause} ${each.rank}`, reason, (element, each) => {
+  const shown = why.length ? why : starved; // what does not serve for a starved engine says so
+  list.hidden = !shown.length;
+  keep(list, shown, (each) => `${each.cause} ${each.rank}`, reason, (element, each) => {
     const [what, lasts, advice] = element.children;
     say(what, each.what);
     say(lasts, each.lasts);

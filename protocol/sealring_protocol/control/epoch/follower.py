@@ -112,6 +112,12 @@ class Follower:
         """Another engine process is on its way."""
         return self._joining.replacing
 
+    def starved(self, rank: int, seconds: float, now: float) -> None:
+        """The engine of *rank* has starved for *seconds* more; in tensor parallelism the head says
+        so for all others, for the engines of a collective wait for the slowest."""
+        if rank == self._config.rank or (rank == 0 and self._tensor):
+            self._answer_deadline.starved(seconds, now)
+
     def retire(self) -> list[Effect]:
         """Another brain takes over: what the engine is in is over."""
         return self._joining.leave()
@@ -448,4 +454,8 @@ class Follower:
         if overdue is None or now < overdue:
             return []
         self._answer_deadline.clear()
-        return [RestartEngine("it has not answered within its deadline")]
+        return [
+            RestartEngine(
+                f"it has not answered within its deadline{self._answer_deadline.extended}"
+            )
+        ]

@@ -31,6 +31,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
     Work,
 )
+from sealring_protocol.control.epoch.deadlines import Extension
 from sealring_protocol.control.epoch.pipeline import (
     Action,
     Answered,
@@ -276,10 +277,21 @@ class StepDeadline:
     get past it.
     """
 
-    __slots__ = ("_grace", "_owed", "_rule", "_seen", "_since", "_slowest", "_steps", "_token")
+    __slots__ = (
+        "_extension",
+        "_grace",
+        "_owed",
+        "_rule",
+        "_seen",
+        "_since",
+        "_slowest",
+        "_steps",
+        "_token",
+    )
 
     def __init__(self, rule: StepDeadlineRule | None = None) -> None:
         self._rule = rule or StepDeadlineRule()
+        self._extension = Extension()
         self._owed: deque[_Owed] = deque()
         self._seen: set[_Shape] = set()
         self._since = 0.0
@@ -291,7 +303,7 @@ class StepDeadline:
     def owe(self, step: Step, rows: int, now: float) -> None:
         """*step*, which works on *rows* rows, was sent."""
         if not self._owed:
-            self._since = now
+            self._begin(now)
         work = step.work
         tokens = work.count if isinstance(work, Prefill) else rows * isinstance(work, Decode)
         copies = bool(step.save or step.open)
@@ -304,13 +316,30 @@ class StepDeadline:
             return
         shape, tokens, joins = self._owed.popleft()
         if shape in self._seen and tokens and not joins:
-            rate = (now - self._since) / tokens
+            rate = (now - self._since - self._extension.seconds) / tokens
             self._slowest[shape.kind] = max(self._slowest.get(shape.kind, 0.0), rate)
         self._seen.add(shape)
-        self._since = now
+        self._begin(now)
         self._steps += 1
         if self._steps == STEADY:
             self._grace = 1.0
+
+    def _begin(self, now: float) -> None:
+        """Wait for the next answer from now on."""
+        self._since = now
+        self._extension.reset()
+
+    def starved(self, seconds: float, now: float) -> None:
+        """A rank that works on the oldest step has starved for *seconds* more. Reports of that are
+        as far apart as half the shortest deadline, so that is doubled for a while."""
+        if self._owed and seconds > 0:
+            self._extension.add(seconds, self._since, now)
+            self._grace = max(self._grace, 2.0)
+
+    @property
+    def extended(self) -> str:
+        """As `AnswerDeadline.extended`."""
+        return self._extension.told
 
     def expect(self, seconds: float) -> None:
         """A forward of one token has been seen to take *seconds*, or so it was said."""
@@ -339,4 +368,5 @@ class StepDeadline:
         least = self._grace * (rule.least if known else rule.unseen)
         if not slowest and (shape.kind is Prefill or not self._token):
             least = max(least, rule.first)
-        return self._since + max(least, rule.factor * max(self._token, tokens * rate))
+        patience = max(least, rule.factor * max(self._token, tokens * rate))
+        return self._since + patience + self._extension.seconds

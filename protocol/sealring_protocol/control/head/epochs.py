@@ -28,6 +28,7 @@ from sealring_protocol.codec.waiting import Waiting
 from sealring_protocol.control.effects import Effect, Level, Note, Send, Shut, ToEngine, Want
 from sealring_protocol.control.epoch import pipeline
 from sealring_protocol.control.epoch.collective import Joining
+from sealring_protocol.control.epoch.deadlines import Deadline
 from sealring_protocol.control.epoch.tensor import TensorLeader
 from sealring_protocol.control.head.backoff import LONGEST_PAUSE
 from sealring_protocol.control.head.membership import Membership, MembershipState
@@ -95,7 +96,7 @@ class HeadEpochs(HeadSteps):
         self._joining = Joining(0, world)
         self._order: Bootstrap | None = None  # this rank's own
         self._next_up = world == 1  # the step link to rank 1
-        self._bootstrap_ends: float | None = None
+        self._bootstrap = Deadline()
         self._tries = 1  # before `auto` does without tensor parallelism
         self._cuts = 0  # losses in a row of links while a collective came up
         self._cut_at = -math.inf
@@ -144,6 +145,11 @@ class HeadEpochs(HeadSteps):
         self._forget_steps()
         return self._joining.leave()
 
+    def starved(self, rank: int, seconds: float, now: float) -> None:
+        """See `HeadSteps.starved`; getting ready takes longer, too."""
+        super().starved(rank, seconds, now)
+        self._bootstrap.starved(seconds, now)
+
     def _missing(self) -> str:
         """The ranks that are not there, or not ready, as people know them."""
         names = self._config.names
@@ -183,7 +189,7 @@ class HeadEpochs(HeadSteps):
         self._notices.withdraw()
         epoch = self.membership.start(prepare=self._tensor)
         self._engine_ready = None
-        self._bootstrap_ends = now + self._config.bootstrap_seconds
+        self._bootstrap.set(now, self._config.bootstrap_seconds)
         orders = bootstraps(
             plan,
             epoch,
@@ -232,7 +238,7 @@ class HeadEpochs(HeadSteps):
         orders = joining(self._order, self._config.hosts, ports, int(seconds * 1000))
         self._order = orders[0]
         self._answer_deadline.order(now, seconds)
-        self._bootstrap_ends = now + 2 * seconds
+        self._bootstrap.set(now, 2 * seconds)
         sends = [Send(order.rank, Purpose.CONTROL, order) for order in orders[1:]]
         return [*sends, *self._joining.join(orders[0])]
 
@@ -263,7 +269,7 @@ class HeadEpochs(HeadSteps):
         return self._serve(ranks, now)
 
     def _serve(self, ranks: list[Ready], now: float) -> list[Effect]:
-        self._bootstrap_ends = None
+        self._bootstrap.clear()
         self._backoff.serving(now)
         self._since = now
         self._failed = None
@@ -324,7 +330,7 @@ class HeadEpochs(HeadSteps):
         self.membership.interrupt()
         self._since = now
         self._backoff.ended(now)
-        self._bootstrap_ends = None
+        self._bootstrap.clear()
         self._order = None
         self._forget_steps()
         left = self._joining.leave()

@@ -319,7 +319,7 @@ class Head(HeadEpochs):
     def next_timeout(self) -> float | None:
         """When `handle_timeout` wants to be called."""
         times = (
-            self._bootstrap_ends,
+            self._bootstrap.at,
             self._backoff.until,
             self._answer_deadline.deadline,
             self._rounds.deadline,
@@ -333,7 +333,11 @@ class Head(HeadEpochs):
         """Time has passed."""
         if _is_due(self._answer_deadline.deadline, now):
             self._answer_deadline.clear()
-            return [RestartEngine("it has not answered within its deadline")]
+            return [
+                RestartEngine(
+                    f"it has not answered within its deadline{self._answer_deadline.extended}"
+                )
+            ]
         if _is_due(self._joining.deadline, now):
             return self._refused(0, Failure(0, FailureKind.GROUP, self._joining.give_up()), now)
         if _is_due(self._rounds.deadline, now):
@@ -343,7 +347,7 @@ class Head(HeadEpochs):
         if _is_due(self._step_deadline.deadline, now):
             self._step_deadline.late()
             return self._lost(self._late(), now)
-        if _is_due(self._bootstrap_ends, now):
+        if _is_due(self._bootstrap.at, now):
             text = f"{self._missing()} did not get ready in time"
             self._fails(Failure(self.membership.missing[0], FailureKind.DEADLINE, text))
             if self._gives_up_tensor(now):
@@ -356,7 +360,7 @@ class Head(HeadEpochs):
 
     def _step_is_lost(self, now: float) -> list[Effect]:
         """A step has not come back, though every link lives: somebody swallowed it."""
-        reason = "a step has not come round the ring within its deadline"
+        reason = "a step has not come round the ring within its deadline" + self._rounds.extended
         effects = self._lost(Failure(0, FailureKind.DEADLINE, reason), now)
         ends = sorted({1, self._world - 1})
         shuts = [Shut(rank, Purpose.STEP, CloseCode.TIMEOUT, reason) for rank in ends]

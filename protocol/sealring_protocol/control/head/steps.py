@@ -70,6 +70,19 @@ class HeadSteps:
         """The ring does not serve for this. False if that is known, and has been told."""
         raise NotImplementedError
 
+    @property
+    def parallel(self) -> bool:
+        """The ring takes steps in tensor parallelism."""
+        return isinstance(self._machine, TensorLeader)
+
+    def starved(self, rank: int, seconds: float, now: float) -> None:
+        """The engine of *rank* has starved for *seconds* more: what waits for it waits longer."""
+        if rank == 0 or self.parallel:  # the engines of a collective wait for the slowest
+            self._answer_deadline.starved(seconds, now)
+        if rank > 0:
+            self._rounds.starved(seconds, now)
+        self._step_deadline.starved(seconds, now)
+
     def _forget_steps(self) -> None:
         """No step is under way any more."""
         self._machine = None
@@ -222,5 +235,7 @@ class HeadSteps:
         machine = self._machine
         late = machine.late if isinstance(machine, TensorLeader) else []
         names = ", ".join(f"rank {rank}" for rank in late)
-        reason = f"{names} did not answer within the deadline of a step"
+        reason = (
+            f"{names} did not answer within the deadline of a step{self._step_deadline.extended}"
+        )
         return Failure(late[0] if late else 0, FailureKind.DEADLINE, reason)
