@@ -60,7 +60,6 @@ LEADER = """
     draining answer  draining
     draining failure draining
     draining drained broken
-    broken   answer  broken
     broken   failure broken
     broken   drained broken
 """

@@ -69,7 +69,6 @@ LEADER_TABLE: Final[Table[LeaderState, LeaderEvent]] = {
     (LeaderState.DRAINING, LeaderEvent.ANSWER): LeaderState.DRAINING,
     (LeaderState.DRAINING, LeaderEvent.FAILURE): LeaderState.DRAINING,
     (LeaderState.DRAINING, LeaderEvent.DRAINED): LeaderState.BROKEN,
-    (LeaderState.BROKEN, LeaderEvent.ANSWER): LeaderState.BROKEN,
     (LeaderState.BROKEN, LeaderEvent.FAILURE): LeaderState.BROKEN,
     (LeaderState.BROKEN, LeaderEvent.DRAINED): LeaderState.BROKEN,
 }
