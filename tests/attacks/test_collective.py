@@ -176,15 +176,15 @@ async def take_one(engine: socket.socket) -> None:
 
 HIDDEN = """
 import encodings.idna, os, socket
-from sealring_trio.collective.ports import Whose, made, taken
+from sealring_trio.collective.ports import ConnectionOwner, made, taken
 os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
 server = socket.create_server(("127.0.0.1", 0))
 connection = socket.create_connection(server.getsockname())
 ours = [os.getpid()]
-print(taken(connection, ours) is Whose.NOBODYS)
+print(taken(connection, ours) is ConnectionOwner.NOBODYS)
 accepted = server.accept()[0]
-print(taken(connection, ours) is Whose.OURS, made(accepted, ours) is Whose.OURS)
-print(made(socket.fromfd(3, socket.AF_INET, socket.SOCK_STREAM), ours) is Whose.ANOTHERS)
+print(taken(connection, ours) is ConnectionOwner.OURS, made(accepted, ours) is ConnectionOwner.OURS)
+print(made(socket.fromfd(3, socket.AF_INET, socket.SOCK_STREAM), ours) is ConnectionOwner.ANOTHERS)
 """
 """A process that the kernel lets nobody look into but root, as an engine is to be; 3 is a
 connection of another user."""

@@ -68,7 +68,7 @@ class Liar:
         makers: dict[type[Any], Callable[[], Message]] = {
             wire.Ping: lambda: wire.Ping(self._any(), self._progress()),
             wire.Hello: self._hello,
-            wire.NodeSetup: lambda: wire.NodeSetup(self._epoch(), self._pick(1, 7000, U16)),
+            wire.Prepared: lambda: wire.Prepared(self._epoch(), self._pick(1, 7000, U16)),
             wire.Ready: self._ready,
             wire.Bootstrap: self._bootstrap,
             wire.CannotServe: self._cannot,

@@ -144,7 +144,7 @@ def test_every_process_that_computes_keeps_its_kernels_private() -> None:
             if "__main__" in text and ("import mlx" in text or "mlx_lm(" in text):
                 found.append(path.name)
                 assert "keep_kernels_private()" in text or path.name == "sums.py", path
-    assert {"main.py", "single.py", "yardstick.py"} <= set(found)
+    assert {"main.py", "reference.py"} <= set(found)
 
 
 @pytest.mark.parametrize(
