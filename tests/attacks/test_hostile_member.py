@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any
 
+import attrs
 import pytest
 from sealring_protocol.codec import messages as wire
 from sealring_protocol.codec.messages import Epoch, Message
@@ -118,7 +119,7 @@ class Liar:
         return tuple(make() for _ in range(self._pick(0, 0, 0, 1, 3)))
 
     def _progress(self) -> wire.Progress:
-        return wire.Progress(*(self._any() for _ in range(7)))
+        return wire.Progress(*(self._any() for _ in attrs.fields(wire.Progress)))
 
     def _fault(self) -> wire.Failure:
         rank = self._pick(0, 1, 2, U16)
