@@ -35,7 +35,8 @@ CLOSE: Final = {
     CloseCode.ROSTER_EXPIRED: "the roster that admitted the peer no longer counts",
     CloseCode.TIMEOUT: "a deadline has passed",
     CloseCode.POLICY_MISMATCH: "the two ends disagree on a policy, or on trusted collectives",
-    CloseCode.REPLACED: "a link with a newer life of the peer takes this one's place",
+    CloseCode.REPLACED: "a link with a newer life of the peer takes, or has taken, this one's "
+    "place (5.5)",
     CloseCode.INTERNAL_ERROR: "the sender's own fault",
     CloseCode.NOT_READY: "not now; try again",
 }

@@ -287,7 +287,7 @@ class Node:
     def _hear_of_starvation(self, now: float) -> None:
         """Hear what the ranks that this one is linked with last said of it."""
         heard = {
-            rank: self._hear_starved(rank, link.keepalive.peer_progress.starved_us / 1e6, now)
+            rank: self._hear_starved(rank, link.keepalive.peer_starved, now)
             for rank, purpose, link in self.links()
             if purpose is Purpose.CONTROL
         }
@@ -296,7 +296,7 @@ class Node:
             self._hunger.lent += max(heard.values(), default=0.0)
             self._report(self.progress)
 
-    def _hear_starved(self, rank: int, seconds: float, now: float) -> float:
+    def _hear_starved(self, rank: int, seconds: float | None, now: float) -> float:
         """The engine of *rank* has starved for *seconds* in all; how much of that is new."""
         more = self._hunger.look(rank, seconds, now)
         if more > 0:

@@ -185,6 +185,18 @@ def test_reports_that_come_every_half_second_keep_a_step_of_tensor_parallelism_a
         assert lockstep.deadline > now + 0.7
 
 
+def test_the_little_that_a_healthy_engine_waits_makes_no_floor_longer():
+    lockstep, now = StepDeadline(), 0.0
+    lockstep.expect(0.01)
+    for n in range(70):
+        lockstep.owe(Step(Epoch(1, 1), n, bytes(16), work=Decode(0)), 1, now)
+        now += 0.01
+        lockstep.starved(0.02, now)  # in all the steps since the last look
+        lockstep.answered(now)
+    lockstep.owe(Step(Epoch(1, 1), 70, bytes(16), work=Decode(0)), 1, now)
+    assert lockstep.deadline == pytest.approx(now + 1.0)
+
+
 def test_that_an_engine_starves_is_news_once():
     hunger, now, seconds, news = Hunger(), 0.0, 0.0, []
     hunger.look(1, seconds, now)

@@ -16,6 +16,7 @@ from sealring_protocol.control.head.plan import Strategy
 from sealring_protocol.control.scheduler.requests import FinishReason, Request
 from sealring_protocol.diagnosis.why import Cause, starving
 
+from tests.node.test_waiting import heard
 from tests.sim.cluster import Cluster
 from tests.sim.fake_engine import reference
 
@@ -157,3 +158,31 @@ def test_a_node_that_slept_looks_before_it_blames(strategy):
     made.run_until(lambda: made.all_done)
     assert made.tokens[uid] == reference(PROMPT, 60, 6)
     assert not made.said("deadline")
+
+
+def test_how_much_an_engine_starves_is_no_reason_for_having_no_epoch():
+    """It is another number each second, and would be news to every rank each second."""
+    made = Machines(3, 1)
+    made.run_until(lambda: made.ready)
+    made.crash(made.hosts["host2"])
+    made.run_for(20.0)
+    came = heard(made, "host1")
+    made.begin("host0", starves=True)
+    made.run_for(60.0)
+    assert starving(made.head.node.facts(made.now))
+    assert came == []
+
+
+def test_a_new_link_tells_nothing_a_second_time():
+    """A rank tells what its engine has starved since its node began, whatever its links do."""
+    made, _ = machines(2)
+    made.run_for(100)
+    made.hosts["host1"].node.engine_starved(50.0, made.now)
+    made.run_for(100)
+    said: list[tuple[int, float, float]] = []
+    made.head.node.brain.starved = lambda *told: said.append(told)
+    for wire in list(made.head.wires.values()):
+        made.cut(wire)
+    made.run_for(30)
+    assert made.ready
+    assert said == []

@@ -98,7 +98,7 @@ DIAL_ADVICE: Final[Sequence[tuple[str, str]]] = (
 
 HINDRANCES: Final[Mapping[Cause, Hindrance | None]] = {
     Cause.DRAINING: None,
-    Cause.STARVED: Hindrance.ENGINE,
+    Cause.STARVED: None,
     Cause.ROSTER_EXPIRED: Hindrance.REFUSED,
     Cause.ROSTER_CONFLICT: Hindrance.REFUSED,
     Cause.NOT_A_MEMBER: Hindrance.REFUSED,

@@ -54,11 +54,13 @@ class Hunger:
         """The ranks are other nodes now."""
         self._ranks.clear()
 
-    def look(self, rank: int, seconds: float, now: float) -> float:
+    def look(self, rank: int, seconds: float | None, now: float) -> float:
         """The engine of *rank* has starved for *seconds* in all; how much of that is new. Fewer
-        than before: its node is another process. It cannot have starved for longer than it has been
-        looked at."""
-        known = self._ranks.setdefault(rank, _Rank(now, now, seconds))
+        than before: its node is another process. None: it has told nothing yet on a new link, and
+        what counts is what comes on top of what it told before. It cannot have starved for longer
+        than it has been looked at."""
+        known = self._ranks.setdefault(rank, _Rank(now, now, seconds or 0.0))
+        seconds = known.seconds if seconds is None else seconds
         elapsed, more = now - known.at, max(0.0, seconds - known.seconds)
         more = min(more, now - known.began - known.counted)
         known.at, known.seconds = now, seconds

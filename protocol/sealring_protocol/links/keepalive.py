@@ -108,6 +108,11 @@ class Keepalive:
         return self._heard
 
     @property
+    def peer_starved(self) -> float | None:
+        """Seconds that the peer's engine has starved in all, as it says; None before it does."""
+        return None if self.rtt is None else self.peer_progress.starved_us / 1e6
+
+    @property
     def deadline(self) -> float:
         """When a PING is due, or the peer is lost."""
         if self._pinged is None:

@@ -238,6 +238,10 @@ class StepDeadlineRule:
         return cls(least=cls().least + max(0.0, patience - PING_TIMEOUT))
 
 
+STARVED: Final = 0.1
+"""Seconds that engines have starved while a step was under way from which on they count as starved:
+a healthy one, too, waits a little for its processor."""
+
 GRACE: Final = 6.0
 """Cap on the multiplier of `StepDeadlineRule.unseen` and `least`, which doubles with each deadline
 that passes."""
@@ -330,9 +334,11 @@ class StepDeadline:
 
     def starved(self, seconds: float, now: float) -> None:
         """A rank that works on the oldest step has starved for *seconds* more. Reports of that are
-        as far apart as half the shortest deadline, so that is doubled for a while."""
-        if self._owed and seconds > 0:
-            self._extension.add(seconds, self._since, now)
+        as far apart as half the shortest deadline, so that is doubled, as after one that passed."""
+        if not self._owed:
+            return
+        self._extension.add(seconds, self._since, now)
+        if self._extension.seconds >= STARVED:
             self._grace = max(self._grace, 2.0)
 
     @property
