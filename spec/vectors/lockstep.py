@@ -15,6 +15,7 @@ from sealring_protocol.codec.messages import (
     Step,
     StepDone,
 )
+from sealring_protocol.codec.tensor import DType, Tensor
 
 from spec.vectors.messages import flat
 from spec.vectors.model import Json, Vector, refused, u64, valid
@@ -35,6 +36,12 @@ def step(n: int) -> Json:
 def answer(rank: int, n: int, *ids: int, epoch: Epoch = EPOCH) -> Json:
     """*rank* answers step *n* with *ids*."""
     return {"rank": rank, "answer": flat(StepDone(epoch, n, ids)).hex()}
+
+
+def hidden(rank: int, n: int) -> Json:
+    """*rank* answers step *n* with hidden states."""
+    state = Tensor(DType.F32, (1, 1, 1), bytes(4))
+    return {"rank": rank, "answer": flat(StepDone(EPOCH, n, tensors=(state,))).hex()}
 
 
 def failure(rank: int, n: int, *, says: int | None = None, kind: int = ERROR) -> Json:
@@ -120,6 +127,13 @@ COURSES: Final[dict[str, Case]] = {
         ),
         [over(1, 5)],
         failed(1, [2], LEDGER),
+    ),
+    "hidden": (
+        "TP-02",
+        "hidden states, which belong to a pipeline",
+        (step(1), answer(0, 1), answer(1, 1), hidden(2, 1)),
+        [],
+        failed(2, [1], int(FailureKind.INTEGRITY)),
     ),
     "drains": (
         "TP-05",

@@ -51,6 +51,7 @@ export class Lockstep {
     must(owed?.n === done.n, "an answer that is not owed next [TP-02]");
     owed.answers.set(rank, done);
     if (done.failed) this.#blame(rank, done.failed.kind);
+    if (done.tensors.length > 0) this.#blame(rank, FAILED.INTEGRITY); // [TP-02]
     if (this.#failures.size === 0) this.#finish();
     if (this.#failures.size > 0 && this.#underWay.every((step) => this.#isAnswered(step))) this.#end();
   }

@@ -22,7 +22,7 @@ import {
 import { BACKEND } from "./messages.js";
 import { PURPOSE } from "./roles.js";
 
-export const FAILED = Object.freeze({ ENGINE_LOST: 2, LEDGER: 3 });
+export const FAILED = Object.freeze({ ENGINE_LOST: 2, LEDGER: 3, INTEGRITY: 7 });
 
 const LOOPBACK = "127.0.0.1";
 const NOWHERE = { host: LOOPBACK, port: 1 };

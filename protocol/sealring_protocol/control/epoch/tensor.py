@@ -148,8 +148,12 @@ class TensorLeader:
         self._state.fire(LeaderEvent.ANSWER)
         flight = next(f for f in self._flights if f.step.n == message.n)
         flight.answers[rank] = message
-        if message.failed is not None:
-            return self.failure(message.n, attrs.evolve(message.failed, rank=rank))
+        failed = message.failed
+        if message.tensors:
+            text = f"it answered step {message.n} with hidden states"
+            failed = Failure(rank, FailureKind.INTEGRITY, text)
+        if failed is not None:
+            return self.failure(message.n, attrs.evolve(failed, rank=rank))
         return self._over() if self.open else self._gathered()
 
     def _over(self) -> list[Action]:
