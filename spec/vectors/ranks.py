@@ -401,6 +401,12 @@ COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
             came(*[attrs.evolve(PIPELINE, epoch=NEXT)] * 2, told=Waiting()),
         ),
     ),
+    "waiting-joins": (
+        "EP-12",
+        "so does the order to join a collective",
+        {},
+        (*READY, hears(LITTLE), attrs.evolve(GONE[-1], told=Waiting())),
+    ),
     "replaced": (
         "EP-10",
         "an engine that is replaced before any BOOTSTRAP: the rank presents itself again",

@@ -183,6 +183,7 @@ export class Rank {
     if (held && joins(order)) {
       const { hosts, deadline_ms } = order;
       if (this.#joining === "PREPARED" && isDeepStrictEqual(order, { ...held, hosts, deadline_ms })) {
+        this.told = []; // [EP-12]
         this.#join(order);
         return;
       }

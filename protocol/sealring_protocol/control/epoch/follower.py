@@ -291,6 +291,7 @@ class Follower:
             return []  # it crossed the news that this rank cannot
         if self.order is not None and self._joining.follows(order, self.order):
             self.order = order
+            self._hear_no_more()
             self._enter(Phase.JOINING, now)
             self._answer_deadline.order(now, order.deadline_ms / 1000)
             return self._joining.join(order)
