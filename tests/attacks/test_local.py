@@ -126,6 +126,55 @@ def test_kernels_are_kept_in_no_folder_that_others_may_change(
     assert chosen.stat().st_uid == os.geteuid()
 
 
+def test_no_folder_for_kernels_is_made_in_the_home_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root with another's HOME, as by sudo on macOS, left a folder that its owner could not use."""
+    try:
+        os.chown(tmp_path, 65534, 65534)
+    except PermissionError:
+        pytest.skip("only root gives files away")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", "")
+    keep_kernels_private()
+    assert "sealring-kernels-" in os.environ["TMPDIR"]
+    assert not list(tmp_path.iterdir())
+
+
+WHERE = """
+import os
+from sealring_model.loading.kernel_cache import keep_kernels_private
+keep_kernels_private()
+print(os.environ["TMPDIR"])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="user namespaces are Linux's")
+def test_an_engine_of_root_in_its_namespace_tells_roots_folders_from_others(tmp_path: Path) -> None:
+    """There, who is not root has no name; whoever he is, he could put his folder in its place."""
+    kernels = tmp_path / "sealring" / "kernels"
+    tmp_path.chmod(0o755)
+    for owner, safe in [(0, True), (65534, False)]:
+        kernels.mkdir(0o700, parents=True, exist_ok=True)
+        try:
+            os.chown(tmp_path, owner, owner)
+        except PermissionError:
+            pytest.skip("only root gives files away")
+        done = subprocess.run(
+            ["unshare", "--user", "--map-root-user", sys.executable, "-P", "-c", WHERE],
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        if done.stderr.startswith("unshare:"):
+            pytest.skip(f"no user namespace can be made here: {done.stderr}")
+        assert done.returncode == 0, done.stderr
+        assert (Path(done.stdout.strip()) == kernels.resolve()) is safe
+
+
 def test_kernels_are_kept_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("TMPDIR", "")
@@ -190,6 +239,8 @@ SERVERS: dict[str, tuple[bytes, bytes]] = {
     "choices are a number": (b'{"data":[{"id":"m"}]}', b'data: {"choices":5}\n\n'),
     "a delta is a number": (b'{"data":[{"id":"m"}]}', said(5)),
     "content is a number": (b'{"data":[{"id":"m"}]}', said({"content": 5})),
+    "content is no text": (b'{"data":[{"id":"m"}]}', said({"content": "\ud800"})),
+    "a name that is no text": (b'{"data":[{"id":"\\ud800"}]}', said({"content": "Hello."})),
 }
 
 
@@ -231,7 +282,7 @@ def test_whatever_a_server_says_is_no_traceback_and_no_order_to_a_terminal(
     with answering(models, stream) as url:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "sealring_trio", "chat", "--url", url],
-            input=b"Hello.\n",
+            input=b"Hello.\nHello.\n",
             capture_output=True,
             timeout=120,
             check=False,

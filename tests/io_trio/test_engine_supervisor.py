@@ -15,6 +15,7 @@ import pytest
 import trio
 from sealring_protocol.codec.local_messages import EngineInfo, LocalMessage
 from sealring_protocol.codec.messages import Epoch, Ping, Pong, Progress, StepDone
+from sealring_protocol.control.epoch.starvation import ThreadUse
 from sealring_trio.engine import process as engine_processes
 from sealring_trio.engine import supervisor
 from sealring_trio.engine.process import EngineCommand
@@ -310,3 +311,17 @@ def test_a_process_that_is_gone_tells_nothing() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
     assert read_usage(process.pid) is None
+
+
+def test_a_system_that_does_not_count_tells_nothing(tmp_path: Path) -> None:
+    """Linux without CONFIG_SCHEDSTATS says 0 of all, and whoever ran seemed to starve."""
+    stat = "7 (a (b) c) R " + " ".join(["0"] * 20)
+    for folder in (tmp_path / "7", tmp_path / "7" / "task" / "7"):
+        folder.mkdir(parents=True)
+        (folder / "stat").write_text(stat)
+    (folder / "schedstat").write_text("0 0 0\n")
+    assert read_usage(7, tmp_path) is None
+    (folder / "schedstat").write_text("1000000000 2000000000 5\n")
+    usage = read_usage(7, tmp_path)
+    assert usage is not None
+    assert usage.threads == {7: ThreadUse(1.0, 2.0, ready=True)}

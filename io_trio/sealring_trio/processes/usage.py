@@ -23,9 +23,9 @@ class Usage:
     faults: int
 
 
-def read_usage(pid: int) -> Usage | None:
-    """What process *pid* has used so far; None where the system does not say."""
-    process = Path(f"/proc/{pid}")
+def read_usage(pid: int, system: Path = Path("/proc")) -> Usage | None:
+    """What process *pid* has used so far, as *system* tells it; None where it does not say."""
+    process = system / str(pid)
     threads = {}
     with contextlib.suppress(OSError, ValueError, IndexError):
         for task in (process / "task").iterdir():
@@ -35,7 +35,10 @@ def read_usage(pid: int) -> Usage | None:
                 threads[int(task.name)] = ThreadUse(
                     int(ran) / 1e9, int(waited) / 1e9, state == "R", state == "D"
                 )
-        return Usage(threads, int(_stat(process)[9]))
+        # A kernel that was built or started without these counts says 0 of each. Threads that run
+        # would then seem to wait.
+        if any(use.cpu for use in threads.values()):
+            return Usage(threads, int(_stat(process)[9]))
     return None
 
 

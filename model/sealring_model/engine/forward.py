@@ -10,7 +10,7 @@ What a rank computes depends on its place alone:
 | last rank | hidden states | STEP_DONE, with hidden states if the step is a decode |
 
 Call these methods from the compute thread, in the order of the steps, once the ledger and the
-caches have changed as the step says. The exception are `build_decode` and `build_closing`, which
+caches have changed as the step says. The exceptions are `build_decode` and `build_closing`, which
 build a graph ahead and launch nothing (see `lookahead`).
 """
 

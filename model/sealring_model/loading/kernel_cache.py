@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Final
 
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
-_ALL: Final = ["0", "0", "4294967295"]  # the map of a system's first user namespace
 
 
 def keep_kernels_private() -> None:
@@ -40,6 +39,10 @@ def _cached() -> Path | None:
     if not folder.is_absolute():
         return None
     try:
+        there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+        there = there.resolve(strict=True)
+        if not all(map(_unmoved, (there, *there.parents))):
+            return None  # and nothing is made there, such as root's folders in a user's home
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = folder.resolve(strict=True)
         safe = _only_ours(folder) and all(map(_unmoved, folder.parents))
@@ -63,13 +66,14 @@ def _unmoved(parent: Path) -> bool:
 
 def _unnamed() -> list[int]:
     """The owner that root's files seem to have in a user namespace which has no name for root, such
-    as an engine's own. There it is that of all other users' files, too."""
+    as an engine's own. There it is that of all other users' files, too. Empty where root has a name,
+    as in the namespace of an engine that is root's."""
     try:
-        names = Path("/proc/self/uid_map").read_text("ascii").split()
+        named = Path("/proc/self/uid_map").read_text("ascii").split()[1::3]  # outside it
         unnamed = int(Path("/proc/sys/kernel/overflowuid").read_text("ascii"))
     except (OSError, ValueError):
         return []
-    return [] if names == _ALL else [unnamed]
+    return [] if "0" in named else [unnamed]
 
 
 def _temporary() -> Path:
