@@ -38,7 +38,7 @@ class NoEngine:
     """A node's engine that does not come up. What is tried here needs none."""
 
     next_start = None
-    starved = False
+    out_of_memory = False
 
     async def run(self) -> None:
         await trio.sleep_forever()

@@ -195,7 +195,8 @@ class Runtime:
 
     def finish(self, uid: int) -> None:
         """The text of *uid* has reached its end before its tokens have."""
-        self._enter(self.node.finish, uid)
+        if self.node.rank == 0:  # as in `cancel`
+            self._enter(self.node.finish, uid)
 
     def cancel(self, uid: int) -> None:
         """End *uid* wherever it is; whoever still reads its stream is told."""
