@@ -66,7 +66,7 @@ def _unmoved(parent: Path) -> bool:
 
 def _unnamed() -> list[int]:
     """The owner that root's files seem to have in a user namespace which has no name for root, such
-    as an engine's own. There it is that of all other users' files, too. Empty where root has a name,
+    as an engine's own. There it is that of all other users' files, too. None where root has a name,
     as in the namespace of an engine that is root's."""
     try:
         named = Path("/proc/self/uid_map").read_text("ascii").split()[1::3]  # outside it
