@@ -263,6 +263,8 @@ class Node:
                 self._engine = EngineFacts(True, now, self._engine.lost, self._engine.reason)
                 self._links.accept_steps = True
                 self._next_engine_ping = now + _ENGINE_PING_SECONDS
+            case CannotServe(epoch=epoch) if epoch == NO_EPOCH and self._info is not None:
+                raise RemoteProtocolError("the engine says that it cannot read its model, and has")
             case CannotServe(epoch=epoch, reason=reason) if epoch == NO_EPOCH:
                 self._engine = attrs.evolve(self._engine, reason=reason, unreadable=True)
                 text = f"the engine cannot read its model: {reason}"

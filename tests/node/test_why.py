@@ -13,6 +13,7 @@ from sealring_protocol.control.head.plan import Strategy
 from sealring_protocol.control.standing import Phase
 from sealring_protocol.diagnosis.causes import ADVICE, Cause
 from sealring_protocol.diagnosis.teller import TELL_SECONDS
+from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.events import NodeEvent
 from sealring_protocol.security.roster import Member, SignedRoster, sign_roster
 
@@ -314,6 +315,18 @@ def test_an_engine_that_cannot_read_its_model_is_told_with_the_reason():
     cause, text = says(made, "host0")[0]
     assert cause is Cause.ENGINE_UNREADABLE
     assert text == "this node's engine cannot read its model: config.json is no JSON"
+
+
+def test_an_engine_that_has_read_its_model_is_faulty_if_it_says_that_it_cannot():
+    """It would be told of as up, once it had ended."""
+    made = Cluster(2, 1)
+    made.run_until(lambda: made.ready)
+    cannot = CannotServe(NO_EPOCH, FailureKind.LOAD, "config.json is no JSON")
+    with pytest.raises(RemoteProtocolError, match="and has"):
+        made.head.node.engine_message(cannot, made.now)
+    made.kill_engine(made.head, back_after=100)
+    made.run_for(5.0)
+    assert [cause for cause, _ in says(made, "host0")] == [Cause.ENGINE_DYING]
 
 
 def test_a_collective_that_does_not_come_up_is_told():
