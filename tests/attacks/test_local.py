@@ -293,6 +293,24 @@ def test_whatever_a_server_says_is_no_traceback_and_no_order_to_a_terminal(
         assert not set(told.decode()) & set("\x07\x1b\x9b")
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
+def test_bytes_that_are_no_text_and_characters_that_a_terminal_lacks_are_replaced(
+    encoding: str,
+) -> None:
+    with answering(b'{"data":[{"id":"m"}]}', said({"content": "caf\xe9 \U0001f600"})) as url:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "sealring_trio", "chat", "--url", url],
+            env={**os.environ, "PYTHONIOENCODING": encoding},
+            input=b"Hello, \xff.\nHello.\n",
+            capture_output=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    text = "caf\xe9 \U0001f600".encode(encoding, "replace")
+    assert done.stdout.splitlines() == [text, text]
+
+
 def test_an_error_that_a_file_brought_gives_a_terminal_no_orders(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

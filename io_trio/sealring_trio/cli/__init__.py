@@ -8,6 +8,7 @@ standard error (what happened, what to do), never as a traceback.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -77,6 +78,10 @@ def _version() -> str:
 
 def main() -> None:
     """Run what is on the command line, and exit."""
+    # Bytes that are no text, and characters that this terminal lacks, are replaced.
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     sys.exit(run(sys.argv[1:]))
 
 

@@ -13,15 +13,13 @@ from typing import Any, Final
 
 from sealring_trio.errors import UserError
 
-_UNSEEN: Final = {
-    **dict.fromkeys(code for code in (*range(32), *range(127, 160)) if code not in (9, 10)),
-    **dict.fromkeys(range(0xD800, 0xE000), "\N{REPLACEMENT CHARACTER}"),
-}
+_UNSEEN: Final = dict.fromkeys(
+    code for code in (*range(32), *range(127, 160)) if code not in (9, 10)
+)
 
 
 def visible(text: str) -> str:
-    """*text* without the characters that a terminal may obey, but for tabs and ends of lines.
-    Lone surrogates, which JSON can carry and nothing can print, are replaced."""
+    """*text* without the characters that a terminal may obey, but for tabs and ends of lines."""
     return text.translate(_UNSEEN)
 
 
