@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
@@ -23,6 +24,14 @@ class Deaf(trio.abc.HostnameResolver):
         raise NotImplementedError
 
 
+class Slow(Deaf):
+    """A name service that takes three seconds each time."""
+
+    async def getaddrinfo(self, _: object, port: object, *__: object, **___: object) -> Any:
+        await trio.sleep(3)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+
 @pytest.fixture
 async def deaf() -> Any:
     before = trio.socket.set_custom_hostname_resolver(Deaf())
@@ -38,3 +47,13 @@ async def test_a_name_service_that_does_not_answer_is_no_machine_that_is_off(
     assert raised.value.what == "the name was not resolved within 5 s"
     advice = next(text for word, text in DIAL_ADVICE if word in raised.value.what)
     assert advice.startswith("The name does not resolve here")
+
+
+async def test_a_slow_name_service_keeps_no_machine_away(
+    autojump_clock: trio.testing.MockClock, deaf: None
+) -> None:
+    """Its answer is asked for twice."""
+    trio.socket.set_custom_hostname_resolver(Slow())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sock = await dial(f"shelf.lan:{listener.getsockname()[1]}")
+        sock.close()

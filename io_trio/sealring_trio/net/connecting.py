@@ -30,7 +30,7 @@ LOOKUPS: Final = 64
 """Names that are looked up at a time; each may take the system half a minute."""
 
 DIAL_TIMEOUT: Final = 5.0
-"""Seconds that a connection may take to come up."""
+"""Seconds that a name may take to be looked up, and then a connection to come up."""
 
 
 def _listen_advice(error: OSError) -> str:
@@ -111,7 +111,8 @@ async def dial(address: str) -> socket.socket:
         host, port = parse_address(address)
         with trio.fail_after(DIAL_TIMEOUT):
             await trio.socket.getaddrinfo(host, port)  # to tell what takes the time
-            late = "no answer"
+        late = "no answer"
+        with trio.fail_after(DIAL_TIMEOUT):  # the name is looked up again, which takes as long
             stream = await trio.open_tcp_stream(host, port)
     except trio.TooSlowError:
         raise OperationError(f"{late} within {DIAL_TIMEOUT:.0f} s", "") from None
