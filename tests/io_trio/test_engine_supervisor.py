@@ -230,27 +230,39 @@ def test_a_child_that_ignores_its_stream_dies_with_its_daemon() -> None:
 HOG = "while True: pass"
 
 
+HOGS = 4
+
+
 @pytest.fixture
-def hog() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that keeps one processor busy."""
+def hogs() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that keep one processor busy. Each has a session of its own: where Linux shares
+    processors among sessions, one of them would leave an engine half of its processor."""
     processor = max(psutil.Process().cpu_affinity())
-    with subprocess.Popen([sys.executable, "-c", HOG]) as process:
+    command = [sys.executable, "-c", HOG]
+    processes = [subprocess.Popen(command, start_new_session=True) for _ in range(HOGS)]
+    for process in processes:
         os.sched_setaffinity(process.pid, {processor})
-        yield process
+    yield processes
+    end(processes)
+
+
+def end(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
         process.kill()
+        process.wait()
 
 
-def starve(engine: Engine, hog: subprocess.Popen[bytes]) -> None:
-    """Have *engine* run only when *hog* does not, on the same processor."""
+def starve(engine: Engine, hogs: list[subprocess.Popen[bytes]]) -> None:
+    """Have *engine* run only when *hogs* do not, on the same processor."""
     assert engine.pid is not None
     for thread in psutil.Process(engine.pid).threads():
-        os.sched_setaffinity(thread.id, os.sched_getaffinity(hog.pid))
+        os.sched_setaffinity(thread.id, os.sched_getaffinity(hogs[0].pid))
         os.sched_setscheduler(thread.id, os.SCHED_IDLE, os.sched_param(0))
 
 
-def release(engine: Engine, hog: subprocess.Popen[bytes]) -> None:
-    """End *hog*, and let *engine* run as it did, or what else runs here would starve it on."""
-    hog.kill()
+def release(engine: Engine, hogs: list[subprocess.Popen[bytes]]) -> None:
+    """End *hogs*, and let *engine* run as it did, or what else runs here would starve it on."""
+    end(hogs)
     assert engine.pid is not None
     for thread in psutil.Process(engine.pid).threads():
         os.sched_setaffinity(thread.id, os.sched_getaffinity(0))
@@ -271,40 +283,42 @@ async def starved(owner: Owner, *, much: bool) -> None:
 
 
 @ON_LINUX
-async def test_a_starved_engine_is_seen_to_starve(hog: subprocess.Popen[bytes]) -> None:
+async def test_a_starved_engine_is_seen_to_starve(hogs: list[subprocess.Popen[bytes]]) -> None:
     async with running("computes") as (engine, owner):
         assert isinstance(await owner.told.receive(), EngineInfo)
-        starve(engine, hog)
+        starve(engine, hogs)
         engine.send(Ping(1, Progress()))
         await starved(owner, much=True)
-        release(engine, hog)
+        release(engine, hogs)
         assert isinstance(await owner.told.receive(), Pong)
         assert engine.restarts == 0
 
 
 @ON_LINUX
-async def test_an_engine_that_hangs_on_a_busy_machine_is_not(hog: subprocess.Popen[bytes]) -> None:
+async def test_an_engine_that_hangs_on_a_busy_machine_is_not(
+    hogs: list[subprocess.Popen[bytes]],
+) -> None:
     async with running("hang") as (engine, owner):
         assert isinstance(await owner.told.receive(), EngineInfo)
         engine.send(Ping(1, Progress()))
-        starve(engine, hog)
+        starve(engine, hogs)
         await starved(owner, much=False)
         assert engine.restarts == 0
 
 
 @ON_LINUX
 async def test_an_engine_that_starves_may_take_longer_to_begin(
-    hog: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    hogs: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_processes, "START_TIMEOUT", 3.0)
     async with running("begins") as (engine, owner):
         await owner.seen.receive()
-        starve(engine, hog)
+        starve(engine, hogs)
         began = trio.current_time()
         while trio.current_time() < began + 5:
             await owner.seen.receive()
         assert engine.restarts == 0
-        release(engine, hog)
+        release(engine, hogs)
         assert isinstance(await owner.told.receive(), EngineInfo)
 
 
