@@ -111,7 +111,14 @@ def install() -> None:
     """Put the mutant that the environment names in its place, if any (a plugin of pytest's)."""
     if key := os.environ.get(VARIABLE):
         _limit(TESTS_LIMIT)
-        sys.meta_path.insert(0, _Finder(key))
+        _begin_anew(_Finder(key))
+
+
+def _begin_anew(finder: _Finder) -> None:
+    """Forget our modules, which this one has imported as they are: *finder* gives the next."""
+    for name in [name for name in sys.modules if name.startswith("sealring_")]:
+        del sys.modules[name]
+    sys.meta_path.insert(0, finder)
 
 
 def _limit(seconds: int) -> None:
@@ -156,9 +163,7 @@ def by_vector(mutant: Mutant) -> str:
         signal.alarm(TIME_LIMIT)
         _limit(VECTORS_LIMIT)
         try:
-            for name in [name for name in sys.modules if name.startswith("sealring_")]:
-                del sys.modules[name]
-            sys.meta_path.insert(0, finder)
+            _begin_anew(finder)
             os.write(tell, _first_to_notice(mutant.module).encode())
         except BaseException as error:  # noqa: BLE001 - the child ends here, whatever it is
             os.write(tell, f"any vector: {error!r}".encode())

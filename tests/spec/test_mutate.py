@@ -30,6 +30,13 @@ def test_a_check_that_is_gone_is_noticed() -> None:
     assert mutate.by_vector(limit).startswith("vector frame/")
 
 
+def test_pytest_runs_the_changed_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutate, "TESTS", {"codec": ("tests/codec/test_messages.py",)})
+    found = mutants.checks("codec.writers")
+    sized = next(mutant for mutant in found if mutant.change == "never len(value) != size")
+    assert mutate.by_test(sized).startswith("test tests/codec/test_messages.py::")
+
+
 def test_an_operator_that_is_another_is_noticed() -> None:
     pytest.importorskip("cosmic_ray")
     found = mutants.operators("codec.frame")
