@@ -11,13 +11,9 @@ from typing import Any, Final
 from sealring_protocol.codec.messages import Message, StepDone
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 from sealring_protocol.link import Link
-from sealring_protocol.link_events import LinkClosed, LinkUp, PeerProved, RosterReceived
+from sealring_protocol.link_events import LinkClosed, LinkUp, PeerProved
 from sealring_protocol.security.admission import Admission
-from sealring_protocol.security.handshake import (
-    EncapsulationRequested,
-    Purpose,
-    SignatureRequested,
-)
+from sealring_protocol.security.roles import Purpose
 
 from fuzz.expect import raised
 from fuzz.people import config
@@ -25,6 +21,7 @@ from fuzz.source import Source
 from spec.vectors.messages import BOOTSTRAP, HELLO, PREPARED, READY, STEP, WAITING
 from spec.vectors.talk import ANSWERING, CT, DIALING, SS
 from spec.vectors.world import ADA, BEN, NOW, Node
+from tests.driver import End
 
 DONE: Final = StepDone(STEP.epoch, 1)
 MAY_SEND: Final[Mapping[Node, tuple[Message, ...]]] = {
@@ -56,6 +53,7 @@ class Side:
         self.got: list[Message] = []
         self.up = False
         self.over = False
+        self._end = End(link, who.signer, encapsulate=lambda _: (CT, SS))
 
     def guarded(self, action: Any, now: float) -> None:
         """Do *action* and answer what is asked, unless the link is over."""
@@ -63,27 +61,22 @@ class Side:
             return
         try:
             action()
-            while (event := self.link.next_event()) is not None:
-                self._on(event, now)
+            self._end.take(now)
         except RemoteProtocolError:
             self.over = True
+        for event in self._end.taken():
+            self._on(event)
+        assert not self._end.stored, "nobody has a newer roster"
 
-    def _on(self, event: Any, now: float) -> None:
+    def _on(self, event: Any) -> None:
         match event:
-            case SignatureRequested(payload):
-                self.link.provide_signature(self.who.signer.sign(payload), now)
-            case EncapsulationRequested():
-                self.link.provide_encapsulation(CT, SS, now)
             case PeerProved(peer):
                 assert peer == ADA.id
-                self.link.admit(now)
             case LinkUp(peer):
                 assert peer == (BEN if self.who is ADA else ADA).id
                 self.up = True
             case LinkClosed():
                 self.over = True
-            case RosterReceived():
-                raise AssertionError("nobody has a newer roster")
             case _:
                 self.got.append(event)
 

@@ -44,7 +44,7 @@ from sealring_trio.engine.process import MAX_UNTAKEN, EngineCommand
 from sealring_trio.engine.supervisor import Engine
 from sealring_trio.processes.secrecy import KILLED_BEFORE
 
-from tests.io_trio.fake_engine import INFO
+from tests.io_trio.engine_child import INFO
 from tests.io_trio.test_engine_supervisor import FAKE, Owner, running
 from tests.sim.cluster import Cluster
 from tests.sim.fake_engine import info
@@ -256,7 +256,8 @@ async def test_an_engine_that_the_system_does_not_start_is_tried_again_after_a_p
 
 LOOKER = """
 import ctypes, json, os, resource, runpy, socket, sys
-import sealring_trio.processes.namespace, sealring_trio.processes.secrecy, tests.io_trio.fake_engine
+import sealring_trio.processes.namespace, sealring_trio.processes.secrecy
+import tests.io_trio.engine_child
 libc = ctypes.CDLL(None, use_errno=True)
 if os.geteuid() == 0:
     os.setgroups([])
@@ -303,7 +304,7 @@ def reads(pid):
         found["fd"] = False
     return found
 
-fake = ["tests.io_trio.fake_engine", "--fd", "{fd}", "good"]
+fake = ["tests.io_trio.engine_child", "--fd", "{fd}", "good"]
 ordinary, one = start(fake)
 hidden, two = start([*2 * ["sealring_trio.processes.launcher"], "--give-way", *fake])
 score = lambda pid: int(open(f"/proc/{pid}/oom_score_adj").read())

@@ -11,11 +11,10 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.codec.messages import Epoch, Message, StepDone, Tunnel, TunnelEvent
 from sealring_protocol.codec.tensor import DType, Tensor
-from sealring_protocol.link import EncapsulationRequested, Link, LinkUp, SignatureRequested
+from sealring_protocol.link import Link
 from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.handshake import HandshakeConfig
 from sealring_protocol.security.identity import node_id
@@ -24,6 +23,7 @@ from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign
 from sealring_trio.net.wire import RECEIVE_SIZE
 from sealring_trio.node.runtime import Runtime, wall_ms
 
+from tests.driver import End
 from tests.sim.cluster import COORDINATOR, signer
 from tests.sim.fake_engine import info
 
@@ -55,26 +55,15 @@ class Hostile:
         key = signer(1)
         about = HandshakeConfig(key.public_key, roster, COORDINATOR.public_key, 7)
         peer = node_id(signer(0).public_key)
-        self.link = Link.dial(about, peer, purpose, 0.0, wall_ms(), secrets.token_bytes(96))
-        up = False
-        while not up:
-            sock.sendall(bytes(self.link.data_to_send()))
-            self.link.receive_data(sock.recv(65536) or pytest.fail("it hung up"), 0.0)
-            while (event := self.link.next_event()) is not None:
-                match event:
-                    case SignatureRequested(payload):
-                        self.link.provide_signature(key.sign(payload), 0.0)
-                    case EncapsulationRequested(ek):
-                        secret, text = MLKEM768PublicKey.from_public_bytes(ek).encapsulate()
-                        self.link.provide_encapsulation(text, secret, 0.0)
-                    case LinkUp():
-                        up = True
+        link = Link.dial(about, peer, purpose, 0.0, wall_ms(), secrets.token_bytes(96))
+        self._end = End(link, key)
+        while self._end.up is None:
+            sock.sendall(self._end.send())
+            self._end.receive(sock.recv(65536) or pytest.fail("it hung up"), 0.0)
 
     def send(self, *messages: Message) -> int:
         """All of them in one piece; how many bytes they were."""
-        for message in messages:
-            self.link.send(message)
-        data = bytes(self.link.data_to_send())
+        data = self._end.send(*messages)
         self._sock.sendall(data)
         return len(data)
 

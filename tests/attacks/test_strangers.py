@@ -15,11 +15,10 @@ from random import Random
 import pytest
 import trio
 import trio.testing
-from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from sealring_protocol import limits
 from sealring_protocol.diagnosis.refusal_log import TELL_SECONDS, TELL_SOURCES, RefusalLog
 from sealring_protocol.errors import LimitExceeded
-from sealring_protocol.events import EncapsulationRequested, Hangup, SignatureRequested, StoreRoster
+from sealring_protocol.events import Hangup
 from sealring_protocol.link import Link
 from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.identity import node_id
@@ -31,7 +30,8 @@ from sealring_trio.net.threaded_socket import Guard
 from sealring_trio.net.wire import LINGER
 
 from tests.attacks.test_floods import at_work
-from tests.link.pair import End, config
+from tests.driver import End, drive
+from tests.link.pair import config
 from tests.sim.cluster import COORDINATOR, WALL, Cluster, Host, make_roster, signer
 
 SOON = 2.0
@@ -148,21 +148,9 @@ def test_a_member_from_an_address_that_nobody_knows_gets_past_16_addresses() -> 
 def carry(node: Node, end: End, number: int) -> list[int]:
     """Carry out what *node*, that of index 0, asks for, and bring what it says on connection
     *number* to *end*. The connections that it hangs up."""
-    hangups = []
-    while (event := node.next_event()) is not None:
-        match event:
-            case Hangup(link):
-                hangups.append(link)
-            case SignatureRequested(link, payload):
-                node.provide_signature(link, signer(0).sign(payload), 0.0)
-            case EncapsulationRequested(link, key):
-                secret, text = MLKEM768PublicKey.from_public_bytes(key).encapsulate()
-                node.provide_encapsulation(link, text, secret, 0.0)
-            case StoreRoster(link):
-                node.roster_stored(link, 0.0)
-    end.link.receive_data(bytes(node.data_to_send(number)), 0.0)
-    end.take(0.0)
-    return hangups
+    events = drive(node, signer(0), 0.0)
+    end.receive(bytes(node.data_to_send(number)), 0.0)
+    return [event.link for event in events if isinstance(event, Hangup)]
 
 
 def test_a_handshake_that_outlasts_its_members_place_makes_no_address_known() -> None:
@@ -173,7 +161,7 @@ def test_a_handshake_that_outlasts_its_members_place_makes_no_address_known() ->
     link = Link.dial(config(2, old), victim, Purpose.CONTROL, 0.0, WALL, bytes(96))
     number = node.accepted("10.66.0.1", bytes(32), 0.0, WALL)
     node.receive_data(number, bytes(link.data_to_send()), 0.0)
-    former = End(2, link)
+    former = End(link, signer(2))
     carry(node, former, number)
     node.bring_roster(newer.encode(), WALL)
     carry(node, former, number)

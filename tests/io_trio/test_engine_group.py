@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import attrs
@@ -19,17 +19,21 @@ from sealring_protocol.codec.messages import (
     Bootstrap,
     CacheCost,
     CannotServe,
+    Decode,
     Epoch,
     Failure,
     FailureKind,
-    NoWork,
+    Join,
+    Open,
     Ping,
     Pong,
+    Prefill,
     Progress,
     Ready,
     Step,
     StepDone,
 )
+from sealring_protocol.control.epoch.ledger import Ledger
 from sealring_protocol.table import IllegalEvent, Machine, cross_product
 from sealring_trio.engine import group as engine_groups
 from sealring_trio.engine.group import EngineGroup, GroupSettings, choose_backend, member_command
@@ -46,12 +50,16 @@ from sealring_trio.engine.states import (
 from sealring_trio.local.ring import local_ring
 
 from tests.io_trio.conftest import Ring
-from tests.io_trio.fake_engine import INFO, RING
+from tests.io_trio.engine_child import INFO, PROMPT
 from tests.io_trio.test_engine_supervisor import FAKE, Owner
+from tests.sim.fake_engine import reference
 
 EPOCH = Epoch(1, 1)
 ORDER = Bootstrap(EPOCH, Backend.PIPELINE, 0, True, 1000, bytes(32), (0, 2))
-STEP = Step(EPOCH, 1, bytes(16), work=NoWork())
+LAYERS = len(INFO.layers)
+UID, GROUP = 3, 1
+NO_DIGEST = bytes(16)
+RING = 1 << Backend.RING
 BOTH = CacheCost(2, 4, ((16, 6),))
 
 
@@ -66,6 +74,23 @@ async def running(mode: str = "good", size: int = 2) -> AsyncIterator[tuple[Engi
             nursery.start_soon(group.run)
             yield group, owner
             nursery.cancel_scope.cancel()
+
+
+def steps(tokens: int) -> Iterator[Step]:
+    """The steps that read one row's prompt in and draw *tokens*, as a head writes them."""
+    ledger, (*prompt, last) = Ledger(), PROMPT
+    read = Prefill(UID, 0, len(prompt))
+    yield written(ledger, Step(EPOCH, 1, NO_DIGEST, open=(Open(UID),), work=read, ids=(*prompt,)))
+    decode = Step(EPOCH, 2, NO_DIGEST, work=Decode(GROUP))
+    yield written(ledger, attrs.evolve(decode, join=(Join(UID, GROUP),), ids=(last,)))
+    for n in range(3, 2 + tokens):
+        yield written(ledger, attrs.evolve(decode, n=n))
+
+
+def written(ledger: Ledger, step: Step) -> Step:
+    """*step* with the digest that *ledger* has after it."""
+    ledger.apply(step)
+    return attrs.evolve(step, digest=ledger.digest(step.n))
 
 
 async def joined(group: EngineGroup, owner: Owner) -> None:
@@ -105,10 +130,12 @@ async def test_the_node_sees_one_engine() -> None:
         assert (ready.epoch, ready.room, ready.cost) == (EPOCH, 2 * 999, BOTH)
         assert group.grouped == (Backend.RING, Grouped(2, 20, 20))
         assert group.state == "ready"
-        for n in range(1, 100):
-            group.send(attrs.evolve(STEP, n=n))
-        for n in range(1, 100):
-            assert await owner.told.receive() == StepDone(EPOCH, n, ids=(7,))
+        tokens = reference(PROMPT, 30, LAYERS)
+        for step in steps(len(tokens)):
+            group.send(step)
+        assert await owner.told.receive() == StepDone(EPOCH, 1)  # read in
+        for n, token in enumerate(tokens, 2):
+            assert await owner.told.receive() == StepDone(EPOCH, n, ids=(token,))
         pids = group.pids
         group.send(Ping(3, Progress()))
         assert await owner.told.receive() == Pong(3, Progress(memory=sum(pids)))
@@ -137,13 +164,18 @@ BREAKS: dict[str, tuple[str, list[LocalMessage | str]]] = {
         "fails-1",
         [
             StepDone(
-                EPOCH, 1, failed=Failure(0, FailureKind.ENGINE_ERROR, "member 1 of 2: no luck")
+                EPOCH,
+                1,
+                failed=Failure(0, FailureKind.ENGINE_ERROR, "member 1 of 2: token 5 is poison"),
             ),
-            "member 1 of 2: no luck",
+            "member 1 of 2: token 5 is poison",
         ],
     ),
     "one dies": ("dies-1", ["of member 1 of 2: it exited with code 3"]),
-    "one differs": ("differs-1", ["members 0 and 1 did not answer step 1 alike"]),
+    "one differs": (
+        "differs-1",
+        [StepDone(EPOCH, 1), "members 0 and 1 did not answer step 2 alike"],
+    ),
 }
 
 
@@ -152,7 +184,8 @@ async def test_what_befalls_one_ends_all(mode: str, told: list[LocalMessage | st
     async with running(mode) as (group, owner):
         await joined(group, owner)
         pids = group.pids
-        group.send(STEP)
+        for step in steps(1):
+            group.send(step)
         for message in told:
             assert await owner.told.receive() == message
         assert not any(map(psutil.pid_exists, pids))

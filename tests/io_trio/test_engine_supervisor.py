@@ -25,7 +25,7 @@ from sealring_trio.net.threaded_socket import Guard
 from sealring_trio.processes.launcher import NICE
 from sealring_trio.processes.usage import read_usage
 
-FAKE = "tests.io_trio.fake_engine"
+FAKE = "tests.io_trio.engine_child"
 
 ON_LINUX = pytest.mark.skipif(
     sys.platform != "linux", reason="other systems do not tell how long threads wait"

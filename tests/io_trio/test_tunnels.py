@@ -22,9 +22,10 @@ from sealring_trio.collective.tunnels import Tunnels
 from sealring_trio.net.pump import Pump
 from sealring_trio.net.threaded_socket import Guard
 
+from tests.driver import End
 from tests.io_trio.test_relay import engine_listens, receive
 from tests.io_trio.test_wire import pair
-from tests.link.pair import End, established
+from tests.link.pair import established
 
 EPOCH = Epoch(7, 1)
 LINK = 5
@@ -73,17 +74,17 @@ class Node:
     def received(self, link: int, data: bytes) -> None:
         """As the runtime enters a node: whatever the link still has is the node's."""
         try:
-            self.end.link.receive_data(data, 2.0)
-            while (event := self.end.link.next_event()) is not None:
-                if isinstance(event, Tunnel):
-                    self.carry_out(TunnelMessage(0, event))
-                else:
-                    self.events.append(event)
-                    self.news.set()
-            self.pumps[link].flush()
+            self.end.receive(data, 2.0)
         except SealringError as error:
             self.error = error
             self.news.set()
+        for event in self.end.taken():
+            if isinstance(event, Tunnel):
+                self.carry_out(TunnelMessage(0, event))
+            else:
+                self.events.append(event)
+                self.news.set()
+        self.pumps[link].flush()
 
     def ended(self, link: int) -> None:
         self.over.set()
@@ -101,21 +102,18 @@ class Peer:
 
     async def send(self, *messages: Message) -> None:
         """All of them in one piece."""
-        for message in messages:
-            self.end.link.send(message)
-        await self.stream.send_all(bytes(self.end.link.data_to_send()))
+        await self.stream.send_all(self.end.send(*messages))
 
     async def receive(self) -> list[Any]:
-        self.end.link.receive_data(bytes(await self.stream.receive_some()), 2.0)
-        events = []
-        while (event := self.end.link.next_event()) is not None:
-            events.append(event)
-        return events
+        self.end.receive(bytes(await self.stream.receive_some()), 2.0)
+        return self.end.taken()
 
 
 @asynccontextmanager
 async def tunnel() -> AsyncIterator[tuple[Node, Peer]]:
     links = established(purpose=Purpose.TUNNEL, indexes=(0, 1))
+    for end in (links.a, links.b):
+        end.taken()
     near, far = pair()
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:

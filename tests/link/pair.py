@@ -1,12 +1,9 @@
-"""Two links and the wire between them, with every requested effect answered at once."""
+"""Two links and the wire between them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import attrs
-from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from sealring_protocol.codec.messages import (
     Backend,
     Bootstrap,
@@ -16,15 +13,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
 )
 from sealring_protocol.codec.tensor import DType
-from sealring_protocol.link import (
-    EncapsulationRequested,
-    Link,
-    LinkClosed,
-    LinkUp,
-    PeerProved,
-    RosterReceived,
-    SignatureRequested,
-)
+from sealring_protocol.link import Link, LinkClosed
 from sealring_protocol.security.admission import Admission
 from sealring_protocol.security.handshake import HandshakeConfig
 from sealring_protocol.security.identity import node_id
@@ -32,6 +21,7 @@ from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import SignedRoster
 
+from tests.driver import End
 from tests.sim.cluster import COORDINATOR, WALL, make_roster, signer
 
 EPOCH = Epoch(5, 1)
@@ -58,42 +48,6 @@ def config(
     )
 
 
-@attrs.define(eq=False)
-class End:
-    """One link and what it gave."""
-
-    index: int
-    link: Link
-    events: list[Any] = attrs.field(factory=list)
-    sent: list[bytes] = attrs.field(factory=list)
-    stored: list[SignedRoster] = attrs.field(factory=list)
-    error: Exception | None = None
-    admits: bool = True
-
-    @property
-    def up(self) -> LinkUp | None:
-        return next((event for event in self.events if isinstance(event, LinkUp)), None)
-
-    def take(self, now: float) -> None:
-        """Drain events, answering what they ask for."""
-        while (event := self.link.next_event()) is not None:
-            match event:
-                case SignatureRequested(payload):
-                    self.link.provide_signature(signer(self.index).sign(payload), now)
-                case EncapsulationRequested(key):
-                    secret, text = MLKEM768PublicKey.from_public_bytes(key).encapsulate()
-                    self.link.provide_encapsulation(text, secret, now)
-                case RosterReceived(roster):
-                    self.stored.append(roster)
-                    self.link.roster_stored(now)
-                case PeerProved():
-                    self.events.append(event)
-                    if self.admits:
-                        self.link.admit(now)
-                case _:
-                    self.events.append(event)
-
-
 class Pair:
     """*a* dials *b*. `mangle` may change what is on the wire, by direction."""
 
@@ -112,11 +66,11 @@ class Pair:
         b = b or config(two)
         self.admission = admission or Admission(self.now)
         peer = node_id(signer(two).public_key)
-        self.a = End(one, Link.dial(a, peer, purpose, self.now, WALL, bytes(range(96))))
-        self.b = End(
-            two,
-            Link.accept(b, self.admission, "a host", self.now, WALL + skew_ms, bytes(range(32))),
+        dialer = Link.dial(a, peer, purpose, self.now, WALL, bytes(range(96)))
+        responder = Link.accept(
+            b, self.admission, "a host", self.now, WALL + skew_ms, bytes(range(32))
         )
+        self.a, self.b = End(dialer, signer(one)), End(responder, signer(two))
         self.mangle: dict[str, Mangle] = {"ab": bytes, "ba": bytes}
 
     def move(self, sender: End, receiver: End, way: str, split: int = 0) -> bool:
@@ -134,8 +88,7 @@ class Pair:
 
     def _feed(self, receiver: End, piece: bytes) -> None:
         try:
-            receiver.link.receive_data(piece, self.now)
-            receiver.take(self.now)
+            receiver.receive(piece, self.now)
         except Exception as error:  # noqa: BLE001  the tests look at its class
             receiver.error = error
 

@@ -15,7 +15,7 @@ from sealring_protocol.errors import (
 from sealring_protocol.security.admission import Admission
 
 from tests.link.pair import HELLO, Pair, config, established
-from tests.sim.cluster import make_roster
+from tests.sim.cluster import make_roster, signer
 
 GREETINGS = {
     "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -110,7 +110,7 @@ def test_one_who_is_not_on_the_roster_is_refused_without_a_byte_after_resp():
 
 def test_the_wrong_node_at_the_address_is_noticed():
     pair = Pair(config(1), config(2), indexes=(1, 0))
-    pair.b.index = 2
+    pair.b.signer = signer(2)
     pair.run()
     assert isinstance(pair.b.error, AuthenticationFailed)
     assert not pair.b.sent

@@ -20,6 +20,7 @@ from sealring_protocol.errors import LimitExceeded, PeerTimeout
 from sealring_protocol.limits import MAX_UNSENT
 from sealring_protocol.security.roles import Purpose
 
+from tests.driver import events_of
 from tests.link.pair import Pair
 from tests.sim.cluster import Cluster, make_roster
 from tests.sim.fake_engine import reference
@@ -313,9 +314,6 @@ def test_the_log_tells_of_each_stranger_once_a_minute():
     for _ in range(50):
         number = node.accepted("6.6.6.6", bytes(32), 0.0, 0)
         node.receive_data(number, b"GET / HTTP/1.1\r\n\r\n", 0.0)
-    levels = []
-    while (event := node.next_event()) is not None:
-        if isinstance(event, Note):
-            levels.append(event.level)
+    levels = [event.level for event in events_of(node) if isinstance(event, Note)]
     assert levels.count(Level.WARNING) == 1
     assert levels.count(Level.DEBUG) == 49

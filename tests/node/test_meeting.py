@@ -14,6 +14,7 @@ from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.roles import Purpose
 
+from tests.driver import events_of
 from tests.sim.cluster import COORDINATOR, WALL, Cluster, make_roster, signer
 from tests.sim.fake_engine import reference
 
@@ -231,11 +232,11 @@ def test_a_node_that_is_no_member_does_not_start():
 
 def connect(node: Node, source: str, now: float = 0.0) -> tuple[int, list[Hangup]]:
     number = node.accepted(source, bytes(32), now, WALL)
-    hangups = []
-    while (event := node.next_event()) is not None:
-        if isinstance(event, Hangup):
-            hangups.append(event)
-    return number, hangups
+    return number, hangups_of(node)
+
+
+def hangups_of(node: Node) -> list[Hangup]:
+    return [event for event in events_of(node) if isinstance(event, Hangup)]
 
 
 def test_strangers_are_capped_by_source_and_in_all_and_forgotten_in_time():
@@ -252,10 +253,7 @@ def test_strangers_are_capped_by_source_and_in_all_and_forgotten_in_time():
             assert connect(node, f"10.0.1.{source}")[1] == []
     assert len(connect(node, "10.0.2.1")[1]) == 1
     node.handle_timeout(limits.INIT_TIMEOUT)
-    hangups = []
-    while (event := node.next_event()) is not None:
-        if isinstance(event, Hangup):
-            hangups.append(event)
+    hangups = hangups_of(node)
     assert len(hangups) == general
     assert not any(hangup.last for hangup in hangups)
     assert connect(node, "10.0.0.1", limits.INIT_TIMEOUT)[1] == []

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from sealring_protocol.codec.frame import Frame
 from sealring_protocol.errors import SealringError
 from sealring_protocol.security.handshake import (
@@ -26,6 +26,8 @@ from sealring_protocol.security.handshake import (
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign_roster
+
+from tests import driver
 
 NOW = 1_800_000_000_000
 YEAR = 365 * 24 * 3600 * 1000
@@ -122,15 +124,10 @@ def take(machine: Initiator | Responder, kind: type[HandshakeEvent]) -> Any:
     return event
 
 
-_ENCAPSULATIONS: dict[bytes, tuple[bytes, bytes]] = {}
-
-
+@functools.cache
 def encapsulate(key: bytes) -> tuple[bytes, bytes]:
-    """One recorded answer for each key: ciphertext and secret."""
-    if key not in _ENCAPSULATIONS:
-        secret, ciphertext = MLKEM768PublicKey.from_public_bytes(key).encapsulate()
-        _ENCAPSULATIONS[key] = ciphertext, secret
-    return _ENCAPSULATIONS[key]
+    """The same answer for the same key each time: ciphertext and secret."""
+    return driver.encapsulate(key)
 
 
 def answer_init(machine: Responder, init: bytes, who: SoftwareSigner = BEN) -> bytes:

@@ -48,6 +48,7 @@ from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign_roster
 
+from tests.driver import encapsulate, events_of
 from tests.sim.fake_engine import FakeEngine, info
 
 WALL = 1_700_000_000_000
@@ -308,10 +309,7 @@ class Cluster:
     def settle(self, host: Host) -> None:
         """Carry out what *host*'s node asks for."""
         node = host.node
-        while True:
-            event = node.next_event()
-            if event is None:
-                break
+        for event in events_of(node):
             self._on(host, event)
         for number in node.links_to_flush():
             self._transmit(host, number, bytes(node.data_to_send(number)))
@@ -381,10 +379,7 @@ class Cluster:
 
     def _encapsulated(self, host: Host, link: int, key: bytes) -> None:
         if host.alive:
-            from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
-
-            secret, ciphertext = MLKEM768PublicKey.from_public_bytes(key).encapsulate()
-            host.node.provide_encapsulation(link, ciphertext, secret, self.now)
+            host.node.provide_encapsulation(link, *encapsulate(key), self.now)
             self.settle(host)
 
     def _stored(self, host: Host, link: int) -> None:
