@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from sealring_protocol.conformance.kinds import plaintext
+from sealring_protocol.conformance.result import plaintext
 
 from tests.spec.files import SPEC, every, of_kinds
 from tests.spec.test_spec import layout

@@ -11,7 +11,7 @@ from typing import Any
 
 import jsonschema  # type: ignore[import-untyped,unused-ignore]
 import pytest
-from sealring_protocol.conformance.kinds import plaintext
+from sealring_protocol.conformance.result import plaintext
 
 import spec.generate
 from spec.vectors.generate import FAMILIES, text_of

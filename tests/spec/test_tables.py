@@ -7,7 +7,7 @@ import struct
 from typing import Any
 
 import pytest
-from sealring_protocol.conformance.kinds import plaintext
+from sealring_protocol.conformance.result import plaintext
 
 from spec import tables
 from tests.spec.files import every, of_kinds

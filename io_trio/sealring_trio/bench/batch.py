@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -23,7 +22,7 @@ from sealring_model.text.tokens import Tokenizer
 
 from sealring_trio.bench.measure import Result
 from sealring_trio.errors import OperationError
-from sealring_trio.local.pace import joint_pace
+from sealring_trio.local.pace import joint_pace, token_times
 from sealring_trio.local.reference import one_process, own_split
 from sealring_trio.local.ring import LocalNode, local_ring
 
@@ -193,10 +192,7 @@ def ring_pace(head: LocalNode, texts: list[str], tokens: int) -> float:
 def _row_times(head: LocalNode, tokens: int, text: str) -> list[float]:
     """When the tokens of one row came. Raises `OperationError` when they are not all there."""
     request = {"do": "generate", "prompt": text, "raw": True, "max_tokens": tokens}
-    times: list[float] = []
-    for event in head.ask(request):
-        if event["event"] == "text":
-            times += [time.perf_counter()] * event["count"]
+    times = token_times(head.ask(request))
     if len(times) < tokens:
         raise OperationError(
             f"the model ended a row after {len(times)} of {tokens} tokens",

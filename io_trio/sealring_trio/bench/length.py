@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +20,7 @@ from sealring_model.text.tokens import Tokenizer
 from sealring_trio.bench.measure import Result
 from sealring_trio.bench.random_model import write_random_model
 from sealring_trio.bench.texts import text_of
+from sealring_trio.local.pace import token_times
 from sealring_trio.local.reference import one_process
 from sealring_trio.local.ring import LocalNode, local_ring
 
@@ -66,9 +66,5 @@ def _pace(times: Sequence[float]) -> float:
 
 
 def _ask(head: LocalNode, text: str) -> list[float]:
-    times: list[float] = []
     request = {"do": "generate", "prompt": text, "raw": True, "max_tokens": TOKENS}
-    for event in head.ask(request):
-        if event["event"] == "text":
-            times += [time.perf_counter()] * event["count"]
-    return times
+    return token_times(head.ask(request))

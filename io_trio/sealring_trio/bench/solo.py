@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Final
 
 from sealring_trio.bench.measure import Result
 from sealring_trio.bench.random_model import write_random_model
-from sealring_trio.local.pace import pace
+from sealring_trio.local.pace import pace, token_times
 from sealring_trio.local.reference import one_process
 from sealring_trio.local.ring import LocalNode, local_ring
 
@@ -40,8 +39,4 @@ def measure() -> list[Result]:
 
 
 def _ask(head: LocalNode) -> float:
-    times: list[float] = []
-    for event in head.ask({"do": "generate", "prompt": PROMPT, "max_tokens": TOKENS}):
-        if event["event"] == "text":
-            times += [time.perf_counter()] * event["count"]
-    return pace(times)
+    return pace(token_times(head.ask({"do": "generate", "prompt": PROMPT, "max_tokens": TOKENS})))

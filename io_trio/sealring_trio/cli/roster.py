@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import attrs
 import cyclopts
@@ -13,7 +13,8 @@ from sealring_protocol.errors import SealringError
 from sealring_protocol.security.identity import Signer, node_id
 from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
 
-from sealring_trio.cli.output import print_facts, print_json, print_table
+from sealring_trio.cli.output import print_json
+from sealring_trio.cli.roster_output import print_roster, roster_facts
 from sealring_trio.errors import UserError
 from sealring_trio.files.config import load_config
 from sealring_trio.files.key_files import read_key, read_public_key
@@ -332,7 +333,7 @@ def _write(path: Path, roster: Roster, signer: Signer, *, json: bool) -> None:
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}", "Choose another --out.") from None
     if json:
-        print_json({"file": str(path), **_describe(roster)})
+        print_json({"file": str(path), **roster_facts(roster)})
         return
     print(
         f"wrote {path}: serial {roster.serial}, {len(roster.members)} members, "
@@ -355,7 +356,8 @@ def show(roster: Path, *, json: bool = False) -> None:
     json
         Print one JSON object.
     """
-    _print(roster, read_roster(roster), json, "not checked; see sealring roster verify")
+    unchecked = "not checked; see sealring roster verify"
+    print_roster(roster, read_roster(roster), json=json, signature=unchecked)
 
 
 @app.command
@@ -377,56 +379,4 @@ def verify(roster: Path, *, coordinator: str, json: bool = False) -> None:
     """
     key = read_public_key(coordinator)
     signed = verify_roster(roster, key, time.time_ns() // 1_000_000)
-    _print(roster, signed, json, "good")
-
-
-def _print(path: Path, signed: SignedRoster, json: bool, signature: str) -> None:
-    roster = signed.roster
-    if json:
-        print_json({"file": str(path), "signature": signature, **_describe(roster)})
-        return
-    print_facts(
-        [
-            ("cluster", f"{roster.name} ({roster.cluster.hex()})"),
-            ("serial", str(roster.serial)),
-            ("issued", format_time(roster.issued_ms)),
-            ("expires", format_time(roster.expires_ms)),
-            ("inner seal", "yes" if roster.inner_seal else "no"),
-            ("tensor parallelism", "allowed" if roster.tensor_parallelism else "forbidden"),
-            ("trust", roster.trust.name.lower()),
-            ("signature", signature),
-        ]
-    )
-    print_table(
-        "members",
-        ["rank", "name", "trust", "addresses", "node id"],
-        [
-            (str(rank), m.name, m.trust.name.lower(), " ".join(m.addresses), m.id.hex())
-            for rank, m in enumerate(roster.members)
-        ],
-        numbers_from=9,
-    )
-
-
-def _describe(roster: Roster) -> dict[str, Any]:
-    return {
-        "cluster": roster.cluster.hex(),
-        "name": roster.name,
-        "serial": roster.serial,
-        "issued_ms": roster.issued_ms,
-        "expires_ms": roster.expires_ms,
-        "inner_seal": roster.inner_seal,
-        "tensor_parallelism": roster.tensor_parallelism,
-        "digest": roster.digest.hex(),
-        "members": [
-            {
-                "rank": rank,
-                "name": m.name,
-                "node_id": m.id.hex(),
-                "public_key": m.public_key.hex(),
-                "addresses": list(m.addresses),
-                "trust": m.trust.name.lower(),
-            }
-            for rank, m in enumerate(roster.members)
-        ],
-    }
+    print_roster(roster, signed, json=json, signature="good")

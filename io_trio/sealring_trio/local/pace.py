@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+
+def token_times(events: Iterable[Mapping[str, Any]]) -> list[float]:
+    """When each token came: seconds of `time.perf_counter`, from the *events* of a ``generate``."""
+    times: list[float] = []
+    for event in events:
+        if event["event"] == "text":
+            times += [time.perf_counter()] * event["count"]
+    return times
 
 
 def pace(times: Sequence[float]) -> float:

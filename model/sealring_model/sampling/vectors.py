@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sealring_protocol.codec.messages import NO_LOGPROBS
-from sealring_protocol.conformance.fields import read_row
 from sealring_protocol.conformance.files import Json
-from sealring_protocol.conformance.kinds import Kinds, Result
+from sealring_protocol.conformance.local_fields import read_row
+from sealring_protocol.conformance.result import Kinds, Result
 
 
 def _sampling_key(given: Json, result: Result) -> None:

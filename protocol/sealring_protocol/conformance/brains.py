@@ -15,7 +15,7 @@ from typing import Any, Final
 from sealring_protocol.codec.encoding import decode, decode_local, encode
 from sealring_protocol.codec.messages import NO_EPOCH, CannotServe, Epoch, Hello, Step, StepDone
 from sealring_protocol.codec.tensor import DType
-from sealring_protocol.conformance.fields import reason_fields
+from sealring_protocol.conformance.message_parts import reason_fields
 from sealring_protocol.control.effects import (
     Effect,
     PrepareCollective,

@@ -11,7 +11,8 @@ import attrs
 from sealring_protocol.conformance.answers import VALID, Answer, compare
 from sealring_protocol.conformance.ends import Mismatch
 from sealring_protocol.conformance.files import Json
-from sealring_protocol.conformance.kinds import ENGINE_KINDS, KINDS, Kinds
+from sealring_protocol.conformance.kinds import ENGINE_KINDS, KINDS
+from sealring_protocol.conformance.result import Kinds
 from sealring_protocol.conformance.streams import WAYS, ways
 
 
