@@ -1,4 +1,4 @@
-"""Which path is answered by what.
+"""Maps paths to endpoints.
 
 The dashboard is mounted by whoever builds the app (*pages*): its files at ``/`` and
 ``/dashboard``, which need no key.
@@ -87,7 +87,7 @@ async def _api_error(request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """What the router itself refuses."""
+    """The answer to what the router itself refuses."""
     assert isinstance(error, HTTPException)  # noqa: S101  the app calls it for nothing else
     path = request.url.path
     if error.status_code == 405:
@@ -101,7 +101,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    """A fault of this server; the log has the traceback."""
+    """The answer to a fault of this server; the log has the traceback."""
     return ApiError(
         500, "The server failed; its log says how.", "internal_error", kind="server_error"
     ).response()

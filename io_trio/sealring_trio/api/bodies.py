@@ -24,11 +24,11 @@ MAX_BODIES: Final = 128 << 20
 """Bytes of all bodies that are being read at once, of which one caller's may be half."""
 
 BODY_SECONDS: Final = 30.0
-"""Time that a body may take to arrive."""
+"""Seconds that a body may take to arrive."""
 
 DISCARD_SECONDS: Final = 5.0
 MAX_DISCARD: Final = 128 << 20
-"""How much of a body that is too large is read and thrown away."""
+"""Most bytes of a body beyond the limit that are read and thrown away."""
 
 
 class Bodies:

@@ -47,21 +47,21 @@ class ChatChoice:
 
     @property
     def complete(self) -> bool:
-        """It may have one tool call, and has it."""
+        """Whether it may have one tool call only, and has it."""
         return self._single_call and bool(self._calls)
 
     def opening(self) -> dict[str, Any]:
-        """Whose message it is."""
+        """The delta that says whose message it is."""
         return self._chunk({"role": "assistant", "content": ""}, [], None)
 
     async def take(self, piece: Piece) -> dict[str, Any] | None:
-        """What *piece* adds to the message."""
+        """The delta that *piece* adds to the message."""
         self._unsaid += piece.tokens
         delta = await self._delta(self._text.add(piece.text))
         return self._chunk(delta, self._told(), None) if delta else None
 
     async def finish(self, done: RequestDone) -> dict[str, Any]:
-        """What was held back, and why the message ends."""
+        """The delta with what was held back, and why the message ends."""
         delta = await self._delta(self._text.end())
         stopped = done.reason is FinishReason.STOP
         self._finish = "tool_calls" if self._calls and stopped else finish_reason(done)

@@ -1,6 +1,6 @@
-"""What the ring is and does: ``/v1/cluster``, the running requests, and their traces.
+"""The state of the ring: ``/v1/cluster``, the running requests, and their traces.
 
-Names, layers, sizes and times, and never a prompt or an answer.
+They hold names, layers, sizes and times, and never a prompt or an answer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _AT_ONCE: Final = 16  # traces that are told before others have their turn
 
 
 def describe(head: ApiHead) -> dict[str, Any]:
-    """The ring as it is now. Sizes are bytes, times are microseconds or as the name says."""
+    """The ring as it is now. Sizes are bytes; times are microseconds unless their name says another
+    unit."""
     with head.generator.runtime.guard.lock:
         return _describe(head)
 

@@ -25,11 +25,11 @@ class TextChoice:
         self._finish = ""
 
     def opening(self) -> dict[str, Any] | None:
-        """The prompt, if it is to be repeated."""
+        """The prompt, if it is to be echoed."""
         return self._chunk(self._echo, None) if self._echo else None
 
     async def take(self, piece: Piece) -> dict[str, Any] | None:
-        """What *piece* adds."""
+        """What *piece* adds to the continuation."""
         self._unsaid += piece.tokens
         if not piece.text:
             return None

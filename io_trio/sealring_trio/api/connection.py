@@ -1,12 +1,11 @@
 """One client's connection: its requests one after the other, until either side ends it.
 
-A request that is not HTTP/1.1 is refused in words, in the shape of the API's other errors, and
-ends the connection. An offer to change to HTTP/2 or to a websocket is not taken up, as HTTP/1.1
-has it for servers that speak neither, and the request is answered as it stands. Whatever goes wrong
-here ends this connection alone.
+A request that is not HTTP/1.1 gets an error in the shape of the API's other errors, and ends the
+connection. An offer to upgrade to HTTP/2 or to a websocket is ignored, as HTTP/1.1 asks of a server
+that speaks neither, and the request is answered. An error here ends this connection alone.
 
-A client that closes its sending side while it waits looks like one that has gone: what it asked
-may be given up, and it is told so, should it be listening.
+A client that closes its sending side while it waits looks like one that has gone. Its request may
+be given up, and it is told so in case it still listens.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from sealring_trio.api.exchange import Endpoints, Exchange, answer
 from sealring_trio.api.http1 import MAX_HEADER, Http1
 
 HEADER_SECONDS: Final = 20.0
-"""Time for a request's header, from the connection or from the last answer on it."""
+"""Seconds for a request's header, from the connection's start or from the last answer on it."""
 
 _SHOWN: Final = 200
 _VERSIONS: Final = (b"1.0", b"1.1")
@@ -55,7 +54,7 @@ class Connection:
             self._place.leave()
 
     async def _one(self) -> bool:
-        """Answer one request; whether there may be another."""
+        """Answer one request. True if another may follow."""
         self._place.idle()
         self._method = b""
         try:
@@ -114,7 +113,7 @@ class Connection:
 
 
 def refusal(error: ApiError) -> bytes:
-    """The bytes that tell *error* to a client of which nothing is read."""
+    """The bytes of an answer with *error*, for a client from which nothing more is read."""
     http = h11.Connection(h11.SERVER)
     body = json.dumps(error.body()).encode()
     headers = {**_HEADERS, **error.headers}
@@ -131,7 +130,7 @@ def _malformed(fault: h11.RemoteProtocolError) -> ApiError:
 
 
 def _check(request: h11.Request) -> None:
-    """Raise `ApiError` for what h11 lets pass, and this server does not."""
+    """Raise `ApiError` for requests that h11 accepts and this server does not."""
     if request.http_version not in _VERSIONS:
         raise ApiError(505, "This server speaks HTTP/1.1.", "http_version_not_supported")
     size = len(request.target) + sum(len(name) + len(value) for name, value in request.headers)

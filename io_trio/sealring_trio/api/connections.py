@@ -1,16 +1,16 @@
-"""The book of the API's connections: how many there may be, and who gives way to a new one.
+"""Counts the API's connections, and decides which one is closed for a new one.
 
-Anybody who reaches the port may open a connection, and needs no key for it. So there is a cap on
-connections in all, and one for each source, below that. A source is an address; of IPv6 it is the
-64 bits that one network has, and all of loopback is one.
+Anybody who reaches the port may open a connection, and needs no key for it. So there is a limit for
+all connections together, and a lower one for each source. A source is an IPv4 address, the 64-bit
+prefix of an IPv6 address, or all of loopback.
 
-A connection is idle between requests: it has not sent a whole header. It stalls where a request
-waits for its client to send the body or to take the answer. At a cap, the oldest idle connection
-is closed for the new one, else the stalled one whose request has waited most for its client, if
-that is `STALL_SECONDS` in all: of the same source when that is at its cap, of any when all are.
-Connections for which this server works are never closed, and where all are such, the new one is
-refused. A client that keeps connections open therefore takes nothing from others, whatever it
-leaves unsaid, and however slowly it says the rest.
+A connection is idle until a whole request header has come. It stalls while its request waits for
+the client, to send the body or to take the answer. At a limit, the oldest idle connection is closed
+for the new one; if none is idle, the stalled one whose request has waited longest for its client,
+if that is at least `STALL_SECONDS` in all. At a source's limit only its own connections are
+considered, at the limit of all every one is. A connection for which this server works is never
+closed. If all are such, the new one is refused. So a client that keeps connections open, silent or
+slow, takes nothing from others.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ import trio
 log = logging.getLogger("sealring.api")
 
 MAX_CONNECTIONS: Final = 1024
-"""Connections at once, where the descriptors of the process allow as many. Memory: about 48 KiB
-for each, in buffers, besides what its request takes."""
+"""Most connections at once, where the process's limit on descriptors allows as many. Memory: about
+48 KiB for each, in buffers, besides what its request takes."""
 
 SHARE_OF_SOURCE: Final = 0.75
 """How much of them one source may have."""
 
 STALL_SECONDS: Final = 1.0
-"""Time for which a request has waited for its client, all waits together, before it may have to
-give way: who sends a byte now and then waits no less."""
+"""Seconds that a request must have waited for its client, all waits together, before its connection
+may be closed for another. A client that sends a byte now and then gains nothing."""
 
 TELL_SECONDS: Final = 60.0
 """Time between two lines of the log that tell of connections which had to go."""
@@ -46,8 +46,8 @@ _numbers = itertools.count(1)
 
 
 class Place:
-    """One connection's place in the book. Its *number* is like no other's in this process, ever;
-    *scope* is cancelled when it has to go."""
+    """One connection's place. Its *number* is never used again in this process; *scope* is
+    cancelled when the connection has to close."""
 
     def __init__(self, book: Connections, source: str) -> None:
         self.number = next(_numbers)
@@ -106,7 +106,7 @@ class _Line:
             del self._of[place.source]
 
     def of(self, source: str | None) -> Iterable[Place]:
-        """Those of *source*, or all."""
+        """The places of *source*, or all."""
         return self._all if source is None else self._of.get(source, ())
 
     def __iter__(self) -> Iterator[Place]:
@@ -118,7 +118,7 @@ class _Line:
 
 @attrs.define
 class Connections:
-    """The book. *limit* is the cap in all."""
+    """The places of all connections. *limit* is the most there may be."""
 
     limit: int
     closing: bool = False
@@ -135,7 +135,7 @@ class Connections:
 
     @property
     def limit_of_source(self) -> int:
-        """The cap for one source."""
+        """The most connections of one source."""
         return max(1, int(self.limit * SHARE_OF_SOURCE))
 
     def admit(self, source: str) -> Place | None:
@@ -155,7 +155,7 @@ class Connections:
         return place
 
     def make_room(self, source: str | None = None) -> bool:
-        """Close the connection, of *source* or of any, that gives way first; whether one did."""
+        """Close the first connection in line, of *source* or of any. True if there was one."""
         place = next(iter(self._idle.of(source)), None)
         if place is None:
             place = max(self._stalled.of(source), key=_waited, default=None)
@@ -167,7 +167,7 @@ class Connections:
         return True
 
     def close(self) -> None:
-        """Close what is idle; what is not ends with its answer."""
+        """Close idle connections; the others end with their answers."""
         self.closing = True
         for place in self._idle:
             self._end(place)
@@ -201,7 +201,7 @@ class Connections:
             self._forget(place)
 
     def _end(self, place: Place) -> None:
-        """Have *place* end, and count it no longer."""
+        """End *place*, and count it no longer."""
         self.leave(place)
         place.scope.cancel()
 
@@ -219,7 +219,7 @@ class Connections:
         self._tell()
 
     def _tell(self) -> None:
-        """Log what had to go, now and then."""
+        """Log how many had to close, at most once in a while."""
         now = trio.current_time()
         if self._told is not None and now - self._told < TELL_SECONDS:
             return
@@ -235,12 +235,12 @@ class Connections:
 
 
 def _waited(place: Place) -> float:
-    """Seconds that the request of *place*, which stalls, has waited for its client in all."""
+    """Seconds that the stalled request of *place* has waited for its client in all."""
     return place.waited + trio.current_time() - place.since
 
 
 def source_of(host: str) -> str:
-    """Whom the address *host* stands for."""
+    """The source that the address *host* belongs to."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -1,8 +1,8 @@
 """Every error of the API, in OpenAI's shape and with the status that its clients act on.
 
 A client of OpenAI's retries what is 408, 409, 429 or 500 and above, and gives everything else to
-its caller. So a request that can never be done is 400, one that can be done later 429 or 503 with
-`Retry-After`, and one that somebody cancelled is 499, which nobody retries.
+its caller. So a request that can never succeed gets 400; one that may succeed later gets 429 or 503
+with `Retry-After`; a cancelled one gets 499, which nobody retries.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RETRY_SECONDS: Final = 1
 
 
 class ApiError(Exception):
-    """An answer that is no answer: *status*, and what stands in the body."""
+    """An error answer: its *status*, and the fields of its body."""
 
     def __init__(
         self,
@@ -62,11 +62,11 @@ class ApiError(Exception):
         }
 
     def response(self) -> JSONResponse:
-        """It as an HTTP response."""
+        """The error as an HTTP response."""
         return JSONResponse(self.body(), self.status, self.headers)
 
     def fields(self) -> dict[str, Any]:
-        """All of it, for `from_fields` in another process."""
+        """All of the error, for `from_fields` in another process."""
         return {
             "status": self.status,
             "message": self.message,
@@ -83,17 +83,17 @@ class ApiError(Exception):
 
 
 def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
-    """A request that cannot be right."""
+    """The error for a request that is wrong in itself."""
     return ApiError(400, message, code, param=param)
 
 
 def unsupported(param: str, message: str) -> ApiError:
-    """A request that another server may honour, but this one does not."""
+    """The error for a request that another server may honour, and this one does not."""
     return ApiError(400, message, "unsupported_parameter", param=param)
 
 
 def unavailable(message: str, code: str, retry: int = RETRY_SECONDS) -> ApiError:
-    """Not now."""
+    """The error for a request that cannot be served now."""
     headers = {"Retry-After": str(retry)}
     return ApiError(503, message, code, kind="service_unavailable", headers=headers)
 
@@ -111,7 +111,7 @@ _FORMS: Final[Mapping[str, str]] = {
 
 
 def from_validation(error: pydantic.ValidationError) -> ApiError:
-    """The first fault that validation found."""
+    """The error for the first fault that validation found."""
     fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place, reason = fault["loc"], fault["msg"]
     if fault["type"] == "model_type":
@@ -130,8 +130,8 @@ def _name(place: tuple[int | str, ...]) -> str:
 
 
 def from_refusal(error: LocalProtocolError, param: str, retry: int) -> ApiError:
-    """Why the scheduler did not take a request, whose prompt came in the field *param*; *retry* is
-    a guess at when it might, in seconds."""
+    """The error for a request that the scheduler refused, whose prompt came in the field *param*;
+    *retry* is a guess, in seconds, at when it would be accepted."""
     match error:
         case ContextOverflow():
             message = (
@@ -171,7 +171,7 @@ def _cancelled() -> ApiError:
 
 
 def from_text(error: TextQueueFull | Exceeded | Lost | Refused) -> ApiError:
-    """Why a text worker did not do what it was asked."""
+    """The error for a text that a worker did not finish."""
     match error:
         case Refused():
             return ApiError.from_fields(error.fields)
@@ -185,6 +185,6 @@ def from_text(error: TextQueueFull | Exceeded | Lost | Refused) -> ApiError:
 
 
 def timed_out(seconds: float) -> ApiError:
-    """The request took longer than it may."""
+    """The error for a request that exceeded its time."""
     message = f"The ring did not finish within {seconds:g} seconds."
     return ApiError(504, message, "timeout", kind="timeout_error")

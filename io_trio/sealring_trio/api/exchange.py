@@ -2,7 +2,7 @@
 
 The body is read when the app asks for it, and no faster. After it, or once the answer has begun,
 `receive` waits for the client to leave. What is sent to a client that has gone is thrown away, as
-ASGI has it; the app hears of that from `receive`.
+ASGI specifies; the app learns from `receive` that the client is gone.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Exchange:
     _place: Place
 
     fault: h11.RemoteProtocolError | None = None
-    """What was wrong with the request's body."""
+    """The HTTP error in the request's body, if there was one."""
 
     over: bool = False
     """Whether the whole answer has been given."""
@@ -148,7 +148,7 @@ def _in_origin_form(request: h11.Request) -> tuple[bytes, list[tuple[bytes, byte
 def answer(
     status: int, headers: Mapping[str, str], body: bytes, *, only_header: bool = False
 ) -> list[h11.Event]:
-    """An answer of this server's own, with which the connection ends."""
+    """Send an answer of the server's own, after which the connection ends."""
     told: list[tuple[str, Any]] = [
         *headers.items(),
         ("content-length", str(len(body))),

@@ -1,17 +1,19 @@
-"""What every request passes before anything reads it: an id, who it comes from, and how many.
+"""The checks before a request is read: it gets an id, its caller is found, and the caller's
+requests are counted.
 
-Once an API key has been made each request needs one, but for `PUBLIC` paths, which tell no secrets;
-beyond loopback there must be keys. A config may free loopback from them, in so many words.
+Once an API key has been made, each request needs one, except for `PUBLIC` paths, which tell no
+secrets. Beyond loopback there must be keys. A config may exempt loopback, by name.
 
-A browser on the head's machine can be made, by any page it shows, to send requests to loopback. So
-while the API listens on loopback without keys, a request must name loopback as its host, which a
-rebound name does not; and one that names an origin, as browsers do for every page's request, must
-come from this very server. There are no CORS headers: other origins get no answer to read.
+Any web page can make a browser on the head's machine send requests to loopback. So while the API
+listens on loopback without keys, a request must name loopback as its host, which an attack by DNS
+rebinding does not. A request that names an origin, as those of web pages do, must come from this
+server's own page. There are no CORS headers: other origins get no answer to read.
 
-How long a prompt takes, and how much of it was known, tells what was asked before. So a request
-continues what was asked with the same known key, and without one what came on its own connection;
-the config's `prefix_sharing` may say otherwise. The server gives each connection an id that never
-comes again (``scope["state"]["connection"]``): an address does, for whoever binds its port next.
+The time that a prompt takes, and how much of it was cached, would reveal what others asked before.
+So a request shares cached prefixes with requests of the same known key only; without a key, with
+those of its own connection. The config's `prefix_sharing` may say otherwise. Each connection has an
+id that is never used again (``scope["state"]["connection"]``), since the next client may get the
+same address and port.
 """
 
 from __future__ import annotations
@@ -67,9 +69,8 @@ _HEADERS: Final = {
 
 @attrs.frozen
 class Caller:
-    """One request: its *id*, what its caller is called in logs, and when it came (trio's clock).
-
-    Callers take turns by *owner*; what is known of prompts is shared within *scope*."""
+    """Who sent a request: its *id*, the caller's name in logs, and when it came (trio's clock).
+    Callers take turns by *owner*; cached prefixes are shared within *scope*."""
 
     id: str
     name: str
@@ -79,11 +80,12 @@ class Caller:
 
     @property
     def keyed(self) -> bool:
-        """Whether a known key came with it, which is a scope of its own."""
+        """Whether the request had a known key."""
         return not self.scope
 
     def may_stay(self, head: ApiHead) -> bool:
-        """Whether *head* would let it in still: keys are made and revoked while a stream runs."""
+        """Whether *head* would still let the caller in: keys are made and revoked while a stream
+        runs."""
         try:
             if not head.keys_needed:
                 return True
@@ -137,8 +139,8 @@ class Gate:
 
     @contextmanager
     def _counted(self, caller: Caller) -> Iterator[None]:
-        """One more request of its owner is being answered. Raises `ApiError` if that is too many
-        with one known key; others are bounded by their connections."""
+        """Count one more request of its owner until the block ends. Raises `ApiError` if its known
+        key has too many; requests without a key are bounded by their connections."""
         owner = caller.owner
         if caller.keyed and self._of_owner[owner] >= MAX_OF_ONE:
             text = "Too many requests with this key are being answered at once."
@@ -152,7 +154,7 @@ class Gate:
                 del self._of_owner[owner]
 
     def _admit(self, scope: Scope, path: str, name: str) -> Caller:
-        """Whose request *name* is. Raises `ApiError` if it may not pass."""
+        """The caller of request *name*. Raises `ApiError` if it may not pass."""
         headers = Headers(scope=scope)
         with _told_if_unreadable():
             needed = self._head.keys_needed
@@ -180,7 +182,8 @@ class Gate:
         return Caller(name, f"key-{key[:_TOLD]}" if key else "", f"unknown {key}", shared, now)
 
     def _shared(self, scope: Scope, name: str) -> str:
-        """The scope in which the caller of request *name*, who has no known key, shares."""
+        """The scope in which the caller of request *name*, who has no known key, shares cached
+        prefixes."""
         match self._head.config.prefix_sharing:
             case "everyone":
                 return "everyone"
@@ -212,7 +215,7 @@ class Gate:
 
 @contextmanager
 def _told_if_unreadable() -> Iterator[None]:
-    """Raises `ApiError` where the file of keys cannot be read within."""
+    """Turns the error of an unreadable key file within the block into an `ApiError`."""
     try:
         yield
     except UserError as error:
@@ -221,7 +224,7 @@ def _told_if_unreadable() -> Iterator[None]:
 
 
 def _is_at(origin: str, host: str) -> bool:
-    """Whether *origin* is that of pages from *host*."""
+    """Whether pages of *origin* come from *host*."""
     try:
         return bool(host) and urlsplit(origin).netloc == host
     except ValueError:

@@ -1,9 +1,9 @@
 """The endpoints that generate: from the body of a request to its answers, whole or streamed.
 
-What is special about chat and text completions is in `kinds`; the rest is the same for both: read
-and check, make ids, open a row for each choice, and give out what comes, while the client is there
-and the time lasts. What goes wrong before the first byte of the answer has a status of its own;
-after that it is the last event of the stream.
+What differs between chat and text completions is in `kinds`. The rest is here: read and check the
+body, make token ids, open a row for each choice, and send the tokens until the answer ends, the
+client leaves or its time is up. An error before the first byte of the answer has a status of its
+own; a later one is the last event of the stream.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Generate(Generic[A]):
             tracer.end(trace, outcome)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, call: Call) -> str:
-        """Give the answer out; in a word, how it ended."""
+        """Send the answer; returns how it ended, in a word."""
         head, trace = self._head, call.trace
         body = await head.bodies.read(Request(scope, receive), call.caller.owner)
         trace.body = trio.current_time() - trace.began
@@ -107,7 +107,7 @@ class Generate(Generic[A]):
         return trace.outcome
 
     async def _within_time(self, texts: list[bytes], call: Call) -> Response:
-        """`_generate`, for as long as a request may take. Raises `ApiError`."""
+        """`_generate`, within the time that a request may take. Raises `ApiError`."""
         head = self._head
         given: list[Response | ApiError] = []
         expired = False
@@ -135,8 +135,8 @@ class Generate(Generic[A]):
         return result
 
     async def _generate(self, texts: list[bytes], call: Call) -> Response:
-        """Have the ring answer the body that is taken from *texts*, into the stream if one is asked
-        for, or in one piece."""
+        """Have the ring answer the body that *texts* reads: into the stream if one is asked for, or
+        else in one piece."""
         trace = call.trace
         tokenizer = await self._tokenizer()
         prepared = await self._prepare(texts.pop(), call)
@@ -207,7 +207,7 @@ class Generate(Generic[A]):
         call: Call,
         stack: contextlib.ExitStack,
     ) -> list[Answer]:
-        """A row for each choice, all of which end with *stack*. Raises `ApiError`."""
+        """Open a row for each choice; all end with *stack*. Raises `ApiError`."""
         head = self._head
         info = head.generator.runtime.node.engine_info
         vocabulary = info.vocabulary if info is not None else tokenizer.vocabulary
@@ -232,13 +232,12 @@ def _check_prompt(prompt: tuple[int, ...], vocabulary: int) -> None:
 
 
 async def _nowhere(chunk: dict[str, Any]) -> None:
-    """Where the chunks of an answer in one piece go."""
+    """Drops the chunks of an answer that is sent in one piece."""
 
 
 async def _follow(answer: Answer, choice: Choice, emit: Emit) -> str:
-    """Fill *choice* with *answer*, and *emit* each chunk of it; why it ended.
-
-    Raises `ApiError`."""
+    """Fill *choice* with *answer*, and *emit* each chunk of it; returns why it ended. Raises
+    `ApiError`."""
     while not isinstance(piece := await answer.next(), RequestDone):
         if (chunk := await choice.take(piece)) is not None:
             await emit(chunk)
@@ -252,7 +251,7 @@ async def _follow(answer: Answer, choice: Choice, emit: Emit) -> str:
 
 
 def _outcome(reasons: Iterable[str]) -> str:
-    """How a request ended whose choices ended for *reasons*."""
+    """The outcome of a request whose choices ended for *reasons*."""
     return ",".join(sorted(set(reasons)))
 
 

@@ -1,4 +1,5 @@
-"""What the API's parts share on one head: the generator, the model's name, keys, and its state."""
+"""What the API's modules share on one head: the generator, the model's name, the keys, and the
+state."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ class ApiHead:
 
     @property
     def keys_needed(self) -> bool:
-        """Whether a request needs a key now. Raises `UserError` when that cannot be read."""
+        """Whether a request needs a key now. Raises `UserError` when the key file cannot be
+        read."""
         address = self.config.api
         if address is not None and not is_loopback(address[0]):
             return True
@@ -58,12 +60,13 @@ class ApiHead:
 
     @property
     def hops(self) -> int:
-        """Hops of a step round the ring, from each rank to the next and back; one is none."""
+        """Hops of a step round the ring, from each rank to the next and back; 1 for a single rank,
+        which makes none."""
         return self.generator.runtime.node.world
 
     @property
     def fingerprint(self) -> str:
-        """Names the very model: answers of equal seeds can be compared where it is equal."""
+        """A name for this exact model. Where it is equal, answers with equal seeds are equal."""
         info = self.generator.runtime.node.engine_info
         return f"fp_{info.model.hex()[:12]}" if info else "fp_unknown"
 
@@ -77,24 +80,24 @@ class ApiHead:
             raise unavailable(f"The ring is not up: {waiting}.", "ring_not_ready")
 
     def why(self) -> list[dict[str, Any]]:
-        """What keeps the ring from serving, most telling first; nothing if it serves."""
+        """The obstacles to serving, most telling first; empty if the ring serves."""
         now = self.generator.runtime.guard.now()
         return [obstacle.describe(now) for obstacle in self.generator.obstacles()]
 
     def starved(self) -> list[dict[str, Any]]:
-        """The engines that starve, and have the ring be slow; whether or not it serves."""
+        """The engines that starve and slow the ring down, whether or not it serves."""
         runtime = self.generator.runtime
         return [each.describe(runtime.guard.now()) for each in starving(runtime.facts())]
 
     def retry_after(self) -> int:
-        """Seconds after which a request may find room: about what requests have taken lately."""
+        """Seconds after which a request may be accepted: about what requests have taken lately."""
         past = islice(self.generator.tracer.latest, _RECENT)
         totals = [trace.ended - trace.began for trace in past if trace.ended is not None]
         usual = statistics.median(totals) if totals else 1.0
         return max(1, min(_LONGEST_RETRY, round(usual)))
 
     def key_updates(self) -> int:
-        """Keys that the head's links have gone through. A link that broke counts as last seen."""
+        """The number of key updates of the head's links. A link that broke counts as last seen."""
         for _, _, link in self.generator.runtime.links():
             self._key_updates += link.key_updates - self._seen_updates.get(link, 0)
             self._seen_updates[link] = link.key_updates

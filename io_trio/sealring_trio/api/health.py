@@ -1,9 +1,9 @@
 """Whether the head can answer requests now, and if not, why.
 
-A rank's daemon answers PING whatever its engine does, and a link on which nothing came for longer
-than its patience (`patience` in the config, at least `PING_TIMEOUT`) is dead; so a ring that serves
-has heard of every rank within that. The head's own engine is asked once a second, and answers
-between its steps.
+A rank's node answers PING whatever its engine does. A link on which nothing came for longer than
+`patience` in the config (at least `PING_TIMEOUT`) is dead, so a ring that serves has heard from
+every rank within that time. The head's own engine is asked once a second, and answers between its
+steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENGINE_SECONDS: Final = 15.0
 
 
 def faults(head: ApiHead) -> list[str]:
-    """What keeps the ring from answering; nothing if all is well."""
+    """The reasons that keep the ring from answering; empty if there are none."""
     if why := head.why():
         return [obstacle["text"] for obstacle in why]
     try:

@@ -13,7 +13,7 @@ from sealring_protocol.control.effects import StepTiming
 from sealring_trio.node.trace import Trace, Tracer
 
 SAMPLES: Final = 300
-"""Seconds that are kept."""
+"""The number of samples that are kept, one for each second."""
 
 
 @attrs.frozen

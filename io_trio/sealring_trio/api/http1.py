@@ -1,12 +1,12 @@
 """HTTP/1.1 on one socket: h11 says what the bytes mean, and this reads and writes them.
 
-What is to be sent stands in a buffer until the kernel has taken it. A task that is cancelled while
-it waits for that loses nothing: whoever sends next begins with what is left. So a request may run
-out of time before a client that takes nothing, and what it says last still comes in order.
+Bytes to be sent stay in a buffer until the kernel has taken them. A task that is cancelled while it
+waits for that loses nothing: the next one to send begins with what is left. So when a request times
+out because its client reads nothing, its last bytes still go out in order.
 
-A client that takes nothing for `STUCK_SECONDS` is given up. A machine that has gone without a word
-is noticed by the kernel where it can be told to (`TCP_USER_TIMEOUT`), whether something is to be
-sent or not yet acknowledged.
+A client that reads nothing for `STUCK_SECONDS` is given up. Where the system has
+`TCP_USER_TIMEOUT`, the kernel also notices a machine that vanished while bytes were not yet
+acknowledged.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Http1:
 
     @property
     def refusable(self) -> bool:
-        """Whether an answer can still begin."""
+        """Whether an error answer can still begin."""
         return not self.gone and self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE)
 
     async def next_event(self) -> h11.Event | None:
@@ -79,7 +79,7 @@ class Http1:
                 self._http.receive_data(await self._read())
 
     async def invite(self) -> None:
-        """Have a client that asked first send its body."""
+        """Send "100 Continue" to a client that waits for it before it sends its body."""
         if self._http.they_are_waiting_for_100_continue:
             self.put(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
             await self.flush()
@@ -131,7 +131,7 @@ class Http1:
         await trio.lowlevel.checkpoint()
 
     def discard_body(self) -> bool:
-        """Throw away what has come of the request's body; whether that was all of it."""
+        """Throw away what has come of the request's body. True if that was all of it."""
         try:
             while self._http.their_state is h11.SEND_BODY:
                 if self._http.next_event() is h11.NEED_DATA:
@@ -141,7 +141,7 @@ class Http1:
         return True
 
     def again(self) -> bool:
-        """Be ready for the next request; whether there may be one."""
+        """Get ready for the next request. True if there may be one."""
         if self.gone or self._http.our_state is not h11.DONE:
             return False
         try:

@@ -1,9 +1,9 @@
 """API keys: made here, shown once, and kept as hashes in the head's state folder.
 
-A key is 256 random bits, so a plain SHA-256 of it is as hard to turn back as the key is to guess;
-slow hashes are for what people think up. A key that is presented is hashed and compared with every
-stored hash, each in constant time. The file is read again when it has changed: a revoked key is
-refused from the next request on.
+A key is 256 random bits, so to invert a plain SHA-256 of it is as hard as to guess the key; slow
+hashes are for passwords that people choose. A key that is presented is hashed and compared with
+every stored hash, each in constant time. The file is read again when it has changed: a revoked key
+is refused from the next request on.
 
 Once a key has been made, keys are asked for until the file is removed. That the last one is revoked
 does not open the API: it is closed to all.
@@ -123,7 +123,7 @@ def _write(path: Path, records: list[KeyRecord]) -> None:
 
 
 def digest(key: str) -> str:
-    """The SHA-256 of *key* in hex, whole: a part of it could be met by another key."""
+    """The whole SHA-256 of *key* in hex. A part of it could collide with another key's."""
     return _hash(key).hex()
 
 
@@ -141,7 +141,7 @@ class ApiKeys:
 
     @property
     def made(self) -> bool:
-        """Whether there is a file of keys, be there any in it or not. Raises `UserError`."""
+        """Whether there is a key file, even one without keys. Raises `UserError`."""
         self._refresh()
         return self._seen != _NO_FILE
 

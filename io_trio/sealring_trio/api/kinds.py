@@ -28,8 +28,8 @@ A = TypeVar("A", ChatOptions, CompletionOptions)
 
 @attrs.frozen
 class PreparedRequest:
-    """A request as a text worker has read it: what it *told*, and the *prompts* as ids. What the
-    node only passes on is in *rest*."""
+    """A request as a text worker has read it: what it *told*, and the *prompts* as ids. *rest* has
+    bytes that the node passes on unread."""
 
     told: Mapping[str, Any]
     prompts: list[tuple[int, ...]]
@@ -37,7 +37,7 @@ class PreparedRequest:
 
     @classmethod
     def of(cls, told: Mapping[str, Any], data: bytes) -> PreparedRequest:
-        """What a worker gave."""
+        """The request in a worker's answer."""
         ids = array(ID)
         size = sum(told["lengths"]) * ids.itemsize
         ids.frombytes(data[:size])
@@ -66,7 +66,7 @@ class Kind(Protocol[A]):
     chunk: str
 
     def options(self, told: Mapping[str, Any]) -> A:
-        """What is asked for, but for the texts."""
+        """The options in *told*, without the texts."""
 
     def choices(
         self, asked: A, prepared: PreparedRequest, context: ChoiceContext
@@ -83,7 +83,7 @@ class ChatKind:
     chunk = "chat.completion.chunk"
 
     def options(self, told: Mapping[str, Any]) -> ChatOptions:
-        """What is asked for."""
+        """The options in *told*, without the texts."""
         return ChatOptions.model_validate(told)
 
     def choices(
@@ -118,7 +118,7 @@ class CompletionKind:
     chunk = "text_completion"
 
     def options(self, told: Mapping[str, Any]) -> CompletionOptions:
-        """What is asked for."""
+        """The options in *told*, without the texts."""
         return CompletionOptions.model_validate(told)
 
     def choices(
@@ -135,7 +135,7 @@ class CompletionKind:
 
 @attrs.frozen
 class CallReader:
-    """Has a text worker read tool calls; *tools* is the JSON of those that there are."""
+    """Has a text worker read tool calls; *tools* is the JSON of the tools that may be called."""
 
     context: ChoiceContext
     tools: bytes

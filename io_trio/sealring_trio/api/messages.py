@@ -2,8 +2,8 @@
 
 A template gets plain values: each content one text, a tool call's arguments as an object rather
 than the text that the API carries, and only the fields that a message has. A developer is the
-system to models here. A tool that must be called is asked for in the only way that binds a model
-without a grammar: its answer is begun for it, with the mark that opens a call in its own format.
+system to models here. Without a grammar there is one way to force a tool call: begin the model's
+answer with the mark that opens a call in its format.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from sealring_trio.api.schema import ChatRequest, Message, NamedTool
 
 @attrs.frozen
 class Conversation:
-    """A prompt's *text*, and the *tools* that its answer may call, as the template got them; with
-    *forced* it must."""
+    """A prompt's *text*, and the *tools* that its answer may call, as the template got them. If
+    *forced*, the answer must call one."""
 
     text: str
     tools: list[dict[str, Any]]
@@ -59,7 +59,7 @@ def render(tokenizer: Tokenizer, asked: ChatRequest) -> Conversation:
 
 
 def tokenise(tokenizer: Tokenizer, talk: Conversation) -> Opening:
-    """*talk* as ids; a call that must be is begun."""
+    """*talk* as ids. A forced tool call is begun."""
     ids = tokenizer.encode_rendered(talk.text)
     reasoning = tokenizer.opens_thinking(ids)
     if talk.forced and tokenizer.tools is not None:
@@ -70,7 +70,7 @@ def tokenise(tokenizer: Tokenizer, talk: Conversation) -> Opening:
 
 
 def _tools(asked: ChatRequest) -> list[dict[str, Any]]:
-    """The tools that the model is told of."""
+    """The tools that the prompt names."""
     if asked.tool_choice == "none":
         return []
     named = asked.tool_choice.function.name if isinstance(asked.tool_choice, NamedTool) else None

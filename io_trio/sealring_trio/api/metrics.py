@@ -1,8 +1,8 @@
 """``GET /metrics``: counters, histograms and gauges for Prometheus.
 
-Counters and histograms are fed by the traces as things happen. Gauges, and counters that the node
-keeps itself, are read when Prometheus asks (`_RingCollector`). Names follow Prometheus' rules: base
-units, and ``_total`` on what only rises.
+The traces feed counters and histograms as requests go on. Gauges, and counters that the node keeps
+itself, are read when Prometheus asks (`_RingCollector`). Names follow Prometheus' rules: base
+units, and ``_total`` for counters.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What the text of an answer is: reasoning, content, or tool calls, told apart as it comes.
+"""Splits the text of an answer into reasoning, content and tool calls, as it comes.
 
-A model puts its reasoning between two marks, and each tool call between two others. They are taken
-out of the text wherever the pieces cut them (`stop_strings`), in time linear in it. Reasoning and
-content go on at once; what may be a tool call is given whole, when its closing mark is there, since
-only then can it be read. Whoever gets it has it read: by other people's code, in a text worker.
+A model puts its reasoning between two marks, and each tool call between two others. Marks are found
+wherever the pieces cut them (`stop_strings`), in time linear in the text. Reasoning and content are
+passed on at once. A tool call is passed on whole, when its closing mark is there, since only then
+can it be parsed. The caller has it parsed by mlx-lm's code, in a text worker.
 
 Blank space after a mark belongs to the format, not to the content, and is left out.
 """
@@ -44,7 +44,7 @@ class CallText:
 Part = Reasoning | Content | CallText
 
 MAX_CALL: Final = 256 << 10
-"""Characters of a tool call. What goes on for longer is content. Memory: four bytes for each."""
+"""Most characters of a tool call; a longer one is content. Memory: four bytes for each."""
 
 
 class _Place(enum.Enum):
@@ -98,7 +98,7 @@ class AnswerText:
         return self._plain(held)
 
     def _marks(self) -> tuple[str, ...]:
-        """What ends the present part, or begins another within it."""
+        """The marks that end the present part, or begin another within it."""
         match self._place:
             case _Place.REASONING:
                 return (self._think[1],)
@@ -132,7 +132,7 @@ class AnswerText:
         return [Reasoning(text) if self._place is _Place.REASONING else Content(text)]
 
     def _within(self, text: str) -> list[Part]:
-        """More of a call; what is too long for one is content, as is what follows."""
+        """Add *text* to a call. A call that becomes too long is content, as is what follows."""
         self._call.append(text)
         self._called += len(text)
         if self._called <= MAX_CALL:

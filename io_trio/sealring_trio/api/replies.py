@@ -1,7 +1,7 @@
 """What one choice of an answer looks like, for each kind of request.
 
 A choice turns pieces of an answer into deltas. A stream sends each delta as a chunk; an answer in
-one piece is the sum of them. So both forms come from one source and cannot say different things.
+one piece is their sum. Both forms come from one source, so they cannot differ.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Choice(Protocol):
         """The first chunk's choice, before any text; None if there is none."""
 
     async def take(self, piece: Piece) -> dict[str, Any] | None:
-        """The chunk's choice that *piece* gives; None if nothing of it can be said yet."""
+        """The chunk's choice for *piece*; None if nothing of it can be sent yet."""
 
     async def finish(self, done: RequestDone) -> dict[str, Any]:
         """The last chunk's choice."""
@@ -42,7 +42,7 @@ class Choice(Protocol):
 
 @attrs.define
 class Envelope:
-    """What stands around the choices: the same in every chunk of an answer."""
+    """The fields around the choices: the same in every chunk of an answer."""
 
     id: str
     kind: str
@@ -125,8 +125,8 @@ def _entry(token: int, value: float, bytes_of: TokenBytes) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float:
-    """JSON has no infinity, and no NaN, which a model that overflows gives; OpenAI's servers say
-    this for a token that cannot be."""
+    """*value*, or -9999 for an infinity or NaN, which JSON lacks and a model that overflows gives.
+    OpenAI's servers give the same number for a token that cannot be drawn."""
     return value if value > -9999.0 else -9999.0
 
 

@@ -1,8 +1,8 @@
-"""What a client may say in the body of a request, checked before anything else happens.
+"""The fields of a request's body, checked before anything else happens.
 
-Unknown fields are ignored, as OpenAI's own servers grow new ones all the time. Fields that are
-known and change what an answer is, but cannot be honoured here, are refused by name
-(`refuse_unsupported`): an answer that silently ignores them would be a wrong one.
+Unknown fields are ignored, as OpenAI keeps adding new ones. Known fields that would change the
+answer, but cannot be honoured here, are refused by name (`refuse_unsupported`): an answer that
+ignored them would be wrong.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ Bias = dict[
 
 
 def _few(bias: Any) -> Any:
-    """Before its entries are looked at: each of half a million could have a fault."""
+    """Refuses too many entries before any is validated: each of half a million could have a
+    fault."""
     if isinstance(bias, dict) and len(bias) > MAX_BIAS:
         raise ValueError(f"at most {MAX_BIAS} tokens may have a bias")
     return bias
@@ -70,7 +71,7 @@ class Model(pydantic.BaseModel):
 
 
 class StreamOptions(Model):
-    """What a stream has besides the text."""
+    """What a stream sends besides the text."""
 
     include_usage: bool | None = None
 
@@ -104,7 +105,7 @@ class Sampled(Model):
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with the counts."""
+        """Whether a stream ends with the token counts."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
@@ -177,13 +178,13 @@ class Message(Model):
 
 
 class ResponseFormat(Model):
-    """What form the answer has."""
+    """The form that the answer must have."""
 
     type: Name
 
 
 class ChatOptions(Sampled):
-    """What a chat completion is to be, but for its texts."""
+    """The options of a chat completion, without its texts."""
 
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
@@ -214,7 +215,7 @@ class ChatRequest(ChatOptions):
 
 
 class CompletionOptions(Sampled):
-    """What a text completion is to be, but for its texts."""
+    """The options of a text completion, without its texts."""
 
     logprobs: Annotated[int, Number(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
@@ -293,7 +294,7 @@ def _parse(body: bytes) -> Any:
 
 
 def _chat_fault(asked: ChatRequest) -> ApiError | None:
-    """What this server does not do, or what contradicts itself."""
+    """What this server does not support, or what contradicts itself; None if nothing."""
     for name, message in REFUSED.items():
         if getattr(asked, name) is not None:
             return unsupported(name, message)

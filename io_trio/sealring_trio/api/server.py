@@ -1,9 +1,9 @@
 """Listening for HTTP, in the event loop of the node, and ending in good order.
 
 The node's event loop serves the app, so that an answer costs no change of threads; `connection` has
-what each client gets. Neither a client nor a system that is out of descriptors ends the listening:
-the connections that wait for their clients give way first (`connections`). The server is closed
-when the requests under way have been finished, which is for the generator to see to.
+what each client gets. Neither a client nor a lack of descriptors ends the listening: connections
+that wait for their clients are closed first (`connections`). The generator closes the server once
+the requests under way have finished.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _FULL: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def check_keys(config: Config) -> None:
-    """Raise `UserError` when the API would listen beyond loopback with no key to ask for."""
+    """Raise `UserError` when the API would listen beyond loopback without a key."""
     if config.api is None or is_loopback(config.api[0]):
         return
     if not read_keys(config.state / KEY_FILE).keys:
@@ -123,7 +123,7 @@ class ApiServer:
 
 
 def _most() -> int:
-    """Connections that the API may have."""
+    """The most connections that the API may have."""
     limit = descriptors.raise_limit()
     most = min(MAX_CONNECTIONS, descriptors.for_clients(limit))
     if most < MAX_CONNECTIONS:

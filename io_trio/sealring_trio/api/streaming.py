@@ -1,8 +1,8 @@
-"""Answers on their way out: a client that is watched, and events in a stream.
+"""Sends answers: watches whether the client leaves, and writes the events of a stream.
 
-A client that goes away ends its request at once: `attended` runs the work beside a task that does
-nothing but listen for that. In a stream a comment is sent whenever nothing else was for a while,
-since a long prompt can take minutes to read, and middlemen cut connections on which nothing moves.
+A client that leaves ends its request at once: `attended` runs the work beside a task that listens
+for that alone. A stream sends a comment after a while of silence, since a long prompt can take
+minutes to read in, and proxies cut silent connections.
 """
 
 from __future__ import annotations
@@ -33,10 +33,8 @@ class ClientGone(Exception):
 
 
 async def attended(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
-    """What *work* gives, which is cancelled when the client goes away.
-
-    Raises what `ApiError` *work* raises, or `ClientGone`.
-    """
+    """The result of *work*, which is cancelled when the client leaves. Raises `ClientGone` then,
+    and any `ApiError` of *work*."""
     given: list[T] = []
     failed: ApiError | None = None
     async with trio.open_nursery() as nursery:
@@ -69,12 +67,12 @@ class EventStream:
         self.opened = False
 
     async def open(self) -> None:
-        """Say that all is well so far: from here on an error is an event."""
+        """Send the headers of success. From here on an error is an event."""
         self.opened = True
         await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
 
     async def write(self, events: bytes) -> None:
-        """Send *events*; waits while the client does not read."""
+        """Send *events*. Waits while the client does not read."""
         async with self._writing:
             await self._send({"type": "http.response.body", "body": events, "more_body": True})
             self._last = trio.current_time()

@@ -1,8 +1,10 @@
-"""What a text worker does for the API and the control socket: from bodies to ids, and tool calls.
+"""The jobs of a text worker for the API and the control socket: from bodies to token ids, and tool
+calls.
 
-Each job is a function of the tokenizer, what is asked, and bytes; it says which stage it enters, as
-each has its time, and gives what the node must know and, as bytes, what the node only passes on.
-Whatever is wrong with a request is found here and told as `ApiError`.
+Each job is a function of the tokenizer, the request's fields, and bytes. It announces each stage
+that it enters, since each has its own time limit. It returns the fields that the node must know,
+and bytes that the node passes on unread. Every fault of a request is found here, and raised as
+`ApiError`.
 """
 
 from __future__ import annotations
@@ -144,7 +146,7 @@ def _packed(prompts: Iterable[list[int]]) -> bytes:
 
 
 def _check_length(tokenizer: Tokenizer, text: str, context: int, param: str) -> None:
-    """Refuse what cannot fit into *context* (0: not known), before anything is made of it."""
+    """Refuse a prompt that cannot fit into *context* (0: not known), before it is tokenised."""
     if context and (least := tokenizer.least(text)) > context:
         raise invalid(
             f"This model's maximum context length is {context} tokens. However, the "
@@ -156,7 +158,7 @@ def _check_length(tokenizer: Tokenizer, text: str, context: int, param: str) -> 
 
 
 def _check_room(length: int, limit: int, context: int, param: str) -> None:
-    """Refuse here what the scheduler would: the node need not even get the ids."""
+    """Refuse a prompt that the scheduler would refuse, before the ids travel to the node."""
     least = max(1, limit)
     if context and length + least > context:
         raise from_refusal(ContextOverflow(length, least, context), param, 0)

@@ -1,9 +1,9 @@
 """Rows x groups x ranks on real rings, beside mlx-lm's batches in one process and its own pipeline.
 
-All sides have the same model, the same prompts and as many tokens to give, and take turns in one
-run, so that a slow spell of the machine strikes all of them. Ours are driven as any client drives
-them, through the control socket of a ring of real node processes, and counted where the text comes
-out; mlx-lm's tokens are counted in its own loop.
+All sides have the same model, the same prompts and the same number of tokens, and take turns in one
+run, so that a slow spell of the machine affects all of them. Our ring is driven as any client
+drives it, through the control socket of real node processes, and its tokens are counted at the
+client; mlx-lm's tokens are counted in its own loop.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FLOORS: Final[Mapping[tuple[str, str, str], float]] = {
     ("25m f32", "2 ranks, 2 groups, 8 rows", PIPELINE): 1.25,
     ("25m f32", "2 ranks, 2 groups, 8 rows", BATCH): 1.1,
 }
-"""The least ratios that are aimed at: of a model and a case, beside a yardstick."""
+"""The least ratio that is aimed at, by model, case and yardstick."""
 
 _TEXT: Final = "Once upon a time there was a ring, and each of its ranks knew but its own layers. "
 
@@ -121,7 +121,7 @@ def take_turns(
 
 
 def checked(name: str, pace: float) -> float:
-    """*pace*, of *name*'s. Raises `OperationError` when there was none."""
+    """*pace*, measured for *name*. Raises `OperationError` if it is 0."""
     if not pace:
         raise OperationError(
             f"{name}: one row had ended before another began",
@@ -135,7 +135,7 @@ def _cases(plan: Plan) -> list[Case]:
 
 
 def _yardsticks(case: Case) -> Iterator[tuple[str, Side]]:
-    """What *case* is set beside, by name."""
+    """The yardsticks of *case*, by name."""
     if case.rows == 1:
         yield STREAM, (STREAM, Case(1, 1, 1))
     yield BATCH, (BATCH, Case(1, 1, case.rows))
@@ -146,7 +146,7 @@ def _yardsticks(case: Case) -> Iterator[tuple[str, Side]]:
 
 
 def _sides(plan: Plan, model: Path, stack: contextlib.ExitStack) -> dict[Side, Callable[[], float]]:
-    """Everybody who takes a turn, and how; the processes end with *stack*."""
+    """Every side that takes turns, and how it is asked; the processes end with *stack*."""
     texts = make_prompts(max(plan.rows), plan.prompt)
     tokenizer = Tokenizer(model)
     ids = [tokenizer.encode(text) for text in texts]
@@ -174,7 +174,7 @@ def _sides(plan: Plan, model: Path, stack: contextlib.ExitStack) -> dict[Side, C
 
 
 def make_prompts(count: int, tokens: int) -> list[str]:
-    """Texts of about *tokens* tokens, which are words; no two begin alike."""
+    """*count* texts of about *tokens* tokens, which are words; no two begin alike."""
     words = _TEXT.split()
     return [
         " ".join(itertools.islice(itertools.cycle([f"Row {row}:", *words]), max(1, tokens)))

@@ -1,4 +1,5 @@
-"""How fast messages become frames and frames messages, plain and sealed, one thread, both ends."""
+"""The rate at which messages become frames and frames messages, plain and sealed: both ends in one
+thread."""
 
 from __future__ import annotations
 

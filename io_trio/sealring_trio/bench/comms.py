@@ -1,4 +1,4 @@
-"""The time that ranks take to sum up one row's hidden state: direct, relayed, and sealed.
+"""The time of a sum of one row's hidden state over the ranks: direct, relayed, and sealed.
 
 Tensor parallelism sums twice a layer, so that is a floor for the time of a token, whatever the
 model computes. Four rings of two MLX processes each take turns in one run: one in which the ranks
@@ -7,8 +7,8 @@ two of them, and one whose ranks are engines of two real nodes, with a sealed li
 carries the ring. Each node relays, so bytes pass two processes as they do with two forwarders.
 
 The nodes are `service.build_runtime`'s, as `sealring up` runs them; this module, run with a config,
-is such a node. Only their engines are the bench's own (`bench.sums`), since an engine has no ear
-for a command to sum.
+is such a node. Only their engines are the bench's own (`bench.sums`), since a real engine takes no
+command to sum.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from sealring_trio.processes.interpreter import run_module
 TURNS: Final = 11
 ROUNDS: Final = 1000
 TURN_SECONDS: Final = 0.6
-"""What a turn takes at most, about: on a busy machine a sum may take a thousand times longer. It is
-enough for everybody to be warm for most of it, as they are in the middle of a text."""
+"""About the most seconds of a turn: on a busy machine a sum may take a thousand times longer. It is
+long enough for all processes to be warm for most of it, as in the middle of a text."""
 
 FEWEST: Final = 5
 START_SECONDS: Final = 60.0
@@ -55,7 +55,7 @@ TWO: Final = "two plain relays"
 DIRECT: Final = "direct"
 
 CEILING: Final = 5.0
-"""How many times the direct sum's time the sealed one's may be."""
+"""The most that a sealed sum may take, as a multiple of a direct one."""
 
 _MODULE: Final = "sealring_trio.bench.sums"
 _RANKS: Final = 2
@@ -63,7 +63,7 @@ _RANKS: Final = 2
 
 @attrs.frozen
 class Shape:
-    """What is summed, and how often for a token: *size* bytes of a row, so many *layers*."""
+    """What is summed: *size* bytes of a row, twice for each of *layers* for a token."""
 
     size: int = 8192
     layers: int = 32
@@ -97,7 +97,7 @@ class Ring:
         return took
 
     def close(self) -> None:
-        """Let them go."""
+        """End both ranks."""
         for rank in self._ranks:
             rank.close()
 
@@ -221,7 +221,8 @@ def _child(arguments: tuple[str, ...], *descriptors: int) -> Iterator[None]:
 
 
 def _line(sock: socket.socket) -> dict[str, Any]:
-    """The next line. A rank of MLX's ring whose peer is gone would wait for ever."""
+    """The next line. Raises `OperationError`: a rank of MLX's ring whose peer is gone would wait
+    for ever."""
     data = b""
     while not data.endswith(b"\n"):
         ready, _, _ = select.select([sock], [], [], ANSWER_SECONDS)

@@ -1,15 +1,15 @@
-"""Losing parts of a ring while it answers, again and again, and what becomes of the answers.
+"""Breaks parts of a ring while it answers, again and again, and checks the answers.
 
 A ring of real nodes generates two texts at once. At a random token something breaks: an engine is
 killed or frozen, a whole node is killed (and started again, as a supervisor would), a forward
-raises, or a client goes away. Both texts must come out as they do when nothing breaks, and so must
-the next one; the head must have noticed within `DETECTION` seconds; and of the processes that were
-there none may be left that is not needed.
+raises, or a client goes away. Both texts must be those of a ring in which nothing breaks, and so
+must the next one. The head must notice within `DETECTION` seconds. No process may be left that is
+not needed.
 
-A forward that raises is the one thing that cannot be done to a process from outside. The nodes are
-therefore started with a `sitecustomize` on their path that, on SIGUSR1, makes every forward raise
-up to the next epoch; nothing of sealring knows of it. (One alone might be one that is built ahead,
-and would then be done again when it is due.)
+A forward that raises is the one fault that cannot be caused from outside. So the nodes are started
+with a `sitecustomize` on their path that, on SIGUSR1, makes every forward raise until the next
+epoch; no code of sealring knows of it. (A single forward that raised might have been built ahead,
+and would be built again when it is due.)
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DETECTION: Final = 2.0
 TOKENS: Final = 32
 PROMPTS: Final = ("Tell me a story about a fox named Pip.", "Count to twenty.")
 PATIENCE: Final = 60.0
-"""Seconds after which what has not come is not waited for any more."""
+"""Seconds after which an answer that has not come counts as lost."""
 
 _PAUSE: Final = 0.02
 _SITE: Final = """
@@ -74,8 +74,8 @@ signal.signal(signal.SIGUSR1, fail_from_now_on)
 
 @attrs.frozen
 class Trial:
-    """One fault: seconds until the head knew (0 where it has nothing to know) and until both texts
-    were whole, and what was wrong."""
+    """One fault: seconds until the head noticed (0 where there is nothing to notice), seconds until
+    both texts were complete, and what was wrong."""
 
     fault: FaultName
     token: int
@@ -136,7 +136,7 @@ def measure(
 
 
 class Ring:
-    """Two nodes, and what they say when nothing breaks."""
+    """Two nodes, and their answers when nothing breaks."""
 
     def __init__(self, nodes: list[LocalNode], path: str, stack: contextlib.ExitStack) -> None:
         self._nodes = nodes
@@ -185,7 +185,7 @@ class Ring:
         return Trial(fault, token, noticed, whole, (*wrong, *self._left(engines)))
 
     def _compare(self, what: str, said: Future[list[int]], number: int) -> list[str]:
-        """What is wrong with *what*, which should be that of prompt *number*."""
+        """What is wrong with *what*, which should be the answer to prompt *number*."""
         try:
             if said.result(PATIENCE) == self._expected[number]:
                 return []
@@ -230,8 +230,8 @@ class Ring:
         return spent
 
     def _left(self, before: list[psutil.Process]) -> list[str]:
-        """What should not be there any more, or not yet: rows, and processes that were there
-        *before* and belong to nobody."""
+        """Processes of *before* that nobody needs, and requests that have not ended: what should
+        not be left, in words."""
         wait_until_up_again(self._nodes[1])
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:

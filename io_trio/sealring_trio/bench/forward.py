@@ -1,8 +1,8 @@
-"""A plain TCP forwarder for one connection: what a relay would be without seals and links.
+"""A plain TCP forwarder for one connection: a relay without seals and links.
 
-``python -m sealring_trio.bench.forward FD PORT`` takes one connection from the listening socket
-FD and passes bytes both ways between it and PORT of loopback. It is as quick as such a thing can
-be on trio: bytes go on from the handler that received them.
+``python -m sealring_trio.bench.forward FD PORT`` takes one connection from the listening socket FD
+and passes bytes both ways between it and PORT of loopback. It is as fast as trio allows: the
+handler that receives bytes sends them on.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 For a machine with two CUDA devices. The model is random, in bf16 and of the shapes of an 8B Llama.
 Every rank is a node of its own with a device of its own; collectives go over NCCL, beside the
-sealed links. All take turns in one run, and each is alone on the devices in its turn, so that none
-disturbs another.
+sealed links. All sides take turns in one run, and each has the devices alone in its turn.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ ONE: Final = "one GPU"
 
 @attrs.frozen
 class Plan:
-    """*rows* share a group; each gives *tokens* after about *prompt*. Everybody is brought up in
-    each of so many *turns*, and then measured so many *times*. Only while all rows decode is there
-    something to measure, and until the last of 64 has begun the first has a hundred tokens."""
+    """*rows* share a group; each gives *tokens* after about *prompt*. Every side is started anew in
+    each of *turns*, and then measured *times* times. A measurement counts only while all rows
+    decode, and the first of 64 rows has a hundred tokens before the last one begins."""
 
     rows: int = 32
     turns: int = 2
@@ -54,11 +53,11 @@ class Plan:
 
 
 Runs: TypeAlias = Mapping[Case, Callable[[], float]]
-"""What to run of one side that is up; each gives tokens a second."""
+"""The cases of one side that is up, and how each is run; a run returns tokens a second."""
 
 
 Split: TypeAlias = Literal["tensor", "pipeline", "both"]
-"""Which of our ways to split the model is measured."""
+"""Which of our ways to split the model are measured."""
 
 
 def measure(

@@ -1,4 +1,4 @@
-"""How many full mutual handshakes a second, both ends in one thread."""
+"""The rate of full mutual handshakes, both ends in one thread."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A hop of 8 KiB between two processes: sealed by a link, beside a plain trio message.
 
-All go there and back; a hop is half of that. The plain one is what trio's own stream does with the
-same number of bytes. The sealed one comes in as a node's links do, in a thread (`threaded_socket`).
-Its parts are measured in the same way, each alone: that wire with nothing on it, and with that the
-encryption and decryption (AES-256-GCM from the library), or a STEP encoded and decoded.
+All are round trips; a hop is half of one. The plain one is trio's own stream with the same number
+of bytes. The sealed one is read as a node's links are, in a thread (`threaded_socket`). Its parts
+are measured alone in the same way: that wire with plain bytes, then also with encryption and
+decryption (AES-256-GCM from the library), or with a STEP encoded and decoded.
 
 The other process is this module, run with as many connected sockets.
 """
@@ -42,17 +42,17 @@ _AEAD: Final = AESGCM(bytes(32))
 _NONCE: Final = bytes(12)  # always the same: nobody's secret is sent
 
 Turn = Callable[[], Awaitable[float]]
-"""Gives the median of the seconds that a message takes there and back."""
+"""Runs one turn; returns the median seconds of a message's round trip in it."""
 
 
 class ChatSession(Protocol):
-    """One end of what goes there and back."""
+    """One end of a round trip."""
 
     def say(self) -> Buffer:
-        """The bytes of a message."""
+        """The bytes of the next message."""
 
     def take(self, data: bytes) -> bool:
-        """*data* came in; whether a message is whole with it."""
+        """Receive *data*; returns whether it completes a message."""
 
 
 def measure() -> list[Result]:
@@ -138,7 +138,7 @@ async def _receive(stream: trio.SocketStream) -> bytes:
 
 
 class Asker:
-    """Has *talk* go there and back over *sock*, each time as soon as it is back."""
+    """Sends the messages of *talk* over *sock*, each as soon as the last one is back."""
 
     def __init__(self, sock: socket.socket, talk: ChatSession) -> None:
         self._guard = Guard()
@@ -149,7 +149,7 @@ class Asker:
         self._done = trio.Event()
 
     async def run(self) -> None:
-        """Hear what comes back, until cancelled."""
+        """Receive what comes back, until cancelled."""
         await self._wire.hear(self._heard)
 
     async def turn(self) -> float:

@@ -1,4 +1,4 @@
-"""What a token costs late in a long text beside early in it.
+"""The time of a token late in a long text beside early in it.
 
 A ring that sent its whole text round for every token, or copied its caches, would slow down with
 each. Attention itself reads a longer cache, in one process as in a ring, so both are measured: a
@@ -32,7 +32,7 @@ TOKENS: Final = 48
 TURNS: Final = 7
 
 Ask = Callable[[str], Sequence[float]]
-"""Has a text continued by `TOKENS`; the times (s) at which they came."""
+"""Continues a text by `TOKENS`; returns the times (s) at which they came."""
 
 
 def measure() -> list[Result]:

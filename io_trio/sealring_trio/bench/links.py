@@ -49,19 +49,19 @@ def configs() -> tuple[HandshakeConfig, HandshakeConfig]:
 
 @attrs.define
 class End:
-    """One end of a link, with whatever it asks for given at once."""
+    """One end of a link, which answers at once what the link asks for."""
 
     link: Link
     signer: SoftwareSigner
     up: bool = False
 
     def take(self, data: bytes, now: float) -> Step | StepDone | None:
-        """Feed *data*; the last message that comes of it."""
+        """Feed *data*; returns the last message in it."""
         self.link.receive_data(data, now)
         return self.turn(now)
 
     def turn(self, now: float) -> Step | StepDone | None:
-        """Give what the link asks for."""
+        """Answer what the link asks for; returns the last message."""
         message = None
         while (event := self.link.next_event()) is not None:
             match event:

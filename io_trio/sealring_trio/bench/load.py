@@ -1,8 +1,8 @@
-"""A load on an HTTP API: so many requests, so many at once, from so many users.
+"""A load on an HTTP API: a number of requests, of which some run at once, from several users.
 
-Every request is made from its number alone, so that any of them can be made again, by itself, and
-has to give the same. Every other one draws at a temperature, from a seed of its own. No two
-prompts begin alike, as nothing would be measured if one could continue another.
+Each request is made from its number alone, so any of them can be made again, alone, and must give
+the same answer. Every other one draws at a temperature, from a seed of its own. No two prompts
+begin alike, since a shared prefix would be read from the cache and not measured.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ENDING: Final = " Tell me a story."
 
 @attrs.frozen
 class Load:
-    """What is asked: *chars* is the size of a prompt, *rings* over how many it is spread."""
+    """*chars* is the size of a prompt, *rings* over how many it is spread."""
 
     name: str
     requests: int
@@ -93,7 +93,7 @@ class Outcome:
 
     @property
     def answer(self) -> tuple[str, str]:
-        """What has to be the same whenever this is asked."""
+        """What must be the same whenever the request is made."""
         return self.text, self.finish
 
 
@@ -127,7 +127,7 @@ def prompt(number: int, chars: int) -> str:
 
 
 async def run(todo: Sequence[Ask], concurrency: int) -> list[Outcome]:
-    """Ask all of *todo*, *concurrency* at once; what came of each, in order."""
+    """Send all of *todo*, *concurrency* at once; returns their outcomes in order."""
     outcomes: list[Outcome | None] = [None] * len(todo)
     left = iter(enumerate(todo))
     async with opened(todo) as clients, trio.open_nursery() as nursery:
@@ -169,7 +169,7 @@ async def _work(
 
 
 async def send(http: httpx2.AsyncClient, ask: Ask) -> Outcome:
-    """What comes of *ask*. Never raises what the server or the network does wrong."""
+    """The outcome of *ask*. Errors of the server or the network are in it, and not raised."""
     began = time.perf_counter()
     try:
         if ask.body["stream"]:

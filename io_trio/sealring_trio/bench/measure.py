@@ -1,7 +1,7 @@
-"""Alternating two things and taking medians.
+"""Runs two things in turns, and takes medians.
 
-Machines slow down and speed up while one looks; what is compared is therefore run in turns, many
-short ones, and the medians of both are set beside each other.
+The speed of a machine changes within seconds. So both sides of a comparison run in many short
+turns, and their medians are compared.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def alternate(ours: Callable[[], object], yardstick: Callable[[], object]) -> tu
 
 
 def _calibrate(call: Callable[[], object]) -> int:
-    """How many calls fill a turn."""
+    """The number of calls that fill a turn."""
     count = 1
     while (spent := _time(call, count)) < ROUND_SECONDS / 4:
         count *= 2

@@ -1,4 +1,4 @@
-"""How long a short prompt waits for its first token while a long one is being read in.
+"""The time to the first token of a short prompt while a long one is being read in.
 
 A ring of two ranks, the normal path. The yardstick is what it may take: its own time alone, and two
 chunks of the long prompt, which is the time that the long one takes alone over its chunks.

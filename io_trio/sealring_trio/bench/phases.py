@@ -1,4 +1,4 @@
-"""Where the time of many requests went: the phases of their traces, side by side."""
+"""The time of many requests by phase, from their traces."""
 
 from __future__ import annotations
 

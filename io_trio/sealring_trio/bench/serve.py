@@ -1,4 +1,4 @@
-"""A load on real rings through their HTTP API, and whether it stayed within its limits.
+"""Puts a load on real rings through their HTTP API, and checks limits on times and errors.
 
 The client's side is `load`; where the time went is read from the traces that the head keeps, and
 set out by phase. With a check, every request is made again by itself afterwards, and must give the
@@ -32,7 +32,7 @@ SECOND_MODEL: Final = "5m"
 
 @attrs.frozen
 class Limits:
-    """What a load must stay within; None where it does not matter. Times in milliseconds."""
+    """What a load must stay within; None for no limit. Times in milliseconds."""
 
     errors: int = 0
     parse_mean: float | None = 1.0
@@ -43,7 +43,7 @@ class Limits:
 
 @attrs.frozen
 class Verdict:
-    """One limit: what it is for, what was found and what was allowed."""
+    """One limit: its name, what was found and what is allowed."""
 
     name: str
     found: float
@@ -57,7 +57,8 @@ class Verdict:
 
 @attrs.frozen
 class Report:
-    """How a load went. *client* is the time as it saw it, *phases* as the head tells it."""
+    """How a load went. *client* has the times that the clients saw, *phases* those of the head's
+    traces."""
 
     load: Load
     seconds: float

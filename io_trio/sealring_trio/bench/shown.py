@@ -1,4 +1,4 @@
-"""What was measured, and how a load went, as tables for people and as JSON for programs."""
+"""Prints the results of benches: as tables for people and as JSON for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A ring under load for a long time, and whether anything grows that should not.
+"""Puts a ring under load for a long time, and finds what grows and should not.
 
 Clients ask, and many of them misbehave: they leave at a random moment, have their request
 cancelled, or ask what cannot be. Whoever stays must get the same answer as before the load. While
@@ -61,8 +61,7 @@ class Process:
 
 @attrs.frozen
 class Reading:
-    """The ring after so many *seconds*, by the names of its processes; *tasks* are those of the
-    daemons."""
+    """The ring after *seconds*: each process by its name; *tasks* are those of the nodes."""
 
     seconds: float
     processes: dict[str, Process]
@@ -139,7 +138,7 @@ async def _warm_up(api: LocalApi, todo: Sequence[Ask]) -> None:
 
 
 class Clients:
-    """Those who ask, and what they do; what one does beside its stream runs in *nursery*."""
+    """Clients that ask and misbehave; work beside a stream runs in *nursery*."""
 
     def __init__(
         self, todo: Sequence[Ask], known: Sequence[Outcome], nursery: trio.Nursery
@@ -168,7 +167,7 @@ class Clients:
                 self._failed(ask, error)
 
     async def _stay(self, http: httpx2.AsyncClient, ask: Ask, chance: random.Random) -> None:
-        """Have the whole answer, which must be the known one."""
+        """Take the whole answer, which must be the known one."""
         stream = chance.random() < 0.5
         ask = attrs.evolve(ask, body={**ask.body, "stream": stream})
         outcome = await load.send(http, ask)
@@ -210,7 +209,7 @@ class Clients:
         self.wrong.append(f"request {ask.number}: {type(error).__name__} {error}")
 
     async def _err(self, http: httpx2.AsyncClient, ask: Ask, chance: random.Random) -> None:
-        """Ask what cannot be."""
+        """Send a request that must be refused."""
         body = {**ask.body, **chance.choice([{"temperature": -1}, {"model": "none"}, {"n": 0}])}
         response = await http.post("/v1/chat/completions", json=body)
         self.deeds["refused"] += 1

@@ -1,1 +1,2 @@
-"""Reads recorded traffic: `packets` the file, `streams` TCP, and `decoding` what links said."""
+"""Reads recorded traffic: `packets` reads the file, `streams` puts TCP in order, and `decoding`
+decodes the links."""

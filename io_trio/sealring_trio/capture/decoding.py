@@ -1,8 +1,8 @@
-"""What the links in a capture said, as far as the keys allow.
+"""Decodes the frames of the links in a capture, as far as the keys allow.
 
-Handshake frames show what is in the clear. Sealed frames open once a link's secrets are found: a
-link is tried with each that the file of keys has, by its first sealed frame, which is ACCEPT and
-repeats t4. What no keys open is told by its size.
+Handshake frames show what they have in the clear. Sealed frames open once a link's secrets are
+found: each entry of the key log is tried on its first sealed frame, which is ACCEPT and repeats t4.
+A frame that no keys open is shown by its size.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class _Connection:
 
 
 class Decoder:
-    """Turns what connections said into events, with the secrets in *keys*."""
+    """Turns the bytes of connections into events, with the secrets in *keys*."""
 
     def __init__(self, keys: Sequence[TrafficSecrets] = ()) -> None:
         self._keys = keys
         self._connections: dict[int, _Connection] = {}
 
     def events(self, pieces: Iterable[Piece]) -> Iterator[Event]:
-        """Everything that was said. What is no sealring/1 is passed over."""
+        """Every event of the capture, in order. Connections that are not sealring/1 are skipped."""
         for piece in pieces:
             connection = self._connections.setdefault(piece.number, _Connection())
             side = connection.side(piece.source)
@@ -98,7 +98,8 @@ class Decoder:
         return _told(piece, fields.pop("message"), size, _brief(fields))
 
     def _find_keys(self, piece: Piece, connection: _Connection, frame: Frame) -> None:
-        """Whose first sealed frame from the responder this is; ACCEPT comes before all others."""
+        """Try each entry of the key log on the responder's first sealed frame; ACCEPT comes before
+        all others."""
         if piece.source == connection.initiator:
             return
         for keys in self._keys:
@@ -118,7 +119,7 @@ def _told(piece: Piece, what: str, size: int, fields: dict[str, Any]) -> Event:
 
 
 def _handshake(frame: bytes) -> tuple[str, dict[str, Any]]:
-    """What a handshake frame shows in the clear, by the tables of section 5."""
+    """The fields that a handshake frame has in the clear, by the tables of section 5."""
     code = frame[8] if len(frame) > 8 else 0
     if code == _INIT and len(frame) == 1269:
         offered = int.from_bytes(frame[17:21], "big")
@@ -131,7 +132,7 @@ def _handshake(frame: bytes) -> tuple[str, dict[str, Any]]:
 
 
 def _brief(fields: dict[str, Any]) -> dict[str, Any]:
-    """*fields* with the elements of tensors, a roster and a tunnel's data told by their size."""
+    """*fields*, with tensors, a roster and a tunnel's data replaced by their sizes."""
     told = dict(fields)
     if "tensors" in told:
         told["tensors"] = [

@@ -3,8 +3,8 @@
 The formats are those of the Internet drafts *PCAP Capture File Format* and *PCAP Now Generic*; of
 the second, section headers, interfaces and enhanced packets, which is what capturing programs
 write. Links of Ethernet, loopback, raw IP and Linux's "any" device are known; IPv4 without
-fragments, and IPv6 without extension headers, which is how TCP comes. Anything else is skipped,
-as a capture may hold anything.
+fragments, and IPv6 without extension headers, which is how TCP comes. All other packets are
+skipped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SHORTEST_TCP: Final = 20
 
 @attrs.frozen
 class Segment:
-    """One TCP segment: seconds since 1970, both ends as ``host:port``, and what it says."""
+    """One TCP segment: seconds since 1970, both ends as ``host:port``, and its data."""
 
     time: float
     source: str

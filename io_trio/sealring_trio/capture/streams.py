@@ -1,8 +1,8 @@
-"""What each end of each TCP connection said, in order, out of segments as they were seen.
+"""Reassembles the byte streams of TCP connections from segments as they were captured.
 
 Segments may be repeated, overlap, or come late; each byte is given once and in its place. A byte
-that was never seen is a gap, after which nothing of that direction can be read, for the frames of a
-link follow one another without a mark.
+that was not captured is a gap. After it nothing of that direction can be read, since no mark shows
+where a frame begins.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class _Direction:
 
 @attrs.define
 class Streams:
-    """Puts segments in order. `missing` tells, at the end, of what was not seen."""
+    """Reassembles streams. `missing` tells, at the end, which have gaps."""
 
     _directions: dict[tuple[str, str], _Direction] = attrs.Factory(dict)
     _connections: int = 0
 
     def follow(self, segments: Iterable[Segment]) -> Iterator[Piece]:
-        """What was said, in the order in which it was there in whole."""
+        """The pieces of all streams, each once all bytes before it have come."""
         for segment in segments:
             direction = self._direction(segment)
             if segment.syn:

@@ -1,9 +1,9 @@
 """The `sealring` command: what a person types, and how it ends.
 
 Commands live in modules of their own that are imported when they run, so that ``--help`` is quick
-and a command that needs no model loads none. Exit codes: 0 it worked; 1 it was tried and failed;
-2 the command line or a file is wrong; 130 interrupted. A mistake is told in a few lines on
-standard error (what happened, what to do), never as a traceback.
+and a command that needs no model loads none. Exit codes: 0 it worked; 1 it was tried and failed; 2
+the command line or a file is wrong; 130 interrupted. A user's mistake gets a few lines on standard
+error (what happened, what to do), never a traceback.
 """
 
 from __future__ import annotations
@@ -52,10 +52,8 @@ COMMANDS: Final = {
 
 
 def build_app(asked: str = "") -> cyclopts.App:
-    """The command line, with every command still unimported.
-
-    A summary given here would replace a command's own text, so the one *asked* for gets none.
-    """
+    """The command line, with every command still unimported. A summary given here would replace a
+    command's own help, so the *asked* command gets none."""
     app = cyclopts.App(
         name="sealring",
         help=HELP,
@@ -86,7 +84,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run *arguments*; the exit code."""
+    """Run *arguments*, and return the exit code."""
     try:
         code = build_app(next(iter(arguments), ""))(
             list(arguments),

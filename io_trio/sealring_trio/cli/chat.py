@@ -108,7 +108,7 @@ def _converse(talk: ChatSession) -> int:
 
 
 def _command(talk: ChatSession, line: str) -> bool:
-    """Do what *line* says; whether to go on."""
+    """Do what *line* says. True to go on."""
     word, _, rest = line.partition(" ")
     match word:
         case "":

@@ -26,7 +26,7 @@ Positive = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Numbe
 
 @attrs.frozen
 class RingAnswer:
-    """What the ring gave, and its pace as seen by the one who asked."""
+    """What the ring answered, and its pace as the client saw it."""
 
     tokens: tuple[int, ...]
     text: str

@@ -26,7 +26,7 @@ Positive = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Numbe
 Port = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0, lte=65_535))]
 
 LOOK_SECONDS: Final = 0.25
-"""How often the head's log is looked at while it is passed on."""
+"""Seconds between looks at the head's log, which is passed on."""
 
 QUESTION: Final = "Tell me a story about a fox."
 
@@ -118,7 +118,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 
 def _announce(api: LocalApi, json: bool) -> None:
-    """Say where everything is."""
+    """Print where everything is."""
     ranks = [node.status() for node in api.nodes]
     spans = [f"{first} to {end - 1}" for first, end in (rank["layers"] for rank in ranks)]
     if json:
@@ -157,7 +157,7 @@ def _announce(api: LocalApi, json: bool) -> None:
 
 @contextlib.contextmanager
 def _following(log: Path) -> Iterator[Callable[[], None]]:
-    """A call that passes on what has been added to *log* since the last one."""
+    """A function that prints what has been added to *log* since its last call."""
     with log.open("rb") as file:
         file.seek(0, os.SEEK_END)
 
@@ -169,7 +169,7 @@ def _following(log: Path) -> Iterator[Callable[[], None]]:
 
 
 def _drain(head: subprocess.Popen[bytes], follow: Callable[[], None]) -> None:
-    """Have *head* finish what runs, and end; a second interrupt ends that too."""
+    """Have *head* finish its requests and stop; a second interrupt stops it at once."""
     head.terminate()
     while head.poll() is None:
         try:

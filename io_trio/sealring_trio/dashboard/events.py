@@ -1,9 +1,8 @@
-"""``GET /v1/cluster/events``: the ring, told anew every second for as long as somebody listens.
+"""``GET /v1/cluster/events``: a stream with the state of the ring every second.
 
-A server-sent event has the ring as ``/v1/cluster`` tells it, the seconds that have been sampled
-since the last one, and the requests that have ended since, the latest first. The first event has
-the last minutes, and the latest few requests. What was told is not repeated, so a listener who
-keeps up pays for a second at a time.
+Each server-sent event has the ring as ``/v1/cluster`` has it, the samples since the last event, and
+the requests that have ended since, latest first. The first event has the last minutes, and the
+latest few requests. Nothing is repeated, so an event costs one second's worth of data.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ PERIOD: Final = 1.0
 """Seconds between two events."""
 
 MAX_LISTENERS: Final = 32
-"""Streams at once; each costs the head's event loop about a millisecond a second."""
+"""Most streams at once; each costs the head's event loop about a millisecond a second."""
 
 PAST: Final = 12
 """Requests that are over in one event at most."""
@@ -61,7 +60,7 @@ class Events:
 
 
 async def _tell(head: ApiHead, caller: Caller, stream: EventStream) -> None:
-    """Feed *stream* until the head ends, or would not let *caller* in any more."""
+    """Feed *stream* until the head stops, or *caller* may not stay."""
     news = Subscription(head)
     await stream.open()
     while caller.may_stay(head):
@@ -74,7 +73,7 @@ async def _tell(head: ApiHead, caller: Caller, stream: EventStream) -> None:
 
 @attrs.define
 class Subscription:
-    """What one listener has not heard yet."""
+    """What one listener has not been sent yet."""
 
     _head: ApiHead
     _sampled_ms: int = 0

@@ -34,7 +34,7 @@ MARK: Final = "roster.mark"
 
 _TITLE: Final = "sealring roster mark 1\n"
 _MARK_ROOM: Final = 4096
-"""Bytes of the disk that are kept for the marks: some twenty clusters."""
+"""Bytes of disk that are reserved for the marks: enough for some twenty clusters."""
 
 
 @attrs.frozen
@@ -118,7 +118,7 @@ class RosterStore:
         return signed
 
     def _read_kept(self, given: Roster, marks: Marks) -> tuple[SignedRoster | None, str]:
-        """The roster that was kept, if it is of *given*'s cluster; or what is wrong with it."""
+        """The adopted roster, if it is of *given*'s cluster; or what is wrong with it."""
         try:
             kept = read_roster(self._kept)
         except UserError as error:
@@ -163,10 +163,8 @@ class RosterStore:
     # ----------------------------------------------------------------- keeping
 
     def keep(self, signed: SignedRoster) -> None:
-        """Have *signed*, which is about to be used, on disk, and the mark that it sets.
-
-        Raises `OSError`, or `UserError` when the mark there is cannot be read.
-        """
+        """Write *signed*, a roster that is about to be used, to disk, and then its mark. Raises
+        `OSError`, or `UserError` when the mark there cannot be read."""
         marks = self._marks()
         roster = signed.roster
         known = marks.get(self._key(roster))
@@ -182,7 +180,7 @@ class RosterStore:
         reserve(self._mark, _MARK_ROOM)
 
     def begin(self, signed: SignedRoster) -> None:
-        """As `keep`, at the start, with the folder made. Raises `UserError` or `OperationError`."""
+        """Make the state folder, and `keep` *signed*. Raises `UserError` or `OperationError`."""
         make_private_folder(self._state)
         try:
             self.keep(signed)
@@ -196,7 +194,7 @@ class RosterStore:
         return roster.cluster, node_id(self._coordinator)
 
     def _marks(self) -> Marks:
-        """What was used. Raises `UserError` when it cannot be read."""
+        """The marks in the file. Raises `UserError` when it cannot be read."""
         try:
             return _decode(self._mark.read_bytes())
         except (FileNotFoundError, NotADirectoryError):

@@ -23,7 +23,8 @@ _HEADER: Final = re.compile(r"\s*(\[\[?)\s*([\w.-]+)\s*\]\]?\s*(?:#.*)?")
 _ASSIGNMENT: Final = re.compile(r"\s*([\w-]+)\s*=")
 
 MAX_PARTS: Final = 64
-"""Parts of a dotted key: what `tomllib` takes for one grows with their square."""
+"""Most parts of a dotted key. The time that `tomllib` takes for a key grows with the square of its
+parts."""
 
 _PART: Final = r"(?:(?<![\w-])[\w-]+|\"[^\"\n]*\"|'[^'\n]*')"
 _LONG_KEY: Final = re.compile(rf"{_PART}(?:[ \t]*\.[ \t]*{_PART}){{{MAX_PARTS}}}")

@@ -1,4 +1,5 @@
-"""A whole ring on this machine with its HTTP API: `ring.local_ring`, and then until it answers.
+"""Starts a whole ring on this machine with its HTTP API (`ring.local_ring`), and waits until it
+serves.
 
 A node says that it is up when it listens; the ring serves when every rank has loaded its layers,
 which the API's ``/health`` tells, with what it still waits for.
@@ -62,11 +63,9 @@ def local_api(
     flags: Sequence[str] = (),
     tell: Tell = lambda _: None,
 ) -> Iterator[LocalApi]:
-    """A ring of *ranks* with *model* that serves at *port* (0: any) of loopback, ended with the
-    block; see `ring.local_ring`. *tell* hears what it waits for.
-
-    Raises `UserError` for what cannot be, `OperationError` when it does not come up.
-    """
+    """A ring of *ranks* with *model* that serves at *port* (0: any free one) of loopback, and ends
+    with the block; see `ring.local_ring`. *tell* is called with what it waits for. Raises
+    `UserError` for what is impossible, `OperationError` when the ring does not come up."""
     owned = len(describe_model(model).layers)
     if ranks > owned:
         raise UserError(

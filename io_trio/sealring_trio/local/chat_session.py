@@ -74,7 +74,7 @@ class ChatSession:
 
 
 def _texts(delta: dict[str, Any]) -> dict[str, str]:
-    """What is text in *delta*, whoever made it. Lone surrogates, which JSON can carry, become "?":
-    they are no text, and the next request could not send them back."""
+    """The texts in *delta*. Lone surrogates, which JSON can carry, become "?": they cannot be
+    encoded, so the next request could not send them back."""
     texts = {name: value for name, value in delta.items() if isinstance(value, str)}
     return {name: text.encode("utf-8", "replace").decode() for name, text in texts.items()}

@@ -55,7 +55,7 @@ def settings(url: str, key: str) -> dict[str, Any]:
 
 
 def told(response: httpx2.Response) -> str:
-    """What the API says in an error."""
+    """The message of an error answer."""
     return _error(response).get("message") or f"it answered {response.status_code}"
 
 
@@ -68,7 +68,7 @@ def _error(response: httpx2.Response) -> dict[str, str]:
 
 
 def unreachable(url: str, error: httpx2.HTTPError) -> OperationError:
-    """Nobody answers at *url*."""
+    """The error for a server at *url* that nobody reaches."""
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
         return OperationError(
             f"no head answers at {url}", "Start one: sealring serve. Or give its address: --url"
@@ -79,7 +79,7 @@ def unreachable(url: str, error: httpx2.HTTPError) -> OperationError:
 
 
 def refused(response: httpx2.Response) -> OperationError:
-    """The API does not do it."""
+    """The error for a request that the API refused."""
     message = told(response)
     if response.status_code == 401:
         return OperationError(message, f"Give it with --api-key, or in {KEY_VARIABLES[0]}.")
@@ -89,7 +89,7 @@ def refused(response: httpx2.Response) -> OperationError:
 
 
 def broken_off(event: dict[str, Any]) -> OperationError:
-    """An answer that ends with *event*, an error."""
+    """The error for an answer that ended with *event*, an error."""
     error = event["error"]
     known = error.get("message") if isinstance(error, dict) else error
     message = str(known or "the answer broke off")
@@ -111,7 +111,7 @@ def model_at(client: httpx2.Client, url: str) -> str:
 
 
 def no_api(url: str) -> OperationError:
-    """What answers at *url* does not speak OpenAI's dialect."""
+    """The error for a server at *url* that does not speak OpenAI's dialect."""
     return OperationError(
         f"what answers at {url} is no such API", "Give the head's address with --url."
     )

@@ -1,4 +1,4 @@
-"""The client's end of the control socket, and what both ends know of it.
+"""The client's end of the control socket, and what both ends share.
 
 Blocking sockets, and nothing heavy imported: a client is one request and the lines of its answer,
 and a person waits for it. See `control` for the other end.
@@ -22,10 +22,11 @@ MAX_LINE: Final = 4 << 20
 """Bytes of one line. Memory: that much per connection."""
 
 MAX_PATH: Final = 100
-"""Bytes of a socket's path: the least that the systems allow, less a little."""
+"""Most bytes of a socket's path: below what every supported system allows (104 on macOS)."""
 
 ANSWER_SECONDS: Final = 30.0
-"""Seconds for what a node answers at once. One that is stopped, or hangs, never does."""
+"""Seconds within which a node answers what takes no work. One that is stopped or hangs never
+does."""
 
 _UCRED: Final = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 _XUCRED: Final = struct.Struct("=II68x")  # struct xucred: version, uid; what getpeereid reads

@@ -1,4 +1,5 @@
-"""A whole ring on this machine: throwaway keys and roster, and one real `sealring up` per rank.
+"""Starts a whole ring on this machine: throwaway keys and roster, and one real `sealring up` per
+rank.
 
 Nothing here is a shortcut: the nodes are the processes that a cluster has, talking over TCP on
 loopback with the same handshakes. Each is held by a lifeline, a socket pair whose other end the
@@ -34,17 +35,18 @@ from sealring_trio.local.control_client import ask
 from sealring_trio.processes.interpreter import run_module, signal_name
 
 START_TIMEOUT: Final = 60.0
-"""Seconds from the start of a node to its word that it is up."""
+"""Seconds from the start of a node until it says that it is up."""
 
 END_SECONDS: Final = 10.0
-"""Seconds from the end of a node's lifeline to that of its process: it may still write down why."""
+"""Seconds from the end of a node's lifeline to the end of its process, which may still write its
+reason to the log."""
 
 STOP_TIMEOUT: Final = 40.0
-"""Seconds that a node may take to end in good order: it lets what runs finish, for 30 at most."""
+"""Seconds that a node may take to stop in good order. It lets requests finish, for 30 at most."""
 
 _OPTIONS: Final = {"strategy": "pp", "group_timeout": 60.0}
-"""What is said unless something else is. On one machine there is nothing to find out about links,
-and ranks that share its cores may need long to find each other."""
+"""Config keys that a caller may override. On one machine no measurement of links is needed, and
+ranks that share its cores may need long to find each other."""
 
 _COMPLAINT: Final = "sealring: "
 """How a command begins that says why it ends."""
@@ -54,7 +56,7 @@ _DAY_MS: Final = 24 * 3600 * 1000
 
 @attrs.frozen
 class LocalNode:
-    """One running node: its config, its process, where it logs and where it is asked."""
+    """A running node: its config, its process, its log and its control socket."""
 
     name: str
     config: Path
@@ -64,7 +66,7 @@ class LocalNode:
     lifeline: socket.socket
 
     def ask(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Send *request* to its control socket; the lines of the answer."""
+        """Send *request* to the node's control socket; yields the lines of the answer."""
         return ask(self.control, request)
 
     def log_tail(self) -> str:
@@ -73,7 +75,7 @@ class LocalNode:
         return "\n".join(["its log ends with:", *lines])
 
     def ending(self) -> str:
-        """Why its process, whose lifeline has gone dead, ended."""
+        """Why its process ended, once its lifeline has gone dead."""
         try:
             code = self.process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""What a node and its text workers say to each other, and what comes of a job that is not done.
+"""The frames between a node and its text workers, and how a job can fail.
 
 A frame is a JSON object and bytes: first the sizes of both as big-endian u32s, then both. Large
 values (bodies, token ids, tools) travel as the bytes: the node passes them on without looking at
@@ -23,8 +23,9 @@ TOKENISE: Final = "making tokens of the prompt"
 CALL: Final = "reading a tool call"
 
 STAGE_SECONDS: Final[Mapping[str, float]] = {READ: 10.0, RENDER: 5.0, TOKENISE: 60.0, CALL: 5.0}
-"""Time that each stage of a job may take, of the wall clock: a worker gives way to its node. On
-one slow core 8 MiB take 1 s to read and 10 s to tokenise, templates and tool calls milliseconds."""
+"""Seconds of wall clock that each stage of a job may take; a worker has a lower priority than its
+node. On one slow core 8 MiB take 1 s to read and 10 s to tokenise, templates and tool calls
+milliseconds."""
 
 MEMORY: Final = 3 << 30
 """Bytes of memory that loading may take, and then a job beside what has been loaded. 8 MiB of text
@@ -32,7 +33,7 @@ take half of that to tokenise. The worker limits itself where it can, and the no
 
 
 class Refused(Exception):
-    """The job was done, and what came of it is a refusal: *fields* say which (`ApiError`)."""
+    """The job was done, and the text is refused: *fields* say why (`ApiError`)."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         super().__init__(fields.get("message", ""))
@@ -40,15 +41,15 @@ class Refused(Exception):
 
 
 class Exceeded(Exception):
-    """The job was ended because it exceeded a limit. The text says which, and in what stage."""
+    """The job exceeded a limit and was ended. The text says which limit, and in what stage."""
 
 
 class TextQueueFull(Exception):
-    """More text waits than may."""
+    """More text waits than `MAX_WAITING` allows."""
 
 
 class Lost(Exception):
-    """The worker ended, and not because of its job."""
+    """The worker ended, for another reason than its job."""
 
 
 def pack(told: Mapping[str, Any], data: bytes = b"") -> bytes:

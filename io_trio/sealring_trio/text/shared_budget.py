@@ -1,4 +1,4 @@
-"""Room that callers share, and of which none may take more than a part."""
+"""A budget of bytes that owners share, of which each may take only a part."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections import Counter
 from typing import Final
 
 PART: Final = 0.5
-"""How much of the room one owner may have: what one sends leaves as much to all others."""
+"""The part of the budget that one owner may take; the rest stays for all others."""
 
 
 class SharedBudget:
-    """*room* bytes for all owners together, of which each may have `PART`."""
+    """A budget of *room* bytes for all owners together, of which each may take `PART`."""
 
     def __init__(self, room: int) -> None:
         self._room = room
@@ -18,7 +18,8 @@ class SharedBudget:
         self._of_owner: Counter[str] = Counter()
 
     def take(self, owner: str, size: int) -> bool:
-        """Have *owner* take *size* bytes more; False, and nothing is taken, if that is too much."""
+        """Give *owner* *size* bytes more. False, and nothing changes, if that exceeds the
+        budget."""
         own = self._of_owner[owner] + size
         if self._taken + size > self._room or own > self._room * PART:
             return False
@@ -27,7 +28,7 @@ class SharedBudget:
         return True
 
     def give_back(self, owner: str, size: int) -> None:
-        """*owner* has *size* bytes of them no more."""
+        """Take back *size* bytes that *owner* was given."""
         self._of_owner[owner] -= size
         self._taken -= size
         if not self._of_owner[owner]:

@@ -1,7 +1,7 @@
-"""Finding marks in text that comes in pieces: stop strings, and the marks around tool calls.
+"""Finds marks in text that comes in pieces: stop strings, and the marks around tool calls.
 
-A mark may be cut anywhere by the pieces it comes in. So what could still become one is held back
-until the next piece decides: no part of a mark is ever given out, and nothing else waits.
+A mark may be split over pieces. So text that may be the beginning of a mark is held back until the
+next piece decides: no part of a mark is ever given out, and no other text waits.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """The node's text workers: processes that render, tokenise and parse, within limits.
 
-What one does is in `process`. `run` has a job done and gives what came of it. A job that
-exceeds the time of its stage or its memory ends with its worker, which another one replaces; its
-caller is told which stage it was. One whose caller leaves may finish for a moment, so that clients
-that come and go do not cost a worker each, and is then ended too. A worker that ended while it had
-no job costs no job either: another takes its place.
+`process` is what one of them runs. `run` gives a worker a job, and returns its result. A job that
+exceeds its memory or the time of its stage is killed with its worker, and its caller is told the
+stage; another worker starts. A job whose caller leaves has `GRACE` seconds to finish, so that not
+every client that leaves costs a worker. A worker that ends while it has no job is replaced, and no
+job is lost.
 
-There are at most `WORKERS`. The second starts when a job finds the first one busy, and stays. Large
-texts leave one of them to the short ones, and each owner has one job done at a time: who sends
-texts that hold a worker to its limit waits for himself.
+There are at most `WORKERS`. The second starts when a job finds the first one busy, and stays. At
+most one of them works on large texts, so short ones always get through. Each owner has one job done
+at a time: an owner whose texts take a worker to its limits delays only its own.
 
 Memory: a worker has as much as the tokenizer takes (90 MB with the model that ships with sealring,
 and some 200 MB with a vocabulary of 150,000), and `text_frames.MEMORY` for a job.
@@ -52,21 +52,21 @@ log = logging.getLogger("sealring")
 
 WORKERS: Final = 2
 LARGE: Final = 256 << 10
-"""Bytes of a job from which it is a large one."""
+"""Bytes from which a job counts as large."""
 
 MAX_WAITING: Final = 64 << 20
-"""Bytes of jobs that wait or are being done at once, of which one owner's may be half."""
+"""Most bytes of all jobs that wait or are being done, of which one owner's may be half."""
 
 MODULE: Final = "sealring_trio.text.process"
 RETIRED: Final = 512 << 20
-"""Bytes that a worker may have kept after a large job. One that has more is replaced."""
+"""Bytes by which a worker may have grown after a large job. One that has grown more is replaced."""
 
 START_SECONDS: Final = 120.0
 ACCEPT_SECONDS: Final = 10.0
-"""Time for a worker to take a job in."""
+"""Seconds for a worker to read a job from its socket."""
 
 GRACE: Final = 2.0
-"""Seconds for the job of a caller who has left."""
+"""Seconds that a job may go on when its caller has left."""
 
 LOOK: Final = 0.1
 """Seconds between looks at the memory of a worker that has a job."""
@@ -95,11 +95,11 @@ class TextWorkers:
 
     @property
     def starting(self) -> bool:
-        """Whether jobs wait, as the first worker is not there yet."""
+        """Whether jobs wait because no worker has started yet."""
         return self._nursery is not None and not self._served
 
     async def serve(self) -> None:
-        """Have workers for whoever asks, until cancelled; the first starts at once."""
+        """Start workers as jobs need them, until cancelled; the first starts at once."""
         try:
             async with trio.open_nursery() as self._nursery:
                 self._start()
@@ -115,11 +115,8 @@ class TextWorkers:
     async def run(
         self, job: str, about: Mapping[str, Any], data: bytes = b"", owner: str = ""
     ) -> tuple[dict[str, Any], bytes]:
-        """What *job* makes of *about* and *data*, for *owner*.
-
-        Raises `Refused`, `Exceeded`, `TextQueueFull`, `Lost`, or `OperationError` if no worker
-        starts.
-        """
+        """The result of *job* with *about* and *data*, for *owner*. Raises `Refused`, `Exceeded`,
+        `TextQueueFull`, `Lost`, or `OperationError` if no worker starts."""
         if not self._waiting.take(owner, len(data)):
             raise TextQueueFull
         large = self._large if len(data) >= LARGE else contextlib.nullcontext()
@@ -145,10 +142,8 @@ class TextWorkers:
                 del self._queued[owner], self._turns[owner]
 
     async def _take(self) -> _Worker:
-        """A worker that has nothing to do. Raises `OperationError`.
-
-        A start costs seconds of a core, so none is begun beside another: that one's worker may do.
-        """
+        """An idle worker. Raises `OperationError`. A start costs seconds of a core, so no second
+        start begins while one is under way: its worker may serve both jobs."""
         started = self._nursery is None
         while True:
             while self._idle:
@@ -247,7 +242,7 @@ class _Worker:
         self.loaded = self.memory()
 
     async def ask(self, frame: bytes) -> tuple[dict[str, Any], bytes]:
-        """What it answers to the job in *frame*. Raises `Refused`, `Exceeded` or `Lost`."""
+        """Its answer to the job in *frame*. Raises `Refused`, `Exceeded` or `Lost`."""
         self.usable = False
         try:
             told, data = await self._converse(frame)
@@ -317,14 +312,14 @@ class _Worker:
                 raise Exceeded(f"{stage} took more than {MEMORY >> 30} GiB of memory")
 
     def memory(self) -> int:
-        """Bytes that it has in memory; 0 if it is gone."""
+        """Bytes of memory that it uses; 0 if it is gone."""
         try:
             return int(psutil.Process(self.process.pid).memory_info().rss)
         except (psutil.Error, OSError):
             return 0
 
     def _death(self, stage: str) -> Exceeded | Lost:
-        """Its stream has ended: how that came about."""
+        """Why its stream has ended, as the error to raise."""
         code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self.process.wait(0.05)  # it is ending, and has said so
@@ -353,7 +348,7 @@ def _read(text: bytearray) -> dict[str, Any]:
 
 
 def _answer(told: Mapping[str, Any]) -> dict[str, Any] | Refused:
-    """What came of a job. Raises `Lost` if that is not in *told*."""
+    """The result of a job. Raises `Lost` if *told* has none."""
     refused, done = told.get("refused"), told.get("done")
     if isinstance(refused, dict):
         return Refused(refused)
