@@ -108,6 +108,26 @@ def test_a_rank_that_is_prepared_where_nobody_is_to_be_is_at_fault():
         serving_head().message(1, CONTROL, PREPARED, 0.0)
 
 
+def test_a_rank_that_is_prepared_for_a_pipeline_is_at_fault():
+    head = Head(HeadConfig(HEAD, ("n0", "n1"), ("a", "b")))
+    head.engine_message(info(), 0.0)
+    head.message(1, CONTROL, HELLO, 0.0)
+    assert head.membership.state is MembershipState.STARTING
+    with pytest.raises(RemoteProtocolError, match="unasked or a second time"):
+        head.message(1, CONTROL, PREPARED, 0.0)
+
+
+def test_a_rank_that_is_prepared_twice_while_others_are_waited_for_is_at_fault():
+    head = Head(HeadConfig(HEAD, ("n0", "n1", "n2"), ("a", "b", "c")))
+    head.engine_message(info(splits=3), 0.0)
+    head.message(1, CONTROL, HELLO, 0.0)
+    head.message(2, CONTROL, HELLO, 0.0)
+    assert head.message(1, CONTROL, PREPARED, 0.0) == []
+    assert head.membership.state is MembershipState.PREPARING
+    with pytest.raises(RemoteProtocolError, match="unasked or a second time"):
+        head.message(1, CONTROL, PREPARED, 0.0)
+
+
 def test_a_late_answer_of_an_epoch_that_is_over_changes_nothing():
     """Whatever the head does by then: nothing, prepares again, or runs a pipeline."""
     head = serving_head()
