@@ -2,8 +2,9 @@
 
 The node joins the link manager, which has the links, and the control machine of its role
 (`control.head` or `control.follower`), which knows what to do. The caller owns sockets, the
-engine process, time, entropy and files: it feeds what happens, takes `next_event` until that
-gives None, and sends what `links_to_flush` and `data_to_send` give.
+engine process, time, entropy and files. After each thing that it feeds in, it carries out what
+`next_event` gives, until that is None and `plan_steps` finds nothing to plan; then it sends what
+`links_to_flush` and `data_to_send` give.
 
 Every call that takes *now* takes a monotonic clock in seconds; *wall_ms*, milliseconds since
 1970, is taken only where the wire needs it.
@@ -12,11 +13,12 @@ Every call that takes *now* takes a monotonic clock in seconds; *wall_ms*, milli
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
 import attrs
 
-from sealring_protocol.codec.local_messages import EngineInfo, HopKey, Loaded, LocalMessage
+from sealring_protocol.codec.local_messages import EngineInfo, Loaded, LocalMessage
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
     CannotServe,
@@ -28,6 +30,7 @@ from sealring_protocol.codec.messages import (
     Tunnel,
 )
 from sealring_protocol.control.effects import Effect, Level, Note, Send, Shut, ToEngine, Want
+from sealring_protocol.control.epoch.deadlines import earliest
 from sealring_protocol.control.epoch.follower import Follower
 from sealring_protocol.control.head.head import Head
 from sealring_protocol.control.scheduler.requests import FinishReason, Request, RequestDone
@@ -54,6 +57,7 @@ from sealring_protocol.events import (
 from sealring_protocol.link import Link
 from sealring_protocol.links import news
 from sealring_protocol.links.link_manager import LinkManager
+from sealring_protocol.links.news import hop_keys
 from sealring_protocol.node_config import NodeConfig, follower_config, handshake_config, head_config
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import SignedRoster
@@ -76,10 +80,10 @@ class Node:
         self._config = config
         self._links = LinkManager(handshake_config(config), now, config.patience)
         self._events: deque[NodeEvent] = self._links.events
+        self._notes = self._links.notes
         self._info: EngineInfo | None = None
         self._next_engine_ping: float | None = None
         self._requests: set[int] = set()
-        self._now = now
         self._next_uid = 1
         self._last_epoch = 0
         self._engine = EngineFacts(since=now)
@@ -91,13 +95,13 @@ class Node:
         self._brain = self._make_brain(now)
 
     def _make_brain(self, now: float) -> Head | Follower:
-        config, roster = self._config, self.roster.roster
+        roster = self.roster.roster
         self.rank = self._links.rank
         self.world = len(roster.members)
         self._hunger.renumbered()
         if self.rank > 0:
-            return Follower(follower_config(config, roster, self.rank), now)
-        return Head(head_config(config, roster, self._next_uid, self._last_epoch), now)
+            return Follower(follower_config(self._config, roster, self.rank), now)
+        return Head(head_config(self._config, roster, self._next_uid, self._last_epoch), now)
 
     # ------------------------------------------------------------ looking in
 
@@ -148,13 +152,8 @@ class Node:
         return obstacles(self.facts(now), now)
 
     def next_event(self) -> NodeEvent | None:
-        """What the caller has to do or know next. Plans the next step once earlier events are
-        consumed, so that the device has hidden states that came back before it plans."""
-        if not self._events and isinstance(self._brain, Head) and self._brain.unplanned:
-            self._carry_out(self._brain.go_on(self._now), self._now)
-            self._deliver_news(self._now)
-        event = self._events.popleft() if self._events else None
-        return self._teller.notes.told(event, self._now) if isinstance(event, Note) else event
+        """What the caller has to do or know next; None if nothing waits."""
+        return self._events.popleft() if self._events else None
 
     def links_to_flush(self) -> set[int]:
         """The connections that have something to send since the last call."""
@@ -182,13 +181,8 @@ class Node:
 
     def next_timeout(self) -> float | None:
         """When `handle_timeout` wants to be called."""
-        times = (
-            self._links.next_timeout(),
-            self._brain.next_timeout(),
-            self._next_engine_ping,
-            self._teller.due,
-        )
-        return min((time for time in times if time is not None), default=None)
+        links, brain = self._links.next_timeout(), self._brain.next_timeout()
+        return earliest(links, brain, self._next_engine_ping, self._teller.due)
 
     def handle_timeout(self, now: float) -> None:
         """Time has passed."""
@@ -209,12 +203,22 @@ class Node:
             self._events.append(ToEngine(Ping(0, Progress())))
             self._hear_of_starvation(now)
         if self._teller.due is not None and now >= self._teller.due:
-            self._events.extend(self._teller.look(self.obstacles(now), now))
+            self._say(self._teller.look(self.obstacles(now), now), now)
             if isinstance(self._brain, Head):
                 self._carry_out(self._brain.explain(waiting(self.facts(now), now), now), now)
         self._deliver_news(now)
 
     # -------------------------------------------------------------- requests
+
+    def plan_steps(self, now: float) -> bool:
+        """Plan steps if there may be room for some. True if there was: there may be events to take.
+        Call it each time that `next_event` has given None, until it gives False: hidden states that
+        came back are events before, and so with the device while the head takes time to plan."""
+        if not isinstance(self._brain, Head) or not self._brain.may_plan:
+            return False
+        self._carry_out(self._brain.plan_steps(now), now)
+        self._deliver_news(now)
+        return True
 
     def submit(self, request: Request, now: float) -> int:
         """Queue *request* and give its uid.
@@ -268,7 +272,7 @@ class Node:
             case CannotServe(epoch=epoch, reason=reason) if epoch == NO_EPOCH:
                 self._engine = attrs.evolve(self._engine, reason=reason, unreadable=True)
                 text = f"the engine cannot read its model: {reason}"
-                self._events.append(Note(Level.ERROR, text))
+                self._say([Note(Level.ERROR, text)], now)
                 return
         self._carry_out(self._brain.engine_message(message, now), now)
         self._deliver_news(now)
@@ -282,9 +286,8 @@ class Node:
 
     def _report(self, progress: Progress) -> None:
         """Tell peers how far the engine is, which says *progress* of itself."""
-        own, told = (int(s * 1e6) for s in (self._hunger.own, self._hunger.own + self._hunger.lent))
-        self.progress = attrs.evolve(progress, starved_us=own)
-        self._links.set_progress(attrs.evolve(progress, starved_us=told))
+        self.progress, told = self._hunger.added_to(progress)
+        self._links.set_progress(told)
 
     def _hear_of_starvation(self, now: float) -> None:
         """Hear what the ranks that this one is linked with last said of it."""
@@ -306,7 +309,7 @@ class Node:
         # What the head says of others is for deadlines alone.
         if self.rank in (0, rank) and self._hunger.is_news(rank, now):
             told = starving(attrs.evolve(self.facts(now), starved=self._hunger.of(rank)))
-            self._events.extend(Note(Level.INFO, each.what) for each in told)
+            self._say([Note(Level.INFO, each.what) for each in told], now)
         return more
 
     def engine_lost(self, reason: str, now: float, *, out_of_memory: bool = False) -> None:
@@ -401,9 +404,12 @@ class Node:
 
     # ------------------------------------------------------------- internals
 
+    def _say(self, notes: Iterable[Note], now: float) -> None:
+        """Have *notes* logged, at a lower level what is said too often."""
+        self._events.extend(self._notes.told(note, now) for note in notes)
+
     def _deliver_news(self, now: float) -> None:
         """Tell the brain what the link manager has for it."""
-        self._now = now
         while (told := self._links.take()) is not None:
             self._hear(told, now)
         self._teller.turn(now, serving=self._brain.serving or self._links.closed)
@@ -420,8 +426,10 @@ class Node:
                     return
                 self._carry_out(effects, now)
             case news.LinkUp(rank, purpose):
-                if purpose is Purpose.STEP and self.roster.roster.inner_seal:
-                    self._hand_down(told)
+                roster = self.roster.roster
+                if purpose is Purpose.STEP and roster.inner_seal:
+                    keys = hop_keys(told, self.rank, self.world, roster.cluster)
+                    self._events.extend(map(ToEngine, keys))
                 self._events.append(LinkUp(rank, purpose, told.number, told.link))
                 self._carry_out(self._brain.link_up(rank, purpose, now), now)
                 self._hear_of_starvation(now)  # it counts from here on
@@ -440,15 +448,6 @@ class Node:
                 serial = self.roster.roster.serial
                 self._events.append(RosterInForce(serial, self._links.rank))
 
-    def _hand_down(self, up: news.LinkUp) -> None:
-        """Give the engine the activation secrets of a step link; nobody keeps them here."""
-        hop = up.hop
-        cluster = self.roster.roster.cluster
-        if up.rank == (self.rank + 1) % self.world:
-            self._events.append(ToEngine(HopKey(True, hop.suite, cluster, hop.send)))
-        if (up.rank + 1) % self.world == self.rank:
-            self._events.append(ToEngine(HopKey(False, hop.suite, cluster, hop.receive)))
-
     def _begin_anew(self, now: float) -> None:
         """The ranks are others now: begin with a new brain. If this node was the head and still
         is, the requests go on: they are read in again, as in any new epoch."""
@@ -464,17 +463,16 @@ class Node:
         if isinstance(before, Head):
             self._last_epoch = before.membership.epoch.counter
         self._brain = self._make_brain(now)
-        if isinstance(before, Head):
-            self._hand_over(before)
+        if isinstance(before, Head) and isinstance(self._brain, Head):
+            self._brain.inherit(before.scheduler)
+        elif isinstance(before, Head):
+            self._end_requests()
         self._want_control_links(now)
         if self._info is not None:
             self._carry_out(self._brain.engine_message(self._info, now), now)
 
-    def _hand_over(self, before: Head) -> None:
-        """Give the requests of *before* to the head after it, or end them if that is elsewhere."""
-        if isinstance(self._brain, Head):
-            self._brain.inherit(before.scheduler)
-            return
+    def _end_requests(self) -> None:
+        """The head is elsewhere now, where nobody knows of these requests."""
         head = self._links.member(0).name
         text = f"roster {self.roster.roster.serial} makes {head} the head; ask there"
         for uid in sorted(self._requests):
@@ -490,6 +488,8 @@ class Node:
                     self._links.want(rank, purpose, now, yields=yields)
                 case Shut(rank, purpose, code, reason):
                     self._links.shut(rank, purpose, code, reason, now)
+                case Note():
+                    self._say([effect], now)
                 case RequestDone(uid):
                     self._requests.discard(uid)
                     self._events.append(effect)

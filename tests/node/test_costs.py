@@ -27,11 +27,11 @@ def frames_and_forwards(rows: int, world: int = 3) -> tuple[dict[str, Counter[in
     cluster.tap = tap
     # All are there before the first step is planned; they join in it and the next.
     brain = cluster.head.node.brain
-    brain._pump, pump = lambda now: [], brain._pump
+    brain.plan_steps, plan_steps = lambda now: [], brain.plan_steps
     for row in range(rows):
         cluster.submit(Request((row + 1,), TOKENS))
-    brain._pump = pump
-    cluster.head.node._carry_out(brain._pump(cluster.now), cluster.now)
+    brain.plan_steps = plan_steps
+    cluster.head.node._carry_out(brain.plan_steps(cluster.now), cluster.now)
     cluster.settle(cluster.head)
     cluster.run_until(lambda: cluster.all_done)
     cluster.run_for(0.5)

@@ -12,6 +12,7 @@ from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.notices import NOTICE_SECONDS, Notices
 from sealring_protocol.control.standing import Phase
 from sealring_protocol.diagnosis.causes import BY_HINDRANCE, HINDRANCES, Cause
+from sealring_protocol.diagnosis.notes import Notes
 from sealring_protocol.diagnosis.teller import TELL_SECONDS, Teller
 from sealring_protocol.diagnosis.why import Obstacle
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
@@ -203,14 +204,14 @@ def test_nobody_but_the_head_is_heard_and_on_no_other_link(rank, purpose):
 
 
 def test_reasons_that_change_for_ever_write_a_bounded_log():
-    teller, shown, seconds = Teller(), 0, 3600
+    teller, bounds, shown, seconds = Teller(), Notes(), 0, 3600
     causes = itertools.cycle(itertools.product(BY_HINDRANCE.values(), (None, 0, 1, 2)))
     for second in range(seconds):
         found = [
             Obstacle(cause, f"the head says: {second}", rank, from_head=True)
             for cause, rank in itertools.islice(causes, MAX_REASONS)
         ]
-        notes = [teller.notes.told(note, second) for note in teller.look(found, second)]
+        notes = [bounds.told(note, second) for note in teller.look(found, second)]
         shown += sum(note.level is not Level.DEBUG for note in notes)
     assert 0 < shown <= 20 + 6 * seconds / 60
 

@@ -144,8 +144,8 @@ class Brains:
                     self.start_engine(rank)
                 case Shut() | Want():
                     raise AssertionError(effect)
-        if self.head.unplanned:
-            self.absorb(0, self.head.go_on(self.now))
+        if self.head.may_plan:
+            self.absorb(0, self.head.plan_steps(self.now))
 
     def step(self) -> bool:
         """Deliver one message of one queue."""

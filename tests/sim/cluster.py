@@ -309,10 +309,15 @@ class Cluster:
     def settle(self, host: Host) -> None:
         """Carry out what *host*'s node asks for."""
         node = host.node
-        for event in events_of(node):
-            self._on(host, event)
+        self._carry_out(host)
+        while node.plan_steps(self.now):
+            self._carry_out(host)
         for number in node.links_to_flush():
             self._transmit(host, number, bytes(node.data_to_send(number)))
+
+    def _carry_out(self, host: Host) -> None:
+        for event in events_of(host.node):
+            self._on(host, event)
 
     def _on(self, host: Host, event: Any) -> None:
         match event:

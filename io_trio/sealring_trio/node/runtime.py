@@ -334,6 +334,19 @@ class Runtime:
         here = self.guard.at_home
         if here:
             self.guard.catch_up()
+        self._carry_out_events(here=here)
+        while self.node.plan_steps(self.guard.now()):
+            self._carry_out_events(here=here)
+        for link in self.node.links_to_flush():
+            if pump := self._pumps.get(link):
+                pump.flush()
+        deadline = self.node.next_timeout()
+        if deadline is not None and deadline < self._armed:
+            self._armed = deadline
+            self.guard.soon(self._rearm.set)
+
+    def _carry_out_events(self, *, here: bool) -> None:
+        """Carry out what the node wants: *here*, or in part in the event loop."""
         while (event := self.node.next_event()) is not None:
             if here or (isinstance(event, ToEngine | RestartEngine) and not self._held):
                 self._carry_out(event)
@@ -342,13 +355,6 @@ class Runtime:
             else:
                 self._held += 1
                 self.guard.later(partial(self._carry_out_held, event))
-        for link in self.node.links_to_flush():
-            if pump := self._pumps.get(link):
-                pump.flush()
-        deadline = self.node.next_timeout()
-        if deadline is not None and deadline < self._armed:
-            self._armed = deadline
-            self.guard.soon(self._rearm.set)
 
     def _carry_out_held(self, event: NodeEvent) -> None:
         self._held -= 1

@@ -6,6 +6,7 @@ from typing import Final
 
 import attrs
 
+from sealring_protocol.codec.messages import Progress
 from sealring_protocol.diagnosis.why import Starved
 
 AVERAGED: Final = 5.0
@@ -49,6 +50,12 @@ class Hunger:
         """This node's engine process has starved for *seconds* in all; 0 where it is another."""
         self.own += max(0.0, seconds - self._process)
         self._process = seconds
+
+    def added_to(self, progress: Progress) -> tuple[Progress, Progress]:
+        """*progress* with how long the own engine has starved; and as peers are told it, with how
+        long it has waited for others that did, too."""
+        own, told = int(self.own * 1e6), int((self.own + self.lent) * 1e6)
+        return attrs.evolve(progress, starved_us=own), attrs.evolve(progress, starved_us=told)
 
     def renumbered(self) -> None:
         """The ranks are other nodes now."""

@@ -15,7 +15,6 @@ import attrs
 
 from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.diagnosis.causes import Cause
-from sealring_protocol.diagnosis.notes import Notes
 from sealring_protocol.diagnosis.why import Obstacle
 
 TELL_SECONDS: Final = 60.0
@@ -55,14 +54,12 @@ class _Told:
 class Teller:
     """What has been told. Times are monotonic seconds."""
 
-    __slots__ = ("_told", "due", "notes")
+    __slots__ = ("_told", "due")
 
     def __init__(self) -> None:
         self._told: dict[tuple[Cause, int | None, str], _Told] = {}
         self.due: float | None = None
         """When `look` wants to be called; None while the node serves."""
-        self.notes = Notes()
-        """All that the node says goes through these."""
 
     def look(self, found: Sequence[Obstacle], now: float) -> list[Note]:
         """What to say of *found*."""

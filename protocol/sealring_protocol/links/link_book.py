@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import abc
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from sealring_protocol.codec.messages import Progress
 from sealring_protocol.control.effects import Level, Note
+from sealring_protocol.control.epoch.deadlines import earliest
+from sealring_protocol.diagnosis.notes import Notes
 from sealring_protocol.diagnosis.peers import NO_FAULT, PeerBook, PeerState
 from sealring_protocol.diagnosis.refusal_log import RefusalLog
 from sealring_protocol.errors import (
@@ -52,6 +54,8 @@ class LinkBook(abc.ABC):
         self.closed = False
         """The node is stopping: nothing is dialed or accepted any more."""
         self.events: deque[NodeEvent] = deque()
+        self.notes = Notes()
+        """What is said too often is bounded here before it is an event."""
         self._dialer = Dialer(config.node_id)
         self._admission = Admission(now)
         self._connections: dict[int, Connection] = {}
@@ -113,10 +117,9 @@ class LinkBook(abc.ABC):
 
     def next_timeout(self) -> float | None:
         """When `handle_timeout` wants to be called."""
-        times = [] if self.closed else [self._dialer.next_timeout()]
-        times.append(self.refusals.next_timeout())
-        times += [c.link.next_timeout() for c in self._connections.values() if c.link is not None]
-        return min((time for time in times if time is not None), default=None)
+        dial = None if self.closed else self._dialer.next_timeout()
+        links = [c.link.next_timeout() for c in self._connections.values() if c.link is not None]
+        return earliest(dial, self.refusals.next_timeout(), *links)
 
     # --------------------------------------------------- beginnings and ends
 
@@ -183,10 +186,10 @@ class LinkBook(abc.ABC):
         told = key is not None and self._forget(connection, key, now)
         if key is not None and connection.link is not None and connection.link.put_out:
             outs = self._book.put_out(key[0], self.config.roster.roster, self._dialer, now)
-            self.events.extend(outs)
+            self._say(outs, now)
         if key is None or key[0] not in self.config.roster.roster:
             if connection.source:
-                self.events += self._turned_away(connection.source, error, now)
+                self._say(self._turned_away(connection.source, error, now), now)
         elif told:
             self._news.append(LinkDown(self._rank(key), key[1], str(error)))
         elif not connection.up:
@@ -194,7 +197,10 @@ class LinkBook(abc.ABC):
                 f"no {key[1].name.lower()} link with {self.member(self._rank(key)).name}: {error}"
             )
             known = code in NO_FAULT or self._book.again((*key, connection.dialed))
-            self.events.append(Note(Level.DEBUG if known else Level.WARNING, text))
+            self._say([Note(Level.DEBUG if known else Level.WARNING, text)], now)
+
+    def _say(self, notes: Iterable[Note], now: float) -> None:
+        self.events.extend(self.notes.told(note, now) for note in notes)
 
     def _turned_away(self, source: str, error: SealringError, now: float) -> list[Note]:
         """What to say of a connection from *source* that got no further than *error*."""

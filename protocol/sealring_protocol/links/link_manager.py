@@ -135,7 +135,7 @@ class LinkManager(LinkBook):
         if connection is not None and connection.key is not None:
             self._book.failed((*connection.key, True), Fault.UNREACHABLE, reason, now)
             name = self.member(self._rank(connection.key)).name
-            self.events.append(Note(Level.DEBUG, f"cannot reach {name}: {reason}"))
+            self._say([Note(Level.DEBUG, f"cannot reach {name}: {reason}")], now)
             why = f"at {connection.address} ({reason})"
             self._news.append(Unreachable(self._rank(connection.key), connection.key[1], why))
             self._dial_ended(connection.key, now)
@@ -184,7 +184,7 @@ class LinkManager(LinkBook):
                 deadline = connection.link.next_timeout()
                 if deadline is not None and now >= deadline:
                     self._do(connection, now, lambda link: link.handle_timeout(now))
-        self.events += self.refusals.handle_timeout(now)
+        self._say(self.refusals.handle_timeout(now), now)
         self._dial_due(now)
 
     # ------------------------------------------------------------- internals
@@ -306,6 +306,6 @@ class LinkManager(LinkBook):
                 self._shut(connection, CloseCode.ROSTER_EXPIRED, NO_MEMBER, now)
             elif connection.up and connection.link is not None:
                 connection.link.renew(roster)
-        self.events.append(Note(Level.INFO, f"roster {roster.roster.serial} is in force"))
+        self._say([Note(Level.INFO, f"roster {roster.roster.serial} is in force")], now)
         self._news.append(RosterInForce.after(before, roster.roster))
         self.greet(now)

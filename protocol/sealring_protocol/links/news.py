@@ -6,8 +6,11 @@ is one event, told with what the next layer may know.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import attrs
 
+from sealring_protocol.codec.local_messages import HopKey
 from sealring_protocol.codec.messages import Message
 from sealring_protocol.link import Link
 from sealring_protocol.link_events import Hop
@@ -71,3 +74,12 @@ class Unreachable:
 
 
 News = LinkUp | LinkDown | MessageReceived | RosterInForce | Unreachable
+
+
+def hop_keys(up: LinkUp, own: int, world: int, cluster: bytes) -> Iterator[HopKey]:
+    """The activation secrets of the step link *up*, for the engine of rank *own* of *world*; nobody
+    else keeps them."""
+    if up.rank == (own + 1) % world:
+        yield HopKey(True, up.hop.suite, cluster, up.hop.send)
+    if (up.rank + 1) % world == own:
+        yield HopKey(False, up.hop.suite, cluster, up.hop.receive)

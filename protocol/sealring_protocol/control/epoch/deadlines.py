@@ -22,6 +22,16 @@ LONGEST_EXTENSION: Final = 600.0
 rank that only claims to starve gains no more than that."""
 
 
+def earliest(*times: float | None) -> float | None:
+    """The first of *times*; None if none is given. Asked several times for each token: no more than
+    one call."""
+    first: float | None = None
+    for time in times:
+        if time is not None and (first is None or time < first):
+            first = time
+    return first
+
+
 class Extension:
     """By how much the deadline of one answer is put off."""
 

@@ -286,7 +286,10 @@ class HeadEpochs(HeadSteps):
             groups = 1 if alone else self._config.scheduler.groups or self._world
             self.scheduler.shape(groups, 2 if alone else 1)
             self.scheduler.begin(epoch, ranks)
-        return [Note(Level.INFO, f"the ring is ready: epoch {epoch.counter}"), *self._pump(now)]
+        return [
+            Note(Level.INFO, f"the ring is ready: epoch {epoch.counter}"),
+            *self.plan_steps(now),
+        ]
 
     def _without_tensor(self, reason: str) -> list[Effect]:
         """Tensor parallelism was tried, and will not be again: *reason*."""

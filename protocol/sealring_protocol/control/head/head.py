@@ -31,6 +31,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
 )
 from sealring_protocol.control.effects import Effect, Level, Note, RestartEngine, Shut
+from sealring_protocol.control.epoch.deadlines import earliest
 from sealring_protocol.control.epoch.tensor import TensorLeader
 from sealring_protocol.control.head.epochs import HeadConfig, HeadEpochs
 from sealring_protocol.control.head.membership import MembershipState, hello
@@ -82,19 +83,19 @@ class Head(HeadEpochs):
         if self.scheduler is None:
             raise LocalProtocolError("the head has not read its model yet; try again in a moment")
         uid = self.scheduler.submit(request)
-        return uid, self._pump(now)
+        return uid, self.plan_steps(now)
 
     def cancel(self, uid: int, now: float) -> list[Effect]:
         """End request *uid*; its caches are freed by the next step."""
         if self.scheduler is None:
             return []
-        return [*self.scheduler.cancel(uid), *self._pump(now)]
+        return [*self.scheduler.cancel(uid), *self.plan_steps(now)]
 
     def finish(self, uid: int, now: float) -> list[Effect]:
         """End request *uid* as complete."""
         if self.scheduler is None:
             return []
-        return [*self.scheduler.finish(uid), *self._pump(now)]
+        return [*self.scheduler.finish(uid), *self.plan_steps(now)]
 
     # --------------------------------------------------------------- engine
 
@@ -301,7 +302,7 @@ class Head(HeadEpochs):
             return []
         known = self.scheduler.learnt
         effects: list[Effect] = [*self.scheduler.explained(epoch, failed)]
-        return [*effects, *self._learnt_since(known), *self._pump(now)]
+        return [*effects, *self._learnt_since(known), *self.plan_steps(now)]
 
     def _step_done(self, rank: int, message: StepDone, now: float) -> list[Effect]:
         if not self.membership.is_current(message.epoch) or self._machine is None:
@@ -318,7 +319,7 @@ class Head(HeadEpochs):
 
     def next_timeout(self) -> float | None:
         """When `handle_timeout` wants to be called."""
-        times = (
+        return earliest(
             self._bootstrap.at,
             self._backoff.until,
             self._answer_deadline.deadline,
@@ -327,7 +328,6 @@ class Head(HeadEpochs):
             self._drain_ends,
             self._joining.deadline,
         )
-        return min((time for time in times if time is not None), default=None)
 
     def handle_timeout(self, now: float) -> list[Effect]:
         """Time has passed."""

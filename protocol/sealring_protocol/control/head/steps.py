@@ -60,7 +60,8 @@ class HeadSteps:
         self._flights: dict[int, tuple[float, Work, tuple[int, ...]]] = {}  # when sent, what, whose
         self._tuner = GroupTuner(world) if tuned else None
         self._logprobs: dict[tuple[int, int], Logprobs] = {}  # of (step, uid), for its answer
-        self.unplanned = False  # there may be room for a step, see `go_on`
+        self.may_plan = False
+        """There may be room for a step: `plan_steps` when what came before is carried out."""
 
     def _end_epoch(self, now: float) -> list[Effect]:
         """The epoch is over, and what was under way has been settled: on to the next."""
@@ -96,9 +97,9 @@ class HeadSteps:
 
     # ------------------------------------------------------------- outwards
 
-    def _pump(self, now: float) -> list[Effect]:
+    def plan_steps(self, now: float) -> list[Effect]:
         """Plan and begin steps while there is work and credit."""
-        self.unplanned = False
+        self.may_plan = False
         effects: list[Effect] = []
         while self._machine is not None and self._machine.open and self.scheduler is not None:
             planned = self.scheduler.plan(now)
@@ -112,10 +113,6 @@ class HeadSteps:
             effects += planned.opened
             effects += self._act(self._machine.begin(planned.step), now)
         return effects
-
-    def go_on(self, now: float) -> list[Effect]:
-        """Go on planning, when what came before has been carried out (`unplanned`)."""
-        return self._pump(now)
 
     def _announce(self, row: Row) -> list[Effect]:
         """Tell every engine that draws how it draws for *row*."""
@@ -134,7 +131,7 @@ class HeadSteps:
                     effects.append(ToEngine(message))
                     if isinstance(message, StepDone) and self.scheduler is not None:
                         self.scheduler.returned(message.n)
-                        self.unplanned = True
+                        self.may_plan = True
                 case pipeline.ToNext(message):
                     self._rounds.owe(now)
                     effects.append(Send(1, Purpose.STEP, message))
@@ -174,7 +171,7 @@ class HeadSteps:
         self._backoff.progressed()
         effects = self._timing(action, now)
         effects += self.scheduler.answered(action.n, action.ids, now, self._told_of(action.n))
-        return effects + self._pump(now)
+        return effects + self.plan_steps(now)
 
     def _timing(self, action: pipeline.Answered, now: float) -> list[Effect]:
         sent, work, uids = self._flights.pop(action.n)
