@@ -6,9 +6,11 @@ A change of the API is a change of ``tests/api_snapshot.txt``, made on purpose:
 
 from __future__ import annotations
 
+import ast
 import enum
 import importlib
 import inspect
+import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,11 +64,20 @@ def public_names(module: ModuleType) -> Iterator[str]:
     if hasattr(module, "__all__"):
         yield from sorted(module.__all__)
         return
-    constants = inspect.get_annotations(module)
+    made_here = assigned(module)
     for name, value in sorted(vars(module).items()):
-        made_here = getattr(value, "__module__", None) == module.__name__
-        if not name.startswith("_") and (made_here or name in constants):
+        defined_here = getattr(value, "__module__", None) == module.__name__
+        if not name.startswith("_") and (defined_here or name in made_here):
             yield name
+
+
+def assigned(module: ModuleType) -> set[str]:
+    """The names that *module* assigns at its top level: constants, and unions of classes."""
+    names = set(inspect.get_annotations(module))
+    for statement in ast.parse(inspect.getsource(module)).body:
+        if isinstance(statement, ast.Assign):
+            names |= {target.id for target in statement.targets if isinstance(target, ast.Name)}
+    return names
 
 
 def lines(module: ModuleType) -> Iterator[str]:
@@ -77,6 +88,8 @@ def lines(module: ModuleType) -> Iterator[str]:
             yield from class_lines(name, value)
         elif inspect.isfunction(value):
             yield f"{name}{signature(value)}"
+        elif isinstance(value, types.UnionType):
+            yield f"{name} = {' | '.join(kind.__name__ for kind in typing.get_args(value))}"
         else:
             yield f"{name}: {inspect.get_annotations(module).get(name, 'alias')}"
 
