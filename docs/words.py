@@ -144,7 +144,7 @@ LIMITS: Final = {
     "http1.STUCK_SECONDS": "Seconds after which a client that takes no bytes is given up.",
     "connections.MAX_CONNECTIONS": "Connections at once, or fewer where the system allows fewer "
     "open files.",
-    "connections.SHARE_OF_SOURCE": "The share of them that one address may have.",
+    "connections.PART_OF_SOURCE": "The part of them that one address may have.",
     "gate.MAX_OF_ONE": "Requests with one key that are answered at once.",
     "events.MAX_LISTENERS": "Listeners to `/v1/cluster/events`.",
     "schema.MAX_CHOICES": "Choices of one request, over all its prompts.",

@@ -1,7 +1,8 @@
 """The ring that many tests look at from outside.
 
 Tests run in as many processes as there are cores, file by file, so that what a file has made is
-made once.
+made once. Files that look at the same rings run in one process, for to start a ring costs ten
+seconds of a core.
 """
 
 from __future__ import annotations
@@ -10,13 +11,37 @@ import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from tests.serving import Served, serving
 
 # Engines of tests are modules of tests, which an engine process does not find where it is started.
 os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
+
+
+SHARING = (
+    "tests/api/",
+    "tests/attacks/test_http.py",
+    "tests/dashboard/",
+    "tests/io_trio/test_bench_serve.py",
+    "tests/io_trio/test_cli_chat.py",
+    "tests/io_trio/test_cli_serve.py",
+)
+"""Files that use `served`, or the rings of ``tests/api``."""
+
+
+class ByRings(LoadFileScheduling):
+    """Gives the files of `SHARING` to one process, and every other file to whoever is free."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "rings" if nodeid.startswith(SHARING) else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    return ByRings(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ from sealring_trio.api.parsing import MAX_CALL
 from sealring_trio.errors import OperationError
 from sealring_trio.node import requests
 from sealring_trio.text import workers as text_workers
-from sealring_trio.text.frames import CALL, SIZES, Exceeded, Lost, Refused, TextQueueFull
+from sealring_trio.text.frames import CALL, RENDER, SIZES, Exceeded, Lost, Refused, TextQueueFull
 from sealring_trio.text.workers import TextWorkers
 
 SHARING = ["connection", "off", "everyone"]
@@ -190,10 +190,10 @@ async def test_a_worker_that_was_killed_while_it_had_nothing_to_do_costs_no_job(
 
 
 TEMPLATES = {
-    "endless": "Exceeded: the chat template took longer than 5 s",
+    "endless": "Exceeded: the chat template took longer than 2 s",
     "range": "Refused: the chat template refuses these messages: Range too big",
     "at once": "Refused: the chat template refuses these messages: MemoryError",
-    "more and more": "MemoryError|chat template took (more than 1 GiB of memory|longer than 5 s)",
+    "more and more": "MemoryError|chat template took (more than 1 GiB of memory|longer than 2 s)",
     "reach": "Refused: .* access to attribute '__class__' of 'str' object is unsafe",
     "attr": "Refused: .* access to attribute '__class__' of 'str' object is unsafe",
     "change": "Refused: .* access to attribute 'append' of 'list' object is unsafe",
@@ -206,6 +206,7 @@ async def test_a_template_reaches_nothing_and_ends_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_workers, "MEMORY", 1 << 30)
+    monkeypatch.setitem(cast(Any, text_workers.STAGE_SECONDS), RENDER, 2.0)
     async with workers(variant(tmp_path / "m", chat_template=TEMPLATE)) as texts:
         for text, wanted in TEMPLATES.items():
             assert re.search(wanted, await outcome(texts, "chat", ask(text))), text

@@ -32,7 +32,7 @@ MAX_CONNECTIONS: Final = 1024
 """Most connections at once, where the process's limit on descriptors allows as many. Memory: about
 48 KiB for each, in buffers, besides what its request takes."""
 
-SHARE_OF_SOURCE: Final = 0.75
+PART_OF_SOURCE: Final = 0.75
 """How much of them one source may have."""
 
 STALL_SECONDS: Final = 1.0
@@ -136,7 +136,7 @@ class Connections:
     @property
     def limit_of_source(self) -> int:
         """The most connections of one source."""
-        return max(1, int(self.limit * SHARE_OF_SOURCE))
+        return max(1, int(self.limit * PART_OF_SOURCE))
 
     def admit(self, source: str) -> Place | None:
         """A place for a new connection from *source*, idle; None if there is none."""

@@ -34,7 +34,7 @@ from sealring_trio.api.errors import (
 )
 from sealring_trio.api.gate import Caller
 from sealring_trio.api.head import ApiHead
-from sealring_trio.api.kinds import A, ChoiceContext, Kind, PreparedRequest
+from sealring_trio.api.kinds import A, ChoiceContext, Kind, ParsedRequest
 from sealring_trio.api.replies import DONE, Choice, Envelope, event, usage
 from sealring_trio.api.sampling import jobs
 from sealring_trio.api.streaming import ClientGone, EventStream, attended
@@ -139,11 +139,11 @@ class Generate(Generic[A]):
         else in one piece."""
         trace = call.trace
         tokenizer = await self._tokenizer()
-        prepared = await self._prepare(texts.pop(), call)
-        asked = self._kind.options(prepared.told["options"])
+        parsed = await self._parse(texts.pop(), call)
+        asked = self._kind.options(parsed.told["options"])
         stream = call.stream if asked.stream else None
         choices = self._kind.choices(
-            asked, prepared, ChoiceContext(self._head.generator, tokenizer, call.caller.owner)
+            asked, parsed, ChoiceContext(self._head.generator, tokenizer, call.caller.owner)
         )
         envelope = Envelope(
             id=trace.id,
@@ -155,7 +155,7 @@ class Generate(Generic[A]):
             usage_in_chunks=asked.wants_usage,
         )
         with contextlib.ExitStack() as stack:
-            answers = self._open(asked, tokenizer, prepared, call, stack)
+            answers = self._open(asked, tokenizer, parsed, call, stack)
             pairs = list(zip(answers, choices, strict=True))
             if stream is not None:
                 await _stream(pairs, envelope, stream, trace)
@@ -179,7 +179,7 @@ class Generate(Generic[A]):
                 f"The model's tokenizer is missing: {error.what}.", "no_tokenizer"
             ) from None
 
-    async def _prepare(self, body: bytes, call: Call) -> PreparedRequest:
+    async def _parse(self, body: bytes, call: Call) -> ParsedRequest:
         """What a text worker reads in *body*. Raises `ApiError`."""
         generator, trace = self._head.generator, call.trace
         info = generator.runtime.node.engine_info
@@ -193,17 +193,17 @@ class Generate(Generic[A]):
             raise from_text(error) from None
         except OperationError as error:
             raise unavailable(f"The text cannot be read: {error.what}.", "no_worker") from None
-        prepared = PreparedRequest.of(*given)
-        trace.parse = prepared.told["read"]
+        parsed = ParsedRequest.of(*given)
+        trace.parse = parsed.told["read"]
         trace.tokenise = trio.current_time() - began - trace.parse
-        trace.prompt_tokens = sum(map(len, prepared.prompts))
-        return prepared
+        trace.prompt_tokens = sum(map(len, parsed.prompts))
+        return parsed
 
     def _open(
         self,
         asked: A,
         tokenizer: Tokenizer,
-        prepared: PreparedRequest,
+        parsed: ParsedRequest,
         call: Call,
         stack: contextlib.ExitStack,
     ) -> list[Answer]:
@@ -211,12 +211,12 @@ class Generate(Generic[A]):
         head = self._head
         info = head.generator.runtime.node.engine_info
         vocabulary = info.vocabulary if info is not None else tokenizer.vocabulary
-        for prompt in prepared.prompts:
+        for prompt in parsed.prompts:
             _check_prompt(prompt, vocabulary)
         try:
             return [
                 stack.enter_context(head.generator.answering(tokenizer, job, call.trace))
-                for job in jobs(asked, prepared.prompts, vocabulary, call.caller)
+                for job in jobs(asked, parsed.prompts, vocabulary, call.caller)
             ]
         except LocalProtocolError as error:
             raise from_refusal(error, self._kind.prompt, head.retry_after()) from None

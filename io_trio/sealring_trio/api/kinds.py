@@ -27,7 +27,7 @@ A = TypeVar("A", ChatOptions, CompletionOptions)
 
 
 @attrs.frozen
-class PreparedRequest:
+class ParsedRequest:
     """A request as a text worker has read it: what it *told*, and the *prompts* as ids. *rest* has
     bytes that the node passes on unread."""
 
@@ -36,7 +36,7 @@ class PreparedRequest:
     rest: bytes
 
     @classmethod
-    def of(cls, told: Mapping[str, Any], data: bytes) -> PreparedRequest:
+    def of(cls, told: Mapping[str, Any], data: bytes) -> ParsedRequest:
         """The request in a worker's answer."""
         ids = array(ID)
         size = sum(told["lengths"]) * ids.itemsize
@@ -68,9 +68,7 @@ class Kind(Protocol[A]):
     def options(self, told: Mapping[str, Any]) -> A:
         """The options in *told*, without the texts."""
 
-    def choices(
-        self, asked: A, prepared: PreparedRequest, context: ChoiceContext
-    ) -> Sequence[Choice]:
+    def choices(self, asked: A, parsed: ParsedRequest, context: ChoiceContext) -> Sequence[Choice]:
         """A choice to be filled for each answer."""
 
 
@@ -87,17 +85,17 @@ class ChatKind:
         return ChatOptions.model_validate(told)
 
     def choices(
-        self, asked: ChatOptions, prepared: PreparedRequest, context: ChoiceContext
+        self, asked: ChatOptions, parsed: ParsedRequest, context: ChoiceContext
     ) -> list[ChatChoice]:
         """A message for each."""
-        tokenizer, told = context.tokenizer, prepared.told
-        calls = CallReader(context, prepared.rest)
+        tokenizer, told = context.tokenizer, parsed.told
+        calls = CallReader(context, parsed.rest)
         return [
             ChatChoice(
                 index,
                 AnswerText(
                     tokenizer.think,
-                    tokenizer.tools if prepared.rest else None,
+                    tokenizer.tools if parsed.rest else None,
                     reasoning=told["reasoning"],
                     calling=told["calling"],
                 ),
@@ -122,11 +120,11 @@ class CompletionKind:
         return CompletionOptions.model_validate(told)
 
     def choices(
-        self, asked: CompletionOptions, prepared: PreparedRequest, context: ChoiceContext
+        self, asked: CompletionOptions, parsed: ParsedRequest, context: ChoiceContext
     ) -> list[TextChoice]:
         """The continuations of each prompt."""
         bytes_of = context.tokenizer.token_bytes if asked.logprobs is not None else None
-        texts = prepared.told["texts"] or [""] * len(prepared.prompts)
+        texts = parsed.told["texts"] or [""] * len(parsed.prompts)
         each = asked.n or 1
         return [
             TextChoice(index, texts[index // each], bytes_of) for index in range(each * len(texts))

@@ -66,7 +66,7 @@ process has one rank, and none of mlx-lm's has groups."""
 
 
 @attrs.frozen
-class Plan:
+class Setup:
     """What to measure: every combination of *rows*, *groups* and *ranks*, in so many *turns*, with
     *tokens* for each row after about *prompt* tokens. *layers* is the split among the ranks, by
     memory where it is empty."""
@@ -80,12 +80,12 @@ class Plan:
     layers: tuple[int, ...] = ()
 
 
-def measure(plan: Plan, model: Path, name: str, tell: Callable[[str], None]) -> list[Result]:
+def measure(setup: Setup, model: Path, name: str, tell: Callable[[str], None]) -> list[Result]:
     """Tokens a second over all rows, greedy, medians of alternating turns: each case beside each
     of its yardsticks. *model* is told as *name*. Raises `OperationError`."""
     with contextlib.ExitStack() as stack:
         tell("bringing everybody up")
-        found = take_turns(_sides(plan, model, stack), plan.turns, tell)
+        found = take_turns(_sides(setup, model, stack), setup.turns, tell)
     return [
         Result(
             f"{name}, {case}",
@@ -95,7 +95,7 @@ def measure(plan: Plan, model: Path, name: str, tell: Callable[[str], None]) -> 
             yardstick,
             FLOORS.get((name, str(case), yardstick)),
         )
-        for case in _cases(plan)
+        for case in _cases(setup)
         for yardstick, side in _yardsticks(case)
         if side in found
     ]
@@ -130,8 +130,8 @@ def checked(name: str, pace: float) -> float:
     return pace
 
 
-def _cases(plan: Plan) -> list[Case]:
-    return list(itertools.starmap(Case, itertools.product(plan.ranks, plan.groups, plan.rows)))
+def _cases(setup: Setup) -> list[Case]:
+    return list(itertools.starmap(Case, itertools.product(setup.ranks, setup.groups, setup.rows)))
 
 
 def _yardsticks(case: Case) -> Iterator[tuple[str, Side]]:
@@ -145,31 +145,33 @@ def _yardsticks(case: Case) -> Iterator[tuple[str, Side]]:
         yield ONE_ROW, (RING, Case(case.ranks, case.groups, 1))
 
 
-def _sides(plan: Plan, model: Path, stack: contextlib.ExitStack) -> dict[Side, Callable[[], float]]:
+def _sides(
+    setup: Setup, model: Path, stack: contextlib.ExitStack
+) -> dict[Side, Callable[[], float]]:
     """Every side that takes turns, and how it is asked; the processes end with *stack*."""
-    texts = make_prompts(max(plan.rows), plan.prompt)
+    texts = make_prompts(max(setup.rows), setup.prompt)
     tokenizer = Tokenizer(model)
     ids = [tokenizer.encode(text) for text in texts]
     one = stack.enter_context(one_process(model))
     pipelines = {
         ranks: stack.enter_context(own_split(model, ranks, "pipeline"))
-        for ranks in plan.ranks
+        for ranks in setup.ranks
         if ranks > 1
     }
     sides: dict[Side, Callable[[], float]] = {}
-    for ranks, groups in itertools.product(plan.ranks, plan.groups):
-        layers = plan.layers if len(plan.layers) == ranks else ()
-        options = {"groups": groups, "rows": max(plan.rows)}
+    for ranks, groups in itertools.product(setup.ranks, setup.groups):
+        layers = setup.layers if len(setup.layers) == ranks else ()
+        options = {"groups": groups, "rows": max(setup.rows)}
         nodes = stack.enter_context(local_ring(ranks, model, layers, options=options))
-        for rows in plan.rows:
+        for rows in setup.rows:
             case = Case(ranks, groups, rows)
             for yardstick, side in _yardsticks(case):
                 if side[0] == RING:
                     continue
                 children = pipelines[ranks] if yardstick == PIPELINE else one
                 stream = yardstick == STREAM
-                sides[side] = partial(children.pace, ids[:rows], plan.tokens, stream=stream)
-            sides[RING, case] = partial(ring_pace, nodes[0], texts[:rows], plan.tokens)
+                sides[side] = partial(children.pace, ids[:rows], setup.tokens, stream=stream)
+            sides[RING, case] = partial(ring_pace, nodes[0], texts[:rows], setup.tokens)
     return sides
 
 

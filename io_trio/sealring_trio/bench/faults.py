@@ -38,7 +38,7 @@ DETECTION: Final = 2.0
 
 TOKENS: Final = 32
 PROMPTS: Final = ("Tell me a story about a fox named Pip.", "Count to twenty.")
-PATIENCE: Final = 60.0
+LOST_AFTER: Final = 60.0
 """Seconds after which an answer that has not come counts as lost."""
 
 _PAUSE: Final = 0.02
@@ -187,19 +187,19 @@ class Ring:
     def _compare(self, what: str, said: Future[list[int]], number: int) -> list[str]:
         """What is wrong with *what*, which should be the answer to prompt *number*."""
         try:
-            if said.result(PATIENCE) == self._expected[number]:
+            if said.result(LOST_AFTER) == self._expected[number]:
                 return []
         except TimeoutError:
-            return [f"{what} was not whole after {PATIENCE:.0f} s"]
+            return [f"{what} was not whole after {LOST_AFTER:.0f} s"]
         except OperationError as error:
             return [f"{what} failed: {error.what}"]
         return [f"{what} is another than without the fault"]
 
     def _do(self, fault: FaultName, chance: random.Random) -> None:
-        leader, follower = self._nodes
+        head, follower = self._nodes
         match fault:
             case "leader-engine-killed":
-                _signal(leader, signal.SIGKILL)
+                _signal(head, signal.SIGKILL)
             case "follower-engine-killed":
                 _signal(follower, signal.SIGKILL)
             case "follower-engine-frozen":
@@ -223,7 +223,7 @@ class Ring:
 
     def _until_noticed(self, before: tuple[int, str], began: float) -> float:
         """Seconds from *began* until the head is in another state than *before*."""
-        while (spent := time.perf_counter() - began) < PATIENCE:
+        while (spent := time.perf_counter() - began) < LOST_AFTER:
             if self._state() != before:
                 return time.perf_counter() - began
             time.sleep(_PAUSE)
@@ -233,7 +233,7 @@ class Ring:
         """Processes of *before* that nobody needs, and requests that have not ended: what should
         not be left, in words."""
         wait_until_up_again(self._nodes[1])
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + LOST_AFTER
         while time.monotonic() < end:
             needed = {pid for node in self._nodes for pid in _engines(node)}
             old = [process for process in before if process.pid not in needed]

@@ -40,7 +40,7 @@ ONE: Final = "one GPU"
 
 
 @attrs.frozen
-class Plan:
+class Setup:
     """*rows* share a group; each gives *tokens* after about *prompt*. Every side is started anew in
     each of *turns*, and then measured *times* times. A measurement counts only while all rows
     decode, and the first of 64 rows has a hundred tokens before the last one begins."""
@@ -61,11 +61,11 @@ Split: TypeAlias = Literal["tensor", "pipeline", "both"]
 
 
 def measure(
-    plan: Plan, size: SizeName, tell: Callable[[str], None], split: Split = "both"
+    setup: Setup, size: SizeName, tell: Callable[[str], None], split: Split = "both"
 ) -> list[Result]:
     """Tokens a second over all rows, medians. Raises `OperationError`."""
-    one, many = Case(1, 1, 1), Case(1, 1, plan.rows)
-    alone, few, both = Case(2, 1, 1), Case(2, 1, plan.rows), Case(2, 2, 2 * plan.rows)
+    one, many = Case(1, 1, 1), Case(1, 1, setup.rows)
+    alone, few, both = Case(2, 1, 1), Case(2, 1, setup.rows), Case(2, 2, 2 * setup.rows)
     told = [
         ((TP, alone), (THEIRS, alone), 1.1),
         ((TP, few), (THEIRS, few), None),
@@ -81,8 +81,8 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="sealring-") as folder:
         tell("writing the model")
         model = write_random_model(Path(folder), size, "bf16")
-        sides = {name: up for name, up in _sides(plan, model).items() if name in wanted}
-        found = _take_turns(plan, sides, tell)
+        sides = {name: up for name, up in _sides(setup, model).items() if name in wanted}
+        found = _take_turns(setup, sides, tell)
     return [
         Result(
             f"{size} bf16, {ours[0]}, {ours[1]}", "tokens/s", found[ours], found[its], its[0], to
@@ -92,26 +92,26 @@ def measure(
 
 
 def _take_turns(
-    plan: Plan,
+    setup: Setup,
     sides: Mapping[str, Callable[[], AbstractContextManager[Runs]]],
     tell: Callable[[str], None],
 ) -> dict[Side, float]:
     paces: dict[Side, list[float]] = {}
-    for turn in range(1, plan.turns + 1):
+    for turn in range(1, setup.turns + 1):
         for name, up in sides.items():
-            tell(f"turn {turn} of {plan.turns}: bringing up {name}")
+            tell(f"turn {turn} of {setup.turns}: bringing up {name}")
             with up() as runs:
                 for case, run in runs.items():
                     checked(name, run())  # warms up
-                    found = [checked(name, run()) for _ in range(plan.times)]
+                    found = [checked(name, run()) for _ in range(setup.times)]
                     paces.setdefault((name, case), []).extend(found)
                     shown = ", ".join(f"{pace:.1f}" for pace in found)
-                    tell(f"turn {turn} of {plan.turns}: {name}, {case}: {shown} tokens/s")
+                    tell(f"turn {turn} of {setup.turns}: {name}, {case}: {shown} tokens/s")
     return {side: statistics.median(each) for side, each in paces.items()}
 
 
-def _sides(plan: Plan, model: Path) -> dict[str, Callable[[], AbstractContextManager[Runs]]]:
-    texts = make_prompts(2 * plan.rows, plan.prompt)
+def _sides(setup: Setup, model: Path) -> dict[str, Callable[[], AbstractContextManager[Runs]]]:
+    texts = make_prompts(2 * setup.rows, setup.prompt)
     ids = list(map(Tokenizer(model).encode, texts))
 
     @contextlib.contextmanager
@@ -120,18 +120,18 @@ def _sides(plan: Plan, model: Path) -> dict[str, Callable[[], AbstractContextMan
         with split as children:
             yield {
                 Case(ranks, 1, rows): partial(
-                    children.pace, ids[:rows], plan.tokens, stream=rows == 1
+                    children.pace, ids[:rows], setup.tokens, stream=rows == 1
                 )
-                for rows in (1, plan.rows)
+                for rows in (1, setup.rows)
             }
 
     @contextlib.contextmanager
     def ours(ranks: int, groups: int, **options: str | float) -> Iterator[Runs]:
-        options |= {"rows": plan.rows, "groups": groups}
+        options |= {"rows": setup.rows, "groups": groups}
         with local_ring(ranks, model, options=options, places=_GPUS) as nodes:
             yield {
-                Case(ranks, of, rows): partial(ring_pace, nodes[0], texts[:rows], plan.tokens)
-                for of, rows in ((1, 1), (groups, groups * plan.rows))
+                Case(ranks, of, rows): partial(ring_pace, nodes[0], texts[:rows], setup.tokens)
+                for of, rows in ((1, 1), (groups, groups * setup.rows))
             }
 
     return {

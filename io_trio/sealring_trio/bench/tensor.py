@@ -30,7 +30,7 @@ FLOOR: Final = 1.0
 
 
 @attrs.frozen
-class Plan:
+class Setup:
     """What to measure: each number of *rows* on so many *ranks*, in so many *turns*, with *tokens*
     for each row after about *prompt* tokens."""
 
@@ -41,12 +41,12 @@ class Plan:
     prompt: int = 32
 
 
-def measure(plan: Plan, model: Path, name: str, tell: Callable[[str], None]) -> list[Result]:
+def measure(setup: Setup, model: Path, name: str, tell: Callable[[str], None]) -> list[Result]:
     """Tokens a second over all rows, greedy, medians of alternating turns: ours, either way,
     beside mlx-lm's. *model* is told as *name*. Raises `OperationError`."""
     with contextlib.ExitStack() as stack:
         tell("bringing everybody up")
-        found = take_turns(_sides(plan, model, stack), plan.turns, tell)
+        found = take_turns(_sides(setup, model, stack), setup.turns, tell)
     return [
         Result(
             f"{name}, {case}, {told}",
@@ -56,38 +56,40 @@ def measure(plan: Plan, model: Path, name: str, tell: Callable[[str], None]) -> 
             _yardstick(case)[0],
             FLOOR if way == "trusted-link" else None,
         )
-        for case in _cases(plan)
+        for case in _cases(setup)
         for way, told in OURS.items()
     ]
 
 
-def _cases(plan: Plan) -> list[Case]:
-    return [Case(plan.ranks, 1, rows) for rows in plan.rows]
+def _cases(setup: Setup) -> list[Case]:
+    return [Case(setup.ranks, 1, rows) for rows in setup.rows]
 
 
 def _yardstick(case: Case) -> Side:
     return (STREAM if case.rows == 1 else BATCH, case)
 
 
-def _sides(plan: Plan, model: Path, stack: contextlib.ExitStack) -> dict[Side, Callable[[], float]]:
+def _sides(
+    setup: Setup, model: Path, stack: contextlib.ExitStack
+) -> dict[Side, Callable[[], float]]:
     """Everybody who takes a turn, and how; the processes end with *stack*."""
-    texts = make_prompts(max(plan.rows), plan.prompt)
+    texts = make_prompts(max(setup.rows), setup.prompt)
     tokenizer = Tokenizer(model)
     ids = [tokenizer.encode(text) for text in texts]
-    theirs = stack.enter_context(own_split(model, plan.ranks, "tensor"))
+    theirs = stack.enter_context(own_split(model, setup.ranks, "tensor"))
     heads = {}
     for way in OURS:
         options: dict[str, str | float] = {
             "strategy": "tp",
             "collectives": way,
             "groups": 1,
-            "rows": max(plan.rows),
+            "rows": max(setup.rows),
         }
-        heads[way] = stack.enter_context(local_ring(plan.ranks, model, options=options))[0]
+        heads[way] = stack.enter_context(local_ring(setup.ranks, model, options=options))[0]
     sides: dict[Side, Callable[[], float]] = {}
-    for case in _cases(plan):
+    for case in _cases(setup):
         rows, stream = case.rows, case.rows == 1
-        sides[_yardstick(case)] = partial(theirs.pace, ids[:rows], plan.tokens, stream=stream)
+        sides[_yardstick(case)] = partial(theirs.pace, ids[:rows], setup.tokens, stream=stream)
         for way, head in heads.items():
-            sides[way, case] = partial(ring_pace, head, texts[:rows], plan.tokens)
+            sides[way, case] = partial(ring_pace, head, texts[:rows], setup.tokens)
     return sides

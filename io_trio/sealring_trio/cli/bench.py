@@ -184,12 +184,12 @@ def batch(
     json
         Print a JSON list.
     """
-    from sealring_trio.bench.batch import Plan, measure  # noqa: PLC0415
+    from sealring_trio.bench.batch import Setup, measure  # noqa: PLC0415
     from sealring_trio.bench.random_model import model_or_random  # noqa: PLC0415
 
-    plan = Plan(rows, groups, ranks, turns, tokens, prompt, layers)
+    setup = Setup(rows, groups, ranks, turns, tokens, prompt, layers)
     with model_or_random(model, size, dtype) as (folder, name):
-        results = measure(plan, folder, name, teller())
+        results = measure(setup, folder, name, teller())
     return report(results, json=json, check=check)
 
 

@@ -102,11 +102,11 @@ def tp(
         Print a JSON list.
     """
     from sealring_trio.bench.random_model import model_or_random  # noqa: PLC0415
-    from sealring_trio.bench.tensor import Plan, measure  # noqa: PLC0415
+    from sealring_trio.bench.tensor import Setup, measure  # noqa: PLC0415
 
-    plan = Plan(rows, ranks, turns, tokens, prompt)
+    setup = Setup(rows, ranks, turns, tokens, prompt)
     with model_or_random(model, size, dtype) as (folder, name):
-        results = measure(plan, folder, name, teller())
+        results = measure(setup, folder, name, teller())
     return report(results, json=json, check=check)
 
 
@@ -148,7 +148,7 @@ def gpus(
     json
         Print a JSON list.
     """
-    from sealring_trio.bench.gpus import Plan, measure  # noqa: PLC0415
+    from sealring_trio.bench.gpus import Setup, measure  # noqa: PLC0415
 
-    results = measure(Plan(rows=rows, turns=turns, tokens=tokens), size, teller(), split)
+    results = measure(Setup(rows=rows, turns=turns, tokens=tokens), size, teller(), split)
     return report(results, json=json, check=check)

@@ -13,8 +13,8 @@ from sealring_trio.files.config import load_config
 from sealring_trio.local.control_client import ask
 
 Positive = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
-Share = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0, lte=1))]
-TopShare = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gt=0, lte=1))]
+Fraction = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0, lte=1))]
+TopP = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gt=0, lte=1))]
 FromZero = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0))]
 Count = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0, lt=1 << 32))]
 Seed = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0, lt=1 << 64))]
@@ -26,9 +26,9 @@ def generate(
     prompt: str,
     max_tokens: Positive = 256,
     temperature: FromZero = 0.0,
-    top_p: TopShare = 1.0,
+    top_p: TopP = 1.0,
     top_k: Count = 0,
-    min_p: Share = 0.0,
+    min_p: Fraction = 0.0,
     seed: Seed | None = None,
     raw: bool = False,
     json: bool = False,

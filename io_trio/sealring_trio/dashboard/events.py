@@ -61,10 +61,10 @@ class Events:
 
 async def _tell(head: ApiHead, caller: Caller, stream: EventStream) -> None:
     """Feed *stream* until the head stops, or *caller* may not stay."""
-    news = Subscription(head)
+    subscription = Subscription(head)
     await stream.open()
     while caller.may_stay(head):
-        await stream.write(event(news.take()))
+        await stream.write(event(subscription.take()))
         if head.generator.draining:
             break
         await trio.sleep(PERIOD)

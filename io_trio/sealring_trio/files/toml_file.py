@@ -30,12 +30,12 @@ _PART: Final = r"(?:(?<![\w-])[\w-]+|\"[^\"\n]*\"|'[^'\n]*')"
 _LONG_KEY: Final = re.compile(rf"{_PART}(?:[ \t]*\.[ \t]*{_PART}){{{MAX_PARTS}}}")
 
 
-def read_toml(path: Path, model: type[M], purpose: str) -> M:
-    """The file at *path* as a *model*. *purpose* names the kind of file in messages.
+def read_toml(path: Path, model: type[M], kind: str) -> M:
+    """The file at *path* as a *model*. *kind* names the kind of file in messages.
 
     Raises `UserError` for a file that is missing, unreadable, not TOML, or not a *model*.
     """
-    text = read_text(path, purpose)
+    text = read_text(path, kind)
     if long := _LONG_KEY.search(text):
         line = text.count("\n", 0, long.start()) + 1
         raise UserError(
@@ -55,15 +55,15 @@ def read_toml(path: Path, model: type[M], purpose: str) -> M:
         raise _explain(path, text, model, error) from None
 
 
-def read_text(path: Path, purpose: str) -> str:
+def read_text(path: Path, kind: str) -> str:
     """The text of *path*. Raises `UserError` when there is none to read."""
     try:
         return read_file(path)[0].decode()
     except FileNotFoundError:
-        raise UserError(f"there is no {purpose} at {path}", "Check the path.") from None
+        raise UserError(f"there is no {kind} at {path}", "Check the path.") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise UserError(f"cannot read {path}: {reason}", f"It should be a {purpose}.") from None
+        raise UserError(f"cannot read {path}: {reason}", f"It should be a {kind}.") from None
 
 
 def _explain(
