@@ -17,26 +17,29 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-TOKENS: Final = 200
-
 _RING: Final = """
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from sealring_model.tiny import DEFAULT_PROMPT
 from sealring_trio.files.models import TINY, find_model
 from sealring_trio.local.pace import pace
 from sealring_trio.local.ring import local_ring
 
-options = {"strategy": "pp", "collectives": "sealed"}
-with local_ring(int(sys.argv[1]), find_model(TINY), options=options) as nodes:
-    print("up", flush=True)
-    for line in sys.stdin:
-        request = {"do": "generate", "prompt": DEFAULT_PROMPT, "max_tokens": int(line)}
+ranks, strategy, rows = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+options = {"strategy": strategy, "collectives": "sealed"}
+pool = ThreadPoolExecutor(rows)
+with local_ring(ranks, find_model(TINY), options=options) as nodes:
+    def answer(tokens):
+        request = {"do": "generate", "prompt": DEFAULT_PROMPT, "max_tokens": tokens}
         times = []
         for event in nodes[0].ask(request):
             if event["event"] == "text":
                 times += [time.perf_counter()] * event["count"]
-        print(pace(times), flush=True)
+        return times
+    print("up", flush=True)
+    for line in sys.stdin:
+        print(sum(map(pace, pool.map(answer, [int(line)] * rows))), flush=True)
 """
 """Runs in either checkout, which may be older: it uses what both have, and no private name."""
 
@@ -44,9 +47,9 @@ with local_ring(int(sys.argv[1]), find_model(TINY), options=options) as nodes:
 class CheckoutRing:
     """A ring of the code in *checkout*, ended with the block."""
 
-    def __init__(self, checkout: Path, ranks: int, stack: ExitStack) -> None:
+    def __init__(self, checkout: Path, ring: tuple[str, ...], stack: ExitStack) -> None:
         self._process = subprocess.Popen(
-            [str(checkout / ".venv/bin/python"), "-c", _RING, str(ranks)],
+            [str(checkout / ".venv/bin/python"), "-c", _RING, *ring],
             cwd=checkout,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -62,7 +65,7 @@ class CheckoutRing:
         return line
 
     def pace(self, tokens: int) -> float:
-        """Tokens/s of one answer of *tokens*."""
+        """Tokens/s of all rows, each an answer of *tokens*."""
         if self._process.stdin is None:
             raise ValueError("the ring was started without pipes")
         self._process.stdin.write(f"{tokens}\n")
@@ -70,16 +73,19 @@ class CheckoutRing:
         return float(self._line())
 
 
-def measure(checkouts: list[Path], ranks: int, pairs: int) -> list[tuple[float, float]]:
-    """*pairs* of tokens/s, of the first and the second of *checkouts*, from one start of each."""
+def measure(
+    checkouts: list[Path], ring: tuple[str, ...], pairs: int, tokens: int
+) -> list[tuple[float, float]]:
+    """*pairs* of tokens/s, of the first and the second of *checkouts*, from one start of each.
+    *ring* is how many ranks, the strategy, and how many rows at once."""
     found = []
     with ExitStack() as stack:
-        rings = [CheckoutRing(checkout, ranks, stack) for checkout in checkouts]
-        for ring in rings:
-            ring.pace(50)  # to warm up
+        rings = [CheckoutRing(checkout, ring, stack) for checkout in checkouts]
+        for each in rings:
+            each.pace(min(50, tokens))  # to warm up
         for pair in range(pairs):
             order = rings if pair % 2 else rings[::-1]
-            paces = {id(ring): ring.pace(TOKENS) for ring in order}
+            paces = {id(each): each.pace(tokens) for each in order}
             found.append((paces[id(rings[0])], paces[id(rings[1])]))
     return found
 
@@ -88,12 +94,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkouts", type=Path, nargs=2)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--strategy", choices=["pp", "tp"], default="pp")
+    parser.add_argument("--rows", type=int, default=1, help="requests at once")
+    parser.add_argument("--tokens", type=int, default=200, help="of each answer")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--pairs", type=int, default=8)
     options = parser.parse_args()
+    ring = (str(options.ranks), options.strategy, str(options.rows))
     rows = []
     for _ in range(options.rounds):
-        rows += measure(options.checkouts, options.ranks, options.pairs)
+        rows += measure(options.checkouts, ring, options.pairs, options.tokens)
     ratios = sorted(first / second for first, second in rows)
     quarter = len(ratios) // 4
     print(

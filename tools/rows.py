@@ -47,6 +47,8 @@ TESTS: Final = {
         "tests/io_trio/test_engine_group.py",
         "tests/io_trio/test_engine_supervisor.py",
     ),
+    "sealring_trio.net": ("tests/io_trio/test_wire.py",),
+    "sealring_trio.collective": ("tests/io_trio/test_carrier.py", "tests/io_trio/test_streams.py"),
 }
 """By the beginning of a table's module, the tests of its rooms, the likeliest first."""
 COPIES: Final = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import attrs
 
-from sealring_protocol.codec.messages import Tunnel
 from sealring_protocol.control.effects import (
     EndCollective,
     Note,
@@ -14,6 +13,7 @@ from sealring_protocol.control.effects import (
     ToEngine,
 )
 from sealring_protocol.control.scheduler.requests import RequestDone, RowOpened, TokenOut
+from sealring_protocol.errors import CloseCode
 from sealring_protocol.link import Link
 from sealring_protocol.security.roles import Purpose
 
@@ -30,10 +30,15 @@ class Dial:
 
 @attrs.frozen
 class Hangup:
-    """Send *last* (may be empty) on connection *link*, then close it. The node has forgotten it."""
+    """Send *last* (may be empty) on connection *link*, then close it. The node has forgotten it.
+
+    Where the caller has the session (`LinkUp`), it closes that with *code* and *reason*, if
+    it is not over, and what it then has to send is the last."""
 
     link: int
     last: bytes
+    code: CloseCode = CloseCode.SHUTDOWN
+    reason: str = ""
 
 
 @attrs.frozen
@@ -73,30 +78,16 @@ class RosterInForce:
 class LinkUp:
     """The link with *purpose* to *rank* is up, on connection *link*.
 
-    The *session* of a TUNNEL link is used beside the node, though not at the same time, until
-    `TunnelLost` or `Hangup`: TUNNEL messages are sent there, and may be taken out of what came in.
-    When it has something `pending` then, enter the node by `Node.receive_data`, with no data.
+    The *session* of a TUNNEL link is the caller's from here on, and the node touches it no more: a
+    collective's bytes do not pass the node. The caller drives it as any `Link` (bytes, time, what
+    is to be sent; `Link.renew` at `RosterInForce`) until `Hangup`, and when it is over before that
+    says so by `Node.link_over`. Of every other link, the session is there to look at.
     """
 
     rank: int
     purpose: Purpose
     link: int
     session: Link = attrs.field(repr=False)
-
-
-@attrs.frozen
-class TunnelMessage:
-    """*message* came on the tunnel link with *rank*."""
-
-    rank: int
-    message: Tunnel
-
-
-@attrs.frozen
-class TunnelLost:
-    """The tunnel link with *rank* is gone, and every stream of it."""
-
-    rank: int
 
 
 NodeEvent = (
@@ -111,8 +102,6 @@ NodeEvent = (
     | PrepareCollective
     | EndCollective
     | LinkUp
-    | TunnelMessage
-    | TunnelLost
     | TokenOut
     | RequestDone
     | RowOpened

@@ -14,7 +14,7 @@ a byte. An end of stream without CLOSE is a loss.
 from __future__ import annotations
 
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 from sealring_protocol.codec.encoding import decode, encode
 from sealring_protocol.codec.frame import Frame
@@ -64,8 +64,6 @@ __all__ = [
 ]
 
 _HOUSEKEEPING: Final = frozenset({Ping, Pong, Close})
-
-M = TypeVar("M", bound=Message)
 
 
 class Link(LinkHandshake):
@@ -194,24 +192,6 @@ class Link(LinkHandshake):
             except RemoteProtocolError as error:
                 self._die(error)
         return self._events.popleft()
-
-    def take(self, kind: type[M]) -> M | None:
-        """The next event if it is a message of *kind*. What else comes next, an error too, is left
-        for `next_event`, and `pending` tells of it."""
-        try:
-            event = self.next_event()
-        except SealringError:
-            return None
-        if isinstance(event, kind):
-            return event
-        if event is not None:
-            self._events.appendleft(event)
-        return None
-
-    @property
-    def pending(self) -> bool:
-        """`next_event` has something that `take` has left, or an error to raise."""
-        return bool(self._events) or self._error is not None
 
     def send(self, message: Message) -> None:
         """Seal *message*. Raises `LocalProtocolError` where it may not be sent, or does not fit."""

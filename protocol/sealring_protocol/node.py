@@ -27,7 +27,6 @@ from sealring_protocol.codec.messages import (
     Ping,
     Pong,
     Progress,
-    Tunnel,
 )
 from sealring_protocol.control.effects import Effect, Level, Note, Send, Shut, ToEngine, Want
 from sealring_protocol.control.epoch.deadlines import earliest
@@ -45,16 +44,15 @@ from sealring_protocol.diagnosis.why import (
     starving,
     waiting,
 )
-from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
+from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError, SealringError
 from sealring_protocol.events import (
     LinkUp,
     NodeEvent,
     RosterInForce,
     StoreRoster,
-    TunnelLost,
-    TunnelMessage,
 )
 from sealring_protocol.link import Link
+from sealring_protocol.link_events import LinkClosed
 from sealring_protocol.links import news
 from sealring_protocol.links.link_manager import LinkManager
 from sealring_protocol.links.news import hop_keys
@@ -373,6 +371,11 @@ class Node:
         self._links.receive_eof(link, now)
         self._deliver_news(now)
 
+    def link_over(self, link: int, end: SealringError | LinkClosed, now: float) -> None:
+        """The session that the caller has of connection *link* raised *end*, or gave it."""
+        self._links.link_over(link, end, now)
+        self._deliver_news(now)
+
     def provide_signature(self, link: int, signature: bytes, now: float) -> None:
         """The answer to `SignatureRequested`: 64 bytes r || s, low s."""
         self._links.provide_signature(link, signature, now)
@@ -416,8 +419,6 @@ class Node:
 
     def _hear(self, told: news.News, now: float) -> None:
         match told:
-            case news.MessageReceived(rank, Purpose.TUNNEL, Tunnel() as message):
-                self._events.append(TunnelMessage(rank, message))
             case news.MessageReceived(rank, purpose, message):
                 try:
                     effects = self._brain.message(rank, purpose, message, now)
@@ -434,8 +435,6 @@ class Node:
                 self._carry_out(self._brain.link_up(rank, purpose, now), now)
                 self._hear_of_starvation(now)  # it counts from here on
             case news.LinkDown(rank, purpose, reason):
-                if purpose is Purpose.TUNNEL:
-                    self._events.append(TunnelLost(rank))
                 self._carry_out(self._brain.link_down(rank, purpose, reason, now), now)
             case news.Unreachable(rank, purpose, why):
                 if isinstance(self._brain, Follower):

@@ -30,7 +30,7 @@ from sealring_trio.local.ring import local_ring
 from sealring_trio.processes.namespace import NoNamespace, why_not
 
 from tests.io_trio.test_engine_supervisor import FAKE, Owner
-from tests.io_trio.test_relay import CLOSE, EPOCH, OPEN, sides
+from tests.io_trio.test_streams import CLOSE, EPOCH, OPEN, sides
 from tests.networks import own_network
 
 needs_root = pytest.mark.skipif(
@@ -119,15 +119,14 @@ async def test_a_neighbour_that_opens_its_stream_again_and_again_begins_one(
     again: list[TunnelEvent],
 ) -> None:
     async with sides() as (near, far), trio.open_nursery() as nursery:
-        far.relays.prepare(EPOCH, 1, 2, sealed=True)
+        far.prepare(EPOCH)
+        await far.turn()
         far.spawn = nursery.start_soon  # type: ignore[method-assign]
-        with far.guard.lock:
-            for event in [OPEN, *again * 1000]:
-                far.relays.message(0, Tunnel(EPOCH, 0, event))
-        assert len(nursery.child_tasks) == 1
-        await trio.testing.wait_all_tasks_blocked()
+        await near.say(*(Tunnel(EPOCH, 0, event) for event in [OPEN, *again * 1000]))
+        await near.turn()
+        await far.heard(1 + 1000 * len(again))
+        assert len(nursery.child_tasks) <= 1  # none once the stream is closed
         assert far.sent == []
-        assert near.sent == []
         nursery.cancel_scope.cancel()
 
 
@@ -136,7 +135,6 @@ async def test_what_listens_in_an_engines_network_is_reached_by_its_node_alone()
     engine = Engine(EngineCommand(FAKE, ("good",), private=True), owner := Owner())
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(owner.guard.keep_up)
             nursery.start_soon(engine.run)
             assert isinstance(await owner.told.receive(), EngineInfo)
             sockets = engine.take_sockets()

@@ -26,7 +26,6 @@ from sealring_protocol.security.roles import Purpose
 from sealring_trio.errors import OperationError
 from sealring_trio.net.connecting import accept, dial
 from sealring_trio.net.pump import Pump
-from sealring_trio.net.threaded_socket import Guard
 from sealring_trio.net.wire import LINGER
 
 from tests.attacks.test_floods import at_work
@@ -221,7 +220,6 @@ class Owner:
     """What a pump needs of a node, for a link of which nothing is known."""
 
     def __init__(self) -> None:
-        self.guard = Guard()
         self.over = trio.Event()
 
     def received(self, link: int, data: bytes) -> None:

@@ -70,7 +70,6 @@ async def running(mode: str = "good", size: int = 2) -> AsyncIterator[tuple[Engi
     group = EngineGroup(EngineCommand(FAKE, (mode,)), owner, settings)
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(owner.guard.keep_up)
             nursery.start_soon(group.run)
             yield group, owner
             nursery.cancel_scope.cancel()
@@ -264,9 +263,7 @@ def test_members_that_ignore_their_stream_die_with_their_daemon() -> None:
         "import trio\n"
         "from sealring_trio.engine.group import EngineGroup, GroupSettings\n"
         "from sealring_trio.engine.process import EngineCommand\n"
-        "from sealring_trio.net.threaded_socket import Guard\n"
         "class Owner:\n"
-        "    def __init__(self): self.guard = Guard()\n"
         "    def engine_message(self, message): print(*group.pids, flush=True)\n"
         "    def engine_lost(self, reason): pass\n"
         "    def engine_starved(self, seconds): pass\n"

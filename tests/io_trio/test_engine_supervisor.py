@@ -21,7 +21,6 @@ from sealring_trio.engine import process as engine_processes
 from sealring_trio.engine import supervisor
 from sealring_trio.engine.process import EngineCommand
 from sealring_trio.engine.supervisor import Engine
-from sealring_trio.net.threaded_socket import Guard
 from sealring_trio.processes.launcher import NICE
 from sealring_trio.processes.usage import read_usage
 
@@ -37,11 +36,10 @@ class Owner:
 
     def __init__(self) -> None:
         self.send, self.told = trio.open_memory_channel[LocalMessage | str](10_000)
-        self.guard = Guard()
         self.see, self.seen = trio.open_memory_channel[tuple[float, float]](10_000)
 
     def engine_message(self, message: LocalMessage) -> None:
-        self.guard.soon(self.send.send_nowait, message)
+        self.send.send_nowait(message)
 
     def engine_starved(self, seconds: float) -> None:
         self.see.send_nowait((trio.current_time(), seconds))
@@ -203,9 +201,7 @@ def test_a_child_that_ignores_its_stream_dies_with_its_daemon() -> None:
         "import trio\n"
         "from sealring_trio.engine.supervisor import Engine\n"
         "from sealring_trio.engine.process import EngineCommand\n"
-        "from sealring_trio.net.threaded_socket import Guard\n"
         "class Owner:\n"
-        "    def __init__(self): self.guard = Guard()\n"
         "    def engine_message(self, message): print(engine.pid, flush=True)\n"
         "    def engine_lost(self, reason): pass\n"
         "    def engine_starved(self, seconds): pass\n"

@@ -21,7 +21,6 @@ class Ring:
 
     def __init__(self, back: float) -> None:
         self.watchers: list[Any] = []
-        self.guard = MagicMock()
         self.node = MagicMock()
         type(self.node).serving = property(lambda _: trio.current_time() >= began + back)
         began = trio.current_time()

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 import trio
+from sealring_trio.net import wire as wires
 from sealring_trio.net.pump import Pump
-from sealring_trio.net.threaded_socket import Guard
 from sealring_trio.net.wire import RECEIVE_SIZE, ROOM, Wire
 
 
@@ -30,7 +30,6 @@ class Owner:
         self.got = bytearray()
         self.drains = 0
         self.over = trio.Event()
-        self.guard = Guard()
 
     def received(self, link: int, data: bytes) -> None:
         self.got += data
@@ -105,37 +104,6 @@ async def test_what_does_not_fit_waits_and_keeps_its_order() -> None:
     other.close()
 
 
-@pytest.mark.parametrize("taken", [True, False], ids=["the peer takes it", "it is closed"])
-async def test_who_waits_for_an_idle_wire(taken: bool) -> None:
-    near, far = pair()
-    wire, other = Wire(near, lambda: None), Wire(far, lambda: None)
-    await wire.idle()
-    wire.send(bytes(2_000_000))
-    assert 0 < wire.unsent < 2_000_000
-    idle = trio.Event()
-
-    async def wait() -> None:
-        await wire.idle()
-        idle.set()
-
-    with trio.fail_after(10):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(wait)
-            await trio.testing.wait_all_tasks_blocked()
-            assert not idle.is_set()
-            if not taken:
-                wire.close()
-            else:
-                nursery.start_soon(wire.write)
-                left = 2_000_000
-                while left:
-                    left -= len(await other.receive())
-            await idle.wait()
-            nursery.cancel_scope.cancel()
-    wire.close()
-    other.close()
-
-
 async def test_a_pump_drains_only_what_the_socket_takes() -> None:
     near, far = pair()
     owner = Owner()
@@ -206,8 +174,10 @@ async def test_a_reset_kills_the_link(waiting: bool) -> None:
     assert owner.queued == [b"too late"]
 
 
-@pytest.mark.parametrize("heard", [False, True])
-async def test_last_words_that_do_not_fit_go_out_all_the_same(heard: bool) -> None:
+async def test_last_words_that_do_not_fit_go_out_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wires, "LINGER", 15.0)  # a busy machine takes its time
     near, far = pair()
     owner = Owner()
     pump = Pump(owner, 1, near)
@@ -215,8 +185,6 @@ async def test_last_words_that_do_not_fit_go_out_all_the_same(heard: bool) -> No
     got = bytearray()
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
-            if heard:
-                pump.hand_over(bytes, lambda: 0)
             nursery.start_soon(pump.run)
             await trio.testing.wait_all_tasks_blocked()
             owner.queued = [bytes(1_000_000)]
@@ -241,3 +209,89 @@ async def test_a_wire_has_much_room_once_it_is_to_carry_much() -> None:
         wire.make_room(ROOM)
         assert len(await wire.receive()) > RECEIVE_SIZE
     wire.close()
+
+
+async def test_a_pump_that_lets_go_of_its_socket_loses_nothing_either_way() -> None:
+    near, far = pair()
+    owner = Owner()
+    pump = Pump(owner, 1, near)
+    other = Wire(far, lambda: None)
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pump.run)
+            await trio.testing.wait_all_tasks_blocked()
+            owner.queued = [bytes(range(256)) * 8_000]
+            pump.flush()
+            other.send(b"for the next")  # there, before the pump's reader can look
+            released = pump.release()
+        assert released is not None
+        sock, rest = released
+        assert 0 < len(rest) < 256 * 8_000
+        assert (near.fileno(), owner.got) == (-1, b"")
+        assert not owner.over.is_set()
+        sent = 256 * 8_000 - len(rest)
+        got = bytearray()
+        while len(got) < sent:
+            got += await other.receive()
+        assert got + rest == bytes(range(256)) * 8_000
+        heir = Wire(sock, lambda: None)
+        assert await heir.receive() == b"for the next"
+        heir.close()
+    other.close()
+
+
+async def test_a_pump_that_reads_as_it_lets_go_reads_no_more() -> None:
+    near, far = pair()
+    owner = Owner()
+    pump = Pump(owner, 1, near)
+    released = []
+    owner.received = lambda _, data: released.append((data, pump.release()))  # type: ignore
+    with trio.fail_after(10), far:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pump.run)
+            far.send(b"the link is up")
+        ((data, given),) = released
+        assert data == b"the link is up"
+        assert given is not None
+        far.send(b"later")
+        heir = Wire(given[0], lambda: None)
+        assert await heir.receive() == b"later"
+        heir.close()
+    assert not owner.over.is_set()
+
+
+@pytest.mark.parametrize("first", ["hung up", "reset"])
+async def test_a_pump_whose_stream_is_over_has_no_socket_to_give(first: str) -> None:
+    near, far = pair()
+    owner = Owner()
+    pump = Pump(owner, 1, near)
+    with trio.fail_after(10), far:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pump.run)
+            if first == "hung up":
+                pump.hang_up(b"")
+            else:
+                far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                far.close()
+                await owner.over.wait()
+            assert pump.release() is None
+        assert owner.over.is_set()
+
+
+async def test_a_half_closed_stream_is_read_to_its_end() -> None:
+    near, far = pair()
+    owner = Owner()
+    data = os.urandom(1 << 20)
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Pump(owner, 1, near).run)
+            other = Wire(far, lambda: None)
+            nursery.start_soon(other.write)
+            other.send(data)
+            while other.busy:
+                await trio.testing.wait_all_tasks_blocked()
+            far.shutdown(socket.SHUT_WR)
+            await owner.over.wait()
+            nursery.cancel_scope.cancel()
+    assert owner.got == data
+    other.close()

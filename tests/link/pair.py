@@ -59,8 +59,9 @@ class Pair:
         indexes: tuple[int, int] = (1, 0),
         admission: Admission | None = None,
         skew_ms: int = 0,
+        now: float = 1.0,
     ) -> None:
-        self.now = 1.0
+        self.now = now
         one, two = indexes
         a = a or config(one)
         b = b or config(two)

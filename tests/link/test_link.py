@@ -7,7 +7,7 @@ import pytest
 from sealring_protocol import limits
 from sealring_protocol import link as link_module
 from sealring_protocol.codec.frame import FrameKind, frame_header
-from sealring_protocol.codec.messages import Accept, Close, Step, StepDone
+from sealring_protocol.codec.messages import Accept, Close, Step
 from sealring_protocol.errors import (
     AuthenticationFailed,
     CloseCode,
@@ -298,35 +298,3 @@ def test_both_ends_give_a_log_the_same_keys():
     assert dialed == accepted
     assert len({dialed.to_responder, dialed.to_initiator, dialed.transcript}) == 3
     assert repr(dialed.to_responder) not in repr(dialed)
-
-
-# -------------------------------------------------- beside the owner of the rest
-
-
-def test_messages_of_one_kind_are_taken_and_all_else_is_left():
-    pair = established(purpose=Purpose.STEP, indexes=(0, 1))
-    for message in (STEP, STEP):
-        pair.a.link.send(message)
-    pair.a.link.close(CloseCode.SHUTDOWN, "enough")
-    pair.b.link.receive_data(bytes(pair.a.link.data_to_send()), pair.now)
-    assert pair.b.link.take(StepDone) is None
-    assert pair.b.link.pending
-    assert [pair.b.link.take(Step) for _ in range(2)] == [STEP, STEP]
-    assert pair.b.link.take(Step) is None
-    assert pair.b.link.pending
-    assert pair.b.link.next_event() == LinkClosed(CloseCode.SHUTDOWN, "enough")
-    assert pair.b.link.next_event() is None
-    assert not pair.b.link.pending
-
-
-def test_an_error_is_left_too():
-    pair = established(purpose=Purpose.STEP, indexes=(0, 1))
-    pair.a.link.send(STEP)
-    frame = bytearray(pair.a.link.data_to_send())
-    frame[-1] ^= 1
-    pair.b.link.receive_data(bytes(frame), pair.now)
-    assert not pair.b.link.pending
-    assert pair.b.link.take(Step) is None
-    assert pair.b.link.pending
-    with pytest.raises(AuthenticationFailed):
-        pair.b.link.next_event()

@@ -8,6 +8,7 @@ from one seed.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 from collections import Counter, deque
@@ -34,18 +35,20 @@ from sealring_protocol.control.scheduler.requests import (
     SchedulerConfig,
     TokenOut,
 )
+from sealring_protocol.errors import SealringError
 from sealring_protocol.events import (
     Dial,
     EncapsulationRequested,
     Hangup,
     LinkUp,
+    RosterInForce,
     SignatureRequested,
     StoreRoster,
-    TunnelLost,
-    TunnelMessage,
 )
+from sealring_protocol.link import Link, LinkClosed
 from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.identity import SoftwareSigner
+from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign_roster
 
 from tests.driver import encapsulate, events_of
@@ -105,6 +108,7 @@ class Host:
     node: Node
     engine: FakeEngine | None
     wires: dict[int, Wire] = attrs.field(factory=dict)
+    tunnels: dict[int, Link] = attrs.field(factory=dict)  # sessions that the node has lent
     inbox: deque[Any] = attrs.field(factory=deque)  # to the engine
     free: float = 0.0  # when the engine has done all it was given
     busy: list[tuple[float, float]] = attrs.field(factory=list)  # it worked on steps then
@@ -116,6 +120,11 @@ class Host:
     collective: Collective | None = None
     told: float = 0.0  # when the last answer of a collective's step is there
     planned: int = 0  # engines that were replaced though nothing was wrong with them
+
+    def next_timeout(self) -> float | None:
+        """Of its node and of the tunnels that it has been lent."""
+        times = [self.node.next_timeout(), *(each.next_timeout() for each in self.tunnels.values())]
+        return min((time for time in times if time is not None), default=None)
 
 
 class Cluster:
@@ -234,7 +243,10 @@ class Cluster:
 
     def _eof(self, host: Host, number: int) -> None:
         if host.alive and not host.frozen:
-            host.node.receive_eof(number, self.now)
+            if number in host.tunnels:
+                self._drive(host, number, lambda session: session.receive_eof())
+            else:
+                host.node.receive_eof(number, self.now)
             self.settle(host)
 
     # ------------------------------------------------------------------- time
@@ -250,7 +262,7 @@ class Cluster:
         timers = [
             (deadline, host)
             for host in self.hosts.values()
-            if host.alive and not host.frozen and (deadline := host.node.next_timeout()) is not None
+            if host.alive and not host.frozen and (deadline := host.next_timeout()) is not None
         ]
         timer = min(timers, key=lambda item: item[0], default=None)
         if self._queue and (timer is None or self._queue[0][0] <= timer[0]):
@@ -264,6 +276,9 @@ class Cluster:
             return False
         self.now = max(self.now, timer[0])
         timer[1].node.handle_timeout(self.now)
+        for number in list(timer[1].tunnels):
+            if number in timer[1].tunnels:
+                self._drive(timer[1], number, lambda session: session.handle_timeout(self.now))
         self.settle(timer[1])
         return True
 
@@ -319,11 +334,28 @@ class Cluster:
         for event in events_of(host.node):
             self._on(host, event)
 
+    def _drive(self, host: Host, number: int, action: Callable[[Link], None]) -> None:
+        """Have *action* happen to a tunnel's session, which *host*'s node has lent."""
+        session = host.tunnels[number]
+        try:
+            action(session)
+            while (event := session.next_event()) is not None:
+                assert isinstance(event, LinkClosed), "nobody sends anything in these tunnels"
+                host.node.link_over(number, event, self.now)
+        except SealringError as error:
+            host.node.link_over(number, error, self.now)
+        self._transmit(host, number, bytes(session.data_to_send()))
+
     def _on(self, host: Host, event: Any) -> None:
+        node = host.node
         match event:
             case Dial(link, address):
                 self.after(self.delay, lambda: self._connect(host, link, address))
-            case Hangup(link, last):
+            case Hangup(link, last, code, reason):
+                if (session := host.tunnels.pop(link, None)) is not None:
+                    with contextlib.suppress(SealringError):
+                        session.close(code, reason)
+                    last = bytes(session.data_to_send())
                 self._transmit(host, link, last)
                 wire = host.wires.get(link)
                 if wire is not None:
@@ -352,7 +384,13 @@ class Cluster:
                 self.after(0.0005, lambda: self._prepared(host, epoch, relay))
             case EndCollective():
                 self._leave(host)
-            case LinkUp() | TunnelMessage() | TunnelLost():
+            case LinkUp(_, Purpose.TUNNEL, link, session):
+                host.tunnels[link] = session
+                self._drive(host, link, lambda _: None)
+            case RosterInForce():
+                for session in host.tunnels.values():
+                    session.renew(node.roster)
+            case LinkUp():
                 pass
             case TokenOut(uid, token):
                 self.tokens[uid].append(token)
@@ -523,12 +561,17 @@ class Cluster:
             host.waiting.append((to[1], piece))
             self.after(0.1, lambda: self._catch_up(host))
             return
-        host.node.receive_data(to[1], piece, self.now)
+        self._receive(host, to[1], piece)
+
+    def _receive(self, host: Host, number: int, piece: bytes) -> None:
+        if number in host.tunnels:
+            self._drive(host, number, lambda session: session.receive_data(piece, self.now))
+        else:
+            host.node.receive_data(number, piece, self.now)
         self.settle(host)
 
     def _catch_up(self, host: Host) -> None:
         """A host that was frozen reads what its kernel has, in order."""
         while host.waiting and host.alive and not host.frozen:
             number, piece = host.waiting.popleft()
-            host.node.receive_data(number, piece, self.now)
-            self.settle(host)
+            self._receive(host, number, piece)

@@ -38,11 +38,6 @@ _AT_ONCE: Final = 16  # traces that are told before others have their turn
 def describe(head: ApiHead) -> dict[str, Any]:
     """The ring as it is now. Sizes are bytes; times are microseconds unless their name says another
     unit."""
-    with head.generator.runtime.guard.lock:
-        return _describe(head)
-
-
-def _describe(head: ApiHead) -> dict[str, Any]:
     runtime = head.generator.runtime
     node = runtime.node
     roster = node.roster.roster
@@ -98,7 +93,7 @@ def _ranks(head: ApiHead) -> list[dict[str, Any]]:
     plan = brain.plan if isinstance(brain, Head) else None
     world = node.world
     summing = collective_of(brain)
-    facts, now = head.generator.runtime.facts(), head.generator.runtime.guard.now()
+    facts, now = head.generator.runtime.facts(), trio.current_time()
     tunnelled = summing is not None and not summing.trusted
     told = []
     for rank, member in enumerate(node.roster.roster.members):

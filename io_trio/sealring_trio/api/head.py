@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import attrs
+import trio
 from sealring_protocol.codec.messages import Progress
 from sealring_protocol.diagnosis.why import starving
 from sealring_protocol.link import Link
@@ -81,13 +82,13 @@ class ApiHead:
 
     def why(self) -> list[dict[str, Any]]:
         """The obstacles to serving, most telling first; empty if the ring serves."""
-        now = self.generator.runtime.guard.now()
+        now = trio.current_time()
         return [obstacle.describe(now) for obstacle in self.generator.obstacles()]
 
     def starved(self) -> list[dict[str, Any]]:
         """The engines that starve and slow the ring down, whether or not it serves."""
         runtime = self.generator.runtime
-        return [each.describe(runtime.guard.now()) for each in starving(runtime.facts())]
+        return [each.describe(trio.current_time()) for each in starving(runtime.facts())]
 
     def retry_after(self) -> int:
         """Seconds after which a request may be accepted: about what requests have taken lately."""

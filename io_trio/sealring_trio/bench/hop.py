@@ -1,9 +1,9 @@
 """A hop of 8 KiB between two processes: sealed by a link, beside a plain trio message.
 
 All are round trips; a hop is half of one. The plain one is trio's own stream with the same number
-of bytes. The sealed one is read as a node's links are, in a thread (`threaded_socket`). Its parts
-are measured alone in the same way: that wire with plain bytes, then also with encryption and
-decryption (AES-256-GCM from the library), or with a STEP encoded and decoded.
+of bytes. The sealed one is sent and received as on a node's links (`wire`). Its parts are measured
+alone in the same way: that wire with plain bytes, then also with encryption and decryption
+(AES-256-GCM from the library), or with a STEP encoded and decoded.
 
 The other process is this module, run with as many connected sockets.
 """
@@ -29,7 +29,7 @@ from sealring_protocol.security.handshake import Admission
 
 from sealring_trio.bench.links import accept, configs, dial
 from sealring_trio.bench.measure import Result
-from sealring_trio.net.threaded_socket import Guard, SharedWire
+from sealring_trio.net.wire import Wire
 from sealring_trio.processes.interpreter import run_module
 
 SIZE: Final = 8192
@@ -141,8 +141,7 @@ class Asker:
     """Sends the messages of *talk* over *sock*, each as soon as the last one is back."""
 
     def __init__(self, sock: socket.socket, talk: ChatSession) -> None:
-        self._guard = Guard()
-        self._wire = SharedWire(sock, lambda: None, self._guard)
+        self._wire = _wire(sock)
         self._talk = talk
         self._times: list[float] = []
         self._began = 0.0
@@ -150,14 +149,16 @@ class Asker:
 
     async def run(self) -> None:
         """Receive what comes back, until cancelled."""
-        await self._wire.hear(self._heard)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._wire.write)
+            while data := await self._wire.receive():
+                self._heard(data)
 
     async def turn(self) -> float:
         """As `Turn`."""
         self._times.clear()
         self._done = trio.Event()
-        with self._guard.lock:
-            self._ask()
+        self._ask()
         await self._done.wait()
         return statistics.median(self._times)
 
@@ -166,14 +167,19 @@ class Asker:
         self._wire.send(self._talk.say())
 
     def _heard(self, data: bytes) -> None:
-        with self._guard.lock:
-            if not self._talk.take(data):
-                return
-            self._times.append(time.perf_counter() - self._began)
-            if len(self._times) < TRIPS:
-                self._ask()
-            else:
-                self._guard.soon(self._done.set)
+        if not self._talk.take(data):
+            return
+        self._times.append(time.perf_counter() - self._began)
+        if len(self._times) < TRIPS:
+            self._ask()
+        else:
+            self._done.set()
+
+
+def _wire(sock: socket.socket) -> Wire:
+    wire = Wire(sock, lambda: None)
+    wire.make_room()
+    return wire
 
 
 # ------------------------------------------------------------------ what is said
@@ -268,15 +274,13 @@ async def _echo_plain(sock: socket.socket) -> None:
 
 
 async def _echo(sock: socket.socket, talk: ChatSession) -> None:
-    guard = Guard()
-    wire = SharedWire(sock, lambda: None, guard)
-
-    def heard(data: bytes) -> None:
-        with guard.lock:
+    wire = _wire(sock)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wire.write)
+        while data := await wire.receive():
             if talk.take(data):
                 wire.send(talk.say())
-
-    await wire.hear(heard)
+        nursery.cancel_scope.cancel()
 
 
 async def _serve(descriptors: list[int]) -> None:

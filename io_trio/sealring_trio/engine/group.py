@@ -52,7 +52,6 @@ from sealring_trio.engine.process import (
 )
 from sealring_trio.engine.states import GROUP_TABLE, GroupEvent, GroupState
 from sealring_trio.engine.supervisor import EngineOwner, Supervisor
-from sealring_trio.net.threaded_socket import Guard
 
 DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 LOOPBACK: Final = "127.0.0.1"
@@ -103,10 +102,8 @@ class _GroupLife:
         settings: GroupSettings,
         heard: Callable[[LocalMessage], None],
         looked: Callable[[], None],
-        guard: Guard,
     ) -> None:
         self._settings = settings
-        self._guard = guard
         self._heard = heard
         self._looked = looked
         self._merger = Merger(settings.size)
@@ -131,13 +128,11 @@ class _GroupLife:
                     try:
                         for process in self._start(commands):
                             member = len(self.processes)
-                            with self._guard.lock:
-                                self.processes.append(process)
+                            self.processes.append(process)
                             members.start_soon(self._run_member, member, process)
                     except EngineNotStarted as error:
                         member = len(self.processes)
-                        with self._guard.lock:
-                            self.end(f"of member {member} of {self._settings.size}: {error}")
+                        self.end(f"of member {member} of {self._settings.size}: {error}")
                 nursery.cancel_scope.cancel()
         finally:
             self._release_ports()
@@ -154,12 +149,11 @@ class _GroupLife:
                 elif command.private:
                     network = Network("lead", lead.fileno(), len(commands) - 1)
                 heard = partial(self._hear, member)
-                yield EngineProcess(command, heard, self._looked, self._guard, network)
+                yield EngineProcess(command, heard, self._looked, network)
 
     async def _run_member(self, member: int, process: EngineProcess) -> None:
         how = await process.run()
-        with self._guard.lock:
-            self.end(f"of member {member} of {self._settings.size}: {how}")
+        self.end(f"of member {member} of {self._settings.size}: {how}")
 
     def _check_splits(self, splits: int) -> None:
         size = self._settings.size
@@ -176,8 +170,7 @@ class _GroupLife:
         with trio.move_on_after(self._settings.seconds + GRACE):
             await self._joined.wait()
             return
-        with self._guard.lock:
-            self.end(f"its members did not form a group within {self._settings.seconds:g} s")
+        self.end(f"its members did not form a group within {self._settings.seconds:g} s")
 
     def end(self, reason: str) -> None:
         """End them all."""
@@ -234,7 +227,8 @@ class _GroupLife:
             "can be a stage of a pipeline alone: use strategy pp"
         )
         # Later: whoever sends does not expect an answer meanwhile.
-        self._guard.later(partial(self._answer, CannotServe(order.epoch, FailureKind.GROUP, why)))
+        answer = partial(self._answer, CannotServe(order.epoch, FailureKind.GROUP, why))
+        trio.lowlevel.current_trio_token().run_sync_soon(answer)
 
     def _answer(self, message: LocalMessage) -> None:
         if not self._reason:
@@ -261,7 +255,7 @@ class _GroupLife:
         if not ring:  # the first one coordinates; the others are reached through it
             hosts *= self._settings.size
         self._send_each(partial(self._group, hosts=tuple(hosts)))
-        self._guard.soon(self._joining.set)
+        self._joining.set()
 
     # ------------------------------------------------------ from the members
 
@@ -291,7 +285,7 @@ class _GroupLife:
             case Grouped():
                 self._machine.fire(GroupEvent.GROUPED)
                 self.grouped = message
-                self._guard.soon(self._joined.set)
+                self._joined.set()
                 self._release_ports()
                 return  # the node has not asked for a group
             case _:
@@ -322,7 +316,8 @@ class EngineGroup(Supervisor):
         life = self._life
         return (life.backend, life.grouped) if life and life.grouped else None
 
-    def _send(self, message: LocalMessage) -> None:
+    def send(self, message: LocalMessage) -> None:
+        """See `Supervisor.send`."""
         if self._life is not None:
             self._life.send(message)
 
@@ -331,14 +326,11 @@ class EngineGroup(Supervisor):
             self._life.end(reason)
 
     async def _one_life(self) -> str:
-        life = _GroupLife(self.settings, self._hear, self._looked, self._owner.guard)
-        with self._owner.guard.lock:
-            self._life = life
+        life = self._life = _GroupLife(self.settings, self._hear, self._looked)
         try:
             reason = await life.run(self._commands)
             self._planned = self._planned or life.planned
             self.out_of_memory = any(process.out_of_memory for process in life.processes)
             return reason
         finally:
-            with self._owner.guard.lock:
-                self._life = None
+            self._life = None

@@ -15,12 +15,12 @@ which then ends it in good order. It gives way to its node on a busy processor (
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
 import subprocess
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Final
 
 import attrs
@@ -37,7 +37,7 @@ from sealring_protocol.limits import MAX_SEALED_BODY, MAX_WEIGHT_WAITING
 from sealring_protocol.table import Machine
 
 from sealring_trio.engine.states import ENGINE_TABLE, EngineEvent, EngineState
-from sealring_trio.net.threaded_socket import Guard, SharedWire
+from sealring_trio.net.wire import Wire
 from sealring_trio.processes.interpreter import run_module, signal_name
 from sealring_trio.processes.secrecy import oom_kills
 from sealring_trio.processes.usage import Usage, read_usage
@@ -128,16 +128,14 @@ def pack(message: LocalMessage) -> bytes:
 
 
 class EngineProcess:
-    """One life of one engine. *heard* gets each of its messages, from the thread that reads them
-    and with the lock of *guard* held; *looked* is called after each look at it, with the lock, too.
-    `send` and `end` need that lock as well. Raises `EngineNotStarted`."""
+    """One life of one engine. *heard* gets each of its messages; *looked* is called after each look
+    at it. Raises `EngineNotStarted`."""
 
     def __init__(
         self,
         command: EngineCommand,
         heard: Callable[[LocalMessage], None],
         looked: Callable[[], None],
-        guard: Guard,
         network: Network | None = None,
     ) -> None:
         """Start *command*, in *network* if that is given."""
@@ -145,9 +143,8 @@ class EngineProcess:
             ours = self._start(command, network)
         except (OSError, MemoryError) as error:
             raise EngineNotStarted(error) from error
-        self._guard = guard
-        self._wire = SharedWire(ours, lambda: None, guard)
-        self._wire.eager = True
+        self._wire = Wire(ours, lambda: None)
+        self._wire.make_room()
         self._heard = heard
         self._looked = looked
         self._starts = Deadline()  # by when it is to say something
@@ -207,7 +204,7 @@ class EngineProcess:
         self._stop()
 
     def _stop(self) -> None:
-        self._guard.soon(self._scope.cancel)
+        self._scope.cancel()
 
     async def run(self) -> str:
         """Talk with it until it has ended; how that came about."""
@@ -219,8 +216,7 @@ class EngineProcess:
                     await self._read()
                     nursery.cancel_scope.cancel()
         finally:
-            with self._guard.lock:
-                self._machine.fire(EngineEvent.ENDED)
+            self._machine.fire(EngineEvent.ENDED)
             self._wire.close()
             status = await _bury(self._process, EXIT_GRACE if not self._reason else 0.0)
             killed = self._process.returncode == -signal.SIGKILL and not self._reason
@@ -245,42 +241,40 @@ class EngineProcess:
             with contextlib.suppress(psutil.Error, OSError):
                 stopped = psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
             if before and stopped:
-                with self._guard.lock:
-                    self.end("it was stopped, and would have hung whoever waits for it")
+                self.end("it was stopped, and would have hung whoever waits for it")
             before = stopped
             if usage := read_usage(self.pid):
                 self._see(usage)
 
     def _see(self, usage: Usage) -> None:
         """See by its *usage* whether it starves."""
-        with self._guard.lock:
-            now = self._guard.now()
-            more = self.starvation.look(usage.threads, usage.faults, now)
-            if self.state is EngineState.SPAWNED and self._starts.at is not None:
-                self._starts.starved(more, now)
-                self._starting.deadline = self._starts.at
-            self._looked()
+        now = trio.current_time()
+        more = self.starvation.look(usage.threads, usage.faults, now)
+        if self.state is EngineState.SPAWNED and self._starts.at is not None:
+            self._starts.starved(more, now)
+            self._starting.deadline = self._starts.at
+        self._looked()
 
     async def _read(self) -> None:
         decoder = FrameDecoder({FrameKind.LOCAL: MAX_LOCAL_BODY})
-        self._starts.set(self._guard.now(), START_TIMEOUT)
+        self._starts.set(trio.current_time(), START_TIMEOUT)
         with trio.move_on_after(START_TIMEOUT) as self._starting:
-            spoke = partial(setattr, self._starting, "deadline", float("inf"))
-            await self._wire.hear(partial(self._take, decoder, spoke))
+            with contextlib.suppress(OSError):
+                while data := await self._wire.receive():
+                    self._take(decoder, data)
+                    if self.state is not EngineState.SPAWNED:
+                        self._starting.deadline = math.inf
         if self._starting.cancelled_caught and self.state is EngineState.SPAWNED:
             self._reason = f"it said nothing for {START_TIMEOUT:.0f} s{self._starts.extended}"
 
-    def _take(self, decoder: FrameDecoder, spoke: Callable[[], None], data: bytes) -> None:
-        """*data* came in, in the thread that reads it."""
-        with self._guard.lock:
-            try:
-                decoder.receive_data(data)
-                while not self._reason and (frame := decoder.next_frame()):
-                    if self.state is EngineState.SPAWNED:
-                        self._guard.soon(spoke)
-                    self._hear(decode_local(frame.body))
-            except RemoteProtocolError as error:
-                self.end(f"it broke the local protocol ({error})")
+    def _take(self, decoder: FrameDecoder, data: bytes) -> None:
+        """*data* came in."""
+        try:
+            decoder.receive_data(data)
+            while not self._reason and (frame := decoder.next_frame()):
+                self._hear(decode_local(frame.body))
+        except RemoteProtocolError as error:
+            self.end(f"it broke the local protocol ({error})")
 
     def _hear(self, message: LocalMessage) -> None:
         if self.state is EngineState.SPAWNED:

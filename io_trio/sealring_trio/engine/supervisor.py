@@ -30,7 +30,6 @@ from sealring_trio.engine.process import (
     new_pair,
     pack,
 )
-from sealring_trio.net.threaded_socket import Guard
 from sealring_trio.processes.namespace import NoNamespace, take_sockets
 
 log = logging.getLogger("sealring.engine")
@@ -52,15 +51,11 @@ LONGEST_PAUSE: Final = 30.0
 class EngineOwner(Protocol):
     """Who hears of the engine."""
 
-    @property
-    def guard(self) -> Guard:
-        """Its lock is held whenever the engine is spoken to or heard."""
-
     def engine_message(self, message: LocalMessage) -> None:
-        """A message came in; in the thread that reads it."""
+        """A message came in."""
 
     def engine_starved(self, seconds: float) -> None:
-        """It has starved for *seconds* since it began; told at each look, with the lock."""
+        """It has starved for *seconds* since it began; told at each look."""
 
     def engine_lost(self, reason: str) -> None:
         """The process is gone, and with it everything that it held."""
@@ -69,9 +64,9 @@ class EngineOwner(Protocol):
 class Supervisor(abc.ABC):
     """Keeps an engine alive.
 
-    `run` goes on until it is cancelled; `send` and `restart` may be called from anywhere in
-    between, in any thread, also while there is no process: what is sent then is lost, as the owner
-    has been told of the loss and starts the next one from the beginning.
+    `run` goes on until it is cancelled; `send` and `restart` may be called at any time, also while
+    there is no process: what is sent then is lost, as the owner has been told of the loss and
+    starts the next one from the beginning.
     """
 
     def __init__(self, owner: EngineOwner) -> None:
@@ -117,28 +112,22 @@ class Supervisor(abc.ABC):
         """What the first of them is doing, in a word; "none" if there is none."""
         return next((process.state.value for process in self.processes), "none")
 
+    @abc.abstractmethod
     def send(self, message: LocalMessage) -> None:
-        """Send *message* to the engine."""
-        with self._owner.guard.lock:
-            self._send(message)
+        """Send *message* to the engine, if there is one."""
 
     def restart(self, reason: str, *, planned: bool = False) -> None:
         """Kill the engine; another one follows, at once if that is *planned*."""
-        with self._owner.guard.lock:
-            self._planned = planned
-            self._end(reason)
+        self._planned = planned
+        self._end(reason)
 
     def take_sockets(self) -> tuple[socket.socket, socket.socket] | None:
         """The listener and the caller with which the node meets an engine that has a network of its
-        own; None for one that is in the machine's. Once for each engine process, and with the lock.
+        own; None for one that is in the machine's. Once for each engine process.
 
         Raises `NoNamespace` where it should have such a network, and does not.
         """
         return None
-
-    @abc.abstractmethod
-    def _send(self, message: LocalMessage) -> None:
-        """Send *message* to what there is."""
 
     @abc.abstractmethod
     def _end(self, reason: str) -> None:
@@ -186,7 +175,8 @@ class Engine(Supervisor):
         """The one, or none."""
         return [] if self._process is None else [self._process]
 
-    def _send(self, message: LocalMessage) -> None:
+    def send(self, message: LocalMessage) -> None:
+        """See `Supervisor.send`."""
         if self._process is not None:
             self._process.send(message, pack(message))
 
@@ -208,16 +198,12 @@ class Engine(Supervisor):
             if self._command.private:
                 given, theirs = (stack.enter_context(sock) for sock in new_pair())
                 network = Network("own", theirs.fileno())
-            process = EngineProcess(
-                self._command, self._hear, self._looked, self._owner.guard, network
-            )
+            process = EngineProcess(self._command, self._hear, self._looked, network)
             if network is not None:
                 theirs.close()
-            with self._owner.guard.lock:
-                self._process, self._given = process, given
+            self._process, self._given = process, given
             try:
                 return await process.run()
             finally:
                 self.out_of_memory = process.out_of_memory
-                with self._owner.guard.lock:
-                    self._process = self._given = None
+                self._process = self._given = None

@@ -227,8 +227,7 @@ class Generator:
     @property
     def serving(self) -> bool:
         """The ring takes steps; a rank that is not the head does its part."""
-        with self.runtime.guard.lock:
-            return self.runtime.node.serving
+        return self.runtime.node.serving
 
     @property
     def leaving(self) -> str:
@@ -237,17 +236,17 @@ class Generator:
             return ""
         text, live = "this node is shutting down", len(self.tracer.live)
         if live:
-            left = max(0.0, self._drain_ends - self.runtime.guard.now())
+            left = max(0.0, self._drain_ends - trio.current_time())
             text += f": it finishes {_requests(live)}, for {lasting(left + 1)} more at most"
         return text
 
     def obstacles(self) -> list[Obstacle]:
         """What keeps the ring from serving; nothing if it serves."""
-        return obstacles(self.runtime.facts(self.leaving), self.runtime.guard.now())
+        return obstacles(self.runtime.facts(self.leaving), trio.current_time())
 
     def missing(self) -> str:
         """It in words; empty when the ring serves."""
         if self.serving:
             return ""
-        now = self.runtime.guard.now()
+        now = trio.current_time()
         return "; ".join(obstacle.text(now) for obstacle in self.obstacles())

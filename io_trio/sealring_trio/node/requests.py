@@ -80,9 +80,8 @@ class Requests:
         """Answer *request* by calls of *reply*. Raises `UserError` or `OperationError`."""
         match request.get("do"):
             case "status":
-                with self._runtime.guard.lock:
-                    generator = self._generator
-                    status = describe_node(self._runtime, generator.model, generator.leaving)
+                generator = self._generator
+                status = describe_node(self._runtime, generator.model, generator.leaving)
                 await reply({"event": "status", **status})
             case "generate":
                 asked = read_request(request)

@@ -3,13 +3,10 @@
 The node decides everything and does nothing; the runtime does everything and decides nothing.
 Whatever happens (bytes, a dial that came up, a word of the engine, a deadline, a request) is told
 to the node, and then `_settle` carries out what the node wants, in order, until it wants no more,
-and flushes every link. All of this runs without an `await`, and with the lock of the guard, so the
-node is never entered twice.
+and flushes every link. All of this happens in the event loop and without an `await`, so the node is
+never entered twice, and a step that came in on a link is with the engine before anything else runs.
 
-What comes on links and from the engine is read by threads (`threaded_socket` says why), and the
-node is entered there: a step goes from a link to the engine, and what the engine made of it to the
-next link, without the event loop. What only the event loop can do is left for it, and holds up what
-the node wants after that; but not what merely tells somebody something.
+A collective's bytes do not pass the node: its tunnel links are given to a thread (`tunnels`).
 
 One task keeps the deadline. The node is asked for its next one each time things have settled, and
 the task is woken only when that is earlier than the one it sleeps for.
@@ -32,7 +29,6 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from sealring_model.engine.threads import set_switch_interval
 from sealring_protocol.codec.local_messages import EngineInfo, Loaded, LocalMessage
-from sealring_protocol.codec.messages import Backend
 from sealring_protocol.control.effects import (
     EndCollective,
     Level,
@@ -44,7 +40,7 @@ from sealring_protocol.control.effects import (
 )
 from sealring_protocol.control.scheduler.requests import Request, RequestDone, RowOpened, TokenOut
 from sealring_protocol.diagnosis.why import Facts
-from sealring_protocol.errors import LocalProtocolError
+from sealring_protocol.errors import LocalProtocolError, SealringError
 from sealring_protocol.events import (
     Dial,
     EncapsulationRequested,
@@ -54,10 +50,9 @@ from sealring_protocol.events import (
     RosterInForce,
     SignatureRequested,
     StoreRoster,
-    TunnelLost,
-    TunnelMessage,
 )
 from sealring_protocol.link import Link
+from sealring_protocol.link_events import LinkClosed
 from sealring_protocol.node import Node
 from sealring_protocol.security.identity import Signer
 from sealring_protocol.security.roles import Purpose
@@ -69,7 +64,6 @@ from sealring_trio.engine.supervisor import EngineOwner, Supervisor
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.net.connecting import Lookups, accept, dial, open_listeners
 from sealring_trio.net.pump import Pump
-from sealring_trio.net.threaded_socket import SPARE, Guard
 from sealring_trio.node.request_stream import Stream
 
 log = logging.getLogger("sealring.node")
@@ -91,9 +85,6 @@ STOP_TIMEOUT: Final = 2.0
 
 Ts = TypeVarTuple("Ts")
 
-_TOLD: Final = (TokenOut, RequestDone, RowOpened, StepTiming, Note)
-"""What the node wants somebody to be told, and nothing else."""
-
 _LEVELS: Final = {
     Level.DEBUG: logging.DEBUG,
     Level.INFO: logging.INFO,
@@ -108,8 +99,7 @@ def wall_ms() -> int:
 
 
 class Runtime:
-    """One node at work. `run` until cancelled; the other methods are for its own event loop, but
-    those that say so. Whoever looks at the node or its links needs the lock of `guard`."""
+    """One node at work. `run` until cancelled; the other methods are for its own event loop."""
 
     def __init__(
         self,
@@ -123,12 +113,11 @@ class Runtime:
         """Run *node*: sign with *signer*, keep an *engine* alive, listen at *listen* (host, port),
         and have *keep* put an adopted roster on disk (in a thread; it may raise `OSError`)."""
         self.node = node
-        self.guard = Guard()
         self.engine = engine(self)
         self.timings: deque[StepTiming] = deque(maxlen=TIMINGS_KEPT)
         self.weights_read = 0  # bytes, since the present engine began
-        self.bytes_sent = 0  # over the links, since the node began
-        self.bytes_received = 0
+        self._sent = 0  # bytes over the links, but tunnels, since the node began
+        self._received = 0
         self.engine_heard = -math.inf  # when the engine last said something
         self.watchers: list[Callable[[StepTiming | RowOpened], None]] = []  # told of all of them
         self.roster_changed = trio.Event()  # set, and another made, when another is in force
@@ -139,8 +128,7 @@ class Runtime:
         self._listen = listen
         self._keep = keep
         self._pumps: dict[int, Pump] = {}
-        self._held = 0  # what is left for the event loop and is more than to tell somebody
-        self._tunnels = Tunnels(self, self.guard)
+        self._tunnels = Tunnels(self)
         self._streams: dict[int, Stream] = {}
         self._nursery: trio.Nursery | None = None
         self._armed = math.inf
@@ -162,7 +150,6 @@ class Runtime:
                 nursery.start_soon(accept, listener, self._accepted)
             nursery.start_soon(self.engine.run)
             nursery.start_soon(self._keep_time)
-            nursery.start_soon(self.guard.keep_up, self._settle)
             self._enter(self.node.start)
             task_status.started()
 
@@ -174,7 +161,7 @@ class Runtime:
     async def links_closed(self) -> None:
         """Wait until no link is left, for a moment at most."""
         with trio.move_on_after(STOP_TIMEOUT):
-            while self._pumps:
+            while self._pumps or self._tunnels.open:
                 self._quiet = trio.Event()
                 await self._quiet.wait()
 
@@ -186,11 +173,10 @@ class Runtime:
 
         Raises `LocalProtocolError` when it can never be done.
         """
-        with self.guard.lock:
-            uid = self.node.submit(request, self.guard.now())
-            stream = self._streams[uid] = Stream()
-            known(uid)
-            self._settle()
+        uid = self.node.submit(request, trio.current_time())
+        stream = self._streams[uid] = Stream()
+        known(uid)
+        self._settle()
         return uid, stream
 
     def finish(self, uid: int) -> None:
@@ -214,16 +200,15 @@ class Runtime:
         Raises `UserError` if it may not be, `OperationError` if it cannot be stored.
         """
         changed = self.roster_changed
-        with self.guard.lock:
-            try:
-                self.node.bring_roster(roster, wall_ms())
-            except LocalProtocolError as error:
-                serial = self.node.roster.roster.serial
-                raise UserError(
-                    f"this roster cannot replace roster {serial}, which is in force: {error}",
-                    "Sign one that can: sealring roster renew, or roster sign.",
-                ) from None
-            self._settle()
+        try:
+            self.node.bring_roster(roster, wall_ms())
+        except LocalProtocolError as error:
+            serial = self.node.roster.roster.serial
+            raise UserError(
+                f"this roster cannot replace roster {serial}, which is in force: {error}",
+                "Sign one that can: sealring roster renew, or roster sign.",
+            ) from None
+        self._settle()
         with trio.move_on_after(STORE_SECONDS) as waited:
             await changed.wait()
         if waited.cancelled_caught:
@@ -235,9 +220,8 @@ class Runtime:
     # ----------------------------------------------------------------- links
 
     def _accepted(self, sock: socket.socket, source: str) -> None:
-        with self.guard.lock:
-            entropy = secrets.token_bytes(ACCEPT_ENTROPY)
-            self._pump(self.node.accepted(source, entropy, self.guard.now(), wall_ms()), sock)
+        entropy = secrets.token_bytes(ACCEPT_ENTROPY)
+        self._pump(self.node.accepted(source, entropy, trio.current_time(), wall_ms()), sock)
 
     async def _dial(self, dialed: Dial) -> None:
         try:
@@ -246,9 +230,8 @@ class Runtime:
             self._enter(self.node.dial_failed, dialed.link, error.what)
             return
         entropy = secrets.token_bytes(DIAL_ENTROPY)
-        with self.guard.lock:
-            self.node.connected(dialed.link, entropy, self.guard.now(), wall_ms())
-            self._pump(dialed.link, sock)
+        self.node.connected(dialed.link, entropy, trio.current_time(), wall_ms())
+        self._pump(dialed.link, sock)
 
     def _pump(self, link: int, sock: socket.socket) -> None:
         pump = self._pumps[link] = Pump(self, link, sock)
@@ -256,48 +239,58 @@ class Runtime:
         self._settle()
 
     def received(self, link: int, data: bytes) -> None:
-        """A pump read *data*; in any thread."""
-        with self.guard.lock:
-            self.bytes_received += len(data)
-            self._enter(self.node.receive_data, link, data)
+        """A pump read *data*."""
+        self._received += len(data)
+        self._enter(self.node.receive_data, link, data)
 
     def ended(self, link: int) -> None:
         """A pump's stream is over."""
         self._pumps.pop(link, None)
         self._quiet.set()
-        with self.guard.lock:
-            self._tunnels.forget(link)
         self._enter(self.node.receive_eof, link)
 
+    def link_over(self, link: int, end: SealringError | LinkClosed) -> None:
+        """See `TunnelOwner.link_over`."""
+        self._enter(self.node.link_over, link, end)
+
+    def tunnel_closed(self) -> None:
+        """See `TunnelOwner.tunnel_closed`."""
+        self._quiet.set()
+
     def data_to_send(self, link: int) -> bytes | bytearray:
-        """What the node has for *link*, in any thread that has the lock."""
+        """What the node has for *link*."""
         data = self.node.data_to_send(link)
-        self.bytes_sent += len(data)
+        self._sent += len(data)
         return data
+
+    @property
+    def bytes_sent(self) -> int:
+        """Over all links, since the node began."""
+        return self._sent + self._tunnels.sent
+
+    @property
+    def bytes_received(self) -> int:
+        """The same."""
+        return self._received + self._tunnels.received
 
     def facts(self, draining: str = "") -> Facts:
         """What `obstacles` goes by; *draining* says why no requests are taken."""
-        with self.guard.lock:
-            facts = self.node.facts(self.guard.now())
+        facts = self.node.facts(trio.current_time())
         return attrs.evolve(
             facts, wall_ms=wall_ms(), next_start=self.engine.next_start, draining=draining
         )
 
     def links(self) -> list[tuple[int, Purpose, Link]]:
         """As `Node.links`."""
-        with self.guard.lock:
-            return self.node.links()
+        return self.node.links()
 
     # ---------------------------------------------------------------- engine
 
     def engine_message(self, message: LocalMessage) -> None:
-        """The engine said *message*; in any thread."""
-        self.engine_heard = self.guard.now()
+        """The engine said *message*."""
+        self.engine_heard = trio.current_time()
         if isinstance(message, EngineInfo):
-            self.guard.soon(self.informed.set)
-            # It computes with CUDA, and fast, as only there is NCCL.
-            self.guard.eager = SPARE and bool(message.backends >> Backend.NCCL & 1)
-            set_switch_interval(short=self.guard.eager)
+            self.informed.set()
         elif isinstance(message, Loaded):
             self.weights_read += message.read
         self._enter(self.node.engine_message, message)
@@ -313,7 +306,7 @@ class Runtime:
         self._enter(partial(self.node.engine_lost, out_of_memory=self.engine.out_of_memory), reason)
 
     def meet(self) -> Loopback:
-        """As `relay.RelayOwner.meet`."""
+        """See `TunnelOwner.meet`."""
         sockets = self.engine.take_sockets()
         if sockets is None:
             return SharedLoopback(lambda: self.engine.pids)
@@ -324,47 +317,31 @@ class Runtime:
     def _enter(self, call: Callable[[*Ts, float], None], *arguments: *Ts) -> None:
         """Enter the node by *call*, which takes *arguments* and the time, and carry out what it
         wants then."""
-        with self.guard.lock:
-            call(*arguments, self.guard.now())
-            self._settle()
+        call(*arguments, trio.current_time())
+        self._settle()
 
     def _settle(self) -> None:
-        """Carry out what the node wants, flush what has bytes, and set the clock; in any thread
-        that has the lock."""
-        here = self.guard.at_home
-        if here:
-            self.guard.catch_up()
-        self._carry_out_events(here=here)
-        while self.node.plan_steps(self.guard.now()):
-            self._carry_out_events(here=here)
+        """Carry out what the node wants, flush what has bytes, and set the clock."""
+        self._carry_out_events()
+        while self.node.plan_steps(trio.current_time()):
+            self._carry_out_events()
         for link in self.node.links_to_flush():
             if pump := self._pumps.get(link):
                 pump.flush()
         deadline = self.node.next_timeout()
         if deadline is not None and deadline < self._armed:
             self._armed = deadline
-            self.guard.soon(self._rearm.set)
+            self._rearm.set()
 
-    def _carry_out_events(self, *, here: bool) -> None:
-        """Carry out what the node wants: *here*, or in part in the event loop."""
+    def _carry_out_events(self) -> None:
         while (event := self.node.next_event()) is not None:
-            if here or (isinstance(event, ToEngine | RestartEngine) and not self._held):
-                self._carry_out(event)
-            elif isinstance(event, _TOLD):
-                self.guard.later(partial(self._carry_out, event))
-            else:
-                self._held += 1
-                self.guard.later(partial(self._carry_out_held, event))
-
-    def _carry_out_held(self, event: NodeEvent) -> None:
-        self._held -= 1
-        self._carry_out(event)
+            self._carry_out(event)
 
     def _carry_out(self, event: NodeEvent) -> None:
         match event:
             case ToEngine(message):
                 self.engine.send(message)
-            case TunnelMessage() | TunnelLost() | PrepareCollective() | EndCollective():
+            case PrepareCollective() | EndCollective():
                 self._tunnels.carry_out(event, self.node)
             case TokenOut(uid) | RequestDone(uid):
                 if stream := self._streams.get(uid):
@@ -375,6 +352,7 @@ class Runtime:
                 # While it stops, its own closing of links is no news.
                 log.log(logging.DEBUG if self._stopping else _LEVELS[level], "%s", text)
             case RosterInForce():
+                self._tunnels.renew(self.node.roster)
                 self.roster_changed.set()
                 self.roster_changed = trio.Event()
             case RestartEngine(reason, planned):
@@ -387,19 +365,16 @@ class Runtime:
         event: Dial | Hangup | LinkUp | EncapsulationRequested | SignatureRequested | StoreRoster,
     ) -> None:
         match event:
-            case LinkUp(_, purpose, link, session):
+            case LinkUp(_, Purpose.TUNNEL, link):
+                if error := self._tunnels.up(event, self._pumps.pop(link, None)):
+                    self.node.link_over(link, error, trio.current_time())
+            case LinkUp(_, _, link, session):
                 if pump := self._pumps.get(link):
-                    if purpose is Purpose.TUNNEL:
-                        self._tunnels.up(event, pump)
-                    else:
-                        eager = purpose is Purpose.STEP
-                        pump.hand_over(
-                            partial(self.received, link), lambda: session.lacking, eager=eager
-                        )
+                    pump.make_room(lambda: session.lacking)
             case Dial():
                 self.spawn(self._dial, event)
             case Hangup(link, last):
-                if pump := self._pumps.get(link):
+                if not self._tunnels.hang_up(event) and (pump := self._pumps.get(link)):
                     pump.hang_up(last)
             case EncapsulationRequested(link, key):
                 self._encapsulate(link, key)
@@ -422,7 +397,7 @@ class Runtime:
 
     def _encapsulate(self, link: int, key: bytes) -> None:
         secret, ciphertext = MLKEM768PublicKey.from_public_bytes(key).encapsulate()
-        self.node.provide_encapsulation(link, ciphertext, secret, self.guard.now())
+        self.node.provide_encapsulation(link, ciphertext, secret, trio.current_time())
 
     async def _sign(self, link: int, payload: bytes) -> None:
         # In a thread, for a signer may be a slow chip.
@@ -449,11 +424,10 @@ class Runtime:
         while True:
             with trio.move_on_at(self._armed):
                 await self._rearm.wait()
-            with self.guard.lock:
-                self._rearm = trio.Event()
-                self._armed = -math.inf  # awake: nobody needs to wake this task
-                deadline = self.node.next_timeout()
-                if deadline is not None and self.guard.now() >= deadline:
-                    self._enter(self.node.handle_timeout)
-                deadline = self.node.next_timeout()
-                self._armed = math.inf if deadline is None else deadline
+            self._rearm = trio.Event()
+            self._armed = -math.inf  # awake: nobody needs to wake this task
+            deadline = self.node.next_timeout()
+            if deadline is not None and trio.current_time() >= deadline:
+                self._enter(self.node.handle_timeout)
+            deadline = self.node.next_timeout()
+            self._armed = math.inf if deadline is None else deadline

@@ -27,7 +27,7 @@ from sealring_trio.node.versions import VERSION
 
 def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str, Any]:
     """The state of *runtime*'s node as a JSON object. Sizes are bytes, times microseconds or as the
-    name says; *draining* says why it takes no requests. Needs the lock of the runtime's guard."""
+    name says; *draining* says why it takes no requests."""
     node = runtime.node
     roster = node.roster.roster
     links = node.links()
@@ -35,7 +35,7 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
     info = node.engine_info
     collective = collective_of(node.brain)
     outs = {peer.name for peer in node.peers() if peer.put_out}
-    facts, now = runtime.facts(draining), runtime.guard.now()
+    facts, now = runtime.facts(draining), trio.current_time()
     return {
         "version": VERSION,
         "rank": node.rank,

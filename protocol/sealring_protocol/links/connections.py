@@ -22,6 +22,16 @@ class Connection:
     address: str = ""  # that was dialed
 
     @property
+    def lent(self) -> bool:
+        """Its link is the owner's to drive: a tunnel that is up."""
+        return self.up and self.key is not None and self.key[1] is Purpose.TUNNEL
+
+    @property
+    def driven(self) -> Link | None:
+        """Its link, if the link manager drives it."""
+        return None if self.lent else self.link
+
+    @property
     def dialed(self) -> bool:
         """This node opened it."""
         return not self.source

@@ -42,6 +42,13 @@ class Patience:
         self._pause = 0.0
         self._paused_at = -math.inf
 
+    def copy(self) -> Patience:
+        """Another that begins with what this one has learned."""
+        other = Patience(self._floor)
+        other._srtt, other._variation = self._srtt, self._variation
+        other._pause, other._paused_at = self._pause, self._paused_at
+        return other
+
     def measured(self, rtt: float) -> None:
         """A PING took *rtt* seconds, there and back."""
         if self._srtt is None:

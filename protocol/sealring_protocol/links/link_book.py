@@ -111,14 +111,14 @@ class LinkBook(abc.ABC):
     def data_to_send(self, number: int) -> bytes | bytearray:
         """All that waits to be sent on connection *number*."""
         connection = self._connections.get(number)
-        if connection is None or connection.link is None:
+        if connection is None or connection.driven is None:
             return b""
-        return connection.link.data_to_send()
+        return connection.driven.data_to_send()
 
     def next_timeout(self) -> float | None:
         """When `handle_timeout` wants to be called."""
         dial = None if self.closed else self._dialer.next_timeout()
-        links = [c.link.next_timeout() for c in self._connections.values() if c.link is not None]
+        links = [link.next_timeout() for c in self._connections.values() if (link := c.driven)]
         return earliest(dial, self.refusals.next_timeout(), *links)
 
     # --------------------------------------------------- beginnings and ends
@@ -132,19 +132,19 @@ class LinkBook(abc.ABC):
 
     def _with(self, number: int, now: float, action: Callable[[Link], None]) -> None:
         connection = self._connections.get(number)
-        if connection is not None and connection.link is not None:
+        if connection is not None:
             self._do(connection, now, action)
 
     def _do(self, connection: Connection, now: float, action: Callable[[Link], None]) -> None:
-        """Let *action* happen to a link, then deal with what comes of it."""
-        link = connection.link
+        """Let *action* happen to a link that is not lent, then deal with what comes of it."""
+        link = connection.driven
         if link is None:
             return
         try:
             action(link)
             while (event := link.next_event()) is not None:
                 self._on(connection, event, now)
-                if connection.number not in self._connections:
+                if connection.number not in self._connections or connection.lent:
                     return
         except SealringError as error:
             self._down(connection, error, now)
@@ -162,8 +162,8 @@ class LinkBook(abc.ABC):
         self._down(connection, LocalProtocolError(reason), now, code)
 
     def _shut(self, connection: Connection, code: CloseCode, reason: str, now: float) -> None:
-        if connection.link is not None and connection.up:
-            connection.link.close(code, reason)
+        if connection.driven is not None and connection.up:
+            connection.driven.close(code, reason)
         self._down(connection, LocalProtocolError(reason), now, code)
 
     def _down(
@@ -172,8 +172,12 @@ class LinkBook(abc.ABC):
         """Forget a connection, hang it up, and tell whom it concerns; *code*: why, if known."""
         if self._connections.pop(connection.number, None) is None:
             return
-        last = connection.link.data_to_send() if connection.link is not None else b""
-        self.events.append(Hangup(connection.number, bytes(last)))
+        if connection.lent:
+            said = code if isinstance(code, CloseCode) else CloseCode.SHUTDOWN
+            self.events.append(Hangup(connection.number, b"", said, str(error)))
+        else:
+            last = connection.link.data_to_send() if connection.link is not None else b""
+            self.events.append(Hangup(connection.number, bytes(last)))
         self._flush.discard(connection.number)
         self._release_admission(connection)
         key = connection.key
@@ -222,14 +226,16 @@ class LinkBook(abc.ABC):
         """An incoming connection is over, or its peer has proved who it is."""
         self._admission.settled(connection.number)
 
-    def _learn_patience(self, peer: bytes, instance: int, link: Link, now: float) -> None:
+    def _learn_patience(
+        self, peer: bytes, instance: int, link: Link, now: float, *, lent: bool
+    ) -> None:
         """*link* with the life *instance* of *peer* came up. A life taken for lost has only
-        paused."""
+        paused. What is *lent* shares nothing with other links."""
         patience = self._patience.setdefault(peer, Patience(self._least_patience))
-        link.keepalive.patience = patience
         life, heard_at = self._silent.pop(peer, (0, 0.0))
         if life == instance and now - heard_at <= LONGEST_PATIENCE:
             patience.paused(now - heard_at, now)
+        link.keepalive.patience = patience.copy() if lent else patience
 
     def _expect_members(self) -> None:
         """Let the other members' addresses be known to the admission."""

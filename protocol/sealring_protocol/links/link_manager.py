@@ -21,6 +21,7 @@ from sealring_protocol.errors import (
     LimitExceeded,
     LocalProtocolError,
     RemoteProtocolError,
+    SealringError,
 )
 from sealring_protocol.events import (
     EncapsulationRequested,
@@ -99,8 +100,8 @@ class LinkManager(LinkBook):
         """What PINGs and PONGs say of this node from now on."""
         self._progress = progress
         for connection in self._connections.values():
-            if connection.link is not None:
-                connection.link.keepalive.progress = progress
+            if connection.driven is not None:
+                connection.driven.keepalive.progress = progress
 
     # ----------------------------------------------------------- connections
 
@@ -154,6 +155,16 @@ class LinkManager(LinkBook):
             return
         self._do(connection, now, lambda link: link.receive_eof())
 
+    def link_over(self, number: int, end: SealringError | LinkClosed, now: float) -> None:
+        """The lent link of connection *number* raised *end*, or its peer closed it so."""
+        connection = self._connections.get(number)
+        if connection is None:
+            return
+        if isinstance(end, LinkClosed):
+            self._closed(connection, end.code, end.reason, now)
+        else:
+            self._down(connection, end, now)
+
     def provide_signature(self, number: int, signature: bytes, now: float) -> None:
         """The answer to `SignatureRequested`."""
         self._with(number, now, lambda link: link.provide_signature(signature, now))
@@ -180,8 +191,8 @@ class LinkManager(LinkBook):
     def handle_timeout(self, now: float) -> None:
         """Time has passed."""
         for connection in list(self._connections.values()):
-            if connection.link is not None:
-                deadline = connection.link.next_timeout()
+            if connection.driven is not None:
+                deadline = connection.driven.next_timeout()
                 if deadline is not None and now >= deadline:
                     self._do(connection, now, lambda link: link.handle_timeout(now))
         self._say(self.refusals.handle_timeout(now), now)
@@ -272,7 +283,7 @@ class LinkManager(LinkBook):
         rank = self._rank(key)
         self._release_admission(connection)
         connection.up = True
-        self._learn_patience(key[0], event.instance, link, now)
+        self._learn_patience(key[0], event.instance, link, now, lent=connection.lent)
         if not connection.dialed and not self._dialer.is_answered(key):
             for other in [c for c in self._connections.values() if c.key == key and c.dialed]:
                 if not other.up:
@@ -304,8 +315,8 @@ class LinkManager(LinkBook):
         for connection in list(self._connections.values()):
             if connection.key is not None and connection.key[0] not in roster.roster:
                 self._shut(connection, CloseCode.ROSTER_EXPIRED, NO_MEMBER, now)
-            elif connection.up and connection.link is not None:
-                connection.link.renew(roster)
+            elif connection.up and connection.driven is not None:
+                connection.driven.renew(roster)
         self._say([Note(Level.INFO, f"roster {roster.roster.serial} is in force")], now)
         self._news.append(RosterInForce.after(before, roster.roster))
         self.greet(now)
