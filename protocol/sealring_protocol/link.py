@@ -45,7 +45,7 @@ from sealring_protocol.link_events import (
     PeerProved,
     RosterReceived,
 )
-from sealring_protocol.links.link_handshake import NOTHING, LinkHandshake
+from sealring_protocol.links.link_handshake import NOTHING, LinkHandshake, LinkMove, LinkState
 from sealring_protocol.security import handshake as hs
 from sealring_protocol.security.admission import Admission
 from sealring_protocol.security.handshake import EncapsulationRequested, SignatureRequested
@@ -113,7 +113,7 @@ class Link(LinkHandshake):
     @property
     def established(self) -> bool:
         """Messages may be sent."""
-        return self._up and self._error is None
+        return self._state.state is LinkState.UP
 
     @property
     def has_data_to_send(self) -> bool:
@@ -141,7 +141,7 @@ class Link(LinkHandshake):
         if self._error is not None:
             raise self._error
         self._now = now
-        if self._over:
+        if self._state.state is LinkState.CLOSED:
             return
         self._decoder.receive_data(data)
         quiet = now - self._opened
@@ -149,13 +149,13 @@ class Link(LinkHandshake):
         patience = self.keepalive.patience.seconds(now)
         if quiet <= patience or quiet <= patience + self._decoder.awaited / MIN_FRAME_RATE:
             self.keepalive.heard(now)
-        if not self._up:
+        if self._state.state is LinkState.HANDSHAKE:
             self._check_room()
 
     def receive_eof(self) -> None:
         """The stream ended. Raises `ConnectionLost` unless CLOSE came before."""
         self._check_alive()
-        if not self._over:
+        if self._state.state is not LinkState.CLOSED:
             told = "the connection ended without CLOSE"
             if self._handshake.state is hs.InitiatorState.WAIT_RESP:
                 told = (
@@ -173,17 +173,16 @@ class Link(LinkHandshake):
         Raises `RemoteProtocolError` or a child of it for what the peer may not do.
         """
         while not self._events:
+            state = self._state.state
             if self._error is not None:
                 raise self._error
-            if self._over:
-                return None
-            if not self._up and self._paused():
+            if state is LinkState.CLOSED or (state is LinkState.HANDSHAKE and self._paused()):
                 return None
             try:
                 frame = self._decoder.next_frame()
                 if frame is None:
                     return None
-                if self._up:
+                if state is LinkState.UP:
                     event = self._message(frame)
                     if event is not None:
                         return event
@@ -208,11 +207,11 @@ class Link(LinkHandshake):
     def close(self, code: CloseCode, reason: str) -> None:
         """End both directions, telling the peer why. Nothing may be sent afterwards."""
         self._check_alive()
-        if self._over:
+        if self._state.state is LinkState.CLOSED:
             return
         self._say_close(code, reason)
         self._handshake.close()
-        self._over = True
+        self._state.fire(LinkMove.CLOSE)
         self._may_send = NOTHING
 
     def fail(self, error: SealringError) -> None:
@@ -224,9 +223,10 @@ class Link(LinkHandshake):
 
     def next_timeout(self) -> float | None:
         """When `handle_timeout` wants to be called; None on a dead link."""
-        if self._error is not None or self._over:
+        state = self._state.state
+        if state is LinkState.DEAD or state is LinkState.CLOSED:
             return None
-        if not self._up:
+        if state is LinkState.HANDSHAKE:
             early = self._handshake.state is hs.ResponderState.WAIT_INIT
             return self._started + (INIT_TIMEOUT if early else HANDSHAKE_TIMEOUT)
         return min(self.keepalive.deadline, self._expires)
@@ -238,7 +238,7 @@ class Link(LinkHandshake):
         if deadline is None or now < deadline:
             return
         self._now = now
-        if not self._up:
+        if self._state.state is LinkState.HANDSHAKE:
             self._die(PeerTimeout(f"the handshake took more than {now - self._started:.1f} s"))
         if now >= self._expires:
             self._die(RosterExpired("the roster that both ends hold has expired"))
@@ -275,7 +275,7 @@ class Link(LinkHandshake):
                 early = self._now + MAX_CLOCK_SKEW_MS / 1000 < self._expires
                 self.put_out = code == CloseCode.ROSTER_EXPIRED and early
                 self._handshake.close()
-                self._over = True
+                self._state.fire(LinkMove.CLOSE)
                 self._may_send = NOTHING
                 return LinkClosed(code, reason)
         return None

@@ -28,22 +28,19 @@ class IllegalEvent(LocalProtocolError):
 class Machine(Generic[S, E]):
     """The state of one machine, which moves only as *table* says."""
 
-    __slots__ = ("_state", "_table")
+    __slots__ = ("_table", "state")
 
     def __init__(self, table: Table[S, E], initial: S) -> None:
         self._table = table
-        self._state = initial
-
-    @property
-    def state(self) -> S:
-        """Where the machine is."""
-        return self._state
+        self.state = initial
+        """Where the machine is, to look at; `fire` alone sets it. No property: it is read many
+        times for each token."""
 
     def after(self, event: E) -> S:
         """Where *event* leads from here, without going. Raises `IllegalEvent` if nowhere."""
-        after = self._table.get((self._state, event))
+        after = self._table.get((self.state, event))
         if after is None:
-            raise IllegalEvent(f"{event.name} is not possible in {self._state.name}")
+            raise IllegalEvent(f"{event.name} is not possible in {self.state.name}")
         return after
 
     def fire(self, event: E) -> S:
@@ -51,8 +48,11 @@ class Machine(Generic[S, E]):
 
         Raises `IllegalEvent` when it has no such row; the state is then unchanged.
         """
-        self._state = self.after(event)
-        return self._state
+        state = self._table.get((self.state, event))
+        if state is None:
+            raise IllegalEvent(f"{event.name} is not possible in {self.state.name}")
+        self.state = state
+        return state
 
 
 def cross_product(

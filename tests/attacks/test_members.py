@@ -7,7 +7,7 @@ from itertools import chain
 
 import attrs
 import pytest
-from sealring_protocol.codec.local_messages import Grouped, Loaded
+from sealring_protocol.codec.local_messages import Grouped, Loaded, LocalMessage
 from sealring_protocol.codec.messages import (
     Backend,
     Bootstrap,
@@ -378,13 +378,15 @@ def test_a_request_whose_answers_are_wrong_each_time_is_given_up_within_seconds(
     cluster.run_until(lambda: cluster.ready)
     last = cluster.hosts["host2"].node.brain
     assert isinstance(last, Follower)
-    honest = last._engine_answered
+    honest = last.engine_message
 
-    def answered(message: Step | StepDone, now: float) -> list[Effect]:
-        return honest(attrs.evolve(message, **wrong), now)  # type: ignore[arg-type]
+    def answers(message: LocalMessage, now: float) -> list[Effect]:
+        if isinstance(message, StepDone):
+            message = attrs.evolve(message, **wrong)  # type: ignore[arg-type]
+        return honest(message, now)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(last, "_engine_answered", answered)
+        patch.setattr(last, "engine_message", answers)
         uid = cluster.submit(Request((5,) * 9, 6))
         cluster.run_until(lambda: cluster.all_done, 10)
     assert cluster.done[uid].reason is FinishReason.FAILED

@@ -60,8 +60,8 @@ def test_a_rank_whose_layers_do_not_load_says_so() -> None:
         fault = "does not match the manifest"
         shelf.wait_until_told(f"this node could not serve: .*{fault}")
         # It is tried again every few seconds, and then loads for a moment.
-        shelf.wait_for(lambda: shelf.status()["state"] == "load failed", "failed state")
-        shelf.wait_for(lambda: "load failed" in shown(shelf), "failed state in what is shown")
+        shelf.wait_for(lambda: shelf.status()["state"] == "cannot serve", "failed state")
+        shelf.wait_for(lambda: "cannot serve" in shown(shelf), "failed state in what is shown")
         desk.wait_until_told(rf"rank 1 \(shelf\) could not serve: .*{fault}")
 
 

@@ -17,9 +17,10 @@ class Phase(enum.Enum):
     NO_HEAD = "waiting for the head"
     GATHERING = "gathering"
     LOADING = "loading"
+    PREPARED = "waiting for the other ranks to load"
     JOINING = "joining the collective"
     LINKING = "waiting for the next rank's link"
-    FAILED = "load failed"
+    FAILED = "cannot serve"
     SERVING = "serving"
 
 

@@ -282,7 +282,7 @@ def _ring(facts: Facts, now: float) -> list[Obstacle]:
             return [link] if link is not None else []
         case Phase.FAILED:
             return _failed(facts)
-        case Phase.LOADING | Phase.JOINING:
+        case Phase.LOADING | Phase.PREPARED | Phase.JOINING:
             return [*_failed(facts), *_loading(facts, now)]
         case _ if facts.standing.told:
             return _failed(facts)
@@ -321,6 +321,8 @@ def _loading(facts: Facts, now: float) -> list[Obstacle]:
     cause, does = Cause.LOADING, "loads its layers"
     if facts.standing.phase is Phase.JOINING:
         cause, does = Cause.COLLECTIVE, "joins the collective of tensor parallelism"
+    elif facts.standing.phase is Phase.PREPARED:
+        does = "has loaded its share, and waits for the other ranks to load theirs"
     if facts.rank:
         return [_obstacle(cause, f"this node {does}", since=since)]
     found = []

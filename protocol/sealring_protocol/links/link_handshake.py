@@ -11,6 +11,7 @@ wrong later, can be told why; before that, a dying link says nothing at all.
 
 from __future__ import annotations
 
+import enum
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -42,6 +43,7 @@ from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roles import allowed
 from sealring_protocol.security.roster import SignedRoster
 from sealring_protocol.security.seal import OpeningChannel, SealingChannel
+from sealring_protocol.table import Machine, Table
 
 # What may be buffered in states that take no frame. While one end signs or encapsulates the
 # other has nothing to say; while the initiator stores a roster, data may be under way.
@@ -51,6 +53,34 @@ _PAUSED: Final = {
     hs.InitiatorState.WAIT_SIGNATURE: 0,
     hs.InitiatorState.WAIT_STORE: FRAME_HEADER + MAX_SEALED_BODY,
 }
+
+
+class LinkState(enum.Enum):
+    """What a link does."""
+
+    HANDSHAKE = "handshake"
+    UP = "up"
+    CLOSED = "closed"
+    DEAD = "dead"
+
+
+class LinkMove(enum.Enum):
+    """What moves it: both ends have proved who they are; either has said CLOSE; or an error."""
+
+    UP = "up"
+    CLOSE = "close"
+    FAIL = "fail"
+
+
+LINK_TABLE: Final[Table[LinkState, LinkMove]] = {
+    (LinkState.HANDSHAKE, LinkMove.UP): LinkState.UP,
+    (LinkState.HANDSHAKE, LinkMove.CLOSE): LinkState.CLOSED,
+    (LinkState.HANDSHAKE, LinkMove.FAIL): LinkState.DEAD,
+    (LinkState.UP, LinkMove.CLOSE): LinkState.CLOSED,
+    (LinkState.UP, LinkMove.FAIL): LinkState.DEAD,
+    (LinkState.CLOSED, LinkMove.FAIL): LinkState.DEAD,
+}
+
 NOTHING: Final[frozenset[type[Any]]] = frozenset()
 """The messages that a link takes or sends while it is not up."""
 
@@ -77,9 +107,8 @@ class LinkHandshake:
         self._events: deque[LinkEvent] = deque()
         self._out: list[bytes | bytearray] = []
         self._unsent = 0
-        self._error: SealringError | None = None
-        self._up = False
-        self._over = False  # the handshake is CLOSED or DEAD, kept here for it is asked so often
+        self._state = Machine(LINK_TABLE, LinkState.HANDSHAKE)
+        self._error: SealringError | None = None  # what it is DEAD of
         self._secrets: hs.Secrets | None = None
         self._sealer: SealingChannel | None = None
         self._opener: OpeningChannel | None = None
@@ -120,7 +149,7 @@ class LinkHandshake:
         """Do not take it, and say why. The link is over: send what it has to send, and hang up."""
         self._check_alive()
         self._responder().refuse()
-        self._over = True
+        self._state.fire(LinkMove.CLOSE)
         self._say_close(code, reason)
 
     def renew(self, roster: SignedRoster) -> None:
@@ -157,7 +186,7 @@ class LinkHandshake:
             message = decode(self._opener.open(frame))
             if isinstance(message, Close):
                 self._handshake.close()
-                self._over = True
+                self._state.fire(LinkMove.CLOSE)
                 self._events.append(LinkClosed(message.code, message.reason))
             elif isinstance(message, Accept) and isinstance(self._handshake, hs.Initiator):
                 self._handshake.receive_accept(message)
@@ -204,7 +233,7 @@ class LinkHandshake:
                 self._opener = OpeningChannel(secrets.suite, secrets.receive_traffic)
             case hs.PeerRefused(error):
                 self._say_close(wire_code(error), str(error))
-                self._over = True
+                self._state.fire(LinkMove.FAIL)
                 self._error = error
                 self._events.clear()
                 self._secrets = self._sealer = self._opener = None
@@ -234,7 +263,7 @@ class LinkHandshake:
         self._may_send = allowed(event.purpose, own, peer, world)
         self._may_receive = allowed(event.purpose, peer, own, world)
         self.renew(event.roster)
-        self._up = True
+        self._state.fire(LinkMove.UP)
         self._opened = self._now
         self.keepalive.heard(self._now)
         if secrets is not None:
@@ -267,6 +296,7 @@ class LinkHandshake:
         raise error
 
     def _bury(self, error: SealringError) -> None:
+        self._state.fire(LinkMove.FAIL)
         self._error = error
         self._events.clear()
         self._secrets = None
@@ -276,6 +306,5 @@ class LinkHandshake:
             self._say_close(wire_code(error), str(error))
         self._sealer = self._opener = None
         self._may_send = self._may_receive = NOTHING
-        self._over = True
         if not self._handshake.over:
             self._handshake.fail(error)

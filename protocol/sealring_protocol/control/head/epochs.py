@@ -25,7 +25,7 @@ from sealring_protocol.codec.messages import (
     Ready,
 )
 from sealring_protocol.codec.waiting import Waiting
-from sealring_protocol.control.effects import Effect, Level, Note, Send, Shut, ToEngine, Want
+from sealring_protocol.control.effects import Effect, Level, Note, Send, ToEngine, Want
 from sealring_protocol.control.epoch import pipeline
 from sealring_protocol.control.epoch.collective import Joining
 from sealring_protocol.control.epoch.deadlines import Deadline
@@ -45,7 +45,7 @@ from sealring_protocol.control.head.plan import (
 from sealring_protocol.control.head.steps import HeadSteps
 from sealring_protocol.control.scheduler.requests import SchedulerConfig
 from sealring_protocol.control.standing import Phase, Standing
-from sealring_protocol.errors import CloseCode, LocalProtocolError
+from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import PING_TIMEOUT
 from sealring_protocol.security.roles import Purpose
 
@@ -320,13 +320,6 @@ class HeadEpochs(HeadSteps):
             return self._cuts >= TENSOR_TRIES
         self._tries -= 1
         return self._tries <= 0
-
-    def _renew_keys(self, failed: Failure) -> list[Effect]:
-        """The engine could not open a tensor: only a new link brings it a new key."""
-        if failed.kind is not FailureKind.INTEGRITY:
-            return []
-        reason = "a tensor did not open"
-        return [Shut(self._world - 1, Purpose.STEP, CloseCode.AUTHENTICATION_FAILED, reason)]
 
     def _end_epoch(self, now: float) -> list[Effect]:
         """The epoch, or the start of one, is over."""

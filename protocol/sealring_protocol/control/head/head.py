@@ -32,6 +32,7 @@ from sealring_protocol.codec.messages import (
 )
 from sealring_protocol.control.effects import Effect, Level, Note, RestartEngine, Shut
 from sealring_protocol.control.epoch.deadlines import earliest
+from sealring_protocol.control.epoch.orders import renewed_keys
 from sealring_protocol.control.epoch.tensor import TensorLeader
 from sealring_protocol.control.head.epochs import HeadConfig, HeadEpochs
 from sealring_protocol.control.head.membership import MembershipState, hello
@@ -132,7 +133,7 @@ class Head(HeadEpochs):
                     return []
                 effects = self._engine_answered(message, now)
                 if message.failed is not None:
-                    effects = [*self._renew_keys(message.failed), *effects]
+                    effects = [*renewed_keys(self._world - 1, message.failed), *effects]
                 return effects
             case _:
                 return []

@@ -1,4 +1,4 @@
-"""Waiting for the link to the next rank, and knowing what keeps it away.
+"""The link to the next rank: whether it is up, how long it is waited for, what keeps it away.
 
 Either end of a link may dial it. When this end cannot, the other one may; when neither can, the
 head, and so whoever asks it, is to hear that and not wait for a rank that seems to take its time.
@@ -17,11 +17,12 @@ each time that it is in vain, up to `LONGEST_LINK_SECONDS`."""
 LONGEST_LINK_SECONDS: Final = 60.0
 
 
-class LinkWait:
-    """The wait of the rank called *own* for its link to the one called *peer*. Times are monotonic
-    seconds."""
+class NextLink:
+    """The link of the rank called *own* to the one called *peer*. Times are monotonic seconds."""
 
     def __init__(self, own: str, peer: str) -> None:
+        self.up = False
+        """It is there."""
         self._names = own, peer
         self._why = ""
         self._seconds = LINK_SECONDS
@@ -33,14 +34,19 @@ class LinkWait:
             self._ends = now + self._seconds
 
     def end(self) -> None:
-        """It is there, or not wanted any more."""
+        """It is there, or not waited for any more."""
         self._ends = None
         self._why = ""
 
     def came(self) -> None:
         """It is there."""
+        self.up = True
         self.end()
         self._seconds = LINK_SECONDS
+
+    def lost(self) -> None:
+        """It is gone."""
+        self.up = False
 
     def unreached(self, why: str) -> None:
         """A dial of this end found nobody: *why*."""

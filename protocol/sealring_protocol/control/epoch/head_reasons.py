@@ -1,0 +1,39 @@
+"""What the head says (WAITING) keeps it from beginning an epoch, as a follower has heard it."""
+
+from __future__ import annotations
+
+from sealring_protocol.codec.waiting import Reason, Waiting
+from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
+from sealring_protocol.limits import NO_RANK, WAITINGS_PER_SECOND
+from sealring_protocol.security.admission import TokenBucket
+
+
+class HeadReasons:
+    """The head's last WAITING to a rank of *world*. Times are monotonic seconds."""
+
+    __slots__ = ("_bucket", "_world", "no_epoch", "reasons")
+
+    def __init__(self, world: int) -> None:
+        self._world = world
+        self._bucket = TokenBucket(WAITINGS_PER_SECOND, 0.0)
+        self.no_epoch = False
+        """The head has said that there is no epoch, and has begun none since."""
+        self.reasons: dict[Reason, float] = {}
+        """Why, and since when."""
+
+    def hear(self, waiting: Waiting, now: float) -> None:
+        """The head sent *waiting*. Raises `LimitExceeded` if it sends too many, and
+        `RemoteProtocolError` if it speaks of a rank that is not there."""
+        if not self._bucket.take(now):
+            raise LimitExceeded(f"more than {WAITINGS_PER_SECOND} WAITINGs a second")
+        strange = [r.rank for r in waiting.reasons if r.rank not in (*range(self._world), NO_RANK)]
+        if strange:
+            raise RemoteProtocolError(f"WAITING is about rank {strange[0]} of {self._world}")
+        known = self.reasons
+        self.no_epoch = True
+        self.reasons = {reason: known.get(reason, now) for reason in waiting.reasons}
+
+    def withdraw(self) -> None:
+        """What was said holds no longer: an epoch begins, or the head is gone."""
+        self.no_epoch = False
+        self.reasons = {}

@@ -1,0 +1,78 @@
+"""What a follower makes of a BOOTSTRAP: whether it fits its place, and which layers it takes."""
+
+from __future__ import annotations
+
+import attrs
+
+from sealring_protocol.codec.messages import Backend, Bootstrap, Epoch, Failure, FailureKind
+from sealring_protocol.control.effects import Effect, Shut
+from sealring_protocol.errors import CloseCode, RemoteProtocolError
+from sealring_protocol.security.roles import Purpose
+
+
+@attrs.frozen
+class FollowerConfig:
+    """This rank's place; *names* of all ranks, rank order. *trusted* collectives may go beside the
+    sealed links. The roster says whether there is an *inner_seal*, and whether there may be
+    *tensor* parallelism."""
+
+    rank: int
+    names: tuple[str, ...]
+    inner_seal: bool = True
+    trusted: bool = False
+    tensor: bool = True
+
+    @property
+    def world(self) -> int:
+        """How many ranks there are."""
+        return len(self.names)
+
+
+def refusal(order: Bootstrap, config: FollowerConfig, epoch: Epoch, model: bytes) -> Shut | None:
+    """Why the rank with *config*, which was last told of *epoch* and holds *model* (empty while
+    that is unknown), does not obey *order*; None if it does.
+
+    Raises `RemoteProtocolError` for an order that no head in its right mind sends.
+    """
+    if order.rank != config.rank or order.world != config.world:
+        raise RemoteProtocolError(
+            f"BOOTSTRAP for rank {order.rank} of {order.world} came to rank "
+            f"{config.rank} of {config.world}"
+        )
+    if order.epoch.instance == epoch.instance and order.epoch.counter <= epoch.counter:
+        raise RemoteProtocolError("BOOTSTRAP for an epoch that is over")
+    code, reason = CloseCode.POLICY_MISMATCH, ""
+    if order.inner_seal != config.inner_seal:
+        reason = "the head and this rank disagree on the inner seal"
+    elif order.backend is not Backend.PIPELINE and not config.tensor:
+        reason = "the roster forbids tensor parallelism"
+    elif order.trusted and not config.trusted:
+        reason = 'this rank does not say collectives = "trusted-link", as the head does'
+    elif order.joins:
+        raise RemoteProtocolError("BOOTSTRAP has this rank join a collective unprepared")
+    elif model and order.model != model:
+        code, reason = CloseCode.MODEL_MISMATCH, "the head holds another model than this rank"
+    return Shut(0, Purpose.CONTROL, code, reason) if reason else None
+
+
+def check_stale(epoch: Epoch, own: Epoch) -> None:
+    """A step of another *epoch* than *own* came. It may have been late, as links outlive epochs;
+    but raises `RemoteProtocolError` if it is of one that this rank was not told of."""
+    if epoch > own and epoch.instance == own.instance:
+        raise RemoteProtocolError("a step of an epoch that this rank was not told of")
+
+
+def layers_of(order: Bootstrap) -> range:
+    """The layers that *order* gives its rank; none where each rank takes a share of every layer."""
+    if order.backend is not Backend.PIPELINE:
+        return range(0)
+    return range(order.bounds[order.rank], order.bounds[order.rank + 1])
+
+
+def renewed_keys(previous: int, failed: Failure) -> list[Effect]:
+    """What to do where the engine could not open what rank *previous* sent: only a new link brings
+    it a new key."""
+    if failed.kind is not FailureKind.INTEGRITY:
+        return []
+    code, reason = CloseCode.AUTHENTICATION_FAILED, "a tensor did not open"
+    return [Shut(previous, Purpose.STEP, code, reason)]
