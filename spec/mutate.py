@@ -24,17 +24,12 @@ import importlib.machinery
 import importlib.util
 import os
 import random
-import resource
-import signal
 import subprocess
 import sys
 import time
 from typing import Any, Final
 
-import cryptography.hazmat.primitives.asymmetric.mlkem
-import cryptography.hazmat.primitives.serialization  # noqa: F401 - once, for all children
 from sealring_protocol.conformance.files import find_folder, load
-from sealring_protocol.conformance.kinds import ENGINE_KINDS
 
 from spec.mutants import (
     MODULES,
@@ -47,35 +42,11 @@ from spec.mutants import (
     operators,
     path_of,
 )
+from tools.forked import in_a_fork, limit, tests_of, vectors_of
 
 SURVIVORS: Final = ROOT / "spec" / "survivors.txt"
-TESTS: Final = {
-    "codec": ("tests/codec", "tests/security", "tests/link"),
-    "security": ("tests/security", "tests/link", "tests/node/test_meeting.py"),
-    "control": ("tests/control",),
-    "links.keepalive": ("tests/link", "tests/node/test_hostile.py"),
-    "link": ("tests/link", "tests/node/test_hostile.py", "tests/node/test_meeting.py"),
-}
-_LIKELY: Final = {
-    "codec.frame": ("frames",),
-    "codec": ("messages", "local_messages"),
-    "security.ro": ("rosters", "permissions"),
-    "security.att": ("evidence",),
-    "security.id": ("signatures",),
-    "security.seal": ("seals", "inner_seals"),
-    "security": ("initiators", "responders"),
-    "control.epoch.ledger": ("ledgers",),
-    "control": ("lockstep", "ranks"),
-    "": ("sessions",),
-}
-"""The families to begin with, by the beginning of a module's name."""
-_LEFT_OUT: Final = ("sealed-many", *ENGINE_KINDS)
-"""Kinds that are run for no mutant: the one takes a second a vector; the others take an engine, and
-show nothing of the protocol's modules."""
-
 TIME_LIMIT: Final = 300  # seconds for one mutant
 VECTORS_LIMIT, TESTS_LIMIT = 60, 200  # seconds of the processor, for one that goes round for ever
-MEMORY_LIMIT: Final = 4 << 30
 VARIABLE: Final = "SEALRING_MUTANT"
 
 
@@ -110,7 +81,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def install() -> None:
     """Put the mutant that the environment names in its place, if any (a plugin of pytest's)."""
     if key := os.environ.get(VARIABLE):
-        _limit(TESTS_LIMIT)
+        limit(TESTS_LIMIT)
         _begin_anew(_Finder(key))
 
 
@@ -121,21 +92,14 @@ def _begin_anew(finder: _Finder) -> None:
     sys.meta_path.insert(0, finder)
 
 
-def _limit(seconds: int) -> None:
-    """Have the kernel end this process when it has computed for so long, or grows too large."""
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT, MEMORY_LIMIT))
-
-
 def _first_to_notice(module: str) -> str:
     """The first vector that does not come out as it should, or nothing: all of them whole, and
     those that are likely to be about *module* in every way, too."""
     from sealring_protocol.conformance.streams import ways  # noqa: PLC0415
 
-    likely = next(names for part, names in _LIKELY.items() if module.startswith(part))
-    first = [vector for name in likely for vector in _families()[name]]
-    rest = [v for name, vectors in _families().items() if name not in likely for v in vectors]
-    rest = [vector for vector in rest if vector["kind"] not in _LEFT_OUT]
+    every = list(vectors_of(f"sealring_protocol.{module}", _families()))
+    first = [vector for vector, likely in every if likely]
+    rest = [vector for vector, likely in every if not likely]
     for vectors, whole in ((first, True), (rest, True), (first, False)):
         for vector in vectors:
             for way, run in ways(vector):
@@ -157,28 +121,17 @@ def by_vector(mutant: Mutant) -> str:
     """
     _families()
     finder = _Finder(mutant.key)
-    told, tell = os.pipe()
-    child = os.fork()
-    if child == 0:
-        signal.alarm(TIME_LIMIT)
-        _limit(VECTORS_LIMIT)
-        try:
-            _begin_anew(finder)
-            os.write(tell, _first_to_notice(mutant.module).encode())
-        except BaseException as error:  # noqa: BLE001 - the child ends here, whatever it is
-            os.write(tell, f"any vector: {error!r}".encode())
-        finally:
-            os._exit(0)
-    os.close(tell)
-    with open(told) as pipe:
-        noticed = pipe.read()
-    _, status = os.waitpid(child, 0)
-    return "any vector: it did not end" if os.WIFSIGNALED(status) else noticed
+
+    def work() -> str:
+        _begin_anew(finder)
+        return _first_to_notice(mutant.module)
+
+    return in_a_fork(work, VECTORS_LIMIT, TIME_LIMIT)
 
 
 def by_test(mutant: Mutant) -> str:
     """The test that notices *mutant*, or nothing."""
-    folders = next(tests for part, tests in TESTS.items() if mutant.module.startswith(part))
+    folders = tests_of(f"sealring_protocol.{mutant.module}")
     options = ["-x", "-q", "-n0", "-p", "spec.mutate_plugin", "-p", "no:cacheprovider"]
     try:
         done = subprocess.run(

@@ -19,19 +19,19 @@ import contextlib
 import importlib
 import os
 import re
-import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
-import cryptography.hazmat.primitives.asymmetric.mlkem
-import cryptography.hazmat.primitives.serialization  # noqa: F401 - once, for all children
 import pytest
 from sealring_protocol.conformance.files import find_folder, load
 from sealring_protocol.conformance.kinds import KINDS, run
+
+from tools.forked import in_a_fork, rooms_of, tests_of, vectors_of
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PACKAGES: Final = (
@@ -40,17 +40,6 @@ PACKAGES: Final = (
     "io_trio/sealring_trio",
 )
 TABLE: Final = re.compile(r"^(\w+): Final\[Table\[", re.MULTILINE)
-TESTS: Final = {
-    "sealring_protocol.security": ("tests/security", "tests/link", "tests/node/test_meeting.py"),
-    "sealring_protocol.control": ("tests/control", "tests/node"),
-    "sealring_trio.engine": (
-        "tests/io_trio/test_engine_group.py",
-        "tests/io_trio/test_engine_supervisor.py",
-    ),
-    "sealring_trio.net": ("tests/io_trio/test_wire.py",),
-    "sealring_trio.collective": ("tests/io_trio/test_carrier.py", "tests/io_trio/test_streams.py"),
-}
-"""By the beginning of a table's module, the tests of its rooms, the likeliest first."""
 COPIES: Final = (
     "tests/control/test_tables.py",
     "tests/io_trio/test_engine_group.py::test_what_is_not_in_the_table_is_illegal",
@@ -59,8 +48,6 @@ COPIES: Final = (
 )
 """Tests that compare a table with itself or with a copy of it."""
 CPU_LIMIT: Final = 300  # seconds of the processor for one row, which may go round for ever
-_LEFT_OUT: Final = ("sealed-many",)
-"""Kinds of vectors that take a second each and have no machine."""
 
 
 @attrs.frozen
@@ -93,15 +80,13 @@ def rows() -> Iterator[Row]:
                     yield Row(module, table, state, event)
 
 
-def by_vector() -> str:
-    """The first vector that does not come out as it should, or nothing."""
-    for vectors in VECTORS.values():
-        for vector in vectors:
-            if vector["kind"] in KINDS and vector["kind"] not in _LEFT_OUT:
-                try:
-                    run(vector, KINDS).compare(vector)
-                except Exception:  # noqa: BLE001 - whatever it is, it has noticed
-                    return f"vector {vector['id']}"
+def by_vector(module: str) -> str:
+    """The first vector that does not come out as it should, those of *module* first; or nothing."""
+    for vector, _ in vectors_of(module, VECTORS):
+        try:
+            run(vector, KINDS).compare(vector)
+        except Exception:  # noqa: BLE001 - whatever it is, it has noticed
+            return f"vector {vector['id']}"
     return ""
 
 
@@ -121,40 +106,24 @@ class _First:
 
 def by_test(module: str) -> str:
     """The first test of *module*'s rooms that fails, or nothing."""
-    places = next(tests for part, tests in TESTS.items() if module.startswith(part))
     first = _First()
     options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
     options += [f"--deselect={test}" for test in COPIES]
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        code = pytest.main([*options, *(str(ROOT / place) for place in places)], [first])
+        code = pytest.main([*options, *(str(ROOT / place) for place in tests_of(module))], [first])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED):
         raise RuntimeError(f"pytest ended with {code!r}")
     return first.name and f"test {first.name}"
 
 
-def in_a_fork(work: Callable[[], str]) -> str:
-    """What *work* gives in a process of its own."""
-    told, tell = os.pipe()
-    child = os.fork()
-    if child == 0:
-        resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT, CPU_LIMIT + 1))
-        try:
-            os.write(tell, work().encode())
-        except BaseException as error:  # noqa: BLE001 - the child ends here, whatever it is
-            os.write(tell, f"a fault of this command: {error!r}".encode())
-        finally:
-            os._exit(0)
-    os.close(tell)
-    with open(told) as pipe:
-        noticed = pipe.read()
-    _, status = os.waitpid(child, 0)
-    return "any test: it did not end" if os.WIFSIGNALED(status) else noticed
+def _notices(module: str) -> str:
+    return by_vector(module) or by_test(module)
 
 
 def without(row: Row) -> str:
     """Who notices that *row* is gone."""
     row.take_out()
-    return by_vector() or by_test(row.module)
+    return _notices(row.module)
 
 
 VECTORS: Final = load(find_folder())
@@ -176,11 +145,12 @@ def main() -> int:
         return 0
     os.chdir(ROOT)
     begin, survivors = time.perf_counter(), []
-    for module in dict.fromkeys(row.module for row in found):
-        if by := in_a_fork(lambda module=module: by_vector() or by_test(module)):  # type: ignore[misc]
+    by_rooms = {rooms_of(row.module): row.module for row in found}
+    for module in by_rooms.values():
+        if by := in_a_fork(partial(_notices, module), CPU_LIMIT):
             raise SystemExit(f"the code as it is does not pass: {by}")
     for row in found:
-        by = in_a_fork(lambda row=row: without(row))  # type: ignore[misc]
+        by = in_a_fork(partial(without, row), CPU_LIMIT)
         print(f"{row.name}\n    {by or 'NOBODY NOTICES'}", flush=True)
         if not by:
             survivors.append(row)

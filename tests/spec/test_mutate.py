@@ -31,7 +31,7 @@ def test_a_check_that_is_gone_is_noticed() -> None:
 
 
 def test_pytest_runs_the_changed_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mutate, "TESTS", {"codec": ("tests/codec/test_messages.py",)})
+    monkeypatch.setattr(mutate, "tests_of", lambda module: ("tests/codec/test_messages.py",))
     found = mutants.checks("codec.writers")
     sized = next(mutant for mutant in found if mutant.change == "never len(value) != size")
     assert mutate.by_test(sized).startswith("test tests/codec/test_messages.py::")

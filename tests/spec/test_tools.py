@@ -7,9 +7,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from sealring_protocol.conformance.kinds import ENGINE_KINDS, KINDS
 from sealring_protocol.control.scheduler.rows import ROW_TABLE
 
-from tools import lines, ring, rows
+from tools import forked, lines, ring, rows
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -22,7 +23,8 @@ def test_every_row_of_every_listed_table_is_tried() -> None:
     assert sorted(table for _, table in by_table) == sorted(listed)
     assert sum(row.table == "ROW_TABLE" for row in found) == len(ROW_TABLE)
     for module, _ in by_table:
-        assert any(module.startswith(part) for part in rows.TESTS)
+        for place in forked.tests_of(module):
+            assert (ROOT / place).exists()
 
 
 def test_what_is_left_out_is_there() -> None:
@@ -37,10 +39,33 @@ def test_a_row_that_is_gone_is_noticed() -> None:
 
     def without() -> str:
         row.take_out()
-        return rows.by_vector()
+        return rows.by_vector(row.module)
 
-    assert rows.in_a_fork(rows.by_vector) == ""
-    assert rows.in_a_fork(without).startswith("vector ")
+    assert forked.in_a_fork(lambda: rows.by_vector(row.module), rows.CPU_LIMIT) == ""
+    assert forked.in_a_fork(without, rows.CPU_LIMIT).startswith("vector ")
+
+
+def test_tests_that_are_only_put_first_are_no_rooms_of_their_own() -> None:
+    module = "sealring_protocol.control.epoch.tensor"
+    assert forked.tests_of(module)[0] == "tests/control/test_tensor_leader.py"
+    assert forked.rooms_of(module) == ("tests/control", "tests/node")
+
+
+def test_a_fork_that_fails_or_goes_round_for_ever_has_noticed() -> None:
+    def fails() -> str:
+        raise KeyError("row")
+
+    def goes_round() -> str:
+        while True:
+            pass
+
+    assert "KeyError('row')" in forked.in_a_fork(fails, 10)
+    assert forked.in_a_fork(goes_round, 1).endswith("it did not end")
+    assert forked.in_a_fork(goes_round, 60, 1).endswith("it did not end")
+
+
+def test_kinds_that_are_left_out_are_kinds() -> None:
+    assert set(ENGINE_KINDS) < set(forked.LEFT_OUT) <= {*ENGINE_KINDS, *KINDS}
 
 
 def test_lines_of_code_are_neither_blank_nor_comment_nor_docstring() -> None:

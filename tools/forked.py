@@ -1,0 +1,114 @@
+"""Who notices a change of the code: what `tools.rows` and `spec.mutate` have in common.
+
+A change is tried in a process of its own, forked from one that has read the libraries and the
+vectors already. It is noticed by a conformance vector, or else by a test of the rooms concerned;
+both are tried in the order in which they are likely to notice.
+
+Nothing of ours is imported here: `spec.mutate` gives a child changed modules, before anything else
+imports them.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import cryptography.hazmat.primitives.asymmetric.mlkem
+import cryptography.hazmat.primitives.serialization  # noqa: F401 - once, for all children
+
+LEFT_OUT: Final = ("sealed-many", "sampling-key", "draw")
+"""Kinds of vectors that are run for no change: the first takes a second each; the others take an
+engine, and show nothing of a protocol's module."""
+
+MEMORY_LIMIT: Final = 4 << 30
+
+_FOLLOWER: Final = "tests/control/test_follower_states.py"
+_CONTROL: Final = ("tests/control", "tests/node")
+_LINK: Final = ("tests/link", "tests/node/test_hostile.py", "tests/node/test_meeting.py")
+_TESTS: Final = {
+    "sealring_protocol.codec": ("tests/codec", "tests/security", "tests/link"),
+    "sealring_protocol.security": ("tests/security", "tests/link", "tests/node/test_meeting.py"),
+    "sealring_protocol.control.epoch.collective": ("tests/control/test_collective.py", *_CONTROL),
+    "sealring_protocol.control.epoch.follower": (_FOLLOWER, *_CONTROL),
+    "sealring_protocol.control.epoch.ledger": ("tests/control/test_ledger.py", "tests/control"),
+    "sealring_protocol.control.epoch.pipeline": ("tests/control/test_pipeline.py", *_CONTROL),
+    "sealring_protocol.control.epoch.tensor": ("tests/control/test_tensor_leader.py", *_CONTROL),
+    "sealring_protocol.control.head": ("tests/control/test_epochs.py", "tests/control"),
+    "sealring_protocol.control.scheduler": ("tests/control/test_scheduler.py", *_CONTROL),
+    "sealring_protocol.links.keepalive": ("tests/link", "tests/node/test_hostile.py"),
+    "sealring_protocol.link": _LINK,
+    "sealring_trio.engine": (
+        "tests/io_trio/test_engine_group.py",
+        "tests/io_trio/test_engine_supervisor.py",
+    ),
+    "sealring_trio.net": ("tests/io_trio/test_wire.py",),
+    "sealring_trio.collective": ("tests/io_trio/test_carrier.py", "tests/io_trio/test_streams.py"),
+}
+"""By the beginning of a module's name, the tests of its rooms. The first that fits counts."""
+
+_FAMILIES: Final = {
+    "sealring_protocol.codec.frame": ("frames",),
+    "sealring_protocol.codec": ("messages", "local_messages"),
+    "sealring_protocol.security.ro": ("rosters", "permissions"),
+    "sealring_protocol.security.att": ("evidence",),
+    "sealring_protocol.security.id": ("signatures",),
+    "sealring_protocol.security.seal": ("seals", "inner_seals"),
+    "sealring_protocol.security": ("initiators", "responders"),
+    "sealring_protocol.control.epoch.ledger": ("ledgers",),
+    "sealring_protocol.control": ("lockstep", "ranks"),
+    "": ("sessions",),
+}
+"""In the same way, the families of vectors to begin with."""
+
+Families = Mapping[str, list[Any]]
+
+
+def tests_of(module: str) -> tuple[str, ...]:
+    """The paths of the tests of *module*'s rooms, the likeliest to notice first."""
+    return next(tests for part, tests in _TESTS.items() if module.startswith(part))
+
+
+def rooms_of(module: str) -> tuple[str, ...]:
+    """The same without those that are named for their place in the order alone."""
+    tests = tests_of(module)
+    return tuple(path for path in tests if not path.startswith(tuple(f"{at}/" for at in tests)))
+
+
+def vectors_of(module: str, families: Families) -> Iterator[tuple[Any, bool]]:
+    """Every vector of *families* that is run for a change of *module*, and whether it is likely to
+    be about that: those come first."""
+    likely = next(names for part, names in _FAMILIES.items() if module.startswith(part))
+    for name in sorted(families, key=lambda name: name not in likely):
+        for vector in families[name]:
+            if vector["kind"] not in LEFT_OUT:
+                yield vector, name in likely
+
+
+def limit(cpu_seconds: int) -> None:
+    """Have the kernel end this process when it has computed for so long, or grows too large."""
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT, MEMORY_LIMIT))
+
+
+def in_a_fork(work: Callable[[], str], cpu_seconds: int, seconds: int = 0) -> str:
+    """What *work* gives in a process of its own: who notices, or nothing. One that computes for
+    more than *cpu_seconds*, or takes more than *seconds* (0: as long as it likes), is noticed."""
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(seconds)
+        limit(cpu_seconds)
+        try:
+            os.write(tell, work().encode())
+        except BaseException as error:  # noqa: BLE001 - the child ends here, whatever it is
+            os.write(tell, f"whoever runs it: {error!r}".encode())
+        finally:
+            os._exit(0)
+    os.close(tell)
+    with open(told) as pipe:
+        noticed = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return "whoever waits: it did not end" if os.WIFSIGNALED(status) else noticed
