@@ -18,10 +18,10 @@ from sealring_trio.api.errors import ApiError
 from sealring_trio.api.head import ApiHead
 from sealring_trio.api.health import faults
 from sealring_trio.api.history import count_rows
+from sealring_trio.clock import wall_ms
 from sealring_trio.files.suites import SUITE_NAMES
 from sealring_trio.node.activations import told_seals
 from sealring_trio.node.expiry import left, seconds_left
-from sealring_trio.node.runtime import wall_ms
 from sealring_trio.node.status import (
     collective_of,
     describe_collective,

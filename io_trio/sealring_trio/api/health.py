@@ -17,8 +17,8 @@ from starlette.responses import JSONResponse
 
 from sealring_trio.api.errors import ApiError
 from sealring_trio.api.head import ApiHead
+from sealring_trio.clock import wall_ms
 from sealring_trio.node.expiry import left
-from sealring_trio.node.runtime import wall_ms
 
 ENGINE_SECONDS: Final = 15.0
 """The head's own engine must have said something within this; a chunk of prefill may come first."""

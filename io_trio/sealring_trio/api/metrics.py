@@ -33,8 +33,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sealring_trio.api.history import count_rows
+from sealring_trio.clock import wall_ms
 from sealring_trio.node.expiry import seconds_left
-from sealring_trio.node.runtime import wall_ms
 from sealring_trio.node.trace import Trace
 from sealring_trio.node.versions import build_info
 

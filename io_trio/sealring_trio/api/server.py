@@ -28,13 +28,13 @@ from sealring_trio.api.exchange import Endpoints
 from sealring_trio.api.head import ApiHead
 from sealring_trio.api.http1 import STUCK_SECONDS, Http1
 from sealring_trio.api.keys import KEY_FILE, ApiKeys, read_keys
+from sealring_trio.clock import wall_ms
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import Config
 from sealring_trio.files.models import model_name
 from sealring_trio.files.units import format_address, is_loopback
 from sealring_trio.net import descriptors
 from sealring_trio.node.generation import Generator
-from sealring_trio.node.runtime import wall_ms
 
 log = logging.getLogger("sealring.api")
 

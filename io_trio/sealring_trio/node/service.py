@@ -29,6 +29,7 @@ from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.identity import Signer, node_id
 from sealring_protocol.security.roster import Roster, SignedRoster
 
+from sealring_trio.clock import wall_ms
 from sealring_trio.engine.group import EngineGroup, GroupSettings
 from sealring_trio.engine.process import EngineCommand
 from sealring_trio.engine.supervisor import Engine, EngineOwner, Supervisor
@@ -46,7 +47,7 @@ from sealring_trio.node.expiry import watch_expiry
 from sealring_trio.node.generation import Generator
 from sealring_trio.node.head_api import HeadApi
 from sealring_trio.node.requests import Requests
-from sealring_trio.node.runtime import Runtime, wall_ms
+from sealring_trio.node.runtime import Runtime
 from sealring_trio.processes.namespace import ALLOW, why_not
 from sealring_trio.processes.secrecy import hide_memory
 

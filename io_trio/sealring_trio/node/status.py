@@ -16,12 +16,13 @@ from sealring_protocol.control.head.plan import Strategy
 from sealring_protocol.diagnosis.why import Facts, link_trouble, obstacles, starving
 from sealring_protocol.security.roles import Purpose
 
+from sealring_trio.clock import wall_ms
 from sealring_trio.engine.group import EngineGroup
 from sealring_trio.engine.supervisor import Supervisor
 from sealring_trio.files.suites import SUITE_NAMES
 from sealring_trio.node.activations import told_seals
 from sealring_trio.node.expiry import left, seconds_left
-from sealring_trio.node.runtime import Runtime, wall_ms
+from sealring_trio.node.runtime import Runtime
 from sealring_trio.node.versions import VERSION
 
 
