@@ -20,6 +20,7 @@ import attrs
 import psutil
 import pytest
 import trio
+from sealring_protocol import backoff
 from sealring_protocol.codec.encoding import encode
 from sealring_protocol.codec.local_messages import EngineInfo, HopKey, Loaded, Logprobs
 from sealring_protocol.codec.messages import (
@@ -37,7 +38,6 @@ from sealring_protocol.control.head.plan import Strategy
 from sealring_protocol.control.scheduler.requests import Request
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_trio.collective.ports import ConnectionOwner, made
-from sealring_trio.engine import supervisor
 from sealring_trio.engine.group import EngineGroup, GroupSettings
 from sealring_trio.engine.merge import MAX_AHEAD, GroupBroken, Merger
 from sealring_trio.engine.process import MAX_UNTAKEN, EngineCommand
@@ -240,7 +240,7 @@ async def test_an_engine_that_the_system_does_not_start_is_tried_again_after_a_p
         return popen(*arguments, **more)  # type: ignore[call-overload]
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(backoff, "FIRST_PAUSE", 0.02)
     before = psutil.Process().num_fds()
     async with running("good") as (engine, owner):
         for _ in range(3):

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import trio
+from sealring_protocol.backoff import FIRST_PAUSE
 from sealring_protocol.codec.local_messages import EngineInfo, LocalMessage
 from sealring_protocol.codec.messages import Epoch, Ping, Pong, Progress, StepDone
 from sealring_protocol.control.epoch.starvation import ThreadUse
@@ -162,7 +163,7 @@ async def test_pauses_grow_while_engines_die_young(
     engine = Engine(EngineCommand(FAKE, ("good",)), Owner())
     with trio.move_on_after(60):
         await engine.run()
-    assert pauses[:5] == [0.2, 0.4, 0.8, 1.6, 3.2]
+    assert pauses[:5] == [0.1, 0.2, 0.4, 0.8, 1.6]
     assert max(pauses) == supervisor.LONGEST_PAUSE
 
 
@@ -183,8 +184,8 @@ async def test_an_engine_that_has_worked_is_replaced_at_once(
     with trio.move_on_after(600):
         await Engine(EngineCommand(FAKE, ("good",)), Owner()).run()
     pauses = [after - before for before, after in itertools.pairwise(lives)]
-    assert pauses[:4] == pytest.approx([0.2, 0.4, 0.8, 1.6])
-    assert pauses[4:] == pytest.approx([supervisor.FIRST_PAUSE] * len(pauses[4:]))
+    assert pauses[:4] == pytest.approx([0.1, 0.2, 0.4, 0.8])
+    assert pauses[4:] == pytest.approx([FIRST_PAUSE] * len(pauses[4:]))
     assert len(pauses) > 8
 
 

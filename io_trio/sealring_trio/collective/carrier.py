@@ -47,9 +47,7 @@ class LineEvent(enum.Enum):
 LINE_TABLE: Final[Table[LineState, LineEvent]] = {
     (LineState.OPEN, LineEvent.PART): LineState.PARTING,
     (LineState.OPEN, LineEvent.CLOSE): LineState.CLOSED,
-    (LineState.PARTING, LineEvent.PART): LineState.PARTING,
     (LineState.PARTING, LineEvent.CLOSE): LineState.CLOSED,
-    (LineState.CLOSED, LineEvent.PART): LineState.CLOSED,
     (LineState.CLOSED, LineEvent.CLOSE): LineState.CLOSED,
 }
 

@@ -19,6 +19,7 @@ import socket
 from typing import Final, Protocol
 
 import trio
+from sealring_protocol.backoff import Backoff
 from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.codec.messages import Step, StepDone
 
@@ -41,11 +42,9 @@ PROVEN: Final = 16
 """Steps that it has answered in its life, after which it has not: what killed it is no fault of its
 start, and those who wait for it should not pay for others that died before."""
 
-FIRST_PAUSE: Final = 0.1
-"""Seconds before an engine that died is replaced; doubled each time that one dies young."""
-
 LONGEST_PAUSE: Final = 30.0
-"""Seconds that the pause grows to."""
+"""Seconds before an engine that died is replaced, at most. The pause doubles each time that one
+dies young (`Backoff`)."""
 
 
 class EngineOwner(Protocol):
@@ -135,7 +134,7 @@ class Supervisor(abc.ABC):
 
     async def run(self) -> None:
         """Keep one engine alive."""
-        pause = FIRST_PAUSE
+        backoff = Backoff(LONGEST_PAUSE)
         while True:
             started = trio.current_time()
             self._planned, self._answered, self.out_of_memory = False, 0, False
@@ -151,8 +150,9 @@ class Supervisor(abc.ABC):
             if self._planned:
                 continue
             young = trio.current_time() - started < YOUNG and self._answered < PROVEN
-            pause = min(2 * pause, LONGEST_PAUSE) if young else FIRST_PAUSE
-            self.next_start = trio.current_time() + pause
+            if not young:
+                backoff.reset()
+            self.next_start = trio.current_time() + backoff.next()
             await trio.sleep_until(self.next_start)
             self.next_start = None
 

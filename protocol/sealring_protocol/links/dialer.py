@@ -24,14 +24,16 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 import attrs
 
+from sealring_protocol.backoff import Backoff
 from sealring_protocol.security.roles import Purpose
 
-FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 5.0
+"""Seconds between two dials of a link, at most. A link that lives as long makes the pause short."""
 
 REST_SECONDS: Final = 600.0
 """How long a peer that has put this node out is left alone."""
@@ -61,7 +63,7 @@ LIVES: Final = 8
 class _Wanted:
     once: bool
     next_try: float
-    pause: float = FIRST_PAUSE
+    backoff: Backoff = attrs.field(factory=partial(Backoff, LONGEST_PAUSE))
     turn: int = 0
     yields: float = 0.0
     dialing: bool = False
@@ -168,8 +170,7 @@ class Dialer:
         wish = self._wishes.get(key)
         if wish is not None:
             wish.dialing = False
-            wish.next_try = now + wish.pause + wish.yields
-            wish.pause = min(wish.pause * 2, LONGEST_PAUSE)
+            wish.next_try = now + wish.backoff.next() + wish.yields
 
     def satisfied(self, key: Key) -> None:
         """The peer has heard what a greeting had to say."""
@@ -243,6 +244,6 @@ class Dialer:
         wish = self._wishes.get(key)
         if wish is not None:
             if now - contact.since >= LONGEST_PAUSE:
-                wish.pause = FIRST_PAUSE
+                wish.backoff.reset()
             self.dial_ended(key, now)
         return True

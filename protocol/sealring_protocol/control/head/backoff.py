@@ -1,28 +1,28 @@
-"""How soon the head tries again: at once after an epoch that worked, later after ones that did not.
+"""How soon the head begins the next epoch: at once after one that worked, else after a pause.
 
-An epoch that gave an answer, or stood for a while, counts as one that worked. After two in a row
-that did not, every further try waits twice as long as the one before, up to a bound, so that a
-rank which fails each time costs a try every few seconds and not a busy loop.
+An epoch that gave an answer, or stood for `LONGEST_PAUSE`, counts as one that worked. The first one
+that did not is followed at once, too. Each further one is followed after a pause that doubles
+(`backoff`), so that a rank which fails each time costs a try every few seconds and no busy loop.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-FIRST_PAUSE: Final = 0.1
+from sealring_protocol.backoff import Backoff
+
 LONGEST_PAUSE: Final = 5.0
 """Seconds. Also how long an epoch must stand to count as one that worked."""
 
-_DOUBLINGS: Final = 10
 
-
-class Backoff:
+class EpochBackoff:
     """The pauses between epochs. Times are monotonic seconds."""
 
-    __slots__ = ("_fruitless", "_serving_since", "_until")
+    __slots__ = ("_backoff", "_failed", "_serving_since", "_until")
 
     def __init__(self) -> None:
-        self._fruitless = 0
+        self._backoff = Backoff(LONGEST_PAUSE)
+        self._failed = False  # the latest epoch
         self._serving_since: float | None = None
         self._until: float | None = None
 
@@ -32,18 +32,22 @@ class Backoff:
 
     def progressed(self) -> None:
         """A step was answered."""
-        self._fruitless = 0
+        self._worked()
+
+    def _worked(self) -> None:
+        self._failed = False
+        self._backoff.reset()
 
     def ended(self, now: float) -> None:
         """An epoch, or the start of one, is over."""
         stood = self._serving_since is not None and now - self._serving_since > LONGEST_PAUSE
         self._serving_since = None
         if stood:
-            self._fruitless = 0
+            self._worked()
             return
-        if self._fruitless:
-            self.wait(now, min(FIRST_PAUSE * 2 ** (self._fruitless - 1), LONGEST_PAUSE))
-        self._fruitless = min(self._fruitless + 1, _DOUBLINGS)
+        if self._failed:
+            self.wait(now, self._backoff.next())
+        self._failed = True
 
     def wait(self, now: float, seconds: float) -> None:
         """Try again in *seconds*, not before; nor before what was said earlier."""

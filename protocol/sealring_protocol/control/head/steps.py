@@ -34,7 +34,7 @@ from sealring_protocol.control.effects import (
 from sealring_protocol.control.epoch import pipeline
 from sealring_protocol.control.epoch.deadlines import ENGINE, ROUND, AnswerDeadline
 from sealring_protocol.control.epoch.tensor import StepDeadline, StepDeadlineRule, TensorLeader
-from sealring_protocol.control.head.backoff import Backoff
+from sealring_protocol.control.head.backoff import EpochBackoff
 from sealring_protocol.control.scheduler.group_tuner import GroupTuner
 from sealring_protocol.control.scheduler.scheduler import Scheduler
 from sealring_protocol.limits import PING_TIMEOUT
@@ -51,7 +51,7 @@ class HeadSteps:
     def __init__(self, world: int, *, tuned: bool, patience: float = PING_TIMEOUT) -> None:
         self._world = world
         self.scheduler: Scheduler | None = None
-        self._backoff = Backoff()
+        self._backoff = EpochBackoff()
         self._machine: pipeline.HeadPipeline | TensorLeader | None = None
         self._answer_deadline = AnswerDeadline(ENGINE)
         self._rounds = AnswerDeadline(ROUND)
