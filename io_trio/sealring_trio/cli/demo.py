@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import attrs
 import cyclopts
-from sealring_model.loading.model_folder import ModelInfo
 
 from sealring_trio.cli.output import print_facts, print_json, print_table, visible
 from sealring_trio.errors import OperationError
@@ -93,17 +91,15 @@ def demo(
     _say(json, "\nThe same with one mlx-lm process, to compare ...\n")
     with one_process(folder) as single:
         yardstick = single.generate(asked, max_tokens)
-    sealing = _sealing(states[0]["suite"], info) if ranks > 1 else 0.0
+    sealing = 0.0
+    if ranks > 1:
+        sealing = seal_microseconds(info.hidden, info.dtype, SUITES[states[0]["suite"]])
     report = _report(answer, yardstick, states, sealing, info.size)
     if json:
         print_json(report)
     else:
         _show(report)
     return 0 if report["identical"] else 1
-
-
-def _sealing(suite: str, info: ModelInfo) -> float:
-    return seal_microseconds(info.hidden, info.dtype, SUITES[suite])
 
 
 def _default_prompt() -> str:
@@ -120,7 +116,7 @@ def _say(json: bool, text: str) -> None:
 def _ask(head: LocalNode, prompt: str, max_tokens: int, json: bool) -> RingAnswer:
     tokens: list[int] = []
     text, times = "", []
-    for event in _answer(head, prompt, max_tokens):
+    for event in head.ask({"do": "generate", "prompt": prompt, "max_tokens": max_tokens}):
         if event["event"] == "text":
             times += [time.perf_counter()] * event["count"]
             text += event["text"]
@@ -130,10 +126,6 @@ def _ask(head: LocalNode, prompt: str, max_tokens: int, json: bool) -> RingAnswe
             tokens = event["token_ids"]
     _say(json, "")
     return RingAnswer(tuple(tokens), text, pace(times))
-
-
-def _answer(head: LocalNode, prompt: str, max_tokens: int) -> Iterator[dict[str, Any]]:
-    return head.ask({"do": "generate", "prompt": prompt, "max_tokens": max_tokens})
 
 
 def _report(
