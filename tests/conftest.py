@@ -24,7 +24,7 @@ os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
 
 SHARING = (
     "tests/api/",
-    "tests/attacks/test_http.py",
+    "tests/attacks/test_http_floods.py",
     "tests/dashboard/",
     "tests/io_trio/test_bench_serve.py",
     "tests/io_trio/test_cli_chat.py",

@@ -18,6 +18,8 @@ LINUX = sys.platform == "linux"  # where all of 127/8 is loopback
 HOST = f"127.{random.randrange(1, 255)}.0.{random.randrange(1, 255)}" if LINUX else "127.0.0.1"
 """Where nothing else on this machine dials."""
 
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+
 PATIENCE = 600.0
 """Seconds after which what should have happened has not. Tests that move the clock stay below."""
 

@@ -1,41 +1,25 @@
-"""Attacks on a node's files: an older roster at a restart, files and folders that others may read
-or write, a serial out of a forged file, and the control socket's own clients."""
+"""Attacks on a node's files: an older roster at a restart, and files and folders that others may
+read or write."""
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
-import socket
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-import attrs
 import pytest
-import trio
-from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.security.handshake import TrafficSecrets
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign_roster
 from sealring_trio.api.keys import KEY_FILE, new_key, read_keys
-from sealring_trio.cli import roster as roster_commands
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.files.config import load_config
 from sealring_trio.files.key_log import KeyLog
 from sealring_trio.files.private_files import replace_file, reserve
-from sealring_trio.files.roster_files import read_roster
 from sealring_trio.files.roster_store import KEPT, MARK, RosterStore
-from sealring_trio.local.control_client import ask
-from sealring_trio.node import control
-from sealring_trio.node.control import Reply, serve_control
-from sealring_trio.node.requests import read_request
-from sealring_trio.node.service import prepare
 
 from tests.io_trio.helpers import sealring
 from tests.io_trio.test_cli_files import flip, make_home
@@ -375,236 +359,3 @@ def test_api_keys_that_others_may_write_are_not_taken(tmp_path: Path) -> None:
     path.chmod(0o622)
     with pytest.raises(UserError, match="are not yours alone: others may write"):
         read_keys(path)
-
-
-# ------------------------------------------------------------------------- signing
-
-
-def test_the_serial_of_a_forged_roster_is_not_taken(tmp_path: Path) -> None:
-    """Whoever can write the signed file would else use up the serials of the coordinator."""
-    home = make_home(tmp_path)
-    path = home / "home.roster"
-    real = SignedRoster.decode(path.read_bytes())
-    sign = ("roster", "sign", home / "home.toml", "--key", home / "coordinator.key")
-    members = real.roster.members
-    forged = Roster(
-        real.roster.cluster, "home", (1 << 64) - 2, NOW, NOW + DAY, inner_seal=True, members=members
-    )
-    path.write_bytes(sign_roster(forged, SoftwareSigner.from_scalar(5)).encode())
-    before = path.read_bytes()
-    done = sealring(*sign)
-    assert done.code == 2
-    assert "is not signed by this key, or it was changed" in done.err
-    assert "--serial" in done.err
-    assert path.read_bytes() == before
-    path.write_bytes(real.encode())
-    assert sealring(*sign, "--json").json()["serial"] == 2
-
-
-def test_what_is_renewed_is_what_was_verified(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever can write the signed file may change it at any moment: a forged roster must not be
-    read, and the coordinator's own verified in its place."""
-    home = make_home(tmp_path)
-    path = home / "home.roster"
-    real = path.read_bytes()
-    roster = SignedRoster.decode(real).roster
-    forged = attrs.evolve(roster, members=roster.members[:1])
-    path.write_bytes(sign_roster(forged, SoftwareSigner.from_scalar(5)).encode())
-
-    def read_and_change(file: Path) -> SignedRoster:
-        signed = read_roster(file)
-        file.write_bytes(real)
-        return signed
-
-    monkeypatch.setattr(roster_commands, "read_roster", read_and_change)
-    done = sealring("roster", "renew", path, "--key", home / "coordinator.key")
-    assert done.code == 2
-    assert "is not signed by this key" in done.err
-    assert path.read_bytes() == real
-
-
-def test_a_time_beyond_the_calendar_is_told(tmp_path: Path) -> None:
-    home = make_home(tmp_path)
-    path = home / "home.roster"
-    roster = SignedRoster.decode(path.read_bytes()).roster
-    for expires_ms, shown in [
-        (253_402_300_799_999, "9999-12-31 23:59 UTC"),
-        (253_402_300_800_000, "after the year 9999"),
-        ((1 << 64) - 1, "after the year 9999"),
-    ]:
-        far = attrs.evolve(roster, expires_ms=expires_ms)
-        path.write_bytes(sign_roster(far, SoftwareSigner.from_scalar(5)).encode())
-        done = sealring("roster", "show", path)
-        assert done.code == 0
-        assert shown in done.out
-
-
-def test_the_greatest_serial_has_no_next(tmp_path: Path) -> None:
-    home = make_home(tmp_path)
-    sign = ("roster", "sign", home / "home.toml", "--key", home / "coordinator.key")
-    assert sealring(*sign, "--serial", str((1 << 64) - 1)).code == 0
-    done = sealring(*sign)
-    assert done.code == 2
-    assert "the greatest there is" in done.err
-
-
-@pytest.mark.parametrize("text", ["a = " + "[" * 20000, "a = " + "1" * 6000])
-def test_a_config_nested_or_long_beyond_reason_is_a_mistake(tmp_path: Path, text: str) -> None:
-    (tmp_path / "a.toml").write_text(text)
-    done = sealring("status", "--config", tmp_path / "a.toml")
-    assert done.code == 2
-    assert "is not valid TOML" in done.err
-
-
-@pytest.mark.parametrize("key", ["key", "roster", "coordinator", "model", "state"])
-def test_a_path_that_cannot_be_is_a_mistake(tmp_path: Path, key: str) -> None:
-    home = make_home(tmp_path)
-    values = {
-        "key": "desk.key",
-        "roster": "home.roster",
-        "coordinator": "coordinator.pub",
-        "listen": "127.0.0.1:1",
-        "model": "tiny",
-        key: "x" * 5000,
-    }
-    (home / "desk.toml").write_text("".join(f'{k} = "{v}"\n' for k, v in values.items()))
-    with pytest.raises(UserError):
-        prepare(load_config(home / "desk.toml"))
-
-
-@pytest.mark.parametrize("name", ["x" * 5000, "x" * 300 + "/y"])
-def test_a_name_that_cannot_be_is_a_mistake(tmp_path: Path, name: str) -> None:
-    home = make_home(tmp_path)
-    for arguments in [
-        ("roster", "new", tmp_path / name),
-        ("roster", "sign", home / "home.toml", "--key", home / "coordinator.key", "--out", name),
-        ("keygen", tmp_path / name),
-        ("plan", "--model", name),
-        ("digest", tmp_path / name),
-    ]:
-        done = sealring(*arguments)
-        assert done.code in (1, 2)
-        assert "Traceback" not in done.err
-
-
-# ------------------------------------------------------------------- the control socket
-
-
-async def echo(request: dict[str, Any], reply: Reply) -> None:
-    await reply({"event": "done", "keys": len(request)})
-
-
-async def raw(path: Path, data: bytes) -> bytes:
-    """What the socket at *path* answers to *data*, up to its end."""
-    with trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        await client.connect(str(path))
-        stream = trio.SocketStream(client)
-        try:
-            await stream.send_all(data)
-            return b"".join([chunk async for chunk in stream])
-        except trio.BrokenResourceError:
-            return b""
-
-
-HOSTILE = {
-    "deep lists": b"[" * 200_000 + b"\n",
-    "deep objects": b'{"a":' * 200_000 + b"\n",
-    "deep within a request": b'{"do":"status","x":' + b"[" * 200_000 + b"\n",
-    "a huge number": b'{"do":' + b"1" * 100_000 + b"}\n",
-    "no UTF-8": b'{"do":"\xff\xfe"}\n',
-    "no JSON": b"GET / HTTP/1.1\r\n",
-    "no object": b"[1, 2]\n",
-    "nothing": b"\n",
-}
-
-
-@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
-async def test_what_is_no_request_is_that_clients_mistake(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "s"
-    async with trio.open_nursery() as nursery:
-        await nursery.start(serve_control, path, echo)
-        with trio.fail_after(20):
-            answer = await raw(path, data)
-            assert b'"mistake": true' in answer
-            assert b"the request cannot be read" in answer
-            assert b'"keys": 1' in await raw(path, b'{"do": "x"}\n')  # it lives
-        nursery.cancel_scope.cancel()
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("temperature", math.inf),
-        ("temperature", math.nan),
-        ("temperature", -1),
-        ("top_p", 0),
-        ("top_p", math.nan),
-        ("min_p", math.nan),
-        ("min_p", 2),
-        ("prompt", "\ud800"),
-    ],
-)
-def test_a_number_that_no_row_may_have_is_that_clients_mistake(name: str, value: object) -> None:
-    with pytest.raises(UserError, match=name):
-        read_request({"do": "generate", "prompt": "x", name: value})
-
-
-async def test_a_fault_in_answering_ends_that_connection_alone(tmp_path: Path) -> None:
-    async def fail(request: dict[str, Any], reply: Reply) -> None:
-        if "fail" in request:
-            raise LocalProtocolError("what nobody thought of")
-        await echo(request, reply)
-
-    path = tmp_path / "s"
-    async with trio.open_nursery() as nursery:
-        await nursery.start(serve_control, path, fail)
-        with trio.fail_after(20):
-            assert await raw(path, b'{"fail": 1}\n') == b""
-            assert b'"keys": 1' in await raw(path, b'{"do": "x"}\n')
-        nursery.cancel_scope.cancel()
-
-
-async def test_a_request_that_is_too_long_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    request = {"do": "generate", "prompt": "a" * (2 * control.MAX_LINE)}
-    async with trio.open_nursery() as nursery:
-        await nursery.start(serve_control, path, echo)
-        with trio.fail_after(20), pytest.raises(UserError, match="is longer than 4 MiB"):
-            await trio.to_thread.run_sync(partial(list, ask(path, request)))
-        nursery.cancel_scope.cancel()
-
-
-async def test_a_client_beyond_the_last_place_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    async with trio.open_nursery() as nursery:
-        await nursery.start(serve_control, path, echo)
-        with ExitStack() as idle:
-            for _ in range(control.MAX_CLIENTS):
-                client = idle.enter_context(trio.socket.socket(socket.AF_UNIX))
-                await client.connect(str(path))
-            with pytest.raises(OperationError, match="64 clients already"):
-                await trio.to_thread.run_sync(partial(list, ask(path, {"do": "x"})))
-        nursery.cancel_scope.cancel()
-
-
-async def test_clients_that_say_nothing_are_few_and_not_for_ever(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
-    path = tmp_path / "s"
-    async with trio.open_nursery() as nursery:
-        await nursery.start(serve_control, path, echo)
-        idle = [trio.socket.socket(socket.AF_UNIX) for _ in range(control.MAX_CLIENTS + 20)]
-        for client in idle:
-            await client.connect(str(path))
-        for refused in idle[control.MAX_CLIENTS :]:
-            assert b"has 64 clients already" in await refused.recv(1000)
-        for client in idle[: control.MAX_CLIENTS]:
-            assert await client.recv(1) == b""
-        assert trio.current_time() < 2 * control.REQUEST_SECONDS
-        await trio.testing.wait_all_tasks_blocked()  # their places are free
-        assert b'"keys": 1' in await raw(path, b'{"do": "x"}\n')
-        for client in idle:
-            client.close()
-        nursery.cancel_scope.cancel()

@@ -1,13 +1,11 @@
-"""Attacks from the same machine: by who may write where a node is started or keeps what it knows,
-and by who made the model's folder."""
+"""Attacks from the same machine: by users who may write where a node is started or keeps its files,
+and by what a terminal is shown."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import stat
-import struct
 import subprocess
 import sys
 import tempfile
@@ -21,12 +19,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from sealring_model import tiny
-from sealring_model.errors import LoadError, TextError
 from sealring_model.loading.kernel_cache import keep_kernels_private
-from sealring_model.loading.model_folder import describe
-from sealring_model.loading.weights import write_manifest
-from sealring_model.text.tokens import Tokenizer
 from sealring_trio.api.keys import read_keys
 from sealring_trio.cli import run
 from sealring_trio.errors import UserError
@@ -330,198 +323,6 @@ def test_an_error_that_a_file_brought_gives_a_terminal_no_orders(
     told = capsys.readouterr().err
     assert "unknown key" in told
     assert "\x1b" not in told
-
-
-# ------------------------------------------------------------------ model folders
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A copy of the model that ships with sealring."""
-    return Path(shutil.copytree(tiny.path(), tmp_path / "model"))
-
-
-@pytest.mark.parametrize("name", ["sealring.partial", "sealring.json"])
-def test_a_manifest_is_written_over_nothing_that_the_folder_points_to(
-    folder: Path, tmp_path: Path, name: str
-) -> None:
-    profile = tmp_path / "profile"
-    profile.write_text("of the operator")
-    (folder / name).unlink(missing_ok=True)
-    (folder / name).symlink_to(profile)
-    assert write_manifest(folder).is_file()
-    assert profile.read_text() == "of the operator"
-    assert not (folder / "sealring.json").is_symlink()
-
-
-DEEP = '{"a":' + "[" * 100_000 + "]" * 100_000 + "}"
-
-
-def replaced(name: str, text: str) -> Callable[[Path], None]:
-    """Write *text* into file *name* of the folder."""
-    return lambda folder: (folder / name).write_text(text) and None
-
-
-def configured(key: str, value: Any) -> Callable[[Path], None]:
-    """Set *key* of the configuration."""
-
-    def change(folder: Path) -> None:
-        file = folder / "config.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
-
-    return change
-
-
-def a_tensor_with(**fields: Any) -> Callable[[Path], None]:
-    """Set *fields* of the first tensor in the weights' header."""
-
-    def change(folder: Path) -> None:
-        file = folder / "model.safetensors"
-        data = file.read_bytes()
-        (size,) = struct.unpack("<Q", data[:8])
-        header = json.loads(data[8 : 8 + size])
-        first = next(name for name in header if name != "__metadata__")
-        header[first].update(fields)
-        text = json.dumps(header).encode()
-        file.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size :])
-
-    return change
-
-
-def a_header(text: str) -> Callable[[Path], None]:
-    """Have *text* for the weights' header."""
-    data = struct.pack("<Q", len(text)) + text.encode()
-    return lambda folder: (folder / "model.safetensors").write_bytes(data) and None
-
-
-def linked(name: str, to: str) -> Callable[[Path], None]:
-    """Have *name* lead *to* somewhere."""
-
-    def change(folder: Path) -> None:
-        (folder / name).unlink()
-        (folder / name).symlink_to(to)
-
-    return change
-
-
-def a_pipe(name: str) -> Callable[[Path], None]:
-    """Have a pipe for *name*, which holds up who reads it."""
-
-    def change(folder: Path) -> None:
-        (folder / name).unlink()
-        os.mkfifo(folder / name)
-
-    return change
-
-
-FOLDERS = {
-    "configuration too deep": replaced("config.json", DEEP),
-    "layer types are a number": configured("layer_types", 5),
-    "model type is a list": configured("model_type", []),
-    "an interval is a text": configured("full_attention_interval", "x"),
-    "configuration without end": linked("config.json", "/dev/zero"),
-    "configuration is a pipe": a_pipe("config.json"),
-    "tokenizer without end": linked("tokenizer.json", "/dev/zero"),
-    "tokenizer is a pipe": a_pipe("tokenizer.json"),
-    "weights are a pipe": a_pipe("model.safetensors"),
-    "weights lead nowhere": linked("model.safetensors", "/nowhere"),
-    "weights are a folder": linked("model.safetensors", "/"),
-    "header too deep": a_header(DEEP),
-    "shape of negative numbers": a_tensor_with(shape=[-1, -1], dtype="U8", data_offsets=[0, 1]),
-    "shape of fractions": a_tensor_with(shape=[1.0], dtype="U8", data_offsets=[0, 1]),
-    "shape without bound": a_tensor_with(shape=[float("inf")]),
-    "shape that is empty for its size": a_tensor_with(shape=[2**40, 0], data_offsets=[0, 0]),
-    "places of fractions": a_tensor_with(shape=[1], dtype="U8", data_offsets=[0.0, 1.0]),
-    "layer of 5,000 digits": a_header(
-        json.dumps(
-            {f"layers.{'9' * 5000}.x": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}}
-        )
-    ),
-    "index of a list": replaced("model.safetensors.index.json", '{"weight_map": []}'),
-    "index of numbers": replaced("model.safetensors.index.json", '{"weight_map": {"a": 1}}'),
-    "manifest too deep": replaced("sealring.json", DEEP),
-    "nothing, any more": shutil.rmtree,
-}
-
-
-@pytest.mark.parametrize("spoil", FOLDERS.values(), ids=FOLDERS)
-def test_a_hostile_model_is_refused_and_told(folder: Path, spoil: Callable[[Path], None]) -> None:
-    spoil(folder)
-    with pytest.raises(LoadError):
-        describe(folder)
-
-
-def in_tokenizer(key: str, value: Any) -> Callable[[Path], None]:
-    """Set *key* of the tokenizer's configuration."""
-
-    def change(folder: Path) -> None:
-        file = folder / "tokenizer_config.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
-
-    return change
-
-
-def decoding(*steps: dict[str, Any]) -> Callable[[Path], None]:
-    """Have the tokenizer decode in *steps*."""
-
-    def change(folder: Path) -> None:
-        file = folder / "tokenizer.json"
-        described = json.loads(file.read_text())
-        described["decoder"] = {"type": "Sequence", "decoders": [{"type": "Fuse"}, *steps]}
-        file.write_text(json.dumps(described))
-
-    return change
-
-
-SEARCH = {"type": "Replace", "pattern": {"Regex": "(.|.)*[^\\x00-\\x7f]"}, "content": ""}
-"""It takes time that doubles with each character, up to where its library panics."""
-
-STRIP = {"type": "Strip", "content": "f", "start": 0, "stop": 1000}
-"""It panics for a text that has fewer characters, all of which are to go."""
-
-
-def test_a_token_that_makes_the_tokenizer_panic_is_an_error_of_its_answer(folder: Path) -> None:
-    decoding(STRIP)(folder)
-    tokenizer = Tokenizer(folder)
-    (token,) = tokenizer.encode_part("f")
-    words = tokenizer.stream()
-    with pytest.raises(TextError, match="makes no text"):
-        words.add(token)
-    assert tokenizer.token_bytes(token) == "\ufffd".encode()
-
-
-TOKENIZERS = {
-    "decoder that searches": decoding(SEARCH),
-    "too deep": replaced("tokenizer.json", DEEP),
-    "no object": replaced("tokenizer.json", "[]"),
-    "settings too deep": replaced("tokenizer_config.json", DEEP),
-    "class is a number": in_tokenizer("tokenizer_class", 5),
-    "mark is a number": in_tokenizer("eos_token", 5),
-    "parser outside": in_tokenizer("tool_parser_type", "../../parser"),
-    "template outside": in_tokenizer("chat_template_type", "..template"),
-    "end is a text": replaced("generation_config.json", '{"eos_token_id": ["x"]}'),
-    "end without bound": replaced("generation_config.json", '{"eos_token_id": [1e400]}'),
-    "configuration of other kinds": configured("max_position_embeddings", "x"),
-}
-
-
-@pytest.mark.parametrize("spoil", TOKENIZERS.values(), ids=TOKENIZERS)
-def test_a_hostile_tokenizer_is_refused_and_told(
-    folder: Path, spoil: Callable[[Path], None]
-) -> None:
-    spoil(folder)
-    with pytest.raises(LoadError):
-        Tokenizer(folder)
-
-
-@pytest.mark.parametrize("settings", ["config.json", "tokenizer_config.json"])
-def test_no_code_of_a_models_folder_is_run(folder: Path, settings: str) -> None:
-    (folder / "intruder.py").write_text(INTRUDER)
-    places = {"AutoConfig": "intruder.C", "AutoTokenizer": ["intruder.T", "intruder.T"]}
-    file = folder / settings
-    file.write_text(json.dumps({**json.loads(file.read_text()), "auto_map": places}))
-    assert Tokenizer(folder).encode("Once")
-    assert not (folder / "was-run").exists()
 
 
 # ------------------------------------------------------------------ files

@@ -1,0 +1,224 @@
+"""Many HTTP connections, and clients that stall: who gives way to a new connection."""
+
+from __future__ import annotations
+
+import errno
+import json
+import resource
+import socket
+from typing import Any
+
+import httpx2
+import pytest
+import trio
+from sealring_trio.api import server
+from sealring_trio.api.connections import STALL_SECONDS, Connections, source_of
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.attacks.doorway import HOST, door, get, hello, one, read, rest
+from tests.serving import Served
+
+
+async def test_idle_connections_give_way_the_oldest_first() -> None:
+    async with door(limit=8) as served:
+        strangers = [await served.connect() for _ in range(40)]
+        half = [await served.connect(b"GET / HTTP/1.1\r\nHost:") for _ in range(20)]
+        await served.works()
+        assert len(served.book) <= served.book.limit_of_source == 6
+        for stream in [*strangers, *half[:-6]]:
+            assert await rest(stream) == b""
+        # The latest are still there: what one of them asks is answered.
+        await half[-1].send_all(b" x\r\n\r\n")
+        assert await one(half[-1]) == (200, b"GET /")
+        for stream in [*strangers, *half]:
+            await stream.aclose()
+
+
+def test_a_source_at_its_cap_loses_its_own() -> None:
+    async def main() -> None:
+        book = Connections(8)
+        alice = [book.admit("alice") for _ in range(2)]
+        mallory = [book.admit("mallory") for _ in range(20)]
+        assert [place for place in alice if place and place.scope.cancel_called] == []
+        ended = [place for place in mallory if place and place.scope.cancel_called]
+        assert ended == mallory[:14]
+        # With all places taken, the oldest of all goes for a newcomer.
+        assert book.admit("bob")
+        assert alice[0]
+        assert alice[0].scope.cancel_called
+        assert len(book) == 8
+
+    trio.run(main)
+
+
+def test_who_is_one_source() -> None:
+    assert source_of("127.0.0.1") == source_of("127.9.8.7") == source_of("::1") == "loopback"
+    assert source_of("::ffff:127.0.0.1") == "loopback"
+    assert source_of("192.0.2.1") == source_of("::ffff:192.0.2.1") != source_of("192.0.2.2")
+    assert source_of("2001:db8:1:2::3") == source_of("2001:db8:1:2:ffff::4")
+    assert source_of("2001:db8:1:2::3") != source_of("2001:db8:1:3::3")
+    assert source_of("fe80::1%eth0") == source_of("fe80::2%eth1")
+
+
+async def test_what_is_being_answered_is_never_closed_for_another(mock_clock: MockClock) -> None:
+    release = trio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/slow":
+            await release.wait()
+        await hello(scope, receive, send)
+
+    async with door(app, limit=4) as served:
+        busy = [await served.connect(get("/slow")) for _ in range(3)]
+        await wait_all_tasks_blocked()
+        mock_clock.jump(10 * STALL_SECONDS)
+        refused = await served.answer(b"")
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert json.loads(refused.partition(b"\r\n\r\n")[2])["error"]["code"] == "overloaded"
+        release.set()
+        for stream in busy:
+            assert await one(stream) == (200, b"GET /slow")
+        await served.works()  # as they are idle now
+        for stream in busy:
+            await stream.aclose()
+
+
+async def test_clients_that_stall_in_a_request_give_way(mock_clock: MockClock) -> None:
+    """Bodies that do not come, and answers that are not taken."""
+    begun: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        begun.append(scope["path"])
+        if scope["path"] == "/body":
+            await read(receive)
+        if scope["path"] == "/deaf":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": bytes(64 << 20)})
+            return
+        await hello(scope, receive, send)
+
+    async with door(app, limit=4) as served:
+        slow = [
+            await served.connect(b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n1"),
+            await served.connect(get("/deaf")),
+            await served.connect(b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n1"),
+        ]
+        while len(begun) < 3:
+            await wait_all_tasks_blocked()
+        await wait_all_tasks_blocked()
+        # They may only just have begun to wait.
+        assert (await served.answer(b"")).startswith(b"HTTP/1.1 503 ")
+        mock_clock.jump(STALL_SECONDS)
+        await served.works()
+        assert len(served.book) == 2
+        for stream in slow:
+            await stream.aclose()
+
+
+async def test_clients_that_say_a_byte_now_and_then_give_way(mock_clock: MockClock) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/body":
+            await read(receive)
+        await hello(scope, receive, send)
+
+    async with door(app, limit=4) as served:
+        slow = [
+            await served.connect(b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+            for _ in range(3)
+        ]
+        await wait_all_tasks_blocked()
+        assert (await served.answer(b"")).startswith(b"HTTP/1.1 503 ")
+        for _ in range(2):
+            mock_clock.jump(0.6 * STALL_SECONDS)
+            for stream in slow:
+                await stream.send_all(b"1")
+            await wait_all_tasks_blocked()
+        await served.works()
+        assert len(served.book) == 2
+        for stream in slow:
+            await stream.aclose()
+
+
+async def test_a_request_does_not_pay_for_the_one_before_it(mock_clock: MockClock) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await read(receive)
+        await hello(scope, receive, send)
+
+    said = b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n"
+    async with door(app, limit=1) as served:
+        stream = await served.connect(said)
+        await wait_all_tasks_blocked()
+        mock_clock.jump(2 * STALL_SECONDS)
+        await stream.send_all(b"1")
+        assert await one(stream) == (200, b"POST /body")
+        await stream.send_all(said)
+        await wait_all_tasks_blocked()
+        assert (await served.answer(b"")).startswith(b"HTTP/1.1 503 ")
+        await stream.send_all(b"1")
+        assert await one(stream) == (200, b"POST /body")
+        await stream.aclose()
+
+
+def test_no_connection_has_the_number_of_another() -> None:
+    """What is known of prompts is shared by it; a head that is head again has a new book."""
+    books = [Connections(8) for _ in range(2)]
+
+    async def main() -> list[int]:
+        places = [book.admit("alice") for book in books for _ in range(12)]
+        return [place.number for place in places if place is not None]
+
+    numbers = trio.run(main)
+    assert len(set(numbers)) == len(numbers) == 24
+
+
+async def test_a_system_without_descriptors_costs_idle_connections_and_no_more(
+    mock_clock: MockClock,
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with door(limit=1000) as served:
+        idle = [await served.connect() for _ in range(4)]
+        await wait_all_tasks_blocked()
+        sockets = [trio.socket.socket() for _ in range(8)]
+        lowest = socket.socket()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest.fileno() + 1, hard))
+        try:
+            with pytest.raises(OSError) as caught:  # noqa: PT011
+                socket.socket()
+            assert caught.value.errno == errno.EMFILE
+            for sock in sockets:
+                await sock.connect((HOST, served.port))
+            for _ in sockets:
+                await wait_all_tasks_blocked()
+                mock_clock.jump(server.FULL_SECONDS)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            lowest.close()
+        await wait_all_tasks_blocked()
+        mock_clock.jump(server.FULL_SECONDS)
+        for stream in idle:
+            assert await rest(stream) == b""
+            await stream.aclose()
+        await served.works()
+        for sock in sockets:
+            sock.close()
+
+
+def test_health_answers_beside_two_thousand_idle_connections(served: Served) -> None:
+    """A real node: it would run out of descriptors without a cap."""
+    port = httpx2.URL(served.url).port or 0
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4096:
+        pytest.skip("2,000 sockets need a hard limit of 4,096 descriptors here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+    idle = []
+    try:
+        for number in range(2000):
+            idle.append(socket.create_connection(("127.0.0.1", port), timeout=30))
+            if number % 400 == 0:
+                assert httpx2.get(f"{served.url}/health", timeout=30).status_code == 200
+        assert httpx2.get(f"{served.url}/health", timeout=30).status_code == 200
+        assert served.ask("Hello.", max_tokens=1).status_code == 200
+    finally:
+        for sock in idle:
+            sock.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
