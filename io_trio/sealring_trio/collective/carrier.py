@@ -1,14 +1,14 @@
-"""A thread that carries bytes between sockets which are its alone.
+"""One thread that moves bytes between sockets that it alone uses.
 
-A sum of tensor parallelism passes two nodes twice in every layer, and the model waits for each. In
-the event loop every message would cost a task switch, and would wait for whatever else the node is
-doing. So what a collective needs belongs to one thread, which sleeps in the kernel for all of its
-sockets at once.
+In tensor parallelism each layer has two sums, each sum passes two nodes, and the model waits for
+it. In the event loop every message would cost a task switch, and would wait for whatever else the
+node does. So one thread has all sockets of a collective, and polls them together.
 
-Nothing is shared, so nothing is locked. The event loop says what is to be done by `order`, which
-leaves a call in a queue and wakes the thread; the thread tells the event loop by trio's own
-`run_sync_soon`. Both keep their order. An order that was given before a peer could send something
-is obeyed before what the peer sent is looked at: the queue is emptied after each receive.
+The thread and the event loop share no object that either of them changes, so there is no lock. The
+event loop calls `order`, which queues a call for the thread and wakes it. The thread calls `tell`,
+which queues a call for the event loop. Both queues keep their order. The thread empties its queue
+after each receive and before it handles what it received. So an order comes before anything that a
+peer sends because of it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from sealring_trio.net.wire import LINGER, ROOM, DirectSocket
 
 
 class LineState(enum.Enum):
-    """Bytes move; the last ones are being sent, and what comes is dropped; the socket is closed."""
+    """OPEN: bytes are sent and received. PARTING: the last ones are being sent, and received bytes
+    are dropped. CLOSED: the socket is closed."""
 
     OPEN = "open"
     PARTING = "parting"
@@ -38,7 +39,7 @@ class LineState(enum.Enum):
 
 
 class LineEvent(enum.Enum):
-    """Our side ends the stream in good order; the socket is closed, whoever ended it."""
+    """PART: our side ends the stream in good order. CLOSE: the socket is closed, for any reason."""
 
     PART = "part"
     CLOSE = "close"
@@ -53,10 +54,10 @@ LINE_TABLE: Final[Table[LineState, LineEvent]] = {
 
 
 class Line(DirectSocket):
-    """One socket of *carrier*, in its thread alone.
+    """One socket of *carrier*. Use it in the carrier's thread alone.
 
-    *heard* gets what comes in; *drained* is called when bytes that had to wait have gone out;
-    *ended* once, when the socket is closed by anything but `close`.
+    *heard* is called with received bytes, *drained* when all bytes that had to wait are sent, and
+    *ended* once if the socket is closed by anything but `close`.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Line(DirectSocket):
         return self._reads | (select.POLLOUT if self._waiting else 0)
 
     def send(self, data: Buffer) -> None:
-        """Send *data*, now or as soon as the kernel takes it; dropped once the line is not open."""
+        """Send *data*, as soon as the kernel takes it. Dropped if the line is not open."""
         if self._machine.state is LineState.OPEN:
             try:
                 super().send(data)
@@ -97,7 +98,7 @@ class Line(DirectSocket):
                     self._carrier.watch(self)
 
     def pause(self) -> None:
-        """Leave with the kernel what comes, and so stop the peer, until `resume`."""
+        """Stop reading until `resume`. The kernel's buffer fills, and so the peer has to wait."""
         self._read_if(0)
 
     def resume(self) -> None:
@@ -110,8 +111,8 @@ class Line(DirectSocket):
             self._carrier.watch(self)
 
     def part(self) -> None:
-        """Send what waits, end the stream, and give the peer a moment to end its own: to close
-        with bytes unread could destroy the last ones on their way."""
+        """Send what waits, end our side, and give the peer `LINGER` seconds to end its side. To
+        close a socket with bytes unread could destroy the last ones that were sent."""
         if self._machine.state is LineState.OPEN:
             self.until = self._carrier.now() + LINGER
             self._reads = select.POLLIN
@@ -120,20 +121,20 @@ class Line(DirectSocket):
             self._end_if_sent()
 
     def close(self) -> None:
-        """Close at once. What waits is lost."""
+        """Close at once. Bytes that wait are lost."""
         if self._machine.state is not LineState.CLOSED:
             self._carrier.forget(self)
             self._socket.close()
         self._machine.fire(LineEvent.CLOSE)
 
     def fail(self) -> None:
-        """The stream is over: close, and tell the owner when it has done what it is doing."""
+        """The stream is over: close, and call *ended* once the present call is done."""
         if self._machine.state is not LineState.CLOSED:
             self.close()
             self._carrier.later(self._ended)
 
     def ready(self, mask: int) -> None:
-        """The kernel says that the socket can do what *mask* tells."""
+        """Send or receive, as *mask* of `select.poll` says."""
         if self._waiting and mask & ~select.POLLIN:
             self._push()
         if mask & ~select.POLLOUT and self._machine.state is not LineState.CLOSED:
@@ -172,18 +173,18 @@ class Line(DirectSocket):
 
 
 class Tended(Protocol):
-    """Who has deadlines in the thread."""
+    """An object that has deadlines in the thread."""
 
     def next_timeout(self) -> float:
-        """When `tend` wants to be called; infinity if never."""
+        """When `tend` is to be called; infinity if never."""
 
     def tend(self, now: float) -> None:
         """Time has passed."""
 
 
 class Carrier:
-    """The thread, while `serve` runs. `order` and `tell` may be called in any thread, all else in
-    the carrier's."""
+    """The thread, while `serve` runs. Any thread may call `order` and `tell`. Everything else is
+    for the carrier's own thread, unless a heading below says otherwise."""
 
     def __init__(self) -> None:
         """Raises `OSError` when the system has no more sockets."""
@@ -203,22 +204,22 @@ class Carrier:
     # -------------------------------------------------------- in any thread
 
     def order(self, call: Callable[[], None]) -> None:
-        """Have the thread do *call*, after those that it was given before."""
+        """Have the thread do *call*, after all earlier orders."""
         self._orders.append(call)
         with contextlib.suppress(OSError):  # it has been rung enough, or is over
             self._rope.send(b"!")
 
     def tell(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Have the event loop do *call*, which cannot fail, after those that it was given
-        before."""
+        """Have the event loop do *call*, after all that it was told earlier. *call* must not
+        raise."""
         with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(call, *arguments)
 
     # -------------------------------------------------------- the event loop
 
     async def serve(self) -> bool:
-        """Run the thread until this is cancelled: then every line is closed at once. False, at
-        once, where the system gives no thread."""
+        """Run the thread until cancelled; then every line is closed at once. Returns False if the
+        system gives no thread."""
         begun: list[bool] = []
         try:
             async with trio.open_nursery() as nursery:
@@ -247,21 +248,21 @@ class Carrier:
     # ------------------------------------------------------------ the thread
 
     def watch(self, line: Line) -> None:
-        """Poll for what *line* wants now."""
+        """Poll for *line* as its `interest` says now."""
         self._lines[line.number] = line
         self._poll.register(line.number, line.interest)
 
     def forget(self, line: Line) -> None:
-        """Poll for *line* no more."""
+        """Stop polling for *line*."""
         del self._lines[line.number]
         self._poll.unregister(line.number)
 
     def later(self, call: Callable[[], None]) -> None:
-        """Do *call* once what is being done is done."""
+        """Do *call* after the present one. Like `order`, but for the thread itself."""
         self._orders.append(call)
 
     def obey(self) -> None:
-        """Do what was ordered."""
+        """Do every call that is queued."""
         while self._orders:
             self._orders.popleft()()
 

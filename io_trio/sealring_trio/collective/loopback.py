@@ -1,13 +1,13 @@
-"""Where an engine and the relay of its node meet: two ports of 127.0.0.1.
+"""The two ports of 127.0.0.1 on which an engine and the relay of its node connect.
 
 MLX's ring connects to its right neighbour and listens for its left one. Here both are the relay of
-its own node, which listens on *relay*, and connects to the engine on *port*.
+its own node: it listens on port *relay*, and connects to the engine on *port*.
 
-An engine that has a network of its own is met there (`PrivateLoopback`, see `namespace`): nobody
-else can reach or take these ports. Elsewhere they are on the machine's loopback (`SharedLoopback`),
-where any local user may come first. The kernel says whose the other end of a connection is, so
-nobody else gets a byte of the collective; but whoever takes the relay's place at the engine's port
-keeps the collective from coming up.
+If the engine has a network of its own (`PrivateLoopback`, see `namespace`), nobody else can reach
+these ports. Otherwise they are on the machine's loopback (`SharedLoopback`), where another local
+user may connect first. The node asks the kernel which process has the other end of a connection, so
+nobody else gets a byte of the collective. But a local user who takes the relay's place at the
+engine's port can keep the collective from coming up.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Loopback(abc.ABC):
         self._listens = False
 
     async def accept(self) -> socket.socket:
-        """The one connection that the engine makes. Nobody is listened to after that."""
+        """Wait for the one connection that the engine makes, then stop listening."""
         self._listens = True  # and closes the listener itself
         level = logging.WARNING
         try:
@@ -66,7 +66,7 @@ class Loopback(abc.ABC):
             self._listener.close()
 
     async def connect(self) -> socket.socket | None:
-        """A connection that the engine has taken; None when it takes none."""
+        """Connect to the engine. None if it does not accept within `CONNECT_SECONDS`."""
         with trio.move_on_after(CONNECT_SECONDS):
             while True:
                 if (sock := await self._try_connect()) is not None:
@@ -80,25 +80,25 @@ class Loopback(abc.ABC):
 
     @abc.abstractmethod
     async def _try_connect(self) -> socket.socket | None:
-        """A connection to who listens on the engine's port; None as long as nobody does."""
+        """A connection to the process that listens on the engine's port; None while none does."""
 
     async def _made(self, sock: socket.socket) -> bool:
-        """Whether the engine made *sock*, which is closed if that is cancelled."""
+        """Whether the engine made *sock*. If cancelled, this closes *sock*."""
         return True
 
     async def _took(self, sock: socket.socket) -> bool:
-        """Whether the engine took *sock*, which is closed if that is cancelled."""
+        """Whether the engine accepted *sock*. If cancelled, this closes *sock*."""
         return True
 
     def close(self) -> None:
-        """Let go of both ports; connections stay. `accept` and `connect` let go of theirs when they
-        are cancelled, which is for the caller to do."""
+        """Free both ports; connections stay. The caller cancels `accept` and `connect`, which then
+        close what they have."""
         if not self._listens:
             self._listener.close()
 
 
 class PrivateLoopback(Loopback):
-    """In the network of the engine, which made both sockets: *caller* is to connect."""
+    """The ports in the engine's own network. The engine made both sockets; *caller* connects."""
 
     def __init__(self, listener: socket.socket, caller: socket.socket) -> None:
         super().__init__(ENGINE_PORT, listener)
@@ -133,8 +133,8 @@ class PrivateLoopback(Loopback):
 
 
 class SharedLoopback(Loopback):
-    """On the machine's, where the engine is the processes *pids*. Raises `OSError` when there is
-    no port."""
+    """The ports on the machine's loopback. The engine is the processes *pids*. Raises `OSError` if
+    no port is free."""
 
     def __init__(self, pids: Callable[[], list[int]]) -> None:
         self._reserved: Final = reserve(LOOPBACK)

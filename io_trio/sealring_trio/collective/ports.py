@@ -1,12 +1,12 @@
-"""TCP ports that are found for a process which will listen there a little later.
+"""Free TCP ports for processes that will listen on them a little later.
 
-To find a free port and let go of it is a race: whoever comes first has it. A reserved port stays
-bound here, without listening, until the reservation is closed. A process of the same user that
-sets SO_REUSEPORT, as MLX does, can listen there meanwhile, and gets every connection; the kernel
-gives the port to nobody else, and to no other user at all.
+A port that is found and then released may be taken by another process. So a reserved port stays
+bound here, without listening, until the reservation is closed. A process of the same user that sets
+SO_REUSEPORT, as MLX does, can listen on it meanwhile, and gets every connection. The kernel gives
+the port to no process that does not set it, and to no other user.
 
-Where the process sets no such thing, a port is taken from those which a system gives to nobody
-that asks for any port, and a random one: only another such search could have it first.
+For processes that do not set SO_REUSEPORT, `free_ports` picks random ports below the range from
+which the system assigns ports by itself.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _LISTEN: Final = 0x0A
 
 @attrs.frozen
 class Port:
-    """A reserved port; `close` gives it back."""
+    """A reserved port; `close` ends the reservation."""
 
     number: int
     _socket: socket.socket
 
     def close(self) -> None:
-        """Let go of it; who listens there goes on."""
+        """End the reservation. A process that listens on the port goes on."""
         self._socket.close()
 
 
 def reserve(host: str) -> Port:
-    """A port of *host*, an address of this machine (empty: of all its addresses).
+    """Reserve a port of *host*, an address of this machine (empty: all its addresses).
 
     Raises `OSError`.
     """
@@ -62,7 +62,7 @@ def reserve(host: str) -> Port:
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports on loopback that nobody has now. Raises `OSError` when there are none."""
+    """*count* TCP ports on loopback that are free now. Raises `OSError` if there are too few."""
     with contextlib.ExitStack() as stack:
         found: list[int] = []
         for _ in range(_TRIES):
@@ -76,7 +76,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class ConnectionOwner(enum.Enum):
-    """Whose the other end of a connection is."""
+    """Which process has the other end of a connection."""
 
     OURS = "a process of ours has it"
     NOBODYS = "nobody has it yet, and a process of ours listens"
@@ -84,8 +84,8 @@ class ConnectionOwner(enum.Enum):
 
 
 def made(connection: socket.socket, pids: list[int]) -> ConnectionOwner:
-    """Whether one of the processes *pids*, on this machine, made *connection*. Takes a millisecond
-    or more, as all that reads the kernel's tables."""
+    """Whether one of the processes *pids* of this machine made *connection*. Takes a millisecond or
+    more, because it reads the kernel's tables."""
     try:
         near, far = connection.getsockname(), connection.getpeername()
     except OSError:
@@ -97,8 +97,8 @@ def made(connection: socket.socket, pids: list[int]) -> ConnectionOwner:
 
 
 def taken(connection: socket.socket, pids: list[int]) -> ConnectionOwner:
-    """Whether one of the processes *pids* has taken *connection*, which was made to a port where
-    one connection is taken. Wrong if one of them takes it at this moment: then look again."""
+    """Whether one of the processes *pids* has accepted *connection*, made to a port that accepts
+    one connection. The answer may be wrong while a process is just accepting: then look again."""
     try:
         near, far = connection.getsockname(), connection.getpeername()
     except OSError:
@@ -120,8 +120,8 @@ Connection = tuple[tuple[str, int], tuple[str, int] | tuple[()], str]
 
 
 def _connections(pid: int) -> Iterator[Connection]:
-    """The TCP sockets of process *pid*; of all processes of this user where it hides its own from
-    all but root, as engines do (`secrecy`)."""
+    """The TCP sockets of process *pid*. If it hides them from all but root, as engines do
+    (`secrecy`), the sockets of all processes of this user."""
     try:
         found = psutil.Process(pid).net_connections("tcp")
     except psutil.AccessDenied:

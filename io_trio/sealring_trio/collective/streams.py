@@ -1,26 +1,26 @@
-"""What a node's carrier carries: tunnel links, and the connections of the collective in them.
+"""Carries the connections of a collective in tunnel links.
 
-The ring of MLX knows nothing of keys: its ranks connect to each other over plain TCP. So each
-rank's engine listens and connects on its own machine alone, and its node stands at the other end of
-both connections. What the engine says to its right neighbour goes, as TUNNEL messages, to that
-rank's node, which says it to the engine there; and so in turn from the left neighbour. A stream is
-one such connection, both ways, and has the number of the rank whose engine dialed it: rank r's own
-stream goes to rank r + 1, and r - 1 is the number of the one that comes from the left.
+MLX's ring connects its ranks over plain TCP, without keys. So each engine listens and connects on
+its own machine alone, and its node is at the other end of both connections. What the engine sends
+to its right neighbour goes in TUNNEL messages to that rank's node, which gives it to the engine
+there; what comes from the left neighbour arrives in the same way. A stream is one such connection,
+in both directions. Its number is the rank whose engine dialed it: stream r connects ranks r and
+r + 1.
 
-All of this happens in the carrier's thread. The node has lent it the sessions of its tunnel links
-(`LinkUp`), so no byte of a collective enters the node. The thread keeps their time, and tells
+All of this runs in the carrier's thread. The node lends it the sessions of its tunnel links
+(`LinkUp`), so no byte of a collective enters the node. The thread serves their deadlines, and tells
 the node when one is over.
 
-While a tunnel link has bytes that wait, the engine is not read. Bytes that the engine does not take
-are kept, up to `MAX_UNTAKEN`, which is more than a ring can have under way, as its ranks wait for
-each other.
+Back-pressure: while bytes wait on a tunnel link, the engine is not read. Bytes that the engine does
+not take are kept, up to `MAX_UNTAKEN`. A ring never has as many in flight, because its ranks wait
+for each other.
 
-When one collective follows another, a tunnel link may still hold what was said in the first. So
-every message names its epoch, and what is of another is dropped.
+Messages of an earlier collective may still arrive when the next one has begun. So every message
+names its epoch, and those of another epoch are dropped.
 
-What ends a stream ends it on both sides at once: an engine that stops or is killed, a tunnel link
-that is lost, or the node that ends the collective. An engine which hangs in a collective is freed
-by that, with an error: a closed connection is the one thing that MLX does not wait for.
+A stream ends on both sides at once, whatever ends it: an engine that stops, a lost tunnel link, or
+a node that ends the collective. That frees an engine which hangs in a collective, since MLX raises
+an error when a connection closes.
 """
 
 from __future__ import annotations
@@ -45,15 +45,14 @@ from sealring_trio.collective.carrier import Carrier, Line
 log = logging.getLogger("sealring.relay")
 
 CHUNK: Final = 1 << 18
-"""Bytes of a stream that go on in one message, at most: the peer has the first of many when the
-last are read."""
+"""Most bytes of a stream in one message. Longer sums are sent on while the rest is still read."""
 
 MAX_UNTAKEN: Final = 64 << 20
-"""Bytes that wait for the engine to take them. Memory: that much per stream, two per node."""
+"""Most bytes that wait for the engine to read them. Memory: as many per stream, two per node."""
 
 
 class Home(Protocol):
-    """Who is told, in the event loop."""
+    """Who is told of what happens here. The calls are made in the event loop."""
 
     def over(self, link: int, end: SealringError | LinkClosed) -> None:
         """The session of connection *link* is over."""
@@ -62,11 +61,11 @@ class Home(Protocol):
         """The socket of connection *link* is closed."""
 
     def wanted(self, epoch: Epoch) -> None:
-        """The left neighbour's stream has begun: connect to the engine, and give the connection to
-        `Streams.reached`."""
+        """The left neighbour has opened its stream. Connect to the engine, and give the connection
+        to `Streams.reached`."""
 
     def unwanted(self, epoch: Epoch) -> None:
-        """It is over: connect no more."""
+        """The left neighbour's stream is over. Stop connecting."""
 
 
 @attrs.frozen
@@ -105,8 +104,8 @@ class _Stream:
 
 
 class Streams:
-    """All of them. Everything here is for the thread of *carrier*, but `sent` and `received`, which
-    anybody may look at."""
+    """All tunnel links and streams of a node. For the thread of *carrier* alone, except for `sent`
+    and `received`, which any thread may read."""
 
     def __init__(self, carrier: Carrier, home: Home) -> None:
         self.sent = 0  # bytes on tunnel links
@@ -126,7 +125,8 @@ class Streams:
     # ---------------------------------------------------------- tunnel links
 
     def up(self, rank: int, number: int, session: Link, sock: socket.socket, rest: bytes) -> None:
-        """*session* with *rank* is up, on *sock*, on which *rest* is yet to be sent."""
+        """*session* with *rank* is up on *sock*. *rest* has been taken from it and is to be sent
+        first."""
         lane = _Lane(rank, number, session)
         lane.line = Line(
             self._carrier,
@@ -142,7 +142,7 @@ class Streams:
         self._take(lane)  # what came right behind the handshake
 
     def hang_up(self, number: int, code: CloseCode, reason: str) -> None:
-        """Close the session of connection *number*, if it is not over."""
+        """Close the session of connection *number*, unless it is over."""
         for lane in [lane for lane in self._lanes.values() if lane.number == number]:
             with contextlib.suppress(SealringError):
                 lane.session.close(code, reason)
@@ -154,7 +154,7 @@ class Streams:
             lane.session.renew(roster)
 
     def abandon(self) -> None:
-        """There is no thread, so end all links. In the event loop, instead of it."""
+        """End all links, because there is no thread. The event loop calls this in its place."""
         for lane in list(self._lanes.values()):
             self._over(lane, LocalProtocolError("the system gives no thread to carry it"))
             lane.line.close()
@@ -185,7 +185,7 @@ class Streams:
             self._take(lane)
 
     def _take(self, lane: _Lane) -> None:
-        """See to what *lane* has received."""
+        """Handle every message that *lane* has received."""
         try:
             while (event := lane.session.next_event()) is not None:
                 if not isinstance(event, Tunnel):
@@ -221,13 +221,13 @@ class Streams:
         self._carrier.tell(self._home.closed, lane.number)
 
     def _over(self, lane: _Lane, end: SealringError | LinkClosed) -> None:
-        """The session of *lane* has come to its end."""
+        """The session of *lane* is over, for the reason *end*."""
         if self._lanes.get(lane.rank) is lane:
             self._carrier.tell(self._home.over, lane.number, end)
             self._part(lane)
 
     def _part(self, lane: _Lane) -> None:
-        """Nothing is carried on *lane* any more. What its session has still to say goes out."""
+        """End *lane* and its streams. The session's last bytes are sent."""
         del self._lanes[lane.rank]
         for stream in [each for each in self._streams.values() if each.rank == lane.rank]:
             self._end(stream)
@@ -238,12 +238,12 @@ class Streams:
     # ------------------------------------------------------------ collectives
 
     def begin(self, place: Place) -> None:
-        """The collective of *place* begins, and the one before ends."""
+        """Begin the collective of *place*, and end the one before."""
         self._clear()
         self._place, self._opened = place, False
 
     def end(self, epoch: Epoch) -> None:
-        """The collective of *epoch* ends; an older one has ended already."""
+        """End the collective of *epoch*, unless a newer one has begun."""
         if self._place is not None and self._place.epoch == epoch:
             self._clear()
 
@@ -256,7 +256,7 @@ class Streams:
         self._place = self._late = None
 
     def dialed(self, epoch: Epoch, sock: socket.socket) -> None:
-        """The engine has made its one connection, *sock*: this rank's own stream."""
+        """The engine has made its one connection, *sock*. It is this rank's own stream."""
         place = self._place
         if place is None or place.epoch != epoch:
             sock.close()
@@ -266,7 +266,7 @@ class Streams:
         self._connect(stream, sock)
 
     def reached(self, epoch: Epoch, sock: socket.socket | None) -> None:
-        """The engine has taken the connection *sock*, or none, for the left neighbour's stream."""
+        """The engine has accepted *sock* for the left neighbour's stream; None if it has not."""
         place = self._place
         here = place is not None and place.epoch == epoch
         stream = self._late or self._streams.get(place.left) if place and here else None
@@ -324,7 +324,8 @@ class Streams:
                         self._carrier.tell(self._home.unwanted, place.epoch)
 
     def _give(self, stream: _Stream, data: Buffer) -> bool:
-        """Give the engine *data*, or keep it for it; False where that is too much."""
+        """Send *data* to the engine, or keep it until the engine listens. False if too many bytes
+        wait already."""
         if stream.untaken + len(data) > MAX_UNTAKEN:
             log.warning("the engine leaves %d bytes of a collective untaken", stream.untaken)
             return False
@@ -335,7 +336,7 @@ class Streams:
         return True
 
     def _pass_on(self, stream: _Stream, data: bytes) -> None:
-        """The engine said *data*."""
+        """The engine sent *data*: send it to the other end of *stream*."""
         if self._streams.get(stream.number) is stream:
             self._say(stream, TunnelEvent.DATA, data)
             lane = self._lanes.get(stream.rank)
@@ -350,7 +351,7 @@ class Streams:
             self._end(stream)
 
     def _end(self, stream: _Stream) -> None:
-        """*stream* is over, whoever ended it: close our side, and have the other one closed."""
+        """*stream* is over. Close the connection with the engine, and tell the other end."""
         if self._streams.pop(stream.number, None) is None:
             return
         if stream.line is not None:
@@ -361,7 +362,7 @@ class Streams:
         self._say(stream, TunnelEvent.CLOSE)
 
     def _say(self, stream: _Stream, event: TunnelEvent, data: bytes = b"") -> None:
-        """Say it to the other end of *stream*; dropped if there is no tunnel link with it."""
+        """Send *event* to the other end of *stream*. Dropped if there is no tunnel link."""
         lane = self._lanes.get(stream.rank)
         if lane is not None and self._place is not None:
             try:

@@ -1,8 +1,8 @@
-"""A node's tunnel links and the collective in them, as the event loop sees them.
+"""The event loop's part of tunnel links and collectives.
 
-Their bytes are carried by a thread (`carrier`, `streams`), which begins with the first of them.
-Here is what needs the event loop: to give the thread a link that has come up, and to meet the
-engine, which listens on one port and connects to another (`loopback`).
+A thread moves their bytes (`carrier`, `streams`); it starts with the first tunnel link. This module
+does what needs the event loop: it gives the thread each new link, and it makes the connections with
+the engine, which listens on one port and connects to another (`loopback`).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class TunnelOwner(Protocol):
         """Run *task* beside everything else."""
 
     def meet(self) -> Loopback:
-        """Where the engine is met. Raises `OSError` when there is no port, `NoNamespace` when
-        there is no place that others cannot reach."""
+        """The two ports on which node and engine connect. Raises `OSError` if no port is free, and
+        `NoNamespace` if the engine's network cannot be made private."""
 
     def link_over(self, link: int, end: SealringError | LinkClosed) -> None:
         """The session of connection *link* is over."""
@@ -51,7 +51,7 @@ class TunnelOwner(Protocol):
 
 
 class Tunnels:
-    """All of a node's."""
+    """All tunnel links and the collective of one node."""
 
     def __init__(self, owner: TunnelOwner) -> None:
         self._owner = owner
@@ -75,7 +75,8 @@ class Tunnels:
         return self._streams.received if self._streams else 0
 
     def up(self, event: LinkUp, pump: Pump | None) -> SealringError | None:
-        """A tunnel link is up, on *pump*, whose socket goes to the thread; why it does not."""
+        """A tunnel link is up: give the socket of *pump* to the thread. Returns why that cannot be
+        done, or None."""
         released = pump.release() if pump else None
         if released is None:
             return ConnectionLost("the connection ended as it came up")
@@ -90,7 +91,7 @@ class Tunnels:
         return None
 
     def hang_up(self, event: Hangup) -> bool:
-        """Do as the node says, if it is a tunnel that has come up."""
+        """Close the link of *event* if it is a tunnel that is up. False if it is not."""
         streams, ours = self._streams, event.link in self._links
         if ours and streams is not None:
             streams.order(partial(streams.hang_up, event.link, event.code, event.reason))
@@ -102,7 +103,7 @@ class Tunnels:
             self._streams.order(partial(self._streams.renew, roster))
 
     def _thread(self) -> Streams:
-        """What the thread has, which begins if it does not run. Raises `OSError`."""
+        """The streams of the thread, which is started if it does not run. Raises `OSError`."""
         if self._streams is None:
             carrier = Carrier()
             self._streams = Streams(carrier, self)
@@ -159,8 +160,8 @@ class Tunnels:
                     node.collective_prepared(epoch, port, relay, now)
 
     def prepare(self, epoch: Epoch, rank: int, world: int, *, sealed: bool) -> tuple[int, int]:
-        """Open the collective of *epoch*, which ends the one before: the ports where the engine of
-        *rank* is to listen, and to connect, 0 where it is not *sealed* and goes its own way.
+        """Open the collective of *epoch*, and end the one before. Returns the port where the engine
+        of *rank* is to listen, and the one to connect to: 0 if the collective is not *sealed*.
 
         Raises `OSError` when there is no port, `NoNamespace` as `TunnelOwner.meet`.
         """
@@ -182,12 +183,12 @@ class Tunnels:
         return place.port, place.relay
 
     def end(self, epoch: Epoch) -> None:
-        """Close the collective of *epoch* at once; an older one is closed already."""
+        """Close the collective of *epoch*, unless a newer one is open."""
         if self._collective is not None and self._collective.epoch == epoch:
             self.close()
 
     def close(self) -> None:
-        """Close whatever collective is open."""
+        """Close the collective that is open, if any."""
         collective, self._collective = self._collective, None
         if collective is not None:
             collective.close()
@@ -195,8 +196,8 @@ class Tunnels:
 
 @attrs.frozen
 class OpenCollective:
-    """One that is not sealed and goes its own way: only the *port* where the engine listens is
-    kept for it."""
+    """A collective that is not sealed. Its engines connect to each other; only the *port* where the
+    engine listens is reserved here."""
 
     epoch: Epoch
     port: Port
@@ -208,8 +209,8 @@ class OpenCollective:
 
 @attrs.frozen
 class Meeting:
-    """This node and its engine in the sealed collective of *epoch*: at *place* they meet, and what
-    they then talk on goes to *streams*."""
+    """How this node and its engine connect in the sealed collective of *epoch*: on the ports of
+    *place*. The connections are then given to *streams*."""
 
     epoch: Epoch
     place: Loopback
@@ -218,7 +219,7 @@ class Meeting:
     connecting: trio.CancelScope = attrs.field(factory=trio.CancelScope)
 
     async def listen(self) -> None:
-        """Take the one connection that the engine makes."""
+        """Accept the one connection that the engine makes."""
         with self.listening:
             sock = await self.place.accept()
             # No await from here on, so the connection is in somebody's hands.
@@ -228,14 +229,14 @@ class Meeting:
                 self.streams.order(partial(self.streams.dialed, self.epoch, sock))
 
     async def connect(self) -> None:
-        """Make the one connection that the engine takes."""
+        """Make the one connection that the engine accepts."""
         sock: socket.socket | None = None
         with self.connecting:
             sock = await self.place.connect()
         self.streams.order(partial(self.streams.reached, self.epoch, sock))
 
     def close(self) -> None:
-        """No connection is made or taken any more, and those there are end."""
+        """Stop connecting, and end the connections that there are."""
         self.listening.cancel()
         self.connecting.cancel()
         self.place.close()

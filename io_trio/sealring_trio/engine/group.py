@@ -1,19 +1,17 @@
-"""Several processes on one machine that are one engine: ``tp = N`` in the config of a node.
+"""Several processes on one machine as one engine: ``tp = N`` in the config of a node.
 
-The node sees an engine like any other. Behind it every member gets all that the node sends, and
-holds its share of each weight; a layer ends with sums over all members, through a collective of
-MLX that never leaves the machine (private members have a network that nobody else is in). So the
-members compute the same steps, one of them (the first) speaks for all, and the others' answers are
-held against its own (`merge`).
+The node sees one engine. Every member gets each message that the node sends, and holds its share of
+each weight. Each layer ends with a sum over all members, in an MLX collective that never leaves the
+machine (private members share a network that nobody else is in). So the members compute the same
+steps. The first member's answers are used, and the others' are compared with them (`merge`).
 
-The first order to load makes them a group: each is told which share is its own and loads it; when
-all have, each is told where the others are, and joins within a deadline. Nothing calls MLX's
-`init` before every member is ready to, since it waits without end and cannot be called back.
+The first order to load makes them a group. Each member is told its share and loads it. When all
+have loaded, each is told where the others are, and joins within a deadline. MLX's `init` waits
+without end and cannot be cancelled, so no member calls it before all can.
 
-The group stands or falls as one. When a member fails, ends or answers something else, all are
-ended and new ones follow; that counts as one restart. A process joins one group in its life, so
-members that are to hold other layers are replaced too; in a new epoch with the same layers the
-group stays, for nothing is wrong with it.
+If a member fails, ends or answers differently, all are ended and new ones are started. That counts
+as one restart. A process joins one group in its life, so an order for other layers replaces the
+members, too. An order for the same layers keeps them.
 """
 
 from __future__ import annotations
@@ -63,7 +61,8 @@ for each to say itself what was wrong."""
 
 @attrs.frozen
 class GroupSettings:
-    """*size* members, over *backend* (None: the best there is), that join in *seconds*."""
+    """A group of *size* members that sum over *backend* (None: the best that this machine has) and
+    have *seconds* to join."""
 
     size: int
     backend: Backend | None = None
@@ -71,8 +70,8 @@ class GroupSettings:
 
 
 def member_command(command: EngineCommand, member: int, *, devices: str | None) -> EngineCommand:
-    """*command* for *member*, with a GPU of its own: the one in that place of *devices*, which are
-    those that this process may use (None: all)."""
+    """*command* for the member number *member*, with a GPU of its own: the one with that number in
+    *devices*, a list as in CUDA_VISIBLE_DEVICES (None: all GPUs)."""
     names = devices.split(",") if devices else list(map(str, range(member + 1)))
     if member >= len(names):
         return command  # there are not enough; the back end says so, if it needs them
@@ -81,9 +80,9 @@ def member_command(command: EngineCommand, member: int, *, devices: str | None) 
 
 
 def choose_backend(wanted: Backend | None, have: int) -> Backend:
-    """What members on one machine sum over, of the back ends whose bit is in *have*.
+    """The back end that the members use: *wanted*, or the best of those whose bit is in *have*.
 
-    Raises `GroupBroken` when it is not there.
+    Raises `GroupBroken` if *have* lacks it.
     """
     for backend in (wanted,) if wanted else (Backend.NCCL, Backend.RING):
         if have & (1 << backend):
@@ -95,7 +94,7 @@ def choose_backend(wanted: Backend | None, have: int) -> Backend:
 
 
 class _GroupLife:
-    """The members in one of their lives, and how far they are with being a group."""
+    """The members from their start until all have ended. Each restart makes another one."""
 
     def __init__(
         self,
@@ -120,7 +119,7 @@ class _GroupLife:
         self._joined = trio.Event()
 
     async def run(self, commands: list[EngineCommand]) -> str:
-        """Be with the members, from their start until all have ended; how that came about."""
+        """Start the members and run them until all have ended. Returns why they ended."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._keep_deadline)
@@ -139,7 +138,7 @@ class _GroupLife:
         return self._reason
 
     def _start(self, commands: list[EngineCommand]) -> Iterator[EngineProcess]:
-        """The members, started: those that are private, in one network of their own."""
+        """Start the members one by one. Private members share one network of their own."""
         lead, follow = new_pair()
         with lead, follow:
             for member, command in enumerate(commands):
@@ -173,7 +172,7 @@ class _GroupLife:
         self.end(f"its members did not form a group within {self._settings.seconds:g} s")
 
     def end(self, reason: str) -> None:
-        """End them all."""
+        """Kill all members for *reason*."""
         self._reason = self._reason or reason
         for process in self.processes:
             process.end(self._reason)
@@ -201,7 +200,7 @@ class _GroupLife:
             process.send(message, data)
 
     def _take(self, order: Bootstrap) -> bool:
-        """Whether these members can do *order*."""
+        """Handle the order to load. False if these members cannot do it: then it is not sent."""
         if self._claimed:
             self._refuse(order)
             return False
@@ -220,7 +219,7 @@ class _GroupLife:
         return True
 
     def _refuse(self, order: Bootstrap) -> None:
-        """The node wants the engine in a collective of its own."""
+        """Answer that a group cannot join a collective of ranks."""
         self._claimed = False
         why = (
             f"it is a group of {self._settings.size} processes itself (tp in its config), and "
@@ -244,7 +243,7 @@ class _GroupLife:
         return Group(self.backend, member, self._settings.size, deadline, hosts)
 
     def _join(self) -> None:
-        """All have loaded: have them find each other."""
+        """All members have loaded: tell each where the others are."""
         ring = self.backend is Backend.RING
         try:
             for _ in range(self._settings.size if ring else 1):
@@ -307,12 +306,12 @@ class EngineGroup(Supervisor):
 
     @property
     def processes(self) -> list[EngineProcess]:
-        """The members, or none."""
+        """The processes of the members; empty between two lives."""
         return self._life.processes if self._life else []
 
     @property
     def grouped(self) -> tuple[Backend, Grouped] | None:
-        """What the members sum over and how long that takes, once they are a group."""
+        """The back end of the group and how long its sums take; None until it has formed."""
         life = self._life
         return (life.backend, life.grouped) if life and life.grouped else None
 

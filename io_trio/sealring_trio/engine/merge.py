@@ -1,13 +1,13 @@
-"""Many engines' messages made those of one.
+"""Merges the messages of a group's members into those of one engine.
 
-The members of a group get the same messages in the same order, so each of them says the same
-things in the same order, and what one says is held until all have. Answers to steps must be the
-same everywhere: members that computed on the same sums cannot draw different tokens, and if they
-do, none of them is right. The first member's tensors and log probabilities stand for all. No
-member may be more than `MAX_AHEAD` messages before another.
+All members get the same messages in the same order, so all answer in the same order. A message is
+held until every member has sent its own. The answers to a step must be equal: members that use the
+same sums draw the same tokens, and if they do not, none of them can be trusted. The tensors and log
+probabilities of the first member are used. No member may be more than `MAX_AHEAD` messages ahead of
+another.
 
-What is counted in bytes is added up; the slowest member's time counts. Room is as many times the
-least as there are members, for each needs its share.
+Counts of bytes are added up. Of times, the slowest member's counts. Of room, the smallest counts,
+times the number of members, because each needs the same share.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ Memory: of the first member's, whose tensors are kept, up to so many tensors of 
 
 
 class GroupBroken(Exception):
-    """The members cannot go on as one engine. *answer*, if any, is what that makes of the step
-    which is answered next."""
+    """The members cannot go on as one engine. *answer*, if any, is the answer to the oldest step
+    that has none."""
 
     def __init__(self, reason: str, answer: LocalMessage | None = None) -> None:
         super().__init__(reason)
@@ -65,7 +65,7 @@ class GroupBroken(Exception):
 
 
 class Merger:
-    """What *size* members say, as one engine's words."""
+    """Merges the messages of *size* members."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -76,7 +76,7 @@ class Merger:
         self._lanes[_LANES[Pong]] = [deque(maxlen=1) for _ in range(size)]
 
     def add(self, member: int, message: LocalMessage) -> LocalMessage | None:
-        """*member* said *message*; the message of all of them, if it is the last to say so.
+        """*member* sent *message*. Returns the merged message if it was the last to send it.
 
         Raises `GroupBroken` when they contradict each other, or one of them has failed.
         """

@@ -1,15 +1,15 @@
-"""One engine process: started, talked with, ended and buried.
+"""One engine process: its start, its messages, its end.
 
-Node and engine speak frames of kind LOCAL over a socket pair. The end of that stream is the one
-sign of an engine's death: a process that dies closes it, and one that only hangs is killed when
-somebody asks for it (a deadline passed), when it has not said who it is within `START_TIMEOUT`, or
-when the kernel says that it is stopped, which no deadline would tell as soon. All deadlines leave
-out the time that it starves (`starvation`).
+Node and engine exchange frames of kind LOCAL over a socket pair. The end of that stream is the one
+sign of an engine's death, because a process that dies closes it. An engine that hangs is killed: by
+`end` when a deadline of the node has passed, if it has sent nothing within `START_TIMEOUT`, or if
+the kernel says that it is stopped, which is sooner than any deadline. Time in which the engine
+starves counts towards no deadline (`starvation`).
 
-None is left behind: the child ends at the end of its stream, the kernel kills it with its parent
-where it can (Linux), and whoever runs an `EngineProcess` and is cancelled kills the child first.
-The child gets its own session, so that an interrupt from the terminal reaches the node alone,
-which then ends it in good order. It gives way to its node on a busy processor (`launcher`).
+No process is left behind. The child exits at the end of its stream, the kernel kills it with its
+parent (on Linux), and `EngineProcess.run` kills it when cancelled. The child has a session of its
+own, so an interrupt from the terminal reaches the node alone, which then ends the child in good
+order. On a busy processor the child gives way to its node (`launcher`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ EXIT_GRACE: Final = 2.0
 
 
 class EngineNotStarted(Exception):
-    """The system did not start a process; it may a moment later."""
+    """The system could not start a process. It may be able to a moment later."""
 
     def __init__(self, error: OSError | MemoryError) -> None:
         why = "out of memory"
@@ -86,8 +86,8 @@ def new_pair() -> tuple[socket.socket, socket.socket]:
 
 @attrs.frozen
 class Network:
-    """How an engine leaves the machine's network: the *way* (see `launcher`), and the socket *fd*
-    on which it hands over its sockets, or on which namespaces are handed over, *times* in all."""
+    """How an engine leaves the machine's network. *way*: see `launcher`. On the socket *fd* the
+    engine hands over its sockets, or namespaces are handed over, *times* in all."""
 
     way: str
     fd: int
@@ -128,8 +128,8 @@ def pack(message: LocalMessage) -> bytes:
 
 
 class EngineProcess:
-    """One life of one engine. *heard* gets each of its messages; *looked* is called after each look
-    at it. Raises `EngineNotStarted`."""
+    """One engine process. *heard* is called with each of its messages, *looked* each time that its
+    state and processor time have been read. Raises `EngineNotStarted`."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class EngineProcess:
         """Whether the system killed it for want of memory."""
 
     def _start(self, command: EngineCommand, network: Network | None) -> socket.socket:
-        """Start it; our end of its socket."""
+        """Start the process. Returns our end of its socket."""
         with contextlib.ExitStack() as undo:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             undo.enter_context(ours)
@@ -182,7 +182,8 @@ class EngineProcess:
         return self._machine.state
 
     def send(self, message: LocalMessage, data: bytes) -> None:
-        """Send *message*, which is *data* when packed. Lost once the process is to end."""
+        """Send *message*; *data* is the packed message, if the caller has it. Dropped once the
+        process is to end."""
         if self._reason:
             return
         if self._wire.unsent + len(data) > MAX_UNTAKEN:
@@ -199,7 +200,7 @@ class EngineProcess:
                 self._stop()  # it is dead, or dying: how is for `_bury` to say
 
     def end(self, reason: str) -> None:
-        """Kill it. `run` then gives *reason*, or that of an earlier call."""
+        """Kill the process. `run` then returns *reason*, or that of an earlier call."""
         self._reason = self._reason or reason
         self._stop()
 
@@ -207,7 +208,7 @@ class EngineProcess:
         self._scope.cancel()
 
     async def run(self) -> str:
-        """Talk with it until it has ended; how that came about."""
+        """Exchange messages until the process has ended. Returns why it ended."""
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
@@ -232,7 +233,8 @@ class EngineProcess:
             self._stop()
 
     async def _look(self) -> None:
-        """Have it killed if it is stopped, and stays so for a moment; see whether it starves."""
+        """Every `LOOK` seconds: kill the process if it was stopped both times, and see whether it
+        starves."""
         before = False
         while True:
             await trio.sleep(LOOK)
@@ -247,7 +249,8 @@ class EngineProcess:
                 self._see(usage)
 
     def _see(self, usage: Usage) -> None:
-        """See by its *usage* whether it starves."""
+        """Put the deadline for the first message off by the time in which, by *usage*, the process
+        has starved."""
         now = trio.current_time()
         more = self.starvation.look(usage.threads, usage.faults, now)
         if self.state is EngineState.SPAWNED and self._starts.at is not None:
@@ -268,7 +271,7 @@ class EngineProcess:
             self._reason = f"it said nothing for {START_TIMEOUT:.0f} s{self._starts.extended}"
 
     def _take(self, decoder: FrameDecoder, data: bytes) -> None:
-        """*data* came in."""
+        """Handle the received *data*."""
         try:
             decoder.receive_data(data)
             while not self._reason and (frame := decoder.next_frame()):
@@ -288,7 +291,7 @@ class EngineProcess:
 
 
 async def _bury(process: subprocess.Popen[bytes], grace: float) -> str:
-    """Wait for *process*, at most *grace* seconds before it is killed; how it ended."""
+    """Wait *grace* seconds for *process* to end, then kill it. Returns how it ended, in words."""
     with trio.CancelScope(shield=True):
         with trio.move_on_after(grace):
             await _ended(process)

@@ -1,10 +1,13 @@
-"""The life of an engine process, and the coming together of several, as tables.
+"""Two tables: the life of an engine process, and how several become a group.
 
-A process is SPAWNED until it says what its model is, READY while nothing waits for its answer,
-BUSY while something does, and DEAD once it has ended, whatever it was before. The members of a
-group are APART until they are told to load, LOADING, JOINING from when all have loaded until the
-group stands, and then JOINED for the rest of their lives: another group takes other processes.
-A new order to load what they hold already changes nothing of that.
+A process is SPAWNED until it has sent its first message, READY while it owes no answer, BUSY while
+it owes one, and DEAD once it has ended. The members of a group are APART until they are told to
+load, LOADING until all have loaded, JOINING until all have joined, and JOINED for the rest of their
+lives. A further order for the layers that they hold leaves the state as it is.
+
+`GROUP_TABLE` is the side that orders a collective and waits for all, as the head does for ranks.
+The side that obeys is `control/epoch/collective.py` `JOINING_TABLE`: one rank, its ports and its
+tunnel. A group has neither, and its members are ended instead of leaving.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ ENGINE_TABLE: Final[Table[EngineState, EngineEvent]] = {
 
 
 class GroupState(enum.Enum):
-    """How far the members of a group are."""
+    """How far the members are in becoming a group."""
 
     APART = "apart"
     LOADING = "loading"

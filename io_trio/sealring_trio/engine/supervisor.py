@@ -1,13 +1,12 @@
-"""The engine of one node: kept alive.
+"""Keeps the engine of one node alive.
 
-Computation lives in a child process, because MLX can hang, abort, hold the interpreter lock or
-change the process's limits, and none of that may touch the links. `process` is one such
-child; here is who sees to it that there always is one. A new engine follows every dead one, and
-every one that could not be started (for want of a descriptor, of memory, of a process), after a
-pause that grows while engines die young and unproven; one that was to be replaced is followed at
-once.
+MLX can hang, abort, hold the GIL or change the process's limits, and none of that may affect the
+links. So the tensors are computed in a child process (`process`), and this module starts another
+when one ends. An engine that died, or could not be started (no descriptor, memory or process was
+free), is replaced after a pause. The pause doubles while engines die young and unproven. An engine
+that was ended on purpose is replaced at once.
 
-`group` is the same for several processes that are one engine.
+`group` does the same for several processes that are one engine.
 """
 
 from __future__ import annotations
@@ -48,24 +47,24 @@ dies young (`Backoff`)."""
 
 
 class EngineOwner(Protocol):
-    """Who hears of the engine."""
+    """The object that is told what happens to the engine: the runtime."""
 
     def engine_message(self, message: LocalMessage) -> None:
-        """A message came in."""
+        """The engine sent *message*."""
 
     def engine_starved(self, seconds: float) -> None:
-        """It has starved for *seconds* since it began; told at each look."""
+        """The engine has starved for *seconds* since its start. Called every `LOOK` seconds."""
 
     def engine_lost(self, reason: str) -> None:
-        """The process is gone, and with it everything that it held."""
+        """The process has ended, and all that it held is lost."""
 
 
 class Supervisor(abc.ABC):
     """Keeps an engine alive.
 
-    `run` goes on until it is cancelled; `send` and `restart` may be called at any time, also while
-    there is no process: what is sent then is lost, as the owner has been told of the loss and
-    starts the next one from the beginning.
+    `run` goes on until it is cancelled. `send` and `restart` may be called at any time. What is
+    sent while there is no process is dropped: the owner has been told that the engine was lost,
+    and begins anew with the next one.
     """
 
     def __init__(self, owner: EngineOwner) -> None:
@@ -87,14 +86,15 @@ class Supervisor(abc.ABC):
         self._owner.engine_message(message)
 
     def _looked(self) -> None:
-        """A process was looked at. Where there are several, all wait for the one that starves."""
+        """Tell the owner how long the engine has starved. Of several processes the longest time
+        counts, because all wait for that one."""
         seconds = [process.starvation.seconds for process in self.processes]
         self._owner.engine_starved(max(seconds, default=0.0))
 
     @property
     @abc.abstractmethod
     def processes(self) -> list[EngineProcess]:
-        """The processes that there are now."""
+        """The processes that run now."""
 
     @property
     def pids(self) -> list[int]:
@@ -116,21 +116,21 @@ class Supervisor(abc.ABC):
         """Send *message* to the engine, if there is one."""
 
     def restart(self, reason: str, *, planned: bool = False) -> None:
-        """Kill the engine; another one follows, at once if that is *planned*."""
+        """Kill the engine for *reason*. Another one is started, at once if that is *planned*."""
         self._planned = planned
         self._end(reason)
 
     def take_sockets(self) -> tuple[socket.socket, socket.socket] | None:
-        """The listener and the caller with which the node meets an engine that has a network of its
-        own; None for one that is in the machine's. Once for each engine process.
+        """The two sockets, one that listens and one to connect, of an engine that has a network of
+        its own; None for an engine in the machine's network. Once for each engine process.
 
-        Raises `NoNamespace` where it should have such a network, and does not.
+        Raises `NoNamespace` if the engine should have its own network and has none.
         """
         return None
 
     @abc.abstractmethod
     def _end(self, reason: str) -> None:
-        """Kill what there is."""
+        """Kill the processes that run."""
 
     async def run(self) -> None:
         """Keep one engine alive."""
@@ -158,7 +158,7 @@ class Supervisor(abc.ABC):
 
     @abc.abstractmethod
     async def _one_life(self) -> str:
-        """Start the engine, and be with it until it has ended; how that came about."""
+        """Start the engine and run it until it has ended. Returns why it ended."""
 
 
 class Engine(Supervisor):

@@ -1,4 +1,4 @@
-"""TCP connections between nodes, as they come to be: listening, accepting, dialing."""
+"""How TCP connections between nodes begin: listening, accepting, dialing."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def _listen_advice(error: OSError) -> str:
 
 
 class Lookups(trio.abc.HostnameResolver):
-    """Looks names up in threads of its own: who swallows what is asked of name servers can have
-    all of these wait, and none that a node signs in."""
+    """Looks names up in threads of its own. A name server that never answers can block all of these
+    threads, but none of those in which a node signs."""
 
     def __init__(self) -> None:
         self._threads = trio.CapacityLimiter(LOOKUPS)
@@ -75,7 +75,7 @@ async def open_listeners(host: str, port: int) -> list[trio.SocketListener]:
 async def accept(
     listener: trio.SocketListener, accepted: Callable[[socket.socket, str], None]
 ) -> None:
-    """Give *accepted* each connection that comes in, and the host that it comes from; for ever."""
+    """Call *accepted* with each new connection and the host that it comes from, until cancelled."""
     quiet_until = -math.inf
     async with listener:
         while True:

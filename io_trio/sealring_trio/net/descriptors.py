@@ -1,12 +1,12 @@
-"""Open files and sockets: how many this process may have, and what is kept for what.
+"""Open files and sockets: how many this process may have, and how many API clients may use.
 
-Systems give a process 256 to 1,024 unless it asks for more, which it may do up to a hard limit. A
-node asks when it starts. What it needs for its ring and its own work is kept from the API's
-clients, of whom there may be any number: a node that cannot open one more socket can neither take
-a member's connection nor start an engine.
+Systems allow a process 256 to 1,024 descriptors. It may raise that up to a hard limit, and a node
+does so when it starts. Some descriptors are reserved for the ring and the node's own work: a node
+that cannot open one more socket can neither accept a member nor start an engine. API clients share
+the rest.
 
-mlx-lm lowers both limits where it is imported as it stands. In a node that is the engine's process
-at most, and `sealring_model.loading.mlx_lm_import` keeps it from doing so there.
+Importing mlx-lm lowers both limits. Only engine processes import it, and they do so through
+`sealring_model.loading.mlx_lm_import`, which prevents that.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OF_CLIENT: Final = 2  # a connection, and a file of the dashboard that it asks 
 
 
 def raise_limit() -> int:
-    """Raise the soft limit as far as this process may, up to `WANTED`; the limit as it is then."""
+    """Raise the soft limit as far as the hard one allows, up to `WANTED`. Returns the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -49,5 +49,5 @@ def raise_limit() -> int:
 
 
 def for_clients(limit: int) -> int:
-    """Connections that clients may have, where the process may have *limit* descriptors."""
+    """How many connections API clients may have if the process may have *limit* descriptors."""
     return max(1, (limit - RESERVED) // _OF_CLIENT)

@@ -1,14 +1,15 @@
 """One link of a node on one connected socket.
 
-The pump is the only code that touches the socket. Bytes that come in go to the node through its
-owner, which then settles whatever they caused and flushes every pump. Bytes that the node has for
-this link are drained only when the socket can take them, and go out in the same call: nothing can
-come between, so the bytes of a link leave in the order in which they were sealed, or the link dies.
+The pump is the only code that touches the socket. Received bytes go to the node through the
+pump's owner, which then carries out what they caused and flushes every pump. Bytes to send are
+drained from the node only when the socket can take them, and are sent in the same call. So nothing
+comes between, and the bytes of a link leave in the order in which they were sealed, or the link
+ends.
 
-Anything that ends the pump kills the link: an end of stream, an error of the socket, cancellation.
-A link that the node ends itself (`hang_up`) has its last bytes flushed first; one that has none to
-send, as with every stranger, is closed at once: its descriptor is free for the next. A link that
-has turned out to be a tunnel is let go (`release`): a thread carries it on.
+Anything that ends the pump ends the link: an end of stream, an error of the socket, cancellation.
+If the node ends the link itself (`hang_up`), its last bytes are sent first. If there are none, as
+with every stranger, the socket is closed at once, and its descriptor is free. A link that turns
+out to be a tunnel is given away (`release`): a thread carries it on.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from sealring_trio.net.wire import ROOM, Wire
 
 
 class PumpState(enum.Enum):
-    """Bytes move; the last ones are being sent; none move; the socket is somebody else's."""
+    """OPEN: bytes are sent and received. PARTING: the last ones are being sent. OVER: the socket is
+    closed, or about to be. RELEASED: it belongs to somebody else."""
 
     OPEN = "open"
     PARTING = "parting"
@@ -34,8 +36,8 @@ class PumpState(enum.Enum):
 
 
 class PumpEvent(enum.Enum):
-    """There are last bytes to send; there are none, or they are sent, or the stream is gone; the
-    socket is given away."""
+    """PART: the node hangs up and there are bytes to send. END: there are none, all are sent, or
+    the stream broke. RELEASE: the socket is given away."""
 
     PART = "part"
     END = "end"
@@ -55,17 +57,17 @@ class LinkOwner(Protocol):
     """The runtime, as its pumps see it."""
 
     def received(self, link: int, data: bytes) -> None:
-        """*data* came in; the owner flushes all pumps before it returns."""
+        """*data* was received. The owner flushes all pumps before it returns."""
 
     def ended(self, link: int) -> None:
-        """The stream of *link* is over; no more bytes move."""
+        """The stream of *link* is over. Called once."""
 
     def data_to_send(self, link: int) -> bytes | bytearray:
-        """What the node has for *link*; once taken, it is sent or the link is dead."""
+        """The bytes that the node has for *link*. Once taken they are sent, or the link ends."""
 
 
 class Pump:
-    """Moves the bytes of *link* between *owner* and *sock*, as long as `run` runs."""
+    """Moves the bytes of *link* between *owner* and *sock* while `run` runs."""
 
     def __init__(self, owner: LinkOwner, link: int, sock: socket.socket) -> None:
         self._owner = owner
@@ -80,13 +82,13 @@ class Pump:
             self._send(self._owner.data_to_send(self._link))
 
     def make_room(self, lacking: Callable[[], int]) -> None:
-        """Have much come in at once, as far as a frame under way is *lacking* it: this is no
-        stranger."""
+        """Receive up to `ROOM` bytes at once, but beyond `RECEIVE_SIZE` only as many as the frame
+        under way is *lacking*. Only for members: strangers do not get that much memory."""
         self._wire.make_room(ROOM, lacking)
 
     def hang_up(self, last: bytes) -> None:
-        """End the stream once *last*, and what waits before it, has been sent; at once if there is
-        nothing to send."""
+        """Send what waits and then *last*, then end the stream; at once if there is nothing to
+        send."""
         if self._machine.state is PumpState.OPEN:
             self._send(last)
         if self._machine.state is PumpState.OPEN:
@@ -94,8 +96,8 @@ class Pump:
             self._open.cancel()
 
     def release(self) -> tuple[socket.socket, bytes] | None:
-        """The socket and what waits to be sent on it, if the stream is open: from here on they are
-        the caller's, and `ended` is not called."""
+        """Give the caller the socket and the bytes that wait to be sent on it. The pump touches the
+        socket no more and does not call `ended`. None if the stream is not open any more."""
         if self._machine.state is not PumpState.OPEN:
             return None
         self._machine.fire(PumpEvent.RELEASE)

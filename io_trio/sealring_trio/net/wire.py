@@ -1,14 +1,13 @@
 """Stream sockets that send at once.
 
-A hop of a ring is a few microseconds of sealing, so what the event loop adds decides how long it
-takes. trio's own stream switches tasks once per send; here `send` hands the bytes to the kernel
-from whatever handler made them, and only what the kernel does not take waits. `send` never awaits,
-so no other sender can come between the draining of a machine and the bytes going out: they leave in
-the order in which they were sealed.
+Sealing a hop takes a few microseconds, so the cost of the event loop decides how long it takes.
+trio's own stream switches tasks once per send. Here `send` gives the bytes to the kernel at once,
+and only what the kernel does not take waits. `send` never awaits, so no other sender comes between
+the sealing of a frame and its bytes: they leave in the order in which they were sealed.
 
-`DirectSocket` waits for nothing, and needs no event loop. `Wire` is one of trio's: its owner runs
-`write` in a task of its own beside its reader. After any error it is closed; bytes that it held are
-gone, and the owner must treat its peer as lost.
+`DirectSocket` never waits and needs no event loop. `Wire` waits in trio: its owner runs `write` in
+one task and `receive` in another. After an error the bytes that wait are lost, and the owner must
+treat the peer as lost.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ LINGER: Final = 1.0
 class DirectSocket:
     """One connected stream socket, TCP or local, that never blocks.
 
-    Bytes that wait are bounded by the owner: it offers none while `busy`.
+    The owner bounds the bytes that wait: it sends nothing while the socket is `busy`.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -57,16 +56,16 @@ class DirectSocket:
 
     @property
     def busy(self) -> bool:
-        """Whether bytes of an earlier `send` still wait."""
+        """Whether bytes of an earlier `send` still wait for the kernel."""
         return bool(self._waiting)
 
     @property
     def unsent(self) -> int:
-        """How many they are."""
+        """How many bytes wait for the kernel."""
         return self._unsent
 
     def send(self, data: Buffer) -> None:
-        """Send *data*: now what the kernel takes, the rest by `push`. Raises `OSError`."""
+        """Send what the kernel takes of *data* now; `push` sends the rest. Raises `OSError`."""
         sent = 0
         if not self._waiting:
             with contextlib.suppress(BlockingIOError):
@@ -75,7 +74,7 @@ class DirectSocket:
             self._keep(memoryview(data)[sent:])
 
     def _keep(self, rest: memoryview) -> None:
-        """Have *rest* wait. Small pieces become one: alone they take more room than their bytes."""
+        """Queue *rest*. Small pieces are joined: each object takes more memory than its bytes."""
         self._unsent += len(rest)
         last = self._waiting[-1] if self._waiting else None
         if isinstance(last, bytearray) and len(last) < SMALL:
@@ -84,7 +83,7 @@ class DirectSocket:
             self._waiting.append(rest if len(rest) >= SMALL else bytearray(rest))
 
     def push(self) -> None:
-        """Send as much of what waits as the kernel takes. Raises `OSError`."""
+        """Send what the kernel takes of the bytes that wait. Raises `OSError`."""
         with contextlib.suppress(BlockingIOError):
             while self._waiting:
                 # A view, so that nothing is added to it from here on.
@@ -96,8 +95,8 @@ class DirectSocket:
                     self._waiting.popleft()
 
     def take(self) -> bytes:
-        """What is there already, or none at the end of the stream. Raises `BlockingIOError` where
-        there is nothing yet, or another `OSError`."""
+        """The bytes that have arrived; none at the end of the stream. Raises `BlockingIOError` if
+        nothing has arrived yet, or another `OSError`."""
         if self._room is None:
             return self._socket.recv(RECEIVE_SIZE)
         most = len(self._room)
@@ -106,11 +105,11 @@ class DirectSocket:
         return self._room[: self._socket.recv_into(self._room, most)].tobytes()
 
     def make_room(self, size: int = ROOM, lacking: Callable[[], int] | None = None) -> None:
-        """Have `take` give as many bytes at once.
+        """Let `take` return up to *size* bytes at once.
 
-        From a peer that must hold nobody up: beyond `RECEIVE_SIZE`, no more than the frame under
-        way is *lacking*. Whoever takes them sees to all that came before others have their turn,
-        and a room full of the smallest frames takes longer than links live in silence.
+        With *lacking*, more than `RECEIVE_SIZE` only as far as the frame under way lacks bytes. The
+        reader handles everything that `take` returns before anything else runs, and a megabyte of
+        the smallest frames takes so long that other links would time out.
         """
         self._lacking = lacking
         # Kept, for to allocate and to give back as much each time takes longer than to copy.
@@ -118,8 +117,8 @@ class DirectSocket:
 
 
 class Wire(DirectSocket):
-    """A socket that trio's tasks wait for. *drained* is called when bytes that had to wait have
-    gone out, so that the owner can offer more."""
+    """A socket for trio's tasks. *drained* is called when all bytes that had to wait are sent, so
+    that the owner can send more."""
 
     def __init__(self, sock: socket.socket, drained: Callable[[], None]) -> None:
         super().__init__(sock)
@@ -133,7 +132,7 @@ class Wire(DirectSocket):
             self._wake.set()
 
     async def receive(self) -> bytes:
-        """The next bytes, or none at the end of the stream. Raises `OSError`."""
+        """Wait for the next bytes; none at the end of the stream. Raises `OSError`."""
         while self._socket.fileno() >= 0:
             await trio.lowlevel.wait_readable(self._socket)
             with contextlib.suppress(BlockingIOError):
@@ -141,7 +140,7 @@ class Wire(DirectSocket):
         return b""
 
     async def write(self) -> None:
-        """Send what waits, for ever. Raises `OSError`."""
+        """Send the bytes that wait, until cancelled. Raises `OSError`."""
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
@@ -154,8 +153,8 @@ class Wire(DirectSocket):
             self.push()
 
     async def hang_up(self) -> None:
-        """Send what waits, end the stream, and wait a moment for the peer to end its own. Nobody
-        else may `receive` or `write` any more.
+        """Send what waits, end our side, and wait up to `LINGER` for the peer to end its side.
+        Nobody else may `receive` or `write` any more.
 
         Closing at once with bytes unread makes the kernel reset the connection, which can destroy
         the last frame on its way to the peer.
@@ -168,14 +167,14 @@ class Wire(DirectSocket):
         self.close()
 
     def close(self) -> None:
-        """Close at once; tasks that wait on the socket see `trio.ClosedResourceError`."""
+        """Close at once. Tasks that wait for the socket get `trio.ClosedResourceError`."""
         if self._socket.fileno() >= 0:
             trio.lowlevel.notify_closing(self._socket)
             self._socket.close()
 
     def detach(self) -> tuple[socket.socket, bytes]:
-        """The socket, and what waits to be sent on it, for somebody else to go on with. Whoever
-        receives or writes here must have been cancelled."""
+        """The socket, and the bytes that wait to be sent on it, for another owner. Cancel the tasks
+        that `receive` and `write` first."""
         trio.lowlevel.notify_closing(self._socket)
         rest = b"".join(self._waiting)
         self._waiting.clear()  # a task that was about to send has nothing to

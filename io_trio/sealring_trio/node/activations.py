@@ -1,4 +1,4 @@
-"""From where to where what the ranks compute is sealed, in plain words."""
+"""How activations and sums are sealed between the ranks, in plain words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sealring_protocol.control.head.plan import Strategy
 
 
 class Sums(Protocol):
-    """A collective, as far as counts here."""
+    """The one property of a collective that is needed here."""
 
     @property
     def trusted(self) -> bool:
@@ -16,7 +16,7 @@ class Sums(Protocol):
 
 
 def told_seals(inner_seal: bool, strategy: str, collective: Sums | None) -> str:
-    """From where to where what the ranks compute is sealed, in plain words."""
+    """How activations or sums are sealed with this *strategy*; empty if none leave a rank."""
     if collective is not None:
         if collective.trusted:
             return "NOT SEALED: the ranks' sums go beside the sealed links"

@@ -1,10 +1,10 @@
 """The local control socket of a running node: JSON lines, for this machine's user alone.
 
-The socket lives in the node's state folder with mode 0600, and both ends also ask the kernel who
-the other is: a file's mode can be changed by mistake, and the peer's uid cannot be pretended. A
-connection carries one request, a JSON object on one line, and then lines of the answer: objects
-with an ``event``. A client that goes away has withdrawn its request. A fault in answering one ends
-its connection alone.
+The socket is in the node's state folder, with mode 0600. Both ends also ask the kernel for the uid
+of the other, because a mode can be changed by mistake and a uid cannot be forged. A connection
+carries one request, a JSON object on one line. The answer is lines, each an object with an
+``event``. A client that disconnects withdraws its request. A fault in answering ends that
+connection alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sealring_trio.local.control_client import MAX_LINE, check_path, peer_uid
 log = logging.getLogger("sealring")
 
 MAX_CLIENTS: Final = 64
-"""Connections at once; one more is told so. Memory: `MAX_LINE` each, and a descriptor."""
+"""Connections at once. Any further one is refused. Memory: `MAX_LINE` and a descriptor each."""
 
 REQUEST_SECONDS: Final = 10.0
 """Time that a client has for its line."""
@@ -104,14 +104,14 @@ def _remove(path: Path) -> None:
 
 
 def _refuse(connection: trio.socket.SocketType) -> None:
-    """Say that there is no room, as far as the kernel takes it at once, and close."""
+    """Send that there are too many clients, without waiting, and close."""
     full = OperationError(f"this node has {MAX_CLIENTS} clients already", "Try again soon.")
     with connection, contextlib.suppress(OSError):
         os.write(connection.fileno(), json.dumps(_describe(full)).encode() + b"\n")
 
 
 async def _serve_safely(connection: trio.socket.SocketType, handler: Handler) -> None:
-    """Serve one client. What goes wrong is logged, and ends with its connection."""
+    """Serve one client. An error is logged, and ends this connection alone."""
     try:
         await _serve_one(connection, handler)
     except* Exception:

@@ -1,8 +1,7 @@
-"""Telling in good time that the roster runs out: from two weeks on, each day, and in the last hour.
+"""Warns that the roster will expire: on each of the last 14 days, in the last hour, and at the end.
 
-All links end in the second in which the roster expires, and none comes up again before a newer one.
-So that is said early, by the log, and by whatever shows the ring: `seconds_left` and `left` are
-what they show.
+When the roster expires, all links end, and none comes up before a newer roster is in force. So the
+log warns early. `status`, the API and the page show `seconds_left` and `left`.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ def left(roster: Roster, wall_ms: int) -> str:
 
 
 class Expiry:
-    """Says when it is time to say something."""
+    """Decides when to warn: once for each mark, for each roster."""
 
     def __init__(self) -> None:
         self._serial = 0
         self._told = len(_MARKS)  # marks that were not passed when it was last told
 
     def due(self, roster: Roster, wall_ms: int) -> str:
-        """What is to be said of *roster* now, once for each mark; empty if nothing."""
+        """The warning about *roster* that is due now; empty if there is none."""
         ahead = sum(seconds_left(roster, wall_ms) > mark for mark in _MARKS)
         if roster.serial != self._serial:
             self._serial, self._told = roster.serial, len(_MARKS)
@@ -70,7 +69,7 @@ class Expiry:
 
 
 def until_next(roster: Roster, wall_ms: int) -> float:
-    """Seconds until it is worth looking again."""
+    """Seconds until `Expiry.due` is to be asked again."""
     seconds = seconds_left(roster, wall_ms)
     ahead = (seconds - mark + _PAST for mark in _MARKS if seconds > mark)
     return min((_LOOK, *ahead))
@@ -79,8 +78,8 @@ def until_next(roster: Roster, wall_ms: int) -> float:
 async def watch_expiry(
     roster: Callable[[], Roster], wall_ms: Callable[[], int], changed: Callable[[], trio.Event]
 ) -> None:
-    """Log what is to be said of the *roster* in force, for ever; the event that *changed* gives is
-    set when another is."""
+    """Log the warnings about the *roster* in force, until cancelled. *changed* gives an event that
+    is set when another roster is in force."""
     expiry = Expiry()
     while True:
         newer = changed()

@@ -1,12 +1,11 @@
-"""One path from the ids of a prompt to the text of its answer, for everybody who asks the head.
+"""From the token ids of a prompt to the text of its answer, for the API and the control socket.
 
-The node knows token ids alone. A `Job` says what to continue and how; `Generator.answering` gives
-it to the ring and `Answer.next` the text as it comes: whole characters, no part of a stop string,
-and with each piece the tokens that it came from. However the block is left, by its end, an error or
-because the client went away, the row ends with it on every rank.
+The node knows token ids alone. A `Job` says what to continue and how. `Generator.answering` submits
+it to the ring, and `Answer.next` returns the text as it comes: whole characters, no part of a stop
+string, and the tokens that each piece came from. When the block of `answering` is left, by its end,
+an error or cancellation, the row ends on every rank.
 
-Making ids of a text is for the text workers (`text.workers`); text is made of tokens here, in time
-linear in the tokens.
+Text workers tokenise prompts (`text.workers`). Answers are detokenised here, in linear time.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ log = logging.getLogger("sealring")
 
 @attrs.frozen
 class Job:
-    """Continue *prompt* by at most *max_tokens* (0: as the context allows), drawn as *sampling*
-    says, up to the first of the *stop* strings. Whoever asks is the *owner*; *scope* tells apart
-    those who share no prefixes (`Request`)."""
+    """Continue *prompt* by at most *max_tokens* (0: as many as the context allows), drawn as
+    *sampling* says, up to the first of the *stop* strings. Requests of one *owner* take turns with
+    those of others; requests of different *scope* share no prefixes (`Request`)."""
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -59,7 +58,7 @@ class Job:
 
 @attrs.frozen
 class Piece:
-    """*text* that comes next, and the *tokens* since the last piece. Either may be empty."""
+    """The next *text*, and the *tokens* since the last piece. Either may be empty."""
 
     text: str
     tokens: tuple[TokenOut, ...]
@@ -68,8 +67,8 @@ class Piece:
 _DRAIN_LOOK: Final = 0.05  # seconds between looks at what is still under way
 
 _DRAIN_DOWN: Final = 10.0
-"""Seconds that the ring may be down while requests finish. A fault is over by then, as a rule; a
-ring whose ranks have been stopped as well stays down."""
+"""Seconds that a stopping node waits for a ring that is down. Most faults are over by then; if the
+other ranks are stopped too, the ring stays down."""
 
 
 def _requests(number: int) -> str:
@@ -77,7 +76,7 @@ def _requests(number: int) -> str:
 
 
 class Answer:
-    """What comes of one job; made by `Generator.answering`."""
+    """The answer to one job, made by `Generator.answering`."""
 
     def __init__(
         self,
@@ -98,7 +97,7 @@ class Answer:
         self._done: RequestDone | None = None
 
     async def next(self) -> Piece | RequestDone:
-        """The next piece, or how the answer ended; waits until there is one."""
+        """Wait for the next piece, or for how the answer ended."""
         if self._done is not None:
             return self._done
         events = await self._stream.take()
@@ -122,7 +121,7 @@ class Answer:
         return Piece(text, tuple(tokens))
 
     def finish(self) -> None:
-        """The answer is complete as it is, whatever the model would have added."""
+        """End the answer here, whatever the model would have added."""
         self._done = RequestDone(self.uid, FinishReason.STOP)
         self._finish()
 
@@ -139,7 +138,7 @@ class Answer:
 
 
 class Generator:
-    """Has the ring continue prompts: the node, the model's tokenizer, and the requests' traces."""
+    """Has the ring continue prompts. Keeps the tokenizer, the text workers and the traces."""
 
     def __init__(self, runtime: Runtime, model: Path) -> None:
         self.runtime = runtime
@@ -166,15 +165,15 @@ class Generator:
             return self._tokenizer
 
     async def warm_up(self) -> None:
-        """Have the tokenizer ready before the first request; a fault is told to who asks."""
+        """Load the tokenizer before the first request. An error is reported to that request."""
         with contextlib.suppress(OperationError):
             await self.tokenizer()
 
     @contextlib.contextmanager
     def answering(self, tokenizer: Tokenizer, job: Job, trace: Trace) -> Iterator[Answer]:
-        """The answer to *job*, whose row ends with the block at the latest.
+        """Submit *job*, and give its answer. The row ends with the block at the latest.
 
-        Raises `LocalProtocolError` when it can never be done, or not now.
+        Raises `LocalProtocolError` if the job can never be done, or not now.
         """
         if trace.withdrawn:
             raise Withdrawn("the request was cancelled")
@@ -200,13 +199,13 @@ class Generator:
             runtime.forget(uid)
 
     def withdraw(self, trace: Trace) -> None:
-        """End the request of *trace*, wherever it is; whoever waits for it is told."""
+        """Cancel the request of *trace*, whatever it waits for. Its answers end with an error."""
         trace.withdrawn = True
         for uid in self.tracer.rows(trace):
             self.runtime.cancel(uid)
 
     async def drain(self, seconds: float) -> None:
-        """Let what runs finish, if the ring can, for *seconds*; the rest is withdrawn."""
+        """Refuse new requests, let those that run finish for *seconds*, and cancel the rest."""
         self.draining = True
         live = self.tracer.live
         if live:
@@ -226,12 +225,13 @@ class Generator:
 
     @property
     def serving(self) -> bool:
-        """The ring takes steps; a rank that is not the head does its part."""
+        """Whether the ring serves; on a follower, whether this rank does its part."""
         return self.runtime.node.serving
 
     @property
     def leaving(self) -> str:
-        """That this node ends, and what it waits for, in words; empty while it does not."""
+        """Why the node stops taking requests and what it waits for, in words; empty if it does
+        take them."""
         if not self.draining:
             return ""
         text, live = "this node is shutting down", len(self.tracer.live)
@@ -241,11 +241,11 @@ class Generator:
         return text
 
     def obstacles(self) -> list[Obstacle]:
-        """What keeps the ring from serving; nothing if it serves."""
+        """What keeps the ring from serving; empty if it serves."""
         return obstacles(self.runtime.facts(self.leaving), trio.current_time())
 
     def missing(self) -> str:
-        """It in words; empty when the ring serves."""
+        """The obstacles in words; empty if the ring serves."""
         if self.serving:
             return ""
         now = trio.current_time()

@@ -1,8 +1,7 @@
-"""The HTTP API of a node: served whenever the node is the head.
+"""Serves the HTTP API of a node whenever the node is the head.
 
-A newer roster may make another member the head while all run. The one that becomes it begins to
-serve, and the one that was it closes its port. One `ApiHead` stays for the node's life, so what is
-counted goes on.
+A newer roster may make another member the head while the ring runs. The new head begins to serve,
+and the former one closes its port. A node keeps one `ApiHead` for its life, so its counters go on.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ log = logging.getLogger("sealring")
 
 
 class HeadApi:
-    """Serves what *config* says of the API for *generator*, while its node is rank 0."""
+    """Serves the API of *generator* as *config* says, while the node is rank 0."""
 
     def __init__(self, generator: Generator, config: Config) -> None:
         self._generator = generator
@@ -34,7 +33,7 @@ class HeadApi:
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. Raises `UserError` or `OperationError` if the node is the head
-        from the start and cannot; later that is logged, for a ring hangs on the node."""
+        from the start and cannot serve. Later such an error is only logged: the ring runs on."""
         async with trio.open_nursery() as nursery:
             if self._is_head and self._config.api is not None:
                 await self._serve(nursery)
@@ -55,7 +54,7 @@ class HeadApi:
         return self._runtime.node.rank == 0
 
     async def _follow(self, nursery: trio.Nursery) -> None:
-        """Begin or end to serve, if the node has become the head, or is it no more."""
+        """Begin to serve if the node has become the head; stop if it is the head no more."""
         if not self._is_head:
             if self._server is not None:
                 head = self._runtime.node.roster.roster.members[0].name

@@ -1,4 +1,4 @@
-"""What the node gives for one request, from its event loop's side to whoever awaits it."""
+"""The tokens of one request, on their way from the node to the task that awaits them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from sealring_protocol.control.scheduler.requests import RequestDone, TokenOut
 
 
 class Stream:
-    """What comes of one request: tokens, and then its end."""
+    """The events of one request: its tokens, then its end."""
 
     def __init__(self) -> None:
         self._events: deque[TokenOut | RequestDone] = deque()
         self._wake = trio.Event()
 
     def put(self, event: TokenOut | RequestDone) -> None:
-        """The node gave *event*."""
+        """Add *event*, and wake the task that waits."""
         self._events.append(event)
         self._wake.set()
 
     async def take(self) -> list[TokenOut | RequestDone]:
-        """The events since the last call, in order; waits for one if there are none."""
+        """The events since the last call, in order. Waits until there is at least one."""
         while not self._events:
             self._wake = trio.Event()
             await self._wake.wait()

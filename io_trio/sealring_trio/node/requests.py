@@ -1,5 +1,5 @@
-"""What the control socket of a node answers: `generate` on the head, `status` and
-`roster` on every rank."""
+"""The requests of the control socket: `generate` on the head, `status` and `roster` on every
+rank."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Requests:
         await reply({"event": "done", **summary})
 
     async def _answered(self, asked: GenerateRequest, trace: Trace, reply: Reply) -> dict[str, Any]:
-        """Have the ring answer *asked*, and give the pieces to *reply* as they come; a summary."""
+        """Have the ring answer *asked*, and send the pieces with *reply*. Returns the summary."""
         generator = self._generator
         # At once: a tokenizer and an engine may take long to load.
         if waiting := generator.missing():
@@ -189,7 +189,7 @@ class Requests:
 
 
 async def _pass_on(answer: Answer, reply: Reply) -> tuple[RequestDone, list[int]]:
-    """Give out the text of *answer* as it comes; how it ended, and its tokens."""
+    """Send the text of *answer* as it comes. Returns how it ended, and its tokens."""
     tokens: list[int] = []
     unsaid = 0
     while not isinstance(piece := await answer.next(), RequestDone):

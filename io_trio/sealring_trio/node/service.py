@@ -1,8 +1,7 @@
-"""What `sealring up` runs: one node with its engine, its control socket and its way to stop.
+"""What `sealring up` runs: one node with its engine, its control socket, its API and its stop.
 
-Everything that can be wrong with the files is found before the first socket is opened
-(`prepare`). Which roster it begins with is `roster_store`'s to say: a node never goes back to an
-older one than it has used.
+`prepare` finds everything that is wrong with the files before the first socket is opened.
+`roster_store` decides which roster the node begins with: never an older one than it has used.
 """
 
 from __future__ import annotations
@@ -107,8 +106,8 @@ def prepare(config: Config) -> NodeSetup:
 
 
 def _check_strategy(config: Config, roster: Roster, info: ModelInfo) -> None:
-    """Raise `UserError` for a strategy that cannot be with this *roster* and model. Whether
-    mlx-lm can share out a model of this class, and over what, is for the engine to find."""
+    """Raise `UserError` for a strategy that this *roster* and model rule out. Only the engine can
+    find whether mlx-lm can shard a model of this class."""
     world = len(roster.members)
     if config.strategy == "tp" and world > 1 and not roster.tensor_parallelism:
         raise UserError(
@@ -157,8 +156,8 @@ def _check_namespace(config: Config) -> None:
 def build_runtime(
     setup: NodeSetup, module: str = ENGINE_MODULE, arguments: tuple[str, ...] = ()
 ) -> Runtime:
-    """The node of *setup*, not yet running; its engine is *module*, with *arguments* or else
-    those that an engine takes."""
+    """Make the node of *setup*, not yet running. Its engine runs *module* with *arguments*, or with
+    the usual ones if there are none."""
     config = setup.config
     node = Node(
         NodeConfig(
@@ -202,7 +201,7 @@ def _backend(config: Config) -> Backend | None:
 
 
 def _engine(config: Config, command: EngineCommand) -> Callable[[EngineOwner], Supervisor]:
-    """What supervises the engine: one process, or several that are one."""
+    """How to make the supervisor of the engine, which is one process or a group."""
     if config.tp == 1:
         return partial(Engine, command)
     settings = GroupSettings(config.tp, _backend(config), config.group_timeout)
@@ -245,8 +244,8 @@ async def serve(setup: NodeSetup, lifeline: int | None) -> None:
 
 
 async def _serve_texts(generator: Generator) -> None:
-    """Have what renders and tokenises ready from when this node is the head, which a newer roster
-    may make it."""
+    """Run the text workers and load the tokenizer, from when this node is the head. A newer roster
+    may make it the head later."""
     runtime = generator.runtime
     while runtime.node.rank:
         await runtime.roster_changed.wait()
@@ -274,8 +273,8 @@ def _tell_where(runtime: Runtime, config: Config) -> None:
 async def _until_stopped(
     lifeline: int | None, generator: Generator, api: HeadApi, drain: float
 ) -> None:
-    """Wait for a signal, and let what runs finish for *drain* seconds; a second signal, or
-    *lifeline*, ends that."""
+    """Wait for a signal, then let requests finish for *drain* seconds. A second signal, or the end
+    of *lifeline*, ends the wait."""
     # Before the node says that it is up: whoever hears that may end it at once.
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
@@ -294,7 +293,7 @@ async def _cancel_at_signal(signals: AsyncIterator[int], scope: trio.CancelScope
 
 
 async def _hold(lifeline: int, scope: trio.CancelScope) -> None:
-    """Say on *lifeline* that the node is up, then cancel *scope* when it goes dead."""
+    """Send on *lifeline* that the node is up, then cancel *scope* when that socket ends."""
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=lifeline)))
     async with stream:
         with contextlib.suppress(trio.BrokenResourceError):

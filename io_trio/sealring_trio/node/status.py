@@ -27,8 +27,8 @@ from sealring_trio.node.versions import VERSION
 
 
 def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str, Any]:
-    """The state of *runtime*'s node as a JSON object. Sizes are bytes, times microseconds or as the
-    name says; *draining* says why it takes no requests."""
+    """The state of *runtime*'s node as a JSON object. Sizes are bytes; times are microseconds
+    unless their name says another unit. *draining* says why the node takes no requests."""
     node = runtime.node
     roster = node.roster.roster
     links = node.links()
@@ -99,7 +99,7 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
 
 
 def describe_trouble(facts: Facts, rank: int, now: float) -> list[dict[str, Any]]:
-    """What went wrong last on the links with *rank*, by purpose: whether or not the ring serves."""
+    """The last error on each link with *rank*, whether or not the ring serves."""
     peer = facts.peers[rank]
     return [
         {"link": purpose.name.lower(), **link_trouble(facts, peer, trouble).describe(now)}

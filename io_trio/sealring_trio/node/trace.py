@@ -1,21 +1,20 @@
 """Where the time of a request went.
 
-A trace follows one request from its header to its last token. The times that only the head can see
-(parsing, the queue, reading the prompt in, the first token) are taken where they happen; what the
-ranks did comes with every step's timing, and is added to each request that had a row in that step.
-A step is shared by the rows of its group, and each of them waits for all of it: so each is charged
-the whole, and the traces of a batch add up to more than the clock.
+A trace follows one request from its header to its last token. The head measures parsing, the queue,
+the prefill and the first token where they happen. What the ranks did comes with each step's timing,
+and is added to every request that had a row in that step. All rows of a group wait for the whole
+step, so each is charged the whole: the traces of a batch add up to more than the time that passed.
 
     total = body + parse + tokenise + queue + steps + turn
     steps = compute of every rank + sample + wait + seal + hop
 
-Where steps of one request overlap (chunks of its prompt, choices in several groups), the time
-counts once, for the step that came back first. *wait* is the time that a step lay before a busy
-device, *hop* what was neither work, nor waiting, nor sealing: sockets, event loops and frames.
-*turn* is the rest of the clock: the time between one step of the request and its next, in which
-others had theirs. *prefill* and *first token* are spans of the same clock and no further parts of
-it: from the queue to the first token, and from the header to the first token. Text is made of a
-token while the next one is under way, so *detokenise* is no part of it either.
+If steps of one request overlap (chunks of its prompt, choices in several groups), the time counts
+once, for the step that came back first. *wait* is the time that a step waited for a busy device.
+*hop* is the time that was neither computing, waiting nor sealing: sockets, event loops and frames.
+*turn* is the rest: the time between two steps of the request, in which other requests had theirs.
+
+Three more are shown that are not parts of *total*. *prefill* is the span from the queue to the
+first token, and *first token* that from the header. *detokenise* overlaps with the next step.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ log = logging.getLogger("sealring.requests")
 step_log = logging.getLogger("sealring.steps")
 
 TRACES_KEPT: Final = 1024
-"""Traces of requests that are over, for whoever asks. Memory: about 2 KiB each."""
+"""How many traces of finished requests are kept. Memory: about 2 KiB each."""
 
 _US: Final = 1e-3  # microseconds in milliseconds
 _S: Final = 1e3  # seconds in milliseconds
 
 
 class StepParts:
-    """A step's time in parts, microseconds: worked out once for all requests with a row in it."""
+    """The parts of a step's time, in microseconds. Made once for all requests with a row in it."""
 
     __slots__ = (
         "away_us",
@@ -70,7 +69,7 @@ class StepParts:
 
 @attrs.define
 class Trace:
-    """The times of one request: seconds of trio's clock, but microseconds where a step tells."""
+    """The times of one request: seconds of trio's clock; those from steps are microseconds."""
 
     id: str
     kind: str
@@ -123,7 +122,7 @@ class Trace:
 
     @property
     def state(self) -> str:
-        """What it waits for, or how it ended."""
+        """What the request waits for, or how it ended."""
         if self.ended is not None:
             return self.outcome
         if self.first is not None:
@@ -133,7 +132,7 @@ class Trace:
         return "queued" if self.submitted is not None else "parse"
 
     def phases(self) -> dict[str, Any]:
-        """Each phase in milliseconds; None for one that has not been reached."""
+        """Each phase in milliseconds; None if it has not been reached."""
         now = self.ended if self.ended is not None else trio.current_time()
         total = (now - self.began) * _S
         queue = _span(self.submitted, self.opened if self.opened is not None else now)
@@ -159,13 +158,13 @@ class Trace:
 
     @property
     def tokens_per_s(self) -> float:
-        """The pace after the first token, over all choices."""
+        """Tokens per second after the first token, over all choices."""
         if self.first is None or self.last is None or self.last <= self.first:
             return 0.0
         return (self.tokens - 1) / (self.last - self.first)
 
     def describe(self) -> dict[str, Any]:
-        """All of it, as JSON."""
+        """The trace as a JSON object."""
         return {
             "id": self.id,
             "kind": self.kind,
@@ -208,10 +207,10 @@ def _round(value: float | None) -> float | None:
 
 
 class Observer(Protocol):
-    """Who counts what the traces see."""
+    """Is told of each step, token and end: metrics and history."""
 
     def step(self, timing: StepTiming) -> None:
-        """A step went round."""
+        """A step has been answered."""
 
     def first_token(self, seconds: float) -> None:
         """A request had its first token, so long after its first byte."""

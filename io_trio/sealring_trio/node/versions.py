@@ -1,4 +1,4 @@
-"""What runs here: for status, metrics and whoever reports a fault."""
+"""The versions that run here, for `status`, metrics and bug reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VERSION: Final = version_of("sealring-trio")
 
 
 def build_info() -> dict[str, str]:
-    """The versions that matter: sealring's, Python's, and those of what computes."""
+    """The versions of sealring, Python, MLX and mlx-lm."""
     return {
         "version": VERSION,
         "python": platform.python_version(),
