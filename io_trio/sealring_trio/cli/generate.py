@@ -54,11 +54,11 @@ def generate(
     temperature
         0 always takes the likeliest token; higher is more varied.
     top_p
-        Choose among the likeliest tokens that make up this share.
+        Choose among the likeliest tokens that together have this probability.
     top_k
         Choose among this many likeliest tokens; 0 for all.
     min_p
-        Leave out tokens less likely than this share of the likeliest.
+        Leave out tokens that are less likely than this fraction of the likeliest.
     seed
         The same seed, settings and prompt give the same text; random if left
         out.

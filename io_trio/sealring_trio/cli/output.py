@@ -29,7 +29,7 @@ def tell_error(error: UserError) -> None:
 
 
 def teller() -> Callable[[str], None]:
-    """Says on standard error what is being waited for, each thing once."""
+    """A function that says on standard error what is being waited for, each thing once."""
     seen: set[str] = set()
 
     def tell(text: str) -> None:

@@ -61,8 +61,9 @@ def up(
     config
         The node's config file.
     strategy
-        How the ranks work, in place of what the config says: 'tp' shares out
-        every layer, 'pp' deals them out, 'auto' chooses.
+        How the model is split, in place of what the config says: 'tp' gives
+        each rank a share of every layer, 'pp' some of the layers, 'auto'
+        chooses.
     log
         How much to say on standard error. At 'info' the head says in one line
         where the time of each request went.

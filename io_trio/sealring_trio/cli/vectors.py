@@ -20,8 +20,8 @@ app = cyclopts.App(
     help="""\
 Hold this implementation to the conformance vectors of sealring/1.
 
-The vectors say for bytes that come in what must come of them. The README
-beside them says how to read them. For an implementation of your own, see
+Each vector has an input and the result that it must give. The README beside
+them says how to read them. For an implementation of your own, see
 python -m sealring_protocol.conformance --help.
 
     sealring vectors check
@@ -35,7 +35,7 @@ _COLUMNS: Final = {
     "cut off": ("truncated",),
     "grown": ("trailing",),
 }
-"""What the table tells together."""
+"""Columns of the table, and the ways to run a vector that each counts."""
 
 
 @app.command
@@ -45,11 +45,12 @@ def check(
     family: Annotated[list[str] | None, cyclopts.Parameter(negative=())] = None,
     json: bool = False,
 ) -> int:
-    """Run the vectors, and count what does as they say.
+    """Run the vectors, and count those that give their results.
 
-    Each goes in whole; streams also byte by byte, at random cuts, and cut off
-    at every length; messages, rosters and sealed frames cut off at every
-    length, and with a byte more. The exit code is 1 if anything differs.
+    Each input goes in whole. Streams also go in byte by byte, at random cuts,
+    and cut off at every length; messages, rosters and sealed frames also cut
+    off at every length, and with a byte more. The exit code is 1 if any result
+    differs.
 
         sealring vectors check
         sealring vectors check path/to/spec/vectors --family frames --json
@@ -57,8 +58,8 @@ def check(
     Parameters
     ----------
     folder
-        The folder of the vectors; the repository's around here if left out,
-        or else those that came with the package.
+        The folder of the vectors. If left out, those of the repository that
+        this folder is in, or else those that came with the package.
     family
         Run this family alone: the name of a file without .json. May be repeated.
     json

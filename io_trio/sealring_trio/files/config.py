@@ -65,13 +65,13 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
     )
     layers: list[Annotated[int, pydantic.Field(ge=1)]] = pydantic.Field(
         default=[],
-        description="layers of each rank, in rank order; dealt out by memory if left out (head)",
+        description="layers of each rank, in rank order; if left out, as memory allows (head)",
         examples=["[20, 12]"],
     )
     memory: Annotated[str, pydantic.AfterValidator(_check_memory)] | None = pydantic.Field(
         default=None,
-        description="memory for weights and caches, with K, M, G or T; what the device has free "
-        "if left out",
+        description="memory for weights and caches, with K, M, G or T; if left out, what is free "
+        "on the device",
         examples=['"24G"'],
     )
     api: Annotated[str, pydantic.AfterValidator(_check_api)] = pydantic.Field(
@@ -97,8 +97,8 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
     )
     strategy: StrategyName = pydantic.Field(
         default="auto",
-        description="how the ranks work: 'tp' shares out every layer, 'pp' deals them out, "
-        "'single' is for one rank alone, 'auto' chooses (head)",
+        description="how the model is split: 'tp' gives each rank a share of every layer, 'pp' "
+        "some of the layers, 'single' is for one rank alone, 'auto' chooses (head)",
         examples=['"pp"'],
     )
     collectives: CollectivesName = pydantic.Field(
@@ -135,7 +135,8 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
         default=0,
         ge=0,
         le=64,
-        description="batches in flight at once; as many as pay, by measurement, if 0 (head)",
+        description="batches in flight at once; if 0, as many as measurement shows to be worth "
+        "it (head)",
         examples=["4"],
     )
     rows: int = pydantic.Field(
