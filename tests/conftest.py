@@ -22,22 +22,26 @@ from tests.serving import Served, serving
 os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
 
 
-SHARING = (
-    "tests/api/",
+API = "tests/api/"
+"""Where files share the rings of that folder's ``conftest``."""
+
+SERVED = (
     "tests/attacks/test_http_floods.py",
     "tests/dashboard/",
     "tests/io_trio/test_bench_serve.py",
     "tests/io_trio/test_cli_chat.py",
     "tests/io_trio/test_cli_serve.py",
 )
-"""Files that use `served`, or the rings of ``tests/api``."""
+"""Files that share `served`."""
 
 
 class ByRings(LoadFileScheduling):
-    """Gives the files of `SHARING` to one process, and every other file to whoever is free."""
+    """Gives files that share rings to one process, and every other file to whoever is free."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "rings" if nodeid.startswith(SHARING) else super()._split_scope(nodeid)
+        if nodeid.startswith(API):
+            return API
+        return "served" if nodeid.startswith(SERVED) else super()._split_scope(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:

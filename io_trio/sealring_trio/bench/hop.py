@@ -45,8 +45,8 @@ Turn = Callable[[], Awaitable[float]]
 """Runs one turn; returns the median seconds of a message's round trip in it."""
 
 
-class ChatSession(Protocol):
-    """One end of a round trip."""
+class Talk(Protocol):
+    """One end of round trips: what it says, and when it has heard a whole message."""
 
     def say(self) -> Buffer:
         """The bytes of the next message."""
@@ -140,7 +140,7 @@ async def _receive(stream: trio.SocketStream) -> bytes:
 class Asker:
     """Sends the messages of *talk* over *sock*, each as soon as the last one is back."""
 
-    def __init__(self, sock: socket.socket, talk: ChatSession) -> None:
+    def __init__(self, sock: socket.socket, talk: Talk) -> None:
         self._wire = _wire(sock)
         self._talk = talk
         self._times: list[float] = []
@@ -256,7 +256,7 @@ class Encoded(Bare):
         decode(message)
 
 
-_TALKS: Final[dict[str, Callable[..., ChatSession]]] = {
+_TALKS: Final[dict[str, Callable[..., Talk]]] = {
     f"{SIZE // 1024} KiB hop between processes": Sealed,
     "its wire alone": Bare,
     "its wire and AES-256-GCM": Encrypted,
@@ -273,7 +273,7 @@ async def _echo_plain(sock: socket.socket) -> None:
         await stream.send_all(message)
 
 
-async def _echo(sock: socket.socket, talk: ChatSession) -> None:
+async def _echo(sock: socket.socket, talk: Talk) -> None:
     wire = _wire(sock)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wire.write)
