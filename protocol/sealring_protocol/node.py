@@ -413,8 +413,8 @@ class Node:
 
     def _deliver_news(self, now: float) -> None:
         """Tell the brain what the link manager has for it."""
-        while (told := self._links.take()) is not None:
-            self._hear(told, now)
+        while self._links.news:
+            self._hear(self._links.news.popleft(), now)
         self._teller.turn(now, serving=self._brain.serving or self._links.closed)
 
     def _hear(self, told: news.News, now: float) -> None:
@@ -452,8 +452,7 @@ class Node:
         is, the requests go on: they are read in again, as in any new epoch."""
         self._links.unwant(*Purpose)
         self._links.shut_all(set(Purpose), "the roster changed", now)
-        while self._links.take() is not None:
-            pass  # the old brain's news
+        self._links.news.clear()  # that was the old brain's
         before = self._brain
         self._carry_out(before.retire(), now)
         if before.replacing:

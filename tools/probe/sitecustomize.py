@@ -94,17 +94,21 @@ def counted(make: Any) -> Any:
 
     def made(*arguments: Any) -> Any:
         lock = make(*arguments)
-        ours = sys._getframe(1).f_code.co_filename.startswith(ROOT)
-        return Counted(lock) if ours else lock
+        return Counted(lock) if is_ours(sys._getframe(1).f_code.co_filename) else lock
 
     return made
+
+
+def is_ours(filename: str) -> bool:
+    """It is the checkout's, and neither this probe nor of an environment inside the checkout."""
+    return filename.startswith(ROOT) and filename != __file__ and "site-packages" not in filename
 
 
 def name_of(key: Any) -> str | None:
     """How a table's entry is written; None for what does not count."""
     if not isinstance(key, CodeType):
         return str(key)
-    if key.co_filename.startswith(ROOT):
+    if is_ours(key.co_filename):
         return f"call {key.co_filename[len(ROOT) + 1 :]} {key.co_qualname}"
     return BY_PYTHON.get((os.path.basename(key.co_filename), key.co_name))
 

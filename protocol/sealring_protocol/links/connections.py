@@ -19,12 +19,8 @@ class Connection:
     key: Key | None  # of an own dial from the start, else once the peer is proved
     link: Link | None = None  # None until a dial is connected
     up: bool = False
+    lent: bool = False  # the link is the owner's to drive: a tunnel that is up
     address: str = ""  # that was dialed
-
-    @property
-    def lent(self) -> bool:
-        """Its link is the owner's to drive: a tunnel that is up."""
-        return self.up and self.key is not None and self.key[1] is Purpose.TUNNEL
 
     @property
     def driven(self) -> Link | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import abc
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 from sealring_protocol.codec.messages import Progress
@@ -63,8 +64,11 @@ class LinkBook(abc.ABC):
         self.refusals = RefusalLog()
         self._book = PeerBook()
         self._numbers = 0
-        self._news: deque[News] = deque()
+        self.news: deque[News] = deque()
+        """What the node must know, in order."""
         self._flush: set[int] = set()
+        self._due: float | None = None  # no later than when `handle_timeout` has something to do
+        self._due_is_known = False
         self._progress = Progress()
         self._least_patience = patience
         self._patience: dict[bytes, Patience] = {}
@@ -99,10 +103,6 @@ class LinkBook(abc.ABC):
         """How it stands with every other member, by rank."""
         return self._book.survey(self.config.roster.roster, self.config.node_id, self._dialer)
 
-    def take(self) -> News | None:
-        """The next thing that the node must know."""
-        return self._news.popleft() if self._news else None
-
     def links_to_flush(self) -> set[int]:
         """The connections that have something to send since the last call."""
         flush, self._flush = self._flush, set()
@@ -116,10 +116,16 @@ class LinkBook(abc.ABC):
         return connection.driven.data_to_send()
 
     def next_timeout(self) -> float | None:
-        """When `handle_timeout` wants to be called."""
+        """When `handle_timeout` wants to be called; at times too early, for it is asked after every
+        message: what comes on a link that is up mostly puts off its deadline, and is not followed.
+        """
+        if self._due_is_known:
+            return self._due
+        self._due_is_known = True
         dial = None if self.closed else self._dialer.next_timeout()
         links = [link.next_timeout() for c in self._connections.values() if (link := c.driven)]
-        return earliest(dial, self.refusals.next_timeout(), *links)
+        self._due = earliest(dial, self.refusals.next_timeout(), *links)
+        return self._due
 
     # --------------------------------------------------- beginnings and ends
 
@@ -132,16 +138,17 @@ class LinkBook(abc.ABC):
 
     def _with(self, number: int, now: float, action: Callable[[Link], None]) -> None:
         connection = self._connections.get(number)
-        if connection is not None:
-            self._do(connection, now, action)
+        link = None if connection is None else connection.driven
+        if connection is not None and link is not None:
+            self._do(connection, link, now, partial(action, link))
 
-    def _do(self, connection: Connection, now: float, action: Callable[[Link], None]) -> None:
-        """Let *action* happen to a link that is not lent, then deal with what comes of it."""
-        link = connection.driven
-        if link is None:
-            return
+    def _do(
+        self, connection: Connection, link: Link, now: float, action: Callable[[], None]
+    ) -> None:
+        """Do *action* with the *link* of *connection*, which is not lent, then deal with what comes
+        of it."""
         try:
-            action(link)
+            action()
             while (event := link.next_event()) is not None:
                 self._on(connection, event, now)
                 if connection.number not in self._connections or connection.lent:
@@ -151,6 +158,9 @@ class LinkBook(abc.ABC):
             return
         if link.has_data_to_send:
             self._flush.add(connection.number)
+        due = link.next_timeout()
+        if due is not None and (self._due is None or due < self._due):
+            self._due = due
 
     @abc.abstractmethod
     def _on(self, connection: Connection, event: LinkEvent, now: float) -> None:
@@ -172,6 +182,7 @@ class LinkBook(abc.ABC):
         """Forget a connection, hang it up, and tell whom it concerns; *code*: why, if known."""
         if self._connections.pop(connection.number, None) is None:
             return
+        self._due_is_known = False
         if connection.lent:
             said = code if isinstance(code, CloseCode) else CloseCode.SHUTDOWN
             self.events.append(Hangup(connection.number, b"", said, str(error)))
@@ -195,7 +206,7 @@ class LinkBook(abc.ABC):
             if connection.source:
                 self._say(self._turned_away(connection.source, error, now), now)
         elif told:
-            self._news.append(LinkDown(self._rank(key), key[1], str(error)))
+            self.news.append(LinkDown(self._rank(key), key[1], str(error)))
         elif not connection.up:
             text = (
                 f"no {key[1].name.lower()} link with {self.member(self._rank(key)).name}: {error}"
@@ -244,6 +255,7 @@ class LinkBook(abc.ABC):
         self._admission.expect(host.strip("[]") for host in hosts)
 
     def _dial_ended(self, key: Key, now: float) -> None:
+        self._due_is_known = False
         self._dialer.dial_ended(key, now)
         self._release(key, now)
 
@@ -255,9 +267,10 @@ class LinkBook(abc.ABC):
         if self._dialer.get(key) is not None:
             self._refuse(held, CloseCode.DUPLICATE_LINK, DUPLICATE, now)
         else:
-            self._do(held, now, lambda link: link.admit(now))
+            self._with(held.number, now, lambda link: link.admit(now))
 
     def _dial_due(self, now: float) -> None:
+        self._due_is_known = False
         for key, turn in [] if self.closed else self._dialer.due(now):
             member = self.config.roster.roster.member(key[0])
             if member is None or not member.addresses:

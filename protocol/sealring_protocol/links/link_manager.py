@@ -1,7 +1,7 @@
 """The links of one node: dialing, accepting, who wins when two meet, and what comes in on each.
 
 It turns connections, which are numbers with bytes, into links, which are a rank and a purpose with
-messages. What the node must know it finds in `take`: links that came up and went down, messages,
+messages. What the node must know it finds in `news`: links that came up and went down, messages,
 and a newer roster that is now in force. What the world must do it finds in `events`.
 
 Connections whose numbers are unknown, because they are gone, are ignored: bytes and ends of
@@ -10,6 +10,7 @@ streams may cross a hang-up on their way.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from sealring_protocol import link_events
@@ -67,8 +68,8 @@ class LinkManager(LinkBook):
     def send(self, rank: int, purpose: Purpose, message: Message, now: float) -> None:
         """Send *message* if the link is up; if not, its loss has been told of."""
         connection = self._find(rank, purpose)
-        if connection is not None:
-            self._do(connection, now, lambda link: link.send(message))
+        if connection is not None and (link := connection.driven) is not None:
+            self._do(connection, link, now, partial(link.send, message))
 
     def shut(self, rank: int, purpose: Purpose, code: CloseCode, reason: str, now: float) -> None:
         """Close a link, telling the peer why."""
@@ -118,6 +119,7 @@ class LinkManager(LinkBook):
         link = Link.accept(self.config, self._admission, source, now, wall_ms, entropy)
         link.keepalive.progress = self._progress
         self._connections[number] = Connection(number, source, None, link)
+        self._due_is_known = False
         return number
 
     def connected(self, number: int, entropy: bytes, now: float, wall_ms: int) -> None:
@@ -128,7 +130,7 @@ class LinkManager(LinkBook):
         peer, purpose = connection.key
         connection.link = Link.dial(self.config, peer, purpose, now, wall_ms, entropy)
         connection.link.keepalive.progress = self._progress
-        self._do(connection, now, lambda link: None)
+        self._with(number, now, lambda link: None)
 
     def dial_failed(self, number: int, reason: str, now: float) -> None:
         """The connection of a `Dial` could not be opened."""
@@ -138,12 +140,14 @@ class LinkManager(LinkBook):
             name = self.member(self._rank(connection.key)).name
             self._say([Note(Level.DEBUG, f"cannot reach {name}: {reason}")], now)
             why = f"at {connection.address} ({reason})"
-            self._news.append(Unreachable(self._rank(connection.key), connection.key[1], why))
+            self.news.append(Unreachable(self._rank(connection.key), connection.key[1], why))
             self._dial_ended(connection.key, now)
 
     def receive_data(self, number: int, data: bytes, now: float) -> None:
         """*data* came in on connection *number*."""
-        self._with(number, now, lambda link: link.receive_data(data, now))
+        connection = self._connections.get(number)
+        if connection is not None and (link := connection.driven) is not None:
+            self._do(connection, link, now, partial(link.receive_data, data, now))
 
     def receive_eof(self, number: int, now: float) -> None:
         """Connection *number* ended."""
@@ -153,7 +157,7 @@ class LinkManager(LinkBook):
         if connection.link is None:
             self.dial_failed(number, "the connection ended", now)
             return
-        self._do(connection, now, lambda link: link.receive_eof())
+        self._with(number, now, lambda link: link.receive_eof())
 
     def link_over(self, number: int, end: SealringError | LinkClosed, now: float) -> None:
         """The lent link of connection *number* raised *end*, or its peer closed it so."""
@@ -194,7 +198,7 @@ class LinkManager(LinkBook):
             if connection.driven is not None:
                 deadline = connection.driven.next_timeout()
                 if deadline is not None and now >= deadline:
-                    self._do(connection, now, lambda link: link.handle_timeout(now))
+                    self._with(connection.number, now, lambda link: link.handle_timeout(now))
         self._say(self.refusals.handle_timeout(now), now)
         self._dial_due(now)
 
@@ -222,7 +226,9 @@ class LinkManager(LinkBook):
             case _:
                 if connection.key is not None:
                     rank, purpose = self._rank(connection.key), connection.key[1]
-                    self._news.append(MessageReceived(rank, purpose, event))
+                    self.news.append(MessageReceived(rank, purpose, event))
+                return
+        self._due_is_known = False
 
     def _roster_came(self, connection: Connection, roster: SignedRoster, now: float) -> None:
         """A peer brought a roster that was newer when its handshake began."""
@@ -259,7 +265,8 @@ class LinkManager(LinkBook):
         else:
             if verdict is Verdict.REPLACE:
                 self._replace(key, now)
-            self._admit(connection, now)
+            if connection.link is not None:
+                connection.link.admit(now)
 
     def _replace(self, key: Key, now: float) -> None:
         """A new life of the peer comes: end the link *key* with the one before."""
@@ -268,10 +275,6 @@ class LinkManager(LinkBook):
         if old is not None:
             self._shut(old, CloseCode.REPLACED, "the peer began a new life", now)
         self._dialer.replaced(key, lives)
-
-    def _admit(self, connection: Connection, now: float) -> None:
-        if connection.link is not None:
-            connection.link.admit(now)
 
     def _established(self, connection: Connection, event: link_events.LinkUp, now: float) -> None:
         key, link = connection.key, connection.link
@@ -283,6 +286,7 @@ class LinkManager(LinkBook):
         rank = self._rank(key)
         self._release_admission(connection)
         connection.up = True
+        connection.lent = key[1] is Purpose.TUNNEL
         self._learn_patience(key[0], event.instance, link, now, lent=connection.lent)
         if not connection.dialed and not self._dialer.is_answered(key):
             for other in [c for c in self._connections.values() if c.key == key and c.dialed]:
@@ -295,7 +299,7 @@ class LinkManager(LinkBook):
             if connection.dialed:
                 self._shut(connection, CloseCode.SHUTDOWN, "the rosters are exchanged", now)
             return
-        self._news.append(LinkUp(rank, key[1], event.hop, connection.number, link))
+        self.news.append(LinkUp(rank, key[1], event.hop, connection.number, link))
 
     def _closed(self, connection: Connection, code: int, reason: str, now: float) -> None:
         if code == CloseCode.DUPLICATE_LINK and connection.dialed and connection.key is not None:
@@ -318,5 +322,5 @@ class LinkManager(LinkBook):
             elif connection.up and connection.driven is not None:
                 connection.driven.renew(roster)
         self._say([Note(Level.INFO, f"roster {roster.roster.serial} is in force")], now)
-        self._news.append(RosterInForce.after(before, roster.roster))
+        self.news.append(RosterInForce.after(before, roster.roster))
         self.greet(now)

@@ -39,11 +39,7 @@ class Extension:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        """Seconds to add to the deadline."""
-
-    def reset(self) -> None:
-        """Another answer is waited for."""
-        self.seconds = 0.0
+        """Seconds to add to the deadline; 0 again when another answer is waited for."""
 
     def add(self, seconds: float, since: float, now: float) -> None:
         """Whoever owes the answer, which is waited for since *since*, has starved for *seconds*
@@ -70,7 +66,7 @@ class Deadline:
     def set(self, now: float, seconds: float) -> None:
         """The answer may take *seconds* from now on."""
         self._since, self._ends = now, now + seconds
-        self._extension.reset()
+        self._extension.seconds = 0.0
 
     def clear(self) -> None:
         """No answer is waited for."""
@@ -132,7 +128,7 @@ class AnswerDeadline:
     def _begin(self, now: float) -> None:
         """Wait for the next answer from now on."""
         self._since = now
-        self._extension.reset()
+        self._extension.seconds = 0.0
 
     def order(self, now: float, seconds: float | None) -> None:
         """One answer is owed instead of all before: to an order that may take *seconds*, or, if

@@ -82,7 +82,7 @@ def weight(message: Step | StepDone | Row) -> int:
     if isinstance(message, Step):
         changes = (message.save, message.evict, message.drop, message.open, message.join)
         entries += sum(map(len, changes))
-    return sum(len(tensor.data) for tensor in message.tensors) + ENTRY_WEIGHT * entries
+    return sum([len(tensor.data) for tensor in message.tensors]) + ENTRY_WEIGHT * entries
 
 
 def check_spent(message: Step | StepDone, ranks: int) -> None:

@@ -334,7 +334,7 @@ class StepDeadline:
     def _begin(self, now: float) -> None:
         """Wait for the next answer from now on."""
         self._since = now
-        self._extension.reset()
+        self._extension.seconds = 0.0
 
     def starved(self, seconds: float, now: float) -> None:
         """A rank that works on the oldest step has starved for *seconds* more. Reports of that are

@@ -288,7 +288,7 @@ class Scheduler:
         tokens = max(self.config.chunk, self.config.rows)
         hidden = min(tokens * self.config.hidden_bytes, MAX_SEALED_BODY)
         heaviest = hidden + tokens * ENTRY_WEIGHT + _LISTS + MAX_ROW_WEIGHT
-        waiting = sum(flight.weight for flight in self._flights.values())
+        waiting = sum([flight.weight for flight in self._flights.values()])
         return len(self._flights) >= MAX_STEPS_WAITING or waiting + heaviest > MAX_WEIGHT_WAITING
 
     def ended(self) -> list[Outcome]:
@@ -300,12 +300,16 @@ class Scheduler:
 
     def _next_group(self) -> int | None:
         """The group that has waited longest, of those that have rows and credit."""
+        flying = [0] * len(self._decoded)
+        for flight in self._flights.values():
+            if isinstance(flight.work, Decode) and not flight.back:
+                flying[flight.work.group] += 1
         ready = []
-        for group in range(len(self._decoded)):
-            flying = sum(f.work == Decode(group) and not f.back for f in self._flights.values())
-            rows = self._running.staying(group) or self._running.joiners(group)
-            if flying < self._window and rows:
-                ready.append(group)
+        for group, steps in enumerate(flying):
+            if steps < self._window:
+                rows = self._running.staying(group) or self._running.joiners(group)
+                if rows:
+                    ready.append(group)
         return min(ready, key=lambda group: self._decoded[group], default=None)
 
     def _join_rows(self, group: int) -> list[LiveRow]:
@@ -317,10 +321,9 @@ class Scheduler:
 
         While rows decode, one chunk may be in flight, so that their tokens wait for one at most.
         """
-        flying = sum(isinstance(f.work, Prefill) for f in self._flights.values())
-        decoding = self.ledger.groups or any(
-            isinstance(f.work, Decode) for f in self._flights.values()
-        )
+        kinds = [type(flight.work) for flight in self._flights.values()]
+        flying = kinds.count(Prefill)
+        decoding = self.ledger.groups or Decode in kinds
         if flying >= (1 if decoding else self.config.chunks):
             return None
         rows = self._running.unread()
