@@ -115,15 +115,15 @@ def test_a_rank_that_swallows_a_step_is_noticed():
     cluster = ready()
     brain = cluster.hosts["host1"].node.brain
     swallowed = []
-    step = brain._step
+    hear = brain.message
 
-    def swallow(message, now):
-        if not swallowed and isinstance(message.work, Decode):
+    def swallow(rank, purpose, message, now):
+        if not swallowed and isinstance(message, Step) and isinstance(message.work, Decode):
             swallowed.append(message)
             return []
-        return step(message, now)
+        return hear(rank, purpose, message, now)
 
-    brain._step = swallow
+    brain.message = swallow
     uid = cluster.submit(Request((4, 5, 6), 9))
     cluster.run_until(lambda: cluster.all_done, 400)
     assert cluster.tokens[uid] == reference((4, 5, 6), 9, LAYERS)

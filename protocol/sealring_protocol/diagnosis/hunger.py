@@ -7,7 +7,7 @@ from typing import Final
 import attrs
 
 from sealring_protocol.codec.messages import Progress
-from sealring_protocol.diagnosis.why import Starved
+from sealring_protocol.diagnosis.facts import Starved
 
 AVERAGED: Final = 5.0
 """Seconds over which it is averaged how much an engine starves."""

@@ -106,7 +106,14 @@ ROUND: Final = DeadlineRule(180.0, 30.0, 40.0)
 
 
 class AnswerDeadline:
-    """Tells when somebody who owes answers is overdue. Times are monotonic seconds."""
+    """Tells when somebody who owes answers is overdue. Times are monotonic seconds.
+
+    `tensor.StepDeadline` is another class, because it asks another question. This one is generous:
+    whoever is late holds up only those who wait for it, so one number, the slowest answer, will
+    do. In a collective a rank that is frozen hangs every other, so there the deadline is short, and
+    has to know what makes a step slow: its kind, its tokens, and whether a device compiles for it.
+    They share `Extension`, the time by which starvation puts an answer off.
+    """
 
     __slots__ = ("_extension", "_order_ends", "_owed", "_rule", "_seen", "_since", "_slowest")
 

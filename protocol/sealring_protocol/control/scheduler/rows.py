@@ -7,7 +7,7 @@ from typing import Final
 
 import attrs
 
-from sealring_protocol.codec.messages import Epoch, Row, Step, Work
+from sealring_protocol.codec.messages import Row, Step, Work
 from sealring_protocol.control.epoch.pipeline import weight
 from sealring_protocol.control.scheduler.requests import (
     Request,
@@ -132,18 +132,6 @@ class Flight:
     sent: float
     weight: int = 0
     back: bool = False
-
-
-@attrs.frozen
-class Loss:
-    """What was under way when *epoch* was lost: the rows of the step that failed, those of all
-    steps, whether one row alone had caches, and what these took by rank: all, and the largest."""
-
-    epoch: Epoch | None
-    uids: tuple[int, ...]
-    all_uids: tuple[int, ...]
-    alone: bool
-    taken: tuple[tuple[int, int], ...]
 
 
 @attrs.frozen

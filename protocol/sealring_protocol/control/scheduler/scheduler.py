@@ -15,17 +15,11 @@ round (*window* 1), for its next one needs the token; what keeps the stages busy
 in flight. Where the token is drawn it is on the device at once, and the next decode follows before
 it is known: with one rank two may be in flight (*window* 2), and a pipeline's is no longer counted
 from when its hidden states are back at the head.
-
-When a forward fails, the rows of that very step are suspects; where nobody can tell which step it
-was (an engine died, or memory ran out), those of every step under way are. After the new epoch each
-is run alone until it has got past the point; then it makes room for the next. Only a row that fails
-alone is given up. Where memory ran out while several rows had caches, the rank is taken to have
-less room than they took, so that not as many come together again.
+What becomes of rows when a forward fails is in `losses`.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -37,7 +31,6 @@ from sealring_protocol.codec.messages import (
     Decode,
     Epoch,
     Failure,
-    FailureKind,
     Join,
     Open,
     Prefill,
@@ -48,6 +41,7 @@ from sealring_protocol.codec.messages import (
 )
 from sealring_protocol.control.epoch.ledger import DIGEST_SIZE, Ledger
 from sealring_protocol.control.epoch.pipeline import weight
+from sealring_protocol.control.scheduler.losses import Losses
 from sealring_protocol.control.scheduler.requests import (
     FinishReason,
     Outcome,
@@ -56,7 +50,7 @@ from sealring_protocol.control.scheduler.requests import (
     SchedulerConfig,
     TokenOut,
 )
-from sealring_protocol.control.scheduler.rows import Flight, LiveRow, Loss, Planned
+from sealring_protocol.control.scheduler.rows import Flight, LiveRow, Planned
 from sealring_protocol.control.scheduler.running_rows import RunningRows
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.limits import (
@@ -67,18 +61,6 @@ from sealring_protocol.limits import (
     MAX_STEPS_WAITING,
     MAX_WEIGHT_WAITING,
 )
-
-_SUSPICIOUS: Final = {FailureKind.ENGINE_ERROR, FailureKind.ENGINE_LOST, FailureKind.MEMORY}
-_ANY_STEP: Final = {FailureKind.ENGINE_LOST, FailureKind.MEMORY}
-"""Failures of which any step under way may be the cause."""
-
-_NO_MEMORY: Final = (
-    ". That rank has too little memory for this request, even alone: shorten the prompt, lower "
-    "max_tokens, or give the rank more"
-)
-_STALLS: Final = {FailureKind.DEADLINE: 8, FailureKind.INTEGRITY: 5, FailureKind.LEDGER: 5}
-"""What a lost step counts, if not one: a deadline has cost minutes, and a rank that answers wrongly
-will again. A link that breaks comes back."""
 
 _MIN_CHUNK: Final = 16
 _OVERTAKES: Final = 2
@@ -105,7 +87,7 @@ class Scheduler:
         self._overtaken = 0
         self._decoded = [0] * max(1, config.groups)  # the step at which each group decoded last
         self._answered_at = 0.0
-        self._loss: Loss | None = None  # of the last epoch, where only a link has told of it
+        self._losses = Losses(self._running)
         self._window = 1
 
     # -------------------------------------------------------------- requests
@@ -179,7 +161,7 @@ class Scheduler:
 
     def forget_ranks(self) -> None:
         """Between epochs: each rank may be another machine now, with more or less memory."""
-        self._loss = None
+        self._losses.forget()
         self._running.learnt.clear()
 
     # ---------------------------------------------------------------- epochs
@@ -203,60 +185,13 @@ class Scheduler:
     def failed(self, n: int, failure: Failure) -> list[Outcome]:
         """Step *n* failed, and its epoch with it. Its rows are suspects if a forward was at fault;
         one that has spent its retries, or gets nowhere, ends here."""
-        loss = Loss(
-            self._epoch,
-            tuple(self._at_fault(n, failure.kind)),
-            tuple(self._at_fault(n, FailureKind.ENGINE_LOST)),
-            len(self._running.live) == 1,
-            self._running.taken(),
-        )
+        loss = self._losses.of(self._epoch, self._flights, n, failure.kind)
         self.abandon()
-        rows = [self._running.rows[uid] for uid in loss.uids if uid in self._running.rows]
-        for row in rows:
-            row.tries += 1
-            row.stalls += _STALLS.get(failure.kind, 1)
-        suspicious = failure.kind in _SUSPICIOUS
-        self._loss = None if suspicious else loss
-        outcomes = self._suspect(loss.uids, loss, failure) if suspicious else []
-        for row in rows:
-            if row.stalls > self.config.stalls:
-                outcomes += self._give_up(row, failure)
-        return outcomes
+        return self._losses.settle(loss, failure)
 
     def explained(self, epoch: Epoch, failure: Failure) -> list[Outcome]:
-        """*failure* is why *epoch* was lost, which only a link had told of so far: its rows are
-        suspects after all. What the next epoch has begun meanwhile begins again without them."""
-        loss = self._loss
-        if loss is None or loss.epoch != epoch or failure.kind not in _ANY_STEP:
-            return []
-        self._loss = None
-        for uid in list(self._running.live):
-            self._running.preempt(uid)
-        return self._suspect(loss.all_uids, loss, failure)
-
-    def _suspect(self, uids: Iterable[int], loss: Loss, failure: Failure) -> list[Outcome]:
-        """A forward with *uids* failed. One that fails so alone too often ends here."""
-        outcomes: list[Outcome] = []
-        if failure.kind is FailureKind.MEMORY and not loss.alone:
-            self._running.learn(failure.rank, loss.taken)
-        for row in [self._running.rows[uid] for uid in uids if uid in self._running.rows]:
-            row.suspect = True
-            row.failures += 1
-            if loss.alone and row.failures > self.config.retries:
-                advice = _NO_MEMORY if failure.kind is FailureKind.MEMORY else ""
-                outcomes += self._give_up(row, failure, advice)
-        return outcomes
-
-    def _give_up(self, row: LiveRow, failure: Failure, advice: str = "") -> list[Outcome]:
-        text = f"given up after {row.tries} tries; the last, on rank {failure.rank}: "
-        return self._running.end(row.uid, FinishReason.FAILED, text + failure.message + advice)
-
-    def _at_fault(self, n: int, kind: FailureKind) -> Iterable[int]:
-        """The rows of step *n*. An engine that has died does not say which step it died of, and
-        where memory ran out it was any of them that took too much: all count."""
-        if kind in _ANY_STEP:
-            return dict.fromkeys(itertools.chain(*(f.uids for f in self._flights.values())))
-        return self._flights[n].uids if n in self._flights else ()
+        """As `Losses.explained`."""
+        return self._losses.explained(epoch, failure)
 
     # ----------------------------------------------------------------- steps
 
@@ -306,10 +241,9 @@ class Scheduler:
                 flying[flight.work.group] += 1
         ready = []
         for group, steps in enumerate(flying):
-            if steps < self._window:
-                rows = self._running.staying(group) or self._running.joiners(group)
-                if rows:
-                    ready.append(group)
+            waits = self._running.staying(group) or self._running.joiners(group)
+            if steps < self._window and waits:
+                ready.append(group)
         return min(ready, key=lambda group: self._decoded[group], default=None)
 
     def _join_rows(self, group: int) -> list[LiveRow]:
