@@ -26,8 +26,19 @@ from sealring_trio.api.kinds import CallReader, ChoiceContext
 from sealring_trio.api.parsing import MAX_CALL
 from sealring_trio.errors import OperationError
 from sealring_trio.node import requests
+from sealring_trio.node.generation import Generator
+from sealring_trio.node.trace import Trace
 from sealring_trio.text import workers as text_workers
-from sealring_trio.text.frames import CALL, RENDER, SIZES, Exceeded, Lost, Refused, TextQueueFull
+from sealring_trio.text.frames import (
+    CALL,
+    RENDER,
+    SIZES,
+    Exceeded,
+    Lost,
+    Refused,
+    TextQueueFull,
+    pack,
+)
 from sealring_trio.text.workers import TextWorkers
 
 SHARING = ["connection", "off", "everyone"]
@@ -326,6 +337,39 @@ async def test_a_worker_that_was_taken_over_is_ended_and_its_caller_told(
         assert (await outcome(texts, "chat", b"")).startswith("Lost: the text worker ")
         (tmp_path / "says").write_bytes(frame(b'{"done": {"by": "another"}}'))
         assert await outcome(texts, "chat", b"") == "{'by': 'another'}"
+
+
+ANSWERS = {
+    "nothing": {},
+    "no prompt": {"lengths": [], "read": 0.0},
+    "more than there is": {"lengths": [2], "read": 0.0},
+    "less than nothing": {"lengths": [2, -1], "read": 0.0},
+    "no lengths": {"lengths": [[1]], "read": 0.0},
+    "no list": {"lengths": 1, "read": 0.0},
+    "no time": {"lengths": [1], "read": []},
+}
+
+
+@pytest.mark.parametrize("told", ANSWERS.values(), ids=ANSWERS)
+async def test_a_prompt_that_a_taken_worker_makes_up_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(text_workers, "MODULE", "tests.attacks.taken_text_worker")
+    (tmp_path / "says").write_bytes(pack({"done": told}, bytes(4)))
+    generator = Generator(Mock(), tmp_path)
+    generator.runtime.node.engine_info.context = 0
+    trace = Trace("id", "chat", "", began=0.0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(generator.texts.serve)
+        with pytest.raises(Lost, match="an answer that is none"):
+            await generator.parse("chat", {}, b"", "", trace)
+        (tmp_path / "says").write_bytes(
+            pack({"done": {"lengths": [1, 0], "read": 1.5}}, b"\x07\0\0\0rest")
+        )
+        parsed = await generator.parse("chat", {}, b"", "", trace)
+        assert (parsed.prompts, parsed.rest) == ([(7,), ()], b"rest")
+        assert (trace.parse, trace.prompt_tokens) == (1.5, 1)
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("begins", [SAYINGS["deep"], SAYINGS["no object"]], ids=["deep", "no"])

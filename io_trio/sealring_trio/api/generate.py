@@ -34,7 +34,7 @@ from sealring_trio.api.errors import (
 )
 from sealring_trio.api.gate import Caller
 from sealring_trio.api.head import ApiHead
-from sealring_trio.api.kinds import A, ChoiceContext, Kind, ParsedRequest
+from sealring_trio.api.kinds import A, ChoiceContext, Kind
 from sealring_trio.api.replies import DONE, Choice, Envelope, event, usage
 from sealring_trio.api.sampling import jobs
 from sealring_trio.api.streaming import ClientGone, EventStream, attended
@@ -42,6 +42,7 @@ from sealring_trio.errors import OperationError
 from sealring_trio.node.generation import Answer
 from sealring_trio.node.trace import Trace
 from sealring_trio.text.frames import Exceeded, Lost, Refused, TextQueueFull
+from sealring_trio.text.parsed import ParsedRequest
 
 log = logging.getLogger("sealring.api")
 
@@ -181,23 +182,17 @@ class Generate(Generic[A]):
 
     async def _parse(self, body: bytes, call: Call) -> ParsedRequest:
         """What a text worker reads in *body*. Raises `ApiError`."""
-        generator, trace = self._head.generator, call.trace
-        info = generator.runtime.node.engine_info
-        about = {"model": self._head.model, "context": info.context if info is not None else 0}
-        began = trio.current_time()
+        trace, about = call.trace, {"model": self._head.model}
         try:
-            given = await generator.texts.run(self._kind.name, about, body, call.caller.owner)
+            return await self._head.generator.parse(
+                self._kind.name, about, body, call.caller.owner, trace
+            )
         except (TextQueueFull, Exceeded, Lost, Refused) as error:
             if isinstance(error, Exceeded):
                 log.warning("%s: %s", trace.id, error)
             raise from_text(error) from None
         except OperationError as error:
             raise unavailable(f"The text cannot be read: {error.what}.", "no_worker") from None
-        parsed = ParsedRequest.of(*given)
-        trace.parse = parsed.told["read"]
-        trace.tokenise = trio.current_time() - began - trace.parse
-        trace.prompt_tokens = sum(map(len, parsed.prompts))
-        return parsed
 
     def _open(
         self,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from array import array
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
 from typing import Any, Protocol, TypeVar
 
 import attrs
@@ -16,34 +14,14 @@ from sealring_trio.api.completions import TextChoice
 from sealring_trio.api.parsing import AnswerText
 from sealring_trio.api.replies import Choice
 from sealring_trio.api.schema import ChatOptions, CompletionOptions
-from sealring_trio.api.texts import ID
 from sealring_trio.errors import OperationError
 from sealring_trio.node.generation import Generator
 from sealring_trio.text.frames import Exceeded, Lost, Refused, TextQueueFull
+from sealring_trio.text.parsed import ParsedRequest
 
 log = logging.getLogger("sealring.api")
 
 A = TypeVar("A", ChatOptions, CompletionOptions)
-
-
-@attrs.frozen
-class ParsedRequest:
-    """A request as a text worker has read it: what it *told*, and the *prompts* as ids. *rest* has
-    bytes that the node passes on unread."""
-
-    told: Mapping[str, Any]
-    prompts: list[tuple[int, ...]]
-    rest: bytes
-
-    @classmethod
-    def of(cls, told: Mapping[str, Any], data: bytes) -> ParsedRequest:
-        """The request in a worker's answer."""
-        ids = array(ID)
-        size = sum(told["lengths"]) * ids.itemsize
-        ids.frombytes(data[:size])
-        ends = list(accumulate(told["lengths"], initial=0))
-        prompts = [tuple(ids[start:end]) for start, end in pairwise(ends)]
-        return cls(told, prompts, data[size:])
 
 
 @attrs.frozen

@@ -29,13 +29,11 @@ from sealring_trio.api.schema import (
     read,
 )
 from sealring_trio.text.frames import CALL, READ, RENDER, TOKENISE
+from sealring_trio.text.parsed import ID
 
 Enter = Callable[[str], None]
 Done = tuple[dict[str, Any], bytes]
 Work = Callable[[Tokenizer, Mapping[str, Any], bytes, Enter], Done]
-
-ID: Final = "I"
-"""The type code of an array of token ids."""
 
 
 def chat(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
@@ -99,7 +97,7 @@ def prompt(tokenizer: Tokenizer, asked: Mapping[str, Any], data: bytes, enter: E
     enter(TOKENISE)
     ids = tokenizer.encode(text) if asked["raw"] else tokenizer.encode_rendered(text)
     _check_room(len(ids), asked["limit"], asked["context"], "prompt")
-    return {}, _packed([ids])
+    return {"read": 0.0, "lengths": [len(ids)]}, _packed([ids])
 
 
 def call(tokenizer: Tokenizer, asked: Mapping[str, Any], data: bytes, enter: Enter) -> Done:

@@ -13,10 +13,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import trio
@@ -36,6 +36,8 @@ from sealring_trio.errors import OperationError, Withdrawn
 from sealring_trio.node.request_stream import Stream
 from sealring_trio.node.runtime import Runtime
 from sealring_trio.node.trace import Trace, Tracer
+from sealring_trio.text.frames import Lost
+from sealring_trio.text.parsed import ParsedRequest
 from sealring_trio.text.stop_strings import StopText
 from sealring_trio.text.workers import TextWorkers
 
@@ -168,6 +170,28 @@ class Generator:
         """Load the tokenizer before the first request. An error is reported to that request."""
         with contextlib.suppress(OperationError):
             await self.tokenizer()
+
+    async def parse(
+        self, job: str, about: Mapping[str, Any], body: bytes, owner: str, trace: Trace
+    ) -> ParsedRequest:
+        """Have a text worker read *body* by *job* (`api.texts.JOBS`) with *about*, for *owner*.
+        *trace* gets the times and the number of tokens.
+
+        Raises `Refused`, `Exceeded`, `TextQueueFull`, `Lost`, or `OperationError` if no worker
+        starts.
+        """
+        info = self.runtime.node.engine_info
+        context = info.context if info is not None else 0
+        began = trio.current_time()
+        told, data = await self.texts.run(job, {"context": context, **about}, body, owner)
+        try:
+            parsed = ParsedRequest.of(told, data)
+            trace.parse = float(told["read"])
+        except (KeyError, TypeError, ValueError):
+            raise Lost("a text worker gave an answer that is none") from None
+        trace.tokenise = trio.current_time() - began - trace.parse
+        trace.prompt_tokens = sum(map(len, parsed.prompts))
+        return parsed
 
     @contextlib.contextmanager
     def answering(self, tokenizer: Tokenizer, job: Job, trace: Trace) -> Iterator[Answer]:

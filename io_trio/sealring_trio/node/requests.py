@@ -4,11 +4,9 @@ rank."""
 from __future__ import annotations
 
 import secrets
-from array import array
 from typing import Annotated, Any, Final
 
 import pydantic
-import trio
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.scheduler.requests import FinishReason, RequestDone
 from sealring_protocol.errors import LocalProtocolError
@@ -130,10 +128,7 @@ class Requests:
             await reply({"event": "waiting", "text": f"not serving yet: {waiting}"})
         tokenizer = await generator.tokenizer()
         await self._runtime.informed.wait()
-        began = trio.current_time()
-        prompt = await self._tokenised(asked)
-        trace.tokenise = trio.current_time() - began
-        trace.prompt_tokens = len(prompt)
+        prompt = await self._parse(asked, trace)
         seed = asked.seed if asked.seed is not None else secrets.randbits(64)
         try:
             sampling = Row(
@@ -165,27 +160,20 @@ class Requests:
             "tokens_per_s": round(trace.tokens_per_s, 2),
         }
 
-    async def _tokenised(self, asked: GenerateRequest) -> tuple[int, ...]:
+    async def _parse(self, asked: GenerateRequest, trace: Trace) -> tuple[int, ...]:
         """The ids of the prompt. Raises `UserError` or `OperationError`."""
-        info = self._runtime.node.engine_info
-        context = info.context if info is not None else 0
-        about = {"raw": asked.raw, "context": context, "limit": asked.max_tokens}
+        about = {"raw": asked.raw, "limit": asked.max_tokens}
         try:
-            _, data = await self._generator.texts.run("prompt", about, asked.prompt.encode(), SCOPE)
+            parsed = await self._generator.parse(
+                "prompt", about, asked.prompt.encode(), SCOPE, trace
+            )
         except Refused as error:
             raise UserError(str(error), "Shorten it, or try --raw: no chat template.") from None
         except (Exceeded, Lost, TextQueueFull) as error:
             raise OperationError(
                 f"the prompt cannot be read: {error}", "Try --raw, which leaves the template out."
             ) from None
-        ids = array("I")
-        try:
-            ids.frombytes(data)
-        except ValueError:
-            raise OperationError(
-                "the prompt cannot be read: the text worker gave no ids", "Try again."
-            ) from None
-        return tuple(ids)
+        return parsed.prompts[0]
 
 
 async def _pass_on(answer: Answer, reply: Reply) -> tuple[RequestDone, list[int]]:

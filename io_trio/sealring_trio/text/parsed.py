@@ -1,0 +1,36 @@
+"""What a text worker has read in a request: its prompts as token ids, and fields for the node."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from itertools import accumulate, pairwise
+from typing import Any, Final
+
+import attrs
+
+ID: Final = "I"
+"""The type code of an array of token ids."""
+
+
+@attrs.frozen
+class ParsedRequest:
+    """A request as a text worker has read it: the fields that it *told*, the *prompts* as ids, and
+    the *rest*, bytes that the node passes on unread."""
+
+    told: Mapping[str, Any]
+    prompts: list[tuple[int, ...]]
+    rest: bytes
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any], data: bytes) -> ParsedRequest:
+        """The request in a worker's answer, whose ``lengths`` are those of the prompts. Raises
+        `KeyError`, `TypeError` or `ValueError` if it is none: a worker may have been taken over."""
+        ids = array(ID)
+        ends = list(accumulate(map(int, told["lengths"]), initial=0))
+        size = ends[-1] * ids.itemsize
+        if len(ends) == 1 or ends != sorted(ends) or len(data) < size:
+            raise ValueError(f"{told['lengths']} are no lengths of {len(data)} bytes of ids")
+        ids.frombytes(data[:size])
+        prompts = [tuple(ids[start:end]) for start, end in pairwise(ends)]
+        return cls(told, prompts, data[size:])
