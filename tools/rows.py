@@ -90,6 +90,13 @@ def by_vector(module: str) -> str:
     return ""
 
 
+_ENDS: Final = (
+    pytest.ExitCode.OK,
+    pytest.ExitCode.TESTS_FAILED,
+    pytest.ExitCode.INTERRUPTED,
+)
+
+
 class _First:
     """A plugin of pytest's that remembers the first failure."""
 
@@ -109,11 +116,14 @@ def by_test(module: str) -> str:
     first = _First()
     options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
     options += [f"--deselect={test}" for test in COPIES]
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        code = pytest.main([*options, *(str(ROOT / place) for place in tests_of(module))], [first])
-    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED):
-        raise RuntimeError(f"pytest ended with {code!r}")
-    return first.name and f"test {first.name}"
+    for place in tests_of(module):  # one by one: pytest would not keep to the order
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            code = pytest.main([*options, str(ROOT / place)], [first])
+        if code not in _ENDS:
+            raise RuntimeError(f"pytest ended with {code!r}")
+        if first.name:
+            return f"test {first.name}"
+    return ""
 
 
 def _notices(module: str) -> str:
