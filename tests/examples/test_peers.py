@@ -119,7 +119,7 @@ def test_the_blocking_peer_has_a_trio_node_compute(cluster: list[Path]) -> None:
     slots = stage.new_caches()
     for tokens in (5, 1):
         given = [i / 100 for i in range(tokens * info.hidden)]
-        out = stage.run(mx.array(given).reshape(1, tokens, info.hidden), slots)
+        (out,) = stage.run([mx.array(given).reshape(1, tokens, info.hidden)], slots)
     assert done["back"] == pytest.approx(out.flatten().tolist(), abs=1e-4)
 
 

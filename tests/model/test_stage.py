@@ -32,7 +32,7 @@ def test_tokens_of_any_chain_are_those_of_one_process(models, references, family
 
 
 def chain_logits(stages: list[Stage], caches: list, ids: list[int]) -> mx.array:
-    hidden = mx.array([ids], mx.uint32)
+    hidden = [mx.array([ids], mx.uint32)]
     for stage, slots in zip(stages, caches, strict=True):
         hidden = stage.run(hidden, slots)
     return stages[0].logits(hidden)
@@ -97,7 +97,7 @@ class Window:
     ],
 )
 def test_caches_of_other_ranks_stand_in_by_class_and_window(caches, first, last, picked, spread):
-    layout = Layout(caches, first, last)
+    layout = Layout(caches, range(len(caches)), first, last)
     assert layout.picked == picked
     assert layout.spread(range(len(picked))) == list(spread)
 

@@ -55,7 +55,7 @@ def fail_from_now_on(*_):
     from sealring_model.engine.executor import Executor
 
     begin = Executor.__init__
-    runs = {kind: kind.run for kind in (stage.WholeStage, stage.FirstStage, stage.LaterStage)}
+    runs = {kind: kind.run for kind in (stage.WholeStage, stage.PartStage)}
 
     def begin_anew(self, *args, **kwargs):
         Executor.__init__ = begin

@@ -108,14 +108,12 @@ def environment(order: Group, hostfile: Path) -> dict[str, str]:
 
 def medians(collective: mx.distributed.Group, loaded: LoadedStage) -> tuple[int, int]:
     """Microseconds of a sum of one row's hidden state, and of a forward of one token."""
-    dtype = MLX_DTYPES[loaded.dtype]
-    hidden = mx.zeros((1, 1, loaded.hidden), dtype)
-    inputs = mx.zeros((1, 1), mx.uint32) if loaded.first == 0 else hidden
-    slots = loaded.stage.new_caches()
+    hidden = mx.zeros((1, 1, loaded.hidden), MLX_DTYPES[loaded.dtype])
+    inputs, slots = loaded.stage.blank(1, 1), loaded.stage.new_caches()
     mx.eval(hidden, inputs)
 
     def token() -> mx.array:
-        return loaded.stage.run(inputs, slots)
+        return loaded.stage.run(inputs, slots)[0]
 
     def total() -> mx.array:
         return mx.distributed.all_sum(hidden, group=collective)

@@ -39,13 +39,12 @@ from sealring_protocol.codec.messages import (
     Step,
     StepDone,
 )
-from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.control.epoch.ledger import Change, Ledger
 from sealring_protocol.errors import SealringError
 
 from sealring_model.engine.activation_seal import ActivationSeal
 from sealring_model.engine.forward import Forward
-from sealring_model.engine.hidden_io import HiddenIO
+from sealring_model.engine.hidden_io import HiddenIO, Received
 from sealring_model.engine.inflight import Clock, InFlight, PendingAnswer
 from sealring_model.errors import (
     FORWARD_ERRORS,
@@ -80,7 +79,7 @@ class _EarlyFill:
     """
 
     message: Step | StepDone
-    contents: Buffer
+    contents: Received
     begun: int | None
     opening: int
 
@@ -112,11 +111,9 @@ class Executor:
         self._limit: Final = limit
         self._ledger: Final = Ledger()
         self._caches: Final = CacheStore(loaded.stage, self._ledger)
-        self._hidden_io: Final = HiddenIO(
-            place, loaded.dtype, loaded.hidden, activation_seal, device_io
-        )
+        self._hidden_io: Final = HiddenIO(place, loaded.stage, activation_seal, device_io)
         self._sampler: Final = Sampler(params, loaded.vocabulary, device_io)
-        self.builds_ahead: Final = place.world > 1 and loaded.blind
+        self.builds_ahead: Final = place.world > 1 and loaded.blind and loaded.stage.carries_one
         """Whether `work_ahead` may ever have something to do."""
         self.launches_ahead: Final = (
             self.builds_ahead and device_io.device_waits and loaded.trimmable
@@ -302,7 +299,8 @@ class Executor:
         if any(state.batch == batch for state in self._forward.awaiting_logits.values()):
             raise LedgerError(f"group {batch} decodes, and its last tokens have not come back")
         received = None if self._first else self._open_hidden(step, batch, uids)
-        built = self._lookahead.take_decode(batch, received, self._forward.build_decode)
+        first = received[0] if received else None
+        built = self._lookahead.take_decode(batch, first, self._forward.build_decode)
         pending_answer = self._forward.decode(step, batch, received, built)
         if self._place.world > 1:
             self._lookahead.decode_issued(batch, step.n)
@@ -315,10 +313,10 @@ class Executor:
         if state is None:
             raise LedgerError(f"hidden states of step {done.n} came back, and none are away")
         received = self._open_hidden(done, state.batch, state.uids)
-        built = self._lookahead.take_closing(done.n, received)
+        built = self._lookahead.take_closing(done.n, received[0])
         return self._forward.close(done, state, received, built)
 
-    def _open_hidden(self, message: Step | StepDone, batch: int, uids: tuple[int, ...]) -> Buffer:
+    def _open_hidden(self, message: Step | StepDone, batch: int, uids: tuple[int, ...]) -> Received:
         """The hidden states in *message*, which may have been opened early."""
         early, self._early_fill = self._early_fill, None
         if early is not None and early.message is message:
@@ -341,7 +339,7 @@ class Executor:
             opened = self._activation_seal.opening_ns
             contents = self._hidden_io.open(message, held.batch, self._ledger.rows(held.batch))
             opening, begun = self._activation_seal.opening_ns - opened, time.perf_counter_ns()
-            in_time = held.inlet.fill(contents)
+            in_time = held.inlet.fill(contents[0])
             self._early_fill = _EarlyFill(message, contents, begun if in_time else None, opening)
 
     def work_ahead(self) -> bool:

@@ -16,15 +16,15 @@ build a graph ahead and launch nothing (see `lookahead`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import mlx.core as mx
 from sealring_protocol.codec.messages import Bootstrap, Step, StepDone
-from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.control.epoch.ledger import Ledger
 from sealring_protocol.security.seal import PREFILL_GROUP
 
-from sealring_model.engine.hidden_io import HiddenIO, check_filled
+from sealring_model.engine.hidden_io import HiddenIO, Received, check_filled
 from sealring_model.engine.inflight import Clock, PendingAnswer
 from sealring_model.loading.assemble import LoadedStage
 from sealring_model.lookahead.device_io import DeviceIO, Inlet
@@ -71,10 +71,10 @@ class Forward:
     def prefill(self, step: Step, uid: int, count: int) -> PendingAnswer:
         """Launch the prefill of *count* tokens of row *uid*."""
         if self._first:
-            inputs = mx.array(step.ids[len(step.join) :], mx.uint32)[None]
+            inputs = [mx.array(step.ids[len(step.join) :], mx.uint32)[None]]
         else:
             received = self._hidden_io.open(step, PREFILL_GROUP, (uid,), count)
-            inputs = self._hidden_io.to_array(self._hidden_io.shape(1, count), received)
+            inputs = self._hidden_io.to_arrays(step, received, 1, count)
         slots = self._caches.row(uid)
         outputs = self._stage.run(inputs, slots)
         self._caches.trim_windows(uid)
@@ -88,17 +88,16 @@ class Forward:
         return self._hidden_io.start_and_send(step, context, outputs, tuple(written))
 
     def decode(
-        self, step: Step, batch: int, received: Buffer | None, built: BuiltDecode | None
+        self, step: Step, batch: int, received: Received | None, built: BuiltDecode | None
     ) -> PendingAnswer:
         """Launch the decode of *batch* on the *received* hidden states, which rank 0 has not; or
         answer *built*, which was launched ahead."""
         uids = self._ledger.rows(batch)
-        shape = self._hidden_io.shape(len(uids))
         if built is None:
             if received is None:
-                inputs = self._tokens(batch)
+                inputs = [self._tokens(batch)]
             else:
-                inputs = self._hidden_io.to_array(shape, received)
+                inputs = self._hidden_io.to_arrays(step, received, len(uids))
             outputs = self._stage.run(inputs, self._caches.batch(batch))
         if self._first:
             positions = tuple(self._ledger.length(uid) for uid in uids)
@@ -109,17 +108,17 @@ class Forward:
         context = self._hidden_io.outgoing_context(step.n, batch, uids)
         if built is None:
             return self._hidden_io.start_and_send(step, context, outputs)
-        return self._hidden_io.send_when_done(step, context, shape, built.outlet, built.inlet)
+        shapes = [tensor.spec.shape(len(uids), 1) for tensor in self._stage.goes]
+        return self._hidden_io.send_when_done(step, context, shapes, [built.outlet], built.inlet)
 
     def close(
-        self, done: StepDone, state: SamplerState, received: Buffer, built: BuiltClosing | None
+        self, done: StepDone, state: SamplerState, received: Received, built: BuiltClosing | None
     ) -> PendingAnswer:
         """Launch the closing pass on the *received* hidden states, or answer *built*, which was
         launched ahead."""
         if built is not None:
             return self._answer(done, built.sampled, built.inlet)
-        shape = self._hidden_io.shape(len(state.uids))
-        return self._sample(done, state, self._hidden_io.to_array(shape, received))
+        return self._sample(done, state, self._hidden_io.to_arrays(done, received, len(state.uids)))
 
     def _tokens(self, batch: int) -> mx.array:
         return self._sampler.inputs(batch, self._ledger.rows(batch))[:, None]
@@ -136,20 +135,21 @@ class Forward:
                 gate = self._device_io.inlet(self._dtype, (1, 1, 1))
                 inputs = mx.depends(inputs, gate.array)
         else:
-            inlet = self._hidden_io.inlet(len(self._ledger.rows(batch)))
+            inlet = self._hidden_io.inlet(self._stage.comes, len(self._ledger.rows(batch)))
             inputs = inlet.array
-        outlet = self._device_io.outlet(self._stage.run(inputs, slots))
+        (output,) = self._stage.run([inputs], slots)
+        outlet = self._device_io.outlet(output)
         return BuiltDecode(batch, inlet, gate, slots, outlet)
 
     def build_closing(self, state: SamplerState) -> tuple[Inlet, Sampled]:
         """The graph of the closing pass of the decode that *state* is of."""
-        inlet = self._hidden_io.inlet(len(state.uids))
-        return inlet, self._sampler.end(state, self._stage.logits(inlet.array))
+        inlet = self._hidden_io.inlet(self._stage.returns, len(state.uids))
+        return inlet, self._sampler.end(state, self._stage.logits([inlet.array]))
 
     # -------------------------------------------------------------------- sampling
 
     def _sample(
-        self, message: Step | StepDone, state: SamplerState, outputs: mx.array
+        self, message: Step | StepDone, state: SamplerState, outputs: Sequence[mx.array]
     ) -> PendingAnswer:
         sampled = self._sampler.end(state, self._stage.logits(outputs))
         self._device_io.start(*sampled.arrays, *sampled.changed)

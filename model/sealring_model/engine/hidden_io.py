@@ -1,13 +1,18 @@
-"""The hidden states of one rank: checked and opened as they come in, sealed as they go out."""
+"""The hidden states of one rank: checked and opened as they come in, sealed as they go out.
+
+Most families have one array of hidden states. A hop carries as many tensors as the stage says, in
+the order of `Stage.comes`, `Stage.goes` and `Stage.returns`.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, TypeAlias
 
 import attrs
 import mlx.core as mx
 from sealring_protocol.codec.messages import Bootstrap, Failure, Step, StepDone
-from sealring_protocol.codec.tensor import DType, Tensor
+from sealring_protocol.codec.tensor import Tensor
 from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.limits import MAX_SEALED_BODY
 from sealring_protocol.security.seal import InnerContext
@@ -16,33 +21,33 @@ from sealring_model.engine.activation_seal import ActivationSeal
 from sealring_model.engine.inflight import Clock, PendingAnswer
 from sealring_model.errors import IntegrityError, ModelError
 from sealring_model.lookahead.device_io import DeviceIO, Inlet, Outlet
-from sealring_model.stage.tensors import from_data
+from sealring_model.stage.outline import HopTensor
+from sealring_model.stage.stage import Stage
+from sealring_model.stage.tensors import dtype_of, from_data
 
 _FRAME_SLACK: Final = 256 * 1024
 """Bytes of a frame kept for everything but the hidden states."""
 
 
+Received: TypeAlias = tuple[Buffer, ...]
+"""The contents of the tensors of one message, opened."""
+
+
 class HiddenIO:
-    """Hidden states of *dtype*, *hidden* elements wide, in and out of the rank that has *place*."""
+    """Hidden states in and out of *stage*, on the rank that has *place*."""
 
     def __init__(
         self,
         place: Bootstrap,
-        dtype: DType,
-        hidden: int,
+        stage: Stage,
         activation_seal: ActivationSeal,
         device_io: DeviceIO,
     ) -> None:
         self._place: Final = place
-        self._dtype: Final = dtype
-        self._hidden: Final = hidden
+        self._stage: Final = stage
         self._activation_seal: Final = activation_seal
         self._device_io: Final = device_io
         self._last: Final = place.rank == place.world - 1
-
-    def shape(self, rows: int, tokens: int = 1) -> tuple[int, ...]:
-        """The shape of the hidden states of *tokens* tokens of each of *rows* rows."""
-        return rows, tokens, self._hidden
 
     def outgoing_context(self, n: int, batch: int, uids: tuple[int, ...]) -> InnerContext:
         """What the seal binds the hidden states of step *n* to that leave this rank."""
@@ -55,31 +60,42 @@ class HiddenIO:
 
     def open(
         self, message: Step | StepDone, batch: int, uids: tuple[int, ...], tokens: int = 1
-    ) -> Buffer:
+    ) -> Received:
         """The hidden states in *message*, of *tokens* tokens of each of rows *uids* of *batch*.
 
         A STEP has them from the rank before, a STEP_DONE from the last rank. Opens each message
         once. Raises `IntegrityError` for other hidden states than these.
         """
-        if len(message.tensors) != 1:
-            raise IntegrityError(f"{len(message.tensors)} tensors came where one belongs")
-        tensor = message.tensors[0]
-        shape = self.shape(len(uids), tokens)
-        if tensor.dtype != self._dtype or tensor.shape != shape:
-            raise IntegrityError(
-                f"hidden states came as {tensor.dtype.name} {tensor.shape}, "
-                f"not {self._dtype.name} {shape}"
-            )
+        expected, tensors = self._expected(message), message.tensors
+        if len(tensors) != len(expected):
+            raise IntegrityError(f"{len(tensors)} tensors came where {len(expected)} belong")
+        for tensor, wanted in zip(tensors, expected, strict=True):
+            dtype, shape = dtype_of(wanted.spec.dtype), wanted.spec.shape(len(uids), tokens)
+            if tensor.dtype != dtype or tensor.shape != shape:
+                raise IntegrityError(
+                    f"hidden states came as {tensor.dtype.name} {tensor.shape}, "
+                    f"not {dtype.name} {shape}"
+                )
         hop = self._place.rank if isinstance(message, Step) else self._place.world
-        return self._activation_seal.open(self._context(message.n, batch, hop, uids), tensor)
+        context = self._context(message.n, batch, hop, uids)
+        return tuple(self._activation_seal.open(context, tensor) for tensor in tensors)
 
-    def to_array(self, shape: tuple[int, ...], data: Buffer) -> mx.array:
-        """Opened hidden states as an array."""
-        return from_data(self._dtype, shape, data)
+    def _expected(self, message: Step | StepDone) -> tuple[HopTensor, ...]:
+        return self._stage.comes if isinstance(message, Step) else self._stage.returns
 
-    def inlet(self, rows: int) -> Inlet:
-        """An inlet for the hidden states of the next decode, of *rows* rows."""
-        return self._device_io.inlet(self._dtype, self.shape(rows))
+    def to_arrays(
+        self, message: Step | StepDone, received: Received, rows: int, tokens: int = 1
+    ) -> list[mx.array]:
+        """What was *received* in *message*, opened, as arrays."""
+        return [
+            from_data(dtype_of(tensor.spec.dtype), tensor.spec.shape(rows, tokens), data)
+            for tensor, data in zip(self._expected(message), received, strict=True)
+        ]
+
+    def inlet(self, tensors: Sequence[HopTensor], rows: int) -> Inlet:
+        """An inlet for what the next message of *rows* rows brings, which must be one tensor."""
+        (tensor,) = tensors
+        return self._device_io.inlet(dtype_of(tensor.spec.dtype), tensor.spec.shape(rows, 1))
 
     # --------------------------------------------------------------------- out
 
@@ -87,40 +103,46 @@ class HiddenIO:
         self,
         step: Step,
         context: InnerContext,
-        hidden: mx.array,
+        hidden: Sequence[mx.array],
         others: tuple[mx.array, ...] = (),
     ) -> PendingAnswer:
         """Launch *hidden* and *others*, and send *hidden* on once it is computed.
 
         Raises `ModelError` if it is too large for a frame.
         """
-        if hidden.nbytes > MAX_SEALED_BODY - _FRAME_SLACK:
+        size = sum(array.nbytes for array in hidden)
+        if size > MAX_SEALED_BODY - _FRAME_SLACK:
             raise ModelError(
-                f"{hidden.shape[1]} tokens make {hidden.nbytes} bytes of hidden state, more than "
-                "a frame takes; read the prompt in smaller chunks"
+                f"the hidden states of this step are {size} bytes, more than a frame takes; read "
+                "the prompt in smaller chunks"
             )
-        outlet = self._device_io.outlet(hidden)
-        self._device_io.start(outlet.ready, *others)
-        return self.send_when_done(step, context, hidden.shape, outlet, None, others)
+        outlets = tuple(map(self._device_io.outlet, hidden))
+        self._device_io.start(*(outlet.ready for outlet in outlets), *others)
+        shapes = [array.shape for array in hidden]
+        return self.send_when_done(step, context, shapes, outlets, None, others)
 
     def send_when_done(
         self,
         step: Step,
         context: InnerContext,
-        shape: tuple[int, ...],
-        outlet: Outlet,
+        shapes: Sequence[tuple[int, ...]],
+        outlets: Sequence[Outlet],
         inlet: Inlet | None,
         others: tuple[mx.array, ...] = (),
     ) -> PendingAnswer:
-        """Send on what comes out of *outlet*, of a graph that was launched before, on *inlet* if it
-        was launched ahead."""
+        """Send on what comes out of *outlets*, with *shapes*, of a graph that was launched before,
+        on *inlet* if it was launched ahead."""
 
         def answer(clock: Clock) -> Step | StepDone:
             check_filled(inlet)
-            tensor = self._activation_seal.seal(context, self._dtype, shape, outlet.data())
-            return self.forward(step, clock, (tensor,))
+            seal = self._activation_seal.seal
+            tensors = tuple(
+                seal(context, dtype_of(tensor.spec.dtype), shape, outlet.data())
+                for tensor, shape, outlet in zip(self._stage.goes, shapes, outlets, strict=True)
+            )
+            return self.forward(step, clock, tensors)
 
-        return PendingAnswer((outlet.ready, *others), answer)
+        return PendingAnswer((*(outlet.ready for outlet in outlets), *others), answer)
 
     def forward(
         self, step: Step, clock: Clock, tensors: tuple[Tensor, ...] = ()

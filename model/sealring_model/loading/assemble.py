@@ -12,7 +12,7 @@ values.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -26,8 +26,8 @@ from sealring_model.loading.mlx_lm_import import model_loader
 from sealring_model.loading.model_folder import ModelInfo
 from sealring_model.loading.weight_reader import WeightReader
 from sealring_model.stage.caches import cost_of, is_trimmable
-from sealring_model.stage.stage import FirstStage, LaterStage, Stage, WholeStage
-from sealring_model.stage.tensors import MLX_DTYPES
+from sealring_model.stage.outline import Outline
+from sealring_model.stage.stage import PartStage, Stage, WholeStage, blank
 
 
 @attrs.frozen
@@ -62,8 +62,9 @@ def load_stage(info: ModelInfo, first: int, last: int) -> LoadedStage:
     start = time.perf_counter_ns()
     reader = WeightReader(info, first, last)
     model = build_model(info, reader.placeholders)
+    outline = outline_of(info, model, first, last)
     reader.read(model)
-    stage = stage_of(info, model, first, last)
+    stage = stage_of(model, outline, first, last)
     mx.eval(stage.parameters())
     return measured(info, stage, (first, last), reader.bytes_read, start)
 
@@ -73,7 +74,7 @@ def measured(
 ) -> LoadedStage:
     """Measure *stage*, of layers *bounds*, whose loading began at *start* and read *read* bytes."""
     held = held_by(stage)
-    cost, trimmable = _measure(info, stage, bounds[0])
+    cost, trimmable = _measure(stage)
     return LoadedStage(
         stage=stage,
         first=bounds[0],
@@ -83,7 +84,7 @@ def measured(
         dtype=info.dtype,
         cost=cost,
         trimmable=trimmable,
-        blind=_is_blind(info, stage, bounds[0]),
+        blind=_is_blind(stage),
         read=read,
         held=held,
         load_us=(time.perf_counter_ns() - start) // 1000,
@@ -95,13 +96,21 @@ def held_by(stage: Stage) -> int:
     return sum(a.nbytes for a in {id(a): a for a in _leaves(stage.parameters())}.values())
 
 
-def stage_of(info: ModelInfo, model: nn.Module, first: int, last: int) -> Stage:
-    """A stage of layers *first* to *last* (excluded) of *model*."""
+def outline_of(info: ModelInfo, model: nn.Module, first: int, last: int) -> Outline | None:
+    """The outline that layers *first* to *last* (excluded) of *model* are cut by; None for all of
+    them. Raises `LoadError` if the model cannot be cut there."""
     if first == 0 and last == len(info.layers):
-        return WholeStage(model)
-    if first == 0:
-        return FirstStage(model, last)
-    return LaterStage(model, first, last, info.hidden, MLX_DTYPES[info.dtype])
+        return None
+    outline = Outline.of(model)
+    for cut in (first, last):
+        outline.hop(cut)
+    return outline
+
+
+def stage_of(model: nn.Module, outline: Outline | None, first: int, last: int) -> Stage:
+    """A stage of layers *first* to *last* (excluded) of *model*, which `outline_of` gave
+    *outline* for."""
+    return WholeStage(model) if outline is None else PartStage(model, outline, first, last)
 
 
 Fill = Callable[[dict[str, mx.array]], dict[str, mx.array]]
@@ -135,39 +144,32 @@ def build_model(info: ModelInfo, fill: Fill) -> nn.Module:
     return model
 
 
-def _measure(info: ModelInfo, stage: Stage, first: int) -> tuple[CacheCost, bool]:
+def _measure(stage: Stage) -> tuple[CacheCost, bool]:
     """Run two tokens: what the caches cost a row, and whether they are trimmable. Raises
-    `LoadError` if the stage needs other layers, or its hidden states have another dtype than
-    expected."""
+    `LoadError` if the stage needs other layers."""
     slots = stage.new_caches()
-    dtype = MLX_DTYPES[info.dtype]
-    inputs = mx.zeros((1, 2), mx.int32) if first == 0 else mx.zeros((1, 2, info.hidden), dtype)
-    outputs = stage.run(inputs, slots)
-    if not mx.isfinite(outputs).all().item():
+    outputs = stage.run(stage.blank(1, 2), slots)
+    if not all(mx.isfinite(output).all().item() for output in outputs):
         raise LoadError("this stage depends on tensors of other layers; it cannot be split so")
-    if outputs.dtype != dtype and not isinstance(stage, WholeStage):
-        raise LoadError(f"hidden states are {outputs.dtype}, not the {info.dtype.name} expected")
-    owned = slots[: stage.layout.owned]
-    return cost_of(owned), is_trimmable(owned)
+    return cost_of(slots), is_trimmable(slots)
 
 
-def _is_blind(info: ModelInfo, stage: Stage, first: int) -> bool:
+def _is_blind(stage: Stage) -> bool:
     """Whether the graph of a forward depends on shapes alone. MLX refuses to evaluate anything
     while it traces. Launches nothing."""
-    hidden = mx.zeros((1, 1, info.hidden), MLX_DTYPES[info.dtype])
-    inputs = hidden if first else mx.zeros((1, 1), mx.uint32)
     slots = stage.new_caches()
+    returned = blank(stage.returns, 1, 1)
     return (
-        _can_be_traced(lambda given: stage.run(given, slots), inputs)
-        and (not isinstance(stage, FirstStage) or _can_be_traced(stage.logits, hidden))
+        _can_be_traced(lambda *given: stage.run(given, slots), stage.blank(1, 1))
+        and (not stage.returns or _can_be_traced(lambda *given: stage.logits(given), returned))
         # With tracing switched off this would succeed, and nothing is known.
-        and not _can_be_traced(lambda given: given * given.sum().item(), hidden)
+        and not _can_be_traced(lambda given: given * given.sum().item(), [mx.zeros(1)])
     )
 
 
-def _can_be_traced(function: Callable[[mx.array], mx.array], given: mx.array) -> bool:
+def _can_be_traced(function: Callable[..., Any], given: Sequence[mx.array]) -> bool:
     try:
-        mx.compile(function)(given)
+        mx.compile(function)(*given)
     except FORWARD_ERRORS:
         return False
     return True

@@ -56,6 +56,15 @@ _FULL_ATTENTION: Final = frozenset(
 )
 """Model types without sliding windows, unless their configuration names sliding layers."""
 
+_LAYERS: Final = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "num_transformer_layers",
+)
+_WIDTH: Final = ("hidden_size", "n_embd", "d_model", "model_dim", "hidden_dim")
+
 _HEADS: Final = (
     "num_attention_heads",
     "num_key_value_heads",
@@ -204,7 +213,7 @@ def _describe(folder: Path, config: dict[str, Any]) -> ModelInfo:
     entries = read_entries(folder)
     manifest = read_manifest(folder)
     text = _text_config(config)
-    count = _positive(text, ("num_hidden_layers", "n_layer", "n_layers"))
+    count = _positive(text, _LAYERS)
     if count > MAX_LAYERS:
         raise LoadError(f"the model has {count} layers; the limit is {MAX_LAYERS}")
     sizes = _sizes(entries, count)
@@ -220,8 +229,8 @@ def _describe(folder: Path, config: dict[str, Any]) -> ModelInfo:
         unpinned=b"" if manifest is None else _digest(config, entries, None),
         kind=str(config.get("model_type", "")),
         dtype=dtype,
-        hidden=_positive(text, ("hidden_size", "n_embd", "d_model")),
-        vocabulary=_positive(text, ("vocab_size",)),
+        hidden=_positive(text, _WIDTH),
+        vocabulary=_positive(text, ("vocab_size", "num_vocab")),
         context=_context(text),
         trimmable=_trimmable(text),
         ends=sizes.pop(ENDS),

@@ -30,6 +30,7 @@ from sealring_model.loading.assemble import (
     build_model,
     held_by,
     measured,
+    outline_of,
     stage_of,
 )
 from sealring_model.loading.mlx_lm_import import model_loader
@@ -125,9 +126,10 @@ def load_shard(info: ModelInfo, first: int, last: int, rank: int, size: int) -> 
     stand_in = StandInCollective(rank, size)
     reader = WeightReader(info, first, last)
     model = build_model(info, reader.placeholders)
+    outline = outline_of(info, model, first, last)
     _divide(info, model, stand_in)
     reader.read(model)
-    stage = stage_of(info, model, first, last)
+    stage = stage_of(model, outline, first, last)
     mx.eval(stage.parameters())
     took = (time.perf_counter_ns() - start) // 1000
     held = held_by(stage)

@@ -1,29 +1,25 @@
 """A pipeline stage of any mlx-lm model: layers ``first`` to ``last`` of it, and nothing else.
 
-mlx-lm's models know nothing of stages. Each builds its masks from ``cache[some index]``, loops over
-``layers`` with its own kinds and patterns, and then applies its final norm. So a stage keeps the
-model's shape and replaces parts:
+A stage runs the model's own loop (see `outline`), in which it replaces the layers of other ranks:
 
-- The list of layers keeps its full length. A layer of another rank becomes a `_Passthrough`, which
-  returns its input and keeps the plain attributes of the original.
-- On a later rank the first owned layer takes the hidden states that came in, and ignores its
-  argument. The embedding gives zeros of the right length, which nothing reads.
-- The final norm becomes the identity, because hidden states leave a stage before it.
-- The list of caches keeps its full length, too. The entry of a layer of another rank is an owned
-  layer's cache of the same class and window, so that masks come out right. Where there is none, it
-  is a cache of its own that stays empty and whose mask nobody reads.
+- A layer of another rank becomes hollow, and a `_StandIn` is called in place of it. That gives
+  arrays of the shapes that the layer gives. What came over the hop is among them.
+- An owned layer that gives something which the next hop carries notes it. Whatever the loop does
+  after the last owned layer is a graph that nobody evaluates.
+- The list of caches keeps its full length, too (see `layout`).
 
 Rank 0 closes the ring: it has the embedding, the norm and the output head. Its head is a second
-view of the same model, in which every layer passes its input on and the last layer gives the hidden
-states that came back. So whatever a family does after its layers (scaling, soft caps) is done, too.
+view of the same model, in which every layer is a stand-in, and the last one gives what came back.
+So whatever a family does after its layers (scaling, soft caps) is done, too.
 
-Arrays are batch first: token ids ``(rows, tokens)``, hidden states ``(rows, tokens, hidden)``,
-logits ``(rows, vocabulary)``.
+Token ids are ``(rows, tokens)``, logits ``(rows, vocabulary)``. What a hop carries has the shapes
+of `Outline.hop`; for most families it is one array of hidden states, ``(rows, tokens, hidden)``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -31,181 +27,135 @@ import mlx.core as mx
 from mlx import nn
 
 from sealring_model.errors import LoadError
-from sealring_model.loading.mlx_lm_import import mlx_lm
-
-_NORMS: Final = ("norm", "ln_f", "final_layernorm", "norm_f", "final_norm", "embedding_norm")
-
-
-_NOTHING: Final = mx.array(0.0)
-
-
-class _Passthrough(nn.Module):
-    """In place of a layer: returns its input, and keeps the layer's plain attributes."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        for name, value in {**vars(layer), **layer}.items():
-            if isinstance(value, int | float | str | tuple | None) and not hasattr(self, name):
-                setattr(self, name, value)
-
-    def __call__(self, hidden: mx.array, *_: Any, **__: Any) -> mx.array:
-        return hidden
+from sealring_model.stage.layout import Layout
+from sealring_model.stage.outline import (
+    Axis,
+    HopTensor,
+    Outline,
+    Spec,
+    new_caches,
+)
+from sealring_model.stage.trees import Path, leaves, replaced
+from sealring_model.stage.views import called, hollow, part_at, with_parts
 
 
-class _StageInput:
-    """Holds the received hidden states for the layer that takes them."""
+class _Values:
+    """What hops carry, while a loop runs: what came, and what goes on."""
 
     def __init__(self) -> None:
-        self.hidden = _NOTHING
+        self.rows, self.tokens = 1, 1
+        self.come: dict[HopTensor, mx.array] = {}
+        self.gone: dict[HopTensor, mx.array] = {}
 
     @contextmanager
-    def holding(self, hidden: mx.array) -> Iterator[None]:
-        """Within the block *hidden* is there to be taken; afterwards nothing keeps its memory."""
-        self.hidden = hidden
+    def holding(
+        self, rows: int, tokens: int, come: Mapping[HopTensor, mx.array]
+    ) -> Iterator[dict[HopTensor, mx.array]]:
+        """Within the block *come* is there to be taken; gives what goes on. Afterwards nothing
+        keeps its memory."""
+        self.rows, self.tokens = rows, tokens
+        self.come, self.gone = dict(come), dict(come)
         try:
-            yield
+            yield self.gone
         finally:
-            self.hidden = _NOTHING
+            self.come, self.gone = {}, {}
 
 
-class _Source(_Passthrough):
-    """In place of the last layer, in the head: gives the hidden states that came back."""
+class _StandIn:
+    """In place of a layer of another rank, which gives a tree like *gave*, with arrays of *shapes*.
 
-    def __init__(self, layer: nn.Module, stage_input: _StageInput) -> None:
-        super().__init__(layer)
-        self._stage_input = stage_input
-
-    def __call__(self, *_: Any, **__: Any) -> mx.array:
-        return self._stage_input.hidden
-
-
-class _Identity(nn.Module):
-    """In place of the final norm."""
-
-    def __call__(self, hidden: mx.array) -> mx.array:
-        return hidden
-
-
-class _Zeros(nn.Module):
-    """In place of the embedding, on a rank that has none."""
-
-    def __init__(self, hidden: int, dtype: mx.Dtype) -> None:
-        super().__init__()
-        self._hidden = hidden
-        self._dtype = dtype
-
-    def __call__(self, tokens: mx.array) -> mx.array:
-        return mx.zeros((*tokens.shape, self._hidden), self._dtype)
-
-
-def _receiving(layer: nn.Module, stage_input: _StageInput) -> nn.Module:
-    """*layer*, its class changed to take its first argument from *stage_input*."""
-    kind: Any = type(layer)
-
-    def call(self: Any, _: mx.array, *args: Any, **kwargs: Any) -> Any:
-        return kind.__call__(self, stage_input.hidden, *args, **kwargs)
-
-    layer.__class__ = type(kind.__name__, (kind,), {"__call__": call})
-    return layer
-
-
-def _twin(module: nn.Module, **parts: Any) -> nn.Module:
-    """A second module with the attributes of *module*, some replaced by *parts*."""
-    kind: Any = type(module)
-    twin: nn.Module = kind.__new__(kind)
-    dict.update(twin, module)
-    vars(twin).update(vars(module))
-    dict.update(twin, parts)
-    return twin
-
-
-def _body(model: nn.Module) -> tuple[tuple[str, ...], str]:
-    """The path of the module that runs *model*'s layers, and its name for their list."""
-    if len(_prototypes(model)) != len(model.layers):
-        raise LoadError(f"{type(model).__module__} shares caches among layers; it cannot be split")
-    first = model.layers[0]
-    waiting: list[tuple[tuple[str, ...], nn.Module]] = [((), model)]
-    while waiting:
-        path, module = waiting.pop(0)
-        for name, value in module.items():
-            if isinstance(value, list) and value and value[0] is first:
-                return path, name
-            if isinstance(value, nn.Module):
-                waiting.append(((*path, name), value))
-    raise LoadError(f"{type(model).__module__} keeps its layers where they cannot be split")
-
-
-def _prototypes(model: nn.Module) -> list[Any]:
-    """Fresh caches for one row of the whole model."""
-    return list(mlx_lm("models.cache").make_prompt_cache(model))
-
-
-def _at(model: nn.Module, path: Sequence[str]) -> Any:
-    module: Any = model
-    for name in path:
-        module = module[name]
-    return module
-
-
-def _with(model: nn.Module, path: Sequence[str], module: nn.Module) -> nn.Module:
-    """A second view of *model*, with *module* at *path*."""
-    if not path:
-        return module
-    return _twin(model, **{path[0]: _with(model[path[0]], path[1:], module)})
-
-
-class Layout:
-    """Where a stage's caches stand in the full-length list that the model takes.
-
-    A stage keeps one cache per *slot*: one for each owned layer in order, then one empty stand-in
-    for each kind of cache that only other ranks have.
+    *gives* of it come over a hop. If there are none and the tree is one array, it gives what it is
+    given. *notes* of its arguments go over the next hop.
     """
 
-    def __init__(self, prototypes: Sequence[Any], first: int, last: int) -> None:
-        by_kind: dict[tuple[Any, ...], int] = {}
-        places: dict[int, int] = {}
-        picked: list[int] = list(range(first, last))
-        for slot, layer in enumerate(picked):
-            by_kind.setdefault(_kind(prototypes[layer]), slot)
-            places[layer] = slot
-        for layer, cache in enumerate(prototypes):
-            if layer not in places:
-                slot = by_kind.setdefault(_kind(cache), len(picked))
-                if slot == len(picked):
-                    picked.append(layer)
-                places[layer] = slot
-        self.picked: Final = tuple(picked)
-        self.owned: Final = last - first
-        self._places: Final = tuple(places[layer] for layer in range(len(prototypes)))
+    def __init__(
+        self,
+        gave: Any,
+        shapes: Mapping[Path, Spec],
+        gives: Sequence[HopTensor],
+        notes: Sequence[HopTensor],
+        values: _Values,
+    ) -> None:
+        self._gave: Final = gave
+        self._shapes: Final = shapes
+        self._gives: Final = tuple(gives)
+        self._notes: Final = tuple(notes)
+        self._values: Final = values
+        self._passes: Final = not gives and isinstance(gave, mx.array)
 
-    def spread(self, slots: Sequence[Any]) -> list[Any]:
-        """The full-length list, with each of *slots* in all its places."""
-        return [slots[place] for place in self._places]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        values = self._values
+        for tensor in self._notes:
+            key = tensor.path[0]
+            values.gone[tensor] = args[key] if isinstance(key, int) else kwargs[key]
+        if self._passes:
+            return args[0] if args else next(iter(kwargs.values()))
+        arrays = {
+            path: mx.zeros(spec.shape(values.rows, values.tokens), spec.dtype)
+            for path, spec in self._shapes.items()
+        }
+        arrays.update({tensor.path: values.come[tensor] for tensor in self._gives})
+        return replaced(self._gave, arrays)
 
 
-def _kind(cache: Any) -> tuple[Any, ...]:
-    """Two caches of the same kind (class and window) give the same mask."""
-    return type(cache), getattr(cache, "max_size", None), getattr(cache, "chunk_size", None)
+def _owned(
+    layer: nn.Module, takes: Sequence[HopTensor], notes: Sequence[HopTensor], values: _Values
+) -> nn.Module:
+    """*layer*, changed to take arguments *takes* from a hop, and to note what it gives that the
+    next hop carries. Without any it stays as it is."""
+    if not takes and not notes:
+        return layer
+    run = type(layer).__call__
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        arguments = list(args)
+        for tensor in takes:
+            key = tensor.path[0]
+            if isinstance(key, int):
+                arguments[key] = values.come[tensor]
+            else:
+                kwargs[key] = values.come[tensor]
+        gave = run(layer, *arguments, **kwargs)
+        arrays = dict(leaves(gave))
+        for tensor in notes:
+            # A copy, for the loop may assign to parts of an array.
+            values.gone[tensor] = copy.copy(arrays[tensor.path])
+        return gave
+
+    return called(layer, call)
 
 
 class Stage:
-    """One rank's part of a model."""
+    """One rank's part of a model. It takes tensors *comes* from the hop before, none on rank 0, and
+    gives *goes* for the hop after."""
 
-    def __init__(self, model: nn.Module, first: int, last: int) -> None:
-        self._model = model
-        prototypes = self._make_caches()
-        self.layout: Final = Layout(prototypes, first, last)
-        for cache in prototypes:
-            if not hasattr(type(cache), "merge"):
-                raise LoadError(f"{type(cache).__name__} caches cannot be batched")
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        comes: tuple[HopTensor, ...] = (),
+        goes: tuple[HopTensor, ...] = (),
+    ) -> None:
+        self._model: Any = model
+        self.layout: Final = layout
+        self.comes: Final = comes
+        self.goes: Final = goes
+        self.returns: tuple[HopTensor, ...] = ()
+        """On rank 0 of several: what the last rank gives, from which the logits are made."""
 
-    def _make_caches(self) -> list[Any]:
-        return _prototypes(self._model)
+    @property
+    def carries_one(self) -> bool:
+        """Whether each of its hops carries one tensor."""
+        return all(len(tensors) < 2 for tensors in (self.comes, self.goes, self.returns))
+
+    def blank(self, rows: int, tokens: int) -> list[mx.array]:
+        """Inputs of zeros for `run`."""
+        return blank(self.comes, rows, tokens) or [mx.zeros((rows, tokens), mx.uint32)]
 
     def new_caches(self) -> list[Any]:
         """Fresh caches for one row, one per slot of the layout."""
-        full = self._make_caches()
-        return [full[layer] for layer in self.layout.picked]
+        full = new_caches(self._model)
+        return [full[index] for index in self.layout.picked]
 
     def parameters(self) -> Any:
         """Every array that this stage holds, as a tree."""
@@ -215,11 +165,12 @@ class Stage:
         """Every module that this stage runs."""
         return self._model.modules()
 
-    def run(self, inputs: mx.array, slots: Sequence[Any]) -> mx.array:
-        """Run the layers over *inputs*, ids or hidden states, and write *slots*' caches."""
+    def run(self, inputs: Sequence[mx.array], slots: Sequence[Any]) -> tuple[mx.array, ...]:
+        """Run the layers over *inputs*, ids or what the hop before carried, and write *slots*'
+        caches."""
         raise NotImplementedError
 
-    def logits(self, outputs: mx.array) -> mx.array:
+    def logits(self, outputs: Sequence[mx.array]) -> mx.array:
         """Logits of the last token of every row, from the *outputs* of the last stage's `run`."""
         raise NotImplementedError
 
@@ -229,105 +180,116 @@ class WholeStage(Stage):
     token."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__(model, 0, len(_prototypes(model)))
+        prototypes = new_caches(model)
+        super().__init__(model, Layout(prototypes, range(len(prototypes)), 0, len(prototypes)))
 
-    def run(self, inputs: mx.array, slots: Sequence[Any]) -> mx.array:
+    def run(self, inputs: Sequence[mx.array], slots: Sequence[Any]) -> tuple[mx.array, ...]:
         """Logits ``(rows, tokens, vocabulary)`` of ids ``(rows, tokens)``."""
-        return self._model(inputs, cache=self.layout.spread(slots))
+        return (self._model(inputs[0], cache=self.layout.spread(slots)),)
 
-    def logits(self, outputs: mx.array) -> mx.array:
+    def logits(self, outputs: Sequence[mx.array]) -> mx.array:
         """The last token's part of *outputs*."""
-        return outputs[:, -1, :]
+        return outputs[0][:, -1, :]
 
 
-class FirstStage(Stage):
-    """Embedding and first layers; and for the closing pass, final norm and output head."""
+class PartStage(Stage):
+    """Layers *first* to *last* (excluded) of a model with *outline*. On rank 0, where *first* is 0,
+    also the embedding and, for the closing pass, the final norm and the output head."""
 
-    def __init__(self, model: nn.Module, last: int) -> None:
-        path, name = _body(model)
-        body = _at(model, path)
-        layers = body[name]
-        rest = [_Passthrough(layer) for layer in layers]
-        self._stage_input = _StageInput()
-        closing = [*rest[:-1], _Source(layers[-1], self._stage_input)]
-        self._head = _with(model, path, _twin(body, **{name: closing}))
-        kept = [*layers[:last], *rest[last:]]
-        self._body = _twin(body, **{name: kept, _norm_name(body): _Identity()})
-        super().__init__(_with(model, path, self._body), 0, last)
+    def __init__(self, model: nn.Module, outline: Outline, first: int, last: int) -> None:
+        comes, goes, count = outline.hop(first), outline.hop(last), len(outline.gives)
+        self._owned_layers: Final = part_at(model, outline.place)[first:last]
+        self._values: Final = _Values()
+        loop = self._view(model, outline, comes, goes, first, last)
+        layout = Layout(new_caches(model), outline.caches, first, last)
+        super().__init__(loop, layout, comes, goes)
+        self._head: Any = None
+        if first == 0:
+            self.returns = outline.hop(count)
+            self._head = self._view(model, outline, self.returns, (), count, count)
+
+    def _view(
+        self,
+        model: nn.Module,
+        outline: Outline,
+        comes: tuple[HopTensor, ...],
+        goes: tuple[HopTensor, ...],
+        first: int,
+        last: int,
+    ) -> nn.Module:
+        """*model* with stand-ins for all layers but those from *first* to *last* (excluded)."""
+        parts = []
+        for number, layer in enumerate(part_at(model, outline.place)):
+            taken = [tensor for tensor in comes if tensor.layer == number]
+            noted = [tensor for tensor in goes if tensor.layer == number and tensor not in comes]
+            if first <= number < last:
+                takes = [tensor for tensor in taken if tensor.given]
+                parts.append(_owned(layer, takes, noted, self._values))
+            else:
+                gives = [tensor for tensor in taken if not tensor.given]
+                gave, shapes = outline.gives[number], outline.specs[number]
+                stand_in = _StandIn(gave, shapes, gives, noted, self._values)
+                parts.append(called(hollow(layer), stand_in))
+        return with_parts(model, {outline.place: parts})
 
     def parameters(self) -> Any:
         """Every array that this stage holds, as a tree."""
-        return [self._body.parameters(), self._head.parameters()]
+        owned = [layer.parameters() for layer in self._owned_layers]
+        return owned if self._head is None else [*owned, self._head.parameters()]
 
     def modules(self) -> list[nn.Module]:
         """Every module that this stage runs."""
-        return [*self._model.modules(), *self._head.modules()]
+        head = [] if self._head is None else self._head.modules()
+        return [*self._model.modules(), *head]
 
-    def run(self, inputs: mx.array, slots: Sequence[Any]) -> mx.array:
-        """Hidden states ``(rows, tokens, hidden)`` of ids ``(rows, tokens)``."""
-        return self._body(inputs, cache=self.layout.spread(slots))
+    def run(self, inputs: Sequence[mx.array], slots: Sequence[Any]) -> tuple[mx.array, ...]:
+        """What the hop after carries, of ids ``(rows, tokens)`` or of what the hop before
+        carried."""
+        if self.comes:
+            rows, tokens = _sizes(self.comes, inputs)
+            ids = mx.zeros((rows, tokens), mx.int32)
+        else:
+            (ids,) = inputs
+            rows, tokens = ids.shape
+        come = dict(zip(self.comes, inputs, strict=True)) if self.comes else {}
+        with self._values.holding(rows, tokens, come) as gone:
+            self._model(ids, cache=self.layout.spread(slots))
+            outputs = tuple(gone[tensor] for tensor in self.goes)
+        self.layout.advance(slots, rows, tokens)
+        return outputs
 
-    def logits(self, outputs: mx.array) -> mx.array:
-        """Logits of the last token of every row, from the last rank's hidden states."""
-        tokens = mx.zeros((outputs.shape[0], 1), mx.int32)
-        with self._stage_input.holding(outputs[:, -1:, :]):
-            return self._head(tokens)[:, -1, :]
-
-
-class LaterStage(Stage):
-    """Layers of a later rank: hidden states in, hidden states out."""
-
-    def __init__(
-        self, model: nn.Module, first: int, last: int, hidden: int, dtype: mx.Dtype
-    ) -> None:
-        path, name = _body(model)
-        body = _at(model, path)
-        self._stage_input = _StageInput()
-        layers: list[nn.Module] = [_Passthrough(layer) for layer in body[name]]
-        layers[first:last] = body[name][first:last]
-        layers[first] = _receiving(layers[first], self._stage_input)
-        parts: dict[str, Any] = {name: layers, _norm_name(body): _Identity()}
-        for child, value in body.items():
-            if isinstance(value, nn.Embedding | nn.QuantizedEmbedding):
-                parts[child] = _Zeros(hidden, dtype)
-        self._body = _twin(body, **parts)
-        _check_owned(self._body, name)
-        super().__init__(_with(model, path, self._body), first, last)
-
-    def parameters(self) -> Any:
-        """Every array that this stage holds, as a tree."""
-        return self._body.parameters()
-
-    def run(self, inputs: mx.array, slots: Sequence[Any]) -> mx.array:
-        """Hidden states of the same shape as *inputs*, ``(rows, tokens, hidden)``."""
-        tokens = mx.zeros(inputs.shape[:2], mx.int32)
-        with self._stage_input.holding(inputs):
-            return self._body(tokens, cache=self.layout.spread(slots))
+    def logits(self, outputs: Sequence[mx.array]) -> mx.array:
+        """Logits of the last token of every row, from what the last rank gave."""
+        if self._head is None:
+            raise LoadError("this rank has no output head")
+        rows, _ = _sizes(self.returns, outputs)
+        last = {
+            tensor: _last_token(tensor, array)
+            for tensor, array in zip(self.returns, outputs, strict=True)
+        }
+        with self._values.holding(rows, 1, last):
+            logits: mx.array = self._head(mx.zeros((rows, 1), mx.int32))[:, -1, :]
+            return logits
 
 
-def _norm_name(body: nn.Module) -> str:
-    for name in _NORMS:
-        if isinstance(body.get(name), nn.Module):
-            return name
-    raise LoadError(f"{type(body).__module__} has no final norm that is known here")
+def blank(tensors: Sequence[HopTensor], rows: int, tokens: int) -> list[mx.array]:
+    """*tensors* of zeros."""
+    return [mx.zeros(t.spec.shape(rows, tokens), t.spec.dtype) for t in tensors]
 
 
-def _check_owned(body: nn.Module, layers: str) -> None:
-    """A later rank may hold parameters of its layers only, as no other tensors have been read."""
-    for name, value in body.items():
-        if name != layers and list(_arrays(value)):
-            raise LoadError(
-                f"{type(body).__module__} keeps parameters in {name}, outside its layers; "
-                "it cannot be split"
-            )
+def _sizes(tensors: Sequence[HopTensor], arrays: Sequence[mx.array]) -> tuple[int, int]:
+    """Rows and tokens of *arrays*, which are *tensors*."""
+    sizes = {Axis.ROWS: 1, Axis.TOKENS: 1}
+    for tensor, array in zip(tensors, arrays, strict=True):
+        for dim, size in zip(tensor.spec.dims, array.shape, strict=True):
+            if isinstance(dim, Axis):
+                sizes[dim] = size
+    return sizes[Axis.ROWS], sizes[Axis.TOKENS]
 
 
-def _arrays(value: Any) -> Iterator[mx.array]:
-    if isinstance(value, mx.array):
-        yield value
-    elif isinstance(value, dict):
-        for child in value.values():
-            yield from _arrays(child)
-    elif isinstance(value, list | tuple):
-        for child in value:
-            yield from _arrays(child)
+def _last_token(tensor: HopTensor, array: mx.array) -> mx.array:
+    dims = tensor.spec.dims
+    if Axis.TOKENS not in dims:
+        return array
+    axis = dims.index(Axis.TOKENS)
+    return array[(*(slice(None) for _ in range(axis)), slice(-1, None))]

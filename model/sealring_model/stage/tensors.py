@@ -23,7 +23,13 @@ MLX_DTYPES: Final = {
     DType.BF16: mx.bfloat16,
     DType.U32: mx.uint32,
 }
+_BY_MLX: Final = {dtype: code for code, dtype in MLX_DTYPES.items()}
 _UNSIGNED: Final[dict[int, Literal["H", "I"]]] = {2: "H", 4: "I"}
+
+
+def dtype_of(dtype: mx.Dtype) -> DType:
+    """*dtype* as messages name it. Raises `KeyError` if they cannot."""
+    return _BY_MLX[dtype]
 
 
 def outgoing(array: mx.array) -> mx.array:

@@ -1,0 +1,273 @@
+"""How a model runs its layers, found by running its own loop without computing anything.
+
+mlx-lm's models know nothing of stages. Each has a loop of its own that makes masks, runs the layers
+one after the other, and hands on what they give. `Outline.of` runs that loop over the real layers,
+which builds graphs and evaluates none, and notes what each layer is given and gives. `Flow` then
+runs it over stand-ins. From that follows where the model may be cut, and what a hop carries at each
+cut:
+
+- what layers before the cut gave and a layer after it takes: the hidden states, a second stream,
+  keys and values that the next layer uses again;
+- arguments of layers after the cut that are made of the token ids, which only rank 0 has:
+  embeddings for each layer.
+
+A hop carries only arrays whose size depends on rows and tokens alone. Layers that share what grows
+with the text (a cache, the keys and values of all tokens) must be on one rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any, Final
+
+import attrs
+import mlx.core as mx
+from mlx import nn
+
+from sealring_model.errors import FORWARD_ERRORS, LoadError
+from sealring_model.loading.mlx_lm_import import mlx_lm
+from sealring_model.stage.flow import Flow
+from sealring_model.stage.tensors import MLX_DTYPES
+from sealring_model.stage.trees import Path, leaves, replaced
+from sealring_model.stage.views import Place, given, layers_at, module_of, part_at
+
+_CARRIED: Final = frozenset(MLX_DTYPES.values())
+"""The dtypes that messages have."""
+
+
+class Axis(Enum):
+    """A dimension whose size differs from step to step."""
+
+    ROWS = "rows"
+    TOKENS = "tokens"
+
+
+@attrs.frozen
+class Spec:
+    """Dimensions and dtype of an array whose size depends on rows and tokens alone."""
+
+    dims: tuple[int | Axis, ...]
+    dtype: mx.Dtype
+
+    def shape(self, rows: int, tokens: int) -> tuple[int, ...]:
+        """Its shape for *tokens* tokens of each of *rows* rows."""
+        sizes = {Axis.ROWS: rows, Axis.TOKENS: tokens}
+        return tuple(sizes[dim] if isinstance(dim, Axis) else dim for dim in self.dims)
+
+
+@attrs.frozen
+class HopTensor:
+    """One tensor that a hop carries, like *spec*: the array at *path* of what *layer* gives or, if
+    *given*, the argument that it is given."""
+
+    layer: int
+    path: Path
+    given: bool
+    spec: Spec
+
+
+@attrs.frozen(eq=False)
+class _Call:
+    """One call of a layer: the arrays that it was given, what it gave, and the numbers of the
+    caches that it was given."""
+
+    given: Mapping[Path, mx.array]
+    gave: Any
+    caches: frozenset[int]
+
+
+@attrs.frozen(eq=False)
+class Outline:
+    """Where a model's layers are, and what passes between them.
+
+    *place* leads to their list. *gives* has what each layer gives, with zeros in its arrays, and
+    *specs* what of that a hop could carry. *caches* has for each of the model's caches the layer
+    that writes it; None if that is no layer. *reasons* says why the model cannot be cut before a
+    layer, for those before which it cannot.
+    """
+
+    place: Place
+    gives: tuple[Any, ...]
+    specs: tuple[Mapping[Path, Spec], ...]
+    caches: tuple[int | None, ...]
+    reasons: Mapping[int, str]
+    _hops: tuple[tuple[HopTensor, ...], ...]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Outline:
+        """The outline of *model*. Raises `LoadError` if its layers cannot be told apart."""
+        try:
+            return _outline_of(model)
+        except LoadError:
+            raise
+        except FORWARD_ERRORS as error:
+            raise LoadError(
+                f"{module_of(model)} cannot be split: without its other layers it stops with "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def hop(self, cut: int) -> tuple[HopTensor, ...]:
+        """What passes from layer *cut* - 1 to layer *cut*. Raises `LoadError` if the model cannot
+        be cut there."""
+        if cut in self.reasons:
+            raise LoadError(f"the model cannot be cut before layer {cut}: {self.reasons[cut]}")
+        return self._hops[cut]
+
+
+def new_caches(model: nn.Module) -> list[Any]:
+    """Fresh caches for one row of the whole model."""
+    return list(mlx_lm("models.cache").make_prompt_cache(model))
+
+
+def _outline_of(model: nn.Module) -> Outline:
+    place = layers_at(model)
+    layers: list[nn.Module] = part_at(model, place)
+    # Rows and tokens differ from run to run, and in the second one the caches hold three tokens.
+    caches = new_caches(model)
+    runs = [
+        _calls(model, layers, caches, rows=2, tokens=3),
+        _calls(model, layers, caches, rows=2, tokens=5),
+        _calls(model, layers, new_caches(model), rows=3, tokens=3),
+    ]
+    calls = runs[0]
+    gives = [_specs([dict(leaves(call.gave)) for call in each]) for each in zip(*runs, strict=True)]
+    takes = [_specs([call.given for call in each]) for each in zip(*runs, strict=True)]
+    flow = Flow(model, place, [call.gave for call in calls], new_caches(model))
+    reasons = _shared_caches(calls, len(caches))
+    hops = [_hop(cut, gives, takes, flow, reasons) for cut in range(len(calls) + 1)]
+    return Outline(
+        place=place,
+        gives=tuple(_emptied(call.gave) for call in calls),
+        specs=tuple(gives),
+        caches=tuple(
+            next((layer for layer, call in enumerate(calls) if index in call.caches), None)
+            for index in range(len(caches))
+        ),
+        reasons=reasons,
+        hops=tuple(hops),
+    )
+
+
+def _emptied(tree: Any) -> Any:
+    """*tree* with arrays of zeros, which hold no graph."""
+    arrays = {path: mx.zeros(array.shape, array.dtype) for path, array in leaves(tree)}
+    return replaced(tree, arrays)
+
+
+# ------------------------------------------------------- one run of the real layers
+
+
+def _calls(
+    model: Any, layers: list[nn.Module], caches: list[Any], rows: int, tokens: int
+) -> list[_Call]:
+    """What each of *layers* was given and gave in one run of *model* over *caches*."""
+    calls: list[_Call] = []
+    number = {id(layer): at for at, layer in enumerate(layers)}
+    index = {id(cache): at for at, cache in enumerate(caches)}
+
+    def note(layer: nn.Module, kind: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if number[id(layer)] != len(calls):
+            raise LoadError(
+                f"{module_of(model)} runs its layers in another order than it has them, or more "
+                "than once; it cannot be split"
+            )
+        arguments = given(args, kwargs)
+        arrays = {path: array for key, each in arguments for path, array in leaves(each, (key,))}
+        held = frozenset(index[id(each)] for _, each in arguments if id(each) in index)
+        gave = kind.__call__(layer, *args, **kwargs)
+        calls.append(_Call(arrays, gave, held))
+        return gave
+
+    with _noted(layers, note):
+        model(mx.zeros((rows, tokens), mx.int32), cache=caches)
+    if len(calls) != len(layers):
+        raise LoadError(
+            f"{module_of(model)} does not run its layers one by one; it cannot be split"
+        )
+    return calls
+
+
+@contextmanager
+def _noted(layers: list[nn.Module], note: Callable[..., Any]) -> Iterator[None]:
+    """Within the block *note* gets every call of one of *layers*, and carries it out."""
+    kinds = [type(layer) for layer in layers]
+    for layer, kind in zip(layers, kinds, strict=True):
+
+        def call(self: nn.Module, *args: Any, _kind: Any = kind, **kwargs: Any) -> Any:
+            return note(self, _kind, args, kwargs)
+
+        layer.__class__ = type(kind.__name__, (kind,), {"__call__": call})
+    try:
+        yield
+    finally:
+        for layer, kind in zip(layers, kinds, strict=True):
+            layer.__class__ = kind
+
+
+def _specs(runs: Sequence[Mapping[Path, mx.array]]) -> dict[Path, Spec]:
+    """Each array whose shape depends on rows and tokens alone, from its shapes with (2, 3), (2, 5)
+    and (3, 3) rows and tokens."""
+    specs = {}
+    for path, array in runs[0].items():
+        if all(path in run and run[path].ndim == array.ndim for run in runs):
+            dims = [_dim(sizes) for sizes in zip(*(run[path].shape for run in runs), strict=True)]
+            if None not in dims and array.dtype in _CARRIED:
+                specs[path] = Spec(tuple(dim for dim in dims if dim is not None), array.dtype)
+    return specs
+
+
+def _dim(sizes: tuple[int, ...]) -> int | Axis | None:
+    if len(set(sizes)) == 1:
+        return sizes[0]
+    rows, tokens = (2, 2, 3), (3, 5, 3)
+    return Axis.ROWS if sizes == rows else Axis.TOKENS if sizes == tokens else None
+
+
+# ------------------------------------------------------------------------ the cuts
+
+
+def _shared_caches(calls: Sequence[_Call], count: int) -> dict[int, str]:
+    """The cuts that would part layers which share one of *count* caches, and why they cannot be."""
+    reasons = {}
+    for index in range(count):
+        users = [layer for layer, call in enumerate(calls) if index in call.caches]
+        for cut in range(users[0] + 1, users[-1] + 1) if users else ():
+            reasons[cut] = f"layers {users[0]} and {users[-1]} share a cache"
+    return reasons
+
+
+def _hop(
+    cut: int,
+    gives: Sequence[Mapping[Path, Spec]],
+    takes: Sequence[Mapping[Path, Spec]],
+    flow: Flow,
+    reasons: dict[int, str],
+) -> tuple[HopTensor, ...]:
+    """What a hop carries before layer *cut*. If it cannot, *reasons* gets an entry."""
+    if cut == 0:
+        return ()
+    count = len(gives)
+    # After the last layer nobody can tell what the head takes: all that it gives.
+    wanted: dict[tuple[int, Path], int] = {}
+    if cut == count:
+        wanted = {(count - 1, path): count for path in gives[-1]}
+    for layer in range(cut, count):
+        for used in flow.uses[layer]:
+            if used[0] < cut:
+                wanted.setdefault(used, layer)
+    carried = []
+    for (source, path), layer in sorted(wanted.items(), key=repr):
+        if path in gives[source]:
+            carried.append(HopTensor(source, path, False, gives[source][path]))
+        else:
+            why = f"layers {source} and {layer} share something that grows with the text"
+            reasons.setdefault(cut, why)
+    for taker in range(cut, count):
+        for path in sorted(flow.of_ids[taker], key=repr):
+            if path in takes[taker] and len(path) == 1 and path not in flow.of_layers[taker]:
+                carried.append(HopTensor(taker, path, True, takes[taker][path]))
+            else:
+                reasons.setdefault(cut, f"layer {taker} takes what only the first rank can make")
+    return tuple(carried)

@@ -1,0 +1,102 @@
+"""Second views of a model, with some of its parts replaced. The model itself stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import mlx.core as mx
+from mlx import nn
+
+from sealring_model.errors import LoadError
+
+Place: TypeAlias = tuple[str, ...]
+"""The names that lead from a model to a part of it."""
+
+
+def layers_at(model: nn.Module) -> Place:
+    """Where *model* keeps the list of its layers. Raises `LoadError` if that is not to be found."""
+    layers = getattr(model, "layers", None)
+    if isinstance(layers, list) and layers:
+        waiting: list[tuple[Place, nn.Module]] = [((), model)]
+        while waiting:
+            place, module = waiting.pop(0)
+            for name, value in module.items():
+                if isinstance(value, list) and value and value[0] is layers[0]:
+                    return (*place, name)
+                if isinstance(value, nn.Module):
+                    waiting.append(((*place, name), value))
+    raise LoadError(f"{module_of(model)} keeps its layers where they cannot be split")
+
+
+def module_of(model: nn.Module) -> str:
+    """The Python module that *model*'s class is from, which names the family."""
+    return type(model).__module__
+
+
+def part_at(model: nn.Module, place: Place) -> Any:
+    """The part of *model* at *place*."""
+    part: Any = model
+    for name in place:
+        part = part[name]
+    return part
+
+
+def with_parts(model: nn.Module, parts: Mapping[Place, Any]) -> nn.Module:
+    """*model* with *parts* at their places."""
+    view = model
+    for place, part in parts.items():
+        view = _with(view, place, part)
+    return view
+
+
+def _with(module: nn.Module, place: Place, part: Any) -> nn.Module:
+    kind: Any = type(module)
+    view: nn.Module = kind.__new__(kind)
+    dict.update(view, module)
+    vars(view).update(vars(module))
+    name, *rest = place
+    dict.update(view, {name: _with(module[name], tuple(rest), part) if rest else part})
+    return view
+
+
+def called(module: nn.Module, call: Callable[..., Any]) -> nn.Module:
+    """*module* itself, its class changed so that *call* runs in place of it."""
+    kind: Any = type(module)
+    module.__class__ = type(
+        kind.__name__, (kind,), {"__call__": lambda _, *args, **kwargs: call(*args, **kwargs)}
+    )
+    return module
+
+
+def hollow(module: nn.Module) -> nn.Module:
+    """A module of *module*'s class with its plain attributes, at which loops look, and without its
+    arrays."""
+    kind: Any = type(module)
+    shell: nn.Module = kind.__new__(kind)
+    dict.update(shell, {name: _hollow(value) for name, value in module.items()})
+    vars(shell).update({name: _hollow(value) for name, value in vars(module).items()})
+    return shell
+
+
+def _hollow(value: Any) -> Any:
+    if isinstance(value, nn.Module):
+        return hollow(value)
+    if isinstance(value, list):
+        return [_hollow(each) for each in value]
+    return None if isinstance(value, mx.array) else value
+
+
+def embeddings(model: nn.Module, place: Place) -> dict[Place, nn.Module]:
+    """The embeddings in the modules that lead to *place*."""
+    found: dict[Place, nn.Module] = {}
+    for length in range(len(place)):
+        for name, value in part_at(model, place[:length]).items():
+            if isinstance(value, nn.Embedding | nn.QuantizedEmbedding):
+                found[*place[:length], name] = value
+    return found
+
+
+def given(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[int | str, Any]]:
+    """The arguments of a call, by number or by name."""
+    return [*enumerate(args), *kwargs.items()]
