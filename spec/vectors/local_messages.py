@@ -76,6 +76,24 @@ GOOD: Final[dict[str, tuple[str, LocalMessage]]] = {
         "a model of 1,024 layers",
         EngineInfo(MODEL, DType.BF16, 4096, 1024, 2048, False, 0, 0, (0,) * 1024),
     ),
+    "info-joined": (
+        "a model whose layers 2 and 3 share a cache",
+        EngineInfo(
+            MODEL,
+            DType.BF16,
+            4096,
+            1024,
+            2048,
+            False,
+            0,
+            0,
+            (9,) * 4,
+            0,
+            0,
+            (2, 3),
+            "layers 1 and 3 share a cache",
+        ),
+    ),
     "ready": ("READY from an engine", READY),
     "bootstrap": ("BOOTSTRAP to an engine", BOOTSTRAP),
     "step": ("STEP to an engine", FULL),
@@ -93,7 +111,10 @@ def vectors() -> Iterator[Vector]:
     bare = flat(Logprobs(4, 7, -0.25))
     many, hosts = grown(bare, 25, b"\x15", 21 * 12), flat(GOOD["group-16"][1])
     hosts = put(hosts, 10, u16(17)) + u16(1) + b"h" + u16(65535)
-    long = grown(put(info, 66, bytes(2))[:68], 66, u16(1025), 1025 * 8)
+    long = grown(info, 66, u16(1025), 1022 * 8)
+    joined = flat(GOOD["info-joined"][1])
+    swapped = put(joined, 104, u16(3) + u16(2))
+    worded = grown(joined, 70, u16(257), 257 - 28)
     for name, ids, about, data, why in [
         ("accept", "LM-01", "ACCEPT", flat(Accept(bytes(32), 1, b"")), MALFORMED),
         ("close", "LM-01", "CLOSE", flat(Close(0, "")), MALFORMED),
@@ -106,6 +127,12 @@ def vectors() -> Iterator[Vector]:
         ("info-dtype", "CV-01", "ENGINE_INFO with dtype 9", put(info, 33, b"\x09"), MALFORMED),
         ("info-trimmable", "CV-05", "ENGINE_INFO, trimmable 2", put(info, 46, b"\2"), MALFORMED),
         ("info-layers", "CV-02", "1,025 layers", long, LIMIT),
+        ("info-joined-many", "LM-03", "4 of 4 layers joined", put(joined, 68, u16(4)), MALFORMED),
+        ("info-joined-order", "LM-03", "layers 3 and 2 joined", swapped, MALFORMED),
+        ("info-joined-0", "LM-03", "layer 0 joined", put(joined, 104, u16(0)), MALFORMED),
+        ("info-joined-4", "LM-03", "layer 4 of 4 joined", put(joined, 106, u16(4)), MALFORMED),
+        ("info-why", "MS-05", "a reason with a line feed", put(joined, 108, b"\n"), MALFORMED),
+        ("info-why-long", "CV-02", "a reason of 257 bytes", worded, LIMIT),
         ("row-nan", "MS-08", "a temperature that is no number", COLD, MALFORMED),
         ("logprobs-many", "CV-02", "21 alternatives", many, LIMIT),
         ("logprobs-cut", "CV-01", "an alternative missing", logs[:-12], MALFORMED),

@@ -72,7 +72,7 @@ from sealring_model.engine.executor import Executor
 from sealring_model.engine.inflight import InFlight
 from sealring_model.engine.threads import PROCESSORS, set_switch_interval
 from sealring_model.errors import FORWARD_ERRORS, CollectiveError, LoadError, ModelError, error_text
-from sealring_model.loading.assemble import LoadedStage, load_stage
+from sealring_model.loading.assemble import LoadedStage, joined_of, load_stage
 from sealring_model.loading.kernel_cache import keep_kernels_private
 from sealring_model.loading.model_folder import ModelInfo, describe, find, memory_budget
 from sealring_model.loading.tp_shards import TpShard, load_shard, splits_of
@@ -109,8 +109,9 @@ class Engine:
 
     def run(self) -> None:
         """Serve until the channel closes."""
-        splits = splits_of(self._info)
-        self._channel.send(self._info.engine_info(self._memory_budget, splits, backends()))
+        info, budget = self._info, self._memory_budget
+        joined, why = joined_of(info)
+        self._channel.send(info.engine_info(budget, splits_of(info), backends(), joined, why))
         try:
             while True:
                 self._work_ahead()

@@ -24,7 +24,7 @@ from sealring_protocol.codec.tensor import DType
 from sealring_model.errors import FORWARD_ERRORS, LoadError
 from sealring_model.loading.mlx_lm_import import model_loader
 from sealring_model.loading.model_folder import ModelInfo
-from sealring_model.loading.weight_reader import WeightReader
+from sealring_model.loading.weight_reader import WeightReader, placeholders
 from sealring_model.stage.caches import cost_of, is_trimmable
 from sealring_model.stage.outline import Outline
 from sealring_model.stage.stage import PartStage, Stage, WholeStage, blank
@@ -107,6 +107,23 @@ def outline_of(info: ModelInfo, model: nn.Module, first: int, last: int) -> Outl
     return outline
 
 
+def joined_of(info: ModelInfo) -> tuple[tuple[int, ...], str]:
+    """The layers of *info*'s model before which it cannot be cut, and why. Reads no weights.
+
+    Raises `LoadError` if the model cannot be built.
+    """
+    model = build_model(info, placeholders)
+    count = len(info.layers)
+    if count == 1:
+        return (), ""
+    try:
+        reasons = Outline.of(model).reasons
+    except LoadError as error:
+        return tuple(range(1, count)), str(error)
+    joined = tuple(sorted(layer for layer in reasons if 0 < layer < count))
+    return joined, reasons[joined[0]] if joined else ""
+
+
 def stage_of(model: nn.Module, outline: Outline | None, first: int, last: int) -> Stage:
     """A stage of layers *first* to *last* (excluded) of *model*, which `outline_of` gave
     *outline* for."""
@@ -140,6 +157,11 @@ def build_model(info: ModelInfo, fill: Fill) -> nn.Module:
         model, _ = loader.load_model(info.folder, lazy=True, get_model_classes=classes)
     except (ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
         raise LoadError(f"mlx-lm cannot load this {info.kind} model: {error}") from error
+    except SystemExit:  # a class that needs another package says so on stderr, and exits
+        raise LoadError(
+            f"mlx-lm cannot load this {info.kind} model: its class stopped the process; what it "
+            "needs is in the engine's log"
+        ) from None
     model.__class__ = real[0]
     return model
 

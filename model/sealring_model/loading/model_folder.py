@@ -114,10 +114,17 @@ class ModelInfo:
         """The largest number that divides every number of heads."""
         return math.gcd(*self.heads)
 
-    def engine_info(self, room: int, splits: int = 0, backends: int = 0) -> EngineInfo:
+    def engine_info(
+        self,
+        room: int,
+        splits: int = 0,
+        backends: int = 0,
+        joined: tuple[int, ...] = (),
+        why: str = "",
+    ) -> EngineInfo:
         """This for the node, from an engine with *room* bytes for weights and caches.
 
-        *splits* and *backends* take MLX to find out, see `tp_shards` and `collective`.
+        The rest takes MLX to find out, see `tp_shards`, `collective` and `assemble.joined_of`.
         """
         return EngineInfo(
             self.digest,
@@ -131,6 +138,8 @@ class ModelInfo:
             self.layers,
             splits,
             backends,
+            joined,
+            why,
         )
 
 

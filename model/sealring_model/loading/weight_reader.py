@@ -43,7 +43,7 @@ class WeightReader:
         """*weights*, which are not evaluated, with a placeholder for each of another rank."""
         owned = {name for names in self._owned.values() for name in names}
         self._unread = {name: lazy for name, lazy in weights.items() if name in owned}
-        return {name: lazy if name in owned else _absent(lazy) for name, lazy in weights.items()}
+        return {**placeholders(weights), **self._unread}
 
     def read(self, model: nn.Module) -> None:
         """Read the weights of *model*, which was built from `placeholders`.
@@ -74,6 +74,11 @@ class WeightReader:
         content = memory_of(tensor).cast("B") if tensor.nbytes else b""
         if not hmac.compare_digest(expected, hashlib.sha256(content).hexdigest()):
             raise LoadError(f"tensor {name} does not match the manifest")
+
+
+def placeholders(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    """A placeholder for each of *weights*, which are not evaluated."""
+    return {name: _absent(lazy) for name, lazy in weights.items()}
 
 
 def _absent(lazy: mx.array) -> mx.array:

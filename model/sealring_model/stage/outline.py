@@ -25,6 +25,7 @@ from typing import Any, Final
 import attrs
 import mlx.core as mx
 from mlx import nn
+from sealring_protocol.limits import MAX_TENSORS
 
 from sealring_model.errors import FORWARD_ERRORS, LoadError
 from sealring_model.loading.mlx_lm_import import mlx_lm
@@ -58,13 +59,21 @@ class Spec:
 
 
 @attrs.frozen
-class HopTensor:
-    """One tensor that a hop carries, like *spec*: the array at *path* of what *layer* gives or, if
-    *given*, the argument that it is given."""
+class Carried:
+    """An array that a hop carries: the one at *path* of what *layer* gives or, if *given*, the
+    argument that it is given."""
 
     layer: int
     path: Path
     given: bool
+
+
+@attrs.frozen
+class HopTensor:
+    """One tensor of a hop, like *spec*. It is the only one of *parts*, or has them one after the
+    other in a dimension of its own, the first."""
+
+    parts: tuple[Carried, ...]
     spec: Spec
 
 
@@ -248,26 +257,43 @@ def _hop(
     """What a hop carries before layer *cut*. If it cannot, *reasons* gets an entry."""
     if cut == 0:
         return ()
+    tensors = []
+    for (source, path), taker in sorted(_taken_across(cut, gives, flow).items(), key=repr):
+        if path in gives[source]:
+            tensors.append(HopTensor((Carried(source, path, False),), gives[source][path]))
+        else:
+            why = f"layers {source} and {taker} share something that grows with the text"
+            reasons.setdefault(cut, why)
+    made: dict[Spec, list[Carried]] = {}
+    for layer in range(cut, len(gives)):
+        for path in sorted(flow.of_ids[layer], key=repr):
+            if path in takes[layer] and len(path) == 1 and path not in flow.of_layers[layer]:
+                made.setdefault(takes[layer][path], []).append(Carried(layer, path, True))
+            else:
+                reasons.setdefault(cut, f"layer {layer} takes what only the first rank can make")
+    tensors += [_stacked(parts, spec) for spec, parts in made.items()]
+    if len(tensors) > MAX_TENSORS:
+        reasons.setdefault(cut, f"a hop would carry {len(tensors)} tensors; {MAX_TENSORS} fit")
+    return tuple(tensors)
+
+
+def _taken_across(
+    cut: int, gives: Sequence[Mapping[Path, Spec]], flow: Flow
+) -> dict[tuple[int, Path], int]:
+    """What layers before *cut* give that is taken after it: layer and path, and the first taker."""
     count = len(gives)
-    # After the last layer nobody can tell what the head takes: all that it gives.
-    wanted: dict[tuple[int, Path], int] = {}
-    if cut == count:
-        wanted = {(count - 1, path): count for path in gives[-1]}
+    if cut == count:  # nobody can tell what the head takes: all that the last layer gives
+        return {(count - 1, path): count for path in gives[-1]}
+    taken: dict[tuple[int, Path], int] = {}
     for layer in range(cut, count):
         for used in flow.uses[layer]:
             if used[0] < cut:
-                wanted.setdefault(used, layer)
-    carried = []
-    for (source, path), layer in sorted(wanted.items(), key=repr):
-        if path in gives[source]:
-            carried.append(HopTensor(source, path, False, gives[source][path]))
-        else:
-            why = f"layers {source} and {layer} share something that grows with the text"
-            reasons.setdefault(cut, why)
-    for taker in range(cut, count):
-        for path in sorted(flow.of_ids[taker], key=repr):
-            if path in takes[taker] and len(path) == 1 and path not in flow.of_layers[taker]:
-                carried.append(HopTensor(taker, path, True, takes[taker][path]))
-            else:
-                reasons.setdefault(cut, f"layer {taker} takes what only the first rank can make")
-    return tuple(carried)
+                taken.setdefault(used, layer)
+    return taken
+
+
+def _stacked(parts: Sequence[Carried], spec: Spec) -> HopTensor:
+    """One tensor of *parts*, each like *spec*."""
+    if len(parts) > 1:
+        spec = attrs.evolve(spec, dims=(len(parts), *spec.dims))
+    return HopTensor(tuple(parts), spec)

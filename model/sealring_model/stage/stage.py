@@ -30,6 +30,7 @@ from sealring_model.errors import LoadError
 from sealring_model.stage.layout import Layout
 from sealring_model.stage.outline import (
     Axis,
+    Carried,
     HopTensor,
     Outline,
     Spec,
@@ -44,13 +45,13 @@ class _Values:
 
     def __init__(self) -> None:
         self.rows, self.tokens = 1, 1
-        self.come: dict[HopTensor, mx.array] = {}
-        self.gone: dict[HopTensor, mx.array] = {}
+        self.come: dict[Carried, mx.array] = {}
+        self.gone: dict[Carried, mx.array] = {}
 
     @contextmanager
     def holding(
-        self, rows: int, tokens: int, come: Mapping[HopTensor, mx.array]
-    ) -> Iterator[dict[HopTensor, mx.array]]:
+        self, rows: int, tokens: int, come: Mapping[Carried, mx.array]
+    ) -> Iterator[dict[Carried, mx.array]]:
         """Within the block *come* is there to be taken; gives what goes on. Afterwards nothing
         keeps its memory."""
         self.rows, self.tokens = rows, tokens
@@ -72,8 +73,8 @@ class _StandIn:
         self,
         gave: Any,
         shapes: Mapping[Path, Spec],
-        gives: Sequence[HopTensor],
-        notes: Sequence[HopTensor],
+        gives: Sequence[Carried],
+        notes: Sequence[Carried],
         values: _Values,
     ) -> None:
         self._gave: Final = gave
@@ -85,21 +86,21 @@ class _StandIn:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         values = self._values
-        for tensor in self._notes:
-            key = tensor.path[0]
-            values.gone[tensor] = args[key] if isinstance(key, int) else kwargs[key]
+        for part in self._notes:
+            key = part.path[0]
+            values.gone[part] = args[key] if isinstance(key, int) else kwargs[key]
         if self._passes:
             return args[0] if args else next(iter(kwargs.values()))
         arrays = {
             path: mx.zeros(spec.shape(values.rows, values.tokens), spec.dtype)
             for path, spec in self._shapes.items()
         }
-        arrays.update({tensor.path: values.come[tensor] for tensor in self._gives})
+        arrays.update({part.path: values.come[part] for part in self._gives})
         return replaced(self._gave, arrays)
 
 
 def _owned(
-    layer: nn.Module, takes: Sequence[HopTensor], notes: Sequence[HopTensor], values: _Values
+    layer: nn.Module, takes: Sequence[Carried], notes: Sequence[Carried], values: _Values
 ) -> nn.Module:
     """*layer*, changed to take arguments *takes* from a hop, and to note what it gives that the
     next hop carries. Without any it stays as it is."""
@@ -109,17 +110,17 @@ def _owned(
 
     def call(*args: Any, **kwargs: Any) -> Any:
         arguments = list(args)
-        for tensor in takes:
-            key = tensor.path[0]
+        for part in takes:
+            key = part.path[0]
             if isinstance(key, int):
-                arguments[key] = values.come[tensor]
+                arguments[key] = values.come[part]
             else:
-                kwargs[key] = values.come[tensor]
+                kwargs[key] = values.come[part]
         gave = run(layer, *arguments, **kwargs)
         arrays = dict(leaves(gave))
-        for tensor in notes:
+        for part in notes:
             # A copy, for the loop may assign to parts of an array.
-            values.gone[tensor] = copy.copy(arrays[tensor.path])
+            values.gone[part] = copy.copy(arrays[part.path])
         return gave
 
     return called(layer, call)
@@ -218,19 +219,21 @@ class PartStage(Stage):
         last: int,
     ) -> nn.Module:
         """*model* with stand-ins for all layers but those from *first* to *last* (excluded)."""
-        parts = []
+        come = [part for tensor in comes for part in tensor.parts]
+        go = [part for tensor in goes for part in tensor.parts if part not in come]
+        layers = []
         for number, layer in enumerate(part_at(model, outline.place)):
-            taken = [tensor for tensor in comes if tensor.layer == number]
-            noted = [tensor for tensor in goes if tensor.layer == number and tensor not in comes]
+            taken = [part for part in come if part.layer == number]
+            noted = [part for part in go if part.layer == number]
             if first <= number < last:
-                takes = [tensor for tensor in taken if tensor.given]
-                parts.append(_owned(layer, takes, noted, self._values))
+                takes = [part for part in taken if part.given]
+                layers.append(_owned(layer, takes, noted, self._values))
             else:
-                gives = [tensor for tensor in taken if not tensor.given]
+                gives = [part for part in taken if not part.given]
                 gave, shapes = outline.gives[number], outline.specs[number]
                 stand_in = _StandIn(gave, shapes, gives, noted, self._values)
-                parts.append(called(hollow(layer), stand_in))
-        return with_parts(model, {outline.place: parts})
+                layers.append(called(hollow(layer), stand_in))
+        return with_parts(model, {outline.place: layers})
 
     def parameters(self) -> Any:
         """Every array that this stage holds, as a tree."""
@@ -251,10 +254,10 @@ class PartStage(Stage):
         else:
             (ids,) = inputs
             rows, tokens = ids.shape
-        come = dict(zip(self.comes, inputs, strict=True)) if self.comes else {}
+        come = _parted(self.comes, inputs) if self.comes else {}
         with self._values.holding(rows, tokens, come) as gone:
             self._model(ids, cache=self.layout.spread(slots))
-            outputs = tuple(gone[tensor] for tensor in self.goes)
+            outputs = tuple(_joined(tensor, gone) for tensor in self.goes)
         self.layout.advance(slots, rows, tokens)
         return outputs
 
@@ -263,11 +266,10 @@ class PartStage(Stage):
         if self._head is None:
             raise LoadError("this rank has no output head")
         rows, _ = _sizes(self.returns, outputs)
-        last = {
-            tensor: _last_token(tensor, array)
-            for tensor, array in zip(self.returns, outputs, strict=True)
-        }
-        with self._values.holding(rows, 1, last):
+        last = [
+            _last_token(tensor, array) for tensor, array in zip(self.returns, outputs, strict=True)
+        ]
+        with self._values.holding(rows, 1, _parted(self.returns, last)):
             logits: mx.array = self._head(mx.zeros((rows, 1), mx.int32))[:, -1, :]
             return logits
 
@@ -275,6 +277,24 @@ class PartStage(Stage):
 def blank(tensors: Sequence[HopTensor], rows: int, tokens: int) -> list[mx.array]:
     """*tensors* of zeros."""
     return [mx.zeros(t.spec.shape(rows, tokens), t.spec.dtype) for t in tensors]
+
+
+def _parted(tensors: Sequence[HopTensor], arrays: Sequence[mx.array]) -> dict[Carried, mx.array]:
+    """What *arrays*, which are *tensors*, have carried."""
+    come: dict[Carried, mx.array] = {}
+    for tensor, array in zip(tensors, arrays, strict=True):
+        if len(tensor.parts) == 1:
+            come[tensor.parts[0]] = array
+        else:
+            come.update({part: array[at] for at, part in enumerate(tensor.parts)})
+    return come
+
+
+def _joined(tensor: HopTensor, gone: Mapping[Carried, mx.array]) -> mx.array:
+    """*tensor*, of what is *gone*."""
+    if len(tensor.parts) == 1:
+        return gone[tensor.parts[0]]
+    return mx.stack([gone[part] for part in tensor.parts])
 
 
 def _sizes(tensors: Sequence[HopTensor], arrays: Sequence[mx.array]) -> tuple[int, int]:

@@ -29,7 +29,8 @@ class EngineInfo:
     *ends* is the size of embedding, final norm and output head, which rank 0 holds; *context* is
     the longest row in tokens; *room* is memory for weights and caches. Tensor parallelism can
     take any number of ranks that divides *splits*, none if that is 0, over the back ends that
-    have their bit (``1 << Backend``) in *backends*.
+    have their bit (``1 << Backend``) in *backends*. A pipeline cannot be cut before the layers
+    *joined*, rising, for the reason *why*.
     """
 
     CODE: ClassVar = MessageCode.ENGINE_INFO
@@ -44,6 +45,8 @@ class EngineInfo:
     layers: tuple[int, ...]
     splits: int = 0
     backends: int = 0
+    joined: tuple[int, ...] = ()
+    why: str = ""
 
 
 @attrs.frozen

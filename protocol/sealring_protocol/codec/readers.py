@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
+from itertools import pairwise
 from typing import Final
 
 from sealring_protocol.codec.layouts import (
@@ -143,7 +144,10 @@ def _kind(code: int) -> FailureKind:
 
 
 def _printable(reader: Reader) -> str:
-    message = reader.text(MAX_REASON)
+    return _plain(reader.text(MAX_REASON))
+
+
+def _plain(message: str) -> str:
     if not is_plain(message):
         raise RemoteProtocolError("a reason holds unprintable characters")
     return message
@@ -319,12 +323,17 @@ def decode_info(reader: Reader) -> EngineInfo:
     """Read INFO."""
     fields = reader.unpack(INFO)
     _, model, dtype, hidden, vocabulary, context, trim, splits, backends, *rest = fields
-    room, ends, count = rest
+    room, ends, count, joined_count, why_size = rest
     if count > MAX_LAYERS:
         raise LimitExceeded(f"ENGINE_INFO declares {count} layers")
     if dtype not in _DTYPES or trim > 1:
         raise RemoteProtocolError("ENGINE_INFO has a field out of range")
+    if joined_count >= max(count, 1):
+        raise RemoteProtocolError(f"ENGINE_INFO joins {joined_count} of {count} layers")
     layers = tuple(reader.u64() for _ in range(count))
+    joined = tuple(reader.u16() for _ in range(joined_count))
+    if any(a >= b for a, b in pairwise((0, *joined, count))):
+        raise RemoteProtocolError("ENGINE_INFO joins layers that are not there, or out of order")
     return EngineInfo(
         model,
         _DTYPES[dtype],
@@ -337,6 +346,8 @@ def decode_info(reader: Reader) -> EngineInfo:
         layers,
         splits,
         backends,
+        joined,
+        _plain(reader.words(why_size, MAX_REASON)),
     )
 
 

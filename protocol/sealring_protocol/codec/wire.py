@@ -84,7 +84,10 @@ class Reader:
 
     def text(self, limit: int) -> str:
         """A UTF-8 string with a u16 length of at most *limit* bytes."""
-        size = self.u16()
+        return self.words(self.u16(), limit)
+
+    def words(self, size: int, limit: int) -> str:
+        """A UTF-8 string of *size* bytes, of which there may be *limit*."""
         if size > limit:
             raise LimitExceeded(f"a text declares {size} bytes; the limit is {limit}")
         try:

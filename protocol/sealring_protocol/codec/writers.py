@@ -291,6 +291,7 @@ def encode_cannot(message: CannotServe) -> list[Buffer]:
 def encode_info(message: EngineInfo) -> list[Buffer]:
     """The parts of INFO."""
     _at_most(len(message.layers), MAX_LAYERS, "layers")
+    why = clip(message.why, MAX_REASON).encode()
     head = INFO.pack(
         message.CODE,
         _sized(message.model, 32),
@@ -304,8 +305,11 @@ def encode_info(message: EngineInfo) -> list[Buffer]:
         message.room,
         message.ends,
         len(message.layers),
+        len(message.joined),
+        len(why),
     )
-    return [head + b"".join(U64.pack(size) for size in message.layers)]
+    sizes = b"".join(U64.pack(size) for size in message.layers)
+    return [head + sizes + b"".join(U16.pack(layer) for layer in message.joined) + why]
 
 
 def encode_hop(message: HopKey) -> list[Buffer]:

@@ -39,6 +39,8 @@ def _info(m: EngineInfo) -> dict[str, Json]:
         "room": u64(m.room),
         "ends": u64(m.ends),
         "layers": [u64(size) for size in m.layers],
+        "joined": list(m.joined),
+        "why": m.why,
     }
 
 
@@ -55,6 +57,8 @@ def _read_info(f: dict[str, Json]) -> EngineInfo:
         tuple(int(size) for size in f["layers"]),
         f["splits"],
         f["backends"],
+        tuple(f["joined"]),
+        f["why"],
     )
 
 

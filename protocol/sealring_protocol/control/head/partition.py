@@ -2,13 +2,16 @@
 
 Rank 0 also holds the embedding, the final norm and the output head, so it is charged for them
 before its share of the layers is reckoned. Shares are given by the largest-remainder method
-(Hamilton's) on bytes, which keeps every rank within one layer of its exact share.
+(Hamilton's) on bytes, which keeps every rank within one layer of its exact share. Where a rank has
+not the room for that, or the model cannot be cut there, the nearest bounds are taken at which every
+rank has room.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final
 
 import attrs
@@ -18,6 +21,27 @@ from sealring_protocol.limits import MAX_WORLD
 
 RESERVE: Final = 0.1
 """Share of a rank's memory that weights may not take: caches and activations live there."""
+
+
+@attrs.frozen
+class Joints:
+    """The *layers*, rising, before which a model cannot be cut, for the reason *why*."""
+
+    layers: tuple[int, ...] = ()
+    why: str = ""
+
+    def check(self, bounds: Sequence[int]) -> None:
+        """Raise `LocalProtocolError` if one of *bounds* is not to be."""
+        for bound in bounds:
+            if bound in self.layers:
+                raise LocalProtocolError(
+                    f"the model cannot be cut before layer {bound}: {self.why}; "
+                    f"it can be cut before {self._others()}"
+                )
+
+    def _others(self) -> str:
+        free = [n for n in range(1, (self.layers or (0,))[-1]) if n not in self.layers]
+        return f"layers {', '.join(map(str, free))}" if free else "none up to there"
 
 
 @attrs.frozen
@@ -33,9 +57,14 @@ class Partition:
         return range(self.bounds[rank], self.bounds[rank + 1])
 
 
-def partition(layers: Sequence[int], ends: int, memory: Sequence[int]) -> Partition:
-    """Split *layers* (bytes each) over ranks with *memory* bytes each; *ends* is the size of
-    embedding, norm and head.
+NO_JOINTS: Final = Joints()
+
+
+def partition(
+    layers: Sequence[int], ends: int, memory: Sequence[int], joints: Joints = NO_JOINTS
+) -> Partition:
+    """Split *layers* (bytes each) over ranks with *memory* bytes each, not at *joints*; *ends* is
+    the size of embedding, norm and head.
 
     Raises `LocalProtocolError`, with the numbers, when it does not fit.
     """
@@ -50,13 +79,25 @@ def partition(layers: Sequence[int], ends: int, memory: Sequence[int]) -> Partit
             "add a machine, or use a smaller or quantized model"
         )
     rooms = [max(0, usable[0] - ends), *usable[1:]]
-    counts = _shares(rooms, len(layers))
-    counts = _repair(counts, layers, rooms)
-    return with_layers(layers, ends, counts, memory)
+    cuts = [cut for cut in range(1, len(layers) + 1) if cut not in joints.layers]
+    if len(cuts) < world:
+        raise LocalProtocolError(
+            f"the model can be cut into {len(cuts)} parts at most, for {world} ranks: {joints.why}"
+        )
+    shares = _shares(rooms, len(layers))
+    bounds = _nearest([0, *accumulate(shares)], cuts, layers, rooms)
+    if bounds is None:  # some rank has not the room; which one is told with the numbers
+        bounds = _nearest([0, *accumulate(shares)], cuts, layers, [total] * world) or (0,)
+    counts = [end - begin for begin, end in pairwise(bounds)]
+    return with_layers(layers, ends, counts, memory, joints)
 
 
 def with_layers(
-    layers: Sequence[int], ends: int, counts: Sequence[int], memory: Sequence[int]
+    layers: Sequence[int],
+    ends: int,
+    counts: Sequence[int],
+    memory: Sequence[int],
+    joints: Joints = NO_JOINTS,
 ) -> Partition:
     """The partition with *counts* layers per rank, as someone chose them.
 
@@ -73,6 +114,7 @@ def with_layers(
     bounds = [0]
     for count in counts:
         bounds.append(bounds[-1] + count)
+    joints.check(bounds[1:-1])
     weights = [sum(layers[a:b]) for a, b in pairwise(bounds)]
     weights[0] += ends
     for rank, (need, room) in enumerate(zip(weights, memory, strict=True)):
@@ -123,25 +165,24 @@ def _shares(rooms: list[int], layers: int) -> list[int]:
     return counts
 
 
-def _repair(counts: list[int], layers: Sequence[int], rooms: list[int]) -> list[int]:
-    """Move single layers towards ranks with room while a rank holds more than it can."""
-    for _ in range(len(layers) * len(counts)):
-        slack = _slack(counts, layers, rooms)
-        tight = min(range(len(counts)), key=lambda r: slack[r])
-        loose = max(range(len(counts)), key=lambda r: slack[r])
-        if slack[tight] >= 0 or counts[tight] == 1 or slack[loose] <= 0:
-            break
-        counts[tight] -= 1
-        counts[loose] += 1
-    return counts
-
-
-def _slack(counts: list[int], layers: Sequence[int], rooms: list[int]) -> list[int]:
-    at, slack = 0, []
-    for count, room in zip(counts, rooms, strict=True):
-        slack.append(room - sum(layers[at : at + count]))
-        at += count
-    return slack
+def _nearest(
+    wanted: Sequence[int], cuts: Sequence[int], layers: Sequence[int], rooms: Sequence[int]
+) -> tuple[int, ...] | None:
+    """The bounds nearest to *wanted*, all of them among *cuts*, with which no rank holds more than
+    its room; None if there are none. *cuts* rise, and end with the number of layers."""
+    before = [0, *accumulate(layers)]
+    # For each layer that the next rank may begin with: how far bounds are off, and the bounds.
+    best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}
+    for rank, room in enumerate(rooms):
+        after: dict[int, tuple[int, tuple[int, ...]]] = {}
+        for begin, (off, bounds) in best.items():
+            for end in cuts[bisect_right(cuts, begin) :]:
+                if before[end] - before[begin] > room:
+                    break
+                found = off + abs(end - wanted[rank + 1]), (*bounds, end)
+                after[end] = min(found, after.get(end, found))
+        best = after
+    return best.get(len(layers), (0, None))[1]
 
 
 def _gib(size: float) -> str:

@@ -16,7 +16,13 @@ import attrs
 
 from sealring_protocol.codec.local_messages import EngineInfo
 from sealring_protocol.codec.messages import Backend, Bootstrap, Epoch, Ready
-from sealring_protocol.control.head.partition import Partition, check_share, partition, with_layers
+from sealring_protocol.control.head.partition import (
+    Joints,
+    Partition,
+    check_share,
+    partition,
+    with_layers,
+)
 from sealring_protocol.errors import LocalProtocolError
 
 SEALABLE: Final = frozenset({Backend.RING})
@@ -102,9 +108,10 @@ def make_plan(request: PlanRequest, info: EngineInfo, memory: Sequence[int]) -> 
 
 
 def _split(request: PlanRequest, info: EngineInfo, memory: Sequence[int]) -> Partition:
+    joints = Joints(info.joined, info.why)
     if request.layers:
-        return with_layers(info.layers, info.ends, request.layers, memory)
-    return partition(info.layers, info.ends, memory)
+        return with_layers(info.layers, info.ends, request.layers, memory, joints)
+    return partition(info.layers, info.ends, memory, joints)
 
 
 def _tensor(request: PlanRequest, info: EngineInfo, memory: Sequence[int]) -> Plan:
