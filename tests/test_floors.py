@@ -14,6 +14,7 @@ PURE = {
     # The standard library's parts that touch nothing outside the process.
     "__future__",
     "abc",
+    "bisect",
     "collections",
     "contextlib",
     "enum",

@@ -324,15 +324,13 @@ def decode_info(reader: Reader) -> EngineInfo:
     fields = reader.unpack(INFO)
     _, model, dtype, hidden, vocabulary, context, trim, splits, backends, *rest = fields
     room, ends, count, joined_count, why_size = rest
-    if count > MAX_LAYERS:
-        raise LimitExceeded(f"ENGINE_INFO declares {count} layers")
+    if max(count, joined_count) > MAX_LAYERS:
+        raise LimitExceeded(f"ENGINE_INFO declares {max(count, joined_count)} layers")
     if dtype not in _DTYPES or trim > 1:
         raise RemoteProtocolError("ENGINE_INFO has a field out of range")
-    if joined_count >= max(count, 1):
-        raise RemoteProtocolError(f"ENGINE_INFO joins {joined_count} of {count} layers")
     layers = tuple(reader.u64() for _ in range(count))
     joined = tuple(reader.u16() for _ in range(joined_count))
-    if any(a >= b for a, b in pairwise((0, *joined, count))):
+    if joined and any(a >= b for a, b in pairwise((0, *joined, count))):
         raise RemoteProtocolError("ENGINE_INFO joins layers that are not there, or out of order")
     return EngineInfo(
         model,

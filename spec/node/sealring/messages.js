@@ -150,19 +150,27 @@ const stepDone = struct({ ...epoch, n: u64, ...results }, ({ ids, tensors, faile
   must(held.length <= 1, "more than one of ids, tensors and a failure");
 });
 
-const engineInfo = struct({
-  model: bytes(32),
-  dtype,
-  hidden: u32,
-  vocabulary: u32,
-  context: u32,
-  trimmable: bool,
-  splits: u16,
-  backends: u8,
-  room: u64,
-  ends: u64,
-  layers: list(u16, MAX_LAYERS, u64),
-});
+const engineInfo = struct(
+  {
+    model: bytes(32),
+    dtype,
+    hidden: u32,
+    vocabulary: u32,
+    context: u32,
+    trimmable: bool,
+    splits: u16,
+    backends: u8,
+    room: u64,
+    ends: u64,
+    layers: list(u16, MAX_LAYERS, u64),
+    joined: list(u16, MAX_LAYERS, u16),
+    why: plainText(MAX_REASON),
+  },
+  ({ layers, joined }) => {
+    const rising = [0, ...joined, layers.length];
+    must(joined.length === 0 || rising.every((n, at) => at === 0 || rising[at - 1] < n), "joined layers out of order");
+  },
+);
 
 const hopKey = struct({ outgoing: bool, suite: u8, cluster: bytes(32), secret: bytes(32) });
 

@@ -1,0 +1,206 @@
+"""What is tried with one family, and what came of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import attrs
+import mlx.core as mx
+from sealring_model.errors import LoadError, error_text
+from sealring_model.loading.assemble import joined_of, load_stage
+from sealring_model.loading.mlx_lm_import import mlx_lm
+from sealring_model.loading.model_folder import ModelInfo, describe
+from sealring_model.loading.tp_shards import splits_of
+
+from tests.families.checkpoints import CONFIGS, write
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "model"))
+from model_rings import Ring, StepFailed
+
+SAME, NONE = "same", "none"
+PROMPT = tuple((7 * i * i + 3 * i) % 251 for i in range(40))
+PARTS = (PROMPT[:25], PROMPT[25:], PROMPT[:1], PROMPT[1:2])
+"""What is read one after the other: chunks of a prompt, and two tokens alone."""
+
+
+@attrs.frozen
+class Outcome:
+    """How *family* fared: `SAME`, or what is not so, or why it was not tried (in brackets).
+
+    *cuts* is for every split of two ranks, one of three, and ranks of one layer each.
+    """
+
+    family: str
+    whole: str
+    cuts: str
+    batch: str
+    prefix: str
+    quantized: str
+    tensor: str
+
+    @property
+    def is_right(self) -> bool:
+        """Nothing is wrong: what is not the same is refused, or mlx-lm cannot do it either."""
+        tried = (self.whole, self.cuts, self.batch, self.prefix, self.quantized)
+        return all(each == SAME or each.startswith("(") for each in tried)
+
+
+def check(family: str, folder: Path) -> Outcome:
+    """Try *family*, with checkpoints in *folder*."""
+    try:
+        model = write(folder / "f32", family)
+        reference = mlx_lm("utils").load_model(model)[0]
+        expected = _logits(lambda ids, cache: reference(ids, cache=cache), reference)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever mlx-lm raises
+        why = f"(mlx-lm itself: {_words(error)})"
+        return Outcome(family, why, why, why, why, why, why)
+    try:
+        info = describe(model)
+        joined, why = joined_of(info)
+    except LoadError as error:
+        refused = f"(refused: {error})"
+        return Outcome(family, refused, refused, refused, refused, refused, refused)
+    bounds = _middle(info, joined)
+    return Outcome(
+        family,
+        whole=_attempt(lambda: _whole(info, expected)),
+        cuts=_attempt(lambda: _cuts(info, joined, why, expected)),
+        batch=_attempt(lambda: _batch(model, bounds)),
+        prefix=_attempt(lambda: _prefix(model, bounds)),
+        quantized=_attempt(lambda: _quantized(folder, family)),
+        tensor=f"(up to {splits_of(info)})" if splits_of(info) else "(no shard() in mlx-lm)",
+    )
+
+
+def _attempt(run: Callable[[], str]) -> str:
+    try:
+        return run()
+    except StepFailed as error:
+        return f"failed: {error}"
+    except Exception as error:  # noqa: BLE001 - it is told
+        return f"failed: {_words(error)}"
+
+
+def _words(error: BaseException) -> str:
+    return error_text(error) if isinstance(error, Exception) else f"it exits with {error}"
+
+
+def _logits(run: Callable[[mx.array, Any], mx.array], model: Any) -> list[mx.array]:
+    """The logits after each of `PARTS`."""
+    cache = mlx_lm("models.cache").make_prompt_cache(model)
+    logits = [run(mx.array([part]), cache)[:, -1, :] for part in PARTS]
+    mx.eval(logits)
+    return logits
+
+
+def _chain(info: ModelInfo, bounds: Sequence[int]) -> list[mx.array]:
+    """The logits after each of `PARTS`, of stages with *bounds*."""
+    stages = [load_stage(info, first, last).stage for first, last in pairwise(bounds)]
+    caches = [stage.new_caches() for stage in stages]
+    found = []
+    for part in PARTS:
+        values: Sequence[mx.array] = [mx.array([part], mx.uint32)]
+        for stage, slots in zip(stages, caches, strict=True):
+            values = stage.run(values, slots)
+        found.append(stages[0].logits(values))
+    return found
+
+
+def _compared(found: Sequence[mx.array], expected: Sequence[mx.array]) -> str:
+    for part, (one, other) in enumerate(zip(found, expected, strict=True)):
+        if not mx.array_equal(one, other):
+            return f"logits of part {part} differ by {mx.abs(one - other).max().item():.2g}"
+    return SAME
+
+
+def _whole(info: ModelInfo, expected: Sequence[mx.array]) -> str:
+    return _compared(_chain(info, (0, len(info.layers))), expected)
+
+
+def _splits(layers: int, joined: Sequence[int]) -> list[tuple[int, ...]]:
+    """Every split of two ranks, one of three, and ranks as small as can be."""
+    free = [cut for cut in range(1, layers) if cut not in joined]
+    splits = [(0, cut, layers) for cut in free]
+    if len(free) > 1:
+        splits.append((0, free[len(free) // 3], free[-1], layers))
+        splits.append((0, *free, layers))
+    return list(dict.fromkeys(splits))
+
+
+def _cuts(info: ModelInfo, joined: Sequence[int], why: str, expected: Sequence[mx.array]) -> str:
+    layers = len(info.layers)
+    for cut in joined:
+        try:
+            load_stage(info, cut, layers)
+        except LoadError:
+            continue
+        return f"layer {cut} is said to be joined, and loads"
+    splits = _splits(layers, joined)
+    for bounds in splits:
+        if (result := _compared(_chain(info, bounds), expected)) != SAME:
+            return f"split {bounds}: {result}"
+    return SAME if splits else f"(held whole: {why})"
+
+
+def _middle(info: ModelInfo, joined: Sequence[int]) -> tuple[int, ...]:
+    """Bounds of two ranks, or of one."""
+    free = [cut for cut in range(1, len(info.layers)) if cut not in joined]
+    middle = (free[len(free) // 2],) if free else ()
+    return (0, *middle, len(info.layers))
+
+
+def _batch(folder: Path, bounds: tuple[int, ...]) -> str:
+    """Four rows that join at different steps, one of which leaves: split and whole."""
+    texts = [_four_rows(Ring(folder, each)) for each in (bounds, (0, bounds[-1]))]
+    return SAME if texts[0] == texts[1] else "rows in a batch differ from those of one rank"
+
+
+def _four_rows(ring: Ring) -> dict[int, list[int]]:
+    uids = [ring.admit(list(PROMPT[: 30 - 7 * at]), chunk=11) for at in range(4)]
+    ring.decode(join=uids[:1])
+    ring.decode(join=uids[1:3])
+    ring.decode(join=uids[3:])
+    ring.decode(evict=uids[1:2])
+    for _ in range(4):
+        ring.decode()
+    return ring.text
+
+
+def _prefix(folder: Path, bounds: tuple[int, ...]) -> str:
+    """A second turn that begins with what the first left: split and whole."""
+    texts = [_two_turns(Ring(folder, each)) for each in (bounds, (0, bounds[-1]))]
+    return SAME if texts[0] == texts[1] else "a second turn differs from that of one rank"
+
+
+def _two_turns(ring: Ring) -> dict[int, list[int]]:
+    first = ring.admit(list(PROMPT[:21]))
+    ring.decode(join=[first])
+    for _ in range(3):
+        ring.decode()
+    handle = ring.save(first, evict=[first])
+    said = [*PROMPT[:21], *ring.text[first][:-1]]
+    second = ring.open_from(handle, len(said), [*said, *PROMPT[21:30]])
+    ring.decode(join=[second])
+    for _ in range(3):
+        ring.decode()
+    return ring.text
+
+
+def _quantized(folder: Path, family: str) -> str:
+    """4 bits, every split."""
+    try:
+        model = write(folder / "q4", family, bits=4)
+        reference = mlx_lm("utils").load_model(model)[0]
+        expected = _logits(lambda ids, cache: reference(ids, cache=cache), reference)
+    except Exception as error:  # noqa: BLE001 - whatever mlx-lm raises
+        return f"(mlx-lm itself: {_words(error)})"
+    info = describe(model)
+    joined, why = joined_of(info)
+    return _cuts(info, joined, why, expected)
+
+
+FAMILIES = tuple(CONFIGS)
