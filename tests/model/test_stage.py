@@ -129,3 +129,36 @@ def test_a_model_that_needs_more_than_its_layers_is_refused(models, monkeypatch)
     monkeypatch.setattr(weight_reader, "owner", stolen)
     with pytest.raises(LoadError, match="depends on tensors of other layers"):
         assemble.load_stage(describe(models["llama"]), 3, 5)
+
+
+@pytest.mark.parametrize("reads", ["ids", "stand-ins", "head"])
+def test_a_stage_that_depends_on_what_stands_in_for_others_is_refused(models, monkeypatch, reads):
+    """A loop that looks at token ids, at another rank's cache, or a head that does."""
+    from sealring_model.loading import assemble
+    from sealring_model.loading.model_folder import describe
+
+    llama = mlx_lm("models.llama")
+    body, model = llama.LlamaModel.__call__, llama.Model.__call__
+
+    def looking(self, inputs, *args):
+        outputs = body(self, inputs, *args)
+        return outputs + inputs[..., None] if reads == "head" else outputs
+
+    def layer(self, hidden, mask=None, cache=None):
+        return real(self, hidden, mask, cache) + extra["now"]
+
+    real, extra = llama.TransformerBlock.__call__, {"now": 0}
+
+    def entering(self, inputs, cache=None, **kwargs):
+        extra["now"] = inputs[..., None] if reads == "ids" else 0
+        if reads == "stand-ins" and cache and cache[0].keys is not None:
+            extra["now"] = cache[0].keys[..., :1, :1].sum()
+        return model(self, inputs, cache, **kwargs)
+
+    monkeypatch.setattr(llama.Model, "__call__", entering)
+    monkeypatch.setattr(llama.LlamaModel, "__call__", looking)
+    monkeypatch.setattr(llama.TransformerBlock, "__call__", layer)
+    info = describe(models["llama-sliding"])
+    first, last = (0, 2) if reads == "head" else (2, 3)
+    with pytest.raises(LoadError, match="depends on what other ranks hold"):
+        assemble.load_stage(info, first, last)

@@ -173,7 +173,25 @@ def _measure(stage: Stage) -> tuple[CacheCost, bool]:
     outputs = stage.run(stage.blank(1, 2), slots)
     if not all(mx.isfinite(output).all().item() for output in outputs):
         raise LoadError("this stage depends on tensors of other layers; it cannot be split so")
+    if isinstance(stage, PartStage):
+        _check_independence(stage)
     return cost_of(slots), is_trimmable(slots)
+
+
+def _check_independence(stage: PartStage) -> None:
+    """Raise `LoadError` if what *stage* gives depends on what stands in for other ranks' parts: run
+    it with one filler, and with another."""
+    runs = []
+    for stage.filler in (1, 0):
+        slots = stage.new_caches()
+        outputs: list[mx.array] = []
+        for tokens in (3, 1):
+            outputs += stage.run(stage.blank(1, tokens), slots)
+        if stage.returns:
+            outputs.append(stage.logits(blank(stage.returns, 1, 1)))
+        runs.append(outputs)
+    if not all(mx.array_equal(one, other).item() for one, other in zip(*runs, strict=True)):
+        raise LoadError("this stage depends on what other ranks hold; it cannot be split so")
 
 
 def _is_blind(stage: Stage) -> bool:

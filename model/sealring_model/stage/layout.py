@@ -50,12 +50,12 @@ class Layout:
         """The full-length list, with each of *slots* in all its places."""
         return [slots[place] for place in self._places]
 
-    def advance(self, slots: Sequence[Any], rows: int, tokens: int) -> None:
+    def advance(self, slots: Sequence[Any], rows: int, tokens: int, value: int = 0) -> None:
         """Lengthen the stand-ins among *slots* by *tokens* tokens of each of *rows* rows. A token
-        takes two numbers."""
+        takes two numbers, each *value*."""
         for cache in flat(slots[self.owned :]):
             if hasattr(cache, "update_and_fetch"):
-                nothing = mx.zeros((rows, 1, tokens, 1))
+                nothing = mx.full((rows, 1, tokens, 1), value, mx.float32)
                 cache.update_and_fetch(nothing, nothing)
 
 

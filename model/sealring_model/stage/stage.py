@@ -201,6 +201,8 @@ class PartStage(Stage):
         comes, goes, count = outline.hop(first), outline.hop(last), len(outline.gives)
         self._owned_layers: Final = part_at(model, outline.place)[first:last]
         self._values: Final = _Values()
+        self.filler = 0
+        """What token ids and stand-ins for caches are made of, where nothing depends on them."""
         loop = self._view(model, outline, comes, goes, first, last)
         layout = Layout(new_caches(model), outline.caches, first, last)
         super().__init__(loop, layout, comes, goes)
@@ -250,7 +252,7 @@ class PartStage(Stage):
         carried."""
         if self.comes:
             rows, tokens = _sizes(self.comes, inputs)
-            ids = mx.zeros((rows, tokens), mx.int32)
+            ids = mx.full((rows, tokens), self.filler, mx.int32)
         else:
             (ids,) = inputs
             rows, tokens = ids.shape
@@ -258,7 +260,7 @@ class PartStage(Stage):
         with self._values.holding(rows, tokens, come) as gone:
             self._model(ids, cache=self.layout.spread(slots))
             outputs = tuple(_joined(tensor, gone) for tensor in self.goes)
-        self.layout.advance(slots, rows, tokens)
+        self.layout.advance(slots, rows, tokens, self.filler)
         return outputs
 
     def logits(self, outputs: Sequence[mx.array]) -> mx.array:
@@ -270,7 +272,7 @@ class PartStage(Stage):
             _last_token(tensor, array) for tensor, array in zip(self.returns, outputs, strict=True)
         ]
         with self._values.holding(rows, 1, _parted(self.returns, last)):
-            logits: mx.array = self._head(mx.zeros((rows, 1), mx.int32))[:, -1, :]
+            logits: mx.array = self._head(mx.full((rows, 1), self.filler, mx.int32))[:, -1, :]
             return logits
 
 
