@@ -111,6 +111,38 @@ def test_describing_takes_no_mlx_and_no_mlx_lm(folder):
 
 
 @pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        (
+            ["adapters.safetensors", "adapter_config.json"],
+            "LoRA adapter .*mlx_lm.fuse --model",
+        ),
+        (["config.json", "pytorch_model.bin"], "PyTorch weights .*mlx_lm.convert --hf-path"),
+        (["config.json", "model.Q4_K_M.gguf"], "GGUF file, .*mlx-community"),
+    ],
+)
+def test_a_folder_in_another_format_says_what_it_is_and_what_to_do(tmp_path, files, says):
+    for name in files:
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(LoadError, match=says):
+        describe(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("model.gguf", "GGUF file"),
+        ("model.safetensors", "give the folder that it is in"),
+        ("model.txt", "is a file; a model is a folder"),
+    ],
+)
+def test_a_file_says_what_it_is(tmp_path, name, says):
+    (tmp_path / name).write_text("")
+    with pytest.raises(LoadError, match=says):
+        find(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
     ("name", "place"),
     [
         ("model.layers.0.mlp.up_proj.weight", 0),

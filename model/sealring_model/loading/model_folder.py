@@ -27,6 +27,7 @@ from sealring_protocol.limits import MAX_LAYERS
 
 from sealring_model.engine.cgroups import memory_available
 from sealring_model.errors import LoadError
+from sealring_model.loading.formats import other_format
 from sealring_model.loading.weights import (
     ENDS,
     FOREIGN,
@@ -159,7 +160,10 @@ def find(model: str) -> Path:
     except OSError as error:
         raise LoadError(f"cannot look at {model}: {error.strerror}") from None
     if there:
-        raise LoadError(f"{model} is a file; a model is a folder with config.json and weights")
+        raise LoadError(
+            other_format(folder)
+            or f"{model} is a file; a model is a folder with config.json and weights"
+        )
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
         raise LoadError(f"there is no folder {model}, and it is no hub id (owner/name)")
     return _fetch(model)
@@ -198,6 +202,8 @@ def describe(folder: Path) -> ModelInfo:
     Raises `LoadError` if a part is missing or does not fit.
     """
     _check_files(folder)
+    if not any(folder.glob("model*.safetensors")) and (found := other_format(folder)):
+        raise LoadError(found)
     try:
         return _describe(folder, read_json(folder / "config.json"))
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):

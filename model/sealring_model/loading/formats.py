@@ -1,0 +1,43 @@
+"""Folders and files that are models in another format: what they are, and what to do with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ADAPTER_FILES = ("adapters.safetensors", "adapter_model.safetensors", "adapter_config.json")
+
+
+def other_format(path: Path) -> str | None:
+    """What *path* is, if it is a model or part of one in a format that is not read here, and what
+    to do; None if it is nothing known. A folder with weights that are read is not asked about."""
+    if path.is_file():
+        return _file(path)
+    try:
+        names = sorted(file.name for file in path.iterdir())
+    except OSError:
+        return None
+    if any(name in ADAPTER_FILES for name in names):
+        return (
+            f"{path} is a LoRA adapter without its base model; fuse the two with "
+            f"`mlx_lm.fuse --model BASE --adapter-path {path}` and take the result"
+        )
+    for name in names:
+        if name.endswith((".bin", ".pt", ".pth")):
+            return (
+                f"{path} has PyTorch weights ({name}), which are not read here; convert them with "
+                f"`mlx_lm.convert --hf-path {path} --mlx-path FOLDER` and take FOLDER"
+            )
+        if name.endswith(".gguf"):
+            return _file(path / name)
+    return None
+
+
+def _file(path: Path) -> str | None:
+    if path.suffix == ".gguf":
+        return (
+            f"{path} is a GGUF file, which is not read here; take the model that it was made from, "
+            "or its conversion for MLX (on the hub: mlx-community)"
+        )
+    if path.suffix == ".safetensors":
+        return f"{path} is one file of a model; give the folder that it is in"
+    return None
