@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sealring_protocol.codec.local_messages import EngineInfo
 from sealring_protocol.codec.tensor import DType
-from sealring_protocol.control.head.partition import partition, with_layers
+from sealring_protocol.control.head.partition import Joints, partition, with_layers
 from sealring_protocol.control.head.plan import PlanRequest, Strategy, make_plan
 from sealring_protocol.errors import LocalProtocolError
 
@@ -49,6 +49,61 @@ def test_a_split_is_whole_contiguous_and_fits_or_says_why_not(layers, ends, memo
     assert sum(split.weights) == sum(layers) + ends
     for weight, room in zip(split.weights, memory, strict=True):
         assert weight <= room * 0.9
+
+
+@pytest.mark.parametrize(
+    ("layers", "joined", "memory", "counts"),
+    [
+        (12, (6,), [16, 16], [5, 7]),
+        (12, (4, 5, 6, 7), [16, 16], [8, 4]),
+        # The nearest bounds that every rank has the room for, not the nearest of all.
+        (12, (4, 5, 6, 7), [8, 16], [3, 9]),
+        (12, tuple(range(5, 12)), [16, 16], [4, 8]),
+        (10, (1, 3, 5, 7, 9), [9, 9, 9], [4, 2, 4]),
+        (4, (1, 2, 3), [16], [4]),
+    ],
+)
+def test_layers_that_are_joined_are_not_parted(layers, joined, memory, counts):
+    rooms = [room * GIB for room in memory]
+    split = partition([GIB] * layers, 0, rooms, Joints(joined, "they share a cache"))
+    assert [len(split.layers(rank)) for rank in range(len(memory))] == counts
+
+
+def test_more_ranks_than_a_model_has_parts_are_refused_with_the_reason():
+    joints = Joints((2, 3), "layers 1 and 3 share a cache")
+    with pytest.raises(LocalProtocolError, match=r"2 parts at most, for 3 ranks: layers 1 and 3"):
+        partition([GIB] * 4, 0, [9 * GIB] * 3, joints)
+
+
+def test_a_cut_that_someone_chose_and_cannot_be_is_refused_with_those_that_can():
+    joints = Joints((2, 3), "layers 1 and 3 share a cache")
+    with pytest.raises(LocalProtocolError, match=r"before layer 2: layers 1 and 3 .* layers 1, 4"):
+        with_layers([GIB] * 5, 0, [2, 3], [9 * GIB] * 2, joints)
+    assert with_layers([GIB] * 5, 0, [4, 1], [9 * GIB] * 2, joints).bounds == (0, 4, 5)
+
+
+def test_the_joints_of_a_model_are_its_engines():
+    info = EngineInfo(
+        b"m" * 32, DType.F32, 8, 100, 100, True, GIB, 10, (100,) * 4, joined=(2,), why="shared"
+    )
+    assert make_plan(PlanRequest(Strategy.PIPELINE), info, [GIB, GIB]).split.bounds == (0, 1, 4)
+    with pytest.raises(LocalProtocolError, match="before layer 2: shared"):
+        make_plan(PlanRequest(Strategy.PIPELINE, (2, 2)), info, [GIB, GIB])
+
+
+@given(
+    layers=st.lists(st.integers(1, 1000), min_size=1, max_size=40),
+    joined=st.sets(st.integers(1, 39)),
+    memory=st.lists(st.integers(0, 100_000), min_size=1, max_size=8),
+)
+def test_no_split_parts_what_is_joined(layers, joined, memory):
+    numbers = tuple(sorted(number for number in joined if number < len(layers)))
+    try:
+        split = partition(layers, 7, memory, Joints(numbers, "shared"))
+    except LocalProtocolError:
+        return
+    assert not set(split.bounds[1:-1]) & set(numbers)
+    assert all(weight <= room * 0.9 for weight, room in zip(split.weights, memory, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -30,18 +30,18 @@ class Joints:
     layers: tuple[int, ...] = ()
     why: str = ""
 
-    def check(self, bounds: Sequence[int]) -> None:
-        """Raise `LocalProtocolError` if one of *bounds* is not to be."""
+    def check(self, bounds: Sequence[int], count: int) -> None:
+        """Raise `LocalProtocolError` if one of *bounds* of *count* layers is not to be."""
         for bound in bounds:
             if bound in self.layers:
                 raise LocalProtocolError(
                     f"the model cannot be cut before layer {bound}: {self.why}; "
-                    f"it can be cut before {self._others()}"
+                    f"it can be cut before {self._others(count)}"
                 )
 
-    def _others(self) -> str:
-        free = [n for n in range(1, (self.layers or (0,))[-1]) if n not in self.layers]
-        return f"layers {', '.join(map(str, free))}" if free else "none up to there"
+    def _others(self, count: int) -> str:
+        free = [layer for layer in range(1, count) if layer not in self.layers]
+        return f"layers {', '.join(map(str, free))}" if free else "none"
 
 
 @attrs.frozen
@@ -114,7 +114,7 @@ def with_layers(
     bounds = [0]
     for count in counts:
         bounds.append(bounds[-1] + count)
-    joints.check(bounds[1:-1])
+    joints.check(bounds[1:-1], len(layers))
     weights = [sum(layers[a:b]) for a, b in pairwise(bounds)]
     weights[0] += ends
     for rank, (need, room) in enumerate(zip(weights, memory, strict=True)):
