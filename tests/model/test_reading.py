@@ -93,12 +93,13 @@ def test_a_rank_reads_and_holds_its_own_tensors(big, whole, first, last):
 
 
 def test_two_halves_are_each_far_from_the_whole(big, whole):
-    """Without the interpreter and its imports, each half is under 60 % of the whole."""
+    """Without the interpreter and its imports, each half is under 60 % of the whole, beside the
+    4 MB that it takes to find out what passes between layers, whatever their size."""
     info = describe(big)
     assert whole["held"] == info.size
     weights = whole["resident"] - whole["imported"]
     for first, last in ((0, 3), (3, 6)):
         part = measured(big, first, last)
-        assert part["resident"] - part["imported"] < 0.6 * weights
+        assert part["resident"] - part["imported"] < 0.6 * weights + (4 << 20)
         # Nor is it ever more on the way there.
-        assert part["peak"] - part["imported"] < 0.6 * weights
+        assert part["peak"] - part["imported"] < 0.6 * weights + (4 << 20)

@@ -26,8 +26,8 @@ from sealring_model.loading.mlx_lm_import import model_loader
 from sealring_model.loading.model_folder import ModelInfo
 from sealring_model.loading.weight_reader import WeightReader, placeholders
 from sealring_model.stage.caches import cost_of, is_trimmable
-from sealring_model.stage.outline import Outline
-from sealring_model.stage.stage import PartStage, Stage, WholeStage, blank
+from sealring_model.stage.outline import Outline, new_caches
+from sealring_model.stage.stage import PartStage, Stage, WholeStage, sample
 
 
 @attrs.frozen
@@ -75,6 +75,7 @@ def measured(
     """Measure *stage*, of layers *bounds*, whose loading began at *start* and read *read* bytes."""
     held = held_by(stage)
     cost, trimmable = _measure(stage)
+    mx.clear_cache()
     return LoadedStage(
         stage=stage,
         first=bounds[0],
@@ -114,6 +115,7 @@ def joined_of(info: ModelInfo) -> tuple[tuple[int, ...], str]:
     """
     model = build_model(info, placeholders)
     count = len(info.layers)
+    new_caches(model)  # raises, if there are none that rows can share
     if count == 1:
         return (), ""
     try:
@@ -170,7 +172,7 @@ def _measure(stage: Stage) -> tuple[CacheCost, bool]:
     """Run two tokens: what the caches cost a row, and whether they are trimmable. Raises
     `LoadError` if the stage needs other layers."""
     slots = stage.new_caches()
-    outputs = stage.run(stage.blank(1, 2), slots)
+    outputs = stage.run(stage.sample(1, 2), slots)
     if not all(mx.isfinite(output).all().item() for output in outputs):
         raise LoadError("this stage depends on tensors of other layers; it cannot be split so")
     if isinstance(stage, PartStage):
@@ -186,9 +188,9 @@ def _check_independence(stage: PartStage) -> None:
         slots = stage.new_caches()
         outputs: list[mx.array] = []
         for tokens in (3, 1):
-            outputs += stage.run(stage.blank(1, tokens), slots)
+            outputs += stage.run(stage.sample(1, tokens), slots)
         if stage.returns:
-            outputs.append(stage.logits(blank(stage.returns, 1, 1)))
+            outputs.append(stage.logits(sample(stage.returns, 1, 1)))
         runs.append(outputs)
     if not all(mx.array_equal(one, other).item() for one, other in zip(*runs, strict=True)):
         raise LoadError("this stage depends on what other ranks hold; it cannot be split so")
@@ -198,9 +200,9 @@ def _is_blind(stage: Stage) -> bool:
     """Whether the graph of a forward depends on shapes alone. MLX refuses to evaluate anything
     while it traces. Launches nothing."""
     slots = stage.new_caches()
-    returned = blank(stage.returns, 1, 1)
+    returned = sample(stage.returns, 1, 1)
     return (
-        _can_be_traced(lambda *given: stage.run(given, slots), stage.blank(1, 1))
+        _can_be_traced(lambda *given: stage.run(given, slots), stage.sample(1, 1))
         and (not stage.returns or _can_be_traced(lambda *given: stage.logits(given), returned))
         # With tracing switched off this would succeed, and nothing is known.
         and not _can_be_traced(lambda given: given * given.sum().item(), [mx.zeros(1)])

@@ -126,8 +126,12 @@ class Outline:
 
 
 def new_caches(model: nn.Module) -> list[Any]:
-    """Fresh caches for one row of the whole model."""
-    return list(mlx_lm("models.cache").make_prompt_cache(model))
+    """Fresh caches for one row of the whole model. Raises `LoadError` if rows cannot share them."""
+    caches = list(mlx_lm("models.cache").make_prompt_cache(model))
+    for cache in caches:
+        if not hasattr(type(cache), "merge"):
+            raise LoadError(f"{type(cache).__name__} caches cannot be batched")
+    return caches
 
 
 def _outline_of(model: nn.Module) -> Outline:
@@ -186,7 +190,8 @@ def _calls(
         arrays = {path: array for key, each in arguments for path, array in leaves(each, (key,))}
         held = frozenset(index[id(each)] for _, each in arguments if id(each) in index)
         gave = kind.__call__(layer, *args, **kwargs)
-        calls.append(_Call(arrays, gave, held))
+        # A copy, for layers after it may change the object.
+        calls.append(_Call(arrays, replaced(gave, dict(leaves(gave))), held))
         return gave
 
     with _noted(layers, note):

@@ -21,6 +21,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import Any, Final
 
 import mlx.core as mx
@@ -62,11 +63,15 @@ class _Values:
             self.come, self.gone = {}, {}
 
 
+def _first(*args: Any, **kwargs: Any) -> Any:
+    """In place of a layer that gives one array, of which nothing is carried: what it is given."""
+    return args[0] if args else next(iter(kwargs.values()))
+
+
 class _StandIn:
     """In place of a layer of another rank, which gives a tree like *gave*, with arrays of *shapes*.
 
-    *gives* of it come over a hop. If there are none and the tree is one array, it gives what it is
-    given. *notes* of its arguments go over the next hop.
+    *gives* of it come over a hop, *notes* of its arguments go over the next.
     """
 
     def __init__(
@@ -82,15 +87,12 @@ class _StandIn:
         self._gives: Final = tuple(gives)
         self._notes: Final = tuple(notes)
         self._values: Final = values
-        self._passes: Final = not gives and isinstance(gave, mx.array)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         values = self._values
         for part in self._notes:
             key = part.path[0]
             values.gone[part] = args[key] if isinstance(key, int) else kwargs[key]
-        if self._passes:
-            return args[0] if args else next(iter(kwargs.values()))
         arrays = {
             path: mx.zeros(spec.shape(values.rows, values.tokens), spec.dtype)
             for path, spec in self._shapes.items()
@@ -149,9 +151,9 @@ class Stage:
         """Whether each of its hops carries one tensor."""
         return all(len(tensors) < 2 for tensors in (self.comes, self.goes, self.returns))
 
-    def blank(self, rows: int, tokens: int) -> list[mx.array]:
-        """Inputs of zeros for `run`."""
-        return blank(self.comes, rows, tokens) or [mx.zeros((rows, tokens), mx.uint32)]
+    def sample(self, rows: int, tokens: int) -> list[mx.array]:
+        """Some inputs for `run`."""
+        return sample(self.comes, rows, tokens) or [mx.zeros((rows, tokens), mx.uint32)]
 
     def new_caches(self) -> list[Any]:
         """Fresh caches for one row, one per slot of the layout."""
@@ -233,8 +235,9 @@ class PartStage(Stage):
             else:
                 gives = [part for part in taken if not part.given]
                 gave, shapes = outline.gives[number], outline.specs[number]
+                passes = isinstance(gave, mx.array) and not gives and not noted
                 stand_in = _StandIn(gave, shapes, gives, noted, self._values)
-                layers.append(called(hollow(layer), stand_in))
+                layers.append(called(hollow(layer), _first if passes else stand_in))
         return with_parts(model, {outline.place: layers})
 
     def parameters(self) -> Any:
@@ -276,9 +279,13 @@ class PartStage(Stage):
             return logits
 
 
-def blank(tensors: Sequence[HopTensor], rows: int, tokens: int) -> list[mx.array]:
-    """*tensors* of zeros."""
-    return [mx.zeros(t.spec.shape(rows, tokens), t.spec.dtype) for t in tensors]
+def sample(tensors: Sequence[HopTensor], rows: int, tokens: int) -> list[mx.array]:
+    """*tensors* of some values, none of them special."""
+    shapes = [tensor.spec.shape(rows, tokens) for tensor in tensors]
+    return [
+        mx.sin(mx.arange(1, prod(shape) + 1)).reshape(shape).astype(tensor.spec.dtype)
+        for tensor, shape in zip(tensors, shapes, strict=True)
+    ]
 
 
 def _parted(tensors: Sequence[HopTensor], arrays: Sequence[mx.array]) -> dict[Carried, mx.array]:
