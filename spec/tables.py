@@ -80,7 +80,7 @@ THEN: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "TUNNEL": (("data", "rest"),),
     "ROW": (("bias", FIELDS["ROW.bias"]), ("history", "u32")),
     "WAITING": (("reasons", f"{FIELDS['WAITING.reasons']}, text text"),),
-    "ENGINE_INFO": (("layers", "u64"), ("joined", "u16"), ("why", "byte")),
+    "ENGINE_INFO": (("layers", "u64"), ("joined", "u16"), ("reason", "byte")),
     "LOGPROBS": (("alternatives", FIELDS["LOGPROBS.alternatives"]),),
     "GROUP": (_HOSTS,),
 }

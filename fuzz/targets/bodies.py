@@ -15,11 +15,12 @@ from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_trio.api.errors import ApiError
 from sealring_trio.api.gate import Caller
-from sealring_trio.api.kinds import ChatKind, ChoiceContext, CompletionKind, PreparedRequest
+from sealring_trio.api.kinds import ChatKind, ChoiceContext, CompletionKind
 from sealring_trio.api.sampling import jobs
 from sealring_trio.api.schema import MAX_CHOICES, MAX_STOPS
 from sealring_trio.api.texts import chat, completion
 from sealring_trio.node.generation import Generator
+from sealring_trio.text.parsed import ParsedRequest
 
 from fuzz.source import Source
 
@@ -77,7 +78,7 @@ def check(data: bytes) -> None:
     context = ChoiceContext(cast(Generator, None), _tokenizer(), "")  # no call is read here
     try:
         work = completion if is_text else chat
-        prepared = PreparedRequest.of(*work(_tokenizer(), ASKED, body, lambda stage: None))
+        prepared = ParsedRequest.of(*work(_tokenizer(), ASKED, body, lambda stage: None))
         told = prepared.told["options"]
         asked = (TEXT if is_text else CHAT).options(told)
         made = list(jobs(asked, prepared.prompts, VOCABULARY, VISITOR))

@@ -131,7 +131,7 @@ LOCAL: dict[str, LocalMessage] = {
         b"m" * 32, DType.F32, 160, 1024, 2048, True, 1 << 34, 655360, (1, 2, 3), 8, 0b10100
     ),
     "engine-info-joined": EngineInfo(
-        b"m" * 32, DType.F32, 160, 1024, 2048, True, 0, 0, (1,) * 5, joined=(2, 4), why="shared"
+        b"m" * 32, DType.F32, 160, 1024, 2048, True, 0, 0, (1,) * 5, joined=(2, 4), reason="shared"
     ),
     "hop-key": HopKey(True, 1, b"c" * 32, b"s" * 32),
     "hop-key-in": HopKey(False, 2, b"c" * 32, b"s" * 32),

@@ -84,7 +84,7 @@ def test_a_cut_that_someone_chose_and_cannot_be_is_refused_with_those_that_can()
 
 def test_the_joints_of_a_model_are_its_engines():
     info = EngineInfo(
-        b"m" * 32, DType.F32, 8, 100, 100, True, GIB, 10, (100,) * 4, joined=(2,), why="shared"
+        b"m" * 32, DType.F32, 8, 100, 100, True, GIB, 10, (100,) * 4, joined=(2,), reason="shared"
     )
     assert make_plan(PlanRequest(Strategy.PIPELINE), info, [GIB, GIB]).split.bounds == (0, 1, 4)
     with pytest.raises(LocalProtocolError, match="before layer 2: shared"):

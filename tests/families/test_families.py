@@ -13,7 +13,6 @@ SAMPLE = {
     "gemma3n": "caches that later layers share, several streams",
     "rwkv7": "layers that give two arrays",
     "kimi_k3": "an object with arrays between layers, recurrent states",
-    "deepseek_v41": "streams and their mixture between layers, caches of its own",
     "bailing_moe_linear": "ranks that know the offset and have no keys",
     "ministral3": "windows on some layers, and a scale by the offset",
     "exaone4": "a loop that looks into its layers",
@@ -45,3 +44,7 @@ def test_what_cannot_be_cut_is_held_whole_and_says_why(
     outcome = check(family, tmp_path)
     assert (outcome.whole, outcome.batch) == (SAME, SAME)
     assert why in outcome.cuts
+
+
+def test_caches_that_rows_cannot_share_are_refused_by_name(tmp_path: Path) -> None:
+    assert "ChunkedKVCache caches cannot be batched" in check("llama4", tmp_path).whole

@@ -110,8 +110,8 @@ class Engine:
     def run(self) -> None:
         """Serve until the channel closes."""
         info, budget = self._info, self._memory_budget
-        joined, why = joined_of(info)
-        self._channel.send(info.engine_info(budget, splits_of(info), backends(), joined, why))
+        joined, reason = joined_of(info)
+        self._channel.send(info.engine_info(budget, splits_of(info), backends(), joined, reason))
         try:
             while True:
                 self._work_ahead()

@@ -121,7 +121,7 @@ class ModelInfo:
         splits: int = 0,
         backends: int = 0,
         joined: tuple[int, ...] = (),
-        why: str = "",
+        reason: str = "",
     ) -> EngineInfo:
         """This for the node, from an engine with *room* bytes for weights and caches.
 
@@ -140,7 +140,7 @@ class ModelInfo:
             splits,
             backends,
             joined,
-            why,
+            reason,
         )
 
 

@@ -30,7 +30,7 @@ class EngineInfo:
     the longest row in tokens; *room* is memory for weights and caches. Tensor parallelism can
     take any number of ranks that divides *splits*, none if that is 0, over the back ends that
     have their bit (``1 << Backend``) in *backends*. A pipeline cannot be cut before the layers
-    *joined*, rising, for the reason *why*.
+    *joined*, rising, for *reason*.
     """
 
     CODE: ClassVar = MessageCode.ENGINE_INFO
@@ -46,7 +46,7 @@ class EngineInfo:
     splits: int = 0
     backends: int = 0
     joined: tuple[int, ...] = ()
-    why: str = ""
+    reason: str = ""
 
 
 @attrs.frozen

@@ -323,7 +323,7 @@ def decode_info(reader: Reader) -> EngineInfo:
     """Read INFO."""
     fields = reader.unpack(INFO)
     _, model, dtype, hidden, vocabulary, context, trim, splits, backends, *rest = fields
-    room, ends, count, joined_count, why_size = rest
+    room, ends, count, joined_count, size = rest
     if max(count, joined_count) > MAX_LAYERS:
         raise LimitExceeded(f"ENGINE_INFO declares {max(count, joined_count)} layers")
     if dtype not in _DTYPES or trim > 1:
@@ -345,7 +345,7 @@ def decode_info(reader: Reader) -> EngineInfo:
         splits,
         backends,
         joined,
-        _plain(reader.words(why_size, MAX_REASON)),
+        _plain(reader.words(size, MAX_REASON)),
     )
 
 

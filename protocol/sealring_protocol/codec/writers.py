@@ -291,7 +291,7 @@ def encode_cannot(message: CannotServe) -> list[Buffer]:
 def encode_info(message: EngineInfo) -> list[Buffer]:
     """The parts of INFO."""
     _at_most(len(message.layers), MAX_LAYERS, "layers")
-    why = clip(message.why, MAX_REASON).encode()
+    reason = clip(message.reason, MAX_REASON).encode()
     head = INFO.pack(
         message.CODE,
         _sized(message.model, 32),
@@ -306,10 +306,10 @@ def encode_info(message: EngineInfo) -> list[Buffer]:
         message.ends,
         len(message.layers),
         len(message.joined),
-        len(why),
+        len(reason),
     )
     sizes = b"".join(U64.pack(size) for size in message.layers)
-    return [head + sizes + b"".join(U16.pack(layer) for layer in message.joined) + why]
+    return [head + sizes + b"".join(U16.pack(layer) for layer in message.joined) + reason]
 
 
 def encode_hop(message: HopKey) -> list[Buffer]:

@@ -40,7 +40,7 @@ def _info(m: EngineInfo) -> dict[str, Json]:
         "ends": u64(m.ends),
         "layers": [u64(size) for size in m.layers],
         "joined": list(m.joined),
-        "why": m.why,
+        "reason": m.reason,
     }
 
 
@@ -58,7 +58,7 @@ def _read_info(f: dict[str, Json]) -> EngineInfo:
         f["splits"],
         f["backends"],
         tuple(f["joined"]),
-        f["why"],
+        f["reason"],
     )
 
 

@@ -164,7 +164,7 @@ const engineInfo = struct(
     ends: u64,
     layers: list(u16, MAX_LAYERS, u64),
     joined: list(u16, MAX_LAYERS, u16),
-    why: plainText(MAX_REASON),
+    reason: plainText(MAX_REASON),
   },
   ({ layers, joined }) => {
     const rising = [0, ...joined, layers.length];

@@ -108,7 +108,7 @@ def make_plan(request: PlanRequest, info: EngineInfo, memory: Sequence[int]) -> 
 
 
 def _split(request: PlanRequest, info: EngineInfo, memory: Sequence[int]) -> Partition:
-    joints = Joints(info.joined, info.why)
+    joints = Joints(info.joined, info.reason)
     if request.layers:
         return with_layers(info.layers, info.ends, request.layers, memory, joints)
     return partition(info.layers, info.ends, memory, joints)
