@@ -1,7 +1,7 @@
-"""Pauses between tries that fail: each is twice as long as the one before, up to a bound.
+"""Exponential back-off: each pause is twice as long as the one before, up to a bound.
 
-Peers are dialed, epochs are begun and engines are started again after such pauses. What counts as
-a try that succeeded is for the owner of the `Backoff` to say.
+Dials, epochs and engine restarts wait for such pauses. The owner of a `Backoff` decides what counts
+as success.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ FIRST_PAUSE: Final = 0.1
 
 
 class Backoff:
-    """The pauses of one thing that is tried again and again, at most *longest* seconds each."""
+    """The pauses of one repeated action, at most *longest* seconds each."""
 
     __slots__ = ("_longest", "_pause")
 

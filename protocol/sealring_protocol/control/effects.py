@@ -1,5 +1,5 @@
-"""What a rank's brain asks of the node around it: the outputs of `control.head` and
-`control.follower`. Ranks, not addresses; messages, not bytes."""
+"""What a rank's brain asks the node around it to do: the outputs of `control.head` and
+`control.epoch.follower`. They name ranks, not addresses, and messages, not bytes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ class Send:
 
 @attrs.frozen
 class Want:
-    """Keep a link with *purpose* to *rank* up from now on: dial it, and again when it is lost; a
-    moment later if this end *yields*, for then the other end wants it too, and dials first."""
+    """Keep a link with *purpose* to *rank* up from now on: dial it now, and again whenever it is
+    lost. If this end *yields*, it dials a moment later, because the other end wants the same link
+    and dials first."""
 
     rank: int
     purpose: Purpose
@@ -35,7 +36,7 @@ class Want:
 
 @attrs.frozen
 class Shut:
-    """Close the link with *purpose* to *rank*, telling it why."""
+    """Close the link with *purpose* to *rank*, and tell it *code* and *reason*."""
 
     rank: int
     purpose: Purpose
@@ -52,8 +53,8 @@ class ToEngine:
 
 @attrs.frozen
 class RestartEngine:
-    """Kill the engine process, whatever it does, and start another: at once if that is *planned*,
-    for then nothing is wrong with it."""
+    """Kill the engine process, whatever it is doing, and start another. A *planned* restart follows
+    at once, without back-off, because nothing is wrong with the engine."""
 
     reason: str
     planned: bool = False
@@ -61,10 +62,10 @@ class RestartEngine:
 
 @attrs.frozen
 class PrepareCollective:
-    """Find a free port for the engine to listen on, and, if *sealed*, open a relay for what it
-    connects to; answer by `Node.collective_prepared` or `Node.collective_failed`.
+    """Find a free port for the engine to listen on. If *sealed*, also open a relay for the engine's
+    outgoing connection. Answer by `Node.collective_prepared` or `Node.collective_failed`.
 
-    There is one in an *epoch*; that of a later one, or `EndCollective`, ends it.
+    An *epoch* has at most one collective. A later epoch's collective, or `EndCollective`, ends it.
     """
 
     epoch: Epoch
@@ -73,14 +74,14 @@ class PrepareCollective:
 
 @attrs.frozen
 class EndCollective:
-    """Close the listener and the connections of *epoch*'s collective, at once: that frees who hangs
-    there."""
+    """Close the listener and the connections of *epoch*'s collective at once, which unblocks any
+    rank that hangs in it."""
 
     epoch: Epoch
 
 
 class Level(enum.Enum):
-    """How much a note matters to a person."""
+    """How important a note is to a person."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -90,8 +91,8 @@ class Level(enum.Enum):
 
 @attrs.frozen
 class Note:
-    """A line for the log, in plain words. Lines of one *kind* have a bound (`notes.Notes`, which
-    goes by the text where there is none)."""
+    """A line for the log, in plain words. `notes.Notes` limits the rate of each *kind*; a note
+    without a kind is limited by its text."""
 
     level: Level
     text: str
@@ -100,10 +101,13 @@ class Note:
 
 @attrs.frozen
 class StepTiming:
-    """Step *n*, which did *work* for the rows *uids*, took *total_us* from the head's order to its
-    engine to the answer; *spent* says where, by rank, as far as ranks came to it. In a ring of
-    several ranks *closing* is the head's second pass: norm, output head, sampling. In *parallel*
-    all ranks worked at the same time."""
+    """Where the time of step *n* went. The step did *work* for the rows *uids*. *total_us* is the
+    time in microseconds from the head's order to its engine until the answer. *spent* has the time
+    of each rank that the step reached, by rank.
+
+    In a ring of several ranks *closing* is the head's second pass: norm, output head and sampling.
+    If *parallel*, all ranks worked at the same time.
+    """
 
     n: int
     work: Work
@@ -115,7 +119,7 @@ class StepTiming:
 
     @property
     def away_us(self) -> int:
-        """Microseconds in which no rank worked on it, had it wait, or sealed: the way."""
+        """Microseconds on the network: no rank computed, queued or sealed the step."""
         parts = [p.compute_us + p.wait_us + p.seal_us for p in (*self.spent, self.closing)]
         return max(0, self.total_us - (max(parts) if self.parallel else sum(parts)))
 

@@ -1,4 +1,4 @@
-"""How far a rank's brain has come on the way to serving, for whoever waits: what `why` goes by."""
+"""How far a rank has come towards serving. `sealring why` builds its answer from this."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sealring_protocol.codec.waiting import Reason
 
 
 class Phase(enum.Enum):
-    """What a rank does, in the words of its status."""
+    """What a rank is doing. The values are the words of its status."""
 
     NO_HEAD = "waiting for the head"
     GATHERING = "gathering"
@@ -26,10 +26,13 @@ class Phase(enum.Enum):
 
 @attrs.frozen
 class Standing:
-    """The *phase*, and since when (monotonic seconds); the ranks that are *missing* in it, what
-    came of the last try if it *failed*, why there is no plan if *unplanned*, and until when the
-    next try waits (*again*). Of a rank after the head, *told* is what the head says is in the way,
-    each with since when."""
+    """The *phase*, and *since* when it holds (monotonic seconds).
+
+    *missing* are the ranks that the phase waits for. *failed* is why the last try failed,
+    *unplanned* why there is no plan, and *again* the time of the next try (monotonic seconds). On a
+    follower, *told* holds the reasons that the head gave for not starting an epoch, each with the
+    time it was first heard.
+    """
 
     phase: Phase
     since: float

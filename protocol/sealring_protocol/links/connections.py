@@ -1,4 +1,4 @@
-"""What the link manager keeps of each connection, and which links a rank takes."""
+"""The link manager's record of each connection, and which links a rank accepts."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from sealring_protocol.security.roles import Purpose, may_open
 
 @attrs.define(eq=False)
 class Connection:
-    """One connection, by its *number*, on its way to a link or past it."""
+    """One connection, by its *number*, from its start on, with its link."""
 
     number: int
     source: str  # where an incoming connection came from
-    key: Key | None  # of an own dial from the start, else once the peer is proved
+    key: Key | None  # known for this node's dials, else once the peer is authenticated
     link: Link | None = None  # None until a dial is connected
     up: bool = False
-    lent: bool = False  # the link is the owner's to drive: a tunnel that is up
-    address: str = ""  # that was dialed
+    lent: bool = False  # a tunnel that is up: its owner drives the link
+    address: str = ""  # the address dialed
 
     @property
     def driven(self) -> Link | None:
-        """Its link, if the link manager drives it."""
+        """The link, if the link manager drives it."""
         return None if self.lent else self.link
 
     @property
     def dialed(self) -> bool:
-        """This node opened it."""
+        """True if this node dialed it."""
         return not self.source
 
 
 def why_not(
     purpose: Purpose, peer: int, own: int, world: int, *, engine: bool
 ) -> tuple[CloseCode, str] | None:
-    """Why rank *own* of *world* takes no link with *purpose* from rank *peer*; None if it does.
+    """Why rank *own* of *world* refuses a link with *purpose* from rank *peer*; None to accept it.
     Step links need an *engine*."""
     if not may_open(purpose, peer, own, world):
         return CloseCode.ROLE_VIOLATION, f"rank {peer} opens no {purpose.name} link to rank {own}"

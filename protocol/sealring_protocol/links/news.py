@@ -1,7 +1,7 @@
-"""What the link manager tells its node: the outputs of `link_manager.LinkManager.take`.
+"""What the link manager reports to its node: the outputs of `link_manager.LinkManager.take`.
 
-`LinkUp` and `RosterInForce` have the names of what the node then tells its runtime (`events`): each
-is one event, told with what the next layer may know.
+`LinkUp` and `RosterInForce` share their names with the `events` that the node then gives its
+runtime. Each pair is the same event at two layers.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RosterInForce:
 
 @attrs.frozen
 class Unreachable:
-    """A wanted link with *purpose* to *rank* cannot be dialed: *why*."""
+    """A wanted link with *purpose* to *rank* could not be dialed, for the reason *why*."""
 
     rank: int
     purpose: Purpose
@@ -77,8 +77,8 @@ News = LinkUp | LinkDown | MessageReceived | RosterInForce | Unreachable
 
 
 def hop_keys(up: LinkUp, own: int, world: int, cluster: bytes) -> Iterator[HopKey]:
-    """The activation secrets of the step link *up*, for the engine of rank *own* of *world*; nobody
-    else keeps them."""
+    """The activation secrets of the step link *up*, for the engine of rank *own* of *world*. Keep
+    no other copy."""
     if up.rank == (own + 1) % world:
         yield HopKey(True, up.hop.suite, cluster, up.hop.send)
     if (up.rank + 1) % world == own:

@@ -1,8 +1,8 @@
-"""Which roster is in force on a node, and how a newer one replaces it: stored first, never back.
+"""The roster in force on a node, and its replacement by a newer one, which is stored first.
 
-A peer may bring a roster that was newer than the node's when its handshake began. By the time it is
-here another may be in force already, so it is compared again; one is stored at a time, and what has
-been stored is in force even if its connection is gone, for the file must not be ahead of the node.
+A peer may bring a roster that was newer than the node's when its handshake began. Another may be in
+force by the time it arrives, so it is compared again. One roster is stored at a time. A stored
+roster takes effect even if its connection is gone, so that the file is never ahead of the node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sealring_protocol.security.roster import SignedRoster, newer
 
 
 class Arrival(enum.Enum):
-    """What a roster that came is."""
+    """How a roster that arrived compares with the one in force."""
 
     KNOWN = "known"
     STALE = "stale"
@@ -39,12 +39,12 @@ class CurrentRoster:
         self._storing: tuple[int, SignedRoster] | None = None
 
     def is_in_force(self, roster: SignedRoster) -> bool:
-        """*roster* is the one."""
+        """True if *roster* is the one in force."""
         return roster.roster.digest == self.config.roster.roster.digest
 
     def came(self, number: int, roster: SignedRoster) -> Arrival:
-        """Connection *number* brought *roster*. STALE: it is not newer any more, or another is
-        being stored; let the peer dial again."""
+        """Connection *number* brought *roster*. STALE means that it is no longer newer, or that
+        another is being stored; the peer may dial again."""
         if self.is_in_force(roster):
             return Arrival.KNOWN
         if roster.roster.serial <= self.config.roster.roster.serial or self._storing is not None:
@@ -53,8 +53,8 @@ class CurrentRoster:
         return Arrival.TO_STORE
 
     def brought(self, data: bytes, wall_ms: int) -> bytes:
-        """The owner gives the signed roster *data*, instead of a peer: as connection 0, which never
-        is. What is to be stored.
+        """The owner, not a peer, brings the signed roster *data*. It counts as connection 0, which
+        no peer has. Returns the bytes to store.
 
         Raises `LocalProtocolError` with the reason if it may not replace the one in force.
         """
@@ -76,7 +76,8 @@ class CurrentRoster:
         return roster.encode()
 
     def stored(self, number: int) -> bool:
-        """What connection *number* brought is stored, and in force. False if nothing was asked."""
+        """Connection *number*'s roster is stored and takes effect. False if none was being stored
+        for it."""
         if self._storing is None or self._storing[0] != number:
             return False
         self.config = attrs.evolve(self.config, roster=self._storing[1])
@@ -84,7 +85,8 @@ class CurrentRoster:
         return True
 
     def not_stored(self, number: int) -> bool:
-        """It could not be stored, and is not taken. False if nothing was asked."""
+        """Connection *number*'s roster could not be stored, and is dropped. False if none was being
+        stored for it."""
         if self._storing is None or self._storing[0] != number:
             return False
         self._storing = None

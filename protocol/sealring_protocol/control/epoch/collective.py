@@ -1,16 +1,17 @@
-"""One rank's way into the collective of an epoch: load a share, open a way, join.
+"""One rank's way into the collective of an epoch: load a share, open a port, join.
 
-Nobody may call a collective's `init` before every rank can, for it cannot be called back. So it
-goes in two rounds, each ordered by BOOTSTRAP: *prepare*, answered by PREPARED, in which the engine
-loads its share of the weights and the node says which port the engine will listen on, and *join*,
-answered by READY. The barrier between them is the head's.
+A rank cannot leave a collective's `init` once it has called it, so no rank calls it before every
+rank can. The head therefore orders two rounds by BOOTSTRAP. In *prepare* the engine loads its share
+of the weights and the node chooses the port that the engine will listen on; the rank answers
+PREPARED. In *join* the engine joins; the rank answers READY. The head holds the barrier between the
+rounds.
 
-Over sealed links the collective's connections run through local relays: the engine listens and
-connects on its own machine alone, and the node carries the bytes in a tunnel link to each of its
-neighbours. What the engine is told of addresses is made here, out of typed fields; nothing that a
-peer says reaches its environment.
+Over sealed links the collective's connections run through local relays. The engine listens and
+connects on its own machine only, and the node carries the bytes in a tunnel link to each neighbour.
+This module builds the addresses that the engine gets from typed fields, so no text of a peer
+reaches the engine's environment.
 
-An engine process joins one group in its life, so whatever comes after needs another process.
+An engine process joins one group in its life, so the next collective needs a new process.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ from sealring_protocol.table import Machine, Table
 
 LOOPBACK: Final = "127.0.0.1"
 TUNNEL_SECONDS: Final = 30.0
-"""Time for the tunnel link to come up once all else is there. Loading may take long; this may not,
-and who waits for a link that cannot be waits for nothing. It doubles each time that it is in vain,
-up to `LONGEST_TUNNEL_SECONDS`, for giving up costs every rank another load."""
+"""Seconds to wait for the tunnel link once everything else is ready. Loading may take long, but a
+link that is not up by then will not come up. The wait doubles after each failure, up to
+`LONGEST_TUNNEL_SECONDS`, because giving up makes every rank load again."""
 
 LONGEST_TUNNEL_SECONDS: Final = 600.0
 
 _NOWHERE: Final = (LOOPBACK, 1)
-"""What an engine is told of ranks that it does not talk to."""
+"""The address given to an engine for ranks that it does not talk to."""
 
 
 class JoiningState(enum.Enum):
-    """How far this rank is."""
+    """How far this rank has come into the collective."""
 
     OUT = "out"
     PREPARING = "preparing"
@@ -57,7 +58,7 @@ class JoiningState(enum.Enum):
 
 
 class JoiningEvent(enum.Enum):
-    """What moves it."""
+    """What changes the state. LEAVE ends the collective; ENGINE_UP is a new engine process."""
 
     PREPARE = "prepare"
     PREPARED = "prepared"
@@ -93,7 +94,7 @@ JOINING_TABLE: Final[Table[JoiningState, JoiningEvent]] = {
 
 @attrs.frozen
 class _Ports:
-    """Where the engine listens, and where its node's relay does (0: there is none)."""
+    """The engine's port, and its node's relay port (0: no relay)."""
 
     port: int
     relay: int
@@ -117,21 +118,22 @@ class Joining:
 
     @property
     def state(self) -> JoiningState:
-        """How far this rank is."""
+        """How far this rank has come into the collective."""
         return self._machine.state
 
     @property
     def replacing(self) -> bool:
-        """Another engine process is on its way; orders wait for it."""
+        """The engine process is being replaced. Orders wait for the new one."""
         return self.state is JoiningState.REPLACING
 
     @property
     def committed(self) -> bool:
-        """This rank has said that it is prepared; a tunnel lost from then on is missed."""
+        """This rank has answered PREPARED. From then on losing a tunnel is a failure."""
         return self.state in (JoiningState.PREPARED, JoiningState.JOINING, JoiningState.JOINED)
 
     def prepare(self, order: Bootstrap) -> list[Effect]:
-        """Load a share and open a way, as *order* says."""
+        """Start the *prepare* round of *order*: load the share, open a port, and want the tunnel
+        links."""
         self._machine.fire(JoiningEvent.PREPARE)
         self._order, self._ports, self._loaded, self._grouped = order, None, False, None
         self._tunnel_ends = None
@@ -159,18 +161,19 @@ class Joining:
         return effects
 
     def loaded(self, now: float) -> None:
-        """The engine has its share."""
+        """The engine has loaded its share."""
         self._loaded = True
         self._wait_for_tunnel(now)
 
     def ports(self, epoch: Epoch, port: int, relay: int, now: float) -> None:
-        """The way is open: the answer to `PrepareCollective` of *epoch*."""
+        """The answer to `PrepareCollective` of *epoch*: the engine's *port* and its *relay* (0:
+        none)."""
         if epoch == self._epoch:
             self._ports = _Ports(port, relay)
             self._wait_for_tunnel(now)
 
     def is_of_now(self, epoch: Epoch) -> bool:
-        """*epoch* is that of the collective under way."""
+        """True if *epoch*'s collective is under way."""
         over = (JoiningState.OUT, JoiningState.REPLACING)
         return epoch == self._epoch and self.state not in over
 
@@ -185,7 +188,7 @@ class Joining:
             self._wait_for_tunnel(now)
 
     def _wait_for_tunnel(self, now: float) -> None:
-        """Begin to wait if it is all that is missing, or cease to."""
+        """Start the tunnel's deadline if only the tunnel is missing, else clear it."""
         preparing = self.state is JoiningState.PREPARING
         sealed = self._order is not None and not self._order.trusted
         if self._tunnel or not (preparing and sealed and self._loaded and self._ports):
@@ -195,18 +198,18 @@ class Joining:
 
     @property
     def deadline(self) -> float | None:
-        """When the tunnel link has been waited for long enough, unless it comes up."""
+        """When to give up waiting for the tunnel link; None while it is not waited for."""
         return self._tunnel_ends if self.state is JoiningState.PREPARING else None
 
     def give_up(self) -> str:
-        """The deadline has passed; what there is to say of it."""
+        """The tunnel's deadline has passed. Returns the reason to report."""
         self._tunnel_ends = None
         waited, most = self._tunnel_seconds, LONGEST_TUNNEL_SECONDS
         self._tunnel_seconds = min(2 * waited, most)
         return f"no tunnel link with rank {self._right} came up within {waited:.0f} s"
 
     def try_prepared(self) -> Prepared | None:
-        """The answer to *prepare*, once, when there is nothing left to wait for."""
+        """PREPARED, once, when nothing is missing; None before and after that."""
         order, ports = self._order, self._ports
         if self.state is not JoiningState.PREPARING or order is None or ports is None:
             return None
@@ -216,13 +219,14 @@ class Joining:
         return Prepared(order.epoch, ports.port)
 
     def follows(self, order: Bootstrap, before: Bootstrap) -> bool:
-        """*order* has those join who prepared on *before*, and says nothing else that is new."""
+        """True if *order* is the *join* round of the *prepare* order *before*, with nothing else
+        changed."""
         if self.state is not JoiningState.PREPARED or not order.joins:
             return False
         return order == attrs.evolve(before, hosts=order.hosts, deadline_ms=order.deadline_ms)
 
     def join(self, order: Bootstrap) -> list[Effect]:
-        """All ranks are prepared: have the engine join."""
+        """Start the *join* round of *order*: every rank is prepared, and the engine joins."""
         self._machine.fire(JoiningEvent.JOIN)
         hosts = list(order.hosts)
         if not order.trusted and self._ports is not None:
@@ -237,7 +241,8 @@ class Joining:
         self._grouped = message
 
     def joined(self, ready: Ready) -> Ready:
-        """The engine can serve: the answer to *join*, out of its *ready*."""
+        """The answer to *join*: the engine's *ready* with the times that it measured when it
+        joined."""
         self._machine.fire(JoiningEvent.JOINED)
         self._tunnel_seconds = TUNNEL_SECONDS
         if self._grouped is None:
@@ -245,11 +250,11 @@ class Joining:
         return attrs.evolve(ready, sum_us=self._grouped.sum_us, token_us=self._grouped.token_us)
 
     def is_due(self, epoch: Epoch) -> bool:
-        """The engine's READY of *epoch* is what is waited for."""
+        """True if this rank waits for the engine's READY of *epoch*."""
         return self.state is JoiningState.JOINING and epoch == self._epoch
 
     def leave(self) -> list[Effect]:
-        """The collective is over: its connections end, and so does the engine that was in it."""
+        """The collective is over. Close its connections and replace the engine that was in it."""
         before = self.state
         after = self._machine.fire(JoiningEvent.LEAVE)
         if before is after:
@@ -258,13 +263,13 @@ class Joining:
         return [end, RestartEngine("the collective that it was in is over", planned=True)]
 
     def engine_lost(self) -> list[Effect]:
-        """The engine process is gone. What it was in is over for it."""
+        """The engine process is gone, and its collective with it."""
         before = self.state
         after = self._machine.fire(JoiningEvent.ENGINE_LOST)
         return [] if before is after else [EndCollective(self._epoch)]
 
     def engine_up(self) -> bool:
-        """An engine is there. True if it is the one that was waited for."""
+        """A new engine process is up. True if it is the awaited replacement."""
         was = self.replacing
         if self.state in (JoiningState.OUT, JoiningState.REPLACING):
             self._machine.fire(JoiningEvent.ENGINE_UP)

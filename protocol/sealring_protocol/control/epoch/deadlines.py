@@ -1,12 +1,12 @@
-"""Deadlines for those who owe answers, from what they have been seen to need.
+"""Deadlines for answers, learnt from the times that earlier answers took.
 
-A daemon answers PING whatever its engine does, so a hung engine, or a rank that swallows steps,
-shows only in the steps themselves. The deadline of a step is a multiple of the slowest so far, and
-generous until the first are known: a first step compiles and pages in. Loading has a deadline of
-its own, which whoever orders it gives.
+A daemon answers PING even when its engine hangs, so a hung engine, or a rank that swallows steps,
+shows only in the steps themselves. The deadline of a step is a multiple of the slowest step so far.
+It is generous until the first steps are known, because a first step compiles and pages in. Loading
+has its own deadline, set by the caller that orders it.
 
-Deadlines are in an engine's own time: while it starves (`starvation`) they are put off, up to
-`LONGEST_EXTENSION` for each answer, so that nobody waits for ever.
+Deadlines exclude starvation (`starvation`): while an engine starves, its deadline is extended, by
+at most `LONGEST_EXTENSION` for each answer, so that no wait is endless.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import attrs
 _WARM_UP: Final = 4
 
 LONGEST_EXTENSION: Final = 600.0
-"""Seconds that the deadline of one answer is put off at most: as long as loading may take. So a
-rank that only claims to starve gains no more than that."""
+"""Cap, in seconds, on the extension of one answer's deadline: as long as loading may take. A rank
+that falsely claims to starve gains no more than that."""
 
 
 def earliest(*times: float | None) -> float | None:
-    """The first of *times*; None if none is given. Asked several times for each token: no more than
-    one call."""
+    """The earliest of *times*, ignoring None; None if all are. It runs several times for each
+    token, so it avoids further calls."""
     first: float | None = None
     for time in times:
         if time is not None and (first is None or time < first):
@@ -33,28 +33,28 @@ def earliest(*times: float | None) -> float | None:
 
 
 class Extension:
-    """By how much the deadline of one answer is put off."""
+    """How far the deadline of one answer is extended."""
 
     __slots__ = ("seconds",)
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        """Seconds to add to the deadline; 0 again when another answer is waited for."""
+        """Seconds to add to the deadline. Reset to 0 for each new answer."""
 
     def add(self, seconds: float, since: float, now: float) -> None:
-        """Whoever owes the answer, which is waited for since *since*, has starved for *seconds*
-        more: not for longer than it has been waited for."""
+        """Extend by *seconds* of starvation. *since* is when the wait for the answer began; the
+        extension never exceeds the time waited."""
         most = min(LONGEST_EXTENSION, now - since) - self.seconds
         self.seconds += max(0.0, min(seconds, most))
 
     @property
     def told(self) -> str:
-        """What to add to the reason, where an answer has not come all the same."""
+        """Text to append to the timeout's reason; empty below one second."""
         return f", nor within {self.seconds:.0f} s more, as it starved" if self.seconds >= 1 else ""
 
 
 class Deadline:
-    """One deadline, for an answer that may take a known time. Times are monotonic seconds."""
+    """The deadline of one answer whose time limit is known. Times are monotonic seconds."""
 
     __slots__ = ("_ends", "_extension", "_since")
 
@@ -64,34 +64,34 @@ class Deadline:
         self._ends: float | None = None
 
     def set(self, now: float, seconds: float) -> None:
-        """The answer may take *seconds* from now on."""
+        """Expect the answer within *seconds* of *now*."""
         self._since, self._ends = now, now + seconds
         self._extension.seconds = 0.0
 
     def clear(self) -> None:
-        """No answer is waited for."""
+        """Stop waiting."""
         self._ends = None
 
     def starved(self, seconds: float, now: float) -> None:
-        """Whoever owes the answer has starved for *seconds* more."""
+        """The engine that owes the answer starved for *seconds* more."""
         if self._ends is not None:
             self._extension.add(seconds, self._since, now)
 
     @property
     def extended(self) -> str:
-        """What to add to the reason, if the answer has not come."""
+        """Text to append to the timeout's reason."""
         return self._extension.told
 
     @property
     def at(self) -> float | None:
-        """When the answer is overdue; None while none is waited for."""
+        """When the answer is overdue; None if none is expected."""
         return None if self._ends is None else self._ends + self._extension.seconds
 
 
 @attrs.frozen
 class DeadlineRule:
-    """Seconds: *first* while little is known, then *factor* times the slowest answer, but no
-    less than *least*."""
+    """A deadline in seconds: *first* until enough answers are known, then *factor* times the
+    slowest answer, but at least *least*."""
 
     first: float
     least: float
@@ -99,20 +99,20 @@ class DeadlineRule:
 
 
 ENGINE: Final = DeadlineRule(120.0, 15.0, 20.0)
-"""For the engine of the same node."""
+"""For this node's own engine."""
 
 ROUND: Final = DeadlineRule(180.0, 30.0, 40.0)
-"""For a step on its way round the ring: longer, so that the rank at fault acts first."""
+"""For a step's trip round the ring. It is longer than `ENGINE`, so that the rank at fault acts
+first."""
 
 
 class AnswerDeadline:
-    """Tells when somebody who owes answers is overdue. Times are monotonic seconds.
+    """The deadline of a peer or engine that owes one or more answers. Times are monotonic seconds.
 
-    `tensor.StepDeadline` is another class, because it asks another question. This one is generous:
-    whoever is late holds up only those who wait for it, so one number, the slowest answer, will
-    do. In a collective a rank that is frozen hangs every other, so there the deadline is short, and
-    has to know what makes a step slow: its kind, its tokens, and whether a device compiles for it.
-    They share `Extension`, the time by which starvation puts an answer off.
+    It differs from `tensor.StepDeadline`. Here a late answer delays only its own receiver, so a
+    generous deadline from one number, the slowest answer, is enough. In a collective one frozen
+    rank hangs all others; there the deadline is short and considers what makes a step slow: its
+    kind, its tokens, and compilation. Both extend for starvation (`Extension`).
     """
 
     __slots__ = ("_extension", "_order_ends", "_owed", "_rule", "_seen", "_since", "_slowest")
@@ -133,19 +133,19 @@ class AnswerDeadline:
         self._owed += 1
 
     def _begin(self, now: float) -> None:
-        """Wait for the next answer from now on."""
+        """Start the wait for the next answer."""
         self._since = now
         self._extension.seconds = 0.0
 
     def order(self, now: float, seconds: float | None) -> None:
-        """One answer is owed instead of all before: to an order that may take *seconds*, or, if
-        None, no longer than a first step."""
+        """Replace all owed answers by one: the answer to an order that may take *seconds*, or, if
+        None, as long as a first step."""
         self._owed = 1
         self._begin(now)
         self._order_ends = now + (self._rule.first if seconds is None else seconds)
 
     def answered(self, now: float) -> None:
-        """One answer came. More than are owed change nothing."""
+        """One answer came. An answer that is not owed changes nothing."""
         if not self._owed:
             return
         if self._order_ends is None:
@@ -157,17 +157,17 @@ class AnswerDeadline:
         self._begin(now)
 
     def starved(self, seconds: float, now: float) -> None:
-        """Whoever owes an answer has starved for *seconds* more."""
+        """The engine that owes an answer starved for *seconds* more."""
         if self._owed:
             self._extension.add(seconds, self._since, now)
 
     @property
     def extended(self) -> str:
-        """What to say of an answer that did not come, if its deadline was put off."""
+        """Text to append to the timeout's reason."""
         return self._extension.told
 
     def clear(self) -> None:
-        """Nothing is owed any more."""
+        """Stop waiting: no answer is owed."""
         self._owed = 0
         self._order_ends = None
 

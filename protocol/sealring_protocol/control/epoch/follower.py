@@ -1,8 +1,8 @@
-"""The brain of every rank but the head: obeys BOOTSTRAP, works on steps, says when it cannot.
+"""The brain of every rank but the head: it obeys BOOTSTRAP, works on steps, and reports failures.
 
-Its epoch is what the head's last BOOTSTRAP said. Steps of an older one are dropped; a newer one
-can come by BOOTSTRAP alone. It is ready when its engine has loaded its layers and the link to
-the next rank is up.
+Its epoch is that of the head's last BOOTSTRAP. It drops steps of an older epoch; only a BOOTSTRAP
+can begin a newer one. A pipeline's rank is ready when its engine has loaded its layers and the link
+to the next rank is up.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from sealring_protocol.table import Machine
 __all__ = ["Follower", "FollowerConfig"]
 
 _FAILED: Final = (FollowerState.FAILED, FollowerState.CUT)
-"""The head knows that this rank cannot serve the epoch."""
+"""States in which the head knows that this rank cannot serve the epoch."""
 
 
 class Follower:
@@ -76,27 +76,27 @@ class Follower:
         self._since = now  # when the state was entered
         self.epoch: Epoch = NO_EPOCH
         self.order: Bootstrap | None = None  # the head's last, while it holds
-        self._tensor = False  # which is for tensor parallelism
+        self._tensor = False  # the order is for tensor parallelism
         self._info: EngineInfo | None = None
         self._engine_ready: Ready | None = None
         self._pipeline: pipeline.FollowerPipeline | None = None
         self._answer_deadline = AnswerDeadline(ENGINE)
-        self._loaded: range | None = None  # what the engine has, or is loading
+        self._loaded: range | None = None  # layers that the engine has, or is loading
         self._next_link = NextLink(config.names[config.rank], config.names[self._next])
         self._joining = Joining(config.rank, config.world)
-        self._failed: Failure | None = None  # why it cannot serve, or could not the last time
+        self._failed: Failure | None = None  # why this rank cannot serve, or last could not
         self._orders = TokenBucket(ORDERS_PER_SECOND, 0.0)
         self._reasons = HeadReasons(config.world)
 
     def standing(self) -> Standing:
-        """How far this rank is, and what it waits for."""
+        """The status of this rank: its phase, and what it waits for."""
         waits = {Phase.NO_HEAD: (0,), Phase.GATHERING: (0,), Phase.LINKING: (self._next,)}
         phase, told = PHASES[self._state.state], self._reasons.reasons
         return Standing(phase, self._since, waits.get(phase, ()), self._failed, told=told)
 
     @property
     def serving(self) -> bool:
-        """This rank has said that it is ready, and nothing has come between since."""
+        """This rank has sent READY, and its epoch goes on."""
         return self._state.state is FollowerState.SERVING
 
     def _move(self, event: FollowerEvent, now: float) -> None:
@@ -105,23 +105,23 @@ class Follower:
 
     @property
     def replacing(self) -> bool:
-        """Another engine process is on its way."""
+        """The engine process is being replaced."""
         return self._joining.replacing
 
     def starved(self, rank: int, seconds: float, now: float) -> None:
-        """The engine of *rank* has starved for *seconds* more; in tensor parallelism the head says
-        so for all others, for the engines of a collective wait for the slowest."""
+        """The engine of *rank* starved for *seconds* more. In tensor parallelism the head reports
+        the slowest engine for all, because the engines of a collective wait for the slowest."""
         if rank == self._config.rank or (rank == 0 and self._tensor):
             self._answer_deadline.starved(seconds, now)
 
     def retire(self) -> list[Effect]:
-        """Another brain takes over: what the engine is in is over."""
+        """Stop: another brain takes over. The engine leaves its collective."""
         return self._joining.leave()
 
     # --------------------------------------------------------------- engine
 
     def engine_message(self, message: LocalMessage, now: float) -> list[Effect]:
-        """The own engine said *message*."""
+        """Handle *message* from this rank's engine."""
         match message:
             case EngineInfo():
                 self._info = message
@@ -154,7 +154,7 @@ class Follower:
     def engine_lost(
         self, reason: str, now: float, kind: FailureKind = FailureKind.ENGINE_LOST
     ) -> list[Effect]:
-        """The own engine is gone; its layers, caches and hop keys went with it."""
+        """This rank's engine is gone, with its layers, caches and hop keys."""
         self._info = self._engine_ready = self._loaded = None
         self._next_link.end()
         self._answer_deadline.clear()
@@ -165,12 +165,12 @@ class Follower:
         return [*ended, note, *self._fail(kind, reason, now)]
 
     def collective_prepared(self, epoch: Epoch, port: int, relay: int, now: float) -> list[Effect]:
-        """The answer to `PrepareCollective`."""
+        """The successful answer to `PrepareCollective`."""
         self._joining.ports(epoch, port, relay, now)
         return self._try_prepared(now)
 
     def collective_failed(self, epoch: Epoch, reason: str, now: float) -> list[Effect]:
-        """The other answer to it."""
+        """The failed answer to `PrepareCollective`."""
         if not self._joining.is_of_now(epoch):
             return []
         return self._fail(FailureKind.GROUP, reason, now)
@@ -191,12 +191,12 @@ class Follower:
         return []
 
     def unreached(self, rank: int, purpose: Purpose, why: str) -> None:
-        """A dial of the link with *purpose* to *rank* found nobody."""
+        """A dial of the link with *purpose* to *rank* failed: *why*."""
         if purpose is Purpose.STEP and rank == self._next:
             self._next_link.unreached(why)
 
     def link_down(self, rank: int, purpose: Purpose, reason: str, now: float) -> list[Effect]:
-        """It is gone."""
+        """The link with *purpose* to *rank* is gone."""
         name = self._config.names[rank]
         if purpose is Purpose.CONTROL:
             if rank != 0:
@@ -204,7 +204,7 @@ class Follower:
             self._move(FollowerEvent.HEAD_DOWN, now)
             self._next_link.end()
             self.order, self._tensor = None, False
-            self.epoch = NO_EPOCH  # the head will raise it before this rank serves again
+            self.epoch = NO_EPOCH  # this rank serves again only in a later epoch
             self._reasons.withdraw()
             self._pipeline = None
             note = Note(Level.WARNING, f"the head ({name}) is gone: {reason}")
@@ -225,7 +225,7 @@ class Follower:
         return effects
 
     def message(self, rank: int, purpose: Purpose, message: Message, now: float) -> list[Effect]:
-        """*rank* sent *message*. Raises `RemoteProtocolError` if it may not be."""
+        """*rank* sent *message*. Raises `RemoteProtocolError` if it may not send it."""
         match message:
             case Bootstrap() if rank == 0 and purpose is Purpose.CONTROL:
                 return self._bootstrap(message, now)
@@ -252,7 +252,7 @@ class Follower:
         if not self._orders.take(now):
             raise LimitExceeded(f"more than {ORDERS_PER_SECOND} BOOTSTRAPs a second")
         if self._state.state in _FAILED and order.joins and order.epoch == self.epoch:
-            return []  # it crossed the news that this rank cannot
+            return []  # the head sent it before it heard of the failure
         if self.order is not None and self._joining.follows(order, self.order):
             self.order = order
             self._reasons.withdraw()
@@ -276,7 +276,7 @@ class Follower:
         return [note, *self._leave(), *self._start_engine(now)]
 
     def _leave(self) -> list[Effect]:
-        """What the engine was in before is over."""
+        """Leave the collective of the last epoch, if any."""
         left = self._joining.leave()
         if left:
             self._answer_deadline.clear()
@@ -316,8 +316,8 @@ class Follower:
         return [Send(0, Purpose.CONTROL, prepared)]
 
     def _engine_is_ready(self, ready: Ready, now: float) -> list[Effect]:
-        """The engine has loaded its layers, or joined the collective. What it says unasked, or
-        twice, changes nothing."""
+        """The engine has loaded its layers, or joined the collective. An unasked or repeated READY
+        changes nothing."""
         if self._state.state is FollowerState.JOINING:
             return self._serve(self._joining.joined(ready), now)
         if self._state.state is not FollowerState.LOADING or self._tensor:
@@ -368,7 +368,7 @@ class Follower:
         return effects + self._tell(0, Failure(self._config.rank, kind, reason), now)
 
     def _tell(self, n: int, failed: Failure, now: float) -> list[Effect]:
-        """Tell the head, once an epoch, that this rank cannot serve it: from step *n* on."""
+        """Tell the head, once an epoch, that this rank cannot serve it from step *n* on."""
         if self._state.state in _FAILED:
             return []
         self._failed = failed
@@ -378,12 +378,12 @@ class Follower:
     # ---------------------------------------------------------------- timers
 
     def next_timeout(self) -> float | None:
-        """When `handle_timeout` wants to be called."""
+        """When to call `handle_timeout`; None: not at all."""
         joining, link = self._joining.deadline, self._next_link.deadline
         return earliest(self._answer_deadline.deadline, joining, link)
 
     def handle_timeout(self, now: float) -> list[Effect]:
-        """Time has passed."""
+        """Act on the deadlines that have passed."""
         if (ends := self._joining.deadline) is not None and now >= ends:
             self._answer_deadline.clear()
             return self._fail(FailureKind.GROUP, self._joining.give_up(), now)

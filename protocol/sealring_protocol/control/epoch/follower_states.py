@@ -1,8 +1,8 @@
-"""How far a follower is: without a head, between epochs, on its way to serving one, or failed.
+"""The states of a follower: without a head, between epochs, starting one, serving, or failed.
 
-FAILED is the state from the moment that the head was told so to the head's next order. If the link
-to the next rank broke in this epoch, the state is CUT: what that rank has missed cannot be made up,
-so nothing more is sent to it before the next epoch, though the link comes up again. IDLE is SERVING
+FAILED lasts from the report to the head until the head's next order. CUT is FAILED with the link to
+the next rank broken in this epoch. The next rank has missed steps that cannot be repeated, so
+nothing more is sent to it before the next epoch, even if the link comes up again. IDLE is SERVING
 after the head has said (WAITING) that there is no epoch.
 """
 
@@ -16,7 +16,7 @@ from sealring_protocol.table import Table
 
 
 class FollowerState(enum.Enum):
-    """How far a follower is."""
+    """The state of a follower."""
 
     NO_HEAD = "no_head"
     GATHERING = "gathering"
@@ -31,9 +31,12 @@ class FollowerState(enum.Enum):
 
 
 class FollowerEvent(enum.Enum):
-    """What moves it. ORDER is a BOOTSTRAP that begins an epoch, JOIN the second one of a
-    collective; LOADED is the engine's READY while the link to the next rank is missing; READY has
-    been sent to the head, and so has PREPARED; NO_EPOCH is the head's WAITING."""
+    """What changes the state.
+
+    ORDER is a BOOTSTRAP that begins an epoch; JOIN is a collective's second BOOTSTRAP. LOADED is
+    the engine's READY while the link to the next rank is missing. PREPARED and READY: the message
+    of that name was sent to the head. NO_EPOCH is the head's WAITING.
+    """
 
     HEAD_UP = "head_up"
     HEAD_DOWN = "head_down"
@@ -97,4 +100,4 @@ PHASES: Final = {
     FollowerState.FAILED: Phase.FAILED,
     FollowerState.CUT: Phase.FAILED,
 }
-"""What the status says in each state."""
+"""The phase that the status shows in each state."""

@@ -1,4 +1,4 @@
-"""What the head says (WAITING) keeps it from beginning an epoch, as a follower has heard it."""
+"""A follower's record of why the head begins no epoch, as told by WAITING."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class HeadReasons:
         self._world = world
         self._bucket = TokenBucket(WAITINGS_PER_SECOND, 0.0)
         self.no_epoch = False
-        """The head has said that there is no epoch, and has begun none since."""
+        """The head has said that there is no epoch, and no epoch has begun since."""
         self.reasons: dict[Reason, float] = {}
-        """Why, and since when."""
+        """Each reason, with the time it was first heard."""
 
     def hear(self, waiting: Waiting, now: float) -> None:
-        """The head sent *waiting*. Raises `LimitExceeded` if it sends too many, and
-        `RemoteProtocolError` if it speaks of a rank that is not there."""
+        """The head sent *waiting*. Raises `LimitExceeded` if the head sends too many, and
+        `RemoteProtocolError` if it names a rank that does not exist."""
         if not self._bucket.take(now):
             raise LimitExceeded(f"more than {WAITINGS_PER_SECOND} WAITINGs a second")
         strange = [r.rank for r in waiting.reasons if r.rank not in (*range(self._world), NO_RANK)]
@@ -34,6 +34,6 @@ class HeadReasons:
         self.reasons = {reason: known.get(reason, now) for reason in waiting.reasons}
 
     def withdraw(self) -> None:
-        """What was said holds no longer: an epoch begins, or the head is gone."""
+        """Forget the reasons: an epoch begins, or the head is gone."""
         self.no_epoch = False
         self.reasons = {}

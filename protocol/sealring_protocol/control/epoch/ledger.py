@@ -1,12 +1,12 @@
-"""The ledger: which rows and snapshots exist on every rank, in which order, how long.
+"""The ledger: which rows and snapshots every rank holds, in which order, and how long they are.
 
-The head's scheduler writes each step against its own ledger; every engine applies the same step
-to its own and compares digests before it touches a cache. A batched cache is a rectangle whose
-row order is nothing but convention, so the convention is here, once: survivors in the order they
-had, then joiners in the order of the step.
+The head's scheduler applies each step to its own ledger. Every engine applies the same step to its
+own and compares digests before it touches a cache. A batched cache is a rectangle whose row order
+is a convention: first the rows that stay, in their old order, then the joiners in the order of the
+step. This module alone defines it.
 
 A step is applied in the order save, evict, drop, open, join, work. `Ledger.apply` returns the
-`Change` that an engine carries out on its caches in that same order.
+`Change` that an engine carries out on its caches in the same order.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _COUNTS: Final = struct.Struct(">QIII")
 
 @attrs.frozen
 class Regroup:
-    """What happens to the rows of one group: of *before* rows those at *kept* stay, in order,
-    and the private caches of *joined* come after them."""
+    """How the rows of one group change. Of *before* rows those at the indices *kept* stay, in
+    order; the private caches of *joined* follow them."""
 
     before: int
     kept: tuple[int, ...]
@@ -39,8 +39,8 @@ class Regroup:
 
 @attrs.frozen
 class Saved:
-    """*length* tokens of row *uid*'s cache are kept as snapshot *handle*. The cache is the row's
-    private one, or the row is the one at *index* of *group*."""
+    """Keep *length* tokens of row *uid*'s cache as snapshot *handle*. The cache is the row's
+    private one, or row *index* of *group*."""
 
     uid: int
     handle: int
@@ -51,7 +51,7 @@ class Saved:
 
 @attrs.frozen
 class Change:
-    """What one step does to the caches, before its work. *dropped_rows* are private caches."""
+    """What one step does to the caches before its work. *dropped_rows* are private caches."""
 
     saved: tuple[Saved, ...] = ()
     dropped_rows: tuple[int, ...] = ()
@@ -64,10 +64,10 @@ _UNCHANGED: Final = Change()
 
 
 class Ledger:
-    """Rows and snapshots of one epoch. Lengths count the tokens in a row's cache.
+    """The rows and snapshots of one epoch. Lengths count the tokens in a cache.
 
-    A step that does not fit raises `RemoteProtocolError`; the ledger is then of no more use, as
-    is its epoch.
+    A step that does not fit raises `RemoteProtocolError`. Discard the ledger then, and end the
+    epoch.
     """
 
     __slots__ = ("_groups", "_lengths", "_private", "_snaps")
@@ -80,12 +80,12 @@ class Ledger:
 
     @property
     def private(self) -> dict[int, int]:
-        """Rows with a private cache, and the tokens in it."""
+        """The tokens in each private cache, by row."""
         return dict(self._private)
 
     @property
     def snaps(self) -> dict[int, int]:
-        """Snapshots by handle, and the tokens in them."""
+        """The tokens in each snapshot, by handle."""
         return dict(self._snaps)
 
     @property
@@ -95,7 +95,7 @@ class Ledger:
 
     @property
     def empty(self) -> bool:
-        """Nothing is held."""
+        """True if no rank holds any cache."""
         return not (self._private or self._snaps or self._groups)
 
     def rows(self, group: int) -> tuple[int, ...]:
@@ -107,11 +107,12 @@ class Ledger:
         return self._lengths[uid] if uid in self._lengths else self._private[uid]
 
     def holds(self, uid: int) -> bool:
-        """Row *uid* has a cache."""
+        """True if row *uid* has a cache."""
         return uid in self._private or uid in self._lengths
 
     def apply(self, step: Step) -> Change:
-        """Carry out *step* and say what it changes."""
+        """Apply *step* and return what it changes. Raises `RemoteProtocolError` if it does not
+        fit."""
         change = self._compose(step) if step.changes else _UNCHANGED
         match step.work:
             case Decode(group):
@@ -215,7 +216,7 @@ class Ledger:
 
     @staticmethod
     def _regroup(before: list[int], evicted: set[int], joined: list[int]) -> Regroup:
-        # A row that left and came back in one step is a joiner somewhere: its cache is a new one.
+        # A row evicted and joined in one step counts as a joiner: its cache is a new one.
         stay = tuple(i for i, uid in enumerate(before) if uid not in evicted)
         return Regroup(len(before), stay, tuple(joined))
 

@@ -1,4 +1,4 @@
-"""What a follower makes of a BOOTSTRAP: whether it fits its place, and which layers it takes."""
+"""How a follower checks a BOOTSTRAP against its configuration, and which layers it takes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from sealring_protocol.security.roles import Purpose
 
 @attrs.frozen
 class FollowerConfig:
-    """This rank's place; *names* of all ranks, rank order. *trusted* collectives may go beside the
-    sealed links. The roster says whether there is an *inner_seal*, and whether there may be
-    *tensor* parallelism."""
+    """A follower's place in the ring: its *rank*, and the *names* of all ranks by rank.
+
+    With *trusted*, a collective may run outside of the sealed links. *inner_seal* and *tensor*
+    (whether tensor parallelism is allowed) come from the roster.
+    """
 
     rank: int
     names: tuple[str, ...]
@@ -24,15 +26,15 @@ class FollowerConfig:
 
     @property
     def world(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return len(self.names)
 
 
 def refusal(order: Bootstrap, config: FollowerConfig, epoch: Epoch, model: bytes) -> Shut | None:
-    """Why the rank with *config*, which was last told of *epoch* and holds *model* (empty while
-    that is unknown), does not obey *order*; None if it does.
+    """The reason to refuse *order*, as the close of the control link; None to obey it. *epoch* is
+    the last that this rank was told, *model* the digest of its model (empty while unknown).
 
-    Raises `RemoteProtocolError` for an order that no head in its right mind sends.
+    Raises `RemoteProtocolError` for an order that no correct head sends.
     """
     if order.rank != config.rank or order.world != config.world:
         raise RemoteProtocolError(
@@ -56,22 +58,23 @@ def refusal(order: Bootstrap, config: FollowerConfig, epoch: Epoch, model: bytes
 
 
 def check_stale(epoch: Epoch, own: Epoch) -> None:
-    """A step of another *epoch* than *own* came. It may have been late, as links outlive epochs;
-    but raises `RemoteProtocolError` if it is of one that this rank was not told of."""
+    """Check a step of an *epoch* other than *own*. One of a past epoch is only late, as links
+    outlive epochs. Raises `RemoteProtocolError` for an epoch that this rank was not told of."""
     if epoch > own and epoch.instance == own.instance:
         raise RemoteProtocolError("a step of an epoch that this rank was not told of")
 
 
 def layers_of(order: Bootstrap) -> range:
-    """The layers that *order* gives its rank; none where each rank takes a share of every layer."""
+    """The layers that *order* gives this rank; empty in tensor parallelism, where each rank takes a
+    share of every layer."""
     if order.backend is not Backend.PIPELINE:
         return range(0)
     return range(order.bounds[order.rank], order.bounds[order.rank + 1])
 
 
 def renewed_keys(previous: int, failed: Failure) -> list[Effect]:
-    """What to do where the engine could not open what rank *previous* sent: only a new link brings
-    it a new key."""
+    """Close the link from rank *previous* if the engine could not open a tensor from it: only a new
+    link brings a new key."""
     if failed.kind is not FailureKind.INTEGRITY:
         return []
     code, reason = CloseCode.AUTHENTICATION_FAILED, "a tensor did not open"

@@ -1,10 +1,10 @@
-"""One epoch of a pipeline, seen from the head and from every other rank.
+"""One epoch of a pipeline, as the head and as every other rank see it.
 
-A step enters at the head's engine, goes down the chain with a hidden state, and comes back as
-one STEP_DONE from the last rank; the head's engine then makes tokens of it. Each step is
-answered exactly once. A rank that cannot do a step passes it on marked `failed`, so that the
-answer still comes; after that it is broken, and every further step of the epoch goes the same
-way. Numbers are gap-free, and whatever belongs to another epoch never reaches these machines.
+A step enters at the head's engine, goes down the chain with a hidden state, and comes back as one
+STEP_DONE from the last rank. The head's engine then draws the tokens. Each step is answered exactly
+once. A rank that cannot do a step passes it on marked `failed`, so that the answer still comes.
+That rank is then broken and fails every further step of the epoch the same way. Step numbers have
+no gaps, and messages of other epochs never reach these machines.
 
 Both machines are pure functions of their inputs: each call returns the actions to take, in order.
 """
@@ -48,7 +48,7 @@ class ToEngine:
 
 @attrs.frozen
 class ToNext:
-    """Send *message* down the chain (from the last rank: to the head)."""
+    """Send *message* to the next rank, or from the last rank to the head."""
 
     message: Step | StepDone
 
@@ -62,8 +62,8 @@ class ToRanks:
 
 @attrs.frozen
 class Answered:
-    """Step *n* is over: with *ids*, or with *failed*. *spent* is the time of each pass, the head's
-    first, then the other ranks', then, where tokens were drawn, the head's last."""
+    """Step *n* is over: with token *ids*, or with *failed*. *spent* has the time of each pass: the
+    head's first, the other ranks', and, where tokens were drawn, the head's second."""
 
     n: int
     ids: tuple[int, ...]
@@ -75,7 +75,8 @@ Action = ToEngine | ToNext | ToRanks | Answered
 
 
 def weight(message: Step | StepDone | Row) -> int:
-    """What *message* weighs while it waits, see `limits.MAX_WEIGHT_WAITING`."""
+    """The memory, in bytes, that *message* may take while it waits; see
+    `limits.MAX_WEIGHT_WAITING`."""
     if isinstance(message, Row):
         return ENTRY_WEIGHT * (1 + len(message.bias)) + HISTORY_WEIGHT * len(message.history)
     entries = len(message.ids)
@@ -86,8 +87,8 @@ def weight(message: Step | StepDone | Row) -> int:
 
 
 def check_spent(message: Step | StepDone, ranks: int) -> None:
-    """Raise `RemoteProtocolError` where *message* has the times of more than *ranks* ranks: whoever
-    is next adds its own, and has to find room for them."""
+    """Raise `RemoteProtocolError` if *message* has the times of more than *ranks* ranks: the next
+    rank needs room to append its own."""
     if len(message.spent) > ranks:
         raise RemoteProtocolError(
             f"step {message.n} has the times of {len(message.spent)} ranks, of {ranks} at most"
@@ -121,14 +122,14 @@ PIPELINE_TABLE: Final[Table[PipelineState, PipelineEvent]] = {
 
 @attrs.define
 class _Announced:
-    """ROWs since the last step."""
+    """The ROWs that came since the last step."""
 
     rows: int = 0
     ids: int = 0  # in their histories
     weight: int = 0
 
     def add(self, row: Row) -> None:
-        """*row* came. Raises `LimitExceeded` beyond what a step may open."""
+        """Count *row*. Raises `LimitExceeded` beyond what one step may open."""
         self.rows += 1
         self.ids += len(row.history)
         self.weight += weight(row)
@@ -137,8 +138,8 @@ class _Announced:
 
 
 class FollowerPipeline:
-    """A rank after the head: steps in from the rank before, out to the next. The *last* one, and
-    every rank of tensor parallelism, answers them."""
+    """A rank after the head: steps come from the previous rank and go to the next. The *last* rank,
+    and every rank of tensor parallelism, answers them."""
 
     def __init__(self, epoch: Epoch, rank: int, *, last: bool) -> None:
         self.epoch = epoch
@@ -147,14 +148,15 @@ class FollowerPipeline:
         self._state = Machine(PIPELINE_TABLE, PipelineState.RUNNING)
         self._next_n = 1
         self._working: deque[Step] = deque()  # given to the engine, not yet answered
-        self._weights: deque[int] = deque()  # of each of these, with the ROWs before it
-        self._weight = 0  # of all that waits
+        self._weights: deque[int] = deque()  # of each step in `_working`, with the ROWs before it
+        self._weight = 0  # of all waiting steps and ROWs
         self._announced = _Announced()
         self._failure: Failure | None = None
 
     def announce(self, row: Row) -> bool:
-        """The head said how to draw for *row*. False if that is not for the engine, as this rank
-        is broken. Raises `LimitExceeded` when more rows, or more of them, would wait than may."""
+        """The head sent the sampling settings of *row*. False if this rank is broken, so that the
+        engine must not get it. Raises `LimitExceeded` if too many ROWs, or too heavy ones, would
+        wait."""
         self._announced.add(row)
         if self._state.state is PipelineState.BROKEN:
             return False
@@ -164,10 +166,11 @@ class FollowerPipeline:
         return True
 
     def step(self, step: Step) -> list[Action]:
-        """The rank before sent *step* of this epoch.
+        """The previous rank sent *step* of this epoch.
 
-        Raises `RemoteProtocolError` on a gap, or for a failure of a rank that is not before it, or
-        for times of more ranks than are; `LimitExceeded` when more steps would wait than may.
+        Raises `RemoteProtocolError` on a gap in the numbers, on a failure attributed to a rank that
+        is not before this one, or on times of more ranks than precede it. Raises `LimitExceeded` if
+        too many steps would wait.
         """
         if step.n != self._next_n:
             raise RemoteProtocolError(f"step {step.n} came; step {self._next_n} was next")
@@ -181,7 +184,7 @@ class FollowerPipeline:
         if self._state.fire(PipelineEvent.STEP) is PipelineState.BROKEN:
             return [self._fail(step)]
         if step.failed is not None:
-            # Earlier steps are still in the engine; a broken rank answers all, in order.
+            # Earlier steps are still in the engine: answer them first, in order.
             return [*self._break(), self._fail(step)]
         self._weight += weight(step)
         self._weights.append(weight(step) + announced.weight)
@@ -194,7 +197,7 @@ class FollowerPipeline:
         return [ToEngine(step)]
 
     def output(self, message: Step | StepDone) -> list[Action]:
-        """The engine gave *message* of this epoch."""
+        """The engine returned *message* of this epoch."""
         if self._state.fire(PipelineEvent.OUTPUT) is PipelineState.BROKEN:
             return []
         step = self._working[0] if self._working else None
@@ -227,7 +230,7 @@ class FollowerPipeline:
 
 
 class HeadPipeline:
-    """The head: steps out to its own engine and down the chain, answers back in order."""
+    """The head: steps go to its own engine and down the chain; answers come back in order."""
 
     def __init__(self, epoch: Epoch, world: int) -> None:
         self.epoch = epoch
@@ -235,10 +238,10 @@ class HeadPipeline:
         self._last = world - 1
         self._state = Machine(PIPELINE_TABLE, PipelineState.RUNNING)
         self._engine: deque[int] = deque()  # first pass: embedding and own layers
-        self._chain: deque[int] = deque()  # on their way round the ring
-        self._drawn: set[int] = set()  # those that tokens are drawn from when they come back
+        self._chain: deque[int] = deque()  # sent down the chain, not yet answered
+        self._drawn: set[int] = set()  # steps whose answers carry hidden states to draw tokens from
         self._closing: deque[int] = deque()  # second pass: norm, output head and sampler
-        self._weights: dict[int, int] = {}  # of what came back, by step, while it is in that pass
+        self._weights: dict[int, int] = {}  # of each answer in `_closing`, by step
 
     @property
     def open(self) -> bool:
@@ -260,12 +263,12 @@ class HeadPipeline:
         return [ToEngine(step)]
 
     def output(self, message: Step | StepDone) -> list[Action]:
-        """The own engine gave *message* of this epoch."""
+        """This rank's engine returned *message* of this epoch."""
         if self._state.fire(PipelineEvent.OUTPUT) is PipelineState.BROKEN:
             return []
         if (failed := message.failed) is not None:
             if failed.kind is FailureKind.INTEGRITY and message.n in self._weights:
-                failed = attrs.evolve(failed, rank=self._last)  # whose hidden states they are
+                failed = attrs.evolve(failed, rank=self._last)  # it sealed these states
             return self.failure(message.n, failed)
         if isinstance(message, Step) and not self._alone and self._takes(self._engine, message.n):
             self._chain.append(message.n)
@@ -282,9 +285,9 @@ class HeadPipeline:
     def done(self, rank: int, message: StepDone) -> list[Action]:
         """*rank* answered with *message* of this epoch.
 
-        Raises `RemoteProtocolError` unless the last one answers the oldest step on the chain, or
-        for times of more ranks than there are; `LimitExceeded` when more hidden states would wait
-        for the own engine than may. The step then still waits for its answer.
+        Raises `RemoteProtocolError` unless the last rank answers the oldest step on the chain, or
+        if the answer has the times of too many ranks. Raises `LimitExceeded` if too many hidden
+        states would wait for the head's engine. In both cases the step still waits for its answer.
         """
         if self._state.fire(PipelineEvent.OUTPUT) is PipelineState.BROKEN:
             return []
@@ -306,7 +309,8 @@ class HeadPipeline:
         return [ToEngine(message)]
 
     def _wrong(self, answer: StepDone) -> Failure | None:
-        """What *answer* of the last rank has that it may not have, or lacks."""
+        """The failure if *answer* of the last rank has token ids, or has or lacks hidden states
+        wrongly; else None."""
         if answer.ids:
             text = f"step {answer.n} was answered with token ids, which the head draws"
         elif bool(answer.tensors) != (answer.n in self._drawn):
@@ -317,7 +321,7 @@ class HeadPipeline:
         return Failure(self._last, FailureKind.INTEGRITY, text)
 
     def failure(self, n: int, failed: Failure) -> list[Action]:
-        """Step *n* failed, and with it every later one: each is answered here and now."""
+        """Step *n* failed, and every later one with it: answer all of them now."""
         self._state.fire(PipelineEvent.FAILURE)
         rest = {*self._closing, *self._chain, *self._engine}
         self._closing.clear()
@@ -328,7 +332,7 @@ class HeadPipeline:
         return first + [Answered(other, (), (), later) for other in sorted(rest - {n})]
 
     def lost(self, failed: Failure) -> list[Action]:
-        """A rank or its link is gone: every step under way is answered with *failed*."""
+        """A rank or its link is gone: answer every step under way with *failed*."""
         oldest = [*self._closing, *self._chain, *self._engine]
         if not oldest:
             self._state.fire(PipelineEvent.FAILURE)

@@ -1,16 +1,16 @@
-"""One epoch of tensor parallelism, seen from the head: the leader of ranks in lockstep.
+"""One epoch of tensor parallelism, as the head sees it: the leader of ranks in lockstep.
 
-Every step goes to every rank at once, the head's own engine among them, and each rank answers it
-once with the tokens that it drew. All draw from the same logits, so all draw the same: a step is
-over when every rank has answered, and a rank whose tokens differ has diverged, which ends the
-epoch. Up to two steps are under way, for the scheduler counts a step as credit until it is over.
+Every step goes to every rank at once, including the head's own engine, and each rank answers it
+once with the tokens that it drew. All draw from the same logits, so all draw the same tokens. A
+step is over when every rank has answered. A rank whose tokens differ has diverged, which ends the
+epoch. Up to two steps are under way; the scheduler enforces that.
 
-A rank that fails leaves the others waiting inside a collective, where no message reaches them. So
-at the first failure the leader *drains*: it begins nothing more, gathers what the other ranks
-still answer for a moment, and then reports all that went wrong together. What comes later belongs
-to an epoch that is over, and is dropped by its number.
+A rank that fails leaves the others blocked inside a collective, where no message reaches them. So
+at the first failure the leader *drains*: it begins no more steps, collects further answers for a
+moment, and then reports all failures together. A later message belongs to an epoch that is over,
+and is dropped by its epoch number.
 
-Of a follower's side nothing is new: it is a pipeline's last rank, which answers its head.
+A follower uses the same machine as a pipeline's last rank, which answers the head.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from sealring_protocol.table import Machine, Table
 
 
 class LeaderState(enum.Enum):
-    """What the leader does."""
+    """The state of the leader."""
 
     RUNNING = "running"
     DRAINING = "draining"
@@ -54,7 +54,7 @@ class LeaderState(enum.Enum):
 
 
 class LeaderEvent(enum.Enum):
-    """What reaches it."""
+    """What changes the leader's state."""
 
     STEP = "step"
     ANSWER = "answer"
@@ -76,7 +76,7 @@ LEADER_TABLE: Final[Table[LeaderState, LeaderEvent]] = {
 
 @attrs.define
 class _Flight:
-    """A step under way, and what has been answered to it, by rank."""
+    """A step under way, and its answers so far, by rank."""
 
     step: Step
     answers: dict[int, StepDone] = attrs.field(factory=dict)
@@ -100,7 +100,7 @@ class TensorLeader:
 
     @property
     def draining(self) -> bool:
-        """A failure is known, and answers are still gathered; `drained` ends that."""
+        """True while answers are still collected after a failure; `drained` ends it."""
         return self._state.state is LeaderState.DRAINING
 
     @property
@@ -115,7 +115,7 @@ class TensorLeader:
         return [ToEngine(step), ToRanks(step)]
 
     def output(self, message: Step | StepDone) -> list[Action]:
-        """The own engine gave *message* of this epoch."""
+        """The head's engine returned *message* of this epoch."""
         if self._state.state is LeaderState.BROKEN:
             return []
         if isinstance(message, StepDone) and self._expects(0, message.n):
@@ -126,9 +126,9 @@ class TensorLeader:
     def done(self, rank: int, message: StepDone) -> list[Action]:
         """*rank* answered with *message* of this epoch.
 
-        Raises `RemoteProtocolError` unless it answers the oldest step that *rank* owes, or for
-        times of more ranks than there are, and
-        `LimitExceeded` when more of its answers would wait for the other ranks' than may.
+        Raises `RemoteProtocolError` unless it answers the oldest step that *rank* owes, or if it
+        has the times of too many ranks. Raises `LimitExceeded` if too many of its answers would
+        wait for the other ranks'.
         """
         if self._state.state is LeaderState.BROKEN:
             return []
@@ -157,7 +157,7 @@ class TensorLeader:
         return self._over() if self.open else self._gathered()
 
     def _over(self) -> list[Action]:
-        """The answers of every step, from the oldest on, that every rank has answered."""
+        """The finished steps, from the oldest on: those that every rank has answered."""
         actions: list[Action] = []
         while self._flights and len(self._flights[0].answers) == self._world:
             flight = self._flights[0]
@@ -176,25 +176,25 @@ class TensorLeader:
     # ------------------------------------------------------------- failures
 
     def failure(self, n: int, failed: Failure) -> list[Action]:
-        """Step *n* failed on a rank, and with it every later one: gather what else is told."""
+        """Step *n* failed on a rank, and every later step with it. Starts to drain."""
         unasked = self.open and not self._flights
         if self.open:
             self._failed_n = n
         self._state.fire(LeaderEvent.FAILURE)
         self._failures.setdefault(failed.rank, failed)
-        if unasked:  # nobody owes anything, and the epoch is over all the same
+        if unasked:  # no answer is owed, but the epoch is over
             self._state.fire(LeaderEvent.DRAINED)
             return [Answered(n, (), (), failed)]
         return self._gathered()
 
     def lost(self, failed: Failure) -> list[Action]:
-        """A rank or its link is gone, or says nothing: all is over, here and now."""
+        """A rank or its link is gone, or is silent: end every step now, without draining."""
         self._failures.setdefault(failed.rank, failed)
         self._state.fire(LeaderEvent.FAILURE)
         return self._report()
 
     def drained(self) -> list[Action]:
-        """What has not been told by now will not be."""
+        """The drain's time is over: report what has been collected."""
         return self._report() if self.draining else []
 
     def _gathered(self) -> list[Action]:
@@ -209,7 +209,7 @@ class TensorLeader:
         return [rank for rank in range(self._world) if rank not in self._flights[0].answers]
 
     def _report(self) -> list[Action]:
-        """Every step under way is over: the one at fault first, with all that went wrong."""
+        """End every step under way: first the failed one, with the failures of all ranks."""
         self._state.fire(LeaderEvent.DRAINED)
         left = [flight.step.n for flight in self._flights]
         self._flights.clear()
@@ -226,9 +226,9 @@ class TensorLeader:
 
 @attrs.frozen
 class StepDeadlineRule:
-    """Seconds that a step may take: *factor* times the slowest of its kind, but no less than
-    *least*; than *unseen* if none of its shape has been in this epoch; than *first* if none of its
-    kind ever has."""
+    """The deadline of a step, in seconds: *factor* times the slowest of its kind, but at least
+    *least*. It is at least *unseen* if this epoch has seen no step of its shape, and at least
+    *first* if no step of its kind has ever been timed."""
 
     first: float = 30.0
     unseen: float = 10.0
@@ -237,26 +237,26 @@ class StepDeadlineRule:
 
     @classmethod
     def of(cls, patience: float) -> StepDeadlineRule:
-        """Where a peer may be silent for *patience* seconds: what that is beyond the default is
-        added to *least*, for the peer's engine shares its machine."""
+        """The rule for a peer that may be silent for *patience* seconds. What exceeds the default
+        is added to *least*, because the peer's engine runs on the same slow machine."""
         return cls(least=cls().least + max(0.0, patience - PING_TIMEOUT))
 
 
 STARVED: Final = 0.1
-"""Seconds that engines have starved while a step was under way from which on they count as starved:
-a healthy one, too, waits a little for its processor."""
+"""Seconds of starvation during one step from which the engines count as starved. A healthy engine,
+too, waits a little for its processor."""
 
 GRACE: Final = 6.0
 """Cap on the multiplier of `StepDeadlineRule.unseen` and `least`, which doubles with each deadline
 that passes."""
 
 STEADY: Final = 64
-"""Steps of one epoch after which the multiplier is 1 again."""
+"""Steps of one epoch after which the multiplier is reset to 1."""
 
 
 class _Shape(NamedTuple):
-    """What of a step decides which code a device runs: its kind of work, how many tokens
-    (rounded down to a power of two), and whether rows leave a group or have their caches copied."""
+    """The properties of a step that decide which code a device runs: the kind of its work, its
+    tokens (as a bit length), whether rows leave a group, and whether caches are copied."""
 
     kind: type[Work]
     size: int
@@ -265,8 +265,8 @@ class _Shape(NamedTuple):
 
 
 class _Owed(NamedTuple):
-    """A step under way: its shape and tokens. *joins*: rows enter a group, and may be the first
-    that draw as they do."""
+    """A step under way: its shape and tokens. If it *joins* rows to a group, they may be the first
+    to use their sampler."""
 
     shape: _Shape
     tokens: int
@@ -276,12 +276,11 @@ class _Owed(NamedTuple):
 class StepDeadline:
     """The deadline of the oldest step under way, from the slowest of its kind so far.
 
-    A rank that is frozen hangs every other one in a collective, so the deadline is short. What a
-    step takes grows with its tokens at most (a decode has one for each row), and no step is done
-    sooner than one token is. But the first of a shape may have a device compile for it, which takes
-    seconds where the step takes milliseconds; and the engines of an epoch are new. Should that
-    take longer than it may, it may take twice as long in the next epoch, or no epoch would ever
-    get past it.
+    One frozen rank hangs every other rank of a collective, so the deadline is short. A step's time
+    grows at most in proportion to its tokens (a decode has one for each row), and no step is faster
+    than one of a single token. The first step of a shape may make a device compile, which takes
+    seconds instead of milliseconds, and every epoch has new engines. When a deadline passes, the
+    next epoch's are twice as long; otherwise no epoch would get past a slow compilation.
     """
 
     __slots__ = (
@@ -302,8 +301,8 @@ class StepDeadline:
         self._owed: deque[_Owed] = deque()
         self._seen: set[_Shape] = set()
         self._since = 0.0
-        self._slowest: dict[type[Work], float] = {}  # seconds a token, but for firsts of a shape
-        self._token = 0.0  # seconds of a forward of one
+        self._slowest: dict[type[Work], float] = {}  # seconds a token, warm
+        self._token = 0.0  # seconds of a forward of one token
         self._grace = 1.0
         self._steps = 0
 
@@ -337,8 +336,9 @@ class StepDeadline:
         self._extension.seconds = 0.0
 
     def starved(self, seconds: float, now: float) -> None:
-        """A rank that works on the oldest step has starved for *seconds* more. Reports of that are
-        as far apart as half the shortest deadline, so that is doubled, as after one that passed."""
+        """A rank that works on the oldest step starved for *seconds* more. Reports of starvation
+        come only every half of the shortest deadline, so the deadline is doubled, as after one that
+        passed."""
         if not self._owed:
             return
         self._extension.add(seconds, self._since, now)
@@ -347,11 +347,11 @@ class StepDeadline:
 
     @property
     def extended(self) -> str:
-        """As `AnswerDeadline.extended`."""
+        """Text to append to the timeout's reason."""
         return self._extension.told
 
     def expect(self, seconds: float) -> None:
-        """A forward of one token has been seen to take *seconds*, or so it was said."""
+        """A forward of one token takes *seconds*, as measured or reported by a rank."""
         self._token = min(seconds, self._rule.first)
 
     def late(self) -> None:
@@ -359,7 +359,7 @@ class StepDeadline:
         self._grace = min(2 * self._grace, GRACE)
 
     def clear(self) -> None:
-        """Nothing is owed any more: the epoch is over, and its engines with it."""
+        """The epoch is over, and its engines with it: no answer is owed."""
         self._owed.clear()
         self._seen.clear()
         self._steps = 0
@@ -371,7 +371,7 @@ class StepDeadline:
             return None
         shape, tokens, joins = self._owed[0]
         rule, slowest = self._rule, self._slowest.get(shape.kind, 0.0)
-        # Until more is known, it is as if the tokens of a prefill came one by one.
+        # Until a prefill was timed, assume that each of its tokens takes a forward of its own.
         rate = slowest if slowest and shape.kind is Prefill else max(slowest, self._token)
         known = shape in self._seen and not joins
         least = self._grace * (rule.least if known else rule.unseen)

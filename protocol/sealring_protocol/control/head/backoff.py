@@ -1,8 +1,8 @@
 """How soon the head begins the next epoch: at once after one that worked, else after a pause.
 
-An epoch that gave an answer, or stood for `LONGEST_PAUSE`, counts as one that worked. The first one
-that did not is followed at once, too. Each further one is followed after a pause that doubles
-(`backoff`), so that a rank which fails each time costs a try every few seconds and no busy loop.
+An epoch worked if it gave an answer or stood for `LONGEST_PAUSE`. The first epoch that did not is
+also followed at once. After each further one the pause doubles (`backoff`), so a rank that fails
+every time costs a try every few seconds and no busy loop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class EpochBackoff:
 
     def __init__(self) -> None:
         self._backoff = Backoff(LONGEST_PAUSE)
-        self._failed = False  # the latest epoch
+        self._failed = False  # the latest epoch did
         self._serving_since: float | None = None
         self._until: float | None = None
 
@@ -50,7 +50,7 @@ class EpochBackoff:
         self._failed = True
 
     def wait(self, now: float, seconds: float) -> None:
-        """Try again in *seconds*, not before; nor before what was said earlier."""
+        """Begin no epoch for *seconds*. A longer pause that is already set stays."""
         self._until = max(self._until or 0.0, now + seconds)
 
     @property
@@ -59,7 +59,7 @@ class EpochBackoff:
         return self._until
 
     def may_start(self, now: float) -> bool:
-        """No pause is under way."""
+        """True if no pause is under way."""
         if self._until is not None and now >= self._until:
             self._until = None
         return self._until is None

@@ -1,10 +1,10 @@
-"""The head's epochs: who is there, what the plan is, bringing it up, and on to the next.
+"""The head's epochs: gather the ranks, plan, start an epoch, and go on to the next.
 
-An epoch begins when every rank is there. A pipeline's takes one round (BOOTSTRAP, READY). A
-collective's has another before it (BOOTSTRAP, PREPARED), with a barrier between the two. `auto`
-tries tensor parallelism first where it can be; what goes wrong while it comes up, or a measurement
-that speaks against it, is kept as the reason for the pipeline that follows. Whatever ends an epoch
-leads back here.
+An epoch begins when every rank is present. A pipeline's takes one round (BOOTSTRAP, READY). A
+collective's has another round before it (BOOTSTRAP, PREPARED), with a barrier between the two. The
+strategy `auto` tries tensor parallelism first where it is possible. If it fails to start, or
+measurement shows that it would be slower, that is kept as the reason for the pipeline that follows.
+However an epoch ends, the head comes back here.
 """
 
 from __future__ import annotations
@@ -57,13 +57,17 @@ _PHASES: Final = {
 }
 
 TENSOR_TRIES: Final = 3
-"""How often in a row a collective that has worked may fail to come up again."""
+"""Tries in a row that a collective which has worked gets to come up again."""
 
 
 @attrs.frozen
 class HeadConfig:
-    """*names* of the ranks, rank order, and the *hosts* that they are reached at. A collective has
-    *group_seconds* to come up once every rank has loaded. *patience* is `NodeConfig.patience`."""
+    """The head's configuration: the *names* and *hosts* (addresses) of the ranks, by rank.
+
+    *bootstrap_seconds* limit the loading of an epoch; *group_seconds* limit how long a collective
+    takes to come up once every rank has loaded. *patience* is `NodeConfig.patience`, in seconds.
+    *unpinned* is the model's digest without its manifest (empty if it has none).
+    """
 
     instance: int
     names: tuple[str, ...]
@@ -76,11 +80,11 @@ class HeadConfig:
     patience: float = PING_TIMEOUT
     first_uid: int = 1
     unpinned: bytes = b""
-    first_epoch: int = 0  # the last that this node has raised, with another roster
+    first_epoch: int = 0  # the last that this node began, with another roster
 
 
 class HeadEpochs(HeadSteps):
-    """Rank 0 from epoch to epoch."""
+    """Rank 0 across its epochs."""
 
     def __init__(self, config: HeadConfig, now: float) -> None:
         world = len(config.names)
@@ -92,13 +96,13 @@ class HeadEpochs(HeadSteps):
         self.plan: Plan | None = None
         self._info: EngineInfo | None = None
         self._engine_ready: Ready | None = None
-        self._loaded: range | None = None  # what the engine has, or is loading
+        self._loaded: range | None = None  # layers that the engine has, or is loading
         self._joining = Joining(0, world)
         self._order: Bootstrap | None = None  # this rank's own
         self._next_up = world == 1  # the step link to rank 1
         self._bootstrap = Deadline()
-        self._tries = 1  # before `auto` does without tensor parallelism
-        self._cuts = 0  # losses in a row of links while a collective came up
+        self._tries = 1  # left until `auto` gives up tensor parallelism
+        self._cuts = 0  # times in a row that links broke while a collective came up
         self._cut_at = -math.inf
         self._since = now  # when the membership's state last changed
         self._failed: Failure | None = None  # why the last epoch, or the last try at one, ended
@@ -106,7 +110,7 @@ class HeadEpochs(HeadSteps):
         self._notices = Notices(world)
 
     def standing(self) -> Standing:
-        """How far the ring is, and what it waits for."""
+        """The status of the ring: its phase, and what it waits for."""
         state = self.membership.state
         missing = () if state is MembershipState.SERVING else tuple(self.membership.missing)
         phase = _PHASES[state]
@@ -116,42 +120,42 @@ class HeadEpochs(HeadSteps):
         return Standing(phase, self._since, missing, self._failed, self._unplanned, again)
 
     def explain(self, why: Waiting, now: float) -> list[Effect]:
-        """Tell the ranks *why* there is no epoch, as far as they do not know."""
+        """Tell *why* there is no epoch to the ranks that do not know it yet."""
         gathering = self.membership.state is MembershipState.GATHERING
         return [*self._notices.tell(why, now)] if gathering else []
 
     @property
     def serving(self) -> bool:
-        """The ring takes steps."""
+        """True if the ring can take steps."""
         return self._machine is not None
 
     def _fails(self, failed: Failure) -> bool:
-        """The ring does not serve for this. False if that is known, and has been told."""
+        """See `HeadSteps._fails`."""
         known, self._failed = self._failed, failed
         return known != failed
 
     @property
     def _tensor(self) -> bool:
-        """The plan is tensor parallelism."""
+        """True if the plan is tensor parallelism."""
         return self.plan is not None and self.plan.strategy is Strategy.TENSOR
 
     @property
     def replacing(self) -> bool:
-        """Another engine process is on its way."""
+        """The engine process is being replaced."""
         return self._joining.replacing
 
     def retire(self) -> list[Effect]:
-        """Another brain takes over: what the engine is in is over, and every step."""
+        """Stop: another brain takes over. Every step ends, and the engine leaves its collective."""
         self._forget_steps()
         return self._joining.leave()
 
     def starved(self, rank: int, seconds: float, now: float) -> None:
-        """See `HeadSteps.starved`; getting ready takes longer, too."""
+        """See `HeadSteps.starved`. The start of an epoch is given more time, too."""
         super().starved(rank, seconds, now)
         self._bootstrap.starved(seconds, now)
 
     def _missing(self) -> str:
-        """The ranks that are not there, or not ready, as people know them."""
+        """The ranks that are absent, or not ready, as text."""
         names = self._config.names
         return ", ".join(f"rank {rank} ({names[rank]})" for rank in self.membership.missing)
 
@@ -205,7 +209,7 @@ class HeadEpochs(HeadSteps):
         return effects if self._joining.replacing else effects + self._start_engine(now)
 
     def _start_engine(self, now: float) -> list[Effect]:
-        """Give the own engine its part of the plan."""
+        """Give the head's engine its part of the plan."""
         assert self._order is not None  # noqa: S101  callers checked
         if self._order.backend is not Backend.PIPELINE:
             self._answer_deadline.order(now, self._config.bootstrap_seconds)
@@ -230,7 +234,7 @@ class HeadEpochs(HeadSteps):
         return self._prepared(0, prepared, now)
 
     def _join(self, now: float) -> list[Effect]:
-        """Every rank is prepared: have them join."""
+        """Order every rank to join: all are prepared."""
         assert self._order is not None  # noqa: S101  they prepared for it
         seconds = self._config.group_seconds
         prepared = self.membership.prepared
@@ -292,12 +296,12 @@ class HeadEpochs(HeadSteps):
         ]
 
     def _without_tensor(self, reason: str) -> list[Effect]:
-        """Tensor parallelism was tried, and will not be again: *reason*."""
+        """Give up tensor parallelism for good, for *reason*."""
         self._plan_request = attrs.evolve(self._plan_request, against=reason)
         return [Note(Level.WARNING, f"no tensor parallelism: {reason}")]
 
     def _refused(self, rank: int, failed: Failure, now: float) -> list[Effect]:
-        """A rank did not get ready. Loading is tried again after a longer pause."""
+        """A rank did not get ready. After a failure to load, the next try waits longer."""
         name = self._config.names[rank]
         text = f"rank {rank} ({name}) cannot serve: {failed.message}"
         if self._gives_up_tensor(now, failed.kind):
@@ -308,13 +312,16 @@ class HeadEpochs(HeadSteps):
         return [*notes, *self._end_epoch(now)]
 
     def _gives_up_tensor(self, now: float, kind: FailureKind = FailureKind.GROUP) -> bool:
-        """A collective does not come up, and nobody insists on it. One that once worked is tried
-        some times again, and so is one whose links broke: a node may just have gone."""
+        """A collective failed to come up. True if `auto` now gives up tensor parallelism.
+
+        A collective that once worked gets several tries, and so does one whose links broke, because
+        a node may just have left.
+        """
         rising = self.membership.state in (MembershipState.PREPARING, MembershipState.STARTING)
         if not (rising and self._tensor and self._plan_request.strategy is Strategy.AUTO):
             return False
         if kind is FailureKind.LINK_LOST:
-            if now - self._cut_at > PING_TIMEOUT:  # all links of a node that goes are one loss
+            if now - self._cut_at > PING_TIMEOUT:  # all links of one lost node count once
                 self._cuts += 1
                 self._cut_at = now
             return self._cuts >= TENSOR_TRIES
@@ -322,7 +329,7 @@ class HeadEpochs(HeadSteps):
         return self._tries <= 0
 
     def _end_epoch(self, now: float) -> list[Effect]:
-        """The epoch, or the start of one, is over."""
+        """The epoch, or its start, is over: clean up, and try the next."""
         self.membership.interrupt()
         self._since = now
         self._backoff.ended(now)

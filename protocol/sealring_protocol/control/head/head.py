@@ -1,8 +1,8 @@
-"""The head's brain: gathers the ranks, plans, raises epochs, schedules steps, recovers.
+"""The head's brain: it gathers the ranks, plans, starts epochs, schedules steps, and recovers.
 
-Events in (a link came up, a message, the engine said something, a request), effects out. It
-knows ranks and messages; links and bytes are the node's, text and sampling arithmetic are not
-in this process's core at all.
+Events come in (a link came up, a message, the engine's answer, a request); effects go out. It knows
+ranks and messages. The node handles links and bytes; text and sampling arithmetic are outside of
+this process's core.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from sealring_protocol.security.roles import Purpose
 __all__ = ["Head", "HeadConfig"]
 
 _STEP_ROOM: Final = 64 * 1024
-"""What a frame keeps for the rest of a step beside the hidden states of a prefill chunk."""
+"""Bytes of a frame reserved for the rest of a step, beside the hidden states of a prefill chunk."""
 
 
 _GRAVE: Final = (FailureKind.ENGINE_LOST, FailureKind.MEMORY)
-"""Failures that a rank alone may say of itself."""
+"""Failures that only the failed rank itself may report with effect."""
 
 
 class Head(HeadEpochs):
@@ -65,29 +65,30 @@ class Head(HeadEpochs):
     def __init__(self, config: HeadConfig, now: float = 0.0) -> None:
         super().__init__(config, now)
         self._presentations = [TokenBucket(PRESENTATIONS_PER_SECOND, 0.0) for _ in config.names]
-        self._wrong: set[int] = set()  # ranks whose link ends for what they sent
+        self._wrong: set[int] = set()  # ranks whose link ends because of what they sent
 
     def inherit(self, scheduler: Scheduler | None) -> None:
-        """Go on with the requests in *scheduler*, that of the head before, which has retired."""
+        """Take over *scheduler* and its requests from the previous head, which has retired."""
         self.scheduler = scheduler
         if scheduler is not None:
             scheduler.forget_ranks()
 
     def readdress(self, hosts: tuple[str, ...]) -> None:
-        """The ranks are reached at *hosts* from now on: the next collective is told these."""
+        """The ranks are at *hosts* from now on; the next collective uses these addresses."""
         self._config = attrs.evolve(self._config, hosts=hosts)
 
     # ------------------------------------------------------------- requests
 
     def submit(self, request: Request, now: float) -> tuple[int, list[Effect]]:
-        """Queue *request*. Raises `LocalProtocolError` if it can never be done."""
+        """Queue *request*. Returns its uid and the effects. Raises `LocalProtocolError` if it can
+        never be served, or if the queue is full."""
         if self.scheduler is None:
             raise LocalProtocolError("the head has not read its model yet; try again in a moment")
         uid = self.scheduler.submit(request)
         return uid, self.plan_steps(now)
 
     def cancel(self, uid: int, now: float) -> list[Effect]:
-        """End request *uid*; its caches are freed by the next step."""
+        """Cancel request *uid*; the next step frees its caches."""
         if self.scheduler is None:
             return []
         return [*self.scheduler.cancel(uid), *self.plan_steps(now)]
@@ -101,7 +102,8 @@ class Head(HeadEpochs):
     # --------------------------------------------------------------- engine
 
     def engine_message(self, message: LocalMessage, now: float) -> list[Effect]:
-        """The own engine said *message*. Raises `RemoteProtocolError` if it may not."""
+        """Handle *message* from the head's engine. Raises `RemoteProtocolError` if it may not send
+        it."""
         match message:
             case EngineInfo():
                 return self._engine_info(message, now)
@@ -118,7 +120,7 @@ class Head(HeadEpochs):
                 self._joining.grouped(message)
                 return []
             case Logprobs():
-                # Of no other: an engine that was taken over may say as many as it likes.
+                # Keep no others: a compromised engine may send any number of them.
                 flight = self._flights.get(message.n)
                 if flight is not None and message.uid in flight[2]:
                     self._logprobs[message.n, message.uid] = message
@@ -167,7 +169,7 @@ class Head(HeadEpochs):
     def engine_lost(
         self, reason: str, now: float, kind: FailureKind = FailureKind.ENGINE_LOST
     ) -> list[Effect]:
-        """The own engine is gone."""
+        """The head's engine is gone."""
         self._engine_ready = None
         self._loaded = None
         self._answer_deadline.clear()
@@ -185,12 +187,12 @@ class Head(HeadEpochs):
         return effects
 
     def collective_prepared(self, epoch: Epoch, port: int, relay: int, now: float) -> list[Effect]:
-        """The answer to `PrepareCollective`."""
+        """The successful answer to `PrepareCollective`."""
         self._joining.ports(epoch, port, relay, now)
         return self._self_prepared(now)
 
     def collective_failed(self, epoch: Epoch, reason: str, now: float) -> list[Effect]:
-        """The other answer to it."""
+        """The failed answer to `PrepareCollective`."""
         if not self._joining.is_of_now(epoch):
             return []
         return self._refused(0, Failure(0, FailureKind.GROUP, reason), now)
@@ -210,7 +212,7 @@ class Head(HeadEpochs):
         return []
 
     def link_down(self, rank: int, purpose: Purpose, reason: str, now: float) -> list[Effect]:
-        """It is gone."""
+        """The link with *purpose* to *rank* is gone."""
         name = self._config.names[rank]
         cause = FailureKind.INTEGRITY if rank in self._wrong else FailureKind.LINK_LOST
         self._wrong.discard(rank)
@@ -239,7 +241,7 @@ class Head(HeadEpochs):
         return [note, *self._lost(Failure(rank, cause, reason), now)]
 
     def message(self, rank: int, purpose: Purpose, message: Message, now: float) -> list[Effect]:
-        """*rank* sent *message*. Raises `RemoteProtocolError` if it may not be."""
+        """*rank* sent *message*. Raises `RemoteProtocolError` if it may not send it."""
         try:
             return self._message(rank, purpose, message, now)
         except RemoteProtocolError:
@@ -274,7 +276,7 @@ class Head(HeadEpochs):
         return Shut(rank, Purpose.CONTROL, CloseCode.MODEL_MISMATCH, reason)
 
     def _cannot(self, rank: int, message: CannotServe, now: float) -> list[Effect]:
-        """A rank cannot serve an epoch, or not any more."""
+        """A rank cannot start, or go on with, an epoch."""
         failed = message.of(rank)
         over = self.membership.state is MembershipState.GATHERING
         if not self.membership.is_current(message.epoch) or over:
@@ -286,7 +288,7 @@ class Head(HeadEpochs):
         return self._lost(failed, now)
 
     def _told(self, rank: int, message: StepDone, now: float) -> list[Effect]:
-        """A rank answers a step of tensor parallelism."""
+        """A rank answered a step of tensor parallelism."""
         over = self.membership.state is MembershipState.GATHERING
         if not self.membership.is_current(message.epoch) or over:
             failed = message.failed
@@ -298,7 +300,7 @@ class Head(HeadEpochs):
         return self._act(self._machine.done(rank, message), now)
 
     def _explained(self, epoch: Epoch, failed: Failure, now: float) -> list[Effect]:
-        """A rank says why *epoch* was lost, which its link, which it closed, has ended already."""
+        """A rank explains why it closed its link and so ended *epoch*, which is over already."""
         if self.scheduler is None:
             return []
         known = self.scheduler.learnt
@@ -319,7 +321,7 @@ class Head(HeadEpochs):
     # ---------------------------------------------------------------- timers
 
     def next_timeout(self) -> float | None:
-        """When `handle_timeout` wants to be called."""
+        """When to call `handle_timeout`; None: not at all."""
         return earliest(
             self._bootstrap.at,
             self._backoff.until,
@@ -331,7 +333,7 @@ class Head(HeadEpochs):
         )
 
     def handle_timeout(self, now: float) -> list[Effect]:
-        """Time has passed."""
+        """Act on the first deadline that has passed."""
         if _is_due(self._answer_deadline.deadline, now):
             self._answer_deadline.clear()
             return [
@@ -360,7 +362,7 @@ class Head(HeadEpochs):
         return []
 
     def _step_is_lost(self, now: float) -> list[Effect]:
-        """A step has not come back, though every link lives: somebody swallowed it."""
+        """A step has not come back although every link is up: a rank swallowed it."""
         reason = "a step has not come round the ring within its deadline" + self._rounds.extended
         effects = self._lost(Failure(0, FailureKind.DEADLINE, reason), now)
         ends = sorted({1, self._world - 1})
@@ -369,9 +371,10 @@ class Head(HeadEpochs):
 
 
 def _by_hearsay(rank: int, done: StepDone) -> StepDone:
-    """*done*, which *rank* sent. If it says that another rank died, or ran out of memory, the step
-    is lost, and no more: what follows from that, less room for that rank say, waits for its own
-    word (`_explained`), or one rank could take room from another."""
+    """*done* as *rank* may say it. If it claims that another rank died or ran out of memory, the
+    step counts as lost for a broken link. Further consequences, such as less room for the accused
+    rank, need that rank's own report (`_explained`); otherwise one rank could take room from
+    another."""
     failed = done.failed
     if failed is None or failed.rank == rank or failed.kind not in _GRAVE:
         return done

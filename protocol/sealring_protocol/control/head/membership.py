@@ -1,12 +1,12 @@
-"""Who is up, and in which epoch: the head's view of its ranks.
+"""The head's view of its ranks: who is present, and in which epoch.
 
-Only the head raises the epoch, by one, and it sends no step until every rank is READY in the new
-one; in tensor parallelism all have to be PREPARED before any can be. Whatever goes wrong afterwards
-(a rank lost, a step failed, an engine replaced) ends the epoch and leads back to gathering; with
-every rank present again the next one starts.
+Only the head raises the epoch, by one each time. It sends no step until every rank is READY in the
+new epoch; in tensor parallelism, no rank is READY before all are PREPARED. Any later failure (a
+rank lost, a step failed, an engine replaced) ends the epoch and leads back to gathering. The next
+epoch starts when every rank is present again.
 
-A follower's part is small enough to be in `node`: an older epoch is dropped, its own is obeyed,
-a higher one comes by BOOTSTRAP alone.
+A follower's part is in `follower`: it drops messages of older epochs and obeys those of its own,
+and only a BOOTSTRAP can raise the epoch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class MembershipState(enum.Enum):
 
 
 class MembershipEvent(enum.Enum):
-    """What moves it."""
+    """What changes the state."""
 
     PREPARE = "prepare"
     START = "start"
@@ -53,8 +53,8 @@ MEMBERSHIP_TABLE: Final[Table[MembershipState, MembershipEvent]] = {
 
 
 class Membership:
-    """Ranks 0 to *world* - 1 of the head with *instance*. Rank 0 is the head itself. The epoch that
-    this head was in *before*, with another roster, counts on."""
+    """Ranks 0 to *world* - 1 of the head with *instance*. Rank 0 is the head itself. Epochs count
+    on from *before*, the last epoch that this head began with another roster."""
 
     def __init__(self, instance: int, world: int, before: int = 0) -> None:
         self._machine = Machine(MEMBERSHIP_TABLE, MembershipState.GATHERING)
@@ -66,7 +66,7 @@ class Membership:
 
     @property
     def state(self) -> MembershipState:
-        """What is waited for."""
+        """What the head waits for."""
         return self._machine.state
 
     @property
@@ -76,7 +76,7 @@ class Membership:
 
     @property
     def missing(self) -> list[int]:
-        """Ranks that are not there (gathering), not prepared (preparing), or not ready."""
+        """The ranks that the present state waits for: absent, not prepared, or not ready."""
         have: Mapping[int, Hello | Prepared | Ready] = self._ready
         if self.state is MembershipState.GATHERING:
             have = self._present
@@ -86,30 +86,30 @@ class Membership:
 
     @property
     def present(self) -> dict[int, Hello]:
-        """How each rank that is there presented itself."""
+        """The HELLO of each rank that is present."""
         return dict(self._present)
 
     @property
     def ready(self) -> dict[int, Ready]:
-        """How each rank answered in the present epoch."""
+        """The READY of each rank that has sent it in this epoch."""
         return dict(self._ready)
 
     @property
     def prepared(self) -> dict[int, Prepared]:
-        """How each rank answered when all were to prepare."""
+        """The PREPARED of each rank that has sent it in this epoch."""
         return dict(self._prepared)
 
     def is_current(self, epoch: Epoch) -> bool:
-        """*epoch* is the present one; another head's, or an older one of this head's, is not.
+        """True if *epoch* is the present one; False for an older one, or another head's.
 
-        Raises `RemoteProtocolError` for one of this head's that never was.
+        Raises `RemoteProtocolError` for an epoch of this head that it never began.
         """
         if epoch.instance == self._epoch.instance and epoch.counter > self._epoch.counter:
             raise RemoteProtocolError(f"epoch {epoch.counter} never was")
         return epoch == self._epoch
 
     def presented(self, rank: int, hello: Hello) -> bool:
-        """*rank* is there, with nothing loaded for this epoch. True if that ends an epoch."""
+        """*rank* is present and has nothing loaded for this epoch. True if that ends an epoch."""
         self._present[rank] = hello
         return self.interrupt()
 
@@ -127,7 +127,7 @@ class Membership:
         return running
 
     def start(self, *, prepare: bool = False) -> Epoch:
-        """Raise the epoch; with *prepare* every rank has to be prepared before any can be ready.
+        """Begin and return the next epoch. With *prepare* it begins by preparing a collective.
         Raises `LocalProtocolError` while a rank is missing."""
         if self.missing:
             raise LocalProtocolError(f"ranks {self.missing} are missing")
@@ -136,10 +136,10 @@ class Membership:
         return self._epoch
 
     def answered_prepared(self, rank: int, prepared: Prepared) -> bool:
-        """*rank* is prepared. True when all are, for the next state.
+        """*rank* is prepared. True if now all are, which starts the next state.
 
-        An older epoch is ignored. Raises `RemoteProtocolError` for a higher one, a second answer,
-        or where nobody is to prepare.
+        An answer of an older epoch is ignored. Raises `RemoteProtocolError` for an epoch that never
+        began, a second answer, or one that was not asked for.
         """
         if not self.is_current(prepared.epoch) or self.state is MembershipState.GATHERING:
             return False
@@ -152,10 +152,12 @@ class Membership:
         return True
 
     def answered(self, rank: int, ready: Ready, layers: range) -> bool:
-        """*rank* is ready in the epoch of *ready*. True when all are, for the next state.
+        """*rank* is ready in the epoch of *ready*. True if now all are, which starts the next
+        state.
 
-        An older epoch is ignored. Raises `RemoteProtocolError` for a higher one, a second answer,
-        one before all are prepared, or layers that are not the rank's.
+        An answer of an older epoch is ignored. Raises `RemoteProtocolError` for an epoch that never
+        began, a second answer, one before all ranks are prepared, or layers that are not the
+        rank's.
         """
         if not self.is_current(ready.epoch) or self.state is MembershipState.GATHERING:
             return False
@@ -176,5 +178,5 @@ class Membership:
 
 
 def hello(info: EngineInfo) -> Hello:
-    """How a rank presents itself."""
+    """The HELLO of a rank whose engine sent *info*."""
     return Hello(info.model, len(info.layers), info.dtype, info.hidden, info.room)

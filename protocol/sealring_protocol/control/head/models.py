@@ -1,8 +1,7 @@
-"""How one node tells another that their models differ, so that an owner knows what to do.
+"""The error texts for nodes whose models differ, so that their owner knows what to do.
 
-The digest of a model takes in its manifest (``sealring.json``, the hashes of its weights). A
-manifest on one side alone therefore makes another digest of the same model, and that is told as
-what it is, by whichever side can know.
+A model's digest covers its manifest (``sealring.json``, the hashes of its weights). The same model
+with a manifest on one side only therefore has two digests. The side that can tell says so.
 """
 
 from __future__ import annotations
@@ -10,23 +9,22 @@ from __future__ import annotations
 from typing import Final
 
 ONE_SIDED: Final = "only one of both has a manifest of the weights (sealring.json): "
-"""How the reason begins where nothing but the manifest differs."""
+"""The start of the reason if only the manifest differs."""
 
 
 def short(digest: bytes) -> str:
-    """As much of *digest* as people compare."""
+    """The first 12 hexadecimal digits of *digest*, for people to compare."""
     return digest.hex()[:12]
 
 
 def one_sided(has: str, lacks: str) -> str:
-    """The node named *has* has a manifest, the node named *lacks* has none, and nothing else
-    differs."""
+    """The reason if only the node named *has* has a manifest, and nothing else differs."""
     return f"{ONE_SIDED}{has} has one, {lacks} has none"
 
 
 def differ(own: str, model: bytes, unpinned: bytes, peer: str, theirs: bytes) -> str:
-    """Why the node named *own* with *model* (*unpinned* without its manifest, if it has one) takes
-    no *peer* with the model *theirs*."""
+    """Why the node named *own* rejects *peer*. *model* and *theirs* are the digests of their
+    models; *unpinned* is that of *own*'s without its manifest (empty if it has none)."""
     if unpinned and theirs == unpinned:
         return one_sided(own, peer)
     text = f"{peer} holds another model ({short(theirs)}) than {own} ({short(model)})"

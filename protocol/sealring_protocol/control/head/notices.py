@@ -1,7 +1,7 @@
-"""What the head has told each rank of why there is no epoch.
+"""What the head has told each rank about why there is no epoch.
 
-A rank is told when the reasons are other than those it was told last, but no more often than every
-`NOTICE_SECONDS`: reasons that change back and forth cost a rank one message a second.
+A rank is told when the reasons differ from those it was told last, at most once every
+`NOTICE_SECONDS`, so reasons that alternate cost one message a second.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sealring_protocol.control.effects import Send
 from sealring_protocol.security.roles import Purpose
 
 NOTICE_SECONDS: Final = 1.0
-"""Seconds between two WAITINGs to one rank, at least."""
+"""Minimum seconds between two WAITINGs to one rank."""
 
 
 class Notices:
@@ -26,15 +26,15 @@ class Notices:
         self._next = dict.fromkeys(range(1, world), 0.0)
 
     def forget(self, rank: int) -> None:
-        """The control link with *rank* is new: nothing has been told on it."""
+        """The control link with *rank* is new: nothing has been sent on it."""
         self._told[rank] = Waiting()
 
     def withdraw(self) -> None:
-        """An epoch begins. BOOTSTRAP tells every rank so."""
+        """An epoch begins: BOOTSTRAP withdraws the reasons on every rank."""
         self._told = dict.fromkeys(self._told, Waiting())
 
     def tell(self, why: Waiting, now: float) -> list[Send]:
-        """What to send where the reasons are those of *why* now."""
+        """The WAITINGs to send now that the reasons are those of *why*."""
         due = [rank for rank, told in self._told.items() if told != why and now >= self._next[rank]]
         for rank in due:
             self._told[rank] = why

@@ -1,8 +1,8 @@
-"""The head's steps: planned, sent, answered, or lost; the part of the head that every token takes.
+"""The head's steps: planned, sent, answered or lost. Every token passes through this part.
 
-`head.Head` builds on it and brings up the epochs in which steps can be. Here is what both ways of
-splitting a model share: one scheduler, one machine that says where a step goes and when it is over
-(a `HeadPipeline` or a `TensorLeader`), and the deadlines of those who owe answers.
+`head.Head` builds on it and starts the epochs. This module holds what pipelines and tensor
+parallelism share: one scheduler, one machine that says where a step goes and when it is over (a
+`HeadPipeline` or a `TensorLeader`), and the deadlines of expected answers.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ from sealring_protocol.limits import PING_TIMEOUT
 from sealring_protocol.security.roles import Purpose
 
 DRAIN_SECONDS: Final = 0.25
-"""How long the leader of tensor parallelism gathers answers after the first failure."""
+"""Seconds for which the leader of tensor parallelism collects answers after the first failure."""
 
 
 class HeadSteps:
-    """The steps of rank 0 of *world*; *tuned* has the number of groups follow what is measured.
-    *patience* is how long a peer may be silent, and raises the deadlines of tensor parallelism."""
+    """The steps of rank 0 of *world*. If *tuned*, the number of groups follows measured times.
+    *patience* is how many seconds a peer may be silent; it raises the deadlines of tensor
+    parallelism."""
 
     def __init__(self, world: int, *, tuned: bool, patience: float = PING_TIMEOUT) -> None:
         self._world = world
@@ -57,27 +58,30 @@ class HeadSteps:
         self._rounds = AnswerDeadline(ROUND)
         self._step_deadline = StepDeadline(StepDeadlineRule.of(patience))
         self._drain_ends: float | None = None
-        self._flights: dict[int, tuple[float, Work, tuple[int, ...]]] = {}  # when sent, what, whose
+        self._flights: dict[int, tuple[float, Work, tuple[int, ...]]] = {}  # when sent, work, rows
         self._tuner = GroupTuner(world) if tuned else None
-        self._logprobs: dict[tuple[int, int], Logprobs] = {}  # of (step, uid), for its answer
+        self._logprobs: dict[tuple[int, int], Logprobs] = {}  # by (step, uid), for its answer
         self.may_plan = False
-        """There may be room for a step: `plan_steps` when what came before is carried out."""
+        """A further step may fit. The caller then calls `plan_steps`, after it has carried out the
+        effects so far."""
 
     def _end_epoch(self, now: float) -> list[Effect]:
-        """The epoch is over, and what was under way has been settled: on to the next."""
+        """The epoch is over and its steps are settled: go on to the next epoch."""
         raise NotImplementedError
 
     def _fails(self, failed: Failure) -> bool:
-        """The ring does not serve for this. False if that is known, and has been told."""
+        """Record *failed* as why the ring does not serve. False if it was recorded before, so that
+        it is not logged again."""
         raise NotImplementedError
 
     @property
     def parallel(self) -> bool:
-        """The ring takes steps in tensor parallelism."""
+        """True if the ring runs in tensor parallelism."""
         return isinstance(self._machine, TensorLeader)
 
     def starved(self, rank: int, seconds: float, now: float) -> None:
-        """The engine of *rank* has starved for *seconds* more: what waits for it waits longer."""
+        """The engine of *rank* starved for *seconds* more: extend the deadlines that depend on
+        it."""
         if rank == 0 or self.parallel:  # the engines of a collective wait for the slowest
             self._answer_deadline.starved(seconds, now)
         if rank > 0:
@@ -85,7 +89,7 @@ class HeadSteps:
         self._step_deadline.starved(seconds, now)
 
     def _forget_steps(self) -> None:
-        """No step is under way any more."""
+        """Forget every step under way."""
         self._machine = None
         self._flights.clear()
         self._logprobs.clear()
@@ -98,7 +102,7 @@ class HeadSteps:
     # ------------------------------------------------------------- outwards
 
     def plan_steps(self, now: float) -> list[Effect]:
-        """Plan and begin steps while there is work and credit."""
+        """Plan and begin steps while there is work and credit for it."""
         self.may_plan = False
         effects: list[Effect] = []
         while self._machine is not None and self._machine.open and self.scheduler is not None:
@@ -115,7 +119,7 @@ class HeadSteps:
         return effects
 
     def _announce(self, row: Row) -> list[Effect]:
-        """Tell every engine that draws how it draws for *row*."""
+        """Send *row*, its sampling settings, to every engine that draws tokens."""
         effects: list[Effect] = [ToEngine(row)]
         if isinstance(self._machine, TensorLeader):
             plain = attrs.evolve(row, logprobs=NO_LOGPROBS)
@@ -151,13 +155,14 @@ class HeadSteps:
     # -------------------------------------------------------------- inwards
 
     def _engine_answered(self, message: Step | StepDone, now: float) -> list[Effect]:
-        """The own engine answered in this epoch."""
+        """The head's engine returned *message* of this epoch."""
         if self._machine is None:
             return []
         return self._act(self._machine.output(self._checked(message)), now)
 
     def _checked(self, message: Step | StepDone) -> Step | StepDone:
-        """*message* of the own engine, or the failure that it is if it has not its tokens."""
+        """*message* of the head's engine, or a failure in its place if it has the wrong number of
+        tokens."""
         if self.scheduler is None or not isinstance(message, StepDone) or message.failed:
             return message
         expected = self.scheduler.expects(message.n)
@@ -187,7 +192,7 @@ class HeadSteps:
         return [timing]
 
     def _told_of(self, n: int) -> dict[int, Logprobs]:
-        """The log probabilities that came with the answer to step *n*, by row."""
+        """Take the log probabilities that belong to the answer to step *n*, by row."""
         if not self._logprobs:
             return {}
         return {uid: self._logprobs.pop((n, uid)) for m, uid in list(self._logprobs) if m == n}
@@ -195,7 +200,7 @@ class HeadSteps:
     # ------------------------------------------------------------- failures
 
     def _carry_out(self, actions: list[pipeline.Action]) -> list[Effect]:
-        """Every step under way is over; the first of *actions* is the one at fault."""
+        """Settle every step under way. The first failed one of *actions* is the one at fault."""
         failures = [a for a in actions if isinstance(a, pipeline.Answered) and a.failed]
         if not failures or self.scheduler is None:
             return []
@@ -211,7 +216,7 @@ class HeadSteps:
         return [*effects, *self._learnt_since(known)]
 
     def _learnt_since(self, known: dict[int, int]) -> list[Effect]:
-        """Tell of ranks that are given less room than was *known*."""
+        """Note the ranks whose memory limit differs from *known*."""
         learnt = self.scheduler.learnt if self.scheduler is not None else {}
         texts = [
             f"memory of rank {rank} ran out: several requests together are given "
@@ -222,13 +227,14 @@ class HeadSteps:
         return [Note(Level.WARNING, text) for text in texts]
 
     def _lost(self, failed: Failure, now: float) -> list[Effect]:
-        """The epoch cannot go on: answer what is under way, then try for the next one."""
+        """The epoch cannot go on: settle the steps under way, then try the next epoch."""
         effects = [] if self._machine is None else self._carry_out(self._machine.lost(failed))
         self._fails(failed)
         return effects + self._end_epoch(now)
 
     def _late(self) -> Failure:
-        """Who has not answered the oldest step of tensor parallelism in time."""
+        """The failure that names the ranks whose answers to tensor parallelism's oldest step are
+        overdue."""
         machine = self._machine
         late = machine.late if isinstance(machine, TensorLeader) else []
         names = ", ".join(f"rank {rank}" for rank in late)

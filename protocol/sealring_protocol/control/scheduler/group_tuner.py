@@ -1,8 +1,8 @@
-"""How many groups in flight pay: measured stage times against the time on the way.
+"""Chooses the number of groups in flight from measured stage and network times.
 
-A group's step works on one rank at a time, so with as many groups as ranks every stage has one;
-and while a step is on its way between ranks another group can have its place. More would only
-split batches that are better whole.
+A group's step occupies one rank at a time, so as many groups as ranks keep every stage busy. While
+a step is on the network between ranks, another group can use the rank. More groups than that would
+only split batches.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Final
 from sealring_protocol.control.effects import StepTiming
 
 _WEIGHT: Final = 1 / 16
-"""Of the newest step in the running means."""
+"""The newest step's weight in the running means."""
 
 _STEPS: Final = 32
-"""Decodes to see before the first word, and between words."""
+"""Decode steps before the first recommendation, and between two."""
 
 
 class GroupTuner:
@@ -28,7 +28,8 @@ class GroupTuner:
         self._seen = 0
 
     def groups(self, timing: StepTiming) -> int | None:
-        """How many groups pay, as far as decodes up to *timing* tell; now and then."""
+        """The recommended number of groups after *timing*, once every `_STEPS` decodes; else
+        None."""
         stages = [spent.compute_us for spent in timing.spent]
         if not stages:
             return None

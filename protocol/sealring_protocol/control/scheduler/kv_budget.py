@@ -1,9 +1,9 @@
-"""How much of the ranks' memory for caches is spoken for, and whether more fits.
+"""The ranks' memory for KV caches: how much is taken, and whether more fits.
 
-Each rank tells in READY how many bytes it has for caches and what a row costs it there; what must
-fit must fit on the tightest. A group's cache is a rectangle: every row of it costs as much as the
-longest, and while its rows change a copy of it exists as well, of one group at a time. Lengths
-are rounded up, so that this arithmetic is not done anew for every token.
+Each rank reports in READY its bytes for caches and what a row costs. Caches must fit on the
+tightest rank. A group's cache is a rectangle in which every row costs as much as the longest. While
+a group's rows change, a copy of its cache exists as well; only one group changes at a time. Lengths
+are rounded up, so that this need not be computed again for every token.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Final
 from sealring_protocol.codec.messages import CacheCost
 
 GRAIN: Final = 64
-"""Tokens that lengths are rounded up to."""
+"""Lengths are rounded up to a multiple of this many tokens."""
 
 Shape = tuple[int, int]
-"""Rows of a group, and the tokens of its longest."""
+"""The number of rows in a group, and the tokens of the longest."""
 
 
 def rounded(tokens: int) -> int:
-    """*tokens*, up to a whole grain."""
+    """*tokens*, rounded up to a multiple of `GRAIN`."""
     return -(-tokens // GRAIN) * GRAIN
 
 
 class KvBudget:
-    """Memory for caches: for each rank its bytes and what a row costs. Without ranks there is no
-    end of it."""
+    """The memory for caches: for each rank its bytes and a row's cost. Without ranks it is
+    unlimited."""
 
     def __init__(self, ranks: Iterable[tuple[int, CacheCost]] = ()) -> None:
         self._ranks: Final = tuple(dict.fromkeys(ranks))
@@ -45,17 +45,17 @@ class KvBudget:
 
     @staticmethod
     def taken(cost: CacheCost, groups: Collection[Shape], snapshots: Collection[int]) -> int:
-        """Bytes that *groups* and *snapshots* take where a row costs so."""
+        """Bytes that *groups* and *snapshots* (their tokens) take at *cost* for a row."""
         sizes = [rows * cost.of(rounded(longest)) for rows, longest in groups]
         return sum(sizes) + max(sizes, default=0) + sum(map(cost.of, snapshots))
 
     def share(self, snapshots: Collection[int]) -> float:
-        """The part of its room that *snapshots* take on the rank where that is most."""
+        """The largest fraction of any rank's room that *snapshots* take."""
         taken = ((sum(map(cost.of, snapshots)), room) for room, cost in self._ranks)
         return max((size / room if room else 1.0 for size, room in taken), default=0.0)
 
     def longest(self, context: int) -> int:
-        """Tokens that a row may have when it is alone, *context* at most."""
+        """The most tokens that a row may have when it is alone, at most *context*."""
         low, high = 0, context
         while low < high:
             middle = (low + high + 1) // 2

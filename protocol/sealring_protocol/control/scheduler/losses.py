@@ -1,10 +1,10 @@
-"""What becomes of rows when a step is lost: who is suspected of it, and who is given up.
+"""What becomes of rows when a step is lost: which are suspected, and which are given up.
 
-When a forward fails, the rows of that very step are suspects; where nobody can tell which step it
-was (an engine died, or memory ran out), those of every step under way are. After the new epoch each
-is run alone until it has got past the point; then it makes room for the next. Only a row that fails
-alone is given up. Where memory ran out while several rows had caches, the rank is taken to have
-less room than they took, so that not as many come together again.
+If a forward fails, the rows of its step are suspects. If nobody can tell which step was at fault
+(an engine died, or memory ran out), the rows of every step under way are. In the new epoch each
+suspect runs alone until it gets a token; then the next suspect runs. Only a row that fails alone is
+given up. If memory ran out while several rows had caches, the rank is assumed to have less room
+than they took, so that fewer rows run together.
 """
 
 from __future__ import annotations
@@ -22,21 +22,25 @@ from sealring_protocol.control.scheduler.running_rows import RunningRows
 
 _SUSPICIOUS: Final = {FailureKind.ENGINE_ERROR, FailureKind.ENGINE_LOST, FailureKind.MEMORY}
 _ANY_STEP: Final = {FailureKind.ENGINE_LOST, FailureKind.MEMORY}
-"""Failures of which any step under way may be the cause."""
+"""Failures that any step under way may have caused."""
 
 _NO_MEMORY: Final = (
     ". That rank has too little memory for this request, even alone: shorten the prompt, lower "
     "max_tokens, or give the rank more"
 )
 _STALLS: Final = {FailureKind.DEADLINE: 8, FailureKind.INTEGRITY: 5, FailureKind.LEDGER: 5}
-"""What a lost step counts, if not one: a deadline has cost minutes, and a rank that answers wrongly
-will again. A link that breaks comes back."""
+"""How many stalls a lost step counts as; others count one. A deadline has cost minutes, and a rank
+that answers wrongly will do so again. A broken link comes back."""
 
 
 @attrs.frozen
 class Loss:
-    """What was under way when *epoch* was lost: the rows of the step that failed, those of all
-    steps, whether one row alone had caches, and what these took by rank: all, and the largest."""
+    """What was under way when *epoch* was lost.
+
+    *uids* are the rows of the steps at fault, *all_uids* those of all steps. *alone* is whether
+    only one row had caches. *taken* has two byte counts for each rank: what all caches took, and
+    what the longest row's took.
+    """
 
     epoch: Epoch | None
     uids: tuple[int, ...]
@@ -46,31 +50,31 @@ class Loss:
 
 
 class Losses:
-    """Steps that were lost with rows of *running*."""
+    """Handles lost steps of the rows in *running*."""
 
     def __init__(self, running: RunningRows) -> None:
         self._running = running
-        self._unexplained: Loss | None = None  # the last one, where only a link has told of it
+        self._unexplained: Loss | None = None  # the last, if only a broken link has told of it
 
     def forget(self) -> None:
-        """What was lost is explained by nobody any more: the ranks may be other machines."""
+        """Expect no explanation of the last loss: the ranks may be other machines now."""
         self._unexplained = None
 
     def of(
         self, epoch: Epoch | None, flights: Mapping[int, Flight], n: int, kind: FailureKind
     ) -> Loss:
-        """What is lost with step *n* of *epoch* if a failure of *kind* ends all *flights*, the
-        steps under way by number."""
+        """The `Loss` if step *n* of *epoch* fails with *kind* and ends all *flights*, the steps
+        under way by number."""
         every = tuple(dict.fromkeys(itertools.chain(*(f.uids for f in flights.values()))))
-        # An engine that has died does not say which step it died of, and where memory ran out it
-        # was any of them that took too much.
+        # An engine that died does not say which step killed it, and any step may have taken too
+        # much memory.
         own = flights[n].uids if n in flights else ()
         at_fault = every if kind in _ANY_STEP else own
         return Loss(epoch, at_fault, every, len(self._running.live) == 1, self._running.taken())
 
     def settle(self, loss: Loss, failure: Failure) -> list[Outcome]:
-        """Its rows wait again: suspect them if *failure* is a forward's, and end those that have
-        spent their retries or get nowhere."""
+        """Count the loss against its rows. They become suspects if *failure* is a forward's. Those
+        that have used up their retries, or make no progress, end."""
         rows = self._living(loss.uids)
         for row in rows:
             row.tries += 1
@@ -84,8 +88,8 @@ class Losses:
         return outcomes
 
     def explained(self, epoch: Epoch, failure: Failure) -> list[Outcome]:
-        """*failure* is why *epoch* was lost, which only a link had told of so far: its rows are
-        suspects after all. What the next epoch has begun meanwhile begins again without them."""
+        """*failure* explains why *epoch* was lost, which so far only a broken link had reported.
+        Its rows become suspects. Rows that the next epoch has opened meanwhile are preempted."""
         loss = self._unexplained
         if loss is None or loss.epoch != epoch or failure.kind not in _ANY_STEP:
             return []
@@ -98,7 +102,8 @@ class Losses:
         return [self._running.rows[uid] for uid in uids if uid in self._running.rows]
 
     def _suspect(self, uids: Iterable[int], loss: Loss, failure: Failure) -> list[Outcome]:
-        """A forward with *uids* failed. One that fails so alone too often ends here."""
+        """A forward with *uids* failed: suspect them. A row that has failed alone too often
+        ends."""
         outcomes: list[Outcome] = []
         if failure.kind is FailureKind.MEMORY and not loss.alone:
             self._running.learn(failure.rank, loss.taken)

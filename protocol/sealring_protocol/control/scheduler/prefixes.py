@@ -1,14 +1,13 @@
-"""Snapshots that the ranks hold, and which of them a new row continues.
+"""Snapshots that the ranks hold, and which of them a new row starts from.
 
-The head alone decides: it has a row's cache kept under a handle, opens a new row from the handle
-whose tokens agree longest with its own, and has handles dropped, the least recently used first.
-Every rank obeys by number, so no two can differ. A row that begins with what another one has read
-and answered, a chat's next turn, is read in from there. A snapshot serves one sharer alone
-(`Request.sharer`): how long a prompt takes, and how much of it was known, would tell others what
-it holds.
+Only the head decides. It has a row's cache kept under a handle, opens a new row from the handle
+with the longest common prefix, and drops the least recently used handles first. Every rank obeys by
+number, so no two can differ. A chat's next turn, which begins with what an earlier row read and
+answered, thus skips that part of its prefill. A snapshot serves only one sharer (`Request.sharer`):
+otherwise the time of a prefill, and how much of it was cached, would reveal what others have asked.
 
-Where all ranks can cut their caches to any length, a snapshot serves for its first tokens too;
-elsewhere (states of recurrent layers, rotating windows) it serves whole or not at all.
+If all ranks can cut their caches to any length, a prefix of a snapshot serves as well. If not
+(recurrent states, rotating windows), a snapshot serves whole or not at all.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from typing import Final
 import attrs
 
 SHORTEST: Final = 16
-"""Tokens below which reading is cheaper than a copy is worth."""
+"""A common prefix of fewer tokens is cheaper to read again than to copy."""
 
 
 @attrs.frozen
 class Snapshot:
-    """*length* tokens of *sharer* under *handle*; *tokens* is the row that they were of, which may
-    still grow to that length or, if it ended early, may fall short of it."""
+    """*length* tokens of *sharer*'s row, kept under *handle*. *tokens* is the row's own list: it
+    may still grow to *length*, and stays shorter if the row ended early."""
 
     handle: int
     sharer: tuple[str, str]
@@ -48,28 +47,29 @@ class Prefixes:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of every snapshot."""
+        """The tokens in each snapshot."""
         return [snapshot.length for snapshot in self._snapshots.values()]
 
     def clear(self, *, cuttable: bool) -> None:
-        """A new epoch, in which caches can be cut or cannot."""
+        """A new epoch begins without snapshots; *cuttable* says whether every rank can cut its
+        caches."""
         self.cuttable = cuttable
         self._snapshots.clear()
 
     def add(self, snapshot: Snapshot) -> None:
-        """It is kept by the next step."""
+        """Add *snapshot*, which the next step saves."""
         self._snapshots[snapshot.handle] = snapshot
 
     def remove(self, handle: int) -> None:
-        """It is dropped by the next step."""
+        """Remove *handle*, which the next step drops."""
         del self._snapshots[handle]
 
     def oldest(self, needed: Container[int]) -> int | None:
-        """The handle that was used longest ago, of those not *needed*."""
+        """The least recently used handle that is not in *needed*; None if there is none."""
         return next((handle for handle in self._snapshots if handle not in needed), None)
 
     def within(self, snapshot: Snapshot) -> list[int]:
-        """Handles that *snapshot* makes superfluous: those that are the beginning of it."""
+        """The handles that *snapshot* makes redundant because it begins with them."""
         if not self.cuttable:
             return []
         return [
@@ -80,10 +80,10 @@ class Prefixes:
         ]
 
     def find(self, sharer: tuple[str, str], tokens: list[int]) -> tuple[int, int]:
-        """The handle that *sharer*'s row of *tokens* is opened from, and how many it keeps; (0, 0)
+        """The handle to open *sharer*'s row of *tokens* from, and how many tokens to keep; (0, 0)
         if none.
 
-        The last token is never kept: the first decode takes it.
+        The last token is never kept, because the first decode takes it.
         """
         best = handle = 0
         for snapshot in self._snapshots.values():
@@ -101,13 +101,13 @@ class Prefixes:
 
 
 def _common(one: list[int], other: list[int], most: int) -> int:
-    """How many of the first *most* tokens are the same in both."""
+    """The length of the common prefix of *one* and *other*, at most *most*."""
     high = min(len(one), len(other), most)
     if high <= 0 or one[0] != other[0]:
         return 0
     if one[:high] == other[:high]:
         return high
-    low = 1  # that many agree; high do not
+    low = 1  # the first `low` agree; the first `high` do not
     while high - low > 1:
         middle = (low + high) // 2
         if one[low:middle] == other[low:middle]:

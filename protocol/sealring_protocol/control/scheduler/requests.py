@@ -1,4 +1,4 @@
-"""What a caller asks of the scheduler, how it is set, and what comes back."""
+"""The scheduler's requests, configuration and results."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from sealring_protocol.errors import LocalProtocolError
 
 @attrs.frozen
 class SchedulerConfig:
-    """*groups* of at most *rows* rows (0 groups: the head chooses); *queue* rows may wait.
+    """The scheduler's limits.
 
-    Prefill *chunk* in tokens, at most *chunks* in flight and *chunk_seconds* each. *prefixes*
-    snapshots at most, in *prefix_share* of the ranks' room. A request ends after more than
-    *retries* forwards that failed on it, or *stalls* lost steps without a token between them. A
-    token's hidden state is of *hidden_bytes*.
+    *groups* of at most *rows* rows decode (0 groups: the head chooses), and *queue* rows may wait.
+    A prefill *chunk* is in tokens; at most *chunks* are in flight, each of about *chunk_seconds*.
+    At most *prefixes* snapshots are kept, in at most the fraction *prefix_share* of the ranks'
+    room. A request ends after more than *retries* failed forwards of its own, or more than *stalls*
+    lost steps without a token between them. A token's hidden state has *hidden_bytes* bytes.
     """
 
     groups: int = 0
@@ -36,12 +37,11 @@ class SchedulerConfig:
 
 @attrs.frozen
 class Request:
-    """Continue *prompt* (token ids) by at most *max_tokens*, or by what the context allows if 0.
+    """Continue *prompt* (token ids) by at most *max_tokens*; 0 means as many as the context allows.
 
-    A token in *eos* ends the row and is not given out. *sampling* is a `Row` without its uid and
-    history. Whoever asks is the *owner*: owners take turns in the queue. What the ranks keep of a
-    row serves later requests of the same owner in the same *scope*, and no others: a scope is what
-    tells apart callers who take turns as one.
+    A token in *eos* ends the row and is not output. *sampling* is a `Row` without uid and history.
+    Owners take turns in the queue. Snapshots of a row serve only later requests of the same *owner*
+    and *scope*. The scope separates callers that share an owner's turns.
     """
 
     prompt: tuple[int, ...]
@@ -53,12 +53,12 @@ class Request:
 
     @property
     def sharer(self) -> tuple[str, str]:
-        """Whose snapshots it may continue, and whose its own may serve."""
+        """The key of the snapshots that it may use, and that its own are kept under."""
         return self.owner, self.scope
 
 
 class ContextOverflow(LocalProtocolError):
-    """A prompt of *prompt* tokens and *asked* more are beyond the model's *context*."""
+    """The *prompt* tokens and the *asked* further ones exceed the model's *context*, in tokens."""
 
     def __init__(self, prompt: int, asked: int, context: int) -> None:
         super().__init__(
@@ -69,7 +69,8 @@ class ContextOverflow(LocalProtocolError):
 
 
 class RoomOverflow(LocalProtocolError):
-    """*tokens* tokens are beyond the *room* for caches of the ring's tightest rank, even alone."""
+    """The caches of *tokens* tokens exceed the *room*, in tokens, of the tightest rank, even
+    alone."""
 
     def __init__(self, tokens: int, room: int) -> None:
         super().__init__(
@@ -80,7 +81,7 @@ class RoomOverflow(LocalProtocolError):
 
 
 class QueueFull(LocalProtocolError):
-    """*waiting* requests wait already; that is all the queue takes."""
+    """The queue is full: *waiting* requests wait already."""
 
     def __init__(self, waiting: int) -> None:
         super().__init__(f"{waiting} requests wait already, as many as may; try again later")
@@ -108,7 +109,7 @@ class TokenOut:
 
 @attrs.frozen
 class RequestDone:
-    """Row *uid* is over; *message* says why where the reason alone does not."""
+    """Row *uid* is over. *message* gives details where *reason* is not enough."""
 
     uid: int
     reason: FinishReason
@@ -117,7 +118,8 @@ class RequestDone:
 
 @attrs.frozen
 class RowOpened:
-    """Row *uid* is being read in; the first *cached* of its *tokens* were there already."""
+    """The prefill of row *uid* begins. Of its *tokens* tokens the first *cached* come from a
+    snapshot."""
 
     uid: int
     tokens: int

@@ -1,4 +1,4 @@
-"""What the scheduler keeps of each row, its states among it, and of each step in flight."""
+"""The scheduler's records: of each row, with its states, and of each step in flight."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from sealring_protocol.table import Machine, Table
 
 
 class RowState(enum.Enum):
-    """Where a row is. Private cache: PREFILL and READY. In a group: DECODE."""
+    """The state of a row. It has a private cache in PREFILL and READY, and is in a group in
+    DECODE."""
 
     QUEUED = "queued"
     PREFILL = "prefill"
@@ -29,7 +30,7 @@ class RowState(enum.Enum):
 
 
 class RowEvent(enum.Enum):
-    """What moves a row."""
+    """What changes a row's state."""
 
     OPEN = "open"
     READ = "read"
@@ -57,20 +58,21 @@ ROW_TABLE: Final[Table[RowState, RowEvent]] = {
 
 
 def row_machine() -> Machine[RowState, RowEvent]:
-    """A row that waits to be opened."""
+    """The state machine of a new row, in QUEUED."""
     return Machine(ROW_TABLE, RowState.QUEUED)
 
 
 @attrs.define(eq=False)
 class LiveRow:
-    """A request that is not over: its *tokens* so far, of *end* at most, and where they are."""
+    """A request that is not over. *tokens* are its prompt and answer so far, *end* their greatest
+    number."""
 
     uid: int
     request: Request
     end: int
     tokens: list[int]
     state: Machine[RowState, RowEvent] = attrs.field(factory=row_machine)
-    position: int = 0  # tokens that steps so far have put, or will put, into its cache
+    position: int = 0  # tokens in its cache once the steps so far are done
     handle: int = 0  # the snapshot that it is opened from
     kept: int = 0  # tokens of that snapshot
     flying: int = 0  # decode steps in flight
@@ -79,12 +81,12 @@ class LiveRow:
     stalls: int = 0
     tries: int = 0  # lost steps since its last token
     suspect: bool = False
-    leader: LiveRow | None = None  # another one that reads the same prompt for both
+    leader: LiveRow | None = None  # a row that reads the same prompt first
     followers: int = 0
 
     @property
     def sampling(self) -> Row:
-        """How the engine samples it, from where it is now."""
+        """Its sampling settings, for an engine that opens it now."""
         asked = self.request.sampling
         if not asked.penalised:
             return attrs.evolve(asked, uid=self.uid)
@@ -93,27 +95,27 @@ class LiveRow:
 
     @property
     def told(self) -> int:
-        """Token ids in the history that its ROW tells."""
+        """The number of token ids in the history of its ROW."""
         return len(self.tokens) if self.request.sampling.penalised else 0
 
     @property
     def row_weight(self) -> int:
-        """What its ROW weighs."""
+        """The weight of its ROW, in bytes (`pipeline.weight`)."""
         return weight(self.request.sampling) + HISTORY_WEIGHT * self.told
 
     @property
     def emitted(self) -> int:
-        """Tokens that it was given."""
+        """The number of tokens generated so far."""
         return len(self.tokens) - len(self.request.prompt)
 
     @property
     def unread(self) -> int:
-        """Tokens to prefill: all but the last, which the first decode takes."""
+        """The number of tokens left to prefill: all but the last, which the first decode takes."""
         return len(self.tokens) - 1 - self.position
 
     @property
     def led(self) -> bool:
-        """Another row is still reading, or about to read, what this one needs."""
+        """True while its leader has not read the prompt yet."""
         return self.leader is not None and self.leader.state.state in _BEFORE_READY
 
 
@@ -122,9 +124,11 @@ _BEFORE_READY = (RowState.QUEUED, RowState.PREFILL, RowState.PREEMPTED)
 
 @attrs.frozen
 class Flight:
-    """A step that waits for its answer: its rows, and the position of the token each will give. It
-    is of that *weight* (`limits.MAX_WEIGHT_WAITING`), and *back* once all that is left of it is the
-    head's to do."""
+    """A step that waits for its answer.
+
+    *positions* are where the token of each row goes. *weight* counts bytes as
+    `limits.MAX_WEIGHT_WAITING` does. *back* is True once only the head's own work on it is left.
+    """
 
     work: Work
     uids: tuple[int, ...]
@@ -136,7 +140,8 @@ class Flight:
 
 @attrs.frozen
 class Planned:
-    """The next *step*, how the *rows* that it opens are sampled, and what of them is *opened*."""
+    """The next *step*, the sampling of the *rows* that it opens, and what to report of them
+    (*opened*)."""
 
     step: Step
     rows: tuple[Row, ...]

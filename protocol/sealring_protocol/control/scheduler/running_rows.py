@@ -1,14 +1,13 @@
-"""Who has caches on the ranks, who is about to, and who waits: the scheduler's rows.
+"""The scheduler's rows: those with caches on the ranks, those about to get them, and those waiting.
 
-A request becomes a row and waits (`waiting`) until there is a place and, on every rank, room for
-its caches (`kv_budget`). It is opened, perhaps from a snapshot (`prefixes`), read in, joins its
-group, and leaves: because it ended, or because it has to make room, in which case it waits again
-and is read in anew with its tokens so far. What leaves is only noted here (`leaving`, `dropping`);
-the next step carries it out on all ranks.
+A request becomes a row and waits (`waiting`) until a place is free and every rank has room for its
+caches (`kv_budget`). It is opened, perhaps from a snapshot (`prefixes`), prefilled, and joins its
+group. It leaves because it ended, or because it must make room; then it waits again, and its prompt
+and its tokens so far are prefilled anew. This module only notes what leaves (`leaving`,
+`dropping`); the next step carries it out on all ranks.
 
-Rows of one sharer that come with equal prompts are read once: one leads, and the others wait for
-the snapshot that is made of it. A row that ends leaves a snapshot behind as well, for what
-continues it.
+Of one sharer's rows with equal prompts only one, the leader, reads the prompt. The others wait for
+the snapshot made of it. A row that ends also leaves a snapshot, for requests that continue it.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import MAX_IDS, MAX_ROW_WEIGHT
 
 _RESERVE: Final = 2 * GRAIN
-"""Tokens that a row must have room to grow by when it is opened."""
+"""Tokens that a row must have room to grow by before it is opened."""
 
 _WASTE: Final = 1024
-"""Padding in a group's caches, in tokens, that counts as much as one row more."""
+"""Tokens of padding in a group's cache that count as much as one more row."""
 
 
 class RunningRows:
@@ -50,31 +49,31 @@ class RunningRows:
         self.config = config
         self.groups = max(1, config.groups)
         self.ledger = Ledger()
-        self.rows: dict[int, LiveRow] = {}  # all that are not over
-        self.live: dict[int, LiveRow] = {}  # those of them that have caches, or are about to
-        self.reading: dict[int, LiveRow] = {}  # those of these with private ones
+        self.rows: dict[int, LiveRow] = {}  # every row that is not over
+        self.live: dict[int, LiveRow] = {}  # rows in `rows` that have caches, or are about to
+        self.reading: dict[int, LiveRow] = {}  # rows in `live` with private caches
         self.waiting = Waiting()
         self.prefixes = Prefixes()
         self.leaving: list[int] = []  # rows to evict from their groups
         self.dropping: list[int] = []  # private caches and snapshots to drop
-        self.ended: list[Outcome] = []  # what came of making room
+        self.ended: list[Outcome] = []  # requests ended for want of room
         self._context = context
         self._longest = context
         self._next_uid = first_uid
         self._leaders: dict[tuple[tuple[str, str], tuple[int, ...]], LiveRow] = {}  # see `_follow`
-        self._budget = KvBudget()  # of several rows, by what has been learnt
-        self._budget_alone = KvBudget()  # of a row that is alone
+        self._budget = KvBudget()  # of several rows, limited by `learnt`
+        self._budget_alone = KvBudget()  # of a row that runs alone
         self._ranks: tuple[Ready, ...] = ()
-        self.learnt: dict[int, int] = {}  # bytes for caches, of ranks whose memory ran out
-        self._saving: list[LiveRow] = []  # rows to keep a snapshot of
+        self.learnt: dict[int, int] = {}  # limit in bytes, by rank whose memory ran out
+        self._saving: list[LiveRow] = []  # rows to snapshot in the next step
 
     # ---------------------------------------------------------- come and go
 
     def submit(self, request: Request) -> int:
         """Queue *request*; returns its uid.
 
-        Raises `ContextOverflow` or `RoomOverflow` if it can never fit, `QueueFull` if it cannot
-        now, and another `LocalProtocolError` for an empty prompt.
+        Raises `ContextOverflow` or `RoomOverflow` if it can never fit, `QueueFull` if the queue is
+        full, and another `LocalProtocolError` for an empty prompt.
         """
         length = len(request.prompt)
         if not length:
@@ -96,12 +95,13 @@ class RunningRows:
         return uid
 
     def _number(self) -> int:
-        """A new uid, or handle: they share one number space."""
+        """A new number for a row or a snapshot, which share one number space."""
         self._next_uid += 1
         return self._next_uid - 1
 
     def _follow(self, row: LiveRow) -> None:
-        """One of the rows with a prompt reads it, and the others wait for its snapshot."""
+        """Make *row* the leader of its prompt, or a follower that waits for the leader's
+        snapshot."""
         leader = self._leaders.setdefault((row.request.sharer, row.request.prompt), row)
         if leader is not row:
             leader.followers += 1
@@ -113,7 +113,8 @@ class RunningRows:
             del self._leaders[key]
 
     def end(self, uid: int, reason: FinishReason, message: str = "") -> list[Outcome]:
-        """End *uid* wherever it is; its caches go with the next step. Unknown uids are over."""
+        """End *uid* in any state; the next step frees its caches. An unknown uid changes
+        nothing."""
         row = self.rows.pop(uid, None)
         if row is None:
             return []
@@ -127,23 +128,23 @@ class RunningRows:
         return [RequestDone(uid, reason, message)]
 
     def retire(self) -> None:
-        """Rows whose last token is in flight leave before their group's next decode."""
+        """Have rows whose last token is in flight leave before their group's next decode."""
         for row in self.live.values():
             if row.flying and len(row.tokens) + row.flying >= row.end and self._stays(row):
                 self._keep(row)
                 self.leaving.append(row.uid)
 
     def _stays(self, row: LiveRow) -> bool:
-        """*row* is in its group, and the next step does not evict it."""
+        """True if *row* is in its group and the next step does not evict it."""
         return row.uid in self.ledger.rows(row.group) and row.uid not in self.leaving
 
     def _keep(self, row: LiveRow) -> None:
-        """Have the ranks keep a snapshot of *row*, which is in a group, before it leaves."""
+        """Snapshot *row* before it leaves, if it is in a group."""
         if self.config.prefixes and self._stays(row):
             self._saving.append(row)
 
     def _leave(self, row: LiveRow) -> None:
-        """Have *row*'s caches freed on every rank by the next step."""
+        """Have the next step free *row*'s caches on every rank."""
         if row.state.state is RowState.DECODE:
             if self._stays(row):
                 self.leaving.append(row.uid)
@@ -151,7 +152,7 @@ class RunningRows:
             self.dropping.append(row.uid)
 
     def preempt(self, uid: int) -> None:
-        """Take *uid* out of its caches; it is prefilled again when there is room."""
+        """Free the caches of *uid*; it is prefilled again when there is room."""
         row = self.rows[uid]
         self._leave(row)
         self._requeue(row)
@@ -170,23 +171,23 @@ class RunningRows:
         self.reading.pop(row.uid, None)
 
     def unread(self) -> list[LiveRow]:
-        """Rows that are being read in, in the order in which they were opened."""
+        """Rows in prefill, in the order in which they were opened."""
         rows = self.reading.values()
         return [row for row in rows if row.state.state is RowState.PREFILL]
 
     def joiners(self, group: int) -> list[LiveRow]:
-        """Rows that may join *group* now. One that came back while a decode of its former life is
-        in flight waits for that."""
+        """Rows that may join *group* now. A preempted row waits until its earlier decode is
+        answered."""
         rows = [row for row in self.reading.values() if row.group == group and not row.flying]
         return [row for row in rows if row.state.state is RowState.READY]
 
     def join(self, row: LiveRow) -> None:
-        """*row* goes from its private caches into its group."""
+        """Move *row* from its private caches into its group."""
         row.state.fire(RowEvent.JOIN)
         del self.reading[row.uid]
 
     def staying(self, group: int) -> int:
-        """Rows of *group* that the next step does not evict."""
+        """The number of rows of *group* that the next step does not evict."""
         rows = self.ledger.rows(group)
         return sum(uid not in self.leaving for uid in rows) if self.leaving else len(rows)
 
@@ -195,12 +196,13 @@ class RunningRows:
         return [row for row in self.reading.values() if self._is_new(row)]
 
     def _is_new(self, row: LiveRow) -> bool:
-        """No rank has it, or the next step frees its former life before it opens this one."""
+        """True if no rank has a cache of *row*, or the next step frees the old one before it opens
+        the new."""
         gone = row.uid in self.leaving or row.uid in self.dropping
         return gone or not self.ledger.holds(row.uid)
 
     def read(self, row: LiveRow) -> None:
-        """*row* has been read in, once the steps so far are done."""
+        """*row* is fully prefilled once the steps so far are done."""
         row.state.fire(RowEvent.READ)
         self._stop_leading(row)
         whole = not self.prefixes.cuttable and self.config.prefixes
@@ -221,7 +223,8 @@ class RunningRows:
         self.prefixes.clear(cuttable=all(ready.trimmable for ready in ranks))
 
     def taken(self) -> tuple[tuple[int, int], ...]:
-        """For each rank, the bytes that its caches take now, and those of the longest row alone."""
+        """For each rank, the bytes that all its caches take now, and those of the longest row
+        alone."""
         shapes = self._shapes(None)
         longest = max((longest for _, longest in shapes), default=0)
         return tuple(
@@ -233,17 +236,20 @@ class RunningRows:
         )
 
     def learn(self, rank: int, taken: tuple[tuple[int, int], ...]) -> None:
-        """The memory of *rank* ran out when so much was *taken*: from the next epoch on several
-        rows together are to take less than that, though enough for any one of these. A row that is
-        alone may take all that the rank has: another program may have taken the memory, and the
-        rank would be of no use for long requests ever after."""
+        """The memory of *rank* ran out when the caches had *taken* (see `taken`). Limits it from
+        the next epoch on.
+
+        Several rows together then get a tenth less than that, but always enough for the longest of
+        them. A row that runs alone may still use all of the rank's memory: another program may have
+        caused the shortage, and the rank would never again serve long requests.
+        """
         if rank < len(taken):
             everything, alone = taken[rank]
             most = min(everything, self.learnt.get(rank, everything))
             self.learnt[rank] = max(alone, most - most // 10)
 
     def abandon(self) -> None:
-        """The epoch is over: every row waits to be read in again."""
+        """The epoch is over: every row waits to be prefilled again."""
         self.ledger = Ledger()
         self.prefixes.clear(cuttable=True)
         self._saving.clear()
@@ -257,7 +263,7 @@ class RunningRows:
     # ------------------------------------------------------------ who comes in
 
     def open_rows(self) -> None:
-        """Rows begin to be read in: suspects first and alone, then the interrupted, then the
+        """Open rows while there is room: suspects first, and alone; then interrupted rows; then the
         queue."""
         while self.waiting:
             if len(self.live) >= self.groups * self.config.rows:
@@ -275,14 +281,15 @@ class RunningRows:
                 return
 
     def _tells_too_much(self, row: LiveRow) -> bool:
-        """The next step opens others, and with *row* their ROWs would tell or weigh too much."""
+        """True if the next step opens other rows, and *row* would make their ROWs too long or too
+        heavy."""
         others = self.new()
         told = sum(other.told for other in others) + row.told
         heavy = sum(other.row_weight for other in others) + row.row_weight
         return bool(others) and (told > MAX_IDS or heavy > MAX_ROW_WEIGHT)
 
     def _open(self, row: LiveRow) -> bool:
-        """Begin to read *row* in, if there is room for it."""
+        """Open *row* if there is room. False if it has to wait."""
         row.group = self._bucket(row)
         while self._shortage(row) > 0:
             if not self._drop_oldest():
@@ -302,10 +309,10 @@ class RunningRows:
         return True
 
     def _bucket(self, row: LiveRow) -> int:
-        """The group that it costs least to have *row* in, of those with room.
+        """The cheapest group for *row*, of those with room.
 
-        Rows are spread evenly; but a batched cache is a rectangle, in which every row costs as much
-        as the longest.
+        Rows are spread evenly. But a batched cache is a rectangle, in which every row costs as much
+        as the longest, so rows of similar length are put together.
         """
         lengths: list[list[int]] = [[] for _ in range(self.groups)]
         for other in self.live.values():
@@ -323,7 +330,8 @@ class RunningRows:
     # -------------------------------------------------------------------- room
 
     def _shapes(self, entering: LiveRow | None) -> list[Shape]:
-        """Each group as it is when its rows have had one token more, and *entering* some."""
+        """The shape of each group after one more token for each row, with *entering* and its
+        reserve."""
         shapes: dict[int, Shape] = {}
         for row in self.live.values():
             count, longest = shapes.get(row.group, (0, 0))
@@ -334,7 +342,7 @@ class RunningRows:
         return list(shapes.values())
 
     def _need(self, row: LiveRow, growth: int) -> int:
-        """Tokens that *row* has when it has grown by *growth*, or as far as it may."""
+        """The tokens of *row* after it has grown by *growth*, or as far as it may."""
         left = min(row.end, self._longest) - len(row.tokens)
         return len(row.tokens) + row.flying + max(1, min(left, growth))
 
@@ -344,7 +352,7 @@ class RunningRows:
         return room.shortage(self._shapes(entering), self.prefixes.lengths)
 
     def make_room(self) -> None:
-        """Rows have grown: drop snapshots, and preempt the youngest rows, until all fits."""
+        """Drop snapshots, then preempt the youngest rows, until all rows fit after growing."""
         if all((len(row.tokens) + row.flying) % GRAIN for row in self.live.values()):
             return
         while self.live and self._shortage() > 0:
@@ -357,7 +365,7 @@ class RunningRows:
                 self.ended += self.end(youngest, FinishReason.LENGTH, "no room for more tokens")
 
     def _drop_oldest(self) -> bool:
-        """Give up the snapshot that was used longest ago."""
+        """Drop the least recently used snapshot. False if there is none to drop."""
         handle = self.prefixes.oldest(self._needed())
         if handle is None:
             return False
@@ -369,11 +377,11 @@ class RunningRows:
         self.dropping.append(handle)
 
     def _needed(self) -> set[int]:
-        """Snapshots that the next step opens rows from."""
+        """The snapshots from which the next step opens rows."""
         return {row.handle for row in self.new()}
 
     def saves(self) -> list[Save]:
-        """What the next step keeps of rows that have been read, or are about to leave."""
+        """The snapshots that the next step saves, of rows that were read or are about to leave."""
         saves = []
         for row in self._saving:
             if not self.ledger.holds(row.uid) or self.ledger.length(row.uid) < SHORTEST:
@@ -389,7 +397,7 @@ class RunningRows:
         return saves
 
     def _admits(self, snapshot: Snapshot) -> bool:
-        """Whether *snapshot* may be kept, in the place of older ones if need be."""
+        """True if *snapshot* may be kept, after older ones were dropped if needed."""
         while True:
             lengths = [*self.prefixes.lengths, snapshot.length]
             if (

@@ -1,21 +1,24 @@
-"""The scheduler: which step comes next, and what its answer means. It runs on the head alone.
+"""The scheduler, on the head alone: it chooses the next step and interprets its answer.
 
-Rows come in as requests and wait (`waiting`); a few at a time, as far as the ranks have room for
-their caches (`kv_budget`), are read in (prefilled) chunk by chunk into private caches, join a
-group, and then get one token per DECODE step of their group. Everything that changes the set of
-rows is one of two moves: open and prefill, or leave (evict, drop). So cancelling, preempting for
-want of room and recovering from a lost epoch share one path: leave, then, if the row is to go on,
-prefill its prompt and its tokens so far again. A row that ends leaves a snapshot behind
-(`prefixes`), and one that begins as a snapshot does is opened from it.
+Requests become rows and wait (`waiting`). As far as the ranks have room for their caches
+(`kv_budget`), rows are prefilled chunk by chunk into private caches, join a group, and get one
+token for each DECODE step of their group. Every change of the set of rows is one of two: open and
+prefill, or leave (evict, drop). Cancelling, preempting and recovering from a lost epoch therefore
+share one path: the row leaves, and if it goes on, its prompt and its tokens so far are prefilled
+again. A row that ends leaves a snapshot (`prefixes`), from which a later row with the same
+beginning is opened.
 
-Steps travel first in, first out, so a step may name rows whose earlier steps are still under
-way: an evict takes effect behind the decode in flight, whose surplus token is then dropped
-because its row is gone or its position is taken. In a pipeline a group has one decode on its way
-round (*window* 1), for its next one needs the token; what keeps the stages busy is several groups
-in flight. Where the token is drawn it is on the device at once, and the next decode follows before
-it is known: with one rank two may be in flight (*window* 2), and a pipeline's is no longer counted
-from when its hidden states are back at the head.
-What becomes of rows when a forward fails is in `losses`.
+Steps are executed in order, so a step may name rows whose earlier steps are still under way. An
+evict takes effect after the decode in flight. That decode's surplus token is dropped, because its
+row is gone or has that token already.
+
+In a pipeline, a group has one decode on its way round (*window* 1), because its next one needs the
+token; several groups in flight keep the stages busy. The rank that draws the token has it on the
+device at once, so the next decode can follow before the head knows the token. With one rank, or in
+tensor parallelism, two may therefore be in flight (*window* 2). In a pipeline, a decode stops
+counting when its hidden states are back at the head.
+
+`losses` says what becomes of rows when a forward fails.
 """
 
 from __future__ import annotations
@@ -64,16 +67,16 @@ from sealring_protocol.limits import (
 
 _MIN_CHUNK: Final = 16
 _OVERTAKES: Final = 2
-"""Chunks of shorter prompts that may go before one of the oldest."""
+"""Chunks of shorter prompts that may overtake the oldest prompt."""
 
 _LISTS: Final = 6 * MAX_ROWS * ENTRY_WEIGHT
-"""What the lists of a step weigh at most, with a token id for each join."""
+"""The most that the lists of a step weigh, with one token id for each join."""
 
 _NO_LOGPROBS: Final[Mapping[int, Logprobs]] = {}
 
 
 class Scheduler:
-    """Rows, groups and steps of a head. All times are the caller's monotonic seconds."""
+    """The rows, groups and steps of a head. Times are monotonic seconds from the caller."""
 
     def __init__(self, config: SchedulerConfig, context: int, first_uid: int = 1) -> None:
         """*context* is the longest row in tokens; uids rise from *first_uid*."""
@@ -85,7 +88,7 @@ class Scheduler:
         self._chunk = config.chunk
         self._read_last = False
         self._overtaken = 0
-        self._decoded = [0] * max(1, config.groups)  # the step at which each group decoded last
+        self._decoded = [0] * max(1, config.groups)  # the number of each group's latest decode step
         self._answered_at = 0.0
         self._losses = Losses(self._running)
         self._window = 1
@@ -99,7 +102,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """Requests of these that were never begun."""
+        """Requests that have not been opened yet."""
         return len(self._running.waiting)
 
     @property
@@ -109,12 +112,12 @@ class Scheduler:
 
     @property
     def snapshots(self) -> int:
-        """Prefixes that the ranks hold."""
+        """Snapshots that the ranks hold."""
         return len(self._running.prefixes)
 
     @property
     def learnt(self) -> dict[int, int]:
-        """Ranks whose memory ran out, and the bytes of caches that they are given since."""
+        """The limit in bytes for the caches of several rows, by rank whose memory ran out."""
         return dict(self._running.learnt)
 
     @property
@@ -125,13 +128,14 @@ class Scheduler:
     def submit(self, request: Request) -> int:
         """Queue *request*; returns its uid.
 
-        Raises `ContextOverflow` or `RoomOverflow` if it can never fit, `QueueFull` if it cannot
-        now, and another `LocalProtocolError` for an empty prompt.
+        Raises `ContextOverflow` or `RoomOverflow` if it can never fit, `QueueFull` if the queue is
+        full, and another `LocalProtocolError` for an empty prompt.
         """
         return self._running.submit(request)
 
     def cancel(self, uid: int) -> list[Outcome]:
-        """End *uid* wherever it is; its caches go with the next step. Unknown uids are over."""
+        """Cancel *uid* in any state; the next step frees its caches. An unknown uid changes
+        nothing."""
         return self._running.end(uid, FinishReason.CANCELLED)
 
     def finish(self, uid: int) -> list[Outcome]:
@@ -139,20 +143,21 @@ class Scheduler:
         return self._running.end(uid, FinishReason.STOP)
 
     def preempt(self, uid: int) -> None:
-        """Take *uid* out of its caches; it is prefilled again when there is room."""
+        """Free the caches of *uid*; it is prefilled again when there is room."""
         self._running.preempt(uid)
 
     def tune(self, groups: int) -> None:
-        """Spread new rows over *groups* groups, as many as are configured at most."""
+        """Spread new rows over *groups* groups, at most as many as are configured."""
         self._running.groups = max(1, min(groups, len(self._decoded)))
 
     def shape(self, groups: int, window: int) -> None:
-        """Between epochs: *groups* groups, each with at most *window* decodes in flight."""
+        """Use *groups* groups, each with at most *window* decodes in flight. Call only between
+        epochs."""
         self._window = window
         self.tune(groups)
 
     def resize(self, config: SchedulerConfig) -> None:
-        """Between epochs: go on by *config*, for the ring may have other ranks."""
+        """Change the configuration; the ring may have other ranks now. Call only between epochs."""
         self.config = config
         self._running.config = config
         self._chunk = min(self._chunk, config.chunk)
@@ -160,15 +165,16 @@ class Scheduler:
         self.tune(len(self._decoded))
 
     def forget_ranks(self) -> None:
-        """Between epochs: each rank may be another machine now, with more or less memory."""
+        """Forget the ranks' memory limits: each may be another machine now. Call only between
+        epochs."""
         self._losses.forget()
         self._running.learnt.clear()
 
     # ---------------------------------------------------------------- epochs
 
     def begin(self, epoch: Epoch, ranks: Sequence[Ready] = ()) -> None:
-        """Start *epoch* with an empty ledger; rows under way are read in again. *ranks* tell how
-        much room there is."""
+        """Start *epoch* with an empty ledger; open rows are prefilled again. *ranks* report their
+        room."""
         self.abandon()
         self._epoch = epoch
         self._n = 0
@@ -176,27 +182,27 @@ class Scheduler:
         self._running.begin(ranks)
 
     def abandon(self) -> None:
-        """The epoch is over: nothing is in flight, every row waits to be read in again."""
+        """The epoch is over: no step is in flight, and every row waits to be prefilled again."""
         if self._epoch is not None:
             self._epoch = None
             self._flights.clear()
             self._running.abandon()
 
     def failed(self, n: int, failure: Failure) -> list[Outcome]:
-        """Step *n* failed, and its epoch with it. Its rows are suspects if a forward was at fault;
-        one that has spent its retries, or gets nowhere, ends here."""
+        """Step *n* failed, and its epoch with it. Its rows become suspects if a forward was at
+        fault. A row that has used up its retries, or makes no progress, ends."""
         loss = self._losses.of(self._epoch, self._flights, n, failure.kind)
         self.abandon()
         return self._losses.settle(loss, failure)
 
     def explained(self, epoch: Epoch, failure: Failure) -> list[Outcome]:
-        """As `Losses.explained`."""
+        """See `Losses.explained`."""
         return self._losses.explained(epoch, failure)
 
     # ----------------------------------------------------------------- steps
 
     def plan(self, now: float) -> Planned | None:
-        """The next step, or None while there is nothing to do or no credit to do it."""
+        """The next step; None while there is nothing to do, or no credit for it."""
         if self._epoch is None or self._is_full():
             return None
         self._running.retire()
@@ -217,7 +223,7 @@ class Scheduler:
         return None
 
     def _is_full(self) -> bool:
-        """No rank may be given a further step, of any weight that one may have."""
+        """True if no rank may be sent a further step, even of the greatest weight."""
         if not self._flights:
             return False
         tokens = max(self.config.chunk, self.config.rows)
@@ -227,14 +233,15 @@ class Scheduler:
         return len(self._flights) >= MAX_STEPS_WAITING or waiting + heaviest > MAX_WEIGHT_WAITING
 
     def ended(self) -> list[Outcome]:
-        """Requests that planning has ended: there is no room for them."""
+        """Take the requests that planning has ended because there is no room for them."""
         ended, self._running.ended = self._running.ended, []
         return ended
 
     # ------------------------------------------------------------ who works next
 
     def _next_group(self) -> int | None:
-        """The group that has waited longest, of those that have rows and credit."""
+        """Of the groups with rows and credit, the one that has waited longest; None if there is
+        none."""
         flying = [0] * len(self._decoded)
         for flight in self._flights.values():
             if isinstance(flight.work, Decode) and not flight.back:
@@ -251,9 +258,10 @@ class Scheduler:
         return self._running.joiners(group)[:room]
 
     def _next_chunk(self) -> LiveRow | None:
-        """The row to read on: the one with least to read; but the oldest has its turns too.
+        """The row to prefill next: the one with the fewest tokens left, and regularly the oldest.
 
-        While rows decode, one chunk may be in flight, so that their tokens wait for one at most.
+        While rows decode, only one chunk may be in flight, so their tokens wait for one chunk at
+        most.
         """
         kinds = [type(flight.work) for flight in self._flights.values()]
         flying = kinds.count(Prefill)
@@ -330,17 +338,18 @@ class Scheduler:
                 return Flight(work, (), (), now)
 
     def uids(self, n: int) -> tuple[int, ...]:
-        """The rows that step *n*, in flight, works on."""
+        """The rows that step *n* works on; it must be in flight."""
         return self._flights[n].uids
 
     # --------------------------------------------------------------- answers
 
     def returned(self, n: int) -> None:
-        """Step *n* has been round: the head's engine makes its tokens, and can go on from there."""
+        """Step *n* has come back from the ring. Only the head's engine still works on it, and it
+        can start the next step without waiting for the tokens."""
         self._flights[n] = attrs.evolve(self._flights[n], back=True)
 
     def expects(self, n: int) -> int:
-        """How many tokens the answer to step *n* has; 0 as well for one that is not in flight."""
+        """The number of tokens in the answer to step *n*; 0 if it is not in flight."""
         flight = self._flights.get(n)
         return len(flight.uids) if flight and isinstance(flight.work, Decode) else 0
 
@@ -351,9 +360,10 @@ class Scheduler:
         now: float,
         logprobs: Mapping[int, Logprobs] = _NO_LOGPROBS,
     ) -> list[Outcome]:
-        """Step *n* is done and gave *ids*, one for each of its rows, and *logprobs* of some.
+        """Step *n* is done: it gave *ids*, one for each of its rows, and *logprobs* for some.
 
-        Raises `RemoteProtocolError` for a step that waits for no answer, or a wrong number.
+        Raises `RemoteProtocolError` for a step that is not in flight, or for a wrong number of
+        tokens.
         """
         expected = self.expects(n)
         flight = self._flights.pop(n, None)
@@ -369,8 +379,8 @@ class Scheduler:
             row = self._running.rows.get(uid)
             if row is not None:
                 row.flying -= 1
-                # A row that is being read in again has been given its tokens; what its former life
-                # still gives is drawn again, the same.
+                # Ignore the surplus token of a row that is in prefill again: it will be drawn
+                # again, with the same result.
                 if position == len(row.tokens) and row.uid not in self._running.reading:
                     outcomes += self._token(row, token, logprobs.get(uid))
         return outcomes
@@ -392,7 +402,8 @@ class Scheduler:
         return outcomes
 
     def _pace(self, count: int, seconds: float) -> None:
-        """Keep a chunk within its time budget, so that other rows never wait longer."""
+        """Adapt the chunk's size to its time budget, so that other rows do not wait longer than
+        that."""
         budget = self.config.chunk_seconds
         if seconds > budget:
             self._chunk = max(min(_MIN_CHUNK, self.config.chunk), int(count * budget / seconds))

@@ -1,8 +1,8 @@
-"""Rows that wait to be read in: whoever was interrupted first, then the owners in turn.
+"""Rows that wait for prefill: interrupted rows first, then the owners in turn.
 
-A row that lost its caches comes back before any new one, the oldest first. New rows stand in a
-queue for each owner, and the owners take turns, so that one with a hundred requests delays
-another's single one by a single row. Rows that are not fit yet (see `next`) are passed over.
+A row that lost its caches comes back before any new one, the oldest first. New rows stand in one
+queue for each owner, and the owners take turns: one owner's hundred requests delay another's single
+one by one row. Rows that are not fit yet (see `next`) are skipped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sealring_protocol.control.scheduler.rows import LiveRow
 
 
 class Waiting:
-    """The rows that wait. Those that were interrupted do not count towards its length."""
+    """The waiting rows. Interrupted ones do not count in its length."""
 
     def __init__(self) -> None:
         self._interrupted: dict[int, LiveRow] = {}
@@ -30,15 +30,15 @@ class Waiting:
 
     @property
     def suspect(self) -> LiveRow | None:
-        """The first suspect. Only a row that was interrupted can be one."""
+        """The first suspect; None if there is none. Only interrupted rows can be suspects."""
         return next((row for row in self._interrupted.values() if row.suspect), None)
 
     def __bool__(self) -> bool:
         return bool(self._queued or self._interrupted)
 
     def is_full(self, owner: str, places: int) -> bool:
-        """Whether *owner* may queue no more in *places*. One that has less than an equal share may,
-        also when the others have filled them, up to twice as many in all."""
+        """True if *owner* may queue no more rows in *places*. When all places are taken, an owner
+        with less than an equal share may still queue, up to twice *places* in all."""
         if self._queued < places:
             return False
         own = len(self._owners.get(owner, ()))
@@ -46,16 +46,16 @@ class Waiting:
         return own >= share or self._queued >= 2 * places
 
     def queue(self, row: LiveRow) -> None:
-        """A new *row*, behind its owner's others."""
+        """Queue a new *row* behind the others of its owner."""
         self._owners.setdefault(row.request.owner, deque()).append(row)
         self._queued += 1
 
     def put_back(self, row: LiveRow) -> None:
-        """*row* has lost its caches."""
+        """Queue *row* again: it has lost its caches."""
         self._interrupted[row.uid] = row
 
     def next(self, fit: Callable[[LiveRow], bool]) -> LiveRow | None:
-        """The first row that is *fit*; it goes on waiting until it is taken."""
+        """The first row that is *fit*; None if there is none. It stays queued until `take`."""
         if self._interrupted:
             fitting = (uid for uid, row in self._interrupted.items() if fit(row))
             uid = min(fitting, default=None)
@@ -65,16 +65,17 @@ class Waiting:
         return next((row for row in queued if fit(row)), None)
 
     def take(self, row: LiveRow) -> None:
-        """*row* waits no longer; the next new one is another owner's, if another waits."""
+        """Remove *row* from the queue. Its owner's turn is over: another owner's row is next, if
+        any waits."""
         if self._remove(row) and row.request.owner in self._owners:
             self._owners[row.request.owner] = self._owners.pop(row.request.owner)
 
     def discard(self, row: LiveRow) -> None:
-        """*row* has ended, wherever it was."""
+        """Forget *row*, which has ended, if it waits."""
         self._remove(row)
 
     def _remove(self, row: LiveRow) -> bool:
-        """Whether *row* was in an owner's queue."""
+        """Remove *row*. True if it was in an owner's queue."""
         if self._interrupted.pop(row.uid, None) is not None:
             return False
         queue = self._owners.get(row.request.owner)
