@@ -1,6 +1,6 @@
 """sealring/1: the sans-IO core. Events in, bytes out; the caller owns sockets, time and entropy.
 
-`node.Node` is a rank's brain and `link.Link` one peer's connection; below them are the rooms
-`codec`, `security` and `control`. Nothing here touches a socket, clock, thread, file or the
-system's entropy.
+`node.Node` is one rank, and `link.Link` one connection to a peer. Below them are the packages
+`codec`, `security`, `links`, `control` and `diagnosis`. Nothing here touches a socket, clock,
+thread, file or the system's entropy. `conformance` runs the vectors, and reads their files.
 """

@@ -1,9 +1,9 @@
 """Errors by blame, and the one table from error classes to wire codes.
 
-Every exception that leaves this package is one of these. `LocalProtocolError` says that the
-caller broke the contract; `RemoteProtocolError` and its children say that the peer did. What
-goes on the wire in a CLOSE is looked up in `WIRE_CODES`, which is total over the remote
-errors: a class that is missing there is a bug that a test finds, not a default.
+Every exception that leaves this package is one of these. `LocalProtocolError` blames the caller;
+`RemoteProtocolError` and its subclasses blame the peer. `WIRE_CODES` has the code that CLOSE
+carries for each. It covers every remote error: a test, not a default, finds a class that is
+missing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LimitExceeded(RemoteProtocolError):
 
 
 class AuthenticationFailed(RemoteProtocolError):
-    """A tag, signature or identity did not verify. One code for all: no oracle."""
+    """A tag, signature or identity did not verify. All have one code, so that it is no oracle."""
 
 
 class RoleViolation(RemoteProtocolError):
@@ -68,7 +68,7 @@ class ModelMismatch(RemoteProtocolError):
 
 
 class PolicyMismatch(RemoteProtocolError):
-    """Both sides must agree on a policy (the inner seal, say) and do not."""
+    """Both sides must agree on a policy (such as the inner seal) and do not."""
 
 
 class PeerTimeout(RemoteProtocolError):
@@ -95,5 +95,5 @@ WIRE_CODES: Final[dict[type[SealringError], CloseCode]] = {
 
 
 def wire_code(error: SealringError) -> CloseCode:
-    """The code that CLOSE carries for *error*: that of its class, or of the nearest above it."""
+    """The code that CLOSE carries for *error*: that of its class, or of the nearest base class."""
     return next(WIRE_CODES[kind] for kind in type(error).__mro__ if kind in WIRE_CODES)

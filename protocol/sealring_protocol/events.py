@@ -1,4 +1,4 @@
-"""What a node asks of the world around it, and tells it: the outputs of `node.Node`."""
+"""The outputs of `node.Node`: what it asks its caller to do, and what it reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sealring_protocol.security.roles import Purpose
 
 @attrs.frozen
 class Dial:
-    """Open a connection to *address* (``host:port``) of the member named *peer*; answer by
+    """Open a connection to *address* (``host:port``) of the member named *peer*. Answer by
     `Node.connected` or `Node.dial_failed` with the same *link* number."""
 
     link: int
@@ -32,8 +32,9 @@ class Dial:
 class Hangup:
     """Send *last* (may be empty) on connection *link*, then close it. The node has forgotten it.
 
-    Where the caller has the session (`LinkUp`), it closes that with *code* and *reason*, if
-    it is not over, and what it then has to send is the last."""
+    If the caller drives the session (`LinkUp`), it closes that with *code* and *reason* unless it
+    is over, and sends the session's last data.
+    """
 
     link: int
     last: bytes
@@ -43,7 +44,7 @@ class Hangup:
 
 @attrs.frozen
 class SignatureRequested:
-    """Have *payload* signed with the node's key; answer by `Node.provide_signature`."""
+    """Sign *payload* with the node's key. Answer by `Node.provide_signature`."""
 
     link: int
     payload: bytes
@@ -51,7 +52,7 @@ class SignatureRequested:
 
 @attrs.frozen
 class EncapsulationRequested:
-    """Encapsulate to the ML-KEM-768 *key*; answer by `Node.provide_encapsulation`."""
+    """Encapsulate to the ML-KEM-768 *key* (FIPS 203). Answer by `Node.provide_encapsulation`."""
 
     link: int
     key: bytes
@@ -59,8 +60,8 @@ class EncapsulationRequested:
 
 @attrs.frozen
 class StoreRoster:
-    """Store *data*, a newer signed roster, durably; answer by `Node.roster_stored` or
-    `Node.roster_not_stored`. There is one at a time."""
+    """Store *data*, a newer signed roster, durably. Answer by `Node.roster_stored` or
+    `Node.roster_not_stored`. At most one is pending."""
 
     link: int
     data: bytes
@@ -68,7 +69,7 @@ class StoreRoster:
 
 @attrs.frozen
 class RosterInForce:
-    """Another roster is in force, by which this node has *rank*."""
+    """The roster with *serial* is in force; it gives this node *rank*."""
 
     serial: int
     rank: int
@@ -78,10 +79,10 @@ class RosterInForce:
 class LinkUp:
     """The link with *purpose* to *rank* is up, on connection *link*.
 
-    The *session* of a TUNNEL link is the caller's from here on, and the node touches it no more: a
-    collective's bytes do not pass the node. The caller drives it as any `Link` (bytes, time, what
-    is to be sent; `Link.renew` at `RosterInForce`) until `Hangup`, and when it is over before that
-    says so by `Node.link_over`. Of every other link, the session is there to look at.
+    The caller drives the *session* of a TUNNEL link from now on, and the node touches it no more: a
+    collective's bytes do not pass through the node. The caller feeds it bytes and time, sends its
+    data, and calls `Link.renew` at `RosterInForce`, until `Hangup`. If the session ends before
+    that, it calls `Node.link_over`. The session of any other link is only for inspection.
     """
 
     rank: int

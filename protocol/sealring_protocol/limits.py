@@ -1,7 +1,7 @@
-"""Every limit of sealring/1, with the memory that it allows at worst.
+"""Every limit of sealring/1, with its worst-case memory.
 
-A limit is checked against the declared length, before a byte of what it limits is buffered,
-and it holds in every state.
+A limit is checked against the declared length, before a byte of what it limits is buffered. It
+holds in every state.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ FRAME_HEADER: Final = 8
 """Bytes of the outer frame header."""
 
 AEAD_TAG: Final = 16
-"""Bytes that both suites add to a plaintext."""
+"""Bytes that either suite adds to a plaintext."""
 
 MAX_SEALED_BODY: Final = 16 * 1024 * 1024
-"""Body of one sealed frame, tag included. Memory: one body and one plaintext per link, 32 MiB."""
+"""Bytes of a sealed frame's body, tag included. Memory: one body and one plaintext per link, 32
+MiB."""
 
 MAX_FIN_BODY: Final = 64 * 1024
-"""Body of FIN, which may carry a roster. Memory: 64 KiB per link in its handshake."""
+"""Bytes of FIN's body, which may carry a roster. Memory: 64 KiB per link in its handshake."""
 
 MAX_ROSTER: Final = 48 * 1024
-"""An encoded, signed roster. Leaves room in FIN for the rest. Memory: 48 KiB per copy."""
+"""Bytes of an encoded, signed roster. It leaves room in FIN for the rest. Memory: 48 KiB per
+copy."""
 
 MAX_MEMBERS: Final = 64
 """Members of a roster."""
@@ -42,13 +44,13 @@ MAX_TOKENS: Final = (1 << 32) - 1
 """Tokens of one row: lengths and positions are u32."""
 
 NO_GROUP: Final = 0xFFFF
-"""No group has this number: it stands for a prefill in the inner seal's associated data."""
+"""A number that no group has. It stands for a prefill in the inner seal's associated data."""
 
 MAX_REASON: Final = 256
 """Bytes of a reason, in CLOSE and WAITING, and of a failure's message (UTF-8)."""
 
 NO_RANK: Final = 0xFFFF
-"""No rank has this number: it stands for none in particular."""
+"""A number that no rank has. It stands for no rank in particular."""
 
 MAX_REASONS: Final = 16
 """Reasons in one WAITING. Memory: 16 texts of 256 bytes, 4 KiB."""
@@ -60,13 +62,13 @@ MAX_IDS: Final = 1 << 20
 """Token ids in one STEP or STEP_DONE. Memory: 4 MiB."""
 
 MAX_BIAS: Final = 1024
-"""Token ids with a bias, of one row."""
+"""Token ids with a bias in one row."""
 
 MAX_LOGPROBS: Final = 20
-"""Alternatives whose log probabilities are told, for one token."""
+"""Alternatives with log probabilities for one token."""
 
 MAX_SPENT: Final = MAX_WORLD + 1
-"""Entries of a step's times: one for each rank, and the head's closing pass."""
+"""Entries in a step's times: one for each rank, and the head's second pass."""
 
 MAX_TENSORS: Final = 4
 """Tensors in one STEP or STEP_DONE; together they fit one frame."""
@@ -81,54 +83,56 @@ MAX_LAYERS: Final = 1024
 """Layers of a model."""
 
 MAX_UNSENT: Final = 4 * MAX_SEALED_BODY
-"""Bytes that wait for a peer which does not read. Memory: 64 MiB per link."""
+"""Bytes that may wait for a peer which does not read. Memory: 64 MiB per link."""
 
 MAX_STEPS_WAITING: Final = 128
-"""STEPs that wait for the answer of one rank."""
+"""STEPs that may wait for one rank's answer."""
 
 MAX_WEIGHT_WAITING: Final = 4 * MAX_SEALED_BODY
-"""What these may weigh together: the bytes of their tensors, and `ENTRY_WEIGHT` for each token id
-and each entry of their lists. The ROWs before them count, see `HISTORY_WEIGHT`. Memory: 64 MiB in
-a node, and as much in its engine."""
+"""The weight, in bytes, that waiting STEPs may have together. It counts the bytes of tensors, and
+`ENTRY_WEIGHT` for each token id and each entry of a list. The ROWs before a STEP count as well, see
+`HISTORY_WEIGHT`. Memory: 64 MiB in a node, and as much in its engine."""
 
 ENTRY_WEIGHT: Final = 128
-"""What a token id or an entry of a list weighs, for it takes more memory than its bytes."""
+"""The weight of a token id or of a list's entry, which takes more memory than its encoding."""
 
 HISTORY_WEIGHT: Final = 4
-"""What a token id in a ROW's history weighs, for a node keeps it as bytes. The ROW and each entry
-of its bias weigh `ENTRY_WEIGHT`."""
+"""The weight of a token id in a ROW's history, which a node keeps as bytes. The ROW itself and each
+entry of its bias weigh `ENTRY_WEIGHT`."""
 
 MAX_ROW_WEIGHT: Final = HISTORY_WEIGHT * MAX_IDS + ENTRY_WEIGHT * (1 + MAX_BIAS)
-"""What one ROW may weigh."""
+"""The greatest weight of one ROW."""
 
 ORDERS_PER_SECOND: Final = 32
-"""BOOTSTRAPs that a head may send to a rank (token bucket, burst of the same size)."""
+"""BOOTSTRAPs that a head may send to a rank per second (token bucket, burst of the same size)."""
 
 PRESENTATIONS_PER_SECOND: Final = 8
-"""HELLOs that a rank may send (the same)."""
+"""HELLOs that a rank may send per second (token bucket, burst of the same size)."""
 
 WAITINGS_PER_SECOND: Final = 4
-"""WAITINGs that a head may send to a rank (the same)."""
+"""WAITINGs that a head may send to a rank per second (token bucket, burst of the same size)."""
 
 FIRST_KEY_UPDATE: Final = 64
-"""Frames that a direction's first key seals: early, so that every session exercises the update."""
+"""Frames sealed under a direction's first key. It is small, so that every session exercises the
+update."""
 
 KEY_UPDATE_INTERVAL: Final = 65_536
-"""Frames that each later key seals: 2^16 frames of at most 2^24 bytes. At that extreme, 2^36
-blocks under one AES key leave a distinguisher an advantage of 2^-57 (RFC 9147 section 4.5.3 has
-the bound); decode frames, a few KiB each, stay far below it."""
+"""Frames sealed under each later key: 2^16 frames of at most 2^24 bytes. At that extreme, 2^36
+blocks under one AES key leave a distinguisher an advantage of 2^-57 (RFC 9147 section 4.5.3 has the
+bound). Decode frames, a few KiB each, stay far below it."""
 
 MAX_INNER_SKIP: Final = 1 << 20
 """Inner-seal counters that a receiver accepts as skipped (steps of an abandoned epoch)."""
 
 PINGS_PER_SECOND: Final = 20
-"""PINGs that a peer may send, as a token bucket with a burst of the same size."""
+"""PINGs that a peer may send per second (token bucket, burst of the same size)."""
 
 MIN_FRAME_RATE: Final = 1_000_000
-"""Bytes a second that a frame under way must keep, for its raw bytes to count as signs of life."""
+"""The rate, in bytes per second, that a frame under way must keep for its bytes to count as signs
+of life."""
 
 MAX_UNANSWERED_PINGS: Final = 8
-"""PINGs that a peer may leave without a PONG while it sends other things."""
+"""PINGs that a peer may leave without a PONG while it sends other data."""
 
 HANDSHAKE_TIMEOUT: Final = 5.0
 """Seconds from the connection to ESTABLISHED."""
@@ -137,49 +141,51 @@ INIT_TIMEOUT: Final = 2.0
 """Seconds from an accepted connection to a whole INIT."""
 
 MAX_CLOCK_SKEW_MS: Final = 120_000
-"""Milliseconds of wall-clock difference that an INIT may show, either way."""
+"""Milliseconds by which INIT's time of day may differ from the receiver's, either way."""
 
 REPLAY_CACHE: Final = 65_536
-"""Admission tags remembered. Memory: about 100 bytes each, 6.5 MB when full."""
+"""INIT tags remembered. Memory: about 100 bytes each, 6.5 MB when full."""
 
 MAX_HANDSHAKES: Final = 64
-"""Accepted connections that have not yet proved who they are, in total; a newcomer takes the place
-of another. Memory: at most a FIN of 64 KiB each, 4 MiB."""
+"""Accepted connections that are not authenticated yet, in total. A newcomer beyond that takes the
+place of another. Memory: at most a FIN of 64 KiB each, 4 MiB."""
 
 RESERVED_HANDSHAKES: Final = 16
-"""Of these, the ones that only members' addresses may take: those in the roster, and those where a
-member has proved itself lately."""
+"""Places of `MAX_HANDSHAKES` that only members' addresses may take: those in the roster, and those
+from which a member was authenticated lately."""
 
 MAX_HANDSHAKES_PER_SOURCE: Final = 8
-"""The same, per source address; a newcomer takes the place of another of its source."""
+"""Accepted connections that are not authenticated yet, per source address. A newcomer beyond that
+takes the place of another of its source."""
 
 SIGNATURES_PER_SECOND: Final = 50
-"""RESP signatures per second for all sources that never proved themselves (token bucket, burst of
-the same size): a signature is the dearest thing that a former member can still provoke."""
+"""RESP signatures per second for all sources together that are not known to have members (token
+bucket, burst of the same size). A signature is the most expensive operation that a former member
+can still cause."""
 
 SIGNATURES_PER_NEW_SOURCE: Final = 10
-"""The same, beside these, for sources that had none within `NEW_SOURCE_SECONDS`: a few that ask all
-the time cannot take every signature."""
+"""RESP signatures per second in addition, for all such sources together that had none within
+`NEW_SOURCE_SECONDS`. So a few sources that ask all the time cannot take every signature."""
 
 NEW_SOURCE_SECONDS: Final = 10.0
-"""Seconds without a signature after which a source is new again."""
+"""Seconds without a signature after which a source counts as new again."""
 
 SIGNATURES_PER_SOURCE: Final = 10
-"""The same, for each source address."""
+"""RESP signatures per second for each source address."""
 
 SOURCES_PER_MEMBER: Final = 8
-"""Source addresses where a member has proved itself lately that count as a member's. Each has
-signatures of its own beside the strangers', and may take places that are reserved."""
+"""Source addresses per member that count as the member's, the latest from which it was
+authenticated. They do not share the strangers' signatures, and may take reserved places."""
 
 MAX_SOURCES: Final = 1024
 """Source addresses remembered at a time. Memory: about 200 bytes each, 200 KiB."""
 
 PING_INTERVAL: Final = 0.5
-"""Seconds without a sign of life from the peer after which a link asks for one."""
+"""Seconds without a byte from the peer after which a link sends a PING."""
 
 PING_TIMEOUT: Final = 1.5
-"""Seconds without a byte from the peer after which a link is dead, where nothing longer is
-configured, and neither round trips nor pauses seen lately ask for more."""
+"""Default seconds without a byte from the peer after which a link is dead. A longer configured
+value, round trips, or recent pauses raise it."""
 
 LONGEST_PATIENCE: Final = 10.0
-"""How far round trips and pauses may raise that."""
+"""Cap, in seconds, to which round trips and pauses may raise `PING_TIMEOUT`."""

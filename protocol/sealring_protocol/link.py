@@ -2,13 +2,13 @@
 
 A link is the frame decoder, the handshake (`link_handshake`) and then two sealed channels, with
 keepalive, deadlines and limits around them. Feed it `receive_data`, take `next_event` until that
-gives None, and send what `data_to_send` gives. Three events ask for something (a signature, an
-encapsulation, a roster to be stored) and one, `PeerProved`, for a decision: `admit` or `refuse`.
-Until the answer comes, the link takes no frame, and what it may buffer meanwhile is bounded.
+gives None, and send what `data_to_send` gives. Three events ask for work (a signature, an
+encapsulation, storing a roster); one, `PeerProved`, asks for a decision, `admit` or `refuse`. Until
+the answer comes the link processes no frame, and what it buffers is bounded.
 
-An error is final: the link is dead, and every call but `data_to_send` raises it again. A peer
-that has proved who it is is told why, in a last CLOSE among the bytes to send; a stranger gets not
-a byte. An end of stream without CLOSE is a loss.
+An error is final: the link is dead, and every call but `data_to_send` raises the error again. An
+authenticated peer is told why in a last CLOSE among the bytes to send; a stranger is sent nothing.
+An end of stream without CLOSE is a loss.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ _HOUSEKEEPING: Final = frozenset({Ping, Pong, Close})
 
 
 class Link(LinkHandshake):
-    """One end of one link. Make it with `dial` or `accept`. Times are monotonic seconds."""
+    """One end of one link, made by `dial` or `accept`. Times are monotonic seconds."""
 
     @property
     def key_updates(self) -> int:
-        """Keys that both directions have gone through since the link came up."""
+        """Key updates of both directions since the link came up."""
         return sum(c.updates for c in (self._sealer, self._opener) if c is not None)
 
     @classmethod
@@ -84,9 +84,10 @@ class Link(LinkHandshake):
         wall_ms: int,
         entropy: bytes,
     ) -> Link:
-        """The end that dialed *peer* (node id); *entropy* is 96 random bytes.
+        """The end that dials *peer* (node id). *wall_ms* is the time of day in milliseconds since
+        1970; *entropy* is 96 random bytes.
 
-        Raises `LocalProtocolError` when the peer is no member, or is this node.
+        Raises `LocalProtocolError` if the peer is no member, or is this node.
         """
         handshake = hs.Initiator(config, peer, purpose, wall_ms, entropy)
         link = cls(config, handshake, lambda _: None, now, wall_ms)
@@ -104,7 +105,8 @@ class Link(LinkHandshake):
         wall_ms: int,
         entropy: bytes,
     ) -> Link:
-        """The end that was dialed from the address *source*; *entropy* is 32 random bytes."""
+        """The end that was dialed from the address *source*. *wall_ms* is the time of day in
+        milliseconds since 1970; *entropy* is 32 random bytes."""
         handshake = hs.Responder(config, wall_ms, entropy, admission.replay)
         return cls(config, handshake, partial(admission.take_signature, source), now, wall_ms)
 
@@ -112,22 +114,22 @@ class Link(LinkHandshake):
 
     @property
     def established(self) -> bool:
-        """Messages may be sent."""
+        """True if messages may be sent."""
         return self._state.state is LinkState.UP
 
     @property
     def has_data_to_send(self) -> bool:
-        """`data_to_send` has something to give."""
+        """True if `data_to_send` has bytes to give."""
         return bool(self._out)
 
     @property
     def lacking(self) -> int:
-        """Bytes that the frame under way lacks; 0 between frames. Who reads about as many at once
-        is not held up by a peer that sends thousands of small frames."""
+        """Bytes missing from the frame under way; 0 between frames. A reader that reads about this
+        many at a time is not slowed down by thousands of small frames."""
         return self._decoder.lacking
 
     def data_to_send(self) -> bytes | bytearray:
-        """All bytes that wait to be sent. Send them in order, or let the link die."""
+        """Take all bytes that wait. The caller sends them in order, or gives up the link."""
         out = self._out
         self._unsent = 0
         if len(out) == 1:
@@ -137,7 +139,8 @@ class Link(LinkHandshake):
         return data
 
     def receive_data(self, data: bytes, now: float) -> None:
-        """Bytes came in. Raises `LimitExceeded` when they are too many for a paused link."""
+        """*data* came in. Raises `LimitExceeded` if a paused link cannot hold it, or the link's
+        last error."""
         if self._error is not None:
             raise self._error
         self._now = now
@@ -145,7 +148,7 @@ class Link(LinkHandshake):
             return
         self._decoder.receive_data(data)
         quiet = now - self._opened
-        # Bytes of a long frame are signs of life, but not for ever.
+        # Bytes of a long frame count as signs of life only at a minimum rate.
         patience = self.keepalive.patience.seconds(now)
         if quiet <= patience or quiet <= patience + self._decoder.awaited / MIN_FRAME_RATE:
             self.keepalive.heard(now)
@@ -153,7 +156,7 @@ class Link(LinkHandshake):
             self._check_room()
 
     def receive_eof(self) -> None:
-        """The stream ended. Raises `ConnectionLost` unless CLOSE came before."""
+        """The stream ended. Raises `ConnectionLost` unless CLOSE had come."""
         self._check_alive()
         if self._state.state is not LinkState.CLOSED:
             told = "the connection ended without CLOSE"
@@ -168,9 +171,9 @@ class Link(LinkHandshake):
             self._die(ConnectionLost(told))
 
     def next_event(self) -> LinkEvent | None:
-        """The next event, or None until more data or an answer comes.
+        """The next event; None until more data or an answer comes.
 
-        Raises `RemoteProtocolError` or a child of it for what the peer may not do.
+        Raises `RemoteProtocolError`, or a subclass, for what the peer may not do.
         """
         while not self._events:
             state = self._state.state
@@ -193,7 +196,8 @@ class Link(LinkHandshake):
         return self._events.popleft()
 
     def send(self, message: Message) -> None:
-        """Seal *message*. Raises `LocalProtocolError` where it may not be sent, or does not fit."""
+        """Seal *message* for sending. Raises `LocalProtocolError` if it may not be sent now or does
+        not fit, and `LimitExceeded` if the peer leaves too much unread."""
         if self._error is not None:
             raise self._error
         if type(message) not in self._may_send or self._sealer is None:
@@ -205,7 +209,7 @@ class Link(LinkHandshake):
             self._die(LimitExceeded(f"the peer leaves more than {MAX_UNSENT} bytes unread"))
 
     def close(self, code: CloseCode, reason: str) -> None:
-        """End both directions, telling the peer why. Nothing may be sent afterwards."""
+        """Close both directions, and tell the peer why. Nothing may be sent afterwards."""
         self._check_alive()
         if self._state.state is LinkState.CLOSED:
             return
@@ -215,14 +219,14 @@ class Link(LinkHandshake):
         self._may_send = NOTHING
 
     def fail(self, error: SealringError) -> None:
-        """The owner found a fault, the peer's or its own: the link dies of it, and says so."""
+        """The owner found *error*, the peer's or its own: the link dies, and tells the peer."""
         if self._error is None:
             self._bury(error)
 
     # ----------------------------------------------------------------- timers
 
     def next_timeout(self) -> float | None:
-        """When `handle_timeout` wants to be called; None on a dead link."""
+        """When to call `handle_timeout`; None on a link that is over."""
         state = self._state.state
         if state is LinkState.DEAD or state is LinkState.CLOSED:
             return None
@@ -232,7 +236,8 @@ class Link(LinkHandshake):
         return min(self.keepalive.deadline, self._expires)
 
     def handle_timeout(self, now: float) -> None:
-        """Time has passed. Raises `PeerTimeout` or `RosterExpired` when it was too much."""
+        """Send a PING if it is due. Raises `PeerTimeout` or `RosterExpired` if the link's time is
+        over."""
         self._check_alive()
         deadline = self.next_timeout()
         if deadline is None or now < deadline:
@@ -252,7 +257,7 @@ class Link(LinkHandshake):
     # --------------------------------------------------------------- messages
 
     def _message(self, frame: Frame) -> Message | LinkClosed | None:
-        """What an established link gives out of *frame*."""
+        """The message in *frame* of an established link; None if the link handled it itself."""
         if self._opener is None:
             return None
         message = decode(self._opener.open(frame))

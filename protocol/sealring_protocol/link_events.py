@@ -1,4 +1,4 @@
-"""What a link tells its owner, and asks of it: the outputs of `link.Link`."""
+"""The outputs of `link.Link`: what it reports to its owner, and what it asks of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sealring_protocol.security.roster import SignedRoster
 
 @attrs.frozen
 class Hop:
-    """The activation secrets of a link, as this end sees them, and their suite's code."""
+    """The activation secrets of a link, 32 bytes each, as this end sees them, and their suite."""
 
     suite: Suite
     send: bytes = attrs.field(repr=False)
@@ -29,18 +29,18 @@ class RosterReceived:
 
 @attrs.frozen
 class PeerProved:
-    """The dialing *peer* (node id) has proved who it is: `admit` it or `refuse` it."""
+    """The dialing *peer* (node id) is authenticated: call `admit` or `refuse`."""
 
     peer: bytes
     instance: int
     purpose: Purpose
     roster: SignedRoster = attrs.field(repr=False)
-    """By which it was judged: look whether it is still in force."""
+    """The roster that authorized the peer. Check that it is still in force."""
 
 
 @attrs.frozen
 class LinkUp:
-    """The link is up: messages flow. *hop* is told once and not kept."""
+    """The link is up, and messages may be sent. The link keeps no copy of *hop*."""
 
     peer: bytes
     instance: int
@@ -48,12 +48,12 @@ class LinkUp:
     suite: Suite
     hop: Hop
     roster: SignedRoster = attrs.field(repr=False)
-    """Which both ends hold."""
+    """The roster that both ends hold."""
 
 
 @attrs.frozen
 class LinkClosed:
-    """The peer closed the link: nothing more comes or goes."""
+    """The peer closed the link in both directions."""
 
     code: int
     reason: str

@@ -1,13 +1,12 @@
-"""One rank's brain: links in bytes, an engine in messages, requests in, tokens out; nothing else.
+"""One rank, sans-IO: bytes of links, engine messages and requests in; bytes, orders and tokens out.
 
-The node joins the link manager, which has the links, and the control machine of its role
-(`control.head` or `control.follower`), which knows what to do. The caller owns sockets, the
-engine process, time, entropy and files. After each thing that it feeds in, it carries out what
-`next_event` gives, until that is None and `plan_steps` finds nothing to plan; then it sends what
-`links_to_flush` and `data_to_send` give.
+The node connects the link manager, which has the links, with the control machine of its role
+(`control.head` or `control.epoch.follower`), which decides. The caller owns sockets, the engine
+process, time, entropy and files. After each input it carries out what `next_event` gives until that
+is None and `plan_steps` gives False; then it sends what `links_to_flush` and `data_to_send` give.
 
-Every call that takes *now* takes a monotonic clock in seconds; *wall_ms*, milliseconds since
-1970, is taken only where the wire needs it.
+*now* is always monotonic seconds. *wall_ms*, in milliseconds since 1970, is taken only where the
+wire needs the time of day.
 """
 
 from __future__ import annotations
@@ -63,18 +62,19 @@ from sealring_protocol.security.roster import SignedRoster
 __all__ = ["Node", "NodeConfig"]
 
 _ENGINE_PING_SECONDS: Final = 1.0
-"""How often the engine is asked for its counters."""
+"""Seconds between two requests for the engine's counters."""
 
 _LATE_SECONDS: Final = 1.0
-"""Seconds by which a node that is called later than it asked has slept, and not only been slow."""
+"""Seconds of delay in calling `handle_timeout` from which the node was asleep, and not merely
+slow."""
 
 
 class Node:
-    """A member of the ring, with everything but the outside world."""
+    """A member of the ring, without its outside world."""
 
     def __init__(self, config: NodeConfig, now: float) -> None:
-        """Raises `LocalProtocolError` if the key is not in the roster, `AuthenticationFailed` if
-        the roster is not the coordinator's."""
+        """Raises `LocalProtocolError` if the key is not in the roster, and `AuthenticationFailed`
+        if the roster is not signed by the coordinator."""
         self._config = config
         self._links = LinkManager(handshake_config(config), now, config.patience)
         self._events: deque[NodeEvent] = self._links.events
@@ -87,7 +87,7 @@ class Node:
         self._engine = EngineFacts(since=now)
         self._hunger = Hunger()
         self._teller = Teller()
-        self._wall: float | None = None  # the time of day less the monotonic clock, seconds
+        self._wall: float | None = None  # the time of day minus the monotonic clock, seconds
         self.loaded: Loaded | None = None
         self.progress = Progress()
         self._brain = self._make_brain(now)
@@ -110,29 +110,29 @@ class Node:
 
     @property
     def brain(self) -> Head | Follower:
-        """The control machine of this rank's role; to look at, not to call, and no public API."""
+        """The control machine of this rank's role, for inspection only. It is no public API."""
         return self._brain
 
     @property
     def serving(self) -> bool:
-        """The ring takes steps, and this rank does its part."""
+        """True if the ring takes steps, and this rank does its part."""
         return self._brain.serving
 
     @property
     def engine_info(self) -> EngineInfo | None:
-        """What the engine said of its model, while it lives."""
+        """The engine's description of its model; None while no engine is up."""
         return self._info
 
     def links(self) -> list[tuple[int, Purpose, Link]]:
-        """Rank of the peer, purpose and link, of every established link."""
+        """Every established link: the peer's rank, the purpose, and the link."""
         return self._links.links()
 
     def peers(self) -> list[PeerState]:
-        """How it stands with every other member, by rank."""
+        """The state of every other member, by rank."""
         return self._links.peers()
 
     def facts(self, now: float) -> Facts:
-        """What `obstacles` goes by."""
+        """The facts that `obstacles` judges by."""
         return Facts(
             self.rank,
             self.roster.roster,
@@ -146,19 +146,19 @@ class Node:
         )
 
     def obstacles(self, now: float) -> list[Obstacle]:
-        """What keeps this node from serving, as far as it can know; nothing if it serves."""
+        """What keeps this node from serving, as far as it can know; empty if it serves."""
         return obstacles(self.facts(now), now)
 
     def next_event(self) -> NodeEvent | None:
-        """What the caller has to do or know next; None if nothing waits."""
+        """The next event for the caller to handle; None if there is none."""
         return self._events.popleft() if self._events else None
 
     def links_to_flush(self) -> set[int]:
-        """The connections that have something to send since the last call."""
+        """The connections that have new data to send since the last call."""
         return self._links.links_to_flush()
 
     def data_to_send(self, link: int) -> bytes | bytearray:
-        """All that waits to be sent on connection *link*."""
+        """Take all bytes that wait to be sent on connection *link*."""
         return self._links.data_to_send(link)
 
     # ------------------------------------------------------------------ life
@@ -178,16 +178,16 @@ class Node:
         self._links.close("the node shuts down", now)
 
     def next_timeout(self) -> float | None:
-        """When `handle_timeout` wants to be called."""
+        """When to call `handle_timeout`; None: not at all."""
         links, brain = self._links.next_timeout(), self._brain.next_timeout()
         return earliest(links, brain, self._next_engine_ping, self._teller.due)
 
     def handle_timeout(self, now: float) -> None:
-        """Time has passed."""
+        """Act on the deadlines that have passed."""
         asked = self.next_timeout()
         self._links.handle_timeout(now)
         if asked is not None and now - asked > _LATE_SECONDS:
-            # Answers may have come meanwhile, and nobody has looked.
+            # The node slept: answers may have come, but were not read.
             for rank in range(self.world):
                 self._brain.starved(rank, now - asked, now)
         deadline = self._brain.next_timeout()
@@ -209,9 +209,9 @@ class Node:
     # -------------------------------------------------------------- requests
 
     def plan_steps(self, now: float) -> bool:
-        """Plan steps if there may be room for some. True if there was: there may be events to take.
-        Call it each time that `next_event` has given None, until it gives False: hidden states that
-        came back are events before, and so with the device while the head takes time to plan."""
+        """Plan steps if there may be room for some. True if it did. Call it each time that
+        `next_event` has given None, until it gives False: a step that came back then reaches the
+        engine before the head plans."""
         if not isinstance(self._brain, Head) or not self._brain.may_plan:
             return False
         self._carry_out(self._brain.plan_steps(now), now)
@@ -219,9 +219,10 @@ class Node:
         return True
 
     def submit(self, request: Request, now: float) -> int:
-        """Queue *request* and give its uid.
+        """Queue *request*, and return its uid.
 
-        Raises `LocalProtocolError` on any rank but the head, and for what can never be done.
+        Raises `LocalProtocolError` on any rank but the head, if the request can never be served, or
+        if the queue is full.
         """
         uid, effects = self._head().submit(request, now)
         self._requests.add(uid)
@@ -231,7 +232,7 @@ class Node:
         return uid
 
     def cancel(self, uid: int, now: float) -> None:
-        """End request *uid*; it is no error if it is over."""
+        """Cancel request *uid*; nothing happens if it is over."""
         self._carry_out(self._head().cancel(uid, now), now)
         self._deliver_news(now)
 
@@ -251,7 +252,8 @@ class Node:
     # ---------------------------------------------------------------- engine
 
     def engine_message(self, message: LocalMessage, now: float) -> None:
-        """The engine process said *message*. Raises `RemoteProtocolError` if it may not."""
+        """Handle *message* from the engine process. Raises `RemoteProtocolError` if it may not send
+        it."""
         match message:
             case Pong():
                 self._report(message.progress)
@@ -283,12 +285,12 @@ class Node:
         self._deliver_news(now)
 
     def _report(self, progress: Progress) -> None:
-        """Tell peers how far the engine is, which says *progress* of itself."""
+        """Record the engine's *progress*, and report it to the peers."""
         self.progress, told = self._hunger.added_to(progress)
         self._links.set_progress(told)
 
     def _hear_of_starvation(self, now: float) -> None:
-        """Hear what the ranks that this one is linked with last said of it."""
+        """Read the starvation that linked ranks last reported."""
         heard = {
             rank: self._hear_starved(rank, link.keepalive.peer_starved, now)
             for rank, purpose, link in self.links()
@@ -300,19 +302,20 @@ class Node:
             self._report(self.progress)
 
     def _hear_starved(self, rank: int, seconds: float | None, now: float) -> float:
-        """The engine of *rank* has starved for *seconds* in all; how much of that is new."""
+        """The engine of *rank* has starved for *seconds* in all. Returns how much of that is
+        new."""
         more = self._hunger.look(rank, seconds, now)
         if more > 0:
             self._brain.starved(rank, more, now)
-        # What the head says of others is for deadlines alone.
+        # On a follower, the head's report includes other ranks: it extends deadlines only.
         if self.rank in (0, rank) and self._hunger.is_news(rank, now):
             told = starving(attrs.evolve(self.facts(now), starved=self._hunger.of(rank)))
             self._say([Note(Level.INFO, each.what) for each in told], now)
         return more
 
     def engine_lost(self, reason: str, now: float, *, out_of_memory: bool = False) -> None:
-        """The engine process is gone; the caller starts another. *out_of_memory*: the system killed
-        it for want of memory."""
+        """The engine process is gone, and the caller starts another. *out_of_memory*: the system
+        killed it."""
         self._info = None
         self._links.accept_steps = False
         self._next_engine_ping = None
@@ -320,8 +323,8 @@ class Node:
         self._carry_out(self._brain.engine_lost(reason, now, kind), now)
         self._hunger.process(0.0)
         self._engine = self._engine.ended(reason, now, planned=self._brain.replacing)
-        # The activation secrets were handed to that process and erased here; new links bring new
-        # ones, and the brain asks for them again when there is an engine to have them.
+        # Only that process had the activation secrets. New links bring new ones; the brain wants
+        # the links again when the next engine is up.
         self._links.unwant(Purpose.STEP)
         self._links.shut_all({Purpose.STEP}, "the engine is being replaced", now)
         self._deliver_news(now)
@@ -329,23 +332,24 @@ class Node:
     # ------------------------------------------------------------ collectives
 
     def collective_prepared(self, epoch: Epoch, port: int, relay: int, now: float) -> None:
-        """The answer to `PrepareCollective`: the engine is to listen on *port*, and, over sealed
-        links, to connect to *relay* on this machine (0 where there is none)."""
+        """The successful answer to `PrepareCollective`: the engine will listen on *port* and, over
+        sealed links, connect to *relay* on this machine (0: none)."""
         self._carry_out(self._brain.collective_prepared(epoch, port, relay, now), now)
         self._deliver_news(now)
 
     def collective_failed(self, epoch: Epoch, reason: str, now: float) -> None:
-        """The other answer to `PrepareCollective`: no port or no relay can be had."""
+        """The failed answer to `PrepareCollective`: no port or no relay is available."""
         self._carry_out(self._brain.collective_failed(epoch, reason, now), now)
         self._deliver_news(now)
 
     # ----------------------------------------------------------- connections
 
     def accepted(self, source: str, entropy: bytes, now: float, wall_ms: int) -> int:
-        """A connection came in from the address *source* (a host, without port).
+        """A connection came in from the address *source* (a host, without port). Returns its
+        number.
 
-        *entropy* is 32 random bytes. Gives the connection's number. When too many are open another
-        one gives way, and its `Hangup` follows.
+        *entropy* is 32 random bytes. If too many handshakes are open, another connection is closed,
+        and its `Hangup` follows.
         """
         self._wall = wall_ms / 1000 - now
         return self._links.accepted(source, entropy, now, wall_ms)
@@ -367,12 +371,12 @@ class Node:
         self._deliver_news(now)
 
     def receive_eof(self, link: int, now: float) -> None:
-        """Connection *link* ended."""
+        """The stream of connection *link* ended."""
         self._links.receive_eof(link, now)
         self._deliver_news(now)
 
     def link_over(self, link: int, end: SealringError | LinkClosed, now: float) -> None:
-        """The session that the caller has of connection *link* raised *end*, or gave it."""
+        """The caller's session of connection *link* raised *end*, or gave it as an event."""
         self._links.link_over(link, end, now)
         self._deliver_news(now)
 
@@ -389,30 +393,30 @@ class Node:
         self._deliver_news(now)
 
     def bring_roster(self, data: bytes, wall_ms: int) -> None:
-        """The owner gives a newer signed roster, *data*: `StoreRoster` follows, with link 0.
+        """The owner brings *data*, a newer signed roster: `StoreRoster` follows, with link 0.
 
         Raises `LocalProtocolError` with the reason if it may not replace the one in force.
         """
         self._events.append(StoreRoster(0, self._links.current_roster.brought(data, wall_ms)))
 
     def roster_stored(self, link: int, now: float) -> None:
-        """The answer to `StoreRoster`: the new roster is in force from here on."""
+        """The successful answer to `StoreRoster`: the new roster is in force."""
         self._links.roster_stored(link, now)
         self._deliver_news(now)
 
     def roster_not_stored(self, link: int, now: float) -> None:
-        """The other answer to `StoreRoster`: it could not be stored, and is not taken."""
+        """The failed answer to `StoreRoster`: the new roster is dropped."""
         self._links.roster_not_stored(link, now)
         self._deliver_news(now)
 
     # ------------------------------------------------------------- internals
 
     def _say(self, notes: Iterable[Note], now: float) -> None:
-        """Have *notes* logged, at a lower level what is said too often."""
+        """Log *notes*, at a lower level if they repeat too often."""
         self._events.extend(self._notes.told(note, now) for note in notes)
 
     def _deliver_news(self, now: float) -> None:
-        """Tell the brain what the link manager has for it."""
+        """Give the link manager's news to the brain."""
         while self._links.news:
             self._hear(self._links.news.popleft(), now)
         self._teller.turn(now, serving=self._brain.serving or self._links.closed)
@@ -433,7 +437,7 @@ class Node:
                     self._events.extend(map(ToEngine, keys))
                 self._events.append(LinkUp(rank, purpose, told.number, told.link))
                 self._carry_out(self._brain.link_up(rank, purpose, now), now)
-                self._hear_of_starvation(now)  # it counts from here on
+                self._hear_of_starvation(now)  # the baseline for the new link
             case news.LinkDown(rank, purpose, reason):
                 self._carry_out(self._brain.link_down(rank, purpose, reason, now), now)
             case news.Unreachable(rank, purpose, why):
@@ -448,11 +452,11 @@ class Node:
                 self._events.append(RosterInForce(serial, self._links.rank))
 
     def _begin_anew(self, now: float) -> None:
-        """The ranks are others now: begin with a new brain. If this node was the head and still
-        is, the requests go on: they are read in again, as in any new epoch."""
+        """The ranks have changed: start with a new brain. If this node stays the head, its requests
+        go on, and are prefilled again."""
         self._links.unwant(*Purpose)
         self._links.shut_all(set(Purpose), "the roster changed", now)
-        self._links.news.clear()  # that was the old brain's
+        self._links.news.clear()  # it was for the old brain
         before = self._brain
         self._carry_out(before.retire(), now)
         if before.replacing:
@@ -470,7 +474,7 @@ class Node:
             self._carry_out(self._brain.engine_message(self._info, now), now)
 
     def _end_requests(self) -> None:
-        """The head is elsewhere now, where nobody knows of these requests."""
+        """End all requests: another node is the head now, and does not know them."""
         head = self._links.member(0).name
         text = f"roster {self.roster.roster.serial} makes {head} the head; ask there"
         for uid in sorted(self._requests):

@@ -1,4 +1,4 @@
-"""What a node is told at its start, and the settings of its parts that follow from it."""
+"""A node's configuration, and the settings of its parts that follow from it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ from sealring_protocol.security.roster import Roster, SignedRoster
 
 @attrs.frozen
 class NodeConfig:
-    """Who this node is and what it may do. *instance* is random, one per life of the process;
-    *unpinned* is the digest that its model would have without a manifest; empty if it has none.
-    *layers*, if given, are the counts per rank that someone chose (the head's alone count)."""
+    """Who this node is, and what it may do.
+
+    *public_key* and *coordinator* are 65-byte keys (SEC 1). *instance* is a random u64 per process.
+    *unpinned* is the digest that the model would have without its manifest (empty if it has none).
+    *layers*, if given, are the chosen layer counts by rank; only the head's count.
+    """
 
     public_key: bytes
     roster: SignedRoster
@@ -33,11 +36,11 @@ class NodeConfig:
     collectives: Collectives = attrs.field(factory=Collectives)
     group_seconds: float = 20.0
     patience: float = PING_TIMEOUT
-    """Seconds that a peer may be silent, at least, before it is lost. What is above the default is
-    also added to the deadlines of tensor parallelism's steps."""
+    """Least seconds of silence after which a peer is lost. What exceeds the default is also added
+    to the deadlines of tensor parallelism's steps."""
     scheduler: SchedulerConfig = attrs.field(factory=SchedulerConfig)
     key_log: Callable[[TrafficSecrets], None] | None = attrs.field(default=None, repr=False)
-    """As `HandshakeConfig.key_log`."""
+    """See `HandshakeConfig.key_log`."""
 
 
 def handshake_config(config: NodeConfig) -> HandshakeConfig:
@@ -53,14 +56,14 @@ def handshake_config(config: NodeConfig) -> HandshakeConfig:
 
 
 def follower_config(config: NodeConfig, roster: Roster, rank: int) -> FollowerConfig:
-    """The settings of the brain of *rank*, which is not the head, under *roster*."""
+    """The settings of the follower of *rank* under *roster*."""
     names = tuple(member.name for member in roster.members)
     trusted = config.collectives.trusted
     return FollowerConfig(rank, names, roster.inner_seal, trusted, roster.tensor_parallelism)
 
 
 def head_config(config: NodeConfig, roster: Roster, first_uid: int, first_epoch: int) -> HeadConfig:
-    """The settings of the head's brain under *roster*, which goes on from *first_uid* and
+    """The settings of the head under *roster*. Request uids go on from *first_uid*, epochs from
     *first_epoch*."""
     plan = PlanRequest(
         config.strategy, config.layers, config.collectives, tensor=roster.tensor_parallelism

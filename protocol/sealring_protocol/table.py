@@ -1,9 +1,8 @@
 """State machines as literal tables ``(state, event) -> state``.
 
-A module that owns a machine writes its legal moves as one dictionary of two enums and gives it to
-a `Machine`, which is then the only thing that changes the state. What is not in the table is
-illegal, in every state, without a line of code that says so. Documentation and tests read the
-same dictionary: `cross_product` lists every pair, in the table or not.
+A module that owns a machine writes its legal moves as one dictionary over two enums and gives it to
+a `Machine`, which alone changes the state. What the table lacks is illegal. Documentation and tests
+read the same dictionary; `cross_product` lists every pair, legal or not.
 """
 
 from __future__ import annotations
@@ -26,27 +25,28 @@ class IllegalEvent(LocalProtocolError):
 
 
 class Machine(Generic[S, E]):
-    """The state of one machine, which moves only as *table* says."""
+    """The state of one machine, which changes only as *table* says."""
 
     __slots__ = ("_table", "state")
 
     def __init__(self, table: Table[S, E], initial: S) -> None:
         self._table = table
         self.state = initial
-        """Where the machine is, to look at; `fire` alone sets it. No property: it is read many
-        times for each token."""
+        """The present state, for reading; only `fire` sets it. It is no property because it is read
+        many times for each token."""
 
     def after(self, event: E) -> S:
-        """Where *event* leads from here, without going. Raises `IllegalEvent` if nowhere."""
+        """The state that *event* leads to, without changing it. Raises `IllegalEvent` if there is
+        none."""
         after = self._table.get((self.state, event))
         if after is None:
             raise IllegalEvent(f"{event.name} is not possible in {self.state.name}")
         return after
 
     def fire(self, event: E) -> S:
-        """Move as the table says, and give the new state.
+        """Change the state as the table says, and return the new one.
 
-        Raises `IllegalEvent` when it has no such row; the state is then unchanged.
+        Raises `IllegalEvent` if the table has no such row; the state is then unchanged.
         """
         state = self._table.get((self.state, event))
         if state is None:

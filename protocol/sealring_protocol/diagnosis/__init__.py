@@ -1,1 +1,2 @@
-"""Why the ring does not serve, and who was refused why: for logs, status and whoever waits."""
+"""Why the ring does not serve, and which peers were refused and why: for logs, status and
+clients."""

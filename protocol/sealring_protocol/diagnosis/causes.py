@@ -1,7 +1,7 @@
-"""Causes for which a ring does not serve, and what to do about each.
+"""The causes for which a ring does not serve, and what to do about each.
 
-Programs go by a cause's value; `docs/words.py` has its meaning. A head tells the other ranks less:
-one of the hindrances of WAITING, of which a rank makes a cause again.
+Programs use a cause's value; `docs/words.py` has its meaning. A head tells the other ranks less: it
+sends one of WAITING's hindrances, which a rank turns into a cause again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sealring_protocol.codec.waiting import Hindrance
 
 
 class Cause(enum.Enum):
-    """What is in the way."""
+    """Why a node, or its ring, does not serve."""
 
     DRAINING = "draining"
     STARVED = "engine_starved"
@@ -84,7 +84,7 @@ ADVICE: Final[Mapping[Cause, str]] = {
 """What to do about each cause."""
 
 OWN_LOG: Final = "This node's log says more. It is tried again by itself."
-"""The same where the rank that cannot serve is this node."""
+"""The advice if the rank that cannot serve is this node."""
 
 DIAL_ADVICE: Final[Sequence[tuple[str, str]]] = (
     ("refused", "Nothing listens there: start that node, or correct its address in the roster."),
@@ -94,7 +94,7 @@ DIAL_ADVICE: Final[Sequence[tuple[str, str]]] = (
     ("name", "The name does not resolve here: correct it in the roster, or in the name service."),
     ("nodename", "The name does not resolve here: correct it in the roster."),
 )
-"""The same for a dial that fails, by a word in the system's reason."""
+"""The advice for a failed dial, by a word in the operating system's reason."""
 
 HINDRANCES: Final[Mapping[Cause, Hindrance | None]] = {
     Cause.DRAINING: None,
@@ -124,7 +124,7 @@ HINDRANCES: Final[Mapping[Cause, Hindrance | None]] = {
     Cause.NO_EPOCH: None,
     Cause.BEGINNING: None,
 }
-"""What a head tells of each cause; None where that is no news to a rank."""
+"""The hindrance that a head sends for each cause; None for a cause that it does not send."""
 
 BY_HINDRANCE: Final[Mapping[Hindrance, Cause]] = {
     Hindrance.ABSENT: Cause.UNREACHABLE,
@@ -136,4 +136,4 @@ BY_HINDRANCE: Final[Mapping[Hindrance, Cause]] = {
     Hindrance.COLLECTIVE: Cause.COLLECTIVE,
     Hindrance.LINK: Cause.BROKEN,
 }
-"""What a rank makes of what it was told."""
+"""The cause that a rank derives from each hindrance."""

@@ -1,4 +1,4 @@
-"""What a node knows of itself and its peers, and what of that is in the way: values for `why`."""
+"""The inputs and outputs of `why`: what a node knows of itself and its peers, and the obstacles."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from sealring_protocol.diagnosis.words import ago, lasting
 from sealring_protocol.security.roster import Roster
 
 YOUNG_SECONDS: Final = 120.0
-"""Seconds before which an engine that ends has ended young."""
+"""An engine that ends within this many seconds has ended young."""
 
 
 @attrs.frozen
 class Obstacle:
-    """One thing that is in the way: *what* it is and what to do (*advice*), for the peer of *rank*
-    or, if None, for this node. It has been so since *since*, and was tried *tries* times, the last
-    time at *at* (monotonic seconds). *from_head*: this node knows it from the head alone."""
+    """One obstacle to serving: *what* it is, and what to do about it (*advice*).
+
+    It concerns the peer of *rank*, or, if None, this node. It began at *since*, and was tried
+    *tries* times, last at *at* (monotonic seconds). *from_head* is True if this node knows it only
+    from the head.
+    """
 
     cause: Cause
     what: str
@@ -34,7 +37,7 @@ class Obstacle:
     from_head: bool = False
 
     def lasts(self, now: float) -> str:
-        """How long it has been so, in words; empty where nobody knows."""
+        """How long the obstacle has lasted, in words; empty if unknown or below one second."""
         if self.since is None or now - self.since < 1:
             return ""
         if self.tries > 1 and self.at is not None:
@@ -43,12 +46,12 @@ class Obstacle:
         return f"for {lasting(now - self.since)}"
 
     def text(self, now: float) -> str:
-        """It in one line, without the advice."""
+        """The obstacle in one line, without its advice."""
         lasts = self.lasts(now)
         return f"{self.what} ({lasts})" if lasts else self.what
 
     def describe(self, now: float) -> dict[str, Any]:
-        """It as JSON, with times in seconds."""
+        """The obstacle as a JSON object, with times in seconds."""
         return {
             "cause": self.cause.value,
             "rank": self.rank,
@@ -65,9 +68,12 @@ class Obstacle:
 
 @attrs.frozen
 class EngineFacts:
-    """This node's engine: whether it is *up* (has said what its model is), since when it is so, how
-    often in a row it was *lost* young, the last *reason*, and whether it is its model that it
-    cannot read."""
+    """The state of this node's engine.
+
+    It is *up* if it has described its model, and in this state since *since* (monotonic seconds).
+    It was *lost* so many times in a row while young, the last time for *reason*. *unreadable* is
+    True if it cannot read its model.
+    """
 
     up: bool = False
     since: float = 0.0
@@ -76,7 +82,7 @@ class EngineFacts:
     unreadable: bool = False
 
     def ended(self, reason: str, now: float, *, planned: bool) -> EngineFacts:
-        """The process has ended; if that was *planned*, nothing is wrong with it."""
+        """The process has ended for *reason*. A *planned* end is no fault."""
         if planned:
             return EngineFacts(since=now)
         young = not self.up or now - self.since < YOUNG_SECONDS
@@ -87,7 +93,8 @@ class EngineFacts:
 
 @attrs.frozen
 class Starved:
-    """The engine of *rank* starves for *part* of its time, since *since* (monotonic seconds)."""
+    """The engine of *rank* has starved for the fraction *part* of its time, since *since*
+    (monotonic seconds)."""
 
     rank: int
     part: float
@@ -96,9 +103,13 @@ class Starved:
 
 @attrs.frozen
 class Facts:
-    """What a node knows. *wall_ms* is None where it has not been told the time of day, *next_start*
-    when its engine is started again, *draining* why it takes no requests, *unpinned* what
-    `NodeConfig` has, *own* what the node is called in the words that come of it."""
+    """What a node knows.
+
+    *wall_ms* is the time of day in milliseconds since 1970, or None if unknown. *next_start* is
+    when the engine will be started again (monotonic seconds). *draining* is why the node takes no
+    requests (empty if it does). *unpinned* is `NodeConfig.unpinned`. *own* is what the obstacles
+    call this node.
+    """
 
     rank: int
     roster: Roster
@@ -114,6 +125,6 @@ class Facts:
     starved: Sequence[Starved] = ()
 
     def name(self, rank: int) -> str:
-        """The member of *rank* as people know it."""
+        """The name of the member of *rank*, for people."""
         name = self.roster.members[rank].name
         return f"the head ({name})" if rank == 0 and self.rank else f"rank {rank} ({name})"

@@ -1,4 +1,4 @@
-"""Which engines starve now, as far as a node is told: for the log, the status and whoever waits."""
+"""Which engines starve now, as far as this node is told: for the log, the status and clients."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from sealring_protocol.codec.messages import Progress
 from sealring_protocol.diagnosis.facts import Starved
 
 AVERAGED: Final = 5.0
-"""Seconds over which it is averaged how much an engine starves."""
+"""Seconds over which starvation is averaged."""
 
 STARVED: Final = 0.75
-"""Part of its time that an engine must starve to be called starved."""
+"""The fraction of its time from which an engine counts as starved."""
 
 FED: Final = 0.5
-"""Part of its time below which it is not called so any more."""
+"""The fraction of its time below which it no longer counts as starved."""
 
 TELL_AGAIN: Final = 600.0
-"""Seconds before the log names the same engine once more."""
+"""Least seconds between two log lines about the same engine."""
 
 
 @attrs.define
 class _Rank:
-    began: float  # the first look
+    began: float  # the first sample
     at: float  # the latest
-    seconds: float  # what was said then
+    seconds: float  # the total reported then
     counted: float = 0.0
     part: float = 0.0
     since: float | None = None
@@ -40,32 +40,35 @@ class Hunger:
 
     def __init__(self) -> None:
         self.own = 0.0
-        """Seconds that this node's engine processes have starved in all."""
+        """Seconds that this node's engine processes have starved, in all."""
         self.lent = 0.0
-        """Seconds that tensor parallelism has waited for engines of other ranks that starved."""
-        self._process = 0.0  # of `own`, the present process's
+        """Seconds that tensor parallelism has waited for other ranks' starved engines."""
+        self._process = 0.0  # the present process's part of `own`
         self._ranks: dict[int, _Rank] = {}
 
     def process(self, seconds: float) -> None:
-        """This node's engine process has starved for *seconds* in all; 0 where it is another."""
+        """This node's engine process has starved for *seconds* in all. Report 0 for a new
+        process."""
         self.own += max(0.0, seconds - self._process)
         self._process = seconds
 
     def added_to(self, progress: Progress) -> tuple[Progress, Progress]:
-        """*progress* with how long the own engine has starved; and as peers are told it, with how
-        long it has waited for others that did, too."""
+        """Two copies of *progress*: one with this engine's starvation, and one for the peers, which
+        adds the time spent waiting for other starved engines."""
         own, told = int(self.own * 1e6), int((self.own + self.lent) * 1e6)
         return attrs.evolve(progress, starved_us=own), attrs.evolve(progress, starved_us=told)
 
     def renumbered(self) -> None:
-        """The ranks are other nodes now."""
+        """Forget all ranks: they are other nodes now."""
         self._ranks.clear()
 
     def look(self, rank: int, seconds: float | None, now: float) -> float:
-        """The engine of *rank* has starved for *seconds* in all; how much of that is new. Fewer
-        than before: its node is another process. None: it has told nothing yet on a new link, and
-        what counts is what comes on top of what it told before. It cannot have starved for longer
-        than it has been looked at."""
+        """The engine of *rank* has starved for *seconds* in all. Returns how much of that is new.
+
+        A smaller total than before means that its node has a new process. None means that nothing
+        was reported yet on a new link; the next report counts against the last one. A report beyond
+        the time since the first sample is cut.
+        """
         known = self._ranks.setdefault(rank, _Rank(now, now, seconds or 0.0))
         seconds = known.seconds if seconds is None else seconds
         elapsed, more = now - known.at, max(0.0, seconds - known.seconds)
@@ -83,7 +86,7 @@ class Hunger:
         return more
 
     def is_news(self, rank: int, now: float) -> bool:
-        """Whether the engine of *rank* starves, and the log is to say so now."""
+        """True if the engine of *rank* starves and the log should report it now."""
         known = self._ranks[rank]
         if known.since is None or known.since == known.told:
             return False
@@ -93,13 +96,14 @@ class Hunger:
         return True
 
     def rest(self, but: set[int]) -> None:
-        """Nothing is heard of the ranks for now, but of these."""
+        """Count every rank except those in *but* as not starved: nothing is reported about them for
+        now."""
         for rank, known in self._ranks.items():
             if rank not in but:
                 known.part, known.since = 0.0, None
 
     def of(self, *ranks: int) -> tuple[Starved, ...]:
-        """Those of *ranks* that starve now."""
+        """The engines of *ranks* that starve now."""
         return tuple(
             Starved(rank, known.part, known.since)
             for rank in ranks

@@ -1,10 +1,10 @@
-"""How often the same thing is said: enough for an owner, not enough to fill a disk.
+"""Rate limit for log lines: enough for an owner, too few to fill a disk.
 
-What a member does over and over, a link that comes and goes say, is worth some lines, and after
-those a few each minute. The rest is told at a level for whoever looks closely, and counted: the
-next line of the kind that is told says how many there were.
+A member may do the same thing over and over, such as bringing a link up and down. The first lines
+of a kind are logged, and then a few each minute. The others go to DEBUG and are counted; the next
+logged line of the kind says how many there were.
 
-What is said of those who did not prove who they are has bounds of its own (`refusal_log`).
+Refused strangers have their own limit (`refusal_log`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import attrs
 from sealring_protocol.control.effects import Level, Note
 
 AT_ONCE: Final = 20
-"""Lines of a kind that are told at once."""
+"""Lines of a kind that may be logged at once."""
 
 A_MINUTE: Final = 6
-"""Lines of a kind that are told each minute, once these are used up."""
+"""Lines of a kind that may be logged each minute after that."""
 
 MAX_KINDS: Final = 64
-"""Kinds that are remembered. Memory: about 200 bytes each."""
+"""Kinds remembered. Memory: about 200 bytes each."""
 
 _NO_DIGITS: Final = str.maketrans("", "", "0123456789")
 
@@ -35,7 +35,7 @@ class _Kind:
 
 
 class Notes:
-    """What has been said lately. Times are monotonic seconds."""
+    """The recent notes, by kind. Times are monotonic seconds."""
 
     __slots__ = ("_kinds",)
 
@@ -43,8 +43,11 @@ class Notes:
         self._kinds: dict[str, _Kind] = {}
 
     def told(self, note: Note, now: float) -> Note:
-        """*note* as it is to be told now. Notes that name no kind are of one if they differ in
-        numbers, or in the reason after a colon, which a peer may have given."""
+        """*note*, or its DEBUG copy if there were too many of its kind.
+
+        Notes without a kind belong together if they differ only in numbers, or in the text after
+        the first colon, which a peer may have written.
+        """
         if note.level is Level.DEBUG:
             return note
         name = note.kind or note.text.partition(": ")[0].translate(_NO_DIGITS)

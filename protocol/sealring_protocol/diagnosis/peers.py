@@ -1,12 +1,12 @@
-"""What went wrong with each peer lately: the book that the link manager keeps.
+"""What went wrong with each peer lately, as the link manager records it.
 
-For a peer and a purpose there are two entries: what became of the links that this node dialed, and
-of those that came in. An entry is the last thing that went wrong, since when it has been the same
-thing, and how often. It stays until a link has stood for a while (`STEADY_SECONDS`), for a peer
-that is taken and refused in turns is in trouble all the time. It is told while the link is wanted:
-a greeting that was heard, or a neighbour of an earlier ring, is no trouble any more.
+A peer and purpose have two entries: for links that this node dialed, and for incoming ones. An
+entry is the latest trouble, with its start and its count. It stays until a link has stood for
+`STEADY_SECONDS`, because a peer that is accepted and refused in turns is in trouble all the time.
+It is reported only while the link is wanted or up: a delivered greeting, or a neighbour of an
+earlier ring, is no trouble any more.
 
-Whoever did not prove who it is has no rank, and stands in another book (`refusal_log`).
+A peer that is not authenticated has no rank, and is recorded in `refusal_log`.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ __all__ = ["Fault", "PeerState", "Trouble"]
 
 
 STEADY_SECONDS: Final = 5.0
-"""A link that has stood for so long is in no trouble any more."""
+"""A link that has stood for this many seconds has no trouble."""
 
 NO_FAULT: Final = {CloseCode.SHUTDOWN, CloseCode.DUPLICATE_LINK, CloseCode.NOT_READY}
-"""How links end with which nothing is wrong."""
+"""Codes of links that ended without a fault."""
 
 NO_MEMBER: Final = "no longer a member"
-"""The reason that a peer is given whom a newer roster has put out. Its code is `ROSTER_EXPIRED`."""
+"""The reason sent to a peer that a newer roster has removed, with code `ROSTER_EXPIRED`."""
 
 SAME_KEY: Final = "another node that runs with the same key has taken its place"
-"""The reason that a node is given whose twin came after it. Its code is `REPLACED`."""
+"""The reason sent to a node when another one with its key has connected, with code `REPLACED`."""
 
 _CODES: Final = {int(code) for code in CloseCode}
 
@@ -52,21 +52,21 @@ PeerKey = tuple[bytes, Purpose, bool]
 
 
 class Fault(enum.Enum):
-    """What went wrong, by who knows why."""
+    """What kind of trouble it is."""
 
-    UNREACHABLE = "unreachable"  # there is no connection
+    UNREACHABLE = "unreachable"  # the connection could not be opened
     SILENT = "silent"  # the peer ended the handshake without a word
-    MUTE = "mute"  # it took the connection, and let the handshake lapse
+    MUTE = "mute"  # it accepted the connection, and the handshake timed out
     REFUSED_US = "refused us"  # the peer closed, and said why
-    REFUSED = "refused"  # this node closed, for what the peer is or did
+    REFUSED = "refused"  # this node closed, because of what the peer is or did
     BROKEN = "broken"  # an established link broke
 
 
 @attrs.frozen
 class Trouble:
-    """The last thing that went wrong, *count* times since *since*, the last time at *at*.
+    """The latest trouble, seen *count* times since *since*, last at *at*.
 
-    Times are monotonic seconds. *code* is that of the CLOSE, if there was one.
+    Times are monotonic seconds. *code* is the close code, if CLOSE was sent.
     """
 
     fault: Fault
@@ -80,9 +80,12 @@ class Trouble:
 
 @attrs.frozen
 class PeerState:
-    """How it stands with the member of *rank*: *up* are its links by purpose, with the time since
-    when; *dialing* is the address that this node has dialed last, *dialed* and *incoming* are what
-    went wrong last, by purpose. By *put_out* it holds a newer roster, without this node."""
+    """The state of the member of *rank*.
+
+    *up* has the start of each established link, by purpose. *dialing* has the address last dialed,
+    *dialed* and *incoming* the latest trouble, each by purpose. *put_out* is True if the peer seems
+    to hold a newer roster without this node. Times are monotonic seconds.
+    """
 
     rank: int
     name: str
@@ -94,25 +97,28 @@ class PeerState:
     put_out: bool = False
 
     def trouble(self, purpose: Purpose, now: float) -> Trouble | None:
-        """What keeps the link with *purpose* from being; None where nothing is known, or while it
-        stands. Who was refused knows more than who was not reached; else the latest is told."""
+        """What keeps the link with *purpose* down; None if nothing is known, or the link stands.
+
+        A stated refusal comes before a failed dial, since its reason says more; else the latest
+        wins.
+        """
         since = self.up.get(purpose)
         if since is not None and now - since >= STEADY_SECONDS:
             return None
         known = [book[purpose] for book in (self.dialed, self.incoming) if purpose in book]
-        if since is not None:  # it is up, for a moment: was it refused just before?
+        if since is not None:  # up only since a moment: report a recent refusal
             known = [trouble for trouble in known if _telling(trouble, now)]
         return max(known, key=lambda t: (_telling(t, now), t.at), default=None)
 
 
 def _telling(trouble: Trouble, now: float) -> bool:
-    """Somebody has said why, and not long ago: both ends dial again within `STEADY_SECONDS`."""
+    """True for a recent refusal with a reason. Both ends dial again within `STEADY_SECONDS`."""
     said = trouble.fault in (Fault.REFUSED, Fault.REFUSED_US)
     return said and now - trouble.at < 3 * STEADY_SECONDS
 
 
 class PeerClosed(RemoteProtocolError):
-    """The peer has closed the link with *code*, for the *reason* that it gives."""
+    """The peer closed the link with *code*, for *reason*."""
 
     def __init__(self, code: int, reason: str) -> None:
         known = CloseCode(code).name if code in _CODES else str(code)
@@ -131,7 +137,7 @@ def _fault(error: SealringError, *, up: bool) -> Fault:
 
 
 class PeerBook:
-    """What went wrong, by peer."""
+    """The latest trouble with each peer."""
 
     __slots__ = ("_addresses", "_troubles")
 
@@ -140,7 +146,7 @@ class PeerBook:
         self._addresses: dict[tuple[bytes, Purpose], str] = {}
 
     def dialing(self, peer: bytes, purpose: Purpose, address: str) -> None:
-        """This node dials *address*."""
+        """This node dials *peer* at *address*."""
         self._addresses[peer, purpose] = address
 
     def failed(
@@ -151,7 +157,7 @@ class PeerBook:
         now: float,
         code: int | None = None,
     ) -> None:
-        """A link of *key* did not come up, or broke."""
+        """A link of *key* failed to come up, or broke."""
         peer, purpose, dialed = key
         address = self._addresses.get((peer, purpose), "") if dialed else ""
         last = self._troubles.get(key)
@@ -168,8 +174,8 @@ class PeerBook:
         now: float,
         since: float | None,
     ) -> None:
-        """A connection of *key* has ended with *error*, and with *code* if somebody has said why;
-        if it was a link, it was one since *since*."""
+        """A connection of *key* ended with *error*, and with the close *code* if there is one.
+        *since* is when it became a link; None if it never did."""
         if since is not None and now - since >= STEADY_SECONDS:
             for dialed in (True, False):
                 self._troubles.pop((*key[:2], dialed), None)
@@ -179,13 +185,13 @@ class PeerBook:
             self.failed(key, _fault(error, up=since is not None), reason, now, code)
 
     def again(self, key: PeerKey) -> bool:
-        """The last thing that went wrong with *key* is what went wrong before it, too."""
+        """True if the latest trouble with *key* repeats the one before."""
         trouble = self._troubles.get(key)
         return trouble is not None and trouble.count > 1
 
     def put_out(self, peer: bytes, own: Roster, dialer: Dialer, now: float) -> list[Note]:
-        """*peer* seems to hold a newer roster than *own*, in which this node is no member. If it
-        seemed so the last time, too, it is left alone for a while, and that is told once."""
+        """*peer* seems to hold a newer roster than *own*, without this node. If it seemed so last
+        time, too, *peer* is dialed rarely from now on, and one note says so."""
         member = own.member(peer)
         if member is None or not dialer.rest(peer, now):
             return []
@@ -197,14 +203,14 @@ class PeerBook:
         return [Note(Level.WARNING, text)]
 
     def forget(self, peer: bytes) -> None:
-        """*peer* is no member any more."""
+        """Forget *peer*, which is no member any more."""
         for key in [key for key in self._troubles if key[0] == peer]:
             del self._troubles[key]
         for purpose in Purpose:
             self._addresses.pop((peer, purpose), None)
 
     def survey(self, roster: Roster, own: bytes, dialer: Dialer) -> list[PeerState]:
-        """How it stands with every member of *roster* but *own*, by rank."""
+        """The state of every member of *roster* except *own*, by rank."""
         return [
             PeerState(
                 rank,

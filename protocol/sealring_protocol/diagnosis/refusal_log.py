@@ -1,9 +1,8 @@
-"""What is said of those who are refused: enough for an owner, not enough to fill a disk.
+"""Rate limit for log lines about refused connections.
 
-Whoever can open connections could otherwise write the log, from one address or from thousands. So
-each source is told of once a minute, and few sources a minute, at a level that people read. The
-rest is counted, and told in one line when the minute is over; each by itself is told at a level for
-whoever looks closely.
+Otherwise anyone who can open connections could fill the log, from one address or from thousands. So
+a source is logged at most once a minute, and only a few sources each minute. The others go to DEBUG
+and are counted; one line at the end of the minute has their number.
 """
 
 from __future__ import annotations
@@ -21,15 +20,16 @@ __all__ = ["RefusedSource"]
 TELL_SECONDS: Final = 60.0
 
 TELL_SOURCES: Final = 10
-"""Sources that are told of in each of these periods."""
+"""Sources logged in each period of `TELL_SECONDS`."""
 
 MAX_LATEST: Final = 8
-"""Sources that are remembered with the reason. Memory: about 300 bytes each."""
+"""Sources remembered with their reason. Memory: about 300 bytes each."""
 
 
 @attrs.frozen
 class RefusedSource:
-    """A connection from *source* was refused at *at*, *count* times for the same *reason*."""
+    """The connection from *source* at *at* (monotonic seconds) was refused, *count* times in a row
+    for the same *reason*."""
 
     source: str
     reason: str
@@ -51,11 +51,11 @@ class RefusalLog:
 
     @property
     def latest(self) -> list[RefusedSource]:
-        """Those refused last, the latest first."""
+        """The latest refused sources, the newest first."""
         return list(self._latest.values())[::-1]
 
     def refused(self, source: str, error: SealringError, now: float) -> list[Note]:
-        """A connection from *source* was refused for *error*: what to say of it."""
+        """A connection from *source* was refused with *error*. Returns the notes to log."""
         self._remember(source, str(error), now)
         notes = self.handle_timeout(now)
         if self._ends is None:
@@ -70,18 +70,19 @@ class RefusalLog:
         return [*notes, Note(Level.DEBUG, text)]
 
     def next_timeout(self) -> float | None:
-        """When `handle_timeout` wants to be called."""
+        """When to call `handle_timeout`; None: not at all."""
         return self._ends
 
     def handle_timeout(self, now: float) -> list[Note]:
-        """Time has passed: what to say of those who were left out."""
+        """End the period if it is over. Returns the summary of what was not logged, if it is worth
+        a line."""
         if self._ends is None or now < self._ends:
             return []
         left_out, self._left_out = self._left_out, 0
         self._ends = None
         self._told.clear()
         if left_out < TELL_SOURCES:
-            return []  # a few more of those told say nothing new
+            return []  # too few to be worth a line
         text = f"refused {left_out} more connections within a minute, the last from {self._last}"
         return [Note(Level.WARNING, text)]
 

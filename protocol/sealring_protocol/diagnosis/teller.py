@@ -1,9 +1,8 @@
-"""Tells a node's log why it does not serve: what is new at once, what lasts once a minute.
+"""Logs why a node does not serve: a new obstacle at once, a lasting one each minute.
 
-What the head says is told when it is new alone, because the head's own log has it each minute.
-
-What belongs to every start (an engine reads its model, layers are loaded) is no news before it has
-lasted for a while.
+An obstacle reported by the head is logged only when it is new, because the head's own log repeats
+it each minute. What belongs to every start (reading the model, loading layers) is logged only if it
+lasts.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from sealring_protocol.diagnosis.causes import Cause
 from sealring_protocol.diagnosis.why import Obstacle
 
 TELL_SECONDS: Final = 60.0
-"""How often the same thing is told again."""
+"""Seconds between two lines about the same obstacle."""
 
 PASSING_SECONDS: Final = 10.0
-"""How long what belongs to every start lasts before it is told."""
+"""Seconds that a normal stage of a start may last before it is logged."""
 
 LOOK_SECONDS: Final = 0.5
-"""How often a node that does not serve looks at why."""
+"""Seconds between two looks at the obstacles while the node does not serve."""
 
 MAX_TOLD: Final = 64
-"""Obstacles that are remembered. Memory: about 500 bytes each, 32 KiB."""
+"""Obstacles remembered. Memory: about 500 bytes each, 32 KiB."""
 
 _PASSING: Final = {
     Cause.DIALING,
@@ -40,29 +39,29 @@ _PASSING: Final = {
 }
 
 _TOLD_ONCE: Final = {Cause.NOT_A_MEMBER, Cause.STARVED}
-"""What whoever finds it out tells, and nobody repeats."""
+"""Causes that are logged where they are detected, and not again here."""
 
 
 @attrs.frozen
 class _Told:
-    """When it is told next, and whether it has been told."""
+    """When the obstacle is logged next, and whether it has been logged before."""
 
     due: float
     before: bool = False
 
 
 class Teller:
-    """What has been told. Times are monotonic seconds."""
+    """The obstacles logged so far. Times are monotonic seconds."""
 
     __slots__ = ("_told", "due")
 
     def __init__(self) -> None:
         self._told: dict[tuple[Cause, int | None, str], _Told] = {}
         self.due: float | None = None
-        """When `look` wants to be called; None while the node serves."""
+        """When to call `look`; None while the node serves."""
 
     def look(self, found: Sequence[Obstacle], now: float) -> list[Note]:
-        """What to say of *found*."""
+        """The notes to log about the obstacles *found*."""
         self.due = None
         notes = []
         for obstacle in found:
@@ -76,7 +75,7 @@ class Teller:
                 text = f"not serving: {obstacle.text(now)}{advice}"
                 kind = f"{obstacle.cause.value} {obstacle.rank}"
                 if obstacle.from_head:
-                    kind = "the head's reasons"  # one for all, for they are the head's to make
+                    kind = "the head's reasons"  # one kind for all: the head chooses these texts
                 notes.append(Note(Level.INFO, text, kind))
                 told = _Told(now + TELL_SECONDS, True)
             elif told.before and obstacle.from_head:  # the head's log has it each minute
@@ -87,8 +86,8 @@ class Teller:
         return notes
 
     def turn(self, now: float, *, serving: bool) -> None:
-        """Whether the node is *serving* now: if so, nothing is in the way, and what comes next is
-        news."""
+        """Say whether the node is *serving*. If so, every obstacle is forgotten, and a later one is
+        new."""
         if not serving:
             if self.due is None:
                 self.due = now + LOOK_SECONDS

@@ -1,9 +1,9 @@
-"""Why the ring does not serve: decided here, from what the node knows, and told everywhere else.
+"""Why the ring does not serve: decided here from what the node knows, and shown everywhere else.
 
-`obstacles` gives what is in the way as this node sees it, most telling first; nothing where the
-node serves. Each has a cause, which programs can go by, and for people what it is, since when, and
-what to do. The log, `sealring status`, ``/health``, ``/v1/cluster``, the page and a 503 all say
-these words.
+`obstacles` lists what is in the way as this node sees it, most important first; nothing if it
+serves. Each obstacle has a cause for programs, and for people what it is, how long it has lasted,
+and what to do. The log, `sealring status`, ``/health``, ``/v1/cluster``, the page and a 503 use
+these texts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _BY_CODE: Final[Mapping[int, Cause]] = {
 }
 
 _OWN: Final = {Cause.CANNOT_SERVE, Cause.LOADING, Cause.COLLECTIVE}
-"""What follows, for a node itself, from an engine that is not there."""
+"""Causes that follow, for this node itself, from an engine that is not up."""
 
 _BY_FAILURE: Final[Mapping[FailureKind, Cause]] = {
     FailureKind.GROUP: Cause.COLLECTIVE,
@@ -52,7 +52,7 @@ _BY_FAILURE: Final[Mapping[FailureKind, Cause]] = {
 
 
 def obstacles(facts: Facts, now: float) -> list[Obstacle]:
-    """What keeps the node of *facts* from serving."""
+    """What keeps the node of *facts* from serving, most important first; empty if it serves."""
     found: list[Obstacle] = []
     if facts.draining:
         found.append(_obstacle(Cause.DRAINING, facts.draining))
@@ -62,7 +62,7 @@ def obstacles(facts: Facts, now: float) -> list[Obstacle]:
         engine, ring = _engine(facts, now), _ring(facts, now)
         if any(each.cause is Cause.ROSTER_EXPIRED for each in found):
             ring = [each for each in ring if each.cause is not Cause.ROSTER_EXPIRED]
-        if engine:  # that this node cannot serve, or loads, follows from it
+        if engine:  # without an engine, these causes only follow from it
             ring = [each for each in ring if each.rank is not None or each.cause not in _OWN]
         found += engine + ring
         told = _told(facts)
@@ -75,7 +75,7 @@ def obstacles(facts: Facts, now: float) -> list[Obstacle]:
 
 
 def starving(facts: Facts) -> list[Obstacle]:
-    """The engines that starve, and so are slow: whether or not the node of *facts* serves."""
+    """The engines that starve, and so are slow, whether or not the node of *facts* serves."""
     found = []
     for each in facts.starved:
         own = each.rank == facts.rank
@@ -90,8 +90,8 @@ def starving(facts: Facts) -> list[Obstacle]:
 
 
 def waiting(facts: Facts, now: float) -> Waiting:
-    """What the head of *facts* tells the other ranks of why there is no epoch: what is in its way,
-    in the words that its own log has, but that it calls itself by name."""
+    """The WAITING with which the head of *facts* tells the other ranks why there is no epoch. It
+    has the texts of the head's own log, except that the head names itself."""
     own = f"the head ({facts.roster.members[0].name})"
     found = [
         (HINDRANCES[each.cause], each) for each in obstacles(attrs.evolve(facts, own=own), now)
@@ -107,7 +107,7 @@ def waiting(facts: Facts, now: float) -> Waiting:
 
 
 def _told(facts: Facts) -> list[Obstacle]:
-    """What the head says is in the way."""
+    """The obstacles that the head has reported."""
     return [
         Obstacle(
             (cause := BY_HINDRANCE[reason.hindrance]),
@@ -199,10 +199,10 @@ def _gathering(facts: Facts, now: float) -> list[Obstacle]:
 
 
 def _absent(facts: Facts, rank: int, now: float) -> list[Obstacle]:
-    """Why the node of *rank* is not there."""
+    """Why the node of *rank* is absent."""
     peer = facts.peers.get(rank)
     if peer is not None and peer.put_out:
-        return []  # that is told once, not for each peer
+        return []  # reported once, not for each peer
     link = _link(facts, rank, Purpose.CONTROL, now)
     if link is not None:
         return [link]
@@ -230,7 +230,7 @@ def _loading(facts: Facts, now: float) -> list[Obstacle]:
 
 
 def _or_link(facts: Facts, rank: int) -> str:
-    """What else a *rank* that is not ready may wait for, and tells nobody for a while."""
+    """Text for what else *rank* may wait for: it may be linking without reporting it yet."""
     world = len(facts.roster.members)
     if facts.standing.phase is not Phase.LOADING or rank == 0 or world < 3:
         return ""
@@ -252,7 +252,7 @@ def _failed(facts: Facts) -> list[Obstacle]:
 
 
 def _link(facts: Facts, rank: int, purpose: Purpose, now: float) -> Obstacle | None:
-    """What keeps the link with *purpose* to *rank* from being; None if it is there."""
+    """What keeps the link with *purpose* to *rank* down; None if it is up."""
     peer = facts.peers.get(rank)
     if peer is None:
         return None
@@ -271,7 +271,7 @@ def _link(facts: Facts, rank: int, purpose: Purpose, now: float) -> Obstacle | N
 
 
 def link_trouble(facts: Facts, peer: PeerState, trouble: Trouble) -> Obstacle:
-    """*trouble* with *peer*, in words."""
+    """The obstacle that describes *trouble* with *peer*."""
     who, advice = facts.name(peer.rank), ""
     at = f" at {trouble.address}" if trouble.address else ""
     cause = _BY_CODE.get(trouble.code or 0, Cause.REFUSED)
@@ -302,7 +302,8 @@ def link_trouble(facts: Facts, peer: PeerState, trouble: Trouble) -> Obstacle:
 
 
 def _hint(facts: Facts, peer: PeerState) -> str:
-    """What this node itself refused of somebody at *peer*'s address, who may be it."""
+    """Text about a connection that this node refused from an address of *peer*, which may be that
+    peer."""
     hosts = {address.rpartition(":")[0].strip("[]") for address in peer.addresses}
     known = next((s for s in facts.strangers if s.source in hosts), None)
     if known is None:

@@ -1,4 +1,4 @@
-"""Lengths of time as people say them: for logs, and for whoever waits."""
+"""Durations in words: for logs, and for people who wait."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def lasting(seconds: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """How long something is past: "just now", "12 s ago"."""
+    """How long ago something was: "just now", "12 s ago"."""
     return "just now" if seconds < 1 else f"{lasting(seconds)} ago"

@@ -1,22 +1,21 @@
-"""Which links a node keeps up, which it has, and which of two wins.
+"""Which links a node wants, which are up, and which of two crossing links wins.
 
-Wanted links are dialed with a pause that doubles up to a bound, over a member's addresses in
-turn; only a link that has lived for a while makes the pause short again. One that is wanted once
-more is dialed at once: an epoch begins when its ranks are there, and they may have been away for
-long. A greeting, which only carries a roster, is dialed until the peer has heard it, also beside a
-link that is up.
+A wanted link is dialed with a pause that doubles up to a bound, over a member's addresses in turn.
+Only a link that has stood for a while resets the pause. A link that is wanted again is dialed at
+once: an epoch begins when its ranks are present, and they may have been away for long. A greeting
+only exchanges rosters. It is dialed until the peer has received it, even beside a link that is up.
 
-Of the two ends of a link one may wait, which spares the other a dial that would cross its own: it
-dials only what the other has not brought up within a moment, because something keeps connections
-from being opened in that direction.
+One end of a link may yield, so that two dials do not cross. It dials only if the other has not
+brought the link up within a moment, because something blocks connections in that direction.
 
-Between two nodes there is one link of each purpose. The first that is established stays; a second
-one from the same life of the peer is refused as a duplicate, and one from a new life replaces it.
-A life whose link was replaced is over. One that comes again nevertheless shows that two nodes run
-with one key, which would replace each other for ever: it is refused while the newer one has a link.
-When both ends dial at once, the end with the lower id holds its answer to the other's FIN while
-its own dial is past RESP, and a dial that is not past RESP is given up once the other link is up;
-so exactly one of the two is accepted.
+Two nodes have one link of each purpose. The first established link stays. A second one from the
+same process of the peer is refused as a duplicate; one from a new process replaces it. An old
+process that connects again after it was replaced shows that two nodes use the same key, and would
+replace each other for ever. It is refused while the newer one has a link.
+
+When both ends dial at once, the end with the lower id holds its answer to the other's FIN while its
+own dial is past RESP. A dial that is not past RESP is dropped once the other link is up. So exactly
+one of the two is accepted.
 """
 
 from __future__ import annotations
@@ -33,20 +32,21 @@ from sealring_protocol.backoff import Backoff
 from sealring_protocol.security.roles import Purpose
 
 LONGEST_PAUSE: Final = 5.0
-"""Seconds between two dials of a link, at most. A link that lives as long makes the pause short."""
+"""The longest pause between two dials of a link, in seconds. A link that stands this long resets
+it."""
 
 REST_SECONDS: Final = 600.0
-"""How long a peer that has put this node out is left alone."""
+"""Seconds between dials of a peer that has removed this node from the roster."""
 
 YIELD_SECONDS: Final = 1.0
-"""How much longer the end waits that leaves it to the other to dial first."""
+"""Seconds by which the yielding end dials later."""
 
 Key = tuple[bytes, Purpose]
 """A peer's node id, and the purpose of the link with it."""
 
 
 class Verdict(enum.Enum):
-    """What becomes of a peer that has proved who it is."""
+    """What to do with an authenticated peer. TWIN is a replaced process that came back."""
 
     ADMIT = "admit"
     REPLACE = "replace"
@@ -56,7 +56,7 @@ class Verdict(enum.Enum):
 
 
 LIVES: Final = 8
-"""Replaced lives of a peer that are remembered for a link."""
+"""Replaced processes of a peer that are remembered for each link."""
 
 
 @attrs.define
@@ -67,12 +67,13 @@ class _Wanted:
     turn: int = 0
     yields: float = 0.0
     dialing: bool = False
-    greeting: bool = False  # the peer is to hear of a roster, though a link may be up
+    greeting: bool = False  # exchange rosters even if a link is up
 
 
 @attrs.frozen
 class LiveLink:
-    """An established link: its number, and the life of the peer that it is with."""
+    """An established link: its number, the peer's *instance* (random per process), and its
+    start."""
 
     link: int
     instance: int
@@ -80,22 +81,22 @@ class LiveLink:
 
 
 class Dialer:
-    """The wishes and links of the node with id *own*. Times are monotonic seconds."""
+    """The wanted and established links of the node with id *own*. Times are monotonic seconds."""
 
     def __init__(self, own: bytes) -> None:
         self._own = own
         self._wishes: dict[Key, _Wanted] = {}
         self._up: dict[Key, LiveLink] = {}
-        self._answered: set[Key] = set()  # own dials past RESP
-        self._replaced: dict[Key, deque[int]] = {}  # the lives before that of the link
-        self._doubtful: set[bytes] = set()  # peers that seemed to have put this node out, once
-        self._resting: dict[bytes, float] = {}  # peers that are left alone, and until when
+        self._answered: set[Key] = set()  # this node's dials that are past RESP
+        self._replaced: dict[Key, deque[int]] = {}  # the replaced instances, oldest first
+        self._doubtful: set[bytes] = set()  # peers that once seemed to have removed this node
+        self._resting: dict[bytes, float] = {}  # peers not to dial, and until when
 
     # ---------------------------------------------------------------- wishes
 
     def want(self, key: Key, now: float, *, yields: bool = False) -> None:
-        """Keep a link *key* up from now on, and dial it now if it is not; a moment later if it
-        *yields* to the other end."""
+        """Keep the link *key* up from now on: dial it now, or a moment later if this end
+        *yields*."""
         after = YIELD_SECONDS if yields else 0.0
         wish = self._wishes.setdefault(key, _Wanted(False, now + after))
         wish.once = False
@@ -103,8 +104,8 @@ class Dialer:
         wish.next_try = min(wish.next_try, now + after)
 
     def greet(self, key: Key, now: float) -> None:
-        """Dial *key* until the peer has heard once what this node has to say: also beside a link
-        that is up, which the peer refuses, but only after it has taken the roster."""
+        """Dial *key* until the peer has exchanged rosters once. If a link is up, the peer refuses
+        the dial as a duplicate, but only after it has taken the roster."""
         wish = self._wishes.setdefault(key, _Wanted(True, now))
         if key in self._up:
             wish.greeting = True
@@ -121,7 +122,7 @@ class Dialer:
             del self._wishes[key]
 
     def due(self, now: float) -> list[tuple[Key, int]]:
-        """The links to dial now, each with the number of its try."""
+        """The links to dial now, each with the number of the try."""
         found = []
         for key, wish in self._wishes.items():
             if self._is_wanting(key, wish) and now >= self._next_try(key, wish):
@@ -146,8 +147,9 @@ class Dialer:
         return max(wish.next_try, self._resting.get(key[0], wish.next_try))
 
     def rest(self, peer: bytes, now: float) -> bool:
-        """*peer* seems to have put this node out: leave it alone for a while if it seemed so the
-        last time, too, for once a handshake may just have broken. True if that is news."""
+        """*peer* seems to have removed this node from the roster. If it seemed so last time, too,
+        dial it only every `REST_SECONDS`; a single time may be a broken handshake. True if that
+        begins now."""
         if peer not in self._doubtful:
             self._doubtful.add(peer)
             return False
@@ -156,16 +158,16 @@ class Dialer:
         return news
 
     def wake(self) -> None:
-        """Dial everybody again: this node has another roster."""
+        """Dial every peer again, because this node has a new roster."""
         self._doubtful.clear()
         self._resting.clear()
 
     def is_resting(self, peer: bytes) -> bool:
-        """*peer* has put this node out, as far as is known."""
+        """True if *peer* seems to have removed this node from the roster."""
         return peer in self._resting
 
     def dial_ended(self, key: Key, now: float) -> None:
-        """An own dial came to nothing, or its link is gone: try again after a pause."""
+        """A dial of this node failed, or its link is gone: dial again after a pause."""
         self._answered.discard(key)
         wish = self._wishes.get(key)
         if wish is not None:
@@ -173,7 +175,7 @@ class Dialer:
             wish.next_try = now + wish.backoff.next() + wish.yields
 
     def satisfied(self, key: Key) -> None:
-        """The peer has heard what a greeting had to say."""
+        """The greeting has reached the peer."""
         wish = self._wishes.get(key)
         if wish is not None:
             wish.greeting = False
@@ -181,11 +183,11 @@ class Dialer:
                 del self._wishes[key]
 
     def dial_answered(self, key: Key) -> None:
-        """An own dial is past RESP."""
+        """This node's dial of *key* is past RESP."""
         self._answered.add(key)
 
     def is_answered(self, key: Key) -> bool:
-        """An own dial is past RESP: its FIN is on the way, and the peer decides."""
+        """True if this node's dial is past RESP: its FIN is on the way, and the peer decides."""
         return key in self._answered
 
     # ----------------------------------------------------------------- links
@@ -195,15 +197,15 @@ class Dialer:
         return self._up.get(key)
 
     def standing(self, peer: bytes) -> dict[Purpose, float]:
-        """The established links with *peer*, with the time since when each is."""
+        """The established links with *peer*: the start of each, by purpose."""
         return {key[1]: contact.since for key, contact in self._up.items() if key[0] == peer}
 
     def wanted_or_up(self, key: Key) -> bool:
-        """The link *key* is wanted, or up."""
+        """True if the link *key* is wanted, or up."""
         return key in self._wishes or key in self._up
 
     def judge(self, key: Key, instance: int) -> Verdict:
-        """What to do with an incoming link *key* from the life *instance* of its peer."""
+        """What to do with an incoming link *key* from the peer's process *instance*."""
         contact = self._up.get(key)
         if contact is not None:
             if contact.instance == instance:
@@ -215,12 +217,13 @@ class Dialer:
         return Verdict.ADMIT
 
     def replaced(self, key: Key, lives: Iterable[int]) -> None:
-        """The link of *key* that comes up now takes the place of one with the last of *lives*."""
+        """Remember *lives*, whose last process is replaced by the link of *key* that comes up
+        now."""
         self._replaced[key] = deque(lives, LIVES)
 
     def lives(self, key: Key) -> list[int]:
-        """The lives of the peer that have had the link *key*, up to the one that has it, as long
-        as each has taken the place of the one before."""
+        """The instances of the peer that have had the link *key*, each replaced by the next; the
+        last is the present one."""
         contact = self._up.get(key)
         return [*self._replaced.get(key, ()), *([] if contact is None else [contact.instance])]
 

@@ -1,12 +1,13 @@
-"""Signs of life on a link: when to ask for one, when to give up, and what a round trip takes.
+"""Keepalive on a link: when to send a PING, when to give up, and the round-trip time.
 
-After `PING_INTERVAL` without a byte from the peer a PING is due; if the rest of the patience with
-this peer passes without a byte, the peer is lost. That rest is counted from the PING, so that a
-node which was itself asleep does not blame its peers. PONGs answer PINGs in order, each once.
+A PING is due after `PING_INTERVAL` without a byte from the peer. The peer is lost if the rest of
+its patience then passes without a byte. That rest is counted from the PING, so a node that was
+itself asleep does not blame its peers. PONGs answer PINGs in order, each once.
 
-Patience is short where the network is calm, so that a dead machine is known soon. It grows with
-what round trips take (RFC 6298, section 2), and for a while after a peer has paused and come back:
-twice the pause. It belongs to the peer and outlives its links, so a pause that cost a link counts.
+Patience is the silence allowed to a peer. It is short on a calm network, so that a dead machine is
+noticed soon. It grows with the round-trip time (RFC 6298, section 2), and to twice the pause for a
+while after a peer has paused and come back. It belongs to the peer and outlives its links, so a
+pause that cost a link counts as well.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from sealring_protocol.limits import (
 from sealring_protocol.security.admission import TokenBucket
 
 PAUSE_SECONDS: Final = 600.0
-"""How long a pause is remembered."""
+"""Seconds for which a pause is remembered."""
 
 
 class Patience:
-    """How long one peer may be silent: at least *floor* seconds. Times are monotonic seconds."""
+    """The seconds that one peer may be silent, at least *floor*. Times are monotonic seconds."""
 
     __slots__ = ("_floor", "_pause", "_paused_at", "_srtt", "_variation")
 
@@ -43,14 +44,14 @@ class Patience:
         self._paused_at = -math.inf
 
     def copy(self) -> Patience:
-        """Another that begins with what this one has learned."""
+        """A copy with the same measurements, which then changes independently."""
         other = Patience(self._floor)
         other._srtt, other._variation = self._srtt, self._variation
         other._pause, other._paused_at = self._pause, self._paused_at
         return other
 
     def measured(self, rtt: float) -> None:
-        """A PING took *rtt* seconds, there and back."""
+        """A round trip took *rtt* seconds."""
         if self._srtt is None:
             self._srtt, self._variation = rtt, rtt / 2
             return
@@ -58,7 +59,7 @@ class Patience:
         self._srtt += (rtt - self._srtt) / 8
 
     def paused(self, seconds: float, now: float) -> None:
-        """The peer was silent for *seconds*, and has come back."""
+        """The peer came back after *seconds* of silence."""
         if seconds >= self._pause or now - self._paused_at > PAUSE_SECONDS:
             self._pause, self._paused_at = seconds, now
 
@@ -73,7 +74,7 @@ class Patience:
 
 
 class Keepalive:
-    """Both directions of one link. Times are monotonic seconds."""
+    """The keepalive of one link, in both directions. Times are monotonic seconds."""
 
     __slots__ = (
         "_asked",
@@ -89,15 +90,15 @@ class Keepalive:
 
     def __init__(self, now: float) -> None:
         self.progress = Progress()
-        """What PINGs and PONGs say of this node."""
+        """This node's progress, as PINGs and PONGs report it."""
         self.peer_progress = Progress()
-        """What the peer last said of itself."""
+        """The peer's progress, as it last reported it."""
         self.rtt: float | None = None
-        """Seconds that the last PING took, there and back."""
+        """The latest round-trip time, in seconds; None before the first PONG."""
         self.patience = Patience()
-        """With this peer; the owner of several links with it lets them share one."""
+        """The patience with this peer. The owner of several links lets them share one."""
         self._heard = now
-        self._pinged: float | None = None  # when, if nothing came since
+        self._pinged: float | None = None  # when a PING was sent, if nothing came since
         self._asked: deque[tuple[int, float]] = deque()  # PINGs that wait for their PONG
         self._echo = 0
         self._budget = TokenBucket(PINGS_PER_SECOND, now)
@@ -111,23 +112,25 @@ class Keepalive:
 
     @property
     def heard_at(self) -> float:
-        """When bytes last came."""
+        """When bytes last came from the peer."""
         return self._heard
 
     @property
     def peer_starved(self) -> float | None:
-        """Seconds that the peer's engine has starved in all, as it says; None before it does."""
+        """Seconds that the peer's engine has starved in all, as the peer reports; None before it
+        does."""
         return None if self.rtt is None else self.peer_progress.starved_us / 1e6
 
     @property
     def deadline(self) -> float:
-        """When a PING is due, or the peer is lost."""
+        """When to call `overdue`: a PING is due, or the peer is lost."""
         if self._pinged is None:
             return self._heard + PING_INTERVAL
         return self._pinged + self.patience.seconds(self._pinged) - PING_INTERVAL
 
     def overdue(self, now: float) -> Ping:
-        """The deadline has passed: the PING to send. Raises `PeerTimeout` if one was sent."""
+        """The deadline has passed. Returns the PING to send. Raises `PeerTimeout` if the last PING
+        brought no bytes, or too many PINGs have no PONG."""
         if self._pinged is not None:
             raise PeerTimeout(f"not a byte for {now - self._heard:.1f} s")
         if len(self._asked) >= MAX_UNANSWERED_PINGS:
@@ -138,14 +141,15 @@ class Keepalive:
         return Ping(self._echo, self.progress)
 
     def ping(self, ping: Ping, now: float) -> Pong:
-        """The answer to the peer's *ping*. Raises `LimitExceeded` when there are too many."""
+        """The answer to the peer's *ping*. Raises `LimitExceeded` if there are too many PINGs."""
         if not self._budget.take(now):
             raise LimitExceeded(f"more than {PINGS_PER_SECOND} PINGs a second")
         self.peer_progress = ping.progress
         return Pong(ping.echo, self.progress)
 
     def pong(self, pong: Pong, now: float) -> None:
-        """The peer answered. Raises `RemoteProtocolError` if it was not asked that."""
+        """The peer answered a PING. Raises `RemoteProtocolError` if *pong* answers none, or not the
+        oldest."""
         if not self._asked or self._asked[0][0] != pong.echo:
             raise RemoteProtocolError("PONG to no PING")
         self.rtt = now - self._asked.popleft()[1]

@@ -1,9 +1,8 @@
-"""What the link manager knows of its links: connections, whom they are with, how they end.
+"""The link manager's records: connections, their peers, and how they end.
 
-This is the half of `link_manager.LinkManager` that keeps the books. A connection stands in
-`_connections` by its number from its first moment to its last; a link that is up stands in the
-the dialer too, by its key. Whatever way a connection ends, `_down` takes it out of every book and
-tells whom it concerns.
+This is the base of `link_manager.LinkManager`. A connection is in `_connections` under its number
+from start to end. A link that is up is in the dialer as well, under its key. However a connection
+ends, `_down` removes it everywhere and reports it.
 """
 
 from __future__ import annotations
@@ -45,18 +44,18 @@ DUPLICATE: Final = "there is such a link already"
 
 
 class LinkBook(abc.ABC):
-    """The links of the node with *config*. Times are the caller's monotonic seconds."""
+    """The links of the node with *config*. Times are monotonic seconds from the caller."""
 
     def __init__(self, config: HandshakeConfig, now: float, patience: float = PING_TIMEOUT) -> None:
         """*patience* is the least number of seconds that a peer may be silent."""
         self.current_roster = CurrentRoster(config)
         self.accept_steps = False
-        """Whether step links may come in: there must be an engine to hand their keys to."""
+        """True while step links may come in: an engine is up to receive their keys."""
         self.closed = False
-        """The node is stopping: nothing is dialed or accepted any more."""
+        """True once the node is stopping: it dials and accepts no more."""
         self.events: deque[NodeEvent] = deque()
         self.notes = Notes()
-        """What is said too often is bounded here before it is an event."""
+        """Limits how often a note is repeated, before it becomes an event."""
         self._dialer = Dialer(config.node_id)
         self._admission = Admission(now)
         self._connections: dict[int, Connection] = {}
@@ -65,21 +64,21 @@ class LinkBook(abc.ABC):
         self._book = PeerBook()
         self._numbers = 0
         self.news: deque[News] = deque()
-        """What the node must know, in order."""
+        """The news for the node, in order."""
         self._flush: set[int] = set()
-        self._due: float | None = None  # no later than when `handle_timeout` has something to do
+        self._due: float | None = None  # lower bound of the next timeout
         self._due_is_known = False
         self._progress = Progress()
         self._least_patience = patience
         self._patience: dict[bytes, Patience] = {}
-        self._silent: dict[bytes, tuple[int, float]] = {}  # the life that was lost, last heard when
+        self._silent: dict[bytes, tuple[int, float]] = {}  # lost instance, and when last heard
         self._expect_members()
 
     # -------------------------------------------------------------- looking
 
     @property
     def config(self) -> HandshakeConfig:
-        """What this node brings to a handshake now, with the roster in force."""
+        """The configuration of this node's handshakes, with the roster in force."""
         return self.current_roster.config
 
     @property
@@ -92,7 +91,7 @@ class LinkBook(abc.ABC):
         return self.config.roster.roster.members[rank]
 
     def links(self) -> list[tuple[int, Purpose, Link]]:
-        """Rank of the peer, purpose and link, of every established link."""
+        """Every established link: the peer's rank, the purpose, and the link."""
         return [
             (self._rank(connection.key), connection.key[1], connection.link)
             for connection in self._connections.values()
@@ -100,24 +99,26 @@ class LinkBook(abc.ABC):
         ]
 
     def peers(self) -> list[PeerState]:
-        """How it stands with every other member, by rank."""
+        """The state of every other member, by rank."""
         return self._book.survey(self.config.roster.roster, self.config.node_id, self._dialer)
 
     def links_to_flush(self) -> set[int]:
-        """The connections that have something to send since the last call."""
+        """The connections that have new data to send since the last call."""
         flush, self._flush = self._flush, set()
         return flush
 
     def data_to_send(self, number: int) -> bytes | bytearray:
-        """All that waits to be sent on connection *number*."""
+        """Take all bytes that wait to be sent on connection *number*."""
         connection = self._connections.get(number)
         if connection is None or connection.driven is None:
             return b""
         return connection.driven.data_to_send()
 
     def next_timeout(self) -> float | None:
-        """When `handle_timeout` wants to be called; at times too early, for it is asked after every
-        message: what comes on a link that is up mostly puts off its deadline, and is not followed.
+        """When to call `handle_timeout`; None: not at all.
+
+        The time may be too early. It is asked for after every message, and a message mostly
+        postpones its link's deadline, which is not tracked.
         """
         if self._due_is_known:
             return self._due
@@ -145,8 +146,7 @@ class LinkBook(abc.ABC):
     def _do(
         self, connection: Connection, link: Link, now: float, action: Callable[[], None]
     ) -> None:
-        """Do *action* with the *link* of *connection*, which is not lent, then deal with what comes
-        of it."""
+        """Run *action* on the *link* of *connection*, which is not lent, then handle its events."""
         try:
             action()
             while (event := link.next_event()) is not None:
@@ -164,7 +164,7 @@ class LinkBook(abc.ABC):
 
     @abc.abstractmethod
     def _on(self, connection: Connection, event: LinkEvent, now: float) -> None:
-        """*event* came out of a link."""
+        """The link of *connection* gave *event*."""
 
     def _refuse(self, connection: Connection, code: CloseCode, reason: str, now: float) -> None:
         if connection.link is not None:
@@ -179,7 +179,7 @@ class LinkBook(abc.ABC):
     def _down(
         self, connection: Connection, error: SealringError, now: float, code: int | None = None
     ) -> None:
-        """Forget a connection, hang it up, and tell whom it concerns; *code*: why, if known."""
+        """Remove a connection, hang it up, and report it. *code* is the close code, if known."""
         if self._connections.pop(connection.number, None) is None:
             return
         self._due_is_known = False
@@ -218,13 +218,14 @@ class LinkBook(abc.ABC):
         self.events.extend(self.notes.told(note, now) for note in notes)
 
     def _turned_away(self, source: str, error: SealringError, now: float) -> list[Note]:
-        """What to say of a connection from *source* that got no further than *error*."""
-        if isinstance(error, ConnectionLost):  # its own end: members give up dials, too
+        """The notes about a connection from *source* that ended with *error* before it was a
+        link."""
+        if isinstance(error, ConnectionLost):  # not suspicious: members abandon dials, too
             return [Note(Level.DEBUG, f"a connection from {source} is over: {error}")]
         return self.refusals.refused(source, error, now)
 
     def _forget(self, connection: Connection, key: Key, now: float) -> bool:
-        """Take a connection out of the books. True if it was the link of its key."""
+        """Remove a connection from the records. True if it was the link of its key."""
         if connection.up:
             return self._dialer.lost(key, connection.number, now)
         if self._held.get(key) == connection.number:
@@ -234,14 +235,15 @@ class LinkBook(abc.ABC):
         return False
 
     def _release_admission(self, connection: Connection) -> None:
-        """An incoming connection is over, or its peer has proved who it is."""
+        """An incoming connection is over, or its peer is authenticated: free its place."""
         self._admission.settled(connection.number)
 
     def _learn_patience(
         self, peer: bytes, instance: int, link: Link, now: float, *, lent: bool
     ) -> None:
-        """*link* with the life *instance* of *peer* came up. A life taken for lost has only
-        paused. What is *lent* shares nothing with other links."""
+        """*link* with the process *instance* of *peer* came up. If that process was taken for lost,
+        it had only paused, and patience grows. A *lent* link gets a copy that it shares with no
+        other link."""
         patience = self._patience.setdefault(peer, Patience(self._least_patience))
         life, heard_at = self._silent.pop(peer, (0, 0.0))
         if life == instance and now - heard_at <= LONGEST_PATIENCE:
@@ -249,7 +251,7 @@ class LinkBook(abc.ABC):
         link.keepalive.patience = patience.copy() if lent else patience
 
     def _expect_members(self) -> None:
-        """Let the other members' addresses be known to the admission."""
+        """Tell the admission the other members' addresses."""
         others = [m for m in self.config.roster.roster.members if m.id != self.config.node_id]
         hosts = [address.rpartition(":")[0] for m in others for address in m.addresses]
         self._admission.expect(host.strip("[]") for host in hosts)
@@ -260,7 +262,7 @@ class LinkBook(abc.ABC):
         self._release(key, now)
 
     def _release(self, key: Key, now: float) -> None:
-        """An own dial has come to its end: answer the peer's, which was held for it."""
+        """This node's dial of *key* is over: answer the peer's dial that was held for it."""
         held = self._connections.get(self._held.pop(key, 0))
         if held is None:
             return

@@ -1,12 +1,12 @@
-"""The first phase of a link, from the first byte to the last proof; and how a link dies in any.
+"""The handshake phase of a link, from the first byte until it is up, and how a link dies.
 
-`link.Link` is what its owner holds; this is the half of it that lasts until the peer has proved
-who it is and both ends hold the same roster. Frames go to the handshake, and what the handshake
-asks for goes to the owner as events, whose answers come back through the methods here. Until an
-answer comes no frame is taken, and no more is buffered than the state has a use for.
+`link.Link` is what the owner holds. This base lasts until the peer is authenticated and both ends
+hold the same roster. Handshake frames go to the handshake. What the handshake asks for goes to the
+owner as events, and the answers come back through the methods here. While an answer is missing no
+frame is processed, and no more is buffered than the state can use.
 
-With the peer verified come the two sealed channels, so that a peer which is refused, or which does
-wrong later, can be told why; before that, a dying link says nothing at all.
+The two sealed channels exist once the peer is verified. From then on a refused or faulty peer is
+told why. Before that, a dying link sends nothing.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from sealring_protocol.security.roster import SignedRoster
 from sealring_protocol.security.seal import OpeningChannel, SealingChannel
 from sealring_protocol.table import Machine, Table
 
-# What may be buffered in states that take no frame. While one end signs or encapsulates the
-# other has nothing to say; while the initiator stores a roster, data may be under way.
+# Bytes that may be buffered in states that take no frame. While one end signs or encapsulates,
+# the other has nothing to send; while the initiator stores a roster, data may be under way.
 _PAUSED: Final = {
     hs.ResponderState.WAIT_ENCAPSULATION: 0,
     hs.ResponderState.WAIT_SIGNATURE: 0,
@@ -56,7 +56,7 @@ _PAUSED: Final = {
 
 
 class LinkState(enum.Enum):
-    """What a link does."""
+    """The state of a link."""
 
     HANDSHAKE = "handshake"
     UP = "up"
@@ -65,7 +65,8 @@ class LinkState(enum.Enum):
 
 
 class LinkMove(enum.Enum):
-    """What moves it: both ends have proved who they are; either has said CLOSE; or an error."""
+    """What changes the state. UP: both ends are authenticated. CLOSE: either end sent CLOSE. FAIL:
+    an error."""
 
     UP = "up"
     CLOSE = "close"
@@ -82,11 +83,11 @@ LINK_TABLE: Final[Table[LinkState, LinkMove]] = {
 }
 
 NOTHING: Final[frozenset[type[Any]]] = frozenset()
-"""The messages that a link takes or sends while it is not up."""
+"""The messages that may travel while the link is not up: none."""
 
 
 class LinkHandshake:
-    """A link's state, its handshake and its death; see `link.Link`."""
+    """A link's state, handshake and death; see `link.Link`."""
 
     def __init__(
         self,
@@ -97,28 +98,29 @@ class LinkHandshake:
         wall_ms: int,
     ) -> None:
         self.keepalive = Keepalive(now)
-        """Its `progress` is what PINGs say; its `rtt` and `peer_progress`, what came back."""
+        """The keepalive: `progress` is reported to the peer; `rtt` and `peer_progress` come from
+        it."""
         self.suite: Suite | None = None
         self._config = config
         self._roster = config.roster
         self._handshake = handshake
-        self._spend = spend  # a signature of the budget, at a time
+        self._spend = spend  # takes a signature from the budget, at a time
         self._decoder = FrameDecoder(handshake.frame_limits)
         self._events: deque[LinkEvent] = deque()
         self._out: list[bytes | bytearray] = []
         self._unsent = 0
         self._state = Machine(LINK_TABLE, LinkState.HANDSHAKE)
-        self._error: SealringError | None = None  # what it is DEAD of
+        self._error: SealringError | None = None  # why the link is DEAD
         self._secrets: hs.Secrets | None = None
         self._sealer: SealingChannel | None = None
         self._opener: OpeningChannel | None = None
         self._may_send = self._may_receive = NOTHING
         self._started = self._now = now
-        self._opened = now  # the last frame
+        self._opened = now  # when the last frame came
         self._wall_offset = wall_ms / 1000 - now
         self._expires = float("inf")
         self.put_out = False
-        """The peer seems to hold a newer roster in which this node is no member."""
+        """True if the peer seems to hold a newer roster that does not name this node."""
 
     # ---------------------------------------------------------------- answers
 
@@ -137,7 +139,7 @@ class LinkHandshake:
         self._ask_admission()
 
     def admit(self, now: float) -> None:
-        """Take the peer that proved itself: the link is up."""
+        """Admit the authenticated peer: the link is up."""
         self._check_alive()
         self._now = now
         accept = self._responder().admit()
@@ -146,18 +148,20 @@ class LinkHandshake:
         self._follow()
 
     def refuse(self, code: CloseCode, reason: str) -> None:
-        """Do not take it, and say why. The link is over: send what it has to send, and hang up."""
+        """Refuse the authenticated peer with *reason*. The link is over: send its data, then hang
+        up."""
         self._check_alive()
         self._responder().refuse()
         self._state.fire(LinkMove.CLOSE)
         self._say_close(code, reason)
 
     def renew(self, roster: SignedRoster) -> None:
-        """Live as long as *roster*, in which both ends have the ranks that they had."""
+        """Let the link last until *roster* expires. Both ends must keep their ranks in it."""
         self._expires = roster.roster.expires_ms / 1000 - self._wall_offset
 
     def _outranked(self) -> bool:
-        """The peer has proved itself, has this node's FIN, and holds a newer roster than it."""
+        """True if the peer is authenticated, waits with ACCEPT, and holds a newer roster than this
+        node."""
         waits = self._handshake.state is hs.InitiatorState.WAIT_ACCEPT
         own = self._config.roster.roster.serial
         return waits and self._secrets is not None and self._secrets.peer.serial > own
@@ -196,18 +200,18 @@ class LinkHandshake:
         self._ask_admission()
 
     def _paused(self) -> bool:
-        """Whether an answer has to come before the next frame."""
+        """True if an answer of the owner is needed before the next frame."""
         self._check_room()
         return self._handshake.state in _PAUSED
 
     def _check_room(self) -> None:
-        """A paused link holds no more than its state has a use for."""
+        """Fail a paused link that has buffered more than its state can use."""
         room = _PAUSED.get(self._handshake.state)
         if room is not None and self._decoder.buffered > room:
             self._die(LimitExceeded("data came while the handshake has none to expect"))
 
     def _follow(self) -> None:
-        """Take what the handshake has: bytes, events, and the limits of its state."""
+        """Take the handshake's bytes and events, and apply the frame limits of its state."""
         try:
             while (event := self._handshake.next_event()) is not None:
                 self._on(event)
@@ -290,7 +294,7 @@ class LinkHandshake:
             self._out.append(self._sealer.seal(encode(Close(code, reason))))
 
     def _die(self, error: SealringError) -> None:
-        """The link is dead of *error*, which is raised."""
+        """Make the link dead with *error*, and raise it."""
         if self._error is None:
             self._bury(error)
         raise error

@@ -1,11 +1,11 @@
-"""The links of one node: dialing, accepting, who wins when two meet, and what comes in on each.
+"""The links of one node: dialing, accepting, choosing between crossing dials, and receiving.
 
-It turns connections, which are numbers with bytes, into links, which are a rank and a purpose with
-messages. What the node must know it finds in `news`: links that came up and went down, messages,
-and a newer roster that is now in force. What the world must do it finds in `events`.
+It turns connections, which are numbers with bytes, into links, which have a rank, a purpose and
+messages. `news` is for the node: links that came up and went down, messages, and a newer roster in
+force. `events` are for the caller to carry out.
 
-Connections whose numbers are unknown, because they are gone, are ignored: bytes and ends of
-streams may cross a hang-up on their way.
+Unknown connection numbers are ignored: their connections are gone, and bytes or ends of streams may
+cross a hang-up.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ _OTHER_ROSTER: Final = "another roster has come into force meanwhile"
 
 
 class LinkManager(LinkBook):
-    """All links of the node with *config*. Times are the caller's monotonic seconds."""
+    """All links of the node with *config*. Times are monotonic seconds from the caller."""
 
     # ---------------------------------------------------------------- orders
 
     def want(self, rank: int, purpose: Purpose, now: float, *, yields: bool = False) -> None:
-        """Keep a link up; this end dials a moment later if it *yields* to the other."""
+        """Keep a link up from now on. If this end *yields*, it dials a moment later than the
+        other."""
         self._dialer.want((self.member(rank).id, purpose), now, yields=yields)
         self._dial_due(now)
 
@@ -59,46 +60,46 @@ class LinkManager(LinkBook):
         self._dialer.forget_all(set(purposes))
 
     def greet(self, now: float) -> None:
-        """Let every member hear of this node's roster once, and hear of theirs."""
+        """Exchange rosters with every member once, so that the newer one spreads."""
         for member in self.config.roster.roster.members:
             if member.id != self.config.node_id and member.addresses:
                 self._dialer.greet((member.id, Purpose.CONTROL), now)
         self._dial_due(now)
 
     def send(self, rank: int, purpose: Purpose, message: Message, now: float) -> None:
-        """Send *message* if the link is up; if not, its loss has been told of."""
+        """Send *message* if the link is up. If it is not, `news` has told so."""
         connection = self._find(rank, purpose)
         if connection is not None and (link := connection.driven) is not None:
             self._do(connection, link, now, partial(link.send, message))
 
     def shut(self, rank: int, purpose: Purpose, code: CloseCode, reason: str, now: float) -> None:
-        """Close a link, telling the peer why."""
+        """Close a link, and tell the peer why."""
         connection = self._find(rank, purpose)
         if connection is not None:
             self._shut(connection, code, reason, now)
 
     def fail(self, rank: int, purpose: Purpose, error: RemoteProtocolError, now: float) -> None:
-        """The peer did on a link what it may not: close it for that."""
+        """Close a link because of the peer's *error* on it."""
         connection = self._find(rank, purpose)
         if connection is not None and connection.link is not None:
             connection.link.fail(error)
             self._down(connection, error, now)
 
     def shut_all(self, purposes: set[Purpose], reason: str, now: float) -> None:
-        """Close every link of *purposes*, and give up every handshake for one."""
+        """Close every link of *purposes*, and abandon the handshakes for them."""
         for connection in list(self._connections.values()):
             if connection.key is not None and connection.key[1] in purposes:
                 self._shut(connection, CloseCode.SHUTDOWN, reason, now)
 
     def close(self, reason: str, now: float) -> None:
-        """Close every link, give up every handshake, and dial and accept no more."""
+        """Close every link, abandon every handshake, and dial and accept no more."""
         self.closed = True
         self.unwant(*Purpose)
         for connection in list(self._connections.values()):
             self._shut(connection, CloseCode.SHUTDOWN, reason, now)
 
     def set_progress(self, progress: Progress) -> None:
-        """What PINGs and PONGs say of this node from now on."""
+        """Set the *progress* that PINGs and PONGs report from now on."""
         self._progress = progress
         for connection in self._connections.values():
             if connection.driven is not None:
@@ -107,7 +108,7 @@ class LinkManager(LinkBook):
     # ----------------------------------------------------------- connections
 
     def accepted(self, source: str, entropy: bytes, now: float, wall_ms: int) -> int:
-        """A connection came in from the address *source*."""
+        """A connection came in from the address *source*. Returns its number."""
         self._numbers += 1
         number = self._numbers
         if self.closed:
@@ -150,7 +151,7 @@ class LinkManager(LinkBook):
             self._do(connection, link, now, partial(link.receive_data, data, now))
 
     def receive_eof(self, number: int, now: float) -> None:
-        """Connection *number* ended."""
+        """The stream of connection *number* ended."""
         connection = self._connections.get(number)
         if connection is None:
             return
@@ -160,7 +161,7 @@ class LinkManager(LinkBook):
         self._with(number, now, lambda link: link.receive_eof())
 
     def link_over(self, number: int, end: SealringError | LinkClosed, now: float) -> None:
-        """The lent link of connection *number* raised *end*, or its peer closed it so."""
+        """The lent link of connection *number* is over: it raised *end*, or its peer closed it."""
         connection = self._connections.get(number)
         if connection is None:
             return
@@ -180,20 +181,20 @@ class LinkManager(LinkBook):
         self._with(number, now, lambda link: link.provide_encapsulation(ciphertext, secret, now))
 
     def roster_stored(self, number: int, now: float) -> None:
-        """The answer to `StoreRoster`: the roster is in force from here on."""
+        """The successful answer to `StoreRoster`: the roster is in force."""
         before = self.config.roster.roster
         if self.current_roster.stored(number):
             self._adopted(before, now)
             self._with(number, now, lambda link: link.roster_stored(now))
 
     def roster_not_stored(self, number: int, now: float) -> None:
-        """The other answer to `StoreRoster`: it could not be stored, so it is not taken."""
+        """The failed answer to `StoreRoster`: the roster is dropped."""
         if self.current_roster.not_stored(number):
             error = LocalProtocolError("the newer roster could not be stored")
             self._with(number, now, lambda link: link.fail(error))  # which tells the peer too
 
     def handle_timeout(self, now: float) -> None:
-        """Time has passed."""
+        """Act on the deadlines that have passed."""
         for connection in list(self._connections.values()):
             if connection.driven is not None:
                 deadline = connection.driven.next_timeout()
@@ -231,7 +232,7 @@ class LinkManager(LinkBook):
         self._due_is_known = False
 
     def _roster_came(self, connection: Connection, roster: SignedRoster, now: float) -> None:
-        """A peer brought a roster that was newer when its handshake began."""
+        """A peer brought a roster that was newer when its handshake began: store or refuse it."""
         match self.current_roster.came(connection.number, roster):
             case Arrival.TO_STORE:
                 self.events.append(StoreRoster(connection.number, roster.encode()))
@@ -241,12 +242,12 @@ class LinkManager(LinkBook):
                 self._with(connection.number, now, lambda link: link.roster_stored(now))
 
     def _judge(self, connection: Connection, proved: PeerProved, now: float) -> None:
-        """An incoming peer has proved who it is: take it, or say why not."""
+        """An incoming peer is authenticated: admit it, or refuse it with a reason."""
         key = (proved.peer, proved.purpose)
         connection.key = key
         if connection.source:
             self._release_admission(connection)
-            if proved.peer in self.config.roster.roster:  # it may have been put out meanwhile
+            if proved.peer in self.config.roster.roster:  # a newer roster may have removed it
                 self._admission.proved(connection.source, proved.peer)
         if not self.current_roster.is_in_force(proved.roster):
             self._refuse(connection, CloseCode.NOT_READY, _OTHER_ROSTER, now)
@@ -269,7 +270,7 @@ class LinkManager(LinkBook):
                 connection.link.admit(now)
 
     def _replace(self, key: Key, now: float) -> None:
-        """A new life of the peer comes: end the link *key* with the one before."""
+        """A new process of the peer connects: close the link *key* with the old one."""
         lives = self._dialer.lives(key)
         old = self._find(self._rank(key), key[1])
         if old is not None:
@@ -307,7 +308,8 @@ class LinkManager(LinkBook):
         self._down(connection, PeerClosed(code, reason), now, code)
 
     def _adopted(self, before: Roster, now: float) -> None:
-        """The roster in force is another than *before*; links with those put out end."""
+        """The roster replaces *before*: close the links with removed members, and tell the
+        others."""
         self._expect_members()
         roster = self.config.roster
         self._dialer.wake()
