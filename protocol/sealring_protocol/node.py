@@ -261,14 +261,14 @@ class Node:
             case Loaded():
                 self.loaded = message
             case EngineInfo() if self._info is not None:
-                raise RemoteProtocolError("the engine says again what its model is")
+                raise RemoteProtocolError("the engine describes its model a second time")
             case EngineInfo():
                 self._info = message
                 self._engine = EngineFacts(True, now, self._engine.lost, self._engine.reason)
                 self._links.accept_steps = True
                 self._next_engine_ping = now + _ENGINE_PING_SECONDS
             case CannotServe(epoch=epoch) if epoch == NO_EPOCH and self._info is not None:
-                raise RemoteProtocolError("the engine says that it cannot read its model, and has")
+                raise RemoteProtocolError("the engine cannot read a model that it has described")
             case CannotServe(epoch=epoch, reason=reason) if epoch == NO_EPOCH:
                 self._engine = attrs.evolve(self._engine, reason=reason, unreadable=True)
                 text = f"the engine cannot read its model: {reason}"

@@ -1,1 +1,1 @@
-"""Integers, frames, tensors and messages: values to bytes and back."""
+"""Integers, frames, tensors and messages: their encoding and decoding."""

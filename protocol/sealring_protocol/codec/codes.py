@@ -1,4 +1,4 @@
-"""What every message has: a code, and rules that its fields keep."""
+"""What all messages share: a code, and the rules for their fields."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from sealring_protocol.errors import LocalProtocolError
 
 
 def rule(holds: bool, text: str) -> None:
-    """What makes a value valid, whoever makes it; a decoder lays it at the peer's door."""
+    """Raise `LocalProtocolError` with *text* unless a field's rule *holds*. A decoder turns it into
+    an error of the peer."""
     if not holds:
         raise LocalProtocolError(text)
 
 
 class MessageCode(enum.IntEnum):
-    """First byte of every message. Gaps leave room for later ones."""
+    """The first byte of every message. Gaps leave room for later ones."""
 
     INIT = 0x01
     RESP = 0x02

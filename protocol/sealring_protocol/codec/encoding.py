@@ -1,9 +1,9 @@
-"""The bytes of every message: one encoding per value, and a decoder that takes nothing else.
+"""The encoding of every message: one for each value, and a decoder that accepts nothing else.
 
-`encode` gives a message as a list of parts, so that large tensors are not copied before they are
-sealed; `decode` reads a plaintext back, its tensors as views of it. The first byte is the
-message's code. Lists carry their counts in the fixed part at the front, so that the steps of a
-running ring, which have none, cost one `struct` call.
+`encode` returns a message as a list of parts, so that large tensors are not copied before they are
+sealed. `decode` reads a plaintext; tensors are views of it. The first byte is the message's code.
+The counts of lists are in the fixed part at the front, so the steps of a running ring, which have
+no lists, cost one `struct` call.
 """
 
 from __future__ import annotations
@@ -148,9 +148,9 @@ LOCAL_DECODERS: Final[dict[int, Callable[[Reader], LocalMessage]]] = {
 
 
 def encode(message: Message | LocalMessage) -> list[Buffer]:
-    """The parts of *message*'s one encoding; joined, they are the plaintext of a frame.
+    """The parts of *message*'s encoding; joined, they are the plaintext of a frame.
 
-    Raises `LocalProtocolError` when a field is beyond its width or limit.
+    Raises `LocalProtocolError` if a field exceeds its width or limit.
     """
     try:
         return _ENCODERS[type(message)](message)
@@ -159,15 +159,15 @@ def encode(message: Message | LocalMessage) -> list[Buffer]:
 
 
 def decode(plaintext: Buffer) -> Message:
-    """The message that *plaintext* encodes; its tensors are views of it.
+    """The message in *plaintext*; its tensors are views of it.
 
-    Raises `RemoteProtocolError` or `LimitExceeded` for anything that `encode` does not give.
+    Raises `RemoteProtocolError` or `LimitExceeded` for anything that `encode` does not produce.
     """
     return _decode(plaintext, DECODERS)
 
 
 def decode_local(plaintext: Buffer) -> LocalMessage:
-    """The same for the frames between a node and its engine."""
+    """The message in *plaintext* of a frame between a node and its engine. See `decode`."""
     return _decode(plaintext, LOCAL_DECODERS)
 
 

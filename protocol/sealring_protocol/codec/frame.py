@@ -1,12 +1,12 @@
-"""The outer frame, and a decoder that takes a stream in pieces of any size.
+"""The outer frame, and a decoder for a stream in pieces of any size.
 
-A frame is ``version u8 · kind u8 · zero u16 · length u32`` and then *length* bytes of body. The
-header is refused as soon as its eight bytes are in: wrong version, unknown kind, a kind that this
-state does not take, or a length beyond the limit of that kind. So a peer can never make the
-decoder hold more than one header and one body that the current state allows.
+A frame is ``version u8 · kind u8 · zero u16 · length u32`` and then *length* bytes of body. A bad
+header is refused as soon as its eight bytes are in: a wrong version, an unknown kind, a kind that
+the present state does not accept, or a length beyond that kind's limit. So a peer can never make
+the decoder hold more than one header and one body that the state allows.
 
-Where a piece holds whole frames, their bodies are views of that piece and nothing is copied.
-Only a frame that spans pieces is assembled, in one buffer of its declared size.
+Whole frames within one piece are not copied: their bodies are views of the piece. Only a frame that
+spans pieces is assembled, in one buffer of its declared size.
 """
 
 import enum
@@ -40,7 +40,7 @@ class Frame(NamedTuple):
     body: Buffer
 
 
-_frame: Final = partial(tuple.__new__, Frame)  # as `Frame` does it, without a call into Python
+_frame: Final = partial(tuple.__new__, Frame)  # like `Frame(...)`, without a call into Python
 
 
 def frame_header(kind: FrameKind, length: int) -> bytes:
@@ -52,12 +52,12 @@ def frame_header(kind: FrameKind, length: int) -> bytes:
 
 
 class FrameDecoder:
-    """Cuts a stream of bytes into frames.
+    """Splits a stream of bytes into frames.
 
-    *limits* maps the kinds taken at present to the longest body of each; the owner replaces it
-    (`set_limits`) as its state changes, and a header that is already in is checked again.
+    *limits* has the kinds that are accepted now, with the longest body of each in bytes. The owner
+    replaces it (`set_limits`) when its state changes; a header that is already in is checked again.
 
-    Raises `LimitExceeded` and `RemoteProtocolError`; after either the decoder is dead and raises
+    Raises `LimitExceeded` and `RemoteProtocolError`. After either the decoder is dead and raises
     the same error again.
     """
 
@@ -76,8 +76,8 @@ class FrameDecoder:
     def __init__(self, limits: Mapping[int, int]) -> None:
         self._limits = limits
         self._piece: Buffer = b""
-        self._at = 0  # how much of the piece has been taken
-        self._more: list[Buffer] = []  # pieces behind it, joined when they are needed
+        self._at = 0  # how much of the piece was read
+        self._more: list[Buffer] = []  # later pieces, joined when needed
         self._waiting = 0
         self._header = b""
         self._body: bytearray | None = None
@@ -85,7 +85,7 @@ class FrameDecoder:
         self._error: RemoteProtocolError | None = None
 
     def set_limits(self, limits: Mapping[int, int]) -> None:
-        """Take *limits* from now on, for the frame under way too."""
+        """Apply *limits* from now on, and to the frame under way."""
         self._limits = limits
         if self._body is not None:
             try:
@@ -95,24 +95,24 @@ class FrameDecoder:
 
     @property
     def buffered(self) -> int:
-        """Bytes held that no frame has been made of yet."""
+        """Bytes held that are in no frame yet."""
         rest = len(self._piece) - self._at
         return len(self._header) + self._filled + rest + self._waiting
 
     @property
     def awaited(self) -> int:
-        """Bytes that the body of the frame under way has in all; 0 between frames."""
+        """The length of the body under way, in bytes; 0 between frames."""
         return len(self._body) if self._body is not None else 0
 
     @property
     def lacking(self) -> int:
-        """How many of these have not come; 0 between frames."""
+        """Bytes of the body under way that have not come; 0 between frames."""
         return len(self._body) - self._filled if self._body is not None else 0
 
     def receive_data(self, data: Buffer) -> None:
-        """Take the next piece of the stream.
+        """Add the next piece of the stream.
 
-        Take the frames of the pieces before first: what they leave is copied, once.
+        First take the frames of earlier pieces: what they leave is copied, once.
         """
         if self._error is not None:
             return
@@ -169,7 +169,7 @@ class FrameDecoder:
         self._waiting = 0
 
     def _assemble(self) -> Frame | None:
-        """Go on with a frame that pieces cut."""
+        """Continue a frame that spans pieces."""
         if self._body is None:
             start = self._at + FRAME_HEADER - len(self._header)
             self._header += self._piece[self._at : start]

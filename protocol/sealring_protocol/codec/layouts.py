@@ -1,8 +1,8 @@
-"""Every fixed part of what travels, field by field.
+"""Every fixed-size part of the encodings, field by field.
 
-`FIELDS` is the one place that says how bytes are laid out. The `struct` layouts that readers and
-writers use are made of it (`layout`), a test holds the specification's tables to it, and
-``spec/sealring-1.json`` tells it to other runtimes. All numbers are big-endian; nothing is padded.
+`FIELDS` alone defines how bytes are laid out. The `struct` layouts of readers and writers are made
+from it (`layout`), a test compares the specification's tables with it, and ``spec/sealring-1.json``
+gives it to other runtimes. All numbers are big-endian, without padding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TYPES: Final[Mapping[str, str]] = {
     "u64": "Q",
     "f64": "d",
 }
-"""The letter of each type in a `struct` format. ``bytes N`` is N bytes."""
+"""The `struct` letter of each type. ``bytes N`` is N bytes."""
 
 FIELDS: Final[Mapping[str, str]] = {
     "FRAME": "version u8, kind u8, zero u16, length u32",
@@ -75,8 +75,8 @@ FIELDS: Final[Mapping[str, str]] = {
     "GROUP": "code u8, backend u8, rank u16, size u16, deadline_ms u32, hosts u16",
     "GROUPED": "code u8, size u16, sum_us u32, token_us u32",
 }
-"""Name and type of each field, in order. A list's field holds the number of its entries; a text's
-and a byte string's holds its length. ``NAME.list`` lays out one entry of that list."""
+"""The name and type of each field, in order. A list's field has the number of its entries; the
+field of a text or byte string has its length. ``NAME.list`` is the layout of one entry."""
 
 
 def fields(name: str) -> list[tuple[str, str]]:
@@ -87,8 +87,8 @@ def fields(name: str) -> list[tuple[str, str]]:
 
 
 def layout(name: str, *, but: int = 0) -> struct.Struct:
-    """How `struct` sees the fields under *name*, without the last *but*: a text or a byte string
-    brings its own length."""
+    """The `struct` layout of the fields under *name*, without the last *but*: a text or byte string
+    writes its own length."""
     kinds = [kind for _, kind in fields(name)]
     return struct.Struct(">" + "".join(map(_letter, kinds[: len(kinds) - but])))
 
@@ -98,7 +98,7 @@ def _letter(kind: str) -> str:
 
 
 PROGRESS: Final = layout("PING")
-"""PING and PONG."""
+"""The layout of PING and PONG."""
 
 CLOSE: Final = layout("CLOSE", but=1)
 
@@ -133,4 +133,4 @@ DIGEST: Final = 16
 """Bytes of a ledger's digest."""
 
 IDLE, PREFILL, DECODE = 0, 1, 2
-"""What STEP's *work* says."""
+"""The values of STEP's *work*."""

@@ -24,13 +24,13 @@ from sealring_protocol.limits import MAX_LOGPROBS
 
 @attrs.frozen
 class EngineInfo:
-    """What an engine says of its model before it loads anything. Sizes are bytes.
+    """What an engine reports of its model before it loads anything. Sizes are bytes.
 
-    *ends* is the size of embedding, final norm and output head, which rank 0 holds; *context* is
-    the longest row in tokens; *room* is memory for weights and caches. Tensor parallelism can
-    take any number of ranks that divides *splits*, none if that is 0, over the back ends that
-    have their bit (``1 << Backend``) in *backends*. A pipeline cannot be cut before the layers
-    *joined*, rising, for *reason*.
+    *ends* is the size of embedding, final norm and output head, which rank 0 holds. *context* is
+    the longest row in tokens. *room* is memory for weights and caches. Tensor parallelism works
+    with any number of ranks that divides *splits* (0: none), over the back ends whose bit (``1 <<
+    Backend``) is in *backends*. A pipeline cannot be cut before the layers *joined*, in rising
+    order, for *reason*.
     """
 
     CODE: ClassVar = MessageCode.ENGINE_INFO
@@ -51,7 +51,7 @@ class EngineInfo:
 
 @attrs.frozen
 class HopKey:
-    """The activation secret of one direction of a step link, handed to the process that computes.
+    """The activation secret of one direction of a step link, for the engine process.
 
     *suite* is the code of the AEAD; *cluster* goes into the associated data.
     """
@@ -65,8 +65,8 @@ class HopKey:
 
 @attrs.frozen
 class Logprobs:
-    """Log probabilities, from the logits as they were, of the token that step *n* gave row *uid*:
-    the *chosen* one's, and the likeliest *ids*' *values*. It comes before the step's answer."""
+    """Log probabilities of the token that step *n* gave row *uid*, from the unmodified logits: of
+    the *chosen* token, and of the likeliest *ids* (*values*). It comes before the step's answer."""
 
     CODE: ClassVar = MessageCode.LOGPROBS
     n: int
@@ -82,7 +82,8 @@ class Logprobs:
 
 @attrs.frozen
 class Loaded:
-    """What loading cost: bytes *read* from disk, bytes of weights *held*, *load_us*."""
+    """The cost of loading: bytes *read* from disk, bytes of weights *held*, and *load_us*
+    microseconds."""
 
     CODE: ClassVar = MessageCode.LOADED
     read: int
@@ -92,12 +93,13 @@ class Loaded:
 
 @attrs.frozen
 class Group:
-    """Be member *rank* of *size* of a collective over *backend*.
+    """Make the engine member *rank* of *size* in a collective over *backend*.
 
-    Without *hosts*, before BOOTSTRAP: what is loaded from now on is this member's share. With
-    them, after LOADED: join within *deadline_ms*. *hosts* are as this member is to see them: over
-    a ring it listens on its own entry and connects to its right neighbour's; elsewhere the first
-    one coordinates. A process joins one group in its life.
+    It comes without *hosts* before BOOTSTRAP: what the engine loads from then on is this member's
+    share. It comes with *hosts* after LOADED: join within *deadline_ms*. *hosts* has each member's
+    address and port as this member sees them. Over a ring, the member listens on its own and
+    connects to its right neighbour's; elsewhere the first one coordinates. A process joins one
+    group in its life.
     """
 
     CODE: ClassVar = MessageCode.GROUP
@@ -109,14 +111,14 @@ class Group:
 
     def __attrs_post_init__(self) -> None:
         rule(self.rank < self.size, "GROUP names a member that the group does not have")
-        rule(len(self.hosts) in (0, self.size), "GROUP has an address for some members")
+        rule(len(self.hosts) in (0, self.size), "GROUP has an address for only some members")
         rule(self.backend is not Backend.PIPELINE, "a pipeline is no collective")
 
 
 @attrs.frozen
 class Grouped:
-    """The group of *size* stands, and sums right. Medians, microseconds: *sum_us* of summing one
-    row's hidden state, *token_us* of a forward of one token."""
+    """The group of *size* is complete, and its sums are right. Medians in microseconds: *sum_us*
+    for summing one row's hidden state, *token_us* for a forward of one token."""
 
     CODE: ClassVar = MessageCode.GROUPED
     size: int

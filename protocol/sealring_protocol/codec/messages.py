@@ -1,8 +1,8 @@
-"""Every message that travels in a sealed frame, each with its one encoding.
+"""Every message in a sealed frame, as a frozen value.
 
-A message is a frozen value and says what it means; its bytes are in `codec.encoding`. INIT, RESP
-and FIN, which travel in handshake frames, live in `security.handshake`. The last section holds
-the messages that only a node and its own engine process exchange, in local frames.
+The bytes of each are in `codec.encoding`. INIT, RESP and FIN, which travel in handshake frames, are
+in `security.handshake_messages`. The messages between a node and its engine are in
+`local_messages`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from sealring_protocol.limits import MAX_LOGPROBS, NO_GROUP
 
 @attrs.frozen(order=True)
 class Epoch:
-    """A life of the ring: the head's *instance* (random, per process) and its *counter*."""
+    """One period in which the ring serves: the head's *instance* (random, per process) and a
+    *counter*."""
 
     instance: int
     counter: int
@@ -33,7 +34,7 @@ class Epoch:
 NO_EPOCH: Final = Epoch(0, 0)
 
 NO_LOGPROBS: Final = 255
-"""`Row.logprobs` of a row that wants none, not even the chosen token's."""
+"""The `Row.logprobs` of a row without log probabilities, not even the chosen token's."""
 
 
 class FailureKind(enum.IntEnum):
@@ -52,7 +53,7 @@ class FailureKind(enum.IntEnum):
 
 @attrs.frozen
 class Failure:
-    """A step that could not be done: on which *rank*, what *kind*, and a short *message*."""
+    """Why a step failed: on which *rank*, the *kind*, and a short *message*."""
 
     rank: int
     kind: FailureKind
@@ -61,9 +62,9 @@ class Failure:
 
 @attrs.frozen
 class Progress:
-    """Counters that PING and PONG carry, all since the process began.
+    """The counters in PING and PONG, all since the process began.
 
-    Times are microseconds, sizes are bytes. *starved_us* is how long the engine was ready to run
+    Times are in microseconds, sizes in bytes. *starved_us* is how long the engine was ready to run
     and had no processor, or waited for memory to be read back from disk.
     """
 
@@ -79,7 +80,7 @@ class Progress:
 
 @attrs.frozen
 class Ping:
-    """Are you there? Answered by a `Pong` with the same *echo*."""
+    """A keepalive request, answered by a `Pong` with the same *echo*."""
 
     CODE: ClassVar = MessageCode.PING
     echo: int
@@ -97,7 +98,8 @@ class Pong:
 
 @attrs.frozen
 class Accept:
-    """The responder's first sealed frame: transcript hash, its serial, its roster if newer."""
+    """The responder's first sealed frame: the transcript hash (32 bytes), the newer serial of both,
+    and the responder's roster if that is newer (else empty)."""
 
     CODE: ClassVar = MessageCode.ACCEPT
     transcript: bytes
@@ -116,23 +118,24 @@ class Close:
 
 @attrs.frozen
 class CacheCost:
-    """What one row costs this rank in its KV cache, bytes: *fixed*, then *per_token*, then for
-    each window ``(tokens, per_token)`` no more than its tokens."""
+    """The bytes that one row takes in this rank's KV cache: *fixed*, plus *per_token* for each
+    token, plus for each window ``(tokens, per_token)`` its cost for at most that many tokens."""
 
     fixed: int
     per_token: int
     windows: tuple[tuple[int, int], ...] = ()
 
     def of(self, tokens: int) -> int:
-        """Bytes of a row of *tokens*."""
+        """The bytes of a row of *tokens*."""
         windowed = sum(min(tokens, window) * cost for window, cost in self.windows)
         return self.fixed + self.per_token * tokens + windowed
 
 
 @attrs.frozen
 class Hello:
-    """A rank presents itself: its *model*, which has so many *layers*, whose hidden states have
-    *hidden* elements of *dtype*; *room* is bytes for weights and caches."""
+    """A rank presents itself: the digest of its *model* (32 bytes), the number of *layers*, the
+    *dtype* and number of elements of a *hidden* state, and its *room* in bytes for weights and
+    caches."""
 
     CODE: ClassVar = MessageCode.HELLO
     model: bytes
@@ -144,7 +147,7 @@ class Hello:
 
 @attrs.frozen
 class Prepared:
-    """A rank has loaded its share for a collective, whose *port* its engine will listen on."""
+    """A rank has loaded its share for a collective; its engine will listen on *port*."""
 
     CODE: ClassVar = MessageCode.PREPARED
     epoch: Epoch
@@ -156,13 +159,13 @@ class Prepared:
 
 @attrs.frozen
 class Ready:
-    """A rank can serve *epoch* with its layers: from *first* to *last*, the latter excluded.
+    """A rank can serve *epoch* with its layers from *first* up to, but not including, *last*.
 
-    Raises `LocalProtocolError`, as the other messages do, when the fields contradict each other.
+    Raises `LocalProtocolError`, as the other messages do, if the fields contradict each other.
 
-    *room* is bytes for caches, *cost* what a row takes of it; caches that are *trimmable* can be
-    cut at any token. Of a rank that has joined a collective *sum_us* and *token_us* are medians, in
-    microseconds, of summing one row's hidden state over all ranks and of a forward of one token.
+    *room* is in bytes for caches, and *cost* is what a row takes of it. *trimmable* caches can be
+    cut at any token. After joining a collective, *sum_us* and *token_us* are medians, in
+    microseconds: of summing one row's hidden state over all ranks, and of a forward of one token.
     """
 
     CODE: ClassVar = MessageCode.READY
@@ -180,7 +183,7 @@ class Ready:
 
 
 class Backend(enum.IntEnum):
-    """How the ranks of an epoch work together."""
+    """How the ranks of an epoch share the work."""
 
     PIPELINE = 1
     RING = 2
@@ -190,16 +193,17 @@ class Backend(enum.IntEnum):
 
 @attrs.frozen
 class Bootstrap:
-    """Step 0 of an epoch: the receiver's place in it.
+    """The order that begins an epoch: the receiver's place in it.
 
-    In a pipeline *bounds* are the first layers of the ranks and the number of layers, so rank i
-    holds ``bounds[i]:bounds[i + 1]``. With any other back end every rank has all layers, *bounds*
-    are 0 and their number, and *hosts* has an address and port for every rank. It comes twice
-    then: with ports of 0, to load one's share and prepare for the collective; with the ports that
-    all ranks answered, to join. *trusted* has the collective go beside the sealed links.
+    In a pipeline *bounds* has the first layer of each rank, and then the number of layers: rank i
+    has ``bounds[i]:bounds[i + 1]``. With any other back end every rank has all layers, *bounds* is
+    0 and their number, and *hosts* has an address and a port for every rank. The order then comes
+    twice. With ports of 0, the rank loads its share and prepares for the collective. With the ports
+    that all ranks answered, it joins. With *trusted*, the collective runs outside of the sealed
+    links.
 
-    The first of two is answered by `Prepared`, any other by `Ready`; either by `CannotServe` if it
-    cannot be done.
+    The first of two is answered by `Prepared`, any other by `Ready`; a rank that cannot obey
+    answers `CannotServe`.
     """
 
     CODE: ClassVar = MessageCode.BOOTSTRAP
@@ -232,12 +236,12 @@ class Bootstrap:
 
     @property
     def world(self) -> int:
-        """Ranks in the epoch."""
+        """The number of ranks in the epoch."""
         return len(self.bounds) - 1 if self.backend is Backend.PIPELINE else len(self.hosts)
 
     @property
     def joins(self) -> bool:
-        """The ranks of a collective are to join now."""
+        """True if the ranks are to join their collective now."""
         return any(port for _, port in self.hosts)
 
 
@@ -248,7 +252,7 @@ class NoWork:
 
 @attrs.frozen
 class Prefill:
-    """Read *count* tokens of row *uid* into its private cache, from *position* on."""
+    """Prefill *count* tokens of row *uid* into its private cache, starting at *position*."""
 
     uid: int
     position: int
@@ -260,7 +264,7 @@ class Prefill:
 
 @attrs.frozen
 class Decode:
-    """One token for every row of *group*."""
+    """Generate one token for every row of *group*."""
 
     group: int
 
@@ -274,7 +278,7 @@ NO_WORK: Final = NoWork()
 
 @attrs.frozen
 class Open:
-    """Begin row *uid*; with *handle*, from the first *keep* tokens of that snapshot."""
+    """Open row *uid*. With a *handle*, start from the first *keep* tokens of that snapshot."""
 
     uid: int
     handle: int = 0
@@ -302,8 +306,8 @@ class Join:
 
 @attrs.frozen
 class Spent:
-    """Where a rank's time with one step went, microseconds: its work on the device, waiting for
-    its turn there, and sealing and opening hidden states."""
+    """A rank's time for one step, in microseconds: work on the device, waiting for the device, and
+    sealing and opening hidden states."""
 
     compute_us: int = 0
     wait_us: int = 0
@@ -312,12 +316,12 @@ class Spent:
 
 @attrs.frozen
 class Step:
-    """Everything that one step depends on; applied in the order of the fields.
+    """All inputs of one step, applied in the order of the fields.
 
-    *digest* is the ledger's after the step. *ids* holds one token per join, in order, and then
-    the tokens of a prefill; they go to engines that hold the embedding, and never down a chain.
-    *drop* takes row uids and snapshot handles, which share one number space. *spent* has an entry
-    of every rank that has done with it, in order.
+    *digest* is the ledger's after the step. *ids* has one token per join, in order, and then the
+    tokens of a prefill. They go to engines that hold the embedding, and never down a chain. *drop*
+    has row uids and snapshot handles, which share one number space. *spent* has an entry for every
+    rank that has finished its part, in order.
     """
 
     CODE: ClassVar = MessageCode.STEP
@@ -337,18 +341,18 @@ class Step:
 
     @property
     def changes(self) -> bool:
-        """Whether rows or snapshots come, go or move before its work is done."""
+        """True if rows or snapshots come, go or move before the step's work."""
         return bool(self.save or self.evict or self.drop or self.open or self.join)
 
 
 @attrs.frozen
 class StepDone:
-    """The one answer to a step. It holds one thing at most: the hidden states that come back
-    (*tensors*), the tokens that were drawn (*ids*), or why it *failed*. The answer to a prefill,
-    and to a step without work, holds none.
+    """The one answer to a step. It has at most one of: the hidden states that come back
+    (*tensors*), the tokens drawn (*ids*), or why it *failed*. The answer to a prefill, or to a step
+    without work, has none.
 
-    *spent* has an entry of every rank that worked on it, in order; where the head's engine has
-    drawn tokens of what came back, that closing pass is the last.
+    *spent* has an entry for every rank that worked on it, in order. If the head's engine has drawn
+    tokens from the hidden states, that second pass is the last entry.
     """
 
     CODE: ClassVar = MessageCode.STEP_DONE
@@ -360,15 +364,15 @@ class StepDone:
     spent: tuple[Spent, ...] = ()
 
     def __attrs_post_init__(self) -> None:
-        # Not by `rule`: this is made for every token.
+        # Checked without `rule`, because this runs for every token.
         if (self.ids and self.tensors) or (self.failed and (self.ids or self.tensors)):
             raise LocalProtocolError("an answer holds more than one of ids, tensors and a failure")
 
 
 @attrs.frozen
 class CannotServe:
-    """The sender cannot serve *epoch*, or not any more: what *kind* of failure, and a short
-    *reason*; *n* is the first step that it cannot do, or 0 where it is no step's.
+    """The sender cannot serve *epoch*, or no longer: the *kind* of failure, and a short *reason*.
+    *n* is the first step that it cannot do; 0 if the failure belongs to no step.
 
     With `NO_EPOCH`, from an engine: it cannot read its model.
     """
@@ -380,22 +384,22 @@ class CannotServe:
     n: int = 0
 
     def of(self, rank: int) -> Failure:
-        """The failure, which is that of the *rank* that sent this."""
+        """The failure, attributed to *rank*, the sender."""
         return Failure(rank, self.kind, self.reason)
 
 
 @attrs.frozen
 class Row:
-    """How the ranks that sample draw for row *uid*; sent before the step that opens it: to its own
-    engine by rank 0, and in tensor parallelism to every rank.
+    """How the engines that draw tokens sample row *uid*. Rank 0 sends it to its own engine, and in
+    tensor parallelism to every rank, before the step that opens the row.
 
-    *temperature* 0 is greedy. *top_p* 1, *top_k* 0 and *min_p* 0 leave the distribution whole, and
-    so do a *repetition* penalty of 1 and *presence* and *frequency* penalties of 0. *bias* has
-    pairs of a token id and what is added to its logit. *logprobs* is how many alternatives to
-    tell with the chosen token's log probability; `NO_LOGPROBS` tells none of it.
+    A *temperature* of 0 is greedy. *top_p* 1, *top_k* 0 and *min_p* 0 leave the distribution whole,
+    and so do a *repetition* penalty of 1 and *presence* and *frequency* penalties of 0. *bias* has
+    pairs of a token id and the value added to its logit. *logprobs* is the number of alternatives
+    to report with the chosen token's log probability; `NO_LOGPROBS` reports none at all.
 
-    *history* is the row so far, its last *generated* tokens the model's own; only a row that is
-    `penalised` has need of it.
+    *history* has the row's tokens so far, of which the last *generated* are the model's own. Only a
+    `penalised` row needs it.
     """
 
     CODE: ClassVar = MessageCode.ROW
@@ -415,7 +419,7 @@ class Row:
     generated: int = 0
 
     def __attrs_post_init__(self) -> None:
-        rule(0 <= self.temperature < float("inf"), "a temperature is 0 or more, and finite")
+        rule(0 <= self.temperature < float("inf"), "a temperature must be finite and at least 0")
         rule(0 < self.top_p <= 1, "top_p is above 0 and at most 1")
         rule(0 <= self.min_p <= 1, "min_p is from 0 to 1")
         rule(0 < self.repetition < float("inf"), "a repetition penalty is above 0, and finite")
@@ -428,12 +432,12 @@ class Row:
 
     @property
     def penalised(self) -> bool:
-        """Which tokens it has had matters to what it draws."""
+        """True if its sampling depends on its earlier tokens."""
         return self.repetition != 1 or self.presence != 0 or self.frequency != 0
 
 
 class TunnelEvent(enum.IntEnum):
-    """What happens to a connection that is carried in a tunnel."""
+    """What happens to a connection in a tunnel."""
 
     DATA = 0
     OPEN = 1
@@ -442,8 +446,8 @@ class TunnelEvent(enum.IntEnum):
 
 @attrs.frozen
 class Tunnel:
-    """Bytes of one connection of *epoch*'s collective: the one that the engine of rank *stream*
-    dialed. Only DATA has *data*, and it has some."""
+    """Bytes of one connection of *epoch*'s collective: the one dialed by the engine of rank
+    *stream*. Only DATA has *data*, at least one byte."""
 
     CODE: ClassVar = MessageCode.TUNNEL
     epoch: Epoch

@@ -1,4 +1,4 @@
-"""One function per message that reads it back, and takes nothing that `writers` does not give."""
+"""One decoder per message, which accepts only what `writers` produces."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ from sealring_protocol.limits import (
 def _ids(reader: Reader, count: int) -> tuple[int, ...]:
     if count > MAX_IDS:
         raise LimitExceeded(f"{count} token ids; the limit is {MAX_IDS}")
-    # The declared length is checked against what is there before the layout is built.
+    # The declared length is checked against the bytes present before the layout is built.
     return struct.unpack(f">{count}I", reader.view(4 * count))
 
 
@@ -120,7 +120,7 @@ def _tensors(reader: Reader, count: int) -> tuple[Tensor, ...]:
     return tuple(decode_tensor(reader) for _ in range(count))
 
 
-# One step after the other is of the same epoch and of one of few groups.
+# Successive steps share their epoch, and there are few groups.
 _epoch: Final = lru_cache(maxsize=16)(Epoch)
 _decode: Final = lru_cache(maxsize=64)(Decode)
 
@@ -131,7 +131,7 @@ _DTYPES: Final = {int(dtype): dtype for dtype in DType}
 
 def _read_failure(reader: Reader, flag: int) -> Failure:
     if flag > 1:
-        raise RemoteProtocolError(f"a boolean is {flag}; only 0 and 1 are")
+        raise RemoteProtocolError(f"a boolean is {flag}; it must be 0 or 1")
     rank, code = reader.unpack(FAILURE)
     return Failure(rank, _kind(code), _printable(reader))
 
@@ -304,7 +304,7 @@ def _work(kind: int, target: int, position: int, count: int) -> Work:
 
 
 def decode_done(reader: Reader) -> StepDone:
-    """Read DONE."""
+    """Read STEP_DONE."""
     _, instance, counter, n, spent, idents, tensors, failed = reader.unpack(DONE)
     times = _spent(reader, spent) if spent else ()
     ids = _ids(reader, idents) if idents else ()
@@ -320,7 +320,7 @@ def decode_cannot(reader: Reader) -> CannotServe:
 
 
 def decode_info(reader: Reader) -> EngineInfo:
-    """Read INFO."""
+    """Read ENGINE_INFO."""
     fields = reader.unpack(INFO)
     _, model, dtype, hidden, vocabulary, context, trim, splits, backends, *rest = fields
     room, ends, count, joined_count, size = rest
@@ -350,7 +350,7 @@ def decode_info(reader: Reader) -> EngineInfo:
 
 
 def decode_hop(reader: Reader) -> HopKey:
-    """Read HOP."""
+    """Read HOP_KEY."""
     _, outgoing, suite, cluster, secret = reader.unpack(HOP)
     if outgoing > 1:
         raise RemoteProtocolError("HOP_KEY has a field out of range")

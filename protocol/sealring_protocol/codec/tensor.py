@@ -1,9 +1,9 @@
-"""Tensors on the wire: a small header that fixes the length of the data after it.
+"""Tensors on the wire: a small header, which determines the length of the data after it.
 
 ``dtype u8 · sealed u8 · dimensions u8 · zero u8 · counter u64 · shape u32 each · data``
 
-The data is row-major and little-endian, as every machine that computes stores it. Its length is
-not sent, for it follows from the dtype, the shape and whether the inner seal's tag is there.
+The data is row-major and little-endian, as every machine that computes stores it. Its length is not
+sent, because it follows from the dtype, the shape, and whether it is sealed with a tag.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HEADS: Final = [struct.Struct(f">BBBBQ{n}I") for n in range(MAX_DIMENSIONS + 1)
 
 
 class DType(enum.IntEnum):
-    """Element types, with their code on the wire."""
+    """Element types, with their codes on the wire."""
 
     width: int
     """Bytes of one element."""
@@ -51,10 +51,10 @@ _BY_CODE: Final = {int(dtype): dtype for dtype in DType}
 
 @attrs.frozen
 class Tensor:
-    """One tensor: *shape* elements of *dtype* in *data*.
+    """One tensor: row-major elements of *dtype* in *shape*, as bytes in *data*.
 
-    With *sealed*, *data* is a ciphertext and its tag, made with the activation secret at
-    *counter*; otherwise *counter* is 0.
+    If *sealed*, *data* is a ciphertext and its tag, made with the activation secret at *counter*;
+    otherwise *counter* is 0.
     """
 
     dtype: DType
@@ -65,12 +65,13 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements, without any tag."""
+        """The bytes of the elements, without a tag."""
         return prod(self.shape) * self.dtype.width
 
 
 def encode_tensor(tensor: Tensor) -> list[Buffer]:
-    """The header, and the data uncopied. Raises `LocalProtocolError` if they disagree."""
+    """The header, and the data uncopied. Raises `LocalProtocolError` if they contradict each
+    other."""
     dtype, shape, data, sealed = tensor.dtype, tensor.shape, tensor.data, tensor.sealed
     expected = prod(shape) * dtype.width + AEAD_TAG * sealed
     if len(data) != expected:
@@ -86,7 +87,8 @@ def encode_tensor(tensor: Tensor) -> list[Buffer]:
 
 
 def decode_tensor(reader: Reader) -> Tensor:
-    """The next tensor; its data is a view of the reader's buffer."""
+    """The next tensor; its data is a view of the reader's buffer. Raises `RemoteProtocolError` or
+    `LimitExceeded`."""
     code, sealed, dimensions, zero, counter = reader.unpack(_HEAD)
     dtype = _BY_CODE.get(code)
     if dtype is None:

@@ -1,4 +1,4 @@
-"""WAITING: why the head has begun no epoch, told to the people at the other machines."""
+"""WAITING: why the head has begun no epoch, for people at the other machines."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Hindrance(enum.IntEnum):
 
 @attrs.frozen
 class Reason:
-    """One thing that keeps the head from beginning an epoch, in the head's words (*text*). It is
-    about *rank*, or about none in particular (`NO_RANK`)."""
+    """One reason why the head begins no epoch, in its words (*text*). It concerns *rank*, or no
+    rank in particular (`NO_RANK`)."""
 
     hindrance: Hindrance
     rank: int
@@ -38,9 +38,9 @@ class Reason:
 
 @attrs.frozen
 class Waiting:
-    """The head has begun no epoch, for these *reasons*; without any, it withdraws those before.
+    """The head has begun no epoch, for these *reasons*. Without any, it withdraws the earlier ones.
 
-    For people alone: a rank shows it, and does nothing else about it.
+    It is for people only: a rank shows it and does not act on it.
     """
 
     CODE: ClassVar = MessageCode.WAITING

@@ -1,8 +1,8 @@
-"""Integers and bounded byte strings: the atoms of every sealring/1 encoding.
+"""Integers and bounded byte strings, of which every sealring/1 encoding is made.
 
-All integers are big-endian and unsigned. A `Reader` walks one buffer from front to back and
-refuses what is short; `Reader.end` refuses what is left over, so every value has exactly one
-encoding. Text is UTF-8 and refused when it is not.
+All integers are big-endian and unsigned. A `Reader` reads one buffer from front to back and refuses
+a truncated field. `Reader.end` refuses trailing bytes, so every value has exactly one encoding.
+Text that is not UTF-8 is refused.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Buffer = bytes | bytearray | memoryview
 class Reader:
     """Reads fields from one buffer, in order.
 
-    Raises `RemoteProtocolError` when the buffer is too short or a field is malformed, and
-    `LimitExceeded` when a declared length is beyond its limit.
+    Raises `RemoteProtocolError` if the buffer is too short or a field is malformed, and
+    `LimitExceeded` if a declared length exceeds its limit.
     """
 
     __slots__ = ("_at", "_data", "_end")
@@ -103,11 +103,11 @@ class Reader:
         return size
 
     def rest(self) -> memoryview:
-        """All that is left, without a copy."""
+        """All remaining bytes, without a copy."""
         return self.view(self._end - self._at)
 
     def end(self) -> None:
-        """Nothing may be left."""
+        """Raise `RemoteProtocolError` if bytes remain."""
         if self._at != self._end:
             raise RemoteProtocolError(f"{self._end - self._at} trailing bytes")
 
@@ -142,26 +142,26 @@ _HIDDEN: Final = frozenset(
     )
     for code in range(first, last + 1)
 )
-"""Characters that no text on the wire may hold: controls, and what hides or turns text around.
+"""Characters that no text on the wire may have: controls, and those that hide or reorder text.
 
-A fixed list, for what Python calls printable changes with the Unicode version that it knows.
+The list is fixed because what Python calls printable changes with its Unicode version.
 """
 
 
 def is_plain(value: str) -> bool:
-    """*value* holds no character that hides: it may be shown to a person as it is."""
+    """True if *value* has no hidden character, so that it can be shown to a person as it is."""
     return _HIDDEN.isdisjoint(value)
 
 
 def clip(value: str, limit: int) -> str:
-    """*value* with hidden characters spelled out, cut to at most *limit* bytes of UTF-8, on a
-    character boundary."""
+    """*value* with hidden characters escaped, cut to at most *limit* bytes of UTF-8 between
+    characters."""
     printable = "".join(f"\\u{ord(c):04x}" if c in _HIDDEN else c for c in value)
     return printable.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
 
 
 def pack(layout: struct.Struct, *values: float | bytes) -> bytes:
-    """`layout.pack`, with the caller's out-of-range values told as `LocalProtocolError`."""
+    """Like `layout.pack`, but raises `LocalProtocolError` for a value out of range."""
     try:
         return layout.pack(*values)
     except struct.error as error:

@@ -1,5 +1,6 @@
-"""One function per message that gives its bytes as parts. Limits are checked before packing;
-a field beyond its width is a `struct.error`, which `encoding.encode` lays at the caller's door."""
+"""One encoder per message, which returns its bytes as parts. Limits are checked before packing. A
+field that exceeds its width is a `struct.error`, which `encoding.encode` turns into an error of the
+caller."""
 
 from __future__ import annotations
 
@@ -117,7 +118,7 @@ def _ids(ids: tuple[int, ...]) -> bytes:
 
 
 def encode_progress(message: Ping | Pong) -> list[Buffer]:
-    """The parts of PROGRESS."""
+    """The parts of PING or PONG."""
     p = message.progress
     return [
         PROGRESS.pack(
@@ -265,7 +266,7 @@ def _composition(message: Step) -> list[Buffer]:
 
 
 def encode_done(message: StepDone) -> list[Buffer]:
-    """The parts of DONE."""
+    """The parts of STEP_DONE."""
     head = DONE.pack(
         message.CODE,
         message.epoch.instance,
@@ -289,7 +290,7 @@ def encode_cannot(message: CannotServe) -> list[Buffer]:
 
 
 def encode_info(message: EngineInfo) -> list[Buffer]:
-    """The parts of INFO."""
+    """The parts of ENGINE_INFO."""
     _at_most(len(message.layers), MAX_LAYERS, "layers")
     reason = clip(message.reason, MAX_REASON).encode()
     head = INFO.pack(
@@ -313,7 +314,7 @@ def encode_info(message: EngineInfo) -> list[Buffer]:
 
 
 def encode_hop(message: HopKey) -> list[Buffer]:
-    """The parts of HOP."""
+    """The parts of HOP_KEY."""
     cluster, secret = _sized(message.cluster, 32), _sized(message.secret, 32)
     return [HOP.pack(message.CODE, message.outgoing, message.suite, cluster, secret)]
 

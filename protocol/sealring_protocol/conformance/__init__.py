@@ -1,10 +1,10 @@
 """Runs the conformance vectors of sealring/1, against this implementation or any other.
 
-``python -m sealring_protocol.conformance`` is the command. `files` finds and reads the vectors,
-`kinds` and `security_kinds` run each kind, `ends` drives one end of a link, `brains` the control
-machines, `streams` cuts what goes in, `answers` compares, and `fields` and `local_fields` tell
-messages as the vectors do.
+``python -m sealring_protocol.conformance`` is the command. `files` finds and reads the vectors.
+`kinds` and `security_kinds` run each kind of vector; `ends` drives one end of a link, and `brains`
+the control machines. `streams` cuts inputs, `answers` compares results, and `fields` and
+`local_fields` convert messages to JSON and back.
 
-Of this package only `files` and the command read files, and only the command prints. Nothing
-outside of this room imports it. ``tests/test_floors.py`` says what each module may import.
+Only `files` and the command read files, and only the command prints. Nothing outside of this
+package imports it. ``tests/test_floors.py`` says what each module may import.
 """

@@ -33,7 +33,7 @@ from sealring_protocol.conformance.files import Json, NoVectors, chosen, find_fo
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the command line asks for; the exit code."""
+    """Run the command line in *arguments*. Returns the exit code."""
     parser = _parser()
     asked = parser.parse_args(arguments)
     try:

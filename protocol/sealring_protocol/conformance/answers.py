@@ -1,16 +1,16 @@
-"""What an implementation says of a vector, and whether the vector says the same.
+"""The answers of an implementation to the vectors, and their comparison with the expected results.
 
-Any implementation can be asked, in whatever language it is: a question is a line of JSON with a
-vector's ``id``, ``kind`` and ``input``; the answer to it is a line of JSON with
+An implementation in any language can be asked. A question is a line of JSON with a vector's ``id``,
+``kind`` and ``input``. Its answer is a line of JSON with
 
 ``id``        the vector's
 ``result``    ``valid``, or the name of the failure's class
-``output``    what came of it, where the vector's kind has an output
-``released``  the SHA-256 of all plaintext given out before a failure; left out if there was none
-``why``       of a failure, in words: for whoever reads the report
-``skip``      in the place of all but the id: why the implementation does not have this
+``output``    the output, if the vector's kind has one
+``released``  the SHA-256 of all plaintext released before a failure; absent if there was none
+``why``       the failure in words, for the report
+``skip``      instead of all but the id: why the implementation does not support this
 
-spec/vectors/README.md says what goes in and what must come out for each kind.
+spec/vectors/README.md defines the input and the expected output of each kind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NOTHING: Final = hashlib.sha256().hexdigest()
 
 @attrs.frozen
 class Answer:
-    """What came of one vector."""
+    """The result of one vector."""
 
     result: str
     output: Json = None
@@ -42,7 +42,7 @@ class Answer:
 
 
 def compare(answer: Answer, vector: Mapping[str, Any]) -> None:
-    """Raise `Mismatch` unless *answer* is what *vector* says."""
+    """Raise `Mismatch` unless *answer* is the expected result of *vector*."""
     if vector["result"] == VALID:
         must(answer.result == VALID, f"it was refused: {answer.why or answer.result}")
     elif answer.result == VALID:
@@ -55,14 +55,15 @@ def compare(answer: Answer, vector: Mapping[str, Any]) -> None:
 
 
 def questions(families: Mapping[str, Iterable[Json]]) -> Iterator[str]:
-    """One line for each vector of *families*, without its end of line."""
+    """One line of JSON for each vector of *families*, without a line end."""
     for vectors in families.values():
         for vector in vectors:
             yield json.dumps({name: vector[name] for name in ("id", "kind", "input")})
 
 
 def read_answers(lines: Iterable[str]) -> dict[str, Answer]:
-    """The answers in *lines* by the vector's id. Raises `NoVectors` for a line that is none."""
+    """The answers in *lines*, by the vector's id. Raises `NoVectors` for a malformed or repeated
+    answer."""
     answers: dict[str, Answer] = {}
     for number, line in enumerate(lines, 1):
         if line.strip():

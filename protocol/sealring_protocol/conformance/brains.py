@@ -1,9 +1,9 @@
-"""Drives the control machines through what a vector has happen to them.
+"""Drives the control machines through the events of a vector.
 
-`run_rank` has a rank after the head, whose world is the head's messages, its own engine's, and the
-way that its node opens for a collective. `run_lockstep` has the head's ranks in one epoch of tensor
-parallelism. Both write what comes of it into *output* as it comes, so that it stands there too
-when the last thing is refused.
+`run_rank` drives a follower with messages of the head and of its own engine, and with the ports
+that its node opens for a collective. `run_lockstep` drives the head in one epoch of tensor
+parallelism. Both write results into *output* at once, so that it has them even if the last event is
+refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _PRESENT: Final = Hello(bytes(32), 1, DType.F32, 1, 0)
 
 
 def run_rank(given: Given, output: Given) -> None:
-    """A rank after the head, its control link up, and what it says to the head and its engine."""
+    """Run a follower whose control link is up. *output* has what it sends to the head and its
+    engine."""
     output |= {"head": [], "engine": [], "restarts": 0, "told": []}
     rank = _Rank(given, output)
     for happens in given["course"]:
@@ -57,7 +58,7 @@ class _Rank:
         self._machine.link_up(0, Purpose.CONTROL, 0.0)
 
     def take(self, happens: Given) -> None:
-        """One thing that happens."""
+        """Apply one event."""
         self._note(self._effects(happens))
         told = self._machine.standing().told
         self._output["told"] = [reason_fields(reason) for reason in told]
@@ -95,12 +96,12 @@ class _Rank:
 
 
 def _error(code: int, reason: str) -> SealringError:
-    """The error whose class *code* is."""
+    """The error whose class has the close code *code*."""
     return next(error for error, wire in WIRE_CODES.items() if wire == code)(reason)
 
 
 def run_lockstep(given: Given, output: Given) -> None:
-    """The head's leader: which steps are over, and what ended the epoch."""
+    """Run the head's leader. *output* has the finished steps, and what ended the epoch."""
     output |= {"over": [], "failed": None}
     epoch = Epoch(int(given["instance"]), int(given["counter"]))
     membership = _in_epoch(epoch, given["world"])
@@ -110,7 +111,7 @@ def run_lockstep(given: Given, output: Given) -> None:
 
 
 def _in_epoch(epoch: Epoch, world: int) -> Membership:
-    """A membership that has come to *epoch*."""
+    """A membership that is in *epoch*."""
     membership = Membership(epoch.instance, world)
     for _ in range(epoch.counter):
         membership.interrupt()

@@ -1,7 +1,7 @@
-"""Drives one end of a link through what a vector gives it, its deliveries cut as one likes.
+"""Drives one end of a link through a vector's deliveries, which may be cut into pieces.
 
-What the link asks for is answered from the vector: signatures by its scalar, an encapsulation as
-recorded. So a vector's end says the same bytes each time.
+The vector answers what the link asks for: it has the scalar for signatures, and the recorded
+encapsulation. So the end sends the same bytes each time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from sealring_protocol.security.seal import OpeningChannel
 
 
 class Mismatch(Exception):
-    """The code does something else than a vector says."""
+    """The code differs from what a vector says."""
 
 
 def must(holds: bool, what: str) -> None:
@@ -53,12 +53,12 @@ Cut = Callable[[bytes], Iterable[bytes]]
 
 
 def whole(data: bytes) -> list[bytes]:
-    """A delivery as it is; one without data lets time pass."""
+    """The delivery uncut. An empty delivery only lets time pass."""
     return [data] if data else []
 
 
 class _Link(Link):
-    """A link that lets its secrets be seen."""
+    """A link that records its secrets."""
 
     seen: Secrets | None = None
 
@@ -69,7 +69,8 @@ class _Link(Link):
 
 
 class End:
-    """One end as a vector has it. After `run`, what it said and gave out, and its error."""
+    """One end of a link, as a vector describes it. After `run` it has what was sent and released,
+    and the error."""
 
     def __init__(self, given: Given) -> None:
         self._given = given
@@ -101,9 +102,9 @@ class End:
         return cast(_Link, _Link.accept(config, admission, "peer", 0.0, wall_ms, entropy))
 
     def run(self, cut: Cut = whole) -> None:
-        """Deliver all that the vector has, each delivery cut by *cut*.
+        """Deliver all of the vector's deliveries, each cut by *cut*.
 
-        What the link asks for is answered once a delivery is in, for answers take their time.
+        What the link asks for is answered after the whole delivery, because real answers take time.
         """
         try:
             self._flush()
@@ -158,11 +159,11 @@ class End:
 
     @property
     def released(self) -> bytes:
-        """All plaintext given out."""
+        """All plaintext that the link released."""
         return b"".join(self.messages)
 
     def output(self) -> Given:
-        """What the end said and knows, as a vector tells it."""
+        """The vector's output: what the end sent, received and derived."""
         frames, told = self._frames()
         return {
             "sent": frames,
@@ -173,7 +174,7 @@ class End:
         }
 
     def _frames(self) -> tuple[list[str], int | None]:
-        """Every frame sent, and the code of a last CLOSE, which is left out."""
+        """Every frame sent except a last CLOSE, and that CLOSE's code."""
         kinds = (FrameKind.HANDSHAKE, FrameKind.SEALED)
         decoder = FrameDecoder({int(kind): MAX_SEALED_BODY for kind in kinds})
         decoder.receive_data(bytes(self._sent))
@@ -213,7 +214,7 @@ class End:
 
 
 def run_end(given: Given, cut: Cut = whole) -> End:
-    """The end of *given* after all its deliveries."""
+    """Run the end of *given* through all its deliveries."""
     end = End(given)
     end.run(cut)
     return end

@@ -1,6 +1,6 @@
 """Messages as plain JSON objects with the specification's field names, and back.
 
-Those between nodes are here, those between a node and its engine alone in `local_fields`.
+Messages between nodes are here; messages between a node and its engine are in `local_fields`.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ from sealring_protocol.conformance.message_parts import (
 
 
 def to_fields(message: Message | LocalMessage) -> dict[str, Json]:
-    """*message* field by field, its name under ``message``."""
+    """The fields of *message*, with its name under ``message``."""
     return {"message": message.CODE.name, **_TO[type(message)](message)}
 
 
 def from_fields(fields: dict[str, Json]) -> Message | LocalMessage:
-    """What `to_fields` told."""
+    """The message in *fields*, the inverse of `to_fields`."""
     return _FROM[fields["message"]](fields)
 
 

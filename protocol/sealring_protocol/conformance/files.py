@@ -1,8 +1,8 @@
-"""Vectors as their files have them: finding a folder of them, and reading it.
+"""The files of the vectors: finding their folder, and reading them.
 
-Byte strings that a family tells once stand in `given`; a string ``@name`` in a vector stands for
-one of them, and is replaced when a file is read. In the repository the vectors are under
-``spec/vectors``; an installed package has them beside this module.
+A family's shared byte strings are in `given`. A string ``@name`` in a vector refers to one of them,
+and is replaced when the file is read. The repository has the vectors under ``spec/vectors``; an
+installed package has them beside this module.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 Json = Any
-"""What `json` reads and writes."""
+"""Any value that `json` reads and writes."""
 
 FOLDER: Final = Path("spec", "vectors")
 PACKAGED: Final = Path(__file__).parent / "vectors"
@@ -21,7 +21,7 @@ SCHEMA: Final = "schema.json"
 
 
 class NoVectors(Exception):
-    """What was named holds no vectors that can be read. *advice* says what to do."""
+    """No vectors can be read there. *advice* says what to do."""
 
     def __init__(self, what: str, advice: str) -> None:
         super().__init__(what)
@@ -29,12 +29,12 @@ class NoVectors(Exception):
 
 
 def u64(value: int) -> str:
-    """An integer that may pass 32 bits."""
+    """An integer that may exceed 32 bits, as a decimal string."""
     return str(value)
 
 
 def replaced(value: Json, names: Mapping[str, str]) -> Json:
-    """*value* with every string that *names* has replaced, however deep."""
+    """*value* with every string in *names* replaced, at any depth."""
     if isinstance(value, str):
         return names.get(value, value)
     if isinstance(value, list):
@@ -45,15 +45,16 @@ def replaced(value: Json, names: Mapping[str, str]) -> Json:
 
 
 def resolved(file: Json) -> list[Json]:
-    """The vectors of a file, every ``@name`` replaced by what it stands for."""
+    """The vectors of a file, with every ``@name`` replaced."""
     names = {f"@{name}": data for name, data in file["given"].items()}
     return [replaced(vector, names) for vector in file["vectors"]]
 
 
 def find_folder() -> Path:
-    """The vectors of the repository that holds the working folder or this code, or the package's.
+    """The folder of the vectors: in the repository around the working folder or this code, else in
+    the package.
 
-    Raises `NoVectors` when there are none.
+    Raises `NoVectors` if there is none.
     """
     for start in (Path.cwd(), Path(__file__).resolve().parent):
         for base in (start, *start.parents):
@@ -68,7 +69,7 @@ def find_folder() -> Path:
 
 
 def load(*places: Path) -> dict[str, list[Json]]:
-    """The vectors of every family in *places*: folders, or files of one family each.
+    """The vectors of every family in *places*, which are folders or files of one family each.
 
     Raises `NoVectors`.
     """
@@ -81,7 +82,8 @@ def load(*places: Path) -> dict[str, list[Json]]:
 
 
 def chosen(families: dict[str, list[Json]], names: Sequence[str]) -> dict[str, list[Json]]:
-    """Those of *families* that *names* has, or all if it is empty. Raises `NoVectors`."""
+    """The *families* with the given *names*, or all if there are no names. Raises `NoVectors` for
+    an unknown name."""
     unknown = sorted(set(names) - families.keys())
     if unknown:
         raise NoVectors(f"no family {', '.join(unknown)}", f"There are: {', '.join(families)}.")

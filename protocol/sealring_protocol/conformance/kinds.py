@@ -1,11 +1,11 @@
-"""How each kind of vector is run against the code, all of it in whole.
+"""Runs each kind of vector against the code, uncut.
 
-Where an input can also be made from its output (a frame sealed, a message encoded), it is, and
-must come out as it was: `Mismatch` says that it did not. How a stream may be cut is in `streams`;
-what concerns `sealring_protocol.security` alone is in `security_kinds`.
+If the input can also be made from the output (sealing a frame, encoding a message), that is done as
+well, and must give the same bytes; otherwise it is a `Mismatch`. `streams` cuts inputs.
+`security_kinds` has the kinds for `sealring_protocol.security` alone.
 
-Two kinds are about the tokens that an engine draws, and the engine has to run them:
-`ENGINE_KINDS`. Whoever has one adds them to `KINDS`.
+Two kinds test the tokens that an engine draws, so an engine has to run them (`ENGINE_KINDS`). A
+caller with an engine adds them to `KINDS`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from sealring_protocol.security.roles import Purpose, allowed
 
 
 def run(vector: Given, kinds: Kinds) -> Result:
-    """Run *vector* by its kind in *kinds* and say what came of it."""
+    """The result of running *vector* by its kind in *kinds*. Raises `Mismatch` for an unknown
+    kind."""
     result = Result()
     kind = kinds.get(vector["kind"])
     if kind is None:
@@ -51,7 +52,7 @@ def _frames(given: Given, result: Result) -> None:
 
 
 def run_frames(given: Given, pieces: list[bytes], result: Result) -> None:
-    """Feed a frame decoder; each piece drained before the next."""
+    """Feed *pieces* to a frame decoder, and drain it after each."""
     decoder = FrameDecoder({int(kind): size for kind, size in given["limits"].items()})
     found: list[Given] = []
     result.output = {"frames": found}
@@ -162,4 +163,4 @@ KINDS: Final[Kinds] = {
 }
 
 ENGINE_KINDS: Final = ("sampling-key", "draw")
-"""Kinds of section 11.4, which only an engine can run."""
+"""The kinds of section 11.4, which only an engine can run."""

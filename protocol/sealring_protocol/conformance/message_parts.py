@@ -1,4 +1,4 @@
-"""The parts that several messages share, as plain JSON objects, and back."""
+"""The parts that messages share, as plain JSON objects, and back."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from sealring_protocol.codec.waiting import Reason
 from sealring_protocol.conformance.files import Json, u64
 
 ToFields = Mapping[type[Any], Callable[[Any], dict[str, Json]]]
-"""What a message of each class is as an object, its name left out."""
+"""By class: converts a message to an object, without its name."""
 
 FromFields = Mapping[str, Callable[[dict[str, Json]], Message | LocalMessage]]
-"""The message that an object is, by its name."""
+"""By name: converts an object to its message."""
 
 COUNTERS: Final = (
     "steps_received",
@@ -56,7 +56,7 @@ def epoch_fields(epoch: Epoch) -> dict[str, Json]:
 
 
 def read_epoch(f: dict[str, Json]) -> Epoch:
-    """What `epoch_fields` told."""
+    """The inverse of `epoch_fields`."""
     return Epoch(int(f["instance"]), int(f["counter"]))
 
 
@@ -77,7 +77,7 @@ def hosts_fields(hosts: tuple[tuple[str, int], ...]) -> list[Json]:
 
 
 def read_hosts(f: dict[str, Json]) -> tuple[tuple[str, int], ...]:
-    """What `hosts_fields` told."""
+    """The inverse of `hosts_fields`."""
     return tuple((host["host"], host["port"]) for host in f["hosts"])
 
 
@@ -93,7 +93,7 @@ def work_fields(work: Work) -> dict[str, Json]:
 
 
 def read_work(f: dict[str, Json]) -> Work:
-    """What `work_fields` told."""
+    """The inverse of `work_fields`."""
     works: tuple[Callable[[], Work], ...] = (
         lambda: NO_WORK,
         lambda: Prefill(int(f["target"]), f["position"], f["count"]),
@@ -126,13 +126,13 @@ def tensor_fields(tensor: Tensor) -> dict[str, Json]:
 
 
 def read_tensor(f: dict[str, Json]) -> Tensor:
-    """What `tensor_fields` told."""
+    """The inverse of `tensor_fields`."""
     data = bytes.fromhex(f["data"])
     return Tensor(DTYPES[f["dtype"]], tuple(f["shape"]), data, f["sealed"], int(f["counter"]))
 
 
 def read_tail(f: dict[str, Json]) -> dict[str, Any]:
-    """What `tail_fields` told, by parameters."""
+    """The inverse of `tail_fields`, as keyword arguments."""
     told = f["failed"]
     failed = Failure(told["rank"], FailureKind(told["kind"]), told["message"]) if told else None
     tensors = tuple(read_tensor(tensor) for tensor in f["tensors"])

@@ -1,4 +1,4 @@
-"""How the vectors of each family did."""
+"""The results of the vectors, by family."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from sealring_protocol.conformance.streams import WAYS, ways
 
 @attrs.define
 class Family:
-    """The vectors of one family: runs by their way, what failed, and what could not be run."""
+    """The results of one family: runs by way, failures, and vectors that were not run."""
 
     vectors: int = 0
     negative: int = 0
     runs: Counter[str] = attrs.Factory(Counter)
     failed: list[dict[str, str]] = attrs.Factory(list)
     skipped: Counter[str] = attrs.Factory(Counter)
-    """Vectors that were not run, by the reason."""
+    """The number of vectors that were not run, by reason."""
 
     def run(self, vector: Json, kinds: Kinds) -> None:
         """Run *vector* in every way."""
@@ -42,7 +42,7 @@ class Family:
                 self._fail(vector, way, f"{type(error).__name__}: {error}")
 
     def compare(self, vector: Json, answer: Answer | None) -> None:
-        """Hold *answer* against *vector*."""
+        """Compare *answer* with *vector*."""
         self._count(vector)
         if answer is None:
             self._fail(vector, "whole", "it was not answered")
@@ -56,7 +56,7 @@ class Family:
                 self._fail(vector, "whole", str(error))
 
     def add(self, other: Family) -> None:
-        """Count *other*'s vectors, too."""
+        """Add *other*'s results."""
         self.vectors += other.vectors
         self.negative += other.negative
         self.runs += other.runs
@@ -64,7 +64,7 @@ class Family:
         self.skipped += other.skipped
 
     def facts(self) -> dict[str, Any]:
-        """It as JSON has it."""
+        """The results as a JSON object."""
         return {
             "vectors": self.vectors,
             "negative": self.negative,
@@ -94,7 +94,7 @@ def check(families: Mapping[str, Iterable[Json]], kinds: Kinds = KINDS) -> dict[
 def check_answers(
     families: Mapping[str, Iterable[Json]], answers: Mapping[str, Answer]
 ) -> dict[str, Family]:
-    """Hold *answers*, by the vector's id, against the vectors of *families*."""
+    """Compare *answers*, by the vector's id, with the vectors of *families*."""
     done = {name: Family() for name in families}
     for name, vectors in families.items():
         for vector in vectors:
@@ -103,7 +103,7 @@ def check_answers(
 
 
 def total(families: Iterable[Family]) -> Family:
-    """All of *families* together."""
+    """The results of all *families* together."""
     everything = Family()
     for one in families:
         everything.add(one)
@@ -111,7 +111,7 @@ def total(families: Iterable[Family]) -> Family:
 
 
 def verdict(everything: Family) -> list[str]:
-    """What failed and what was not run, and one line for the whole."""
+    """Lines that say what failed and what was not run, and a last line with the totals."""
     lines = [f"{each['id']} ({each['way']}): {each['why']}" for each in everything.failed]
     lines += [f"{count} not run: {why}" for why, count in everything.skipped.items()]
     if not everything.runs:

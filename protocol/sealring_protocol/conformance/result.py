@@ -1,4 +1,4 @@
-"""What comes of running a vector, and how the parts of its input are read."""
+"""The result of running a vector, and helpers that read its input."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from sealring_protocol.errors import SealringError, wire_code
 
 @attrs.define
 class Result:
-    """What came of a vector."""
+    """The result of running a vector."""
 
     output: Any = None
     released: bytes = b""
     error: SealringError | None = None
     answered: FailureKind | None = None
-    """What a rank answers instead of failing the link."""
+    """The failure that a rank answers with instead of closing the link."""
 
     def compare(self, vector: Given) -> None:
-        """Raise `Mismatch` unless this is what *vector* says."""
+        """Raise `Mismatch` unless this is the expected result of *vector*."""
         compare(self.answer(), vector)
 
     def answer(self) -> Answer:
-        """It as an answer to the vector."""
+        """The result as an answer to the vector."""
         result, why = VALID, ""
         if self.error is not None:
             result, why = (self.answered or wire_code(self.error)).name, str(self.error)
@@ -38,7 +38,7 @@ class Result:
 
 
 Kinds = Mapping[str, Callable[[Given, Result], None]]
-"""How each kind of vector is run: from its input to what came of it."""
+"""By kind: runs a vector's input, and records the result."""
 
 
 def raw(value: str) -> bytes:
@@ -47,7 +47,7 @@ def raw(value: str) -> bytes:
 
 
 def plaintext(given: Given) -> bytes:
-    """The plaintext of a message, with the zeros that follow it, if any."""
+    """The plaintext of a message, with its trailing zeros, if any."""
     return raw(given["plaintext"]) + bytes(given.get("zeros", 0))
 
 

@@ -1,7 +1,7 @@
-"""How vectors of identities, rosters, keys and seals are run: `sealring_protocol.security` alone.
+"""Runs the vectors of identities, rosters, keys and seals, for `sealring_protocol.security` alone.
 
-Where an input can also be made from its output (a roster encoded, a frame sealed), it is, and must
-come out as it was.
+If the input can also be made from the output (encoding a roster, sealing a frame), that is done as
+well, and must give the same bytes.
 """
 
 from __future__ import annotations

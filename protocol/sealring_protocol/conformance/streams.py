@@ -1,16 +1,16 @@
-"""A vector's input cut, cut off and grown: what must come of it follows from the vector itself.
+"""Variants of a vector's input, whose expected results follow from the vector itself.
 
-``whole``      as the vector has it
-``bytewise``   a stream byte by byte: the same must come of it
-``pieces``     cut at random places, most of them near the edges of a frame: the same
-``truncated``  cut off at every length. A beginning of a stream of frames gives a beginning of its
-               frames and no failure of its own; a link whose stream ends there is lost, and
-               nothing is said of it; a message, a roster, evidence or a sealed frame is refused
-``trailing``   a byte more after what is whole: refused (but for TUNNEL's data, which has no length)
+``whole``      unchanged
+``bytewise``   a stream byte by byte: the same result
+``pieces``     cut at random places, most of them near the edges of a frame: the same result
+``truncated``  cut off at every length. The beginning of a stream of frames gives its first frames
+               and no failure of its own. A link whose stream ends there is lost, without CLOSE. A
+               message, a roster, evidence or a sealed frame is refused.
+``trailing``   with a further byte: refused (except TUNNEL's data, which has no length)
 
-The last two say something of valid vectors alone. What is longer than 700 bytes is cut off at so
-many lengths, evenly spread; ends of links are cut off at the edges of each delivery and in its
-middle, since each length costs a handshake.
+For links and encodings the last two apply only to valid vectors. An input longer than 700 bytes is
+truncated at about 700 lengths, evenly spread. The deliveries of a link are truncated at their edges
+and in the middle, because each length costs a handshake.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from sealring_protocol.conformance.result import Kinds, Result, plaintext, raw
 from sealring_protocol.errors import ConnectionLost, RemoteProtocolError, SealringError
 
 SEEDS: Final = (1, 2)
-"""Of the random cuts."""
+"""Seeds of the random cuts."""
 
 _LEAST_TUNNEL_DATA: Final = 20  # code, epoch, stream, event, and a byte of data
 
 LENGTHS: Final = 700
-"""At how many lengths, evenly spread, what is longer than that is cut off."""
+"""The most lengths at which one input is truncated, evenly spread."""
 
 
 def bytewise(data: bytes) -> list[bytes]:
-    """Every byte for itself."""
+    """Cut after every byte."""
     return [data[at : at + 1] for at in range(len(data))]
 
 
@@ -58,7 +58,7 @@ def in_pieces(seed: int) -> Cut:
 
 
 def _cut(vector: Given, cut: Cut) -> None:
-    """*vector* with its stream cut by *cut*."""
+    """Run *vector* with its stream cut by *cut*."""
     if vector["kind"] == "frames":
         result = _run_frames(vector, list(cut(raw(vector["input"]["stream"]))))
     else:
@@ -169,7 +169,7 @@ def _sealed_longer(vector: Given) -> int:
 
 
 def _spelled_out(vector: Given) -> Given:
-    """*vector* with the zeros that it tells by their number."""
+    """*vector* with its counted zeros written out."""
     return {**vector, "input": {"plaintext": plaintext(vector["input"]).hex()}}
 
 
@@ -187,7 +187,8 @@ def _plaintext_longer(vector: Given) -> int:
 
 
 def _is_tunnel_data(vector: Given) -> bool:
-    """Its data go to the end of the plaintext: a byte less or more is another message."""
+    """True if its data extend to the end of the plaintext, so that a byte more or less is another
+    valid message."""
     fields = vector["output"]["fields"]
     return (fields["message"], fields.get("event")) == ("TUNNEL", int(TunnelEvent.DATA))
 
@@ -197,7 +198,7 @@ def _signed_longer(vector: Given) -> int:
 
 
 Run = Callable[[Given], int]
-"""Runs a vector in one way, and says how many times. Raises `Mismatch`."""
+"""Runs a vector in one way, and returns the number of runs. Raises `Mismatch`."""
 
 _ANY: Final[dict[str, dict[str, Run]]] = {
     "frames": {"bytewise": _bytewise, "pieces": _pieces, "truncated": _beginnings},

@@ -1,1 +1,1 @@
-"""Who does what, when: partition, epochs, rows, steps."""
+"""The control machines: membership, epochs, the plan, scheduling and steps."""

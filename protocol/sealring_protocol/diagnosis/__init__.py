@@ -1,2 +1,1 @@
-"""Why the ring does not serve, and which peers were refused and why: for logs, status and
-clients."""
+"""Why the ring does not serve, and which peers were refused: for logs, status and clients."""

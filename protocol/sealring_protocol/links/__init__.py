@@ -1,1 +1,2 @@
-"""The links of one node: dialing, accepting, the handshake, and which of two wins."""
+"""The links of one node: dialing, accepting, the handshake, and the choice between crossing
+dials."""

@@ -160,8 +160,8 @@ class LinkHandshake:
         self._expires = roster.roster.expires_ms / 1000 - self._wall_offset
 
     def _outranked(self) -> bool:
-        """True if the peer is authenticated, waits with ACCEPT, and holds a newer roster than this
-        node."""
+        """True if this node has sent FIN, and waits for ACCEPT from a peer that holds a newer
+        roster."""
         waits = self._handshake.state is hs.InitiatorState.WAIT_ACCEPT
         own = self._config.roster.roster.serial
         return waits and self._secrets is not None and self._secrets.peer.serial > own
@@ -208,7 +208,7 @@ class LinkHandshake:
         """Fail a paused link that has buffered more than its state can use."""
         room = _PAUSED.get(self._handshake.state)
         if room is not None and self._decoder.buffered > room:
-            self._die(LimitExceeded("data came while the handshake has none to expect"))
+            self._die(LimitExceeded("data came while the handshake expects none"))
 
     def _follow(self) -> None:
         """Take the handshake's bytes and events, and apply the frame limits of its state."""

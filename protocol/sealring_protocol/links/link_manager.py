@@ -116,7 +116,7 @@ class LinkManager(LinkBook):
             return number
         loser = self._admission.opened(number, source)
         if loser is not None:
-            self._down(self._connections[loser], LimitExceeded("others needed its place"), now)
+            self._down(self._connections[loser], LimitExceeded("newer ones needed its place"), now)
         link = Link.accept(self.config, self._admission, source, now, wall_ms, entropy)
         link.keepalive.progress = self._progress
         self._connections[number] = Connection(number, source, None, link)
@@ -274,7 +274,7 @@ class LinkManager(LinkBook):
         lives = self._dialer.lives(key)
         old = self._find(self._rank(key), key[1])
         if old is not None:
-            self._shut(old, CloseCode.REPLACED, "the peer began a new life", now)
+            self._shut(old, CloseCode.REPLACED, "the peer's process has restarted", now)
         self._dialer.replaced(key, lives)
 
     def _established(self, connection: Connection, event: link_events.LinkUp, now: float) -> None:

@@ -1,1 +1,1 @@
-"""Who a node is, who belongs to the cluster, and the sealed channels between them."""
+"""Node identities, the roster of the cluster, the handshake and the sealed channels."""

@@ -1,15 +1,16 @@
-"""What keeps strangers cheap: caps on open handshakes, a budget of signatures, a replay cache.
+"""Limits on what strangers can cost: caps on open handshakes, a signature budget, a replay cache.
 
-Anyone can connect, and whoever has once read a roster can make an INIT that looks right. So a
-node holds few handshakes at a time, few of them from one address, remembers the tags of INITs it
-has answered, and signs only so many RESPs per second. None of it authenticates anybody.
+Anyone can connect, and anyone who has once read a roster can make a valid-looking INIT. So a node
+holds few handshakes at a time, few of them from one address, remembers the tags of the INITs that
+it has answered, and signs a limited number of RESPs per second. None of this authenticates anybody.
 
-No newcomer is turned away: it takes the place of another. So whoever holds places, silent or not,
-cannot keep a member out: its connection is the newest, and a handshake takes a few round trips.
-What gives way is of the source that holds most places, so a source with one connection is safe
-from one with several. Strangers never take the place of a source that is known to have members.
+No newcomer is turned away: it takes the place of another. So holding places, silently or not,
+cannot keep a member out: the member's connection is the newest, and a handshake takes only a few
+round trips. The connection that gives way belongs to the source with the most places, so a source
+with one connection is safe from a source with several. Strangers never take a place from a source
+that is known to have members.
 
-Time is an argument: *now* is a monotonic clock in seconds.
+*now* is always monotonic seconds.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from sealring_protocol.limits import (
 
 
 class TokenBucket:
-    """*rate* per second, and at most as many at once."""
+    """A token bucket: *rate* tokens per second, with a burst of the same size."""
 
     __slots__ = ("_at", "_rate", "_tokens")
 
@@ -47,7 +48,8 @@ class TokenBucket:
         self._at = now
 
     def take(self, now: float) -> bool:
-        """Take one if there is one. A *now* before the last one counts as the last one."""
+        """Take a token. False if there is none. A *now* before the last one counts as the last
+        one."""
         passed = max(0.0, now - self._at)
         self._at += passed
         self._tokens = min(float(self._rate), self._tokens + passed * self._rate)
@@ -58,10 +60,10 @@ class TokenBucket:
 
 
 class ReplayCache:
-    """The tags of the last INITs that were taken.
+    """The tags of the latest INITs that were accepted.
 
-    When it is full the oldest is forgotten. Whoever can fill it within the time that an INIT is
-    good for can make as many new INITs, and gains nothing from an old one.
+    When it is full it forgets the oldest. An attacker that can fill it while an INIT is still valid
+    can make as many new INITs, and gains nothing from an old one.
     """
 
     __slots__ = ("_known", "_order")
@@ -74,7 +76,7 @@ class ReplayCache:
         return len(self._known)
 
     def add(self, tag: bytes) -> None:
-        """Remember *tag*. Raises `AuthenticationFailed` if it is known already."""
+        """Remember *tag*. Raises `AuthenticationFailed` if it is known, which means a replay."""
         if tag in self._known:
             raise AuthenticationFailed("this INIT has been here before")
         if len(self._order) == self._order.maxlen:
@@ -85,7 +87,7 @@ class ReplayCache:
 
 @attrs.define(eq=False)
 class _Place:
-    """An accepted connection whose peer has not proved who it is."""
+    """An accepted connection whose peer is not authenticated yet."""
 
     number: int
     network: str
@@ -93,7 +95,7 @@ class _Place:
 
 
 class Admission:
-    """What all links of a node that have not proved who they are share."""
+    """The limits shared by all links of a node whose peers are not authenticated yet."""
 
     __slots__ = (
         "_buckets",
@@ -109,27 +111,28 @@ class Admission:
     def __init__(self, now: float) -> None:
         self._places: dict[int, _Place] = {}  # the oldest first
         self._buckets: dict[str, TokenBucket] = {}
-        self._proved: dict[bytes, dict[str, None]] = {}  # who, and where; the latest last
+        self._proved: dict[bytes, dict[str, None]] = {}  # networks by member; the latest last
         self._expected: frozenset[str] = frozenset()
         self._signatures = TokenBucket(SIGNATURES_PER_SECOND, now)
         self._for_new = TokenBucket(SIGNATURES_PER_NEW_SOURCE, now)
-        self._signed: dict[str, float] = {}  # when a source last had one; the latest last
+        self._signed: dict[str, float] = {}  # when a source last had a signature; the latest last
         self.replay = ReplayCache()
-        """For every `Responder` of the node."""
+        """The replay cache of every `Responder` of the node."""
 
     @property
     def open(self) -> int:
-        """Handshakes under way."""
+        """The number of handshakes under way."""
         return len(self._places)
 
     def expect(self, hosts: Iterable[str]) -> None:
-        """Members are reached at *hosts*, and so may come from there."""
+        """Set the *hosts* of members: connections from there count as members'."""
         self._expected = frozenset(network_of(host) for host in hosts)
 
     def opened(self, number: int, source: str) -> int | None:
-        """Connection *number* came from the address *source*, and has a place from here on.
+        """Connection *number* came from the address *source*, and takes a place.
 
-        Gives the number of the connection that has lost its place to it: close that one.
+        Returns the number of the connection that has lost its place to it, which the caller closes;
+        None if there is none.
         """
         network = network_of(source)
         loser = self._loser(network)
@@ -144,11 +147,12 @@ class Admission:
             self._places[number].silent = False
 
     def settled(self, number: int) -> None:
-        """The handshake of connection *number* is over, or its peer has proved who it is."""
+        """Free the place of connection *number*: its handshake is over, or its peer is
+        authenticated."""
         self._places.pop(number, None)
 
     def _loser(self, network: str) -> int | None:
-        """Whose place a newcomer from *network* takes; None where there is a free one."""
+        """The connection whose place a newcomer from *network* takes; None if a place is free."""
         places = self._places.values()
         own = [place for place in places if place.network == network]
         if len(own) >= MAX_HANDSHAKES_PER_SOURCE:
@@ -162,14 +166,17 @@ class Admission:
         return _first_to_go(strangers or list(places))
 
     def _is_known(self, network: str) -> bool:
-        """Members come from *network*, as far as anybody knows."""
+        """True if members are known to come from *network*."""
         proved = any(network in networks for networks in self._proved.values())
         return proved or network in self._expected
 
     def proved(self, source: str, member: bytes = b"") -> None:
-        """*member* (node id) has proved itself from *source*: strangers elsewhere cannot starve
-        it. So that no member can have places and signatures for any number of addresses, those
-        count from which it has proved itself last."""
+        """*member* (node id) was authenticated from *source*: strangers elsewhere can no longer
+        starve it.
+
+        Only a member's latest `SOURCES_PER_MEMBER` sources count, so that no member gets places and
+        signatures for any number of addresses.
+        """
         networks = self._proved.setdefault(member, {})
         networks.pop(network_of(source), None)
         networks[network_of(source)] = None
@@ -177,11 +184,11 @@ class Admission:
             del networks[next(iter(networks))]
 
     def put_out(self, member: bytes) -> None:
-        """*member* is one no more: where it proved itself counts for nothing."""
+        """*member* was removed from the roster: forget its sources."""
         self._proved.pop(member, None)
 
     def take_signature(self, source: str, now: float) -> None:
-        """Spend one signature on *source*. Raises `LimitExceeded` when there is none for now."""
+        """Spend one signature on *source*. Raises `LimitExceeded` if none is left for now."""
         network = network_of(source)
         bucket = self._buckets.setdefault(network, TokenBucket(SIGNATURES_PER_SOURCE, now))
         _forget_oldest(self._buckets)
@@ -194,7 +201,7 @@ class Admission:
         _forget_oldest(self._signed)
 
     def _spend(self, network: str, now: float) -> bool:
-        """Take a signature from what all strangers share, or from what new ones have besides."""
+        """Take a signature from the strangers' budget, or from the budget for new sources."""
         if self._signatures.take(now):
             return True
         last = self._signed.get(network)
@@ -203,7 +210,7 @@ class Admission:
 
 
 def network_of(source: str) -> str:
-    """What counts as one source: an IPv4 address, or the /64 that an IPv6 host has to itself."""
+    """The network that counts as one source: an IPv4 address, or the /64 of an IPv6 address."""
     try:
         address = ipaddress.ip_address(source.partition("%")[0])
     except ValueError:
@@ -216,8 +223,8 @@ def network_of(source: str) -> str:
 
 
 def _first_to_go(places: list[_Place]) -> int:
-    """The number of the one of *places* to give up: of the source with most of them, and of what
-    that has one that is silent if any is, and the oldest of those."""
+    """The connection in *places* to close, from the source with the most places: its oldest silent
+    one, else its oldest."""
     held = Counter(place.network for place in places)
     most = max(held.values())
     greedy = [place for place in places if held[place.network] == most]

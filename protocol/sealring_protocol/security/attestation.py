@@ -1,11 +1,11 @@
-"""Evidence about a node's key, and how far the cluster trusts a node because of it.
+"""Evidence about how a node's key is kept, and the trust in a node that follows from it.
 
-Evidence is a statement that an attester signs: this public key is held in this way, with claims
-in the attester's own format (a quote of a security chip, say), for this long. The coordinator
+Evidence is a statement signed by an attester: this public key is kept in this way, with claims in
+the attester's own format (such as a quote of a security chip), until this time. The coordinator
 checks it when it admits a node, and puts the trust level and the digest of the evidence in the
-roster; anyone who holds the evidence and trusts the attester can check it again
-(`verify_evidence`). What the roster says is the coordinator's word at the time of signing, and
-not a live measurement.
+roster. Anyone who holds the evidence and trusts the attester can check it again
+(`verify_evidence`). The roster has the coordinator's word at the time of signing, and no live
+measurement.
 
 A statement: ``version u8 · kind u8 · subject 65 · issued_ms u64 · expires_ms u64 · attester 65 ·
 claims u32 + bytes``; after it, 64 bytes of the attester's signature.
@@ -53,11 +53,11 @@ class TrustLevel(enum.IntEnum):
     HARDWARE = 2
     """The key cannot leave a security chip."""
     ATTESTED = 3
-    """In a security chip that also measured the software that runs."""
+    """The key is in a security chip, which also measured the software that runs."""
 
 
 class EvidenceKind(enum.IntEnum):
-    """What a statement says of its subject."""
+    """How a statement's subject keeps its key."""
 
     KEY_IN_SOFTWARE = 1
     KEY_IN_HARDWARE = 2
@@ -79,10 +79,10 @@ _KINDS: Final = {int(kind): kind for kind in EvidenceKind}
 
 @attrs.frozen
 class Statement:
-    """What an attester says: *subject* holds its key as *kind* tells, from *issued_ms* up to
-    *expires_ms* (wall clock). *claims* are for the attester's own tools.
+    """An attester's statement: *subject* keeps its key as *kind* says, from *issued_ms* until
+    *expires_ms* (milliseconds since 1970). *claims* are for the attester's own tools.
 
-    Raises `LocalProtocolError` for a statement that cannot be.
+    Raises `LocalProtocolError` if the fields are invalid.
     """
 
     kind: EvidenceKind
@@ -104,7 +104,7 @@ class Statement:
             raise LocalProtocolError("a statement expires after it was issued")
 
     def encode(self) -> bytes:
-        """The one encoding. Raises `LocalProtocolError` when a field is beyond its width."""
+        """The canonical encoding. Raises `LocalProtocolError` if a field exceeds its width."""
         return pack(
             _STATEMENT,
             _VERSION,
@@ -117,7 +117,7 @@ class Statement:
 
     @functools.cached_property
     def digest(self) -> bytes:
-        """SHA-256 of the encoding: what a roster carries."""
+        """SHA-256 of the encoding, which a roster carries."""
         return sha256(self.encode())
 
 
@@ -174,9 +174,9 @@ def verify_evidence(
 ) -> TrustLevel:
     """The trust level that *evidence* supports for a member with public key *subject*.
 
-    *digest* is what the roster carries for that member, and *attesters* are the public keys whose
-    word counts. Raises `AuthenticationFailed` if any of it does not fit, or at *wall_ms* the
-    statement is not valid.
+    *digest* is what the roster has for that member, *attesters* are the trusted public keys, and
+    *wall_ms* is the time of day in milliseconds since 1970. Raises `AuthenticationFailed` if
+    anything does not match, or the statement is not valid at that time.
     """
     statement = evidence.statement
     if statement.attester not in attesters:
@@ -192,7 +192,7 @@ def verify_evidence(
 
 
 def cluster_trust(levels: Iterable[TrustLevel]) -> TrustLevel:
-    """The trust of a cluster: the least of its members'; nothing is asserted of an empty one."""
+    """The trust level of a cluster: the lowest of its members' *levels*; NONE if there are none."""
     return min(levels, default=TrustLevel.NONE)
 
 

@@ -1,15 +1,15 @@
 """The handshake: SIGMA-I with a hybrid key exchange, and the two machines that do it.
 
-What it proves. Both ends hold the P-256 keys that one signed roster names, both took part in this
-exchange and saw the same bytes of it, and nobody else has the keys that come of it unless both
-X25519 and ML-KEM-768 fall. The initiator's identity is sealed from everyone but the responder;
-the responder's from all but whoever can read a roster. Signatures are SIGMA's (Krawczyk, 2003):
-each end signs the transcript and puts a MAC over its own identity, so that no third party's
-identity can be bound to the exchange. Messages are in `handshake_messages`, keys in `schedule`.
+What it proves. Both ends hold P-256 keys named by one signed roster, and both saw the same bytes of
+this exchange. Nobody else has its keys unless both X25519 and ML-KEM-768 are broken. Only the
+responder can read the initiator's identity; the responder's is hidden from all who cannot read a
+roster. The signatures are those of SIGMA (Krawczyk, 2003): each end signs the transcript and adds a
+MAC over its own identity, so no third party's identity can be bound to the exchange. Messages are
+in `handshake_messages`, keys in `schedule`.
 
-How to drive it. Both roles take handshake frames and answers to what they asked for, and give
-bytes (`data_to_send`) and events (`next_event`); drain both after each call. `frame_limits` is
-what the frame decoder may take in the present state: set it after each call.
+How to drive it. Both roles take handshake frames and the answers to their requests, and give bytes
+(`data_to_send`) and events (`next_event`); drain both after each call. `frame_limits` has what the
+frame decoder may accept in the present state; set it after each call.
 
 ========================== ======================== ==============================================
 call                       role                     then
@@ -29,26 +29,26 @@ call                       role                     then
 ``fail(error)``            both                     DEAD: the stream ended, or a deadline passed
 ========================== ======================== ==============================================
 
-FIN gives `PeerVerified`, and then one of three: `PeerRefused` (the machine is CLOSED: seal CLOSE
-with the error's wire code), `RosterReceived` (state WAIT_STORE), or nothing (state WAIT_ADMIT).
-`PeerVerified` holds the `Secrets`: make the channels from them, and drop them. From then on the
-initiator's link opens sealed frames; the first is ACCEPT, or CLOSE, or a reason to fail.
+FIN gives `PeerVerified`, and then `PeerRefused` (the machine is CLOSED: seal CLOSE with the error's
+wire code), `RosterReceived` (state WAIT_STORE), or nothing (state WAIT_ADMIT). `PeerVerified` has
+the `Secrets`: make the channels from them, and drop them. From then on the initiator's link opens
+sealed frames. The first must be ACCEPT or CLOSE.
 
-What the link must see to, since only it can:
+What the link has to do, because the handshake cannot:
 
-- Spend `Admission.take_signature` when a responder gives `EncapsulationRequested`, before the
-  encapsulation is done; count the connection (`opened`, `settled`) until `PeerVerified`, and say
-  then that its source has `proved` a member.
-- Before `PeerVerified`, an error means that the connection is closed without a byte more; the
-  machine has then already dropped what was not drained. After it, send CLOSE with the code.
-- Do not take frames out of the decoder in the states WAIT_ENCAPSULATION, WAIT_SIGNATURE and
-  WAIT_STORE of the initiator; the peer may already send data in the last. In the responder's
-  WAIT_STORE and WAIT_ADMIT, the initiator may send CLOSE and nothing else.
-- A handshake judges by the roster in its config. If the node has taken a newer one meanwhile,
-  look the peer up in it before `admit`, and before using an `Established` link.
+- Call `Admission.take_signature` when a responder gives `EncapsulationRequested`, before the
+  encapsulation is done. Count the connection (`opened`, `settled`) until `PeerVerified`, and then
+  report that its source has `proved` a member.
+- On an error before `PeerVerified`, close the connection without another byte; the machine has
+  dropped what was not drained. On an error after it, send CLOSE with the code.
+- Take no frames from the decoder in the initiator's WAIT_SIGNATURE and WAIT_STORE and the
+  responder's WAIT_ENCAPSULATION and WAIT_SIGNATURE. In the initiator's WAIT_STORE, the peer may
+  already send data. In the responder's WAIT_STORE and WAIT_ADMIT, it may send only CLOSE.
+- A handshake authorizes by the roster in its config. If the node has a newer one by then, look the
+  peer up in that before `admit`, and before using an `Established` link.
 
-Every error is final: the handshake is DEAD and each later call raises the same error. So is a
-call that the table does not allow (`IllegalEvent`), except on a CLOSED handshake, which stays so.
+Every error is final: the handshake is DEAD, and each later call raises the same error. A call that
+the table does not allow (`IllegalEvent`) is such an error, except on a CLOSED handshake.
 """
 
 from sealring_protocol.security.admission import Admission, ReplayCache

@@ -1,9 +1,8 @@
-"""What both roles of the handshake share: the queue of events, the bytes to send, and dying.
+"""What both roles of the handshake share: queued events, bytes to send, and failure.
 
-A role is a `Machine` over its table, and one stage object, which is of the class that belongs to
-the machine's state and holds only what is valid then. `_advance` is the only way on: it fires the
-event and puts the next stage in the place of the one before, whose secrets nothing refers to from
-then on.
+A role is a `Machine` over its table, and one stage object. The stage has the class of the machine's
+state and holds only what is valid in it. Only `_advance` changes the state: it fires the event and
+replaces the stage, after which nothing refers to the old stage's secrets.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ H = TypeVar("H", bound="Handshake[Any, Any]")
 
 @attrs.frozen
 class Closed:
-    """The link has ended as it should."""
+    """The link was closed normally."""
 
 
 @attrs.frozen(eq=False)
@@ -41,7 +40,7 @@ class Dead:
 
 
 def fatal(method: Callable[Concatenate[H, P], R]) -> Callable[Concatenate[H, P], R]:
-    """An error that leaves *method* kills the handshake; a dead one raises its error again."""
+    """Make an error of *method* kill the handshake; a dead handshake raises its error again."""
 
     @functools.wraps(method)
     def guarded(self: H, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -75,26 +74,26 @@ class Handshake(Generic[S, E]):
 
     @property
     def state(self) -> S:
-        """Where the handshake is."""
+        """The state of the handshake."""
         return self._machine.state
 
     @property
     def over(self) -> bool:
-        """The link has ended, well or badly."""
+        """True if the link was closed, or has failed."""
         return isinstance(self._stage, _ENDS)
 
     @property
     def frame_limits(self) -> Mapping[int, int]:
-        """What the frame decoder may take in this state: the longest body for each kind."""
+        """The frames to accept in this state: the longest body in bytes for each kind."""
         return self.LIMITS[self._machine.state]
 
     def next_event(self) -> HandshakeEvent | None:
-        """The next event, or None. A dead handshake raises its error."""
+        """The next event; None if there is none. A dead handshake raises its error."""
         self._check_alive()
         return self._events.popleft() if self._events else None
 
     def data_to_send(self) -> bytes:
-        """The bytes to send now, perhaps none. A dead handshake raises its error."""
+        """Take the bytes to send, which may be none. A dead handshake raises its error."""
         self._check_alive()
         data = b"".join(self._out)
         self._out.clear()
@@ -102,13 +101,14 @@ class Handshake(Generic[S, E]):
 
     @fatal
     def close(self) -> None:
-        """CLOSE was sent or has come, on a link whose peer is verified."""
+        """CLOSE was sent or received, on a link whose peer is verified."""
         self._advance(self.CLOSE, Closed())
 
     def fail(self, error: SealringError) -> None:
-        """The link has failed with *error*: the stream ended early, say, or a deadline passed.
+        """The link has failed with *error*, for example because the stream ended or a deadline
+        passed.
 
-        Raises the earlier error of a handshake that is dead, and `IllegalEvent` on a closed one.
+        Raises the earlier error of a dead handshake, and `IllegalEvent` on a closed one.
         """
         self._check_alive()
         self._machine.fire(self.FAIL)
@@ -120,7 +120,8 @@ class Handshake(Generic[S, E]):
             raise stage.error.with_traceback(None)
 
     def _current(self, kind: type[T], event: E) -> T:
-        """The stage, of the class *kind* that belongs to the states in which *event* is legal."""
+        """The present stage, which has the class *kind* in every state where *event* is legal.
+        Raises `IllegalEvent` in any other state."""
         self._machine.after(event)
         return cast(T, self._stage)
 
@@ -132,12 +133,12 @@ class Handshake(Generic[S, E]):
         try:
             self._machine.fire(self.FAIL)
         except IllegalEvent:
-            return  # closed already: what comes after CLOSE changes nothing
-        # The error is kept, and a traceback keeps the frames that it came through, with their keys.
+            return  # closed already: nothing after CLOSE changes that
+        # The error is kept. Its traceback would keep stack frames alive, and the keys in them.
         error.__traceback__ = error.__context__ = None
         self._bury(error)
 
     def _bury(self, error: SealringError) -> None:
-        # What was not drained cannot be any more: a stranger gets not one byte.
+        # Bytes that were not drained are dropped: a stranger gets not one byte.
         self._stage = Dead(error)
         self._events.clear()

@@ -1,8 +1,8 @@
-"""INIT, RESP and FIN, byte by byte. Each is one frame of kind handshake.
+"""INIT, RESP and FIN, byte by byte. Each is one handshake frame.
 
 A frame's ``hdr`` is its eight header bytes and the message code after them: nine bytes that every
-tag and transcript covers. Fields are of fixed size; only the roster in FIN has a length before
-it. So INIT and RESP have one length each, and a parser either takes all of a message or none.
+tag and transcript covers. Fields have fixed sizes; only the roster in FIN has a length before it.
+So INIT and RESP have one length each, and a parser accepts all of a message or nothing.
 
 ===== ==========================================================================================
 INIT  ``hdr · wall_ms u64 · suites u32 · x_I 32 · ek_I 1184 · tag 32``
@@ -12,8 +12,8 @@ FIN   ``hdr · AEAD(id_I 32 · id_R 32 · instance u64 · serial u64 · digest 3
       roster u32 + bytes · signature 64 · mac 32)``
 ===== ==========================================================================================
 
-``suites`` is a set: bit n stands for the suite with code n. Bits of suites not known here are
-left alone, so that a later version can offer more. An instance is a random number per process.
+``suites`` is a set: bit n stands for the suite with code n. Bits of unknown suites are ignored, so
+that a later version can offer more. An instance is a random number per process.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _PURPOSES: Final = {int(purpose): purpose for purpose in Purpose}
 
 
 class Init(NamedTuple):
-    """INIT as received: *tagged* is what *tag* covers, *whole* is the frame."""
+    """INIT as received: *tag* covers *tagged*, and *whole* is the frame."""
 
     wall_ms: int
     suites: int
@@ -73,7 +73,8 @@ class Init(NamedTuple):
 
 
 class Resp(NamedTuple):
-    """RESP as received: *shares* is R, the part before the sealed one; *whole* is the frame."""
+    """RESP as received: *shares* is R, the part before the *sealed* one, and *whole* is the
+    frame."""
 
     suite: int
     x_public: bytes
@@ -92,7 +93,7 @@ class Fin(NamedTuple):
 
 
 class Claims(NamedTuple):
-    """What the sender of RESP or FIN says of itself, and *encoded*, the bytes that said it."""
+    """What the sender of RESP or FIN claims to be, and *encoded*, the bytes of these claims."""
 
     node_id: bytes
     instance: int
@@ -103,8 +104,8 @@ class Claims(NamedTuple):
 
 @attrs.frozen
 class FinClaims:
-    """FIN's claims, with what only an initiator says: whom it dialed, what for, its *roster* if
-    that is newer than the responder's (else empty)."""
+    """FIN's claims, with those that only an initiator makes: the *responder* that it dials, the
+    *purpose*, and its *roster* if that is newer than the responder's (else empty)."""
 
     claims: Claims
     responder: bytes
@@ -113,7 +114,7 @@ class FinClaims:
 
 
 class Proven(NamedTuple):
-    """What follows the claims in a sealed part."""
+    """The signature and MAC after the claims in a sealed part."""
 
     signature: bytes
     mac: bytes
@@ -123,7 +124,7 @@ class Proven(NamedTuple):
 
 
 def suite_set(suites: Iterable[Suite]) -> int:
-    """The bits that offer *suites*."""
+    """The bit set that offers *suites*."""
     return sum(1 << suite for suite in suites)
 
 
@@ -154,7 +155,7 @@ def encode_shares(suite: Suite, x_public: bytes, ciphertext: bytes) -> bytes:
 
 
 def encode_resp_claims(node_id: bytes, instance: int, serial: int, digest: bytes) -> bytes:
-    """cR."""
+    """The claims of RESP (cR)."""
     return pack(_RESP_CLAIMS, node_id, instance, serial, digest)
 
 
@@ -166,7 +167,7 @@ def parse_resp(frame: Frame) -> Resp:
 
 
 def parse_resp_claims(plaintext: bytes) -> tuple[Claims, Proven]:
-    """What RESP's sealed part holds, whose length RESP's has fixed."""
+    """The claims and proof in RESP's sealed part, whose length is fixed."""
     reader = Reader(plaintext)
     node_id, instance, serial, digest = reader.unpack(_RESP_CLAIMS)
     claims = Claims(node_id, instance, serial, digest, plaintext[: reader.position])
@@ -186,7 +187,7 @@ def encode_fin_claims(
     purpose: Purpose,
     roster: bytes,
 ) -> bytes:
-    """cI. *roster* is empty when it is not newer."""
+    """The claims of FIN (cI). *roster* is empty unless it is newer than the responder's."""
     fields = (node_id, responder, instance, serial, digest, purpose)
     return pack(_FIN_CLAIMS, *fields) + vector(roster, MAX_ROSTER)
 
@@ -206,7 +207,8 @@ def parse_fin(frame: Frame) -> Fin:
 
 
 def parse_fin_claims(plaintext: bytes) -> tuple[FinClaims, Proven]:
-    """What FIN's sealed part holds. Raises `RemoteProtocolError` or `LimitExceeded`."""
+    """The claims and proof in FIN's sealed part. Raises `RemoteProtocolError` or
+    `LimitExceeded`."""
     reader = Reader(plaintext)
     node_id, responder, instance, serial, digest, code = reader.unpack(_FIN_CLAIMS)
     roster = reader.vector(MAX_ROSTER)

@@ -1,4 +1,4 @@
-"""What goes into a handshake and what comes out of it, as values. See `security.handshake`."""
+"""The inputs and outputs of a handshake, as values. See `security.handshake`."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ _U64: int = 1 << 64
 
 @attrs.frozen
 class TrafficSecrets:
-    """The first traffic secrets of a link, for a log that lets its recorded frames be read.
+    """The first traffic secrets of a link, 32 bytes each, for a key log that makes recorded frames
+    readable.
 
-    *transcript* is t4, which the link's ACCEPT repeats. Activation secrets are not here: the
-    process that has them is another, and tensors stay sealed to whoever reads such a log.
+    *transcript* is t4, which the link's ACCEPT repeats. There are no activation secrets here:
+    another process has them, and tensors stay sealed to the reader of such a log.
     """
 
     suite: Suite
@@ -44,14 +45,14 @@ class TrafficSecrets:
 
 @attrs.frozen
 class HandshakeConfig:
-    """What a node brings to each of its handshakes; make it anew when the roster changes.
+    """A node's part in each of its handshakes. Make a new one when the roster changes.
 
-    *instance* is a random u64 of this process, *suites* are in order of preference, *coordinator*
-    is the pinned public key. *key_log*, if any, is told the secrets of every link whose peer is
-    verified: whoever reads them reads the links.
+    *signer_public_key* and *coordinator* (pinned) are 65-byte keys. *instance* is a random u64 of
+    this process. *suites* are in order of preference. *key_log*, if any, is called with the traffic
+    secrets of every link whose peer is verified: whoever reads them can read those links.
 
-    Raises `AuthenticationFailed` when the roster is not signed by the coordinator,
-    `LocalProtocolError` when this node is no member or a field is out of range.
+    Raises `AuthenticationFailed` if the roster is not signed by the coordinator, and
+    `LocalProtocolError` if this node is no member or a field is out of range.
     """
 
     signer_public_key: bytes
@@ -79,14 +80,14 @@ class HandshakeConfig:
 
     @functools.cached_property
     def admission(self) -> bytes:
-        """The key of the tags of INITs to this node."""
+        """The key for the tags of INITs to this node."""
         return admission_key(self.roster.roster.cluster, self.signer_public_key)
 
 
 @attrs.frozen(init=False)
 class VerifiedPeer:
-    """The proof that a peer holds its key and the keys of this exchange: it cannot be made
-    otherwise, for making it checks the signature and then the MAC.
+    """The proof that a peer holds its key and the keys of this exchange. It cannot be made
+    otherwise: its constructor checks the signature and then the MAC.
 
     Raises `AuthenticationFailed`.
     """
@@ -122,7 +123,7 @@ class VerifiedPeer:
 
 @attrs.frozen(eq=False)
 class Secrets:
-    """What a link is made of, once the peer is verified. Take the secrets, then drop this.
+    """The secrets of a link, 32 bytes each, once the peer is verified. Take them, then drop this.
 
     *transcript* is t4. Send and receive are as this end sees them.
     """
@@ -142,8 +143,9 @@ class Secrets:
 
 @attrs.frozen(eq=False)
 class EncapsulationRequested:
-    """Encapsulate to *key* (``shared_secret, ciphertext = key.encapsulate()``) and answer with
-    `Responder.provide_encapsulation`. *encapsulation_key* is the same as bytes, for records."""
+    """Encapsulate to *key* (``shared_secret, ciphertext = key.encapsulate()``). Answer with
+    `Responder.provide_encapsulation`. *encapsulation_key* has the same key as bytes, for
+    records."""
 
     encapsulation_key: bytes
     key: MLKEM768PublicKey = attrs.field(repr=False)
@@ -151,21 +153,21 @@ class EncapsulationRequested:
 
 @attrs.frozen
 class SignatureRequested:
-    """Sign *payload* with the node's `Signer` and answer with `provide_signature`."""
+    """Sign *payload* with the node's `Signer`. Answer with `provide_signature`."""
 
     payload: bytes
 
 
 @attrs.frozen(eq=False)
 class PeerVerified:
-    """The peer is who it says; the channels can be made."""
+    """The peer is authenticated; the channels can be made from *secrets*."""
 
     secrets: Secrets
 
 
 @attrs.frozen(eq=False)
 class PeerRefused:
-    """A verified peer cannot be taken, for the reason in *error*: send CLOSE with its code.
+    """A verified peer is refused, for the reason in *error*: send CLOSE with its code.
 
     The machine is CLOSED.
     """
@@ -175,14 +177,14 @@ class PeerRefused:
 
 @attrs.frozen
 class RosterReceived:
-    """The peer brought a newer roster, which is good: store it, then call `stored`."""
+    """The peer brought a newer, valid roster: store it, then call `stored`."""
 
     roster: SignedRoster
 
 
 @attrs.frozen(eq=False)
 class Established:
-    """The link is up. *roster* is the one that both ends hold now."""
+    """The link is up. Both ends now hold *roster*."""
 
     peer: VerifiedPeer
     purpose: Purpose

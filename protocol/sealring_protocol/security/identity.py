@@ -1,13 +1,13 @@
 """Node identities: ECDSA keys on P-256, behind a `Signer` that may be hardware.
 
-A node is known by the SHA-256 of its public key. Keys travel as the 65 bytes of an uncompressed
-SEC1 point (SEC 1 section 2.3.3) and signatures as the 64 bytes of r and s with s in the lower
-half, so that each key and each signature has exactly one encoding; `cryptography` takes more,
-and what is more is refused here.
+A node's id is the SHA-256 of its public key. A key travels as the 65 bytes of an uncompressed SEC1
+point (SEC 1 section 2.3.3), and a signature as the 64 bytes of r and s with s in the lower half. So
+each key and each signature has exactly one encoding. `cryptography` accepts further encodings; this
+module refuses them.
 
-Checking signatures is the dearest part of a handshake, and reading a point off the wire is the
-part of it that can be kept: parsed keys are remembered. Only keys that stand in a signed roster,
-or that the owner pinned, come here, so strangers cannot fill the memory.
+Verifying signatures is the most expensive part of a handshake, and decoding the public point is the
+part that can be cached. Only keys in a signed roster, or pinned by the owner, come here, so
+strangers cannot fill the cache.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _UNCOMPRESSED: Final = 4
 
 
 class Signer(Protocol):
-    """A private P-256 key that can sign and does not leave its place.
+    """A private P-256 key that signs, and that may never leave its device.
 
-    Signing may be slow and need not be deterministic; the machines ask for it as an effect.
+    Signing may be slow and need not be deterministic. The machines ask for it as an event.
     """
 
     @property
@@ -74,15 +74,17 @@ class SoftwareSigner:
 
     @classmethod
     def from_scalar(cls, scalar: int) -> SoftwareSigner:
-        """The key with private scalar *scalar*. Raises `LocalProtocolError` if out of range."""
+        """The signer with the private *scalar*. Raises `LocalProtocolError` if it is out of
+        range."""
         if not 0 < scalar < ORDER:
             raise LocalProtocolError("a private scalar is from 1 to the group's order less 1")
         return cls(ec.derive_private_key(scalar, _CURVE))
 
     @classmethod
     def from_pem(cls, data: bytes) -> SoftwareSigner:
-        """The key in *data*, PEM of PKCS 8 without a password. Raises `LocalProtocolError`."""
-        # It takes a fifth of what importing all of this package does, and not every signer has PEM.
+        """The signer whose key is in *data*, PEM of PKCS 8 without a password. Raises
+        `LocalProtocolError`."""
+        # Imported here because it takes a fifth of this package's import time, and few need PEM.
         from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
 
         try:
@@ -114,14 +116,14 @@ class SoftwareSigner:
 
 
 def node_id(public_key: bytes) -> bytes:
-    """The 32 bytes by which the node that holds *public_key* is known."""
+    """The id of the node that holds *public_key*: its SHA-256, 32 bytes."""
     return sha256(public_key)
 
 
 def from_der(signature: bytes) -> bytes:
-    """A DER signature, as most signers make it, in the one form that sealring takes.
+    """A DER *signature*, as most signers make it, in sealring's encoding: 64 bytes, low s.
 
-    Raises `LocalProtocolError` if it is no signature: the signer is the caller's own.
+    Raises `LocalProtocolError` if it is invalid, because the signer is the caller's own.
     """
     try:
         r, s = decode_dss_signature(signature)
@@ -134,7 +136,8 @@ def from_der(signature: bytes) -> bytes:
 
 @functools.lru_cache(maxsize=4 * MAX_MEMBERS)
 def parse_key(public_key: bytes) -> ec.EllipticCurvePublicKey:
-    """The point in *public_key*. Raises `AuthenticationFailed` if it is not 65 bytes or no point.
+    """The point in *public_key*. Raises `AuthenticationFailed` if that is not 65 bytes, or no
+    point.
 
     Memory: 4 x 64 keys of about 1 KiB.
     """
@@ -147,9 +150,9 @@ def parse_key(public_key: bytes) -> ec.EllipticCurvePublicKey:
 
 
 def verify(public_key: bytes, signature: bytes, message: bytes) -> None:
-    """Check the 64 bytes of *signature* over *message*.
+    """Check the 64-byte *signature* over *message*.
 
-    Raises `AuthenticationFailed` when it does not verify, has another length, or a high s.
+    Raises `AuthenticationFailed` if it does not verify, has another length, or has a high s.
     """
     key = parse_key(public_key)
     r, s = _scalars(signature)
@@ -160,7 +163,8 @@ def verify(public_key: bytes, signature: bytes, message: bytes) -> None:
 
 
 def check_own_signature(signature: bytes) -> None:
-    """Raise `LocalProtocolError` if the caller's own signer gave what no peer would take."""
+    """Raise `LocalProtocolError` if this node's own signer made a *signature* that peers would
+    refuse."""
     try:
         _scalars(signature)
     except AuthenticationFailed as error:

@@ -1,4 +1,4 @@
-"""The end of a handshake that dials. See `security.handshake` for how to drive it."""
+"""The initiator of a handshake, which dials. See `security.handshake` for how to drive it."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from sealring_protocol.security.roles import Purpose
 from sealring_protocol.table import Table
 
 ENTROPY: Final = 32 + 64
-"""Bytes of entropy that dialing takes: an X25519 key, and an ML-KEM seed."""
+"""Bytes of entropy for one dial: an X25519 key, and an ML-KEM seed."""
 
 ACCEPT_BODY: Final = 1 + 32 + 8 + 4 + MAX_ROSTER + AEAD_TAG
-"""Body of the longest sealed frame that may come before the link is up."""
+"""Bytes of the longest sealed body that may come before the link is up."""
 
 
 class State(enum.Enum):
-    """Where an initiator is; named for what it waits for."""
+    """The state of an initiator, named for what it waits for."""
 
     START = enum.auto()
     WAIT_RESP = enum.auto()
@@ -54,7 +54,7 @@ class State(enum.Enum):
 
 
 class Event(enum.Enum):
-    """What moves an initiator."""
+    """What changes an initiator's state."""
 
     DIAL = enum.auto()
     RESP_VERIFIED = enum.auto()
@@ -89,8 +89,9 @@ TABLE: Final[Table[State, Event]] = {
 class Initiator(Handshake[State, Event]):
     """The end that dials the node *peer_id*.
 
-    Raises `LocalProtocolError` when that is this node, or no member, or *entropy* has not
-    `ENTROPY` bytes.
+    *wall_ms* is the time of day in milliseconds since 1970; *entropy* has `ENTROPY` random bytes.
+    Raises `LocalProtocolError` if the peer is this node or no member, or *entropy* has another
+    length.
     """
 
     FAIL = Event.FAIL
@@ -128,14 +129,14 @@ class Initiator(Handshake[State, Event]):
 
     @fatal
     def dial(self) -> None:
-        """Send INIT."""
+        """Begin the handshake with INIT."""
         init, stage = self._current(Start, Event.DIAL).init()
         self._advance(Event.DIAL, stage)
         self._out.append(init)
 
     @fatal
     def receive(self, frame: Frame) -> None:
-        """A handshake frame came. Raises `RemoteProtocolError` or a child of it."""
+        """A handshake frame came. Raises `RemoteProtocolError` or a subclass."""
         stage = self._stage
         if not isinstance(stage, WaitResp):
             raise RemoteProtocolError(f"a handshake frame came in {self.state.name}")
@@ -153,7 +154,7 @@ class Initiator(Handshake[State, Event]):
 
     @fatal
     def receive_accept(self, accept: Accept) -> None:
-        """ACCEPT came, the first sealed frame. Raises `RemoteProtocolError` or a child of it."""
+        """ACCEPT, the first sealed frame, came. Raises `RemoteProtocolError` or a subclass."""
         stage = self._current(WaitAccept, Event.ACCEPTED).receive(accept)
         if isinstance(stage, WaitStore):
             self._advance(Event.ACCEPTED_WITH_ROSTER, stage)
@@ -164,7 +165,7 @@ class Initiator(Handshake[State, Event]):
 
     @fatal
     def stored(self) -> None:
-        """The answer to `RosterReceived`: it is stored."""
+        """The answer to `RosterReceived`: the roster is stored."""
         stage = self._current(WaitStore, Event.STORED)
         self._advance(Event.STORED, stage.established)
         self._events.append(stage.established)

@@ -1,7 +1,7 @@
-"""The stages of the end that dials: one class per state, holding only what is valid then.
+"""The stages of the initiator: one class per state, holding only what is valid in it.
 
-Each stage knows how to make the next one from what it waits for, or raises; which event that is,
-and whether it is legal, stands in `security.initiator`. A stage is used once.
+Each stage makes the next one from what it waits for, or raises. `security.initiator` says which
+event that is, and whether it is legal. A stage is used once.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from sealring_protocol.security.schedule import (
 
 @attrs.frozen(eq=False)
 class Dial:
-    """Who dials whom, what for, and when: what every stage knows."""
+    """Who dials whom, for what purpose and when: known to every stage."""
 
     config: HandshakeConfig
     peer: Member
@@ -72,7 +72,7 @@ class Start:
     entropy: bytes = attrs.field(repr=False)
 
     def init(self) -> tuple[bytes, WaitResp]:
-        """INIT, and the wait for its answer."""
+        """INIT, and the stage that waits for its answer."""
         config, peer = self.dial.config, self.dial.peer
         x_private = X25519PrivateKey.from_private_bytes(self.entropy[:32])
         kem_private = MLKEM768PrivateKey.from_seed_bytes(self.entropy[32:])
@@ -88,7 +88,7 @@ class Start:
 
 @attrs.frozen(eq=False)
 class WaitResp:
-    """INIT is out."""
+    """INIT was sent."""
 
     dial: Dial
     x_private: X25519PrivateKey = attrs.field(repr=False)
@@ -96,7 +96,8 @@ class WaitResp:
     init: bytes = attrs.field(repr=False)
 
     def receive(self, frame: Frame) -> WaitSignature:
-        """The next stage, once *frame* has proved to be the peer's RESP."""
+        """The next stage, if *frame* is the peer's valid RESP. Raises `RemoteProtocolError` or a
+        subclass."""
         config, peer = self.dial.config, self.dial.peer
         resp = parse_resp(frame)
         suite = next((suite for suite in config.suites if suite == resp.suite), None)
@@ -122,7 +123,7 @@ class WaitResp:
         )
 
     def _own_claims(self, theirs: Claims) -> bytes:
-        """cI, with the roster if it is newer than the peer's."""
+        """The claims of FIN (cI), with the roster if it is newer than the peer's."""
         config = self.dial.config
         own = config.roster.roster
         peer_is_newer = is_newer(own, theirs.serial, theirs.digest)
@@ -141,7 +142,7 @@ class WaitResp:
 
 @attrs.frozen(eq=False)
 class WaitSignature:
-    """RESP is verified; FIN is to be signed."""
+    """RESP is verified; FIN waits for its signature."""
 
     dial: Dial
     peer: VerifiedPeer
@@ -151,11 +152,11 @@ class WaitSignature:
 
     @property
     def payload(self) -> bytes:
-        """What is to be signed."""
+        """The bytes to sign."""
         return signed_payload(self.keys.suite, SignContext.FIN, self.transcript, self.claims)
 
     def fin(self, signature: bytes) -> tuple[bytes, Secrets, WaitAccept]:
-        """FIN, what the channels are made of, and the wait for ACCEPT."""
+        """FIN, the secrets of the channels, and the stage that waits for ACCEPT."""
         check_own_signature(signature)
         keys, t3 = self.keys, self.transcript
         tag = mac(keys.initiator_mac, maced_payload(t3, self.claims, signature))
@@ -179,14 +180,14 @@ class WaitSignature:
 
 @attrs.frozen(eq=False)
 class WaitAccept:
-    """FIN is out; nothing but ACCEPT or CLOSE may come."""
+    """FIN was sent; only ACCEPT or CLOSE may come."""
 
     dial: Dial
     peer: VerifiedPeer
     transcript: bytes
 
     def receive(self, accept: Accept) -> Established | WaitStore:
-        """The link, or first the wait until the roster that came is stored."""
+        """The link; or, if ACCEPT brought a newer roster, the stage in which that is stored."""
         own = self.dial.config.roster
         if not compare_digest(accept.transcript, self.transcript):
             raise AuthenticationFailed("ACCEPT is for another transcript")

@@ -1,12 +1,12 @@
-"""Suites, labels and the key schedule's two operations.
+"""Suites, labels, and the key schedule's two operations.
 
 Every secret of sealring/1 comes from HKDF with SHA-256 (RFC 5869), used in its two halves:
-`extract` concentrates, `expand` derives. What a derived secret is for is its `Label`, and all
-labels stand in one enum, so that no two uses share one. What a signature is for is its
-`SignContext`, for the same reason: a signature made for one place never fits another.
+`extract` concentrates entropy, and `expand` derives secrets. Each derived secret has a `Label` for
+its use. All labels are in one enum, so that no two uses share one. Each signature has a
+`SignContext` for the same reason: a signature made for one use is never valid for another.
 
-A traffic secret gives ``key``, ``iv`` and the ``next`` traffic secret; whoever holds the next
-one cannot go back to the one before.
+A traffic secret gives ``key``, ``iv`` and the ``next`` traffic secret. A later secret does not
+reveal an earlier one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from sealring_protocol.codec.wire import Buffer
 
 PROTOCOL: Final = b"sealring/1"
-"""What stands for the protocol where no suite has been agreed: the admission tag, rosters and
+"""The protocol's string where no suite has been agreed: in the admission tag, rosters and
 evidence."""
 
 SECRET: Final = 32
@@ -63,7 +63,7 @@ _AEADS: Final[dict[Suite, type[AESGCM] | type[ChaCha20Poly1305]]] = {
 
 @enum.unique
 class Label(bytes, enum.Enum):
-    """What a secret is for. No label begins another."""
+    """The use of a secret. No label is a prefix of another."""
 
     ADMISSION = b"adm"
     RESPONDER_KEY = b"kR"
@@ -79,7 +79,7 @@ class Label(bytes, enum.Enum):
 
 @enum.unique
 class SignContext(bytes, enum.Enum):
-    """What a signature is for. No context begins another."""
+    """The use of a signature. No context is a prefix of another."""
 
     RESP = b"RESP"
     FIN = b"FIN"
@@ -88,7 +88,7 @@ class SignContext(bytes, enum.Enum):
 
 
 def sha256(*parts: Buffer) -> bytes:
-    """SHA-256 of *parts*, one after the other."""
+    """SHA-256 of the concatenation of *parts*, 32 bytes."""
     return hashes.Hash.hash(_SHA256, b"".join(parts))
 
 
@@ -105,12 +105,12 @@ def extract(salt: bytes, material: bytes) -> bytes:
 
 
 def expand(secret: bytes, info: bytes, length: int = SECRET) -> bytes:
-    """HKDF-Expand (RFC 5869 section 2.3): *length* bytes for the use that *info* names."""
+    """HKDF-Expand (RFC 5869 section 2.3): *length* bytes for the use named by *info*."""
     return HKDFExpand(_SHA256, length, info).derive(secret)
 
 
 class TrafficKeys(NamedTuple):
-    """What one traffic secret gives: an AEAD key, the iv as an integer, the next secret."""
+    """The keys from one traffic secret: an AEAD key, the iv as an integer, and the next secret."""
 
     key: bytes
     iv: int
@@ -118,7 +118,7 @@ class TrafficKeys(NamedTuple):
 
 
 def traffic_keys(secret: bytes) -> TrafficKeys:
-    """The keys under traffic secret *secret*, as TLS 1.3 does it (RFC 8446 sections 7.2, 7.3)."""
+    """The keys from the traffic *secret*, derived as in TLS 1.3 (RFC 8446 sections 7.2, 7.3)."""
     return TrafficKeys(
         expand(secret, Label.KEY),
         int.from_bytes(expand(secret, Label.IV, NONCE), "big"),

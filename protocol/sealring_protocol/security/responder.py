@@ -1,4 +1,4 @@
-"""The end of a handshake that was dialed. See `security.handshake` for how to drive it."""
+"""The responder of a handshake, which was dialed. See `security.handshake` for how to drive it."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from sealring_protocol.security.responder_stages import (
 from sealring_protocol.table import Table
 
 ENTROPY: Final = 32
-"""Bytes of entropy that answering takes: an X25519 key."""
+"""Bytes of entropy for one answer: an X25519 key."""
 
 CLOSE_BODY: Final = 1 + 2 + 2 + MAX_REASON + AEAD_TAG
-"""Body of the longest CLOSE, the one sealed frame that may come before the link is up."""
+"""Bytes of the longest CLOSE body. No other sealed frame may come before the link is up."""
 
 
 class State(enum.Enum):
-    """Where a responder is; named for what it waits for."""
+    """The state of a responder, named for what it waits for."""
 
     WAIT_INIT = enum.auto()
     WAIT_ENCAPSULATION = enum.auto()
@@ -61,7 +61,7 @@ class State(enum.Enum):
 
 
 class Event(enum.Enum):
-    """What moves a responder."""
+    """What changes a responder's state."""
 
     INIT_ADMITTED = enum.auto()
     ENCAPSULATED = enum.auto()
@@ -104,8 +104,9 @@ TABLE: Final[Table[State, Event]] = {
 class Responder(Handshake[State, Event]):
     """The end that was dialed.
 
-    *replay* is shared by all responders of the node. Raises `LocalProtocolError` when *entropy*
-    has not `ENTROPY` bytes.
+    *wall_ms* is the time of day in milliseconds since 1970. *entropy* has `ENTROPY` random bytes.
+    All responders of the node share *replay*. Raises `LocalProtocolError` if *entropy* has another
+    length.
     """
 
     FAIL = Event.FAIL
@@ -134,7 +135,7 @@ class Responder(Handshake[State, Event]):
 
     @fatal
     def receive(self, frame: Frame) -> None:
-        """A handshake frame came. Raises `RemoteProtocolError` or a child of it."""
+        """A handshake frame came. Raises `RemoteProtocolError` or a subclass."""
         stage = self._stage
         if isinstance(stage, WaitInit):
             request, following = stage.receive(frame)
@@ -178,13 +179,13 @@ class Responder(Handshake[State, Event]):
 
     @fatal
     def stored(self) -> None:
-        """The answer to `RosterReceived`: it is stored."""
+        """The answer to `RosterReceived`: the roster is stored."""
         stage = self._current(WaitStore, Event.STORED)
         self._advance(Event.STORED, stage.admit)
 
     @fatal
     def admit(self) -> Accept:
-        """Take the peer. The ACCEPT that comes back is the first frame to seal."""
+        """Admit the peer. The ACCEPT that this returns is the first frame to seal."""
         stage = self._current(WaitAdmit, Event.ADMIT)
         self._advance(Event.ADMIT, stage.established)
         self._events.append(stage.established)
@@ -192,5 +193,5 @@ class Responder(Handshake[State, Event]):
 
     @fatal
     def refuse(self) -> None:
-        """Do not take the peer, and send CLOSE with the reason (a duplicate link, say)."""
+        """Refuse the peer, for example as a duplicate. The caller sends CLOSE with the reason."""
         self._advance(Event.REFUSE, Closed())

@@ -1,7 +1,7 @@
-"""The stages of the end that was dialed: one class per state, holding only what is valid then.
+"""The stages of the responder: one class per state, holding only what is valid in it.
 
-Each stage knows how to make the next one from what it waits for, or raises; which event that is,
-and whether it is legal, stands in `security.responder`. A stage is used once.
+Each stage makes the next one from what it waits for, or raises. `security.responder` says which
+event that is, and whether it is legal. A stage is used once.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ from sealring_protocol.security.schedule import (
 )
 
 _LONG_SKEW: Final = 600
-"""Seconds from which a skew is told in words; below, rounding it would hide what is too much."""
+"""Seconds of clock skew from which an error rounds it to a larger unit. Below, rounding would hide
+the excess."""
 
 
 @attrs.frozen(eq=False)
@@ -78,10 +79,10 @@ class WaitInit:
     entropy: bytes = attrs.field(repr=False)
 
     def receive(self, frame: Frame) -> tuple[EncapsulationRequested, WaitEncapsulation]:
-        """What to ask for, once *frame* has proved to be an INIT to this node.
+        """What to ask for, and the next stage, if *frame* is a valid INIT to this node. Raises
+        `RemoteProtocolError` or a subclass.
 
-        The checks come in order of cost, and only what a reader of the roster made gets past the
-        first.
+        The checks come in order of cost. Only an INIT by a reader of the roster passes the first.
         """
         init = parse_init(frame)
         self._admit(init)
@@ -122,7 +123,7 @@ class WaitInit:
 
 @attrs.frozen(eq=False)
 class WaitEncapsulation:
-    """INIT is good; its ML-KEM key is to be encapsulated to."""
+    """INIT is valid; its ML-KEM key waits for the encapsulation."""
 
     config: HandshakeConfig
     wall_ms: int
@@ -132,7 +133,7 @@ class WaitEncapsulation:
     transcript: bytes
 
     def encapsulated(self, ciphertext: bytes, secret: bytes) -> WaitSignature:
-        """The next stage, which can tell what is to be signed."""
+        """The next stage, which knows the bytes to sign."""
         if len(ciphertext) != CIPHERTEXT or len(secret) != SECRET:
             raise LocalProtocolError("an encapsulation is 1,088 bytes, and a secret of 32")
         roster = self.config.roster.roster
@@ -153,7 +154,7 @@ class WaitEncapsulation:
 
 @attrs.frozen(eq=False)
 class WaitSignature:
-    """RESP is to be signed."""
+    """RESP waits for its signature."""
 
     config: HandshakeConfig
     wall_ms: int
@@ -165,11 +166,11 @@ class WaitSignature:
 
     @property
     def payload(self) -> bytes:
-        """What is to be signed."""
+        """The bytes to sign."""
         return signed_payload(self.keys.suite, SignContext.RESP, self.transcript, self.claims)
 
     def resp(self, signature: bytes) -> tuple[bytes, WaitFin]:
-        """RESP, and the wait for FIN."""
+        """RESP, and the stage that waits for FIN."""
         check_own_signature(signature)
         keys, t2 = self.keys, self.transcript
         tag = mac(keys.responder_mac, maced_payload(t2, self.claims, signature))
@@ -180,17 +181,17 @@ class WaitSignature:
 
 @attrs.frozen(eq=False)
 class VerifiedFin:
-    """FIN is the peer's; whether it can be taken is for `check_terms` to say."""
+    """FIN is authentic; `check_terms` says whether the peer is acceptable."""
 
     secrets: Secrets
     claims: FinClaims
     roster: SignedRoster
-    """The one that both ends hold once the peer is taken."""
+    """The roster that both ends hold once the peer is admitted."""
 
 
 @attrs.frozen(eq=False)
 class WaitFin:
-    """RESP is out."""
+    """RESP was sent."""
 
     config: HandshakeConfig
     wall_ms: int
@@ -198,7 +199,8 @@ class WaitFin:
     transcript: bytes
 
     def receive(self, frame: Frame) -> VerifiedFin:
-        """What *frame* says, once it has proved to be a member's FIN."""
+        """The contents of *frame*, if it is the valid FIN of a member. Raises `RemoteProtocolError`
+        or a subclass."""
         keys, t3 = self.keys, self.transcript
         message = parse_fin(frame)
         plaintext = open_once(keys.suite, keys.initiator_key, message.sealed, t3 + message.hdr)
@@ -213,11 +215,11 @@ class WaitFin:
         return VerifiedFin(self._secrets(peer, fin, message), fin, roster)
 
     def _roster(self, fin: FinClaims) -> SignedRoster:
-        """The roster by which the peer is judged: its own if that is newer, and good."""
+        """The roster that authorizes the peer: the peer's own if that is newer and valid."""
         config, claims = self.config, fin.claims
         own = config.roster.roster
         if bool(fin.roster) != (claims.serial > own.serial):
-            raise RemoteProtocolError("FIN carries a roster exactly when its sender's is newer")
+            raise RemoteProtocolError("FIN must carry a roster if, and only if, it is newer")
         if not fin.roster:
             return config.roster
         ends = (config.node_id, claims.node_id)
@@ -230,7 +232,7 @@ class WaitFin:
         keys, t3, claims = self.keys, self.transcript, fin.claims
         member = roster.roster.member(claims.node_id)
         if member is None:
-            # As dear as for a member, so that time does not tell who is one.
+            # Verify all the same, so that timing does not reveal who is a member.
             payload = signed_payload(keys.suite, SignContext.FIN, t3, claims.encoded)
             with contextlib.suppress(AuthenticationFailed):
                 verify(self.config.signer_public_key, proven.signature, payload)
@@ -258,14 +260,14 @@ class WaitFin:
         )
 
     def check_terms(self, fin: VerifiedFin) -> None:
-        """Raise `RosterConflict` or `RosterExpired` if the verified peer cannot be taken."""
+        """Raise `RosterConflict` or `RosterExpired` if the verified peer must be refused."""
         own, peer = self.config.roster.roster, fin.secrets.peer
         peer_is_newer = is_newer(own, peer.serial, peer.digest)
         if own.expired(self.wall_ms) and not peer_is_newer:
             raise RosterExpired(f"roster {own.serial} has expired, and the peer has none newer")
 
     def admittable(self, fin: VerifiedFin) -> WaitAdmit:
-        """The wait for the owner's decision."""
+        """The stage that waits for the owner's decision."""
         own, peer = self.config.roster, fin.secrets.peer
         return WaitAdmit(
             Established(peer, fin.secrets.purpose, fin.secrets.transcript, fin.roster),
@@ -275,20 +277,20 @@ class WaitFin:
 
 @attrs.frozen(eq=False)
 class WaitAdmit:
-    """FIN is verified, and what it brought is stored; the owner settles the tie, if any."""
+    """FIN is verified, and its roster is stored; the owner decides about the link."""
 
     established: Established
     roster: bytes
     """This node's roster if it is newer than the peer's, else empty."""
 
     def accept(self) -> Accept:
-        """ACCEPT."""
+        """The ACCEPT to send."""
         link = self.established
         return Accept(link.transcript, link.roster.roster.serial, self.roster)
 
 
 @attrs.frozen(eq=False)
 class WaitStore:
-    """FIN is verified and brought a newer roster, which is to be stored first."""
+    """FIN is verified and brought a newer roster, which has to be stored first."""
 
     admit: WaitAdmit

@@ -1,9 +1,8 @@
-"""Who may send what: a valid key is no licence.
+"""Which messages each sender may send. A valid key alone permits nothing.
 
-A link has a purpose, and between two ranks each direction of it has a role. What may travel is
-one table, `ALLOWED`; a message that is not in it kills the link. The rule is about the sender's
-place in the ring and nothing else: whether a message fits the moment is for the machine that gets
-it to say.
+A link has a purpose, and each direction of it has a role between two ranks. The table `ALLOWED` has
+the messages that may travel; any other kills the link. It depends only on the sender's place in the
+ring. Whether a message fits the moment is for the receiving machine to decide.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ from sealring_protocol.codec.waiting import Waiting
 
 
 class Purpose(enum.IntEnum):
-    """What a link is for, as FIN carries it (u8)."""
+    """The purpose of a link, as FIN carries it (u8)."""
 
     CONTROL = 1
-    """The star: every rank above 0 with the head."""
+    """The star: the head and each other rank."""
     STEP = 2
-    """The chain: each rank with the next, and the last with the head."""
+    """The chain: each rank and the next, and the last rank and the head."""
     TUNNEL = 3
-    """A collective's connections, between ranks that are neighbours in the ring."""
+    """A collective's connections, between neighbours in the ring."""
     WEIGHTS = 4
-    """Hand-over of weights."""
+    """Reserved for handing over weights."""
 
 
 class Role(enum.Enum):
-    """What the sender is to the receiver."""
+    """The sender's position, as seen by the receiver."""
 
     HEAD_TO_RANK = "the head, to a rank"
     RANK_TO_HEAD = "a rank, to the head"
@@ -65,12 +64,13 @@ ALLOWED: Final[dict[tuple[Purpose, Role], frozenset[type[Any]]]] = {
     (Purpose.TUNNEL, Role.PEER): _ALIVE,
     (Purpose.WEIGHTS, Role.PEER): _ALIVE,
 }
-"""The messages that each role may send on a link of each purpose. ACCEPT stands nowhere: it is
-the first frame of a link, and only that."""
+"""The messages that each role may send on a link of each purpose. ACCEPT is in no entry, because
+only a link's first frame is ACCEPT."""
 
 
 def role(purpose: Purpose, sender: int, receiver: int, world: int) -> Role:
-    """What rank *sender* is to rank *receiver* on a link of *purpose*, in a ring of *world*."""
+    """The role of rank *sender* towards rank *receiver* on a link of *purpose*, in a ring of
+    *world*."""
     if purpose is Purpose.CONTROL:
         return _control_role(sender, receiver, world)
     if purpose is Purpose.STEP:
@@ -102,9 +102,11 @@ def _are_neighbours(sender: int, receiver: int, world: int) -> bool:
 
 
 def may_open(purpose: Purpose, dialer: int, dialed: int, world: int) -> bool:
-    """Whether rank *dialer* may open links of *purpose* to rank *dialed*: control links anybody to
-    anybody, step links and tunnels neighbours in the ring, others nobody yet. Which end opened a
-    link changes nothing of what travels on it."""
+    """True if rank *dialer* may open links of *purpose* to rank *dialed*.
+
+    Any two ranks may have a control link; neighbours in the ring may have step links and tunnels;
+    nobody may open others yet. Which end dialed does not change what may travel on a link.
+    """
     if purpose is Purpose.CONTROL:
         return True
     return purpose in (Purpose.STEP, Purpose.TUNNEL) and _are_neighbours(dialer, dialed, world)

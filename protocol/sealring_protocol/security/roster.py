@@ -1,15 +1,15 @@
 """The roster: who belongs to the cluster, signed by its coordinator.
 
-A roster names every member with its key, in rank order, and holds the policies that all must
-share. It is the only source of authority: a node talks to whoever the roster names and to nobody
-else. Rosters are replaced by ones with a greater serial, never by older ones; two rosters with
-the same serial mean that the coordinator's key was used twice, which no node may settle by
-itself. The coordinator's key is pinned by each node's owner, and is no member's key.
+A roster names every member with its key, in rank order, and holds the policies that all share. It
+is the only source of authority: a node talks to the members in its roster and to nobody else. Only
+a roster with a greater serial replaces another. Two rosters with the same serial mean that the
+coordinator signed it twice, which no node can resolve by itself. Each node's owner pins the
+coordinator's key, which is no member's key.
 
-A roster: ``version u8 · cluster 32 · name · serial u64 · issued_ms u64 · expires_ms u64 ·
-policy u8 · count u16`` and for each member ``public key 65 · trust u8 · attestation 32 · name ·
-count u16 · addresses``, with texts as u16 and UTF-8. After it, 64 bytes of signature. The digest
-excludes the signature, so that signing again makes no other roster.
+A roster: ``version u8 · cluster 32 · name · serial u64 · issued_ms u64 · expires_ms u64 · policy u8
+· count u16`` and for each member ``public key 65 · trust u8 · attestation 32 · name · count u16 ·
+addresses``, with texts as u16 and UTF-8. After it, 64 bytes of signature. The digest excludes the
+signature, so signing the same roster again does not change it.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def _check_name(name: str) -> None:
 
 @attrs.frozen
 class Member:
-    """One node: its 65-byte *public_key*, its *name*, where it can be reached (``host:port``),
-    how far the coordinator trusts it, and the digest of the evidence for that (32 bytes).
+    """One node: its 65-byte *public_key*, its *name*, its *addresses* (``host:port``), the
+    coordinator's *trust* in it, and *attestation*, the 32-byte digest of the evidence for that.
 
-    Raises `LocalProtocolError` for a member that cannot be.
+    Raises `LocalProtocolError` if a field is invalid.
     """
 
     public_key: bytes
@@ -98,11 +98,11 @@ class Member:
 
     @property
     def host(self) -> str:
-        """The host of the first address; none if there is no address."""
+        """The host of the first address; empty if there is none."""
         return self.addresses[0].rpartition(":")[0].strip("[]") if self.addresses else ""
 
     def encode(self) -> bytes:
-        """The one encoding. Raises `LocalProtocolError` when a field is beyond its limit."""
+        """The canonical encoding. Raises `LocalProtocolError` if a field exceeds its limit."""
         return (
             pack(_MEMBER, self.public_key, self.trust, self.attestation)
             + text(self.name, MAX_NAME)
@@ -125,12 +125,12 @@ class Member:
 
 @attrs.frozen
 class Roster:
-    """The members of *cluster* (32 bytes), in rank order, from *issued_ms* up to *expires_ms*.
+    """The members of *cluster* (32 bytes), in rank order, valid from *issued_ms* until *expires_ms*
+    (milliseconds since 1970).
 
-    With *inner_seal*, activations are sealed again between the processes that compute. In tensor
-    parallelism sums are in the clear in the node at either end, whatever that says; so a cluster
-    may do without, unless *tensor_parallelism*.
-    Raises `LocalProtocolError` for a roster that cannot be.
+    With *inner_seal*, activations are sealed again between the engine processes. In tensor
+    parallelism the nodes at both ends see the sums in the clear even so; a cluster can forbid it by
+    *tensor_parallelism*. Raises `LocalProtocolError` if a field is invalid.
     """
 
     cluster: bytes
@@ -174,7 +174,7 @@ class Roster:
 
     @functools.cached_property
     def encoded(self) -> bytes:
-        """The one encoding, without a signature."""
+        """The canonical encoding, without a signature."""
         return (
             bytes([_VERSION])
             + self.cluster
@@ -191,7 +191,7 @@ class Roster:
         )
 
     def encode(self) -> bytes:
-        """The one encoding, without a signature."""
+        """The canonical encoding, without a signature."""
         return self.encoded
 
     @functools.cached_property
@@ -201,26 +201,26 @@ class Roster:
 
     @property
     def trust(self) -> TrustLevel:
-        """The least trust of any member: what the coordinator asserts of the cluster."""
+        """The lowest trust level of any member, which is the coordinator's word for the cluster."""
         return cluster_trust(member.trust for member in self.members)
 
     def __contains__(self, member_id: object) -> bool:
         return member_id in self._by_id
 
     def member(self, member_id: bytes) -> Member | None:
-        """The member with that node id, if any."""
+        """The member with the node id *member_id*; None if there is none."""
         rank = self._by_id.get(member_id)
         return None if rank is None else self.members[rank]
 
     def rank(self, member_id: bytes) -> int:
-        """The rank of a member. Raises `LocalProtocolError` if it is none."""
+        """The rank of the member *member_id*. Raises `LocalProtocolError` if there is none."""
         rank = self._by_id.get(member_id)
         if rank is None:
             raise LocalProtocolError("no member of the roster has this id")
         return rank
 
     def expired(self, wall_ms: int) -> bool:
-        """Whether the roster no longer counts at *wall_ms*."""
+        """True if the roster is no longer valid at *wall_ms* (milliseconds since 1970)."""
         return wall_ms >= self.expires_ms
 
     @classmethod
@@ -247,7 +247,7 @@ class Roster:
 
 @attrs.frozen
 class SignedRoster:
-    """A roster and its coordinator's signature, 64 bytes, which `verify` checks."""
+    """A roster and its coordinator's 64-byte signature, which only `verify` checks."""
 
     roster: Roster
     signature: bytes
@@ -271,7 +271,7 @@ class SignedRoster:
         return cls(Roster.decode(body), signature)
 
     def verify(self, coordinator: bytes) -> None:
-        """Check the signature by the key *coordinator*, which may be no member's.
+        """Check the signature with the key *coordinator*, which may not be a member's.
 
         Raises `AuthenticationFailed`.
         """
@@ -293,7 +293,7 @@ def sign_roster(roster: Roster, signer: Signer) -> SignedRoster:
 
 
 def open_roster(coordinator: bytes, data: bytes) -> SignedRoster:
-    """The roster in *data*, whose signature by *coordinator* is checked before it is read.
+    """The roster in *data*. *coordinator*'s signature is checked before anything is parsed.
 
     Raises `AuthenticationFailed`, `RemoteProtocolError` or `LimitExceeded`.
     """
@@ -308,12 +308,13 @@ def open_roster(coordinator: bytes, data: bytes) -> SignedRoster:
 def newer(
     coordinator: bytes, current: Roster, candidate: bytes, wall_ms: int, *ends: bytes
 ) -> SignedRoster:
-    """The roster in *candidate*, if it may replace *current* at *wall_ms*.
+    """The roster in *candidate*, if it may replace *current* at *wall_ms* (milliseconds since
+    1970).
 
     It must be signed by *coordinator*, belong to the same cluster, have a greater serial, be
-    unexpired, and hold every node id of *ends* (both ends of the link that it came over).
-    Raises `AuthenticationFailed`, `RosterConflict` (same serial, other contents),
-    `RosterExpired`, or `RemoteProtocolError` when it is malformed or no newer.
+    unexpired, and have every node id in *ends* (both ends of the link that it came over). Raises
+    `AuthenticationFailed`, `RosterConflict` (same serial, other contents), `RosterExpired`,
+    `LimitExceeded`, or `RemoteProtocolError` if it is malformed or not newer.
     """
     signed = open_roster(coordinator, candidate)
     roster = signed.roster
@@ -329,9 +330,9 @@ def newer(
 
 
 def is_newer(current: Roster, serial: int, digest: bytes) -> bool:
-    """Whether a roster of *serial* and *digest* is newer than *current*.
+    """True if a roster of *serial* and *digest* is newer than *current*.
 
-    Raises `RosterConflict` if it has the same serial and is another roster.
+    Raises `RosterConflict` if it is another roster with the same serial.
     """
     if serial == current.serial and digest != current.digest:
         raise RosterConflict(f"the peer holds another roster with the same serial {serial}")

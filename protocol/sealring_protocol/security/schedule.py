@@ -1,16 +1,15 @@
 """The handshake's key schedule: transcripts, the keys of RESP and FIN, and a link's secrets.
 
-The transcript hashes chain, each over all bytes before it as they were received::
+The transcript hashes are chained, each over all bytes before it as they were received::
 
     t1 = H(P || cluster || pub_B || INIT)      t2 = H(t1 || R)
     t3 = H(t1 || RESP)                         t4 = H(t3 || FIN)
 
-P is the suite's protocol string, so that the suite that was chosen, and the set that was offered
-(which is in INIT), are under every key and signature. The exchange is hybrid, ML-KEM-768 (FIPS
-203) and X25519 (RFC 7748), with both shared secrets going into one extraction: it is as strong
-as the stronger of the two. Every function here runs once per handshake; what it returns is
-dropped as soon as the next stage has been made from it. Python cannot wipe memory, so erasing
-means that nothing refers to the secret any more.
+P is the suite's protocol string. So every key and signature covers the chosen suite, and through
+INIT the set that was offered. The exchange is hybrid: the shared secrets of ML-KEM-768 (FIPS 203)
+and X25519 (RFC 7748) go into one extraction, which is as strong as the stronger of the two. Every
+function here runs once per handshake. Its result is dropped as soon as the next stage has been made
+from it. Python cannot wipe memory, so erasing means that nothing refers to the secret any more.
 """
 
 from __future__ import annotations
@@ -36,23 +35,23 @@ from sealring_protocol.security.keys import (
 )
 
 ZERO_NONCE: Final = bytes(NONCE)
-"""Each key of a handshake seals one message, so its nonce is zero."""
+"""The nonce of a handshake's keys, zero because each key seals one message."""
 
 _SALTS: Final = {suite: sha256(suite.protocol) for suite in Suite}
 
 
 class Direction(bytes, enum.Enum):
-    """Which way a secret's frames go."""
+    """The direction of the frames that a secret protects."""
 
     TO_RESPONDER = b"\x00"
     TO_INITIATOR = b"\x01"
 
 
 def admission_key(cluster: bytes, responder: bytes) -> bytes:
-    """K_B, which makes the tag of an INIT to the node with public key *responder*.
+    """K_B, the key for the tags of INITs to the node with public key *responder*.
 
-    A filter of cost and no authentication: every reader of a roster can make it. It is bound to
-    the protocol alone, for the suite has not been chosen yet.
+    The tag only filters cheaply and does not authenticate: every reader of a roster can make it.
+    Its key depends on no suite, because none has been chosen yet.
     """
     return extract(PROTOCOL + Label.ADMISSION, cluster + responder)
 
@@ -68,12 +67,12 @@ def chain(transcript: bytes, message: Buffer) -> bytes:
 
 
 def signed_payload(suite: Suite, context: SignContext, transcript: bytes, claims: bytes) -> bytes:
-    """What a node signs in RESP or FIN."""
+    """The bytes that a node signs in RESP or FIN."""
     return suite.protocol + context + sha256(transcript, claims)
 
 
 def maced_payload(transcript: bytes, claims: bytes, signature: bytes) -> bytes:
-    """What the MAC of RESP or FIN covers."""
+    """The bytes that the MAC of RESP or FIN covers."""
     return sha256(transcript, claims, signature)
 
 
@@ -89,12 +88,12 @@ def exchange(private: X25519PrivateKey, public: bytes) -> bytes:
 
 
 def seal_once(suite: Suite, key: bytes, plaintext: bytes, associated: bytes) -> bytes:
-    """*plaintext* sealed as the only message under *key*."""
+    """Seal *plaintext* as the only message under *key*."""
     return suite.aead(key).encrypt(ZERO_NONCE, plaintext, associated)
 
 
 def open_once(suite: Suite, key: bytes, sealed: bytes, associated: bytes) -> bytes:
-    """What `seal_once` sealed. Raises `AuthenticationFailed`."""
+    """Open what `seal_once` sealed. Raises `AuthenticationFailed`."""
     try:
         return suite.aead(key).decrypt(ZERO_NONCE, sealed, associated)
     except InvalidTag:
@@ -103,7 +102,7 @@ def open_once(suite: Suite, key: bytes, sealed: bytes, associated: bytes) -> byt
 
 @attrs.frozen(eq=False)
 class Exchange:
-    """What both ends hold after the key exchange: PRK, and the keys of RESP and of FIN."""
+    """The secrets that both ends hold after the key exchange: PRK, and the keys of RESP and FIN."""
 
     suite: Suite
     prk: bytes = attrs.field(repr=False)
@@ -114,7 +113,7 @@ class Exchange:
 
 
 def key_exchange(suite: Suite, kem_secret: bytes, x_secret: bytes, transcript: bytes) -> Exchange:
-    """PRK and the handshake's keys, at *transcript* t2."""
+    """PRK and the handshake's keys, derived at *transcript* t2."""
     prk = extract(_SALTS[suite], kem_secret + x_secret)
     protocol = suite.protocol
     return Exchange(
@@ -131,7 +130,7 @@ def link_secrets(
     keys: Exchange, direction: Direction, sender: bytes, receiver: bytes, transcript: bytes
 ) -> tuple[bytes, bytes]:
     """The traffic and the activation secret of one direction, from node id *sender* to node id
-    *receiver*, at *transcript* t4."""
+    *receiver*, derived at *transcript* t4."""
     protocol = keys.suite.protocol
     parties = direction + sender + receiver + transcript
     return (

@@ -1,21 +1,21 @@
-"""The sealed channels: what turns plaintext into frames and frames back, in order.
+"""The sealed channels, which turn plaintext into frames and frames into plaintext, in order.
 
 Each direction of a link has its own traffic secret. A frame is its eight header bytes, which are
 the associated data, and then ciphertext and tag. The sequence number is not sent: the stream is
-ordered, so both ends count. The nonce is ``iv xor seq``, 12 bytes, seq from 0 under each key.
+ordered, so both ends count. The nonce is ``iv xor seq``, 12 bytes, with seq from 0 under each key.
 
-**Key update** goes by count alone. The first key seals 64 frames (seq 0 to 63), every later one
-65,536. The frame that reaches the count is the last under its key: right after it, both ends take
-key, iv and next secret from the ``next`` secret, forget the old ones, and seq begins at 0 again.
+**Key update** depends on the count alone. The first key seals 64 frames (seq 0 to 63), every later
+one 65,536. Right after the last frame under a key, both ends take key, iv and next secret from the
+``next`` secret, forget the old ones, and restart seq at 0.
 
-**The inner seal** protects tensors between the processes that compute. It has secrets of its own,
-and since steps may be abandoned, each tensor carries its counter: strictly rising, never
-restarting while the link lives, and the whole nonce is ``iv xor counter``. The key under a counter
-follows from the counter alone, by the same counts. What the tensor is, and which step of which
-epoch it belongs to, is associated data, so a tensor opens in its own place only.
+**The inner seal** protects tensors between the engine processes. It has its own secrets. Since
+steps may be abandoned, each tensor carries its counter, which strictly rises and never restarts
+while the link lives; the whole nonce is ``iv xor counter``. The counter also selects the key, by
+the same counts. The associated data say what the tensor is, and which step of which epoch it
+belongs to, so a tensor opens only in its own place.
 
-Nothing is given out, nor written to memory that anyone else sees, until a tag has verified. A
-channel that failed is dead and raises the same error for ever.
+Nothing is returned, or written to shared memory, before a tag has verified. A channel that failed
+is dead and raises the same error on every call.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from sealring_protocol.limits import (
 )
 from sealring_protocol.security.keys import NONCE, Suite, traffic_keys
 
-# The C library may hand a freed block back to the system, and the next frame of that size then
-# takes a page fault for each 4 KiB: eight times the cost of its encryption. The usual allocator
-# stops doing so for blocks as large as any that it has once seen freed, so free one of the
-# largest that it takes into account. No page of it is touched.
+# The C library may return a freed block to the system. The next frame of that size then takes a
+# page fault for each 4 KiB, which costs eight times its encryption. The usual allocator stops
+# doing so for blocks no larger than one that it has seen freed. So free one here, of the largest
+# size that it considers. No page of it is touched.
 bytes(2 * MAX_SEALED_BODY - (1 << 16))
 
 
@@ -61,13 +61,13 @@ _SEALED: Final = int(FrameKind.SEALED)
 
 
 class _Keys:
-    """The key in use, and how to get to the next one."""
+    """The present key, and the secret of the next one."""
 
     __slots__ = ("_aead", "_iv", "_next", "_suite", "updates")
 
     def __init__(self, suite: Suite, secret: bytes) -> None:
         self._suite = suite
-        self.updates = -1  # keys that came after the first
+        self.updates = -1  # keys since the first
         self._take(secret)
 
     def _take(self, secret: bytes) -> None:
@@ -85,15 +85,15 @@ class SealingChannel(_Keys):
     __slots__ = ("_limit", "_seq")
 
     def __init__(self, suite: Suite, secret: bytes) -> None:
-        """Seal with *suite* from traffic secret *secret* (32 bytes) on."""
+        """Seal with *suite*, starting from the traffic *secret* (32 bytes)."""
         super().__init__(suite, secret)
         self._seq = 0
         self._limit = FIRST_KEY_UPDATE
 
     def seal(self, parts: Sequence[Buffer]) -> bytearray:
-        """The whole frame whose plaintext is *parts* (of bytes), joined.
+        """The whole frame whose plaintext is the concatenation of *parts* (of bytes).
 
-        Raises `LocalProtocolError` when they do not fit a frame; nothing is then spent.
+        Raises `LocalProtocolError` if they do not fit one frame; no nonce is used then.
         """
         plaintext = parts[0] if len(parts) == 1 else b"".join(parts)
         length = len(plaintext) + AEAD_TAG
@@ -119,7 +119,7 @@ class OpeningChannel(_Keys):
     __slots__ = ("_error", "_limit", "_seq")
 
     def __init__(self, suite: Suite, secret: bytes) -> None:
-        """Open with *suite* from traffic secret *secret* (32 bytes) on."""
+        """Open with *suite*, starting from the traffic *secret* (32 bytes)."""
         super().__init__(suite, secret)
         self._seq = 0
         self._limit = FIRST_KEY_UPDATE
@@ -128,8 +128,8 @@ class OpeningChannel(_Keys):
     def open(self, frame: Frame) -> bytes:
         """The plaintext of the next frame.
 
-        Raises `AuthenticationFailed` when it is not the next one that the peer sealed, and the
-        same error ever after.
+        Raises `AuthenticationFailed` if it is not the next frame that the peer sealed, and on every
+        call after that.
         """
         if self._error is not None:
             raise self._error.with_traceback(None)
@@ -152,7 +152,7 @@ class OpeningChannel(_Keys):
 # ------------------------------------------------------------- the inner seal
 
 PREFILL_GROUP: Final = NO_GROUP
-"""What stands for the group in a prefill, which has none."""
+"""The group in the context of a prefill, which has no group."""
 
 _CONTEXT: Final = layout("INNER")
 
@@ -160,7 +160,8 @@ _CONTEXT: Final = layout("INNER")
 @attrs.frozen
 class InnerContext:
     """Where a tensor belongs: step *n* of *epoch*, the *group* that decodes (or `PREFILL_GROUP`),
-    the layer *boundary* that it crosses (the first layer after it), and the rows, in order."""
+    the layer *boundary* that it crosses (the first layer after it), and the rows (*uids*), in
+    order."""
 
     epoch: Epoch
     n: int
@@ -190,7 +191,7 @@ def _associated(
 
 
 class _InnerKeys(_Keys):
-    """The inner seal's keys: which one is in use follows from the counter."""
+    """The inner seal's keys. The counter selects the key."""
 
     __slots__ = ("_cluster", "_end")
 
@@ -209,21 +210,21 @@ class _InnerKeys(_Keys):
 
 
 class InnerSealer(_InnerKeys):
-    """Seals the tensors of one direction of a step link, in the process that computes."""
+    """Seals the tensors of one direction of a step link, in the engine process."""
 
     __slots__ = ("_counter",)
 
     def __init__(self, suite: Suite, secret: bytes, cluster: bytes) -> None:
-        """Seal with *suite* from activation secret *secret* (32 bytes) on, in *cluster*."""
+        """Seal with *suite* in *cluster*, starting from the activation *secret* (both 32 bytes)."""
         super().__init__(suite, secret, cluster)
         self._counter = 0
 
     def seal(
         self, context: InnerContext, dtype: DType, shape: tuple[int, ...], data: Buffer
     ) -> Tensor:
-        """*data*, row-major elements of *dtype* in *shape*, sealed for *context* alone.
+        """Seal *data*, row-major elements of *dtype* in *shape*, for *context* alone.
 
-        Raises `LocalProtocolError` when a field is beyond its width; nothing is then spent.
+        Raises `LocalProtocolError` if a field exceeds its width; no counter is used then.
         """
         associated = _associated(self._cluster, context, dtype, shape)
         counter = self._counter
@@ -234,12 +235,12 @@ class InnerSealer(_InnerKeys):
 
 
 class InnerOpener(_InnerKeys):
-    """Opens the tensors of one direction of a step link, in the process that computes."""
+    """Opens the tensors of one direction of a step link, in the engine process."""
 
     __slots__ = ("_error", "_last")
 
     def __init__(self, suite: Suite, secret: bytes, cluster: bytes) -> None:
-        """Open with *suite* from activation secret *secret* (32 bytes) on, in *cluster*."""
+        """Open with *suite* in *cluster*, starting from the activation *secret* (both 32 bytes)."""
         super().__init__(suite, secret, cluster)
         self._last = -1
         self._error: RemoteProtocolError | None = None
@@ -247,9 +248,9 @@ class InnerOpener(_InnerKeys):
     def open(self, context: InnerContext, tensor: Tensor) -> bytes:
         """The elements of *tensor*, which was sealed for *context*.
 
-        Raises `PolicyMismatch` when it is not sealed, `AuthenticationFailed` when its counter
-        does not rise or its tag does not verify, `LimitExceeded` when more than `MAX_INNER_SKIP`
-        counters are missing before it; the same error ever after.
+        Raises `PolicyMismatch` if it is not sealed, `AuthenticationFailed` if its counter does not
+        rise or its tag does not verify, and `LimitExceeded` if more than `MAX_INNER_SKIP` counters
+        are missing before it. Every later call raises the same error.
         """
         if self._error is not None:
             raise self._error.with_traceback(None)

@@ -8,8 +8,8 @@ rounds.
 
 Over sealed links the collective's connections run through local relays. The engine listens and
 connects on its own machine only, and the node carries the bytes in a tunnel link to each neighbour.
-This module builds the addresses that the engine gets from typed fields, so no text of a peer
-reaches the engine's environment.
+This module makes the engine's addresses out of typed fields, so no text of a peer reaches its
+environment.
 
 An engine process joins one group in its life, so the next collective needs a new process.
 """
@@ -37,7 +37,7 @@ from sealring_protocol.table import Machine, Table
 LOOPBACK: Final = "127.0.0.1"
 TUNNEL_SECONDS: Final = 30.0
 """Seconds to wait for the tunnel link once everything else is ready. Loading may take long, but a
-link that is not up by then will not come up. The wait doubles after each failure, up to
+link that is not up by then probably never will be. The wait doubles after each failure, up to
 `LONGEST_TUNNEL_SECONDS`, because giving up makes every rank load again."""
 
 LONGEST_TUNNEL_SECONDS: Final = 600.0

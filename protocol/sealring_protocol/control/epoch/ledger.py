@@ -95,7 +95,7 @@ class Ledger:
 
     @property
     def empty(self) -> bool:
-        """True if no rank holds any cache."""
+        """True if it has no rows and no snapshots."""
         return not (self._private or self._snaps or self._groups)
 
     def rows(self, group: int) -> tuple[int, ...]:
@@ -192,7 +192,7 @@ class Ledger:
             elif self._snaps.pop(number, None) is not None:
                 snaps.append(number)
             else:
-                raise RemoteProtocolError(f"step {step.n} drops {number}, which nothing has")
+                raise RemoteProtocolError(f"step {step.n} drops {number}, which is unknown")
         return tuple(rows), tuple(snaps)
 
     def _open(self, step: Step) -> None:

@@ -280,7 +280,8 @@ class StepDeadline:
     grows at most in proportion to its tokens (a decode has one for each row), and no step is faster
     than one of a single token. The first step of a shape may make a device compile, which takes
     seconds instead of milliseconds, and every epoch has new engines. When a deadline passes, the
-    next epoch's are twice as long; otherwise no epoch would get past a slow compilation.
+    least deadlines double for the next epoch, up to `GRACE` times; otherwise no epoch would get
+    past a slow compilation.
     """
 
     __slots__ = (

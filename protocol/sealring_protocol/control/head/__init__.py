@@ -1,1 +1,1 @@
-"""The head: gathers the ranks, plans, raises epochs and drives their steps."""
+"""The head: it gathers the ranks, plans, starts epochs and drives their steps."""

@@ -167,7 +167,7 @@ class HeadEpochs(HeadSteps):
             Note(Level.INFO, f"rank {rank} ({self._config.names[rank]}) is here")
         ]
         if running:
-            restarted = Failure(rank, FailureKind.ENGINE_LOST, "it started anew")
+            restarted = Failure(rank, FailureKind.ENGINE_LOST, "it has restarted")
             return effects + self._lost(restarted, now)
         return effects + self._try_start(now)
 

@@ -81,7 +81,7 @@ class Head(HeadEpochs):
 
     def submit(self, request: Request, now: float) -> tuple[int, list[Effect]]:
         """Queue *request*. Returns its uid and the effects. Raises `LocalProtocolError` if it can
-        never be served, or if the queue is full."""
+        never be served, the queue is full, or the engine has not described its model yet."""
         if self.scheduler is None:
             raise LocalProtocolError("the head has not read its model yet; try again in a moment")
         uid = self.scheduler.submit(request)
@@ -142,7 +142,7 @@ class Head(HeadEpochs):
 
     def _engine_info(self, info: EngineInfo, now: float) -> list[Effect]:
         if not (info.hidden and info.vocabulary and info.context and info.layers):
-            raise RemoteProtocolError("a model of the engine's has a size of 0")
+            raise RemoteProtocolError("the engine's model has a size of 0")
         known, self._info = self._info, info
         if self._joining.engine_up() and known is not None and known.model == info.model:
             return self._start_engine(now) if self._order is not None else self._try_start(now)

@@ -18,8 +18,9 @@ class SchedulerConfig:
     *groups* of at most *rows* rows decode (0 groups: the head chooses), and *queue* rows may wait.
     A prefill *chunk* is in tokens; at most *chunks* are in flight, each of about *chunk_seconds*.
     At most *prefixes* snapshots are kept, in at most the fraction *prefix_share* of the ranks'
-    room. A request ends after more than *retries* failed forwards of its own, or more than *stalls*
-    lost steps without a token between them. A token's hidden state has *hidden_bytes* bytes.
+    room. A request ends when it fails alone and more than *retries* forwards with it have failed,
+    or after more than *stalls* lost steps without a token between them. A token's hidden state has
+    *hidden_bytes* bytes.
     """
 
     groups: int = 0
@@ -84,7 +85,7 @@ class QueueFull(LocalProtocolError):
     """The queue is full: *waiting* requests wait already."""
 
     def __init__(self, waiting: int) -> None:
-        super().__init__(f"{waiting} requests wait already, as many as may; try again later")
+        super().__init__(f"{waiting} requests wait already, and the queue is full; try again later")
         self.waiting = waiting
 
 
