@@ -65,7 +65,8 @@ def _in_a_child(family: str) -> Outcome:
         return _failed(family, f"failed: not done after {LIMIT} s")
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
-        return _failed(family, f"failed: {done.stderr.strip().splitlines()[-1:]}")
+        why = done.stderr.strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
+        return _failed(family, f"failed: {why[0]}")
     return Outcome(**json.loads(lines[-1]))
 
 

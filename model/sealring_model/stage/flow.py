@@ -36,6 +36,7 @@ class _Constant(nn.Module):
         self._width: Final = like.dims if quantized else like.weight.shape[1]
         self._dtype: Final = like.scales.dtype if quantized else like.weight.dtype
         self._value: Final = value
+        self.weight = mx.zeros((self._lines, self._width), self._dtype)
 
     def __call__(self, ids: mx.array) -> mx.array:
         return mx.full((*ids.shape, self._width), self._value, self._dtype)
