@@ -322,7 +322,7 @@ def test_an_engine_that_has_read_its_model_is_faulty_if_it_says_that_it_cannot()
     made = Cluster(2, 1)
     made.run_until(lambda: made.ready)
     cannot = CannotServe(NO_EPOCH, FailureKind.LOAD, "config.json is no JSON")
-    with pytest.raises(RemoteProtocolError, match="and has"):
+    with pytest.raises(RemoteProtocolError, match="that it has described"):
         made.head.node.engine_message(cannot, made.now)
     made.kill_engine(made.head, back_after=100)
     made.run_for(5.0)

@@ -187,7 +187,7 @@ def test_a_roster_that_is_no_newer_is_not_to_be_sent(held):
     """An older one would be a rollback, the same one a waste."""
     machine, reference = at_fin()
     fin = reference.fin(held.roster.serial, held.roster.digest, roster=held.encode())
-    assert "exactly when" in refused(machine, fin, RemoteProtocolError)
+    assert "if, and only if" in refused(machine, fin, RemoteProtocolError)
 
 
 def test_rollback_behind_a_greater_serial():
@@ -202,7 +202,7 @@ def test_rollback_behind_a_greater_serial():
 
 def test_a_newer_roster_that_is_promised_and_not_sent():
     machine, reference = at_fin()
-    assert "exactly when" in refused(
+    assert "if, and only if" in refused(
         machine, reference.fin(6, NEW.roster.digest), RemoteProtocolError
     )
     dialer, transcript = at_accept(6, NEW.roster.digest)
