@@ -105,7 +105,7 @@ def test_an_engine_says_once_what_its_model_is(strategy: Strategy, rank: int) ->
     cluster.run_until(lambda: cluster.ready)
     host = cluster.hosts[f"host{rank}"]
     for again in (info(splits=12), info(splits=12, context=5)):
-        with pytest.raises(RemoteProtocolError, match="again"):
+        with pytest.raises(RemoteProtocolError, match="a second time"):
             host.node.engine_message(again, cluster.now)
     cluster.kill_engine(host)
     cluster.submit(Request((4, 5, 6), 5))
