@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import os
 import resource
+import selectors
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import cryptography.hazmat.primitives.asymmetric.mlkem
@@ -71,12 +73,6 @@ def tests_of(module: str) -> tuple[str, ...]:
     return next(tests for part, tests in _TESTS.items() if module.startswith(part))
 
 
-def rooms_of(module: str) -> tuple[str, ...]:
-    """The same without those that are named for their place in the order alone."""
-    tests = tests_of(module)
-    return tuple(path for path in tests if not path.startswith(tuple(f"{at}/" for at in tests)))
-
-
 def vectors_of(module: str, families: Families) -> Iterator[tuple[Any, bool]]:
     """Every vector of *families* that is run for a change of *module*, and whether it is likely to
     be about that: those come first."""
@@ -96,19 +92,53 @@ def limit(cpu_seconds: int) -> None:
 def in_a_fork(work: Callable[[], str], cpu_seconds: int, seconds: int = 0) -> str:
     """What *work* gives in a process of its own: who notices, or nothing. One that computes for
     more than *cpu_seconds*, or takes more than *seconds* (0: as long as it likes), is noticed."""
+    return next(said for _, said in in_forks([work], 1, cpu_seconds, seconds))
+
+
+def in_forks(
+    works: Sequence[Callable[[], str]], at_once: int, cpu_seconds: int, seconds: int = 0
+) -> Iterator[tuple[int, str]]:
+    """What `in_a_fork` gives for each of *works*, with its index, as they end. *at_once* of them
+    run at a time."""
+    waiting, running = deque(enumerate(works)), selectors.DefaultSelector()
+    while waiting or running.get_map():
+        while waiting and len(running.get_map()) < at_once:
+            index, work = waiting.popleft()
+            fork = _Fork(index, *_begin(work, cpu_seconds, seconds))
+            running.register(fork.pipe, selectors.EVENT_READ, fork)
+        for key, _ in running.select():
+            fork = key.data
+            if data := os.read(fork.pipe, 1 << 16):
+                fork.said += data
+                continue
+            running.unregister(fork.pipe)
+            os.close(fork.pipe)
+            _, status = os.waitpid(fork.child, 0)
+            ended = not os.WIFSIGNALED(status)
+            yield fork.index, fork.said.decode() if ended else "whoever waits: it did not end"
+
+
+class _Fork:
+    """A child that runs the work with *index*, and the *pipe* that tells what it gives."""
+
+    def __init__(self, index: int, child: int, pipe: int) -> None:
+        self.index, self.child, self.pipe = index, child, pipe
+        self.said = b""
+
+
+def _begin(work: Callable[[], str], cpu_seconds: int, seconds: int) -> tuple[int, int]:
+    """Fork a child that does *work*. Returns its pid and the pipe that tells what *work* gives."""
     told, tell = os.pipe()
     child = os.fork()
-    if child == 0:
-        signal.alarm(seconds)
-        limit(cpu_seconds)
-        try:
-            os.write(tell, work().encode())
-        except BaseException as error:  # noqa: BLE001 - the child ends here, whatever it is
-            os.write(tell, f"whoever runs it: {error!r}".encode())
-        finally:
-            os._exit(0)
-    os.close(tell)
-    with open(told) as pipe:
-        noticed = pipe.read()
-    _, status = os.waitpid(child, 0)
-    return "whoever waits: it did not end" if os.WIFSIGNALED(status) else noticed
+    if child:
+        os.close(tell)
+        return child, told
+    signal.alarm(seconds)
+    limit(cpu_seconds)
+    try:
+        said = work()
+    except BaseException as error:  # noqa: BLE001 - the child ends here, whatever it is
+        said = f"whoever runs it: {error!r}"
+    with open(tell, "wb") as pipe:
+        pipe.write(said.encode())
+    os._exit(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from sealring_protocol.conformance.kinds import ENGINE_KINDS, KINDS
 from sealring_protocol.control.scheduler.rows import ROW_TABLE
 
-from tools import forked, lines, ring, rows
+from tools import forked, lines, reach, ring, rows
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -28,27 +29,87 @@ def test_every_row_of_every_listed_table_is_tried() -> None:
 
 
 def test_what_is_left_out_is_there() -> None:
-    for test in rows.COPIES:
+    for test in reach.COPIES:
         path, _, name = test.partition("::")
         assert f"def {name}" in (ROOT / path).read_text()
 
 
-def test_a_row_that_is_gone_is_noticed() -> None:
-    name = "sealring_protocol.security.responder.TABLE (WAIT_FIN, FIN_VERIFIED)"
-    row = next(row for row in rows.rows() if row.name == name)
+def test_rows_that_stay_unnoticed_are_rows_and_have_a_reason() -> None:
+    assert set(rows.kept()) <= {row.name for row in rows.rows()}
+    assert all(rows.kept().values())
+
+
+def row_of(name: str) -> rows.Row:
+    return next(row for row in rows.rows() if row.name.endswith(name))
+
+
+def test_a_vector_notices_that_a_row_is_gone() -> None:
+    row = row_of("responder.TABLE (WAIT_FIN, FIN_VERIFIED)")
 
     def without() -> str:
-        row.take_out()
-        return rows.by_vector(row.module)
+        recorder = reach.Recorder({row.key: row.name})
+        done = {name: rows.run_vector(recorder, name) for name in rows.VECTORS}
+        assert not any(reached.failed for reached in done.values())
+        reaching = [name for name, reached in done.items() if row.name in reached.rows]
+        assert 0 < len(reaching) < len(done)
+        return rows.who_notices(recorder, row, reaching)
 
-    assert forked.in_a_fork(lambda: rows.by_vector(row.module), rows.CPU_LIMIT) == ""
     assert forked.in_a_fork(without, rows.CPU_LIMIT).startswith("vector ")
 
 
-def test_tests_that_are_only_put_first_are_no_rooms_of_their_own() -> None:
-    module = "sealring_protocol.control.epoch.tensor"
-    assert forked.tests_of(module)[0] == "tests/control/test_tensor_leader.py"
-    assert forked.rooms_of(module) == ("tests/control", "tests/node")
+def test_a_test_notices_that_a_row_is_gone_if_it_looks_that_row_up() -> None:
+    row, file = row_of("FOLLOWER_TABLE (IDLE, ORDER)"), "tests/control/test_follower_states.py"
+
+    def without() -> str:
+        recorder = reach.Recorder({row.key: row.name})
+        done = reach.run_tests(recorder, [file])
+        assert not any(reached.failed for reached in done.values())
+        reaching = [name for name, reached in done.items() if row.name in reached.rows]
+        assert 0 < len(reaching) < len(done)
+        return rows.who_notices(recorder, row, reaching)
+
+    assert forked.in_a_fork(without, rows.CPU_LIMIT).startswith(f"test {file}::")
+
+
+def test_a_test_that_fails_without_the_row_has_not_noticed(tmp_path: Path) -> None:
+    row, file = row_of("FOLLOWER_TABLE (IDLE, ORDER)"), tmp_path / "test_other.py"
+    file.write_text("def test_this() -> None:\n    raise KeyError\n")
+
+    def failed() -> str:
+        done = reach.run_tests(reach.Recorder({row.key: row.name}), [str(file)], row=row.name)
+        return str([(reached.failed, *reached.rows) for reached in done.values()])
+
+    assert forked.in_a_fork(failed, rows.CPU_LIMIT) == "[(True,)]"
+
+
+def test_what_is_found_decides_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rows, "kept", lambda: {"kept": "why", "seen": "why", "gone": "why"})
+    assert rows.judge({"kept": "", "other": "test"}, {"kept", "seen", "gone"}) == 0
+    assert capsys.readouterr().out.strip() == "nobody notices kept, for: why"
+    for noticed, every, told in (
+        ({"other": ""}, {"kept", "seen", "gone"}, "nobody notices other"),
+        ({"seen": "test"}, {"kept", "seen", "gone"}, "says that nobody notices seen"),
+        ({}, {"kept", "seen"}, "names gone"),
+    ):
+        assert rows.judge(noticed, every) == 1
+        assert told in capsys.readouterr().out
+
+
+def test_works_run_side_by_side_and_give_what_they_say() -> None:
+    told, tell = os.pipe()
+
+    def waits() -> str:
+        return os.read(told, 1).decode()  # from the other one, which therefore runs meanwhile
+
+    def tells() -> str:
+        os.write(tell, b"x")
+        return "y" * 200_000  # more than a pipe holds
+
+    assert dict(forked.in_forks([waits, tells], 2, 10, 60)) == {0: "x", 1: "y" * 200_000}
+    os.close(told)
+    os.close(tell)
 
 
 def test_a_fork_that_fails_or_goes_round_for_ever_has_noticed() -> None:
