@@ -31,12 +31,13 @@ def encapsulate(key: bytes) -> tuple[bytes, bytes]:
 
 @attrs.define(eq=False)
 class End:
-    """One end of a link, and what the link gave. It signs with *signer*, and admits any member that
-    proves itself if *admits*."""
+    """One end of a link, and what the link gave. It signs with *signer*, admits any member that
+    proves itself if *admits*, and stores any roster if *stores*."""
 
     link: Link
     signer: SoftwareSigner
     admits: bool = True
+    stores: bool = True
     encapsulate: Callable[[bytes], tuple[bytes, bytes]] = encapsulate
     events: list[Any] = attrs.field(factory=list)
     sent: list[bytes] = attrs.field(factory=list)
@@ -61,7 +62,7 @@ class End:
                     self.link.provide_signature(self.signer.sign(payload), now)
                 case handshake.EncapsulationRequested(key):
                     self.link.provide_encapsulation(*self.encapsulate(key), now)
-                case RosterReceived(roster):
+                case RosterReceived(roster) if self.stores:
                     self.stored.append(roster)
                     self.link.roster_stored(now)
                 case PeerProved():

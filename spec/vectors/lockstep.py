@@ -188,6 +188,13 @@ COURSES: Final[dict[str, Case]] = {
         [],
         failed(1, [1, 2]),
     ),
+    "again": (
+        "TP-06",
+        "nor has the loss of a second rank, which every loss of a machine brings",
+        (*TWO, cannot(1, FailureKind.ENGINE_LOST), cannot(2, FailureKind.LINK_LOST)),
+        [],
+        failed(1, [1, 2], 2),
+    ),
     "stale": (
         "TP-06 EP-02",
         "an answer of an older epoch has no effect",

@@ -4,7 +4,7 @@
 
 says ENGINE_INFO, answers as that engine does, each PING with its process id as the memory, and
 misbehaves as MODE says. What a member of a group does alone is a mode with its number, like
-``fails-1``.
+``fails-1``. In mode ``slow`` a member joins its group only once it has another order to load.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import attrs
 from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.frame import FrameDecoder, FrameKind, frame_header
 from sealring_protocol.codec.local_messages import Group, Grouped, Loaded, LocalMessage
-from sealring_protocol.codec.messages import CacheCost, Ping, Pong, Progress, Ready, Step
+from sealring_protocol.codec.messages import Bootstrap, CacheCost, Ping, Pong, Progress, Ready, Step
 
 from tests.sim.fake_engine import FakeEngine, info
 
@@ -41,6 +41,7 @@ class Child:
         self.mode, _, only = mode.partition("-")
         self.only = int(only) if only else None
         self.member = 0
+        self.joins: Group | None = None
         self.engine = FakeEngine(attrs.evolve(INFO, splits=3) if mode == "odd" else INFO)
         self.behave()
 
@@ -60,8 +61,14 @@ class Child:
             case Group(rank=rank, hosts=()):
                 self.member = rank
                 self.behave()
-            case Group(hosts=_):
+            case Group() if self.does("slow"):
+                self.joins = message
+                return []
+            case Group():
                 return [] if self.does("late") else self.join(message)
+            case Bootstrap() if self.joins is not None:
+                joined, self.joins = self.join(self.joins), None
+                return joined + [self.told(answer) for answer in self.engine.receive(message)]
             case Step() if self.does("dies"):
                 sys.exit(3)
         return [self.told(answer) for answer in self.engine.receive(message)]
