@@ -44,6 +44,7 @@ _TESTS: Final = {
     "sealring_protocol.link": _LINK,
     "sealring_trio.engine": (
         "tests/io_trio/test_engine_group.py",
+        "tests/io_trio/test_engine_group_orders.py",
         "tests/io_trio/test_engine_supervisor.py",
     ),
     "sealring_trio.net": ("tests/io_trio/test_wire.py",),
