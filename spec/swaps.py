@@ -135,33 +135,42 @@ SWAPS: Final = (
         "for key in (self.attester,):",
     ),
     # Each part of MS-08, and each as it is when a number that is none passes.
-    Swap("MS-08", "codec.messages", "0 <= self.temperature < float(", "self.temperature < float("),
-    Swap("MS-08", "codec.messages", 'self.temperature < float("inf")', "self.temperature"),
-    Swap("MS-08", "codec.messages", "rule(0 < self.top_p <= 1", "rule(0 < self.top_p"),
-    Swap("MS-08", "codec.messages", "rule(0 < self.top_p <= 1", "rule(self.top_p <= 1"),
     Swap(
         "MS-08",
-        "codec.messages",
+        "codec.messages.steps",
+        "0 <= self.temperature < float(",
+        "self.temperature < float(",
+    ),
+    Swap("MS-08", "codec.messages.steps", 'self.temperature < float("inf")', "self.temperature"),
+    Swap("MS-08", "codec.messages.steps", "rule(0 < self.top_p <= 1", "rule(0 < self.top_p"),
+    Swap("MS-08", "codec.messages.steps", "rule(0 < self.top_p <= 1", "rule(self.top_p <= 1"),
+    Swap(
+        "MS-08",
+        "codec.messages.steps",
         "rule(0 < self.top_p <= 1",
         "rule(not (self.top_p <= 0 or self.top_p > 1)",
     ),
-    Swap("MS-08", "codec.messages", "rule(0 <= self.min_p <= 1", "rule(0 <= self.min_p"),
-    Swap("MS-08", "codec.messages", "rule(0 <= self.min_p <= 1", "rule(self.min_p <= 1"),
+    Swap("MS-08", "codec.messages.steps", "rule(0 <= self.min_p <= 1", "rule(0 <= self.min_p"),
+    Swap("MS-08", "codec.messages.steps", "rule(0 <= self.min_p <= 1", "rule(self.min_p <= 1"),
     Swap(
         "MS-08",
-        "codec.messages",
+        "codec.messages.steps",
         "rule(0 <= self.min_p <= 1",
         "rule(not (self.min_p < 0 or self.min_p > 1)",
     ),
-    Swap("MS-08", "codec.messages", 'self.repetition < float("inf")', "self.repetition"),
+    Swap("MS-08", "codec.messages.steps", 'self.repetition < float("inf")', "self.repetition"),
     Swap(
         "MS-08",
-        "codec.messages",
+        "codec.messages.steps",
         'rule(0 < self.repetition < float("inf")',
         'rule(not (self.repetition <= 0 or self.repetition == float("inf"))',
     ),
-    Swap("MS-08", "codec.messages", "(self.presence, self.frequency)))", "(self.frequency,)))"),
-    Swap("MS-08", "codec.messages", "(self.presence, self.frequency)))", "(self.presence,)))"),
+    Swap(
+        "MS-08", "codec.messages.steps", "(self.presence, self.frequency)))", "(self.frequency,)))"
+    ),
+    Swap(
+        "MS-08", "codec.messages.steps", "(self.presence, self.frequency)))", "(self.presence,)))"
+    ),
     Swap(
         "LG-01",
         "control.epoch.ledger",

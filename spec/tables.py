@@ -18,9 +18,8 @@ from sealring_protocol.codec.codes import MessageCode
 from sealring_protocol.codec.encoding import DECODERS, LOCAL_DECODERS
 from sealring_protocol.codec.frame import FrameKind
 from sealring_protocol.codec.layouts import FIELDS, fields
-from sealring_protocol.codec.messages import Backend, FailureKind, TunnelEvent
+from sealring_protocol.codec.messages import Backend, FailureKind, Hindrance, TunnelEvent
 from sealring_protocol.codec.tensor import DType
-from sealring_protocol.codec.waiting import Hindrance
 from sealring_protocol.control.epoch.collective import JOINING_TABLE
 from sealring_protocol.control.epoch.pipeline import PIPELINE_TABLE
 from sealring_protocol.control.epoch.tensor import LEADER_TABLE

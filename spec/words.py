@@ -14,9 +14,8 @@ from enum import Enum
 from types import ModuleType
 from typing import Final, TypeVar
 
-from sealring_protocol.codec.messages import Backend, FailureKind
+from sealring_protocol.codec.messages import Backend, FailureKind, Hindrance
 from sealring_protocol.codec.tensor import DType
-from sealring_protocol.codec.waiting import Hindrance
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.security.keys import Label, SignContext, Suite
 

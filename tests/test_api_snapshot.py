@@ -33,7 +33,6 @@ PUBLIC = [
     "codec.local_messages",
     "codec.messages",
     "codec.tensor",
-    "codec.waiting",
     "control.effects",
     "control.epoch.ledger",
     "control.head.partition",

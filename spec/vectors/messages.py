@@ -29,6 +29,7 @@ from sealring_protocol.codec.messages import (
     Failure,
     FailureKind,
     Hello,
+    Hindrance,
     Join,
     Message,
     Open,
@@ -38,6 +39,7 @@ from sealring_protocol.codec.messages import (
     Prepared,
     Progress,
     Ready,
+    Reason,
     Row,
     Save,
     Spent,
@@ -45,9 +47,9 @@ from sealring_protocol.codec.messages import (
     StepDone,
     Tunnel,
     TunnelEvent,
+    Waiting,
 )
 from sealring_protocol.codec.tensor import DType, Tensor
-from sealring_protocol.codec.waiting import Hindrance, Reason, Waiting
 from sealring_protocol.conformance.fields import to_fields
 from sealring_protocol.limits import NO_RANK
 

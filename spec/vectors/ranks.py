@@ -26,16 +26,18 @@ from sealring_protocol.codec.messages import (
     Failure,
     FailureKind,
     Hello,
+    Hindrance,
     Message,
     Prepared,
     Ready,
+    Reason,
     Row,
     Spent,
     Step,
     StepDone,
+    Waiting,
 )
 from sealring_protocol.codec.tensor import DType
-from sealring_protocol.codec.waiting import Hindrance, Reason, Waiting
 from sealring_protocol.conformance.message_parts import reason_fields
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.limits import NO_RANK

@@ -13,9 +13,8 @@ from typing import Any
 import attrs
 import pytest
 from sealring_protocol.codec import messages as wire
-from sealring_protocol.codec.messages import Epoch, Message
+from sealring_protocol.codec.messages import Epoch, Hindrance, Message, Reason, Waiting
 from sealring_protocol.codec.tensor import DType, Tensor
-from sealring_protocol.codec.waiting import Hindrance, Reason, Waiting
 from sealring_protocol.control.effects import Send
 from sealring_protocol.control.head.head import Head
 from sealring_protocol.control.scheduler.requests import FinishReason, Request

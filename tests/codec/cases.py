@@ -23,6 +23,7 @@ from sealring_protocol.codec.messages import (
     Failure,
     FailureKind,
     Hello,
+    Hindrance,
     Join,
     Message,
     Open,
@@ -32,6 +33,7 @@ from sealring_protocol.codec.messages import (
     Prepared,
     Progress,
     Ready,
+    Reason,
     Row,
     Save,
     Spent,
@@ -39,9 +41,9 @@ from sealring_protocol.codec.messages import (
     StepDone,
     Tunnel,
     TunnelEvent,
+    Waiting,
 )
 from sealring_protocol.codec.tensor import DType, Tensor
-from sealring_protocol.codec.waiting import Hindrance, Reason, Waiting
 
 EPOCH = Epoch(0x1122334455667788, 3)
 DIGEST = bytes(range(16))

@@ -15,11 +15,13 @@ from sealring_protocol.codec.messages import (
     Decode,
     Epoch,
     FailureKind,
+    Hindrance,
     Prepared,
     Ready,
+    Reason,
     Step,
+    Waiting,
 )
-from sealring_protocol.codec.waiting import Hindrance, Reason, Waiting
 from sealring_protocol.control.effects import PrepareCollective, Send, ToEngine
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.standing import Phase

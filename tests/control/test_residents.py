@@ -166,7 +166,7 @@ def test_without_max_tokens_rows_are_taken_in_and_preempted_when_room_runs_out()
     assert len(preempted) == 2  # for want of room, and at its end
     assert ring.done(older) == [RequestDone(older, FinishReason.LENGTH)]
     assert ring.done(younger) == [RequestDone(younger, FinishReason.LENGTH)]
-    longest = ring.scheduler._running._longest
+    longest = ring.scheduler._running.room.longest
     assert len(ring.tokens(older)) == len(ring.tokens(younger)) == longest - 40
     assert not ring.scheduler.ledger.groups
 

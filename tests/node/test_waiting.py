@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from sealring_protocol.codec.messages import Message
-from sealring_protocol.codec.waiting import Hindrance, Reason, Waiting
+from sealring_protocol.codec.messages import Hindrance, Message, Reason, Waiting
 from sealring_protocol.control.effects import Level, Note, Send
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.notices import NOTICE_SECONDS, Notices

@@ -22,6 +22,22 @@ from sealring_protocol.codec.local_messages import (
     LocalMessage,
     Logprobs,
 )
+from sealring_protocol.codec.local_readers import (
+    decode_group,
+    decode_grouped,
+    decode_hop,
+    decode_info,
+    decode_loaded,
+    decode_logprobs,
+)
+from sealring_protocol.codec.local_writers import (
+    encode_group,
+    encode_grouped,
+    encode_hop,
+    encode_info,
+    encode_loaded,
+    encode_logprobs,
+)
 from sealring_protocol.codec.messages import (
     Accept,
     Bootstrap,
@@ -37,6 +53,7 @@ from sealring_protocol.codec.messages import (
     Step,
     StepDone,
     Tunnel,
+    Waiting,
 )
 from sealring_protocol.codec.readers import (
     decode_accept,
@@ -44,13 +61,7 @@ from sealring_protocol.codec.readers import (
     decode_cannot,
     decode_close,
     decode_done,
-    decode_group,
-    decode_grouped,
     decode_hello,
-    decode_hop,
-    decode_info,
-    decode_loaded,
-    decode_logprobs,
     decode_ping,
     decode_pong,
     decode_prepared,
@@ -60,7 +71,6 @@ from sealring_protocol.codec.readers import (
     decode_tunnel,
     decode_waiting,
 )
-from sealring_protocol.codec.waiting import Waiting
 from sealring_protocol.codec.wire import Buffer, Reader
 from sealring_protocol.codec.writers import (
     encode_accept,
@@ -68,13 +78,7 @@ from sealring_protocol.codec.writers import (
     encode_cannot,
     encode_close,
     encode_done,
-    encode_group,
-    encode_grouped,
     encode_hello,
-    encode_hop,
-    encode_info,
-    encode_loaded,
-    encode_logprobs,
     encode_prepared,
     encode_progress,
     encode_ready,

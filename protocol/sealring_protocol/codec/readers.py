@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from itertools import pairwise
 from typing import Final
 
 from sealring_protocol.codec.layouts import (
@@ -15,16 +14,9 @@ from sealring_protocol.codec.layouts import (
     DECODE,
     DONE,
     FAILURE,
-    GROUP,
-    GROUPED,
     HELLO,
-    HOP,
     IDLE,
-    INFO,
     JOIN,
-    LOADED,
-    LOGPROB,
-    LOGPROBS,
     OPEN,
     PREFILL,
     PREPARED,
@@ -39,14 +31,6 @@ from sealring_protocol.codec.layouts import (
     WAITING,
     WINDOW,
 )
-from sealring_protocol.codec.local_messages import (
-    EngineInfo,
-    Group,
-    Grouped,
-    HopKey,
-    Loaded,
-    Logprobs,
-)
 from sealring_protocol.codec.messages import (
     NO_WORK,
     Accept,
@@ -60,6 +44,7 @@ from sealring_protocol.codec.messages import (
     Failure,
     FailureKind,
     Hello,
+    Hindrance,
     Join,
     Open,
     Ping,
@@ -68,6 +53,7 @@ from sealring_protocol.codec.messages import (
     Prepared,
     Progress,
     Ready,
+    Reason,
     Row,
     Save,
     Spent,
@@ -75,18 +61,17 @@ from sealring_protocol.codec.messages import (
     StepDone,
     Tunnel,
     TunnelEvent,
+    Waiting,
     Work,
 )
 from sealring_protocol.codec.tensor import DType, Tensor, decode_tensor
-from sealring_protocol.codec.waiting import Hindrance, Reason, Waiting
-from sealring_protocol.codec.wire import Reader, is_plain
+from sealring_protocol.codec.wire import Reader, plain
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
 from sealring_protocol.limits import (
     MAX_ADDRESS,
     MAX_BIAS,
     MAX_IDS,
     MAX_LAYERS,
-    MAX_LOGPROBS,
     MAX_REASON,
     MAX_REASONS,
     MAX_ROSTER,
@@ -125,8 +110,8 @@ _epoch: Final = lru_cache(maxsize=16)(Epoch)
 _decode: Final = lru_cache(maxsize=64)(Decode)
 
 _KINDS: Final = {int(kind): kind for kind in FailureKind}
-_BACKENDS: Final = {int(backend): backend for backend in Backend}
-_DTYPES: Final = {int(dtype): dtype for dtype in DType}
+BACKENDS: Final = {int(backend): backend for backend in Backend}
+DTYPES: Final = {int(dtype): dtype for dtype in DType}
 
 
 def _read_failure(reader: Reader, flag: int) -> Failure:
@@ -144,13 +129,7 @@ def _kind(code: int) -> FailureKind:
 
 
 def _printable(reader: Reader) -> str:
-    return _plain(reader.text(MAX_REASON))
-
-
-def _plain(message: str) -> str:
-    if not is_plain(message):
-        raise RemoteProtocolError("a reason holds unprintable characters")
-    return message
+    return plain(reader.text(MAX_REASON))
 
 
 def decode_ping(reader: Reader) -> Ping:
@@ -182,9 +161,9 @@ def decode_hello(reader: Reader) -> Hello:
     _, model, layers, dtype, hidden, room = reader.unpack(HELLO)
     if layers > MAX_LAYERS:
         raise LimitExceeded(f"HELLO declares {layers} layers")
-    if dtype not in _DTYPES:
+    if dtype not in DTYPES:
         raise RemoteProtocolError("HELLO has an unknown dtype")
-    return Hello(model, layers, _DTYPES[dtype], hidden, room)
+    return Hello(model, layers, DTYPES[dtype], hidden, room)
 
 
 def decode_prepared(reader: Reader) -> Prepared:
@@ -212,15 +191,15 @@ def decode_bootstrap(reader: Reader) -> Bootstrap:
     _, instance, counter, backend, rank, inner, trusted, deadline, model, bounded, hosted = fields
     if bounded > MAX_WORLD + 1 or hosted > MAX_WORLD:
         raise LimitExceeded(f"BOOTSTRAP declares {bounded} bounds and {hosted} hosts")
-    if backend not in _BACKENDS or inner > 1 or trusted > 1:
+    if backend not in BACKENDS or inner > 1 or trusted > 1:
         raise RemoteProtocolError("BOOTSTRAP has a field out of range")
     bounds = tuple(reader.u16() for _ in range(bounded))
     if max(bounds, default=0) > MAX_LAYERS:
         raise LimitExceeded(f"BOOTSTRAP declares {max(bounds)} layers")
-    hosts = _hosts(reader, hosted)
+    hosts = read_hosts(reader, hosted)
     return Bootstrap(
         Epoch(instance, counter),
-        _BACKENDS[backend],
+        BACKENDS[backend],
         rank,
         inner == 1,
         deadline,
@@ -231,7 +210,8 @@ def decode_bootstrap(reader: Reader) -> Bootstrap:
     )
 
 
-def _hosts(reader: Reader, count: int) -> tuple[tuple[str, int], ...]:
+def read_hosts(reader: Reader, count: int) -> tuple[tuple[str, int], ...]:
+    """*count* pairs of an address and a port."""
     return tuple((reader.text(MAX_ADDRESS), reader.u16()) for _ in range(count))
 
 
@@ -319,44 +299,6 @@ def decode_cannot(reader: Reader) -> CannotServe:
     return CannotServe(_epoch(instance, counter), _kind(code), _printable(reader), n)
 
 
-def decode_info(reader: Reader) -> EngineInfo:
-    """Read ENGINE_INFO."""
-    fields = reader.unpack(INFO)
-    _, model, dtype, hidden, vocabulary, context, trim, splits, backends, *rest = fields
-    room, ends, count, joined_count, size = rest
-    if max(count, joined_count) > MAX_LAYERS:
-        raise LimitExceeded(f"ENGINE_INFO declares {max(count, joined_count)} layers")
-    if dtype not in _DTYPES or trim > 1:
-        raise RemoteProtocolError("ENGINE_INFO has a field out of range")
-    layers = tuple(reader.u64() for _ in range(count))
-    joined = tuple(reader.u16() for _ in range(joined_count))
-    if joined and any(a >= b for a, b in pairwise((0, *joined, count))):
-        raise RemoteProtocolError("ENGINE_INFO joins layers that are not there, or out of order")
-    return EngineInfo(
-        model,
-        _DTYPES[dtype],
-        hidden,
-        vocabulary,
-        context,
-        trim == 1,
-        room,
-        ends,
-        layers,
-        splits,
-        backends,
-        joined,
-        _plain(reader.words(size, MAX_REASON)),
-    )
-
-
-def decode_hop(reader: Reader) -> HopKey:
-    """Read HOP_KEY."""
-    _, outgoing, suite, cluster, secret = reader.unpack(HOP)
-    if outgoing > 1:
-        raise RemoteProtocolError("HOP_KEY has a field out of range")
-    return HopKey(outgoing == 1, suite, cluster, secret)
-
-
 def decode_row(reader: Reader) -> Row:
     """Read ROW."""
     _, *fields, biased, generated, length = reader.unpack(ROW)
@@ -364,22 +306,6 @@ def decode_row(reader: Reader) -> Row:
         raise LimitExceeded(f"{biased} biases; the limit is {MAX_BIAS}")
     bias = tuple((token, value) for token, value in (reader.unpack(BIAS) for _ in range(biased)))
     return Row(*[*fields, bias, _ids(reader, length), generated])
-
-
-def decode_logprobs(reader: Reader) -> Logprobs:
-    """Read LOGPROBS."""
-    _, n, uid, chosen, count = reader.unpack(LOGPROBS)
-    if count > MAX_LOGPROBS:
-        raise LimitExceeded(f"{count} log probabilities; the limit is {MAX_LOGPROBS}")
-    pairs = [reader.unpack(LOGPROB) for _ in range(count)]
-    ids, values = (tuple(part) for part in zip(*pairs, strict=True)) if pairs else ((), ())
-    return Logprobs(n, uid, chosen, ids, values)
-
-
-def decode_loaded(reader: Reader) -> Loaded:
-    """Read LOADED."""
-    _, *fields = reader.unpack(LOADED)
-    return Loaded(*fields)
 
 
 _EVENTS: Final = {int(event): event for event in TunnelEvent}
@@ -411,19 +337,3 @@ def _read_reason(reader: Reader) -> Reason:
     if hindrance is None:
         raise RemoteProtocolError(f"unknown hindrance {code}")
     return Reason(hindrance, rank, _printable(reader))
-
-
-def decode_group(reader: Reader) -> Group:
-    """Read GROUP."""
-    _, backend, rank, size, deadline, hosted = reader.unpack(GROUP)
-    if size > MAX_WORLD or hosted > MAX_WORLD:
-        raise LimitExceeded(f"GROUP declares {size} members and {hosted} hosts")
-    if backend not in _BACKENDS:
-        raise RemoteProtocolError("GROUP has a field out of range")
-    return Group(_BACKENDS[backend], rank, size, deadline, _hosts(reader, hosted))
-
-
-def decode_grouped(reader: Reader) -> Grouped:
-    """Read GROUPED."""
-    _, *fields = reader.unpack(GROUPED)
-    return Grouped(*fields)

@@ -119,6 +119,19 @@ def vector(data: Buffer, limit: int) -> bytes:
     return U32.pack(len(data)) + data
 
 
+def sized(value: bytes, size: int) -> bytes:
+    """*value*. Raises `LocalProtocolError` unless it has *size* bytes."""
+    if len(value) != size:
+        raise LocalProtocolError(f"a field of {size} bytes was given {len(value)}")
+    return value
+
+
+def at_most(entries: int, limit: int, what: str) -> None:
+    """Raise `LocalProtocolError` if there are more than *limit* *entries*; *what* names them."""
+    if entries > limit:
+        raise LocalProtocolError(f"{entries} {what}; the limit is {limit}")
+
+
 def text(value: str, limit: int) -> bytes:
     """*value* as UTF-8 with a u16 length. Raises `LocalProtocolError` beyond *limit* bytes."""
     data = value.encode()
@@ -151,6 +164,13 @@ The list is fixed because what Python calls printable changes with its Unicode v
 def is_plain(value: str) -> bool:
     """True if *value* has no hidden character, so that it can be shown to a person as it is."""
     return _HIDDEN.isdisjoint(value)
+
+
+def plain(value: str) -> str:
+    """*value*. Raises `RemoteProtocolError` if it is not `is_plain`."""
+    if not is_plain(value):
+        raise RemoteProtocolError("a reason holds unprintable characters")
+    return value
 
 
 def clip(value: str, limit: int) -> str:

@@ -15,16 +15,9 @@ from sealring_protocol.codec.layouts import (
     DIGEST,
     DONE,
     FAILURE,
-    GROUP,
-    GROUPED,
     HELLO,
-    HOP,
     IDLE,
-    INFO,
     JOIN,
-    LOADED,
-    LOGPROB,
-    LOGPROBS,
     OPEN,
     PREFILL,
     PREPARED,
@@ -38,14 +31,6 @@ from sealring_protocol.codec.layouts import (
     TUNNEL,
     WAITING,
     WINDOW,
-)
-from sealring_protocol.codec.local_messages import (
-    EngineInfo,
-    Group,
-    Grouped,
-    HopKey,
-    Loaded,
-    Logprobs,
 )
 from sealring_protocol.codec.messages import (
     Accept,
@@ -64,10 +49,10 @@ from sealring_protocol.codec.messages import (
     Step,
     StepDone,
     Tunnel,
+    Waiting,
 )
 from sealring_protocol.codec.tensor import encode_tensor
-from sealring_protocol.codec.waiting import Waiting
-from sealring_protocol.codec.wire import U16, U64, Buffer, clip, text, vector
+from sealring_protocol.codec.wire import U16, U64, Buffer, at_most, clip, sized, text, vector
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import (
     MAX_ADDRESS,
@@ -85,11 +70,6 @@ from sealring_protocol.limits import (
 )
 
 
-def _at_most(entries: int, limit: int, what: str) -> None:
-    if entries > limit:
-        raise LocalProtocolError(f"{entries} {what}; the limit is {limit}")
-
-
 def _failure(failed: Failure) -> bytes:
     return FAILURE.pack(failed.rank, failed.kind) + _reason(failed.message)
 
@@ -100,12 +80,12 @@ def _reason(words: str) -> bytes:
 
 def _add_tail(parts: list[Buffer], message: Step | StepDone) -> None:
     if message.spent:
-        _at_most(len(message.spent), MAX_SPENT, "entries of times")
+        at_most(len(message.spent), MAX_SPENT, "entries of times")
         parts += [SPENT.pack(s.compute_us, s.wait_us, s.seal_us) for s in message.spent]
     if message.ids:
         parts.append(_ids(message.ids))
     if message.tensors:
-        _at_most(len(message.tensors), MAX_TENSORS, "tensors")
+        at_most(len(message.tensors), MAX_TENSORS, "tensors")
         for tensor in message.tensors:
             parts += encode_tensor(tensor)
     if message.failed is not None:
@@ -113,7 +93,7 @@ def _add_tail(parts: list[Buffer], message: Step | StepDone) -> None:
 
 
 def _ids(ids: tuple[int, ...]) -> bytes:
-    _at_most(len(ids), MAX_IDS, "token ids")
+    at_most(len(ids), MAX_IDS, "token ids")
     return struct.pack(f">{len(ids)}I", *ids)
 
 
@@ -151,8 +131,8 @@ def encode_close(message: Close) -> list[Buffer]:
 
 def encode_hello(message: Hello) -> list[Buffer]:
     """The parts of HELLO."""
-    _at_most(message.layers, MAX_LAYERS, "layers")
-    model = _sized(message.model, 32)
+    at_most(message.layers, MAX_LAYERS, "layers")
+    model = sized(message.model, 32)
     about = message.layers, message.dtype, message.hidden, message.room
     return [HELLO.pack(message.CODE, model, *about)]
 
@@ -166,8 +146,8 @@ def encode_prepared(message: Prepared) -> list[Buffer]:
 def encode_ready(message: Ready) -> list[Buffer]:
     """The parts of READY."""
     cost = message.cost
-    _at_most(len(cost.windows), MAX_WINDOWS, "windows")
-    _at_most(message.last, MAX_LAYERS, "layers")
+    at_most(len(cost.windows), MAX_WINDOWS, "windows")
+    at_most(message.last, MAX_LAYERS, "layers")
     head = READY.pack(
         message.CODE,
         message.epoch.instance,
@@ -187,9 +167,9 @@ def encode_ready(message: Ready) -> list[Buffer]:
 
 def encode_bootstrap(message: Bootstrap) -> list[Buffer]:
     """The parts of BOOTSTRAP."""
-    _at_most(message.world, MAX_WORLD, "ranks")
-    _at_most(message.bounds[-1], MAX_LAYERS, "layers")
-    _at_most(len(message.hosts), MAX_WORLD, "hosts")
+    at_most(message.world, MAX_WORLD, "ranks")
+    at_most(message.bounds[-1], MAX_LAYERS, "layers")
+    at_most(len(message.hosts), MAX_WORLD, "hosts")
     head = BOOTSTRAP.pack(
         message.CODE,
         message.epoch.instance,
@@ -199,22 +179,17 @@ def encode_bootstrap(message: Bootstrap) -> list[Buffer]:
         message.inner_seal,
         message.trusted,
         message.deadline_ms,
-        _sized(message.model, 32),
+        sized(message.model, 32),
         len(message.bounds),
         len(message.hosts),
     )
     bounds = b"".join(U16.pack(bound) for bound in message.bounds)
-    return [head + bounds + _hosts(message.hosts)]
+    return [head + bounds + write_hosts(message.hosts)]
 
 
-def _hosts(hosts: tuple[tuple[str, int], ...]) -> bytes:
+def write_hosts(hosts: tuple[tuple[str, int], ...]) -> bytes:
+    """An address and a port for each of *hosts*."""
     return b"".join(text(host, MAX_ADDRESS) + U16.pack(port) for host, port in hosts)
-
-
-def _sized(value: bytes, size: int) -> bytes:
-    if len(value) != size:
-        raise LocalProtocolError(f"a field of {size} bytes was given {len(value)}")
-    return value
 
 
 def encode_step(message: Step) -> list[Buffer]:
@@ -231,7 +206,7 @@ def encode_step(message: Step) -> list[Buffer]:
         message.epoch.instance,
         message.epoch.counter,
         message.n,
-        _sized(message.digest, DIGEST),
+        sized(message.digest, DIGEST),
         len(message.save),
         len(message.evict),
         len(message.drop),
@@ -256,7 +231,7 @@ def encode_step(message: Step) -> list[Buffer]:
 
 def _composition(message: Step) -> list[Buffer]:
     for entries in (message.drop, message.evict, message.save, message.open, message.join):
-        _at_most(len(entries), MAX_ROWS, "entries in one list of a step")
+        at_most(len(entries), MAX_ROWS, "entries in one list of a step")
     parts: list[Buffer] = [SAVE.pack(s.uid, s.handle) for s in message.save]
     parts += [U64.pack(uid) for uid in message.evict]
     parts += [U64.pack(number) for number in message.drop]
@@ -289,39 +264,9 @@ def encode_cannot(message: CannotServe) -> list[Buffer]:
     return [head + _reason(message.reason)]
 
 
-def encode_info(message: EngineInfo) -> list[Buffer]:
-    """The parts of ENGINE_INFO."""
-    _at_most(len(message.layers), MAX_LAYERS, "layers")
-    reason = clip(message.reason, MAX_REASON).encode()
-    head = INFO.pack(
-        message.CODE,
-        _sized(message.model, 32),
-        message.dtype,
-        message.hidden,
-        message.vocabulary,
-        message.context,
-        message.trimmable,
-        message.splits,
-        message.backends,
-        message.room,
-        message.ends,
-        len(message.layers),
-        len(message.joined),
-        len(reason),
-    )
-    sizes = b"".join(U64.pack(size) for size in message.layers)
-    return [head + sizes + b"".join(U16.pack(layer) for layer in message.joined) + reason]
-
-
-def encode_hop(message: HopKey) -> list[Buffer]:
-    """The parts of HOP_KEY."""
-    cluster, secret = _sized(message.cluster, 32), _sized(message.secret, 32)
-    return [HOP.pack(message.CODE, message.outgoing, message.suite, cluster, secret)]
-
-
 def encode_row(m: Row) -> list[Buffer]:
     """The parts of ROW."""
-    _at_most(len(m.bias), MAX_BIAS, "biases")
+    at_most(len(m.bias), MAX_BIAS, "biases")
     head = ROW.pack(
         m.CODE,
         m.uid,
@@ -343,18 +288,6 @@ def encode_row(m: Row) -> list[Buffer]:
     return [head + bias + (_ids(m.history) if m.history else b"")]
 
 
-def encode_logprobs(m: Logprobs) -> list[Buffer]:
-    """The parts of LOGPROBS."""
-    head = LOGPROBS.pack(m.CODE, m.n, m.uid, m.chosen, len(m.ids))
-    pairs = zip(m.ids, m.values, strict=True)
-    return [head + b"".join(LOGPROB.pack(token, value) for token, value in pairs)]
-
-
-def encode_loaded(message: Loaded) -> list[Buffer]:
-    """The parts of LOADED."""
-    return [LOADED.pack(message.CODE, message.read, message.held, message.load_us)]
-
-
 def encode_tunnel(message: Tunnel) -> list[Buffer]:
     """The parts of TUNNEL."""
     epoch = message.epoch
@@ -364,19 +297,7 @@ def encode_tunnel(message: Tunnel) -> list[Buffer]:
 
 def encode_waiting(message: Waiting) -> list[Buffer]:
     """The parts of WAITING."""
-    _at_most(len(message.reasons), MAX_REASONS, "reasons")
+    at_most(len(message.reasons), MAX_REASONS, "reasons")
     head = WAITING.pack(message.CODE, len(message.reasons))
     told = (REASON.pack(r.hindrance, r.rank) + _reason(r.text) for r in message.reasons)
     return [head + b"".join(told)]
-
-
-def encode_group(m: Group) -> list[Buffer]:
-    """The parts of GROUP."""
-    _at_most(m.size, MAX_WORLD, "members")
-    head = GROUP.pack(m.CODE, m.backend, m.rank, m.size, m.deadline_ms, len(m.hosts))
-    return [head + _hosts(m.hosts)]
-
-
-def encode_grouped(message: Grouped) -> list[Buffer]:
-    """The parts of GROUPED."""
-    return [GROUPED.pack(message.CODE, message.size, message.sum_us, message.token_us)]

@@ -19,6 +19,7 @@ from sealring_protocol.codec.messages import (
     Close,
     FailureKind,
     Hello,
+    Hindrance,
     Join,
     Message,
     Open,
@@ -26,13 +27,14 @@ from sealring_protocol.codec.messages import (
     Pong,
     Prepared,
     Ready,
+    Reason,
     Save,
     Step,
     StepDone,
     Tunnel,
     TunnelEvent,
+    Waiting,
 )
-from sealring_protocol.codec.waiting import Hindrance, Reason, Waiting
 from sealring_protocol.conformance.files import Json, u64
 from sealring_protocol.conformance.local_fields import LOCAL_FROM, LOCAL_TO
 from sealring_protocol.conformance.message_parts import (

@@ -20,13 +20,13 @@ from sealring_protocol.codec.messages import (
     Pong,
     Prefill,
     Progress,
+    Reason,
     Spent,
     Step,
     StepDone,
     Work,
 )
 from sealring_protocol.codec.tensor import DType, Tensor
-from sealring_protocol.codec.waiting import Reason
 from sealring_protocol.conformance.files import Json, u64
 
 ToFields = Mapping[type[Any], Callable[[Any], dict[str, Json]]]

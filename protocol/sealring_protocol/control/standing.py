@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from sealring_protocol.codec.messages import Failure
-from sealring_protocol.codec.waiting import Reason
+from sealring_protocol.codec.messages import Failure, Reason
 
 
 class Phase(enum.Enum):

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from sealring_protocol.codec.waiting import Hindrance
+from sealring_protocol.codec.messages import Hindrance
 
 
 class Cause(enum.Enum):

@@ -13,8 +13,7 @@ from typing import Final
 
 import attrs
 
-from sealring_protocol.codec.messages import FailureKind
-from sealring_protocol.codec.waiting import Reason, Waiting
+from sealring_protocol.codec.messages import FailureKind, Reason, Waiting
 from sealring_protocol.control.head.models import ONE_SIDED, one_sided, short
 from sealring_protocol.control.standing import Phase
 from sealring_protocol.diagnosis.causes import (

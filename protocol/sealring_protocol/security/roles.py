@@ -23,8 +23,8 @@ from sealring_protocol.codec.messages import (
     Step,
     StepDone,
     Tunnel,
+    Waiting,
 )
-from sealring_protocol.codec.waiting import Waiting
 
 
 class Purpose(enum.IntEnum):

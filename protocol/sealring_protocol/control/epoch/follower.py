@@ -23,8 +23,8 @@ from sealring_protocol.codec.messages import (
     Row,
     Step,
     StepDone,
+    Waiting,
 )
-from sealring_protocol.codec.waiting import Waiting
 from sealring_protocol.control.effects import (
     Effect,
     Level,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sealring_protocol.codec.waiting import Reason, Waiting
+from sealring_protocol.codec.messages import Reason, Waiting
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
 from sealring_protocol.limits import NO_RANK, WAITINGS_PER_SECOND
 from sealring_protocol.security.admission import TokenBucket

@@ -23,8 +23,8 @@ from sealring_protocol.codec.messages import (
     Hello,
     Prepared,
     Ready,
+    Waiting,
 )
-from sealring_protocol.codec.waiting import Waiting
 from sealring_protocol.control.effects import Effect, Level, Note, Send, ToEngine, Want
 from sealring_protocol.control.epoch import pipeline
 from sealring_protocol.control.epoch.collective import Joining

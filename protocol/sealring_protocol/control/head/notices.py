@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sealring_protocol.codec.waiting import Waiting
+from sealring_protocol.codec.messages import Waiting
 from sealring_protocol.control.effects import Send
 from sealring_protocol.security.roles import Purpose
 

@@ -106,7 +106,7 @@ class Losses:
         ends."""
         outcomes: list[Outcome] = []
         if failure.kind is FailureKind.MEMORY and not loss.alone:
-            self._running.learn(failure.rank, loss.taken)
+            self._running.room.learn(failure.rank, loss.taken)
         for row in self._living(uids):
             row.suspect = True
             row.failures += 1

@@ -1,7 +1,7 @@
 """The scheduler's rows: those with caches on the ranks, those about to get them, and those waiting.
 
 A request becomes a row and waits (`waiting`) until a place is free and every rank has room for its
-caches (`kv_budget`). It is opened, perhaps from a snapshot (`prefixes`), prefilled, and joins its
+caches (`cache_room`). It is opened, perhaps from a snapshot (`prefixes`), prefilled, and joins its
 group. It leaves because it ended, or because it must make room; then it waits again, and its prompt
 and its tokens so far are prefilled anew. This module only notes what leaves (`leaving`,
 `dropping`); the next step carries it out on all ranks.
@@ -17,7 +17,8 @@ from typing import Final
 
 from sealring_protocol.codec.messages import Ready, Save
 from sealring_protocol.control.epoch.ledger import Ledger
-from sealring_protocol.control.scheduler.kv_budget import GRAIN, KvBudget, Shape
+from sealring_protocol.control.scheduler.cache_room import CacheRoom
+from sealring_protocol.control.scheduler.kv_budget import GRAIN
 from sealring_protocol.control.scheduler.prefixes import SHORTEST, Prefixes, Snapshot
 from sealring_protocol.control.scheduler.requests import (
     ContextOverflow,
@@ -33,9 +34,6 @@ from sealring_protocol.control.scheduler.rows import LiveRow, RowEvent, RowState
 from sealring_protocol.control.scheduler.waiting import Waiting
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import MAX_IDS, MAX_ROW_WEIGHT
-
-_RESERVE: Final = 2 * GRAIN
-"""Tokens that a row must have room to grow by before it is opened."""
 
 _WASTE: Final = 1024
 """Tokens of padding in a group's cache that count as much as one more row."""
@@ -57,14 +55,10 @@ class RunningRows:
         self.leaving: list[int] = []  # rows to evict from their groups
         self.dropping: list[int] = []  # private caches and snapshots to drop
         self.ended: list[Outcome] = []  # requests ended for want of room
+        self.room = CacheRoom(context)
         self._context = context
-        self._longest = context
         self._next_uid = first_uid
         self._leaders: dict[tuple[tuple[str, str], tuple[int, ...]], LiveRow] = {}  # see `_follow`
-        self._budget = KvBudget()  # of several rows, limited by `learnt`
-        self._budget_alone = KvBudget()  # of a row that runs alone
-        self._ranks: tuple[Ready, ...] = ()
-        self.learnt: dict[int, int] = {}  # limit in bytes, by rank whose memory ran out
         self._saving: list[LiveRow] = []  # rows to snapshot in the next step
 
     # ---------------------------------------------------------- come and go
@@ -81,12 +75,12 @@ class RunningRows:
         least = max(1, request.max_tokens)
         if length + least > self._context:
             raise ContextOverflow(length, least, self._context)
-        if length + least > self._longest:
-            raise RoomOverflow(length + least, self._longest)
+        if length + least > self.room.longest:
+            raise RoomOverflow(length + least, self.room.longest)
         if self.waiting.is_full(request.owner, self.config.queue):
             raise QueueFull(len(self.waiting))
         uid = self._number()
-        end = length + request.max_tokens if request.max_tokens else self._longest
+        end = length + request.max_tokens if request.max_tokens else self.room.longest
         row = LiveRow(uid, request, end, list(request.prompt))
         self.rows[uid] = row
         self.waiting.queue(row)
@@ -213,40 +207,13 @@ class RunningRows:
 
     def begin(self, ranks: Iterable[Ready]) -> None:
         """An epoch begins, on *ranks* that hold nothing yet."""
-        ranks = self._ranks = tuple(ranks)
-        self._budget = KvBudget(
-            (min(ready.room, self.learnt.get(rank, ready.room)), ready.cost)
-            for rank, ready in enumerate(ranks)
-        )
-        self._budget_alone = KvBudget((ready.room, ready.cost) for ready in ranks)
-        self._longest = self._budget_alone.longest(self._context)
+        ranks = tuple(ranks)
+        self.room.begin(ranks)
         self.prefixes.clear(cuttable=all(ready.trimmable for ready in ranks))
 
     def taken(self) -> tuple[tuple[int, int], ...]:
-        """For each rank, the bytes that all its caches take now, and those of the longest row
-        alone."""
-        shapes = self._shapes(None)
-        longest = max((longest for _, longest in shapes), default=0)
-        return tuple(
-            (
-                KvBudget.taken(ready.cost, shapes, self.prefixes.lengths),
-                KvBudget.taken(ready.cost, [(1, longest)], ()),
-            )
-            for ready in self._ranks
-        )
-
-    def learn(self, rank: int, taken: tuple[tuple[int, int], ...]) -> None:
-        """The memory of *rank* ran out when the caches had *taken* (see `taken`). Limits it from
-        the next epoch on.
-
-        Several rows together then get a tenth less than that, but always enough for the longest of
-        them. A row that runs alone may still use all of the rank's memory: another program may have
-        caused the shortage, and the rank would never again serve long requests.
-        """
-        if rank < len(taken):
-            everything, alone = taken[rank]
-            most = min(everything, self.learnt.get(rank, everything))
-            self.learnt[rank] = max(alone, most - most // 10)
+        """See `CacheRoom.taken`."""
+        return self.room.taken(self.live.values(), self.prefixes.lengths)
 
     def abandon(self) -> None:
         """The epoch is over: every row waits to be prefilled again."""
@@ -296,7 +263,7 @@ class RunningRows:
                 if self.live:
                     return False
                 reason = FinishReason.LENGTH if row.emitted else FinishReason.FAILED
-                limits = RoomOverflow(len(row.tokens) + 1, self._longest)
+                limits = RoomOverflow(len(row.tokens) + 1, self.room.longest)
                 self.ended += self.end(row.uid, reason, str(limits))
                 return True
         self.waiting.take(row)
@@ -329,27 +296,8 @@ class RunningRows:
 
     # -------------------------------------------------------------------- room
 
-    def _shapes(self, entering: LiveRow | None) -> list[Shape]:
-        """The shape of each group after one more token for each row, with *entering* and its
-        reserve."""
-        shapes: dict[int, Shape] = {}
-        for row in self.live.values():
-            count, longest = shapes.get(row.group, (0, 0))
-            shapes[row.group] = count + 1, max(longest, self._need(row, 1))
-        if entering is not None:
-            count, longest = shapes.get(entering.group, (0, 0))
-            shapes[entering.group] = count + 1, max(longest, self._need(entering, _RESERVE))
-        return list(shapes.values())
-
-    def _need(self, row: LiveRow, growth: int) -> int:
-        """The tokens of *row* after it has grown by *growth*, or as far as it may."""
-        left = min(row.end, self._longest) - len(row.tokens)
-        return len(row.tokens) + row.flying + max(1, min(left, growth))
-
     def _shortage(self, entering: LiveRow | None = None) -> int:
-        alone = len(self.live) + (entering is not None) <= 1
-        room = self._budget_alone if alone else self._budget
-        return room.shortage(self._shapes(entering), self.prefixes.lengths)
+        return self.room.shortage(self.live.values(), self.prefixes.lengths, entering)
 
     def make_room(self) -> None:
         """Drop snapshots, then preempt the youngest rows, until all rows fit after growing."""
@@ -400,10 +348,8 @@ class RunningRows:
         """True if *snapshot* may be kept, after older ones were dropped if needed."""
         while True:
             lengths = [*self.prefixes.lengths, snapshot.length]
-            if (
-                len(lengths) <= self.config.prefixes
-                and self._budget.share(lengths) <= self.config.prefix_share
-                and self._budget.shortage(self._shapes(None), lengths) <= 0
+            if len(lengths) <= self.config.prefixes and self.room.keeps(
+                self.live.values(), lengths, self.config.prefix_share
             ):
                 return True
             if not self._drop_oldest():

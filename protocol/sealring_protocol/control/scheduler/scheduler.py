@@ -1,12 +1,12 @@
 """The scheduler, on the head alone: it chooses the next step and interprets its answer.
 
 Requests become rows and wait (`waiting`). As far as the ranks have room for their caches
-(`kv_budget`), rows are prefilled chunk by chunk into private caches, join a group, and get one
-token for each DECODE step of their group. Every change of the set of rows is one of two: open and
-prefill, or leave (evict, drop). Cancelling, preempting and recovering from a lost epoch therefore
-share one path: the row leaves, and if it goes on, its prompt and its tokens so far are prefilled
-again. A row that ends leaves a snapshot (`prefixes`), from which a later row with the same
-beginning is opened.
+(`cache_room`), rows are prefilled chunk by chunk (`chunks`) into private caches, join a group, and
+get one token for each DECODE step of their group. Every change of the set of rows is one of two:
+open and prefill, or leave (evict, drop). Cancelling, preempting and recovering from a lost epoch
+therefore share one path: the row leaves, and if it goes on, its prompt and its tokens so far are
+prefilled again. A row that ends leaves a snapshot (`prefixes`), from which a later row with the
+same beginning is opened.
 
 Steps are executed in order, so a step may name rows whose earlier steps are still under way. An
 evict takes effect after the decode in flight. That decode's surplus token is dropped, because its
@@ -44,6 +44,7 @@ from sealring_protocol.codec.messages import (
 )
 from sealring_protocol.control.epoch.ledger import DIGEST_SIZE, Ledger
 from sealring_protocol.control.epoch.pipeline import weight
+from sealring_protocol.control.scheduler.chunks import Chunks
 from sealring_protocol.control.scheduler.losses import Losses
 from sealring_protocol.control.scheduler.requests import (
     FinishReason,
@@ -65,10 +66,6 @@ from sealring_protocol.limits import (
     MAX_WEIGHT_WAITING,
 )
 
-_MIN_CHUNK: Final = 16
-_OVERTAKES: Final = 2
-"""Chunks of shorter prompts that may overtake the oldest prompt."""
-
 _LISTS: Final = 6 * MAX_ROWS * ENTRY_WEIGHT
 """The most that the lists of a step weigh, with one token id for each join."""
 
@@ -85,9 +82,8 @@ class Scheduler:
         self._epoch: Epoch | None = None
         self._n = 0
         self._flights: dict[int, Flight] = {}
-        self._chunk = config.chunk
+        self._chunks = Chunks(config)
         self._read_last = False
-        self._overtaken = 0
         self._decoded = [0] * max(1, config.groups)  # the number of each group's latest decode step
         self._answered_at = 0.0
         self._losses = Losses(self._running)
@@ -118,7 +114,7 @@ class Scheduler:
     @property
     def learnt(self) -> dict[int, int]:
         """The limit in bytes for the caches of several rows, by rank whose memory ran out."""
-        return dict(self._running.learnt)
+        return dict(self._running.room.learnt)
 
     @property
     def ledger(self) -> Ledger:
@@ -160,7 +156,7 @@ class Scheduler:
         """Change the configuration; the ring may have other ranks now. Call only between epochs."""
         self.config = config
         self._running.config = config
-        self._chunk = min(self._chunk, config.chunk)
+        self._chunks.resize(config)
         self._decoded = [0] * max(1, config.groups)
         self.tune(len(self._decoded))
 
@@ -168,7 +164,7 @@ class Scheduler:
         """Forget the ranks' memory limits: each may be another machine now. Call only between
         epochs."""
         self._losses.forget()
-        self._running.learnt.clear()
+        self._running.room.learnt.clear()
 
     # ---------------------------------------------------------------- epochs
 
@@ -214,7 +210,7 @@ class Scheduler:
         row = self._next_chunk()
         if row is not None and (group is None or not self._read_last):
             self._read_last = True
-            return self._emit(saves, opened, (), self._prefill(row), now)
+            return self._emit(saves, opened, (), self._chunks.cut(row, self._running.unread()), now)
         self._read_last = False
         if group is not None:
             return self._emit(saves, opened, self._join_rows(group), Decode(group), now)
@@ -258,7 +254,7 @@ class Scheduler:
         return self._running.joiners(group)[:room]
 
     def _next_chunk(self) -> LiveRow | None:
-        """The row to prefill next: the one with the fewest tokens left, and regularly the oldest.
+        """The row to prefill next; None if there is none, or no credit for it.
 
         While rows decode, only one chunk may be in flight, so their tokens wait for one chunk at
         most.
@@ -268,16 +264,7 @@ class Scheduler:
         decoding = self.ledger.groups or Decode in kinds
         if flying >= (1 if decoding else self.config.chunks):
             return None
-        rows = self._running.unread()
-        if not rows:
-            return None
-        shortest = min(rows, key=lambda row: row.unread)
-        return rows[0] if self._overtaken >= _OVERTAKES else shortest
-
-    def _prefill(self, row: LiveRow) -> Prefill:
-        oldest = self._running.unread()[0]
-        self._overtaken = 0 if row is oldest else self._overtaken + 1
-        return Prefill(row.uid, row.position, min(row.unread, self._chunk))
+        return self._chunks.next(self._running.unread())
 
     def _emit(
         self,
@@ -372,7 +359,7 @@ class Scheduler:
         if len(ids) != expected:
             raise RemoteProtocolError(f"step {n} was answered with {len(ids)} of {expected} tokens")
         if isinstance(flight.work, Prefill):
-            self._pace(flight.work.count, now - max(flight.sent, self._answered_at))
+            self._chunks.took(flight.work.count, now - max(flight.sent, self._answered_at))
         self._answered_at = now
         outcomes: list[Outcome] = []
         for uid, position, token in zip(flight.uids, flight.positions, ids, strict=False):
@@ -400,12 +387,3 @@ class Scheduler:
             if any(other.suspect for other in self._running.rows.values()):
                 self._running.preempt(row.uid)
         return outcomes
-
-    def _pace(self, count: int, seconds: float) -> None:
-        """Adapt the chunk's size to its time budget, so that other rows do not wait longer than
-        that."""
-        budget = self.config.chunk_seconds
-        if seconds > budget:
-            self._chunk = max(min(_MIN_CHUNK, self.config.chunk), int(count * budget / seconds))
-        elif count == self._chunk and seconds < budget / 4:
-            self._chunk = min(self.config.chunk, self._chunk * 2)

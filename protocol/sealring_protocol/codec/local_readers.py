@@ -1,0 +1,89 @@
+"""One decoder per local message, which accepts only what `local_writers` produces."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from sealring_protocol.codec.layouts import GROUP, GROUPED, HOP, INFO, LOADED, LOGPROB, LOGPROBS
+from sealring_protocol.codec.local_messages import (
+    EngineInfo,
+    Group,
+    Grouped,
+    HopKey,
+    Loaded,
+    Logprobs,
+)
+from sealring_protocol.codec.readers import BACKENDS, DTYPES, read_hosts
+from sealring_protocol.codec.wire import Reader, plain
+from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
+from sealring_protocol.limits import MAX_LAYERS, MAX_LOGPROBS, MAX_REASON, MAX_WORLD
+
+
+def decode_info(reader: Reader) -> EngineInfo:
+    """Read ENGINE_INFO."""
+    fields = reader.unpack(INFO)
+    _, model, dtype, hidden, vocabulary, context, trim, splits, backends, *rest = fields
+    room, ends, count, joined_count, size = rest
+    if max(count, joined_count) > MAX_LAYERS:
+        raise LimitExceeded(f"ENGINE_INFO declares {max(count, joined_count)} layers")
+    if dtype not in DTYPES or trim > 1:
+        raise RemoteProtocolError("ENGINE_INFO has a field out of range")
+    layers = tuple(reader.u64() for _ in range(count))
+    joined = tuple(reader.u16() for _ in range(joined_count))
+    if joined and any(a >= b for a, b in pairwise((0, *joined, count))):
+        raise RemoteProtocolError("ENGINE_INFO joins layers that are not there, or out of order")
+    return EngineInfo(
+        model,
+        DTYPES[dtype],
+        hidden,
+        vocabulary,
+        context,
+        trim == 1,
+        room,
+        ends,
+        layers,
+        splits,
+        backends,
+        joined,
+        plain(reader.words(size, MAX_REASON)),
+    )
+
+
+def decode_hop(reader: Reader) -> HopKey:
+    """Read HOP_KEY."""
+    _, outgoing, suite, cluster, secret = reader.unpack(HOP)
+    if outgoing > 1:
+        raise RemoteProtocolError("HOP_KEY has a field out of range")
+    return HopKey(outgoing == 1, suite, cluster, secret)
+
+
+def decode_logprobs(reader: Reader) -> Logprobs:
+    """Read LOGPROBS."""
+    _, n, uid, chosen, count = reader.unpack(LOGPROBS)
+    if count > MAX_LOGPROBS:
+        raise LimitExceeded(f"{count} log probabilities; the limit is {MAX_LOGPROBS}")
+    pairs = [reader.unpack(LOGPROB) for _ in range(count)]
+    ids, values = (tuple(part) for part in zip(*pairs, strict=True)) if pairs else ((), ())
+    return Logprobs(n, uid, chosen, ids, values)
+
+
+def decode_loaded(reader: Reader) -> Loaded:
+    """Read LOADED."""
+    _, *fields = reader.unpack(LOADED)
+    return Loaded(*fields)
+
+
+def decode_group(reader: Reader) -> Group:
+    """Read GROUP."""
+    _, backend, rank, size, deadline, hosted = reader.unpack(GROUP)
+    if size > MAX_WORLD or hosted > MAX_WORLD:
+        raise LimitExceeded(f"GROUP declares {size} members and {hosted} hosts")
+    if backend not in BACKENDS:
+        raise RemoteProtocolError("GROUP has a field out of range")
+    return Group(BACKENDS[backend], rank, size, deadline, read_hosts(reader, hosted))
+
+
+def decode_grouped(reader: Reader) -> Grouped:
+    """Read GROUPED."""
+    _, *fields = reader.unpack(GROUPED)
+    return Grouped(*fields)

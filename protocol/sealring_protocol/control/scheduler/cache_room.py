@@ -1,0 +1,110 @@
+"""The room that the ranks of an epoch have for the caches of rows, and what has been learnt of it.
+
+Rows are counted with the tokens that they are about to get. Several rows together may use less than
+a row that runs alone, because a rank whose memory ran out is trusted with less from then on (see
+`CacheRoom.learn`). The arithmetic of groups and copies is in `kv_budget`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from sealring_protocol.codec.messages import Ready
+from sealring_protocol.control.scheduler.kv_budget import GRAIN, KvBudget, Shape
+from sealring_protocol.control.scheduler.rows import LiveRow
+
+_RESERVE: Final = 2 * GRAIN
+"""Tokens that a row must have room to grow by before it is opened."""
+
+
+class CacheRoom:
+    """The ranks' room; without ranks it is unlimited.
+
+    *rows* are always those that have caches, or are about to get them, and *snapshots* the tokens
+    of each snapshot.
+    """
+
+    def __init__(self, context: int) -> None:
+        """*context* is the longest row in tokens that the model allows."""
+        self.longest = context  # tokens of the longest row that fits, alone
+        self.learnt: dict[int, int] = {}  # limit in bytes, by rank whose memory ran out
+        self._context: Final = context
+        self._ranks: tuple[Ready, ...] = ()
+        self._several = KvBudget()  # of several rows, limited by `learnt`
+        self._alone = KvBudget()  # of a row that runs alone
+
+    def begin(self, ranks: Iterable[Ready]) -> None:
+        """An epoch begins, on *ranks*, which report their room and what a row costs."""
+        ranks = self._ranks = tuple(ranks)
+        self._several = KvBudget(
+            (min(ready.room, self.learnt.get(rank, ready.room)), ready.cost)
+            for rank, ready in enumerate(ranks)
+        )
+        self._alone = KvBudget((ready.room, ready.cost) for ready in ranks)
+        self.longest = self._alone.longest(self._context)
+
+    def taken(
+        self, rows: Collection[LiveRow], snapshots: Collection[int]
+    ) -> tuple[tuple[int, int], ...]:
+        """For each rank, the bytes that all its caches take now, and those of the longest row
+        alone."""
+        shapes = self._shapes(rows, None)
+        longest = max((longest for _, longest in shapes), default=0)
+        return tuple(
+            (
+                KvBudget.taken(ready.cost, shapes, snapshots),
+                KvBudget.taken(ready.cost, [(1, longest)], ()),
+            )
+            for ready in self._ranks
+        )
+
+    def learn(self, rank: int, taken: tuple[tuple[int, int], ...]) -> None:
+        """The memory of *rank* ran out when the caches had *taken* (see `taken`). Limits it from
+        the next epoch on.
+
+        Several rows together then get a tenth less than that, but always enough for the longest of
+        them. A row that runs alone may still use all of the rank's memory: another program may have
+        caused the shortage, and the rank would never again serve long requests.
+        """
+        if rank < len(taken):
+            everything, alone = taken[rank]
+            most = min(everything, self.learnt.get(rank, everything))
+            self.learnt[rank] = max(alone, most - most // 10)
+
+    def shortage(
+        self,
+        rows: Collection[LiveRow],
+        snapshots: Collection[int],
+        entering: LiveRow | None = None,
+    ) -> int:
+        """Bytes that the tightest rank lacks for *rows*, *snapshots*, and the *entering* row with
+        its reserve; 0 or less when all fits."""
+        alone = len(rows) + (entering is not None) <= 1
+        budget = self._alone if alone else self._several
+        return budget.shortage(self._shapes(rows, entering), snapshots)
+
+    def keeps(self, rows: Collection[LiveRow], snapshots: Collection[int], share: float) -> bool:
+        """True if *snapshots* fit beside *rows*, in at most the fraction *share* of any rank's
+        room."""
+        return (
+            self._several.share(snapshots) <= share
+            and self._several.shortage(self._shapes(rows, None), snapshots) <= 0
+        )
+
+    def _shapes(self, rows: Collection[LiveRow], entering: LiveRow | None) -> list[Shape]:
+        """The shape of each group after one more token for each row, with *entering* and its
+        reserve."""
+        shapes: dict[int, Shape] = {}
+        for row in rows:
+            count, longest = shapes.get(row.group, (0, 0))
+            shapes[row.group] = count + 1, max(longest, self._need(row, 1))
+        if entering is not None:
+            count, longest = shapes.get(entering.group, (0, 0))
+            shapes[entering.group] = count + 1, max(longest, self._need(entering, _RESERVE))
+        return list(shapes.values())
+
+    def _need(self, row: LiveRow, growth: int) -> int:
+        """The tokens of *row* after it has grown by *growth*, or as far as it may."""
+        left = min(row.end, self.longest) - len(row.tokens)
+        return len(row.tokens) + row.flying + max(1, min(left, growth))
