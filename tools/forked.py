@@ -29,10 +29,18 @@ MEMORY_LIMIT: Final = 4 << 30
 
 _FOLLOWER: Final = "tests/control/test_follower_states.py"
 _CONTROL: Final = ("tests/control", "tests/node")
-_LINK: Final = ("tests/link", "tests/node/test_hostile.py", "tests/node/test_meeting.py")
+_LINK: Final = (
+    "tests/link",
+    "tests/node/test_hostile.py",
+    "tests/node/test_meeting.py",
+    "tests/node/test_new_rosters.py",
+)
 _TESTS: Final = {
     "sealring_protocol.codec": ("tests/codec", "tests/security", "tests/link"),
-    "sealring_protocol.security": ("tests/security", "tests/link", "tests/node/test_meeting.py"),
+    "sealring_protocol.security": (
+        *("tests/security", "tests/link"),
+        *("tests/node/test_meeting.py", "tests/node/test_new_rosters.py"),
+    ),
     "sealring_protocol.control.epoch.collective": ("tests/control/test_collective.py", *_CONTROL),
     "sealring_protocol.control.epoch.follower": (_FOLLOWER, *_CONTROL),
     "sealring_protocol.control.epoch.ledger": ("tests/control/test_ledger.py", "tests/control"),
@@ -48,7 +56,9 @@ _TESTS: Final = {
         "tests/io_trio/test_engine_supervisor.py",
     ),
     "sealring_trio.net": ("tests/io_trio/test_wire.py",),
-    "sealring_trio.collective": ("tests/io_trio/test_carrier.py", "tests/io_trio/test_streams.py"),
+    "sealring_trio.collective": tuple(
+        f"tests/io_trio/test_{name}.py" for name in ("carrier", "streams", "tunnel_links")
+    ),
 }
 """By the beginning of a module's name, the tests of its rooms. The first that fits counts."""
 

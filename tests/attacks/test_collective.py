@@ -30,7 +30,7 @@ from sealring_trio.local.ring import local_ring
 from sealring_trio.processes.namespace import NoNamespace, why_not
 
 from tests.io_trio.test_engine_supervisor import FAKE, Owner
-from tests.io_trio.test_streams import CLOSE, EPOCH, OPEN, sides
+from tests.io_trio.tunnel_sides import CLOSE, EPOCH, OPEN, sides
 from tests.networks import own_network
 
 needs_root = pytest.mark.skipif(

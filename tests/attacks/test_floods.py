@@ -25,8 +25,8 @@ from sealring_trio.net.wire import RECEIVE_SIZE
 from sealring_trio.node.runtime import Runtime
 
 from tests.driver import End
-from tests.sim.cluster import COORDINATOR, signer
 from tests.sim.fake_engine import info
+from tests.sim.rosters import COORDINATOR, signer
 
 SMALL = 20_000
 """Messages of a flood: more than a thread reads at once where it reads what there is."""

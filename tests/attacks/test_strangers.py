@@ -31,7 +31,9 @@ from sealring_trio.net.wire import LINGER
 from tests.attacks.test_floods import at_work
 from tests.driver import End, drive
 from tests.link.pair import config
-from tests.sim.cluster import COORDINATOR, WALL, Cluster, Host, make_roster, signer
+from tests.sim.cluster import Cluster
+from tests.sim.hosts import Host
+from tests.sim.rosters import COORDINATOR, WALL, make_roster, signer
 
 SOON = 2.0
 """Seconds within which a member gets through."""

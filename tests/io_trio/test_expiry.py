@@ -6,7 +6,7 @@ import attrs
 import pytest
 from sealring_trio.node.expiry import DAY, HOUR, Expiry, left, seconds_left, until_next
 
-from tests.sim.cluster import WALL, make_roster
+from tests.sim.rosters import WALL, make_roster
 
 ROSTER = make_roster(2, lifetime_ms=int(40 * DAY * 1000)).roster
 

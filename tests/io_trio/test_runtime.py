@@ -9,7 +9,7 @@ from sealring_protocol.control.scheduler.requests import FinishReason, Request, 
 from sealring_protocol.security.roster import sign_roster
 
 from tests.attacks.test_floods import at_work
-from tests.sim.cluster import COORDINATOR
+from tests.sim.rosters import COORDINATOR
 
 
 async def test_an_answer_that_reaches_its_end_on_a_former_head_is_no_error() -> None:

@@ -22,7 +22,7 @@ from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import SignedRoster
 
 from tests.driver import End
-from tests.sim.cluster import COORDINATOR, WALL, make_roster, signer
+from tests.sim.rosters import COORDINATOR, WALL, make_roster, signer
 
 EPOCH = Epoch(5, 1)
 HELLO = Hello(b"m" * 32, 6, DType.F32, 8, 1)

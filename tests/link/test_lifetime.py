@@ -18,7 +18,7 @@ from sealring_protocol.errors import (
 from sealring_protocol.security.roles import Purpose
 
 from tests.link.pair import STEP, Pair, config, established, messages
-from tests.sim.cluster import make_roster
+from tests.sim.rosters import make_roster
 
 # --------------------------------------------------------------------- rosters
 

@@ -33,7 +33,7 @@ from tests.link.pair import (
     first_flight,
     messages,
 )
-from tests.sim.cluster import signer
+from tests.sim.rosters import signer
 
 # -------------------------------------------------------------------- it works
 

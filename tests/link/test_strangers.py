@@ -15,7 +15,7 @@ from sealring_protocol.errors import (
 from sealring_protocol.security.admission import Admission
 
 from tests.link.pair import HELLO, Pair, config, established
-from tests.sim.cluster import make_roster, signer
+from tests.sim.rosters import make_roster, signer
 
 GREETINGS = {
     "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",

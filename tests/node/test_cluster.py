@@ -10,8 +10,9 @@ from sealring_protocol.control.head.plan import Strategy
 from sealring_protocol.control.scheduler.requests import FinishReason, Request, SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError
 
-from tests.sim.cluster import Cluster, signer
+from tests.sim.cluster import Cluster
 from tests.sim.fake_engine import reference
+from tests.sim.rosters import signer
 
 LAYERS = 6
 
@@ -146,7 +147,7 @@ def test_wires_cut_at_random_cost_no_token(seed):
     for _ in range(6):
         host = random.choice(sorted(cluster.hosts.values(), key=lambda h: h.name))
         if host.wires:
-            cluster.cut(host.wires[random.choice(sorted(host.wires))])
+            cluster.network.cut(host.wires[random.choice(sorted(host.wires))])
         cluster.run_for(random.random() * 0.3)
     cluster.run_until(lambda: cluster.all_done)
     check_all(cluster, asked)
@@ -190,7 +191,7 @@ def test_cancelling_midway_leaves_nothing_on_any_rank():
 def test_nothing_plain_is_on_any_wire(seed):
     cluster = Cluster(3, seed)
     seen = bytearray()
-    cluster.tap = lambda _from, _to, data: seen.extend(data)
+    cluster.network.tap = lambda _from, _to, data: seen.extend(data)
     cluster.run_until(lambda: cluster.ready)
     prompt = tuple(range(700, 740))
     uid = cluster.submit(Request(prompt, 30))

@@ -24,7 +24,7 @@ def frames_and_forwards(rows: int, world: int = 3) -> tuple[dict[str, Counter[in
         if int(receiver[-1]) == (int(sender[-1]) + 1) % world and len(data) != PING:
             sent[sender][len(data)] += 1
 
-    cluster.tap = tap
+    cluster.network.tap = tap
     # All are there before the first step is planned; they join in it and the next.
     brain = cluster.head.node.brain
     brain.plan_steps, plan_steps = lambda now: [], brain.plan_steps

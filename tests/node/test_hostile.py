@@ -22,8 +22,9 @@ from sealring_protocol.security.roles import Purpose
 
 from tests.driver import events_of
 from tests.link.pair import Pair
-from tests.sim.cluster import Cluster, make_roster
+from tests.sim.cluster import Cluster
 from tests.sim.fake_engine import reference
+from tests.sim.rosters import make_roster
 
 LAYERS = 6
 HELLO = Hello(b"m" * 32, LAYERS, DType.U32, 1, 1 << 30)
@@ -210,7 +211,7 @@ def test_a_handshake_begun_under_an_old_roster_gives_no_licence():
     current_roster.config = attrs.evolve(current_roster.config, roster=newer)
     # Every link that comes up now was judged by the roster before.
     for wire in list(host.wires.values()):
-        cluster.cut(wire)
+        cluster.network.cut(wire)
     cluster.run_for(0.09)
     assert host.node.links() == []
 

@@ -8,8 +8,9 @@ from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.head.plan import Strategy
 from sealring_protocol.control.scheduler.requests import FinishReason, Request
 
-from tests.sim.cluster import Cluster, make_roster
+from tests.sim.cluster import Cluster
 from tests.sim.fake_engine import reference
+from tests.sim.rosters import make_roster
 
 LAYERS = 6
 PROMPT = (5, 6, 7)

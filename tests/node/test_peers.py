@@ -9,7 +9,8 @@ from sealring_protocol.errors import CloseCode
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import sign_roster
 
-from tests.sim.cluster import COORDINATOR, WALL, Cluster, make_roster
+from tests.sim.cluster import Cluster
+from tests.sim.rosters import COORDINATOR, WALL, make_roster
 
 CONTROL = Purpose.CONTROL
 

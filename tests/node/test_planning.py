@@ -10,7 +10,8 @@ from sealring_protocol.diagnosis.notes import AT_ONCE
 from sealring_protocol.errors import LocalProtocolError
 
 from tests.driver import events_of
-from tests.sim.cluster import Cluster, Host
+from tests.sim.cluster import Cluster
+from tests.sim.hosts import Host
 
 
 class Watched(Cluster):

@@ -182,7 +182,7 @@ def test_a_new_link_tells_nothing_a_second_time():
     said: list[tuple[int, float, float]] = []
     made.head.node.brain.starved = lambda *told: said.append(told)
     for wire in list(made.head.wires.values()):
-        made.cut(wire)
+        made.network.cut(wire)
     made.run_for(30)
     assert made.ready
     assert said == []

@@ -51,7 +51,7 @@ class RingMachine(RuleBasedStateMachine):
     def cut(self, data):
         wires = [w for host in self.cluster.hosts.values() for w in host.wires.values()]
         if wires:
-            self.cluster.cut(data.draw(st.sampled_from(wires)))
+            self.cluster.network.cut(data.draw(st.sampled_from(wires)))
 
     @rule(data=st.data())
     def kill_engine(self, data):

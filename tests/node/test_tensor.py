@@ -9,8 +9,10 @@ from sealring_protocol.control.head.plan import Strategy
 from sealring_protocol.control.scheduler.requests import FinishReason, Request, SchedulerConfig
 from sealring_protocol.security.roster import sign_roster
 
-from tests.sim.cluster import COORDINATOR, WALL, Cluster, Collective, make_roster
+from tests.sim.cluster import Cluster
 from tests.sim.fake_engine import reference
+from tests.sim.hosts import Collective
+from tests.sim.rosters import COORDINATOR, WALL, make_roster
 
 PROMPTS = ((5, 6, 7), (11, 12, 13, 14, 15), (21,) * 9)
 BATCH = SchedulerConfig(rows=8, prefixes=4)
@@ -59,13 +61,13 @@ def test_the_tokens_are_those_of_one_process(world):
 def test_every_rank_answers_every_step_once_and_two_are_under_way_at_most():
     made = cluster(3)
     steps, answers = {}, {}
-    tell = made._tell
+    tell = made.collectives.tell
 
     def told(host, answer):
         answers[host.name, answer.n] = answers.get((host.name, answer.n), 0) + 1
         tell(host, answer)
 
-    made._tell = told
+    made.collectives.tell = told
     most = 0
     compute = made._compute
 
@@ -143,7 +145,7 @@ def test_what_went_wrong_on_both_sides_is_reported_together():
 @pytest.mark.parametrize("world", [2, 3])
 def test_auto_ends_in_a_pipeline_when_the_collective_does_not_come_up(world):
     made = Cluster(world, 1, splits=world)
-    made.joins = False
+    made.collectives.joins = False
     made.run_until(lambda: made.ready, 300)
     assert strategy(made) is Strategy.PIPELINE
     assert "no tensor parallelism" in made.head.node.brain.plan.reason

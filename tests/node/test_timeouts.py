@@ -40,7 +40,7 @@ def test_what_is_kept_of_the_deadlines_of_links_is_never_too_late(seed: int):
     cluster.submit(Request((1, 2, 3), 10))
     checked(3.0)
     host = cluster.hosts["host1"]
-    cluster.cut(next(iter(host.wires.values())))
+    cluster.network.cut(next(iter(host.wires.values())))
     checked(3.0)
     cluster.crash(cluster.hosts["host2"])
     checked(PING_TIMEOUT)

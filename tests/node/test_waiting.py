@@ -19,7 +19,8 @@ from sealring_protocol.limits import MAX_REASONS, NO_RANK, WAITINGS_PER_SECOND
 from sealring_protocol.security.roles import Purpose
 
 from tests.node.test_why import Ring, says, too_little_room
-from tests.sim.cluster import Cluster, Host
+from tests.sim.cluster import Cluster
+from tests.sim.hosts import Host
 
 CONTROL = Purpose.CONTROL
 

@@ -17,8 +17,10 @@ from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.events import NodeEvent
 from sealring_protocol.security.roster import Member, SignedRoster, sign_roster
 
-from tests.sim.cluster import COORDINATOR, Cluster, Host, make_roster, signer
+from tests.sim.cluster import Cluster
 from tests.sim.fake_engine import FakeEngine, info
+from tests.sim.hosts import Host
+from tests.sim.rosters import COORDINATOR, make_roster, signer
 
 
 def signed(roster: SignedRoster, **changes: object) -> SignedRoster:
@@ -294,7 +296,7 @@ def test_an_expired_roster_is_told_once_and_the_advice_needs_no_restart():
 
 def test_the_head_says_what_a_rank_that_is_not_ready_may_wait_for():
     made = Cluster(3, 4, strategy=Strategy.PIPELINE)
-    made.closed = {("host1", "host2"), ("host2", "host1")}
+    made.network.closed = {("host1", "host2"), ("host2", "host1")}
     made.run_for(5.0)
     said = "rank 1 (node1) loads its layers, or waits for its link to rank 2 (node2)"
     assert any(text.startswith(said) for _, text in says(made, "host0"))
@@ -331,7 +333,7 @@ def test_an_engine_that_has_read_its_model_is_faulty_if_it_says_that_it_cannot()
 
 def test_a_collective_that_does_not_come_up_is_told():
     made = Cluster(2, 1, strategy=Strategy.TENSOR, splits=2)
-    made.joins = False
+    made.collectives.joins = False
     made.run_until(lambda: made.head.node.brain.standing().phase is Phase.JOINING)
     made.run_for(15.0)
     told = says(made, "host0")

@@ -1,0 +1,59 @@
+"""What a simulated cluster is made of: processes, the wires between them, and collectives."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import attrs
+from sealring_protocol.link import Link
+from sealring_protocol.node import Node
+
+from tests.sim.fake_engine import FakeEngine
+
+
+@attrs.define(eq=False)
+class Wire:
+    """One TCP connection: *ends* are (host, link number); number 0 until it is accepted."""
+
+    ends: list[tuple[str, int]]
+    alive: bool = True
+    last: list[float] = attrs.field(factory=lambda: [0.0, 0.0])
+
+
+@attrs.define(eq=False)
+class Collective:
+    """The engines of one group. A member's step is done when every member has come to it, unless
+    one has gone: then each finds out when it next says something."""
+
+    size: int
+    members: dict[int, tuple[Host, FakeEngine]] = attrs.field(factory=dict)
+    steps: dict[int, dict[int, Any]] = attrs.field(factory=dict)
+    broken: bool = False
+
+
+@attrs.define(eq=False)
+class Host:
+    """One process: a node and its engine."""
+
+    name: str
+    node: Node
+    engine: FakeEngine | None
+    wires: dict[int, Wire] = attrs.field(factory=dict)
+    tunnels: dict[int, Link] = attrs.field(factory=dict)  # sessions that the node has lent
+    inbox: deque[Any] = attrs.field(factory=deque)  # to the engine
+    free: float = 0.0  # when the engine has done all it was given
+    busy: list[tuple[float, float]] = attrs.field(factory=list)  # it worked on steps then
+    frozen: bool = False
+    waiting: deque[tuple[int, bytes]] = attrs.field(factory=deque)  # bytes for it while frozen
+    alive: bool = True
+    stored: list[bytes] = attrs.field(factory=list)
+    full: bool = False  # the disk
+    collective: Collective | None = None
+    answers_at: float = 0.0  # when the last answer of a collective's step is there
+    planned: int = 0  # engines that were replaced though nothing was wrong with them
+
+    def next_timeout(self) -> float | None:
+        """Of its node and of the tunnels that it has been lent."""
+        times = [self.node.next_timeout(), *(each.next_timeout() for each in self.tunnels.values())]
+        return min((time for time in times if time is not None), default=None)
