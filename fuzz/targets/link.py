@@ -16,8 +16,9 @@ from sealring_protocol.errors import RemoteProtocolError
 from fuzz.people import begun, bitten
 from fuzz.source import Source
 from spec.vectors.ends import Delivery, answerer
-from spec.vectors.messages import GOOD, flat
+from spec.vectors.plaintexts import flat
 from spec.vectors.talk import Talk
+from spec.vectors.whole_messages import GOOD
 from spec.vectors.world import ADA, CAT
 
 PLAINTEXTS: Final = tuple(

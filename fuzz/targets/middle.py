@@ -18,8 +18,8 @@ from sealring_protocol.security.roles import Purpose
 from fuzz.expect import raised
 from fuzz.people import config
 from fuzz.source import Source
-from spec.vectors.messages import BOOTSTRAP, HELLO, PREPARED, READY, STEP, WAITING
 from spec.vectors.talk import ANSWERING, CT, DIALING, SS
+from spec.vectors.whole_messages import BOOTSTRAP, HELLO, PREPARED, READY, STEP, WAITING
 from spec.vectors.world import ADA, BEN, NOW, Node
 from tests.driver import End
 

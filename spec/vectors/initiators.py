@@ -10,11 +10,12 @@ from sealring_protocol.errors import CloseCode
 
 from spec.vectors.ends import GIVEN as _ENDS
 from spec.vectors.ends import dialer, link_of, said
-from spec.vectors.messages import GOOD, flat
 from spec.vectors.model import FORGED, LIMIT, MALFORMED, Vector, refused, valid
 from spec.vectors.plain import header
+from spec.vectors.plaintexts import flat
 from spec.vectors.signatures import ORDER, scalars
 from spec.vectors.talk import Talk, flipped
+from spec.vectors.whole_messages import GOOD
 from spec.vectors.world import (
     ADA,
     BEN,

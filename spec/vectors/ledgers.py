@@ -19,9 +19,9 @@ from sealring_protocol.codec.messages import (
     Step,
 )
 
-from spec.vectors.messages import flat
 from spec.vectors.model import Json, Vector, refused, u64, valid
 from spec.vectors.plain import LedgerState
+from spec.vectors.plaintexts import flat
 
 GIVEN: Final[Mapping[str, bytes]] = {}
 EPOCH: Final = Epoch(7, 1)

@@ -18,24 +18,19 @@ from sealring_protocol.codec.messages import Accept, Backend, Close
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.conformance.fields import to_fields
 
-from spec.vectors.messages import (
+from spec.vectors.model import LIMIT, MALFORMED, Vector, refused, valid
+from spec.vectors.plaintexts import NAN, flat, grown, plaintext_input, put, u16
+from spec.vectors.whole_messages import (
     BOOTSTRAP,
     DATA,
     FULL,
     HELLO,
     MODEL,
-    NAN,
     PENALISED,
     PREPARED,
     READY,
     WAITING,
-    flat,
-    grown,
-    put,
-    told,
-    u16,
 )
-from spec.vectors.model import LIMIT, MALFORMED, Vector, refused, valid
 from spec.vectors.world import CLUSTER, entropy
 
 GIVEN: Final[Mapping[str, bytes]] = {}
@@ -103,7 +98,7 @@ GOOD: Final[dict[str, tuple[str, LocalMessage]]] = {
 def vectors() -> Iterator[Vector]:
     """Local messages, whole and faulty."""
     for name, (about, message) in GOOD.items():
-        given = told(flat(message))
+        given = plaintext_input(flat(message))
         fields = {"fields": to_fields(message)}
         yield valid(f"local/{name}", "local-message", "CV-01", about, given, fields)
     info, hop = flat(INFO), flat(GOOD["hop-key-out"][1])
@@ -145,5 +140,5 @@ def vectors() -> Iterator[Vector]:
         ("group-17", "LM-02 CV-02", "17 members", put(flat(SHARE), 4, u16(17)), LIMIT),
         ("group-hosts-17", "LM-02 CV-02", "17 hosts", hosts, LIMIT),
     ]:
-        given = told(data)
+        given = plaintext_input(data)
         yield refused(f"local/{name}", "local-message", ids, about, given, why)

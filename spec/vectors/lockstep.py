@@ -17,8 +17,8 @@ from sealring_protocol.codec.messages import (
 )
 from sealring_protocol.codec.tensor import DType, Tensor
 
-from spec.vectors.messages import flat
 from spec.vectors.model import Json, Vector, refused, u64, valid
+from spec.vectors.plaintexts import flat
 
 GIVEN: Final[Mapping[str, bytes]] = {}
 EPOCH: Final = Epoch(7, 2)

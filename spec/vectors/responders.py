@@ -12,11 +12,12 @@ from sealring_protocol.errors import CloseCode
 from spec.vectors.ends import answerer, link_of, said
 from spec.vectors.initiators import EXPIRED_5, OTHER_5, SMALL_ORDER, high_s, met, talk_to
 from spec.vectors.initiators import GIVEN as _GIVEN
-from spec.vectors.messages import BOOTSTRAP, flat
 from spec.vectors.model import FORGED, LIMIT, MALFORMED, Vector, refused, valid
 from spec.vectors.plain import frame, header, hmac
+from spec.vectors.plaintexts import flat
 from spec.vectors.rosters import sized
 from spec.vectors.talk import Talk, flipped
+from spec.vectors.whole_messages import BOOTSTRAP
 from spec.vectors.world import (
     ADA,
     BEN,

@@ -21,7 +21,11 @@ from sealring_protocol.errors import CloseCode
 from spec.vectors.ends import Delivery, answerer, dialer, link_of, said
 from spec.vectors.initiators import GIVEN as _GIVEN
 from spec.vectors.initiators import met
-from spec.vectors.messages import (
+from spec.vectors.model import FORGED, LIMIT, MALFORMED, Vector, refused, valid
+from spec.vectors.plain import header
+from spec.vectors.plaintexts import flat
+from spec.vectors.talk import Talk, flipped
+from spec.vectors.whole_messages import (
     BOOTSTRAP,
     CANNOT,
     DATA,
@@ -34,11 +38,7 @@ from spec.vectors.messages import (
     READY,
     STEP,
     WAITING,
-    flat,
 )
-from spec.vectors.model import FORGED, LIMIT, MALFORMED, Vector, refused, valid
-from spec.vectors.plain import header
-from spec.vectors.talk import Talk, flipped
 from spec.vectors.world import ADA, BEN, CAT, NOW, TERMS, signed
 
 GIVEN: Final = _GIVEN

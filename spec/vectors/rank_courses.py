@@ -1,0 +1,315 @@
+"""Courses of a rank after the head in which nothing is refused (11.2, 11.7, 11.9)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+from sealring_protocol.codec.local_messages import (
+    Group,
+    Loaded,
+)
+from sealring_protocol.codec.messages import (
+    Backend,
+    Epoch,
+    Row,
+    Waiting,
+)
+
+from spec.vectors.model import Json
+from spec.vectors.rank_exchanges import (
+    ERROR,
+    GONE,
+    GONE_ENGINE,
+    IN,
+    INFO,
+    KILLED,
+    LITTLE,
+    MANY,
+    NEXT,
+    NO_ROOM,
+    NOBODY,
+    OPEN,
+    PIPELINE,
+    PREPARED,
+    READY,
+    RESTARTED,
+    SHARE,
+    SMALLER,
+    STEP,
+    THREE,
+    THREE_JOIN,
+    TOLD,
+    UP,
+    WRONG_SUM,
+    Course,
+    came,
+    cannot,
+    done,
+    engine,
+    hears,
+    lost,
+    meeting,
+    step,
+    tunnel,
+    way,
+    whole,
+)
+from spec.vectors.whole_messages import EPOCH, JOIN, PREPARE
+
+COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
+    "joins": ("CO-01 CO-04", "two rounds, over relays", {}, IN),
+    "joins-loaded-last": (
+        "CO-01",
+        "the answer waits for the share, the port and the tunnel, in any order",
+        {},
+        (*TOLD, tunnel(), way(40002, 40003), engine(Loaded(1, 2, 3), PREPARED)),
+    ),
+    "joins-three": (
+        "CO-01",
+        "the last of three ranks, whose right neighbour is the head",
+        {"rank": 2, "world": 3},
+        (
+            *UP,
+            came(THREE, Group(Backend.RING, 2, 3, PREPARE.deadline_ms), whole(THREE)),
+            engine(Loaded(1, 2, 3)),
+            way(40002, 50003),
+            tunnel(PREPARED),
+            came(
+                THREE_JOIN,
+                meeting(("127.0.0.1", 50003), ("127.0.0.1", 1), ("127.0.0.1", 40002), rank=2),
+            ),
+        ),
+    ),
+    "joins-trusted": (
+        "CO-01 EP-03",
+        "without a tunnel, where the owner allows it",
+        {"trusted": True},
+        (
+            *UP,
+            came(OPEN, SHARE, whole(OPEN)),
+            engine(Loaded(1, 2, 3)),
+            way(40002, 0, PREPARED),
+            came(attrs.evolve(JOIN, trusted=True), meeting(*JOIN.hosts)),
+        ),
+    ),
+    "loading-fails": (
+        "EP-09",
+        "the share cannot be loaded",
+        {},
+        (
+            *TOLD,
+            engine(NO_ROOM, NO_ROOM),
+        ),
+    ),
+    "joining-fails": (
+        "EP-09",
+        "the sum is wrong",
+        {},
+        (*GONE, engine(WRONG_SUM, WRONG_SUM)),
+    ),
+    "crossed": (
+        "CO-04",
+        "an order to join that crossed the news that this rank cannot",
+        {},
+        (*READY, lost("it was killed", GONE_ENGINE), came(JOIN)),
+    ),
+    "steps": (
+        "TP-02 RL-02",
+        "a row and two steps, answered in order",
+        {},
+        (
+            *IN,
+            came(Row(5), Row(5)),
+            came(step(1), step(1)),
+            came(step(2), step(2)),
+            engine(done(1, 9), done(1, 9)),
+            engine(done(2, 8), done(2, 8)),
+        ),
+    ),
+    "steps-many": (
+        "ST-04",
+        "as many steps wait as may; one is answered, and the next may come",
+        {},
+        (*IN, *MANY, engine(done(1, 9), done(1, 9)), came(step(129), step(129))),
+    ),
+    "steps-many-fail": (
+        "ST-04",
+        "steps that are answered at once do not wait",
+        {},
+        (
+            *IN,
+            came(step(1), step(1)),
+            engine(cannot(1, *ERROR), cannot(1, *ERROR)),
+            *(came(step(n), to_head=(cannot(n, *ERROR),)) for n in range(2, 132)),
+        ),
+    ),
+    "row-fails": (
+        "TP-09",
+        "after a step that failed no row goes to the engine",
+        {},
+        (
+            *IN,
+            came(step(1), step(1)),
+            engine(cannot(1, *ERROR), cannot(1, *ERROR)),
+            came(Row(5)),
+            came(step(2), to_head=(cannot(2, *ERROR),)),
+        ),
+    ),
+    "steps-fail": (
+        "TP-02 TP-07",
+        "after a step that failed every later one is answered so, without the engine",
+        {},
+        (
+            *IN,
+            came(step(1), step(1)),
+            came(step(2), step(2)),
+            engine(cannot(1, *ERROR), cannot(1, *ERROR), cannot(2, *ERROR)),
+            engine(done(2, 8)),
+            came(step(3), to_head=(cannot(3, *ERROR),)),
+        ),
+    ),
+    "engine-lost": (
+        "TP-02 TP-08",
+        "the engine is gone with a step: the step is answered, and the head told",
+        {},
+        (
+            *IN,
+            came(step(1), step(1)),
+            lost("it was killed", cannot(1, *KILLED), GONE_ENGINE),
+        ),
+    ),
+    "again": (
+        "CO-07 EP-10",
+        "a later epoch: the engine's process is replaced before it is told anything",
+        {},
+        (
+            *IN,
+            came(step(1), step(1)),
+            came(attrs.evolve(PREPARE, epoch=NEXT), restarts=1),
+            lost("it was replaced"),
+            engine(INFO, to=(SHARE, whole(attrs.evolve(PREPARE, epoch=NEXT)))),
+        ),
+    ),
+    "again-preparing": (
+        "CO-07 EP-10",
+        "a later epoch, while the engine loads its share: the same",
+        {},
+        (
+            *TOLD,
+            came(attrs.evolve(PREPARE, epoch=NEXT), restarts=1),
+            lost("it was replaced"),
+            engine(INFO, to=(SHARE, whole(attrs.evolve(PREPARE, epoch=NEXT)))),
+        ),
+    ),
+    "no-tensor": (
+        "EP-03",
+        "a pipeline, where the policy forbids tensor parallelism",
+        {"tensor_parallelism": False},
+        (*UP, came(PIPELINE, PIPELINE)),
+    ),
+    "to-pipeline": (
+        "CO-07 EP-10",
+        "a later epoch in a pipeline: the same",
+        {},
+        (
+            *IN,
+            came(attrs.evolve(PIPELINE, epoch=NEXT), restarts=1),
+            lost("it was replaced"),
+            engine(INFO, to=(attrs.evolve(PIPELINE, epoch=NEXT),)),
+        ),
+    ),
+    "pipeline": ("EP-08", "BOOTSTRAP of a pipeline", {}, (*UP, came(PIPELINE, PIPELINE))),
+    "new-head": (
+        "EP-07",
+        "BOOTSTRAP of another instance, which counts from 1 again",
+        {},
+        (*UP, came(PIPELINE, PIPELINE), came(RESTARTED, RESTARTED)),
+    ),
+    "stale": (
+        "EP-02 TP-06",
+        "a step of an older epoch has no effect",
+        {},
+        (*IN, came(step(1, attrs.evolve(EPOCH, counter=2))), came(step(1), step(1))),
+    ),
+    "stale-chain": (
+        "EP-02",
+        "nor on a STEP link, in a pipeline",
+        {},
+        (
+            *(*UP, came(PIPELINE, PIPELINE)),
+            came(step(1, attrs.evolve(EPOCH, counter=2)), purpose=STEP),
+            came(step(1), step(1), purpose=STEP),
+        ),
+    ),
+    "other-head": (
+        "EP-04",
+        "a step of another instance has no effect, whatever its counter",
+        {},
+        (
+            *IN,
+            came(step(1, Epoch(EPOCH.instance - 1, 9))),
+            came(step(1, Epoch(EPOCH.instance + 1, 9))),
+            came(step(1), step(1)),
+        ),
+    ),
+    "step-before": (
+        "EP-04",
+        "a step before the first BOOTSTRAP has no effect, on either link",
+        {},
+        (
+            *UP,
+            came(step(1)),
+            came(step(1), purpose=STEP),
+            came(PIPELINE, PIPELINE),
+        ),
+    ),
+    "waiting": (
+        "EP-12 EP-13",
+        "the reasons of the last WAITING hold; they change nothing about steps",
+        {},
+        (
+            *(*IN, came(step(1), step(1))),
+            *(hears(NOBODY), hears(LITTLE)),
+            engine(done(1, 9), done(1, 9)),
+            came(step(2), step(2)),
+        ),
+    ),
+    "waiting-withdrawn": (
+        "EP-12",
+        "a WAITING without reasons withdraws those before it",
+        {},
+        (*UP, hears(LITTLE), hears(Waiting())),
+    ),
+    "waiting-over": (
+        "EP-12",
+        "BOOTSTRAP of the next epoch ends what was told",
+        {},
+        (
+            *(*UP, came(PIPELINE, PIPELINE), hears(LITTLE)),
+            came(*[attrs.evolve(PIPELINE, epoch=NEXT)] * 2, waiting=Waiting()),
+        ),
+    ),
+    "waiting-joins": (
+        "EP-12",
+        "so does the order to join a collective",
+        {},
+        (*READY, hears(LITTLE), attrs.evolve(GONE[-1], waiting=Waiting())),
+    ),
+    "replaced": (
+        "EP-10",
+        "an engine that is replaced before any BOOTSTRAP: the rank presents itself again",
+        {},
+        (*UP, lost("it was killed"), engine(attrs.evolve(INFO, room=1 << 33), SMALLER)),
+    ),
+    "replaced-after": (
+        "EP-10",
+        "an engine that is replaced after BOOTSTRAP is given the order; the rank says no READY",
+        {},
+        (
+            *(*UP, came(PIPELINE, PIPELINE)),
+            lost("it was killed", GONE_ENGINE),
+            engine(INFO, to=(PIPELINE,)),
+        ),
+    ),
+}

@@ -1,0 +1,227 @@
+"""Messages as they should be, from which the vectors are made."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+from sealring_protocol.codec.local_messages import (
+    EngineInfo,
+    Group,
+    Grouped,
+    HopKey,
+    Loaded,
+    LocalMessage,
+    Logprobs,
+)
+from sealring_protocol.codec.messages import (
+    Accept,
+    Backend,
+    Bootstrap,
+    CacheCost,
+    CannotServe,
+    Close,
+    Decode,
+    Epoch,
+    Failure,
+    FailureKind,
+    Hello,
+    Hindrance,
+    Join,
+    Message,
+    Open,
+    Ping,
+    Pong,
+    Prefill,
+    Prepared,
+    Progress,
+    Ready,
+    Reason,
+    Row,
+    Save,
+    Spent,
+    Step,
+    StepDone,
+    Tunnel,
+    TunnelEvent,
+    Waiting,
+)
+from sealring_protocol.codec.tensor import DType, Tensor
+from sealring_protocol.limits import NO_RANK
+
+from spec.vectors.world import HOME_6, entropy
+
+EPOCH: Final = Epoch(0x1122334455667788, 3)
+MODEL: Final = entropy("model", 32)
+DIGEST: Final = entropy("ledger digest", 16)
+PLAIN: Final = Tensor(DType.BF16, (1, 2, 3), bytes(range(12)))
+SEALED: Final = Tensor(DType.F32, (2, 2), bytes(range(32)), sealed=True, counter=99)
+FAILURE: Final = Failure(2, FailureKind.ENGINE_ERROR, "ValueError: shapes (3,4) and (5,)")
+READY: Final = Ready(
+    EPOCH, 3, 9, trimmable=False, room=12345, cost=CacheCost(1, 2, ((128, 64), (1024, 32)))
+)
+HELLO: Final = Hello(MODEL, 12, DType.F32, 160, 1 << 34)
+BOOTSTRAP: Final = Bootstrap(EPOCH, Backend.PIPELINE, 1, True, 60000, MODEL, (0, 3, 6))
+PREPARE: Final = Bootstrap(EPOCH, Backend.RING, 1, True, 60000, MODEL, (0, 12), (("", 0), ("", 0)))
+JOIN: Final = attrs.evolve(
+    PREPARE, deadline_ms=20000, hosts=(("10.0.0.1", 40001), ("10.0.0.2", 40002))
+)
+PREPARED: Final = Prepared(EPOCH, 40002)
+JOINED: Final = attrs.evolve(READY, first=0, last=12, sum_us=57, token_us=5900)
+PENALISED: Final = Row(
+    7,
+    repetition=1.25,
+    presence=-0.5,
+    frequency=2.0,
+    logprobs=20,
+    bias=((3, -100.0), (2**32 - 1, 0.5)),
+    history=(9, 8, 7),
+    generated=2,
+)
+DATA: Final = Tunnel(EPOCH, 1, TunnelEvent.DATA, bytes(range(16)))
+WAITING: Final = Waiting(
+    (
+        Reason(Hindrance.ABSENT, 2, "rank 2 (den) cannot be reached at den:9000: refused"),
+        Reason(Hindrance.PLAN, NO_RANK, "the ranks have room for 1 MiB"),
+    )
+)
+CANNOT: Final = CannotServe(EPOCH, FailureKind.LOAD, "no such file")
+STEP: Final = Step(EPOCH, 1, DIGEST)
+FULL: Final = Step(
+    EPOCH,
+    4,
+    DIGEST,
+    save=(Save(5, 90), Save(6, 91)),
+    evict=(1, 2, 3),
+    drop=(4, 88),
+    open=(Open(7), Open(8, 90, 17)),
+    join=(Join(5, 0), Join(6, 1)),
+    work=Prefill(7, 2**32 - 1, 1),
+    ids=(9, 8, 7),
+    tensors=(PLAIN, SEALED, Tensor(DType.F16, (), bytes(2)), Tensor(DType.U32, (0, 4), b"")),
+    spent=(Spent(1, 2, 3), Spent(4, 5, 2**32 - 1)),
+)
+DONE: Final = StepDone(EPOCH, 6, tensors=(SEALED,), spent=(Spent(1500, 20, 3),))
+TENSOR: Final = attrs.evolve(STEP, work=Decode(0), tensors=(PLAIN,))
+
+LOCAL: Final[tuple[LocalMessage, ...]] = (
+    EngineInfo(MODEL, DType.F32, 160, 1024, 2048, True, 1 << 34, 655360, (1, 2), 8, 0b100),
+    HopKey(True, 1, entropy("cluster", 32), entropy("activation secret", 32)),
+    Loaded(1, 2, 3),
+    Logprobs(4, 7, -0.25),
+    Group(Backend.RING, 1, 2, 60000),
+    Grouped(2, 57, 5900),
+)
+"""One of each message that goes between a node and its engine alone."""
+
+GOOD: Final[dict[str, tuple[str, Message]]] = {
+    "accept": ("ACCEPT without a roster", Accept(bytes(range(32)), 7, b"")),
+    "accept-roster": ("ACCEPT with a roster", Accept(bytes(32), 6, HOME_6)),
+    "ping-zero": ("PING of a node that has done nothing", Ping(0, Progress())),
+    "ping-full": ("every counter of PING", Ping(2**64 - 1, Progress(1, 2, 3, 4, 5, 6, 7, 8))),
+    "pong": ("PONG", Pong(77, Progress(steps_received=9, starved_us=2**64 - 1))),
+    "close": ("CLOSE without a reason", Close(0, "")),
+    "close-reason": ("a reason beyond ASCII", Close(6, "another model — naïve")),
+    "close-longest": ("a reason of 256 bytes", Close(1, "é" * 128)),
+    "close-unknown": ("an unknown close code is taken", Close(65535, "from the future")),
+    "hello": ("HELLO", HELLO),
+    "hello-most": (
+        "1,024 layers, and all that a field holds",
+        Hello(MODEL, 1024, DType.U32, 2**32 - 1, 2**64 - 1),
+    ),
+    "prepared": ("PREPARED", PREPARED),
+    "prepared-last": ("the last port", Prepared(EPOCH, 65535)),
+    "ready": ("READY, with windows", READY),
+    "ready-most": (
+        "1,024 layers and 16 windows",
+        attrs.evolve(READY, last=1024, cost=CacheCost(1, 2, tuple((w, 1) for w in range(1, 17)))),
+    ),
+    "ready-joined": ("READY of a rank that has joined", JOINED),
+    "ready-long": (
+        "times at their limit",
+        attrs.evolve(JOINED, sum_us=2**32 - 1, token_us=2**32 - 1),
+    ),
+    "bootstrap": ("BOOTSTRAP of a pipeline", BOOTSTRAP),
+    "bootstrap-16": (
+        "16 ranks, the last layer at its limit",
+        attrs.evolve(BOOTSTRAP, rank=15, bounds=(*range(16), 1024)),
+    ),
+    "bootstrap-prepare": ("BOOTSTRAP to prepare for a ring", PREPARE),
+    "bootstrap-join": ("BOOTSTRAP to join it", JOIN),
+    "bootstrap-trusted": (
+        "a collective beside the sealed links",
+        attrs.evolve(JOIN, backend=Backend.NCCL, trusted=True),
+    ),
+    "bootstrap-hosts": (
+        "hosts that are no addresses of IPv4",
+        Bootstrap(
+            EPOCH, Backend.JACCL, 0, False, 1, MODEL, (0, 6), (("::1", 9000), ("h", 1)), True
+        ),
+    ),
+    "bootstrap-hosts-16": (
+        "16 hosts, and the last of 16 ranks",
+        attrs.evolve(JOIN, rank=15, hosts=tuple((f"h{port}", port) for port in range(1, 17))),
+    ),
+    "bootstrap-ring-trusted": (
+        "a ring beside the sealed links",
+        attrs.evolve(JOIN, trusted=True),
+    ),
+    "step-idle": ("a step that does nothing", STEP),
+    "step-spent-17": (
+        "times of 17 passes",
+        attrs.evolve(STEP, spent=tuple(Spent(us) for us in range(17))),
+    ),
+    "tensor-4": (
+        "a tensor of 4 dimensions",
+        attrs.evolve(STEP, tensors=(Tensor(DType.F16, (1, 1, 1, 2), bytes(4)),)),
+    ),
+    "step-decode": ("a decode with a plain tensor", TENSOR),
+    "step-decode-sealed": (
+        "a decode with a sealed tensor",
+        attrs.evolve(STEP, n=2**64 - 1, work=Decode(7), tensors=(SEALED,), spent=(Spent(5),)),
+    ),
+    "step-prefill": (
+        "a prefill that opens its row",
+        attrs.evolve(STEP, open=(Open(5),), work=Prefill(5, 0, 3), ids=(1, 2, 2**32 - 1)),
+    ),
+    "step-full": ("every list of a step, and every dtype", FULL),
+    "step-failed": ("a step that failed", attrs.evolve(STEP, work=Decode(0), failed=FAILURE)),
+    "step-failed-group": (
+        "a step that failed for its collective",
+        attrs.evolve(STEP, failed=Failure(1, FailureKind.GROUP, "a peer has gone")),
+    ),
+    "done": ("STEP_DONE with hidden states", DONE),
+    "done-empty": ("STEP_DONE of a prefill", StepDone(EPOCH, 7)),
+    "done-ids": ("STEP_DONE with ids", StepDone(EPOCH, 8, ids=(5, 6, 7), spent=(Spent(1),))),
+    "done-failed": ("STEP_DONE that failed", StepDone(EPOCH, 9, failed=FAILURE)),
+    "cannot-load": ("a rank that cannot load", CANNOT),
+    "cannot-join": (
+        "a rank that cannot join",
+        CannotServe(EPOCH, FailureKind.GROUP, "the sum was 1.0, not 2.0"),
+    ),
+    "cannot-step": (
+        "a rank that cannot go on from a step on, in 256 bytes",
+        CannotServe(EPOCH, FailureKind.ENGINE_ERROR, "é" * 128, 2**64 - 1),
+    ),
+    "row-greedy": ("a greedy row", Row(5)),
+    "row-full": ("a row that samples", Row(6, 2**64 - 1, 3, 0.75, 0.9375, 40, 0.0625)),
+    "row-min-p-1": ("a row that keeps the likeliest alone", Row(6, temperature=0.75, min_p=1.0)),
+    "row-penalised": (
+        "a row with penalties, biases, log probabilities and a history",
+        PENALISED,
+    ),
+    "row-biases-1024": (
+        "as many biases as there may be",
+        Row(5, bias=((0, 0.0),) * 1024),
+    ),
+    "accept-longest": ("a roster of 49,152 bytes", Accept(bytes(32), 7, bytes(49152))),
+    "waiting": ("WAITING with a reason of a rank, and one of none", WAITING),
+    "waiting-nothing": ("reasons are withdrawn", Waiting()),
+    "waiting-16": (
+        "16 reasons, the first of 256 bytes, with every hindrance",
+        Waiting(tuple(Reason(Hindrance(1 + i % 8), i, "é" * (8 if i else 128)) for i in range(16))),
+    ),
+    "tunnel-open": ("a connection of a collective begins", Tunnel(EPOCH, 0, TunnelEvent.OPEN)),
+    "tunnel-data": ("bytes of it", DATA),
+    "tunnel-close": ("it ends", Tunnel(EPOCH, 255, TunnelEvent.CLOSE)),
+}
