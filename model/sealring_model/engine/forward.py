@@ -108,7 +108,7 @@ class Forward:
         context = self._hidden_io.outgoing_context(step.n, batch, uids)
         if built is None:
             return self._hidden_io.start_and_send(step, context, outputs)
-        shapes = [tensor.spec.shape(len(uids), 1) for tensor in self._stage.goes]
+        shapes = [tensor.spec.shape(len(uids), 1) for tensor in self._stage.hop_out]
         return self._hidden_io.send_when_done(step, context, shapes, [built.outlet], built.inlet)
 
     def close(
@@ -135,7 +135,7 @@ class Forward:
                 gate = self._device_io.inlet(self._dtype, (1, 1, 1))
                 inputs = mx.depends(inputs, gate.array)
         else:
-            inlet = self._hidden_io.inlet(self._stage.comes, len(self._ledger.rows(batch)))
+            inlet = self._hidden_io.inlet(self._stage.hop_in, len(self._ledger.rows(batch)))
             inputs = inlet.array
         (output,) = self._stage.run([inputs], slots)
         outlet = self._device_io.outlet(output)
@@ -143,7 +143,7 @@ class Forward:
 
     def build_closing(self, state: SamplerState) -> tuple[Inlet, Sampled]:
         """The graph of the closing pass of the decode that *state* is of."""
-        inlet = self._hidden_io.inlet(self._stage.returns, len(state.uids))
+        inlet = self._hidden_io.inlet(self._stage.hop_back, len(state.uids))
         return inlet, self._sampler.end(state, self._stage.logits([inlet.array]))
 
     # -------------------------------------------------------------------- sampling

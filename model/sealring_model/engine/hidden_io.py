@@ -1,7 +1,7 @@
 """The hidden states of one rank: checked and opened as they come in, sealed as they go out.
 
 Most families have one array of hidden states. A hop carries as many tensors as the stage says, in
-the order of `Stage.comes`, `Stage.goes` and `Stage.returns`.
+the order of `Stage.hop_in`, `Stage.hop_out` and `Stage.hop_back`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class HiddenIO:
         return tuple(self._activation_seal.open(context, tensor) for tensor in tensors)
 
     def _expected(self, message: Step | StepDone) -> tuple[HopTensor, ...]:
-        return self._stage.comes if isinstance(message, Step) else self._stage.returns
+        return self._stage.hop_in if isinstance(message, Step) else self._stage.hop_back
 
     def to_arrays(
         self, message: Step | StepDone, received: Received, rows: int, tokens: int = 1
@@ -138,7 +138,7 @@ class HiddenIO:
             seal = self._activation_seal.seal
             tensors = tuple(
                 seal(context, dtype_of(tensor.spec.dtype), shape, outlet.data())
-                for tensor, shape, outlet in zip(self._stage.goes, shapes, outlets, strict=True)
+                for tensor, shape, outlet in zip(self._stage.hop_out, shapes, outlets, strict=True)
             )
             return self.forward(step, clock, tensors)
 

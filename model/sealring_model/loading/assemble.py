@@ -189,8 +189,8 @@ def _check_independence(stage: PartStage) -> None:
         outputs: list[mx.array] = []
         for tokens in (3, 1):
             outputs += stage.run(stage.sample(1, tokens), slots)
-        if stage.returns:
-            outputs.append(stage.logits(sample(stage.returns, 1, 1)))
+        if stage.hop_back:
+            outputs.append(stage.logits(sample(stage.hop_back, 1, 1)))
         runs.append(outputs)
     if not all(mx.array_equal(one, other).item() for one, other in zip(*runs, strict=True)):
         raise LoadError("this stage depends on what other ranks hold; it cannot be split so")
@@ -200,10 +200,10 @@ def _is_blind(stage: Stage) -> bool:
     """Whether the graph of a forward depends on shapes alone. MLX refuses to evaluate anything
     while it traces. Launches nothing."""
     slots = stage.new_caches()
-    returned = sample(stage.returns, 1, 1)
+    returned = sample(stage.hop_back, 1, 1)
     return (
         _can_be_traced(lambda *given: stage.run(given, slots), stage.sample(1, 1))
-        and (not stage.returns or _can_be_traced(lambda *given: stage.logits(given), returned))
+        and (not stage.hop_back or _can_be_traced(lambda *given: stage.logits(given), returned))
         # With tracing switched off this would succeed, and nothing is known.
         and not _can_be_traced(lambda given: given * given.sum().item(), [mx.zeros(1)])
     )

@@ -1,8 +1,8 @@
-"""What becomes of what layers give, and which of their arguments are made of token ids.
+"""Where the outputs of layers go, and which arguments of layers are made of token ids.
 
-The model's loop runs over stand-ins for all its layers, which give constants. It runs once more
-with other token ids, and once more with other constants. What a layer is given is either the very
-array that another gave, or it differs between runs, or it is the same in all of them: masks,
+The model's loop runs over stand-ins for all its layers, which return constants. It runs once more
+with other token ids, and once more with other constants. An argument of a layer is either the very
+array that another returned, or it differs between runs, or it is the same in all of them: masks,
 positions. The weights of the layers are not needed.
 """
 
@@ -17,17 +17,17 @@ from mlx import nn
 from sealring_model.stage.trees import Path, leaves, replaced
 from sealring_model.stage.views import (
     Place,
-    called,
+    arguments_of,
     embeddings,
-    given,
     hollow,
+    override_call,
     part_at,
     with_parts,
 )
 
 
 class _Constant(nn.Module):
-    """In place of an embedding: gives *value* everywhere."""
+    """In place of an embedding: returns *value* everywhere."""
 
     def __init__(self, like: Any, value: int) -> None:
         super().__init__()
@@ -47,65 +47,65 @@ class _Constant(nn.Module):
 
 
 class _Recorder:
-    """In place of a layer: notes what it is given, and gives *gave*."""
+    """In place of a layer: notes the arrays in its arguments, and returns *output*."""
 
-    def __init__(self, gave: Any) -> None:
-        self.gave: Final = gave
-        self.given: dict[Path, mx.array] = {}
+    def __init__(self, output: Any) -> None:
+        self.output: Final = output
+        self.arguments: dict[Path, mx.array] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.given = {
+        self.arguments = {
             path: array
-            for key, value in given(args, kwargs)
+            for key, value in arguments_of(args, kwargs).items()
             for path, array in leaves(value, (key,))
         }
-        return self.gave
+        return self.output
 
 
 class Flow:
-    """The flow of arrays between the layers at *place* of *model*, which give *gives* for two rows
-    of three tokens. *caches* are fresh."""
+    """The flow of arrays between the layers at *place* of *model*, which return *outputs* for two
+    rows of three tokens. *caches* are fresh."""
 
     def __init__(
-        self, model: nn.Module, place: Place, gives: Sequence[Any], caches: list[Any]
+        self, model: nn.Module, place: Place, outputs: Sequence[Any], caches: list[Any]
     ) -> None:
         self._model: Final = model
         self._place: Final = place
-        self._gives: Final = gives
+        self._outputs: Final = outputs
         self._caches: Final = caches
         base = self._run(ids=0)
         # By identity, which holds as long as *base* does.
         sources = {
             id(array): (layer, path)
             for layer, recorder in enumerate(base)
-            for path, array in leaves(recorder.gave)
+            for path, array in leaves(recorder.output)
         }
         made = [
-            {path: array for path, array in recorder.given.items() if id(array) not in sources}
+            {path: array for path, array in recorder.arguments.items() if id(array) not in sources}
             for recorder in base
         ]
         self.of_ids: Final = _differing(made, self._run(ids=1), equal_nan=False)
         """By layer, the arguments that are made of token ids."""
-        everywhere = range(len(gives))
+        everywhere = range(len(outputs))
         self.of_layers: Final = _differing(made, self._run(varied=everywhere), equal_nan=True)
-        """By layer, the arguments that are made of what layers gave, and are not that itself."""
+        """By layer, the arguments that are made of outputs of layers, and are no outputs."""
         self.uses: Final = [
-            [sources[id(array)] for array in recorder.given.values() if id(array) in sources]
+            [sources[id(array)] for array in recorder.arguments.values() if id(array) in sources]
             for recorder in base
         ]
-        """By layer, what it takes of what others gave: their numbers, and the paths."""
+        """By layer, the outputs of others that it takes: their numbers, and the paths."""
         if any(self.of_layers):
             for source in everywhere:
                 found = _differing(made, self._run(varied=(source,)), equal_nan=True)
                 for layer, paths in enumerate(found):
                     if paths:
-                        self.uses[layer] += [(source, path) for path, _ in leaves(gives[source])]
+                        self.uses[layer] += [(source, path) for path, _ in leaves(outputs[source])]
 
     def _run(self, ids: int = 0, varied: Sequence[int] = ()) -> list[_Recorder]:
-        """One run over token ids *ids*, in which layers *varied* give ones, and others zeros."""
+        """One run over token ids *ids*, in which layers *varied* return ones, and others zeros."""
         recorders = [
-            _Recorder(replaced(gave, dict(_constants(gave, int(layer in varied)))))
-            for layer, gave in enumerate(self._gives)
+            _Recorder(replaced(output, dict(_constants(output, int(layer in varied)))))
+            for layer, output in enumerate(self._outputs)
         ]
         layers = part_at(self._model, self._place)
         parts: dict[Place, Any] = {
@@ -113,7 +113,7 @@ class Flow:
             for place, module in embeddings(self._model, self._place).items()
         }
         parts[self._place] = [
-            called(hollow(layer), recorder)
+            override_call(hollow(layer), recorder)
             for layer, recorder in zip(layers, recorders, strict=True)
         ]
         loop: Any = with_parts(self._model, parts)
@@ -136,7 +136,7 @@ def _differing(
     for layer, arrays in enumerate(base):
         for path, array in arrays.items():
             if id(array) not in known:
-                known[id(array)] = _differ(array, run[layer].given.get(path), equal_nan)
+                known[id(array)] = _differ(array, run[layer].arguments.get(path), equal_nan)
             if known[id(array)]:
                 found[layer].add(path)
     return found

@@ -1,12 +1,12 @@
 """How a model runs its layers, found by running its own loop without computing anything.
 
 mlx-lm's models know nothing of stages. Each has a loop of its own that makes masks, runs the layers
-one after the other, and hands on what they give. `Outline.of` runs that loop over the real layers,
-which builds graphs and evaluates none, and notes what each layer is given and gives. `Flow` then
+one after the other, and hands on their outputs. `Outline.of` runs that loop over the real layers,
+which builds graphs and evaluates none, and notes each layer's arguments and output. `Flow` then
 runs it over stand-ins. From that follows where the model may be cut, and what a hop carries at each
 cut:
 
-- what layers before the cut gave and a layer after it takes: the hidden states, a second stream,
+- outputs of layers before the cut that a layer after it takes: the hidden states, a second stream,
   keys and values that the next layer uses again;
 - arguments of layers after the cut that are made of the token ids, which only rank 0 has:
   embeddings for each layer.
@@ -32,7 +32,14 @@ from sealring_model.loading.mlx_lm_import import mlx_lm
 from sealring_model.stage.flow import Flow
 from sealring_model.stage.tensors import MLX_DTYPES
 from sealring_model.stage.trees import Path, leaves, replaced
-from sealring_model.stage.views import Place, given, layers_at, module_of, part_at
+from sealring_model.stage.views import (
+    Place,
+    arguments_of,
+    layers_at,
+    module_of,
+    override_call,
+    part_at,
+)
 
 _CARRIED: Final = frozenset(MLX_DTYPES.values())
 """The dtypes that messages have."""
@@ -60,12 +67,12 @@ class Spec:
 
 @attrs.frozen
 class Carried:
-    """An array that a hop carries: the one at *path* of what *layer* gives or, if *given*, the
-    argument that it is given."""
+    """An array that a hop carries: the one at *path* of the output of *layer* or, if
+    *is_argument*, of its arguments."""
 
     layer: int
     path: Path
-    given: bool
+    is_argument: bool
 
 
 @attrs.frozen
@@ -79,11 +86,11 @@ class HopTensor:
 
 @attrs.frozen(eq=False)
 class _Call:
-    """One call of a layer: the arrays that it was given, what it gave, and the numbers of the
-    caches that it was given."""
+    """One call of a layer: the arrays in its *arguments*, its *output*, and the numbers of the
+    *caches* among its arguments."""
 
-    given: Mapping[Path, mx.array]
-    gave: Any
+    arguments: Mapping[Path, mx.array]
+    output: Any
     caches: frozenset[int]
 
 
@@ -91,14 +98,14 @@ class _Call:
 class Outline:
     """Where a model's layers are, and what passes between them.
 
-    *place* leads to their list. *gives* has what each layer gives, with zeros in its arrays, and
-    *specs* what of that a hop could carry. *caches* has for each of the model's caches the layer
-    that writes it; None if that is no layer. *reasons* says why the model cannot be cut before a
-    layer, for those before which it cannot.
+    *place* leads to their list. *outputs* has what each layer returns, with zeros in its arrays,
+    and *specs* what of that a hop could carry. *caches* has for each of the model's caches the
+    layer that writes it; None if that is no layer. *reasons* says why the model cannot be cut
+    before a layer, for those before which it cannot.
     """
 
     place: Place
-    gives: tuple[Any, ...]
+    outputs: tuple[Any, ...]
     specs: tuple[Mapping[Path, Spec], ...]
     caches: tuple[int | None, ...]
     reasons: Mapping[int, str]
@@ -145,15 +152,16 @@ def _outline_of(model: nn.Module) -> Outline:
         _calls(model, layers, new_caches(model), rows=3, tokens=3),
     ]
     calls = runs[0]
-    gives = [_specs([dict(leaves(call.gave)) for call in each]) for each in zip(*runs, strict=True)]
-    takes = [_specs([call.given for call in each]) for each in zip(*runs, strict=True)]
-    flow = Flow(model, place, [call.gave for call in calls], new_caches(model))
+    by_layer = list(zip(*runs, strict=True))
+    outputs = [_specs([dict(leaves(call.output)) for call in each]) for each in by_layer]
+    arguments = [_specs([call.arguments for call in each]) for each in by_layer]
+    flow = Flow(model, place, [call.output for call in calls], new_caches(model))
     reasons = _shared_caches(calls, len(caches))
-    hops = [_hop(cut, gives, takes, flow, reasons) for cut in range(len(calls) + 1)]
+    hops = [_hop(cut, outputs, arguments, flow, reasons) for cut in range(len(calls) + 1)]
     return Outline(
         place=place,
-        gives=tuple(_emptied(call.gave) for call in calls),
-        specs=tuple(gives),
+        outputs=tuple(_emptied(call.output) for call in calls),
+        specs=tuple(outputs),
         caches=tuple(
             next((layer for layer, call in enumerate(calls) if index in call.caches), None)
             for index in range(len(caches))
@@ -175,7 +183,7 @@ def _emptied(tree: Any) -> Any:
 def _calls(
     model: Any, layers: list[nn.Module], caches: list[Any], rows: int, tokens: int
 ) -> list[_Call]:
-    """What each of *layers* was given and gave in one run of *model* over *caches*."""
+    """The call of each of *layers* in one run of *model* over *caches*."""
     calls: list[_Call] = []
     number = {id(layer): at for at, layer in enumerate(layers)}
     index = {id(cache): at for at, cache in enumerate(caches)}
@@ -186,13 +194,15 @@ def _calls(
                 f"{module_of(model)} runs its layers in another order than it has them, or more "
                 "than once; it cannot be split"
             )
-        arguments = given(args, kwargs)
-        arrays = {path: array for key, each in arguments for path, array in leaves(each, (key,))}
-        held = frozenset(index[id(each)] for _, each in arguments if id(each) in index)
-        gave = kind.__call__(layer, *args, **kwargs)
+        arguments = arguments_of(args, kwargs)
+        arrays = {
+            path: array for key, each in arguments.items() for path, array in leaves(each, (key,))
+        }
+        held = frozenset(index[id(each)] for each in arguments.values() if id(each) in index)
+        output = kind.__call__(layer, *args, **kwargs)
         # A copy, for layers after it may change the object.
-        calls.append(_Call(arrays, replaced(gave, dict(leaves(gave))), held))
-        return gave
+        calls.append(_Call(arrays, replaced(output, dict(leaves(output))), held))
+        return output
 
     with _noted(layers, note):
         model(mx.zeros((rows, tokens), mx.int32), cache=caches)
@@ -209,10 +219,10 @@ def _noted(layers: list[nn.Module], note: Callable[..., Any]) -> Iterator[None]:
     kinds = [type(layer) for layer in layers]
     for layer, kind in zip(layers, kinds, strict=True):
 
-        def call(self: nn.Module, *args: Any, _kind: Any = kind, **kwargs: Any) -> Any:
-            return note(self, _kind, args, kwargs)
+        def call(*args: Any, _layer: Any = layer, _kind: Any = kind, **kwargs: Any) -> Any:
+            return note(_layer, _kind, args, kwargs)
 
-        layer.__class__ = type(kind.__name__, (kind,), {"__call__": call})
+        override_call(layer, call)
     try:
         yield
     finally:
@@ -254,8 +264,8 @@ def _shared_caches(calls: Sequence[_Call], count: int) -> dict[int, str]:
 
 def _hop(
     cut: int,
-    gives: Sequence[Mapping[Path, Spec]],
-    takes: Sequence[Mapping[Path, Spec]],
+    outputs: Sequence[Mapping[Path, Spec]],
+    arguments: Sequence[Mapping[Path, Spec]],
     flow: Flow,
     reasons: dict[int, str],
 ) -> tuple[HopTensor, ...]:
@@ -263,17 +273,17 @@ def _hop(
     if cut == 0:
         return ()
     tensors = []
-    for (source, path), taker in sorted(_taken_across(cut, gives, flow).items(), key=repr):
-        if path in gives[source]:
-            tensors.append(HopTensor((Carried(source, path, False),), gives[source][path]))
+    for (source, path), taker in sorted(_taken_across(cut, outputs, flow).items(), key=repr):
+        if path in outputs[source]:
+            tensors.append(HopTensor((Carried(source, path, False),), outputs[source][path]))
         else:
             why = f"layers {source} and {taker} share something that grows with the text"
             reasons.setdefault(cut, why)
     made: dict[Spec, list[Carried]] = {}
-    for layer in range(cut, len(gives)):
+    for layer in range(cut, len(outputs)):
         for path in sorted(flow.of_ids[layer], key=repr):
-            if path in takes[layer] and len(path) == 1 and path not in flow.of_layers[layer]:
-                made.setdefault(takes[layer][path], []).append(Carried(layer, path, True))
+            if path in arguments[layer] and len(path) == 1 and path not in flow.of_layers[layer]:
+                made.setdefault(arguments[layer][path], []).append(Carried(layer, path, True))
             else:
                 reasons.setdefault(cut, f"layer {layer} takes what only the first rank can make")
     tensors += [_stacked(parts, spec) for spec, parts in made.items()]
@@ -283,12 +293,12 @@ def _hop(
 
 
 def _taken_across(
-    cut: int, gives: Sequence[Mapping[Path, Spec]], flow: Flow
+    cut: int, outputs: Sequence[Mapping[Path, Spec]], flow: Flow
 ) -> dict[tuple[int, Path], int]:
-    """What layers before *cut* give that is taken after it: layer and path, and the first taker."""
-    count = len(gives)
-    if cut == count:  # nobody can tell what the head takes: all that the last layer gives
-        return {(count - 1, path): count for path in gives[-1]}
+    """The outputs of layers before *cut* that are taken after it: layer, path and first taker."""
+    count = len(outputs)
+    if cut == count:  # nobody can tell what the head takes: all of the last output
+        return {(count - 1, path): count for path in outputs[-1]}
     taken: dict[tuple[int, Path], int] = {}
     for layer in range(cut, count):
         for used in flow.uses[layer]:

@@ -2,14 +2,14 @@
 
 A stage runs the model's own loop (see `outline`), in which it replaces the layers of other ranks:
 
-- A layer of another rank becomes hollow, and a `_StandIn` is called in place of it. That gives
-  arrays of the shapes that the layer gives. What came over the hop is among them.
-- An owned layer that gives something which the next hop carries notes it. Whatever the loop does
+- A layer of another rank becomes hollow, and a `_StandIn` is called in place of it. That returns
+  arrays of the shapes of the layer's output. What was received from the hop is among them.
+- An owned layer that returns something which the next hop carries notes it. Whatever the loop does
   after the last owned layer is a graph that nobody evaluates.
 - The list of caches keeps its full length, too (see `layout`).
 
 Rank 0 closes the ring: it has the embedding, the norm and the output head. Its head is a second
-view of the same model, in which every layer is a stand-in, and the last one gives what came back.
+view of the same model, in which every layer is a stand-in. The last returns what came back.
 So whatever a family does after its layers (scaling, soft caps) is done, too.
 
 Token ids are ``(rows, tokens)``, logits ``(rows, vocabulary)``. What a hop carries has the shapes
@@ -38,122 +38,117 @@ from sealring_model.stage.outline import (
     new_caches,
 )
 from sealring_model.stage.trees import Path, leaves, replaced
-from sealring_model.stage.views import called, hollow, part_at, with_parts
+from sealring_model.stage.views import arguments_of, hollow, override_call, part_at, with_parts
 
 
 class _Values:
-    """What hops carry, while a loop runs: what came, and what goes on."""
+    """What hops carry, while a loop runs: *received* from the one before, *sent* on the next."""
 
     def __init__(self) -> None:
         self.rows, self.tokens = 1, 1
-        self.come: dict[Carried, mx.array] = {}
-        self.gone: dict[Carried, mx.array] = {}
+        self.received: dict[Carried, mx.array] = {}
+        self.sent: dict[Carried, mx.array] = {}
 
     @contextmanager
     def holding(
-        self, rows: int, tokens: int, come: Mapping[Carried, mx.array]
+        self, rows: int, tokens: int, received: Mapping[Carried, mx.array]
     ) -> Iterator[dict[Carried, mx.array]]:
-        """Within the block *come* is there to be taken; gives what goes on. Afterwards nothing
+        """Within the block layers find what was *received*; yields what is sent. Afterwards nothing
         keeps its memory."""
         self.rows, self.tokens = rows, tokens
-        self.come, self.gone = dict(come), dict(come)
+        self.received, self.sent = dict(received), dict(received)
         try:
-            yield self.gone
+            yield self.sent
         finally:
-            self.come, self.gone = {}, {}
+            self.received, self.sent = {}, {}
 
 
 def _first(*args: Any, **kwargs: Any) -> Any:
-    """In place of a layer that gives one array, of which nothing is carried: what it is given."""
+    """In place of a layer that returns one array, of which nothing is carried: its argument."""
     return args[0] if args else next(iter(kwargs.values()))
 
 
 class _StandIn:
-    """In place of a layer of another rank, which gives a tree like *gave*, with arrays of *shapes*.
+    """In place of a layer of another rank: returns a tree like *output*, with arrays of *shapes*.
 
-    *gives* of it come over a hop, *notes* of its arguments go over the next.
+    Arrays *taken* of it were received from the hop before; arguments *noted* are sent on the next.
     """
 
     def __init__(
         self,
-        gave: Any,
+        output: Any,
         shapes: Mapping[Path, Spec],
-        gives: Sequence[Carried],
-        notes: Sequence[Carried],
+        taken: Sequence[Carried],
+        noted: Sequence[Carried],
         values: _Values,
     ) -> None:
-        self._gave: Final = gave
+        self._output: Final = output
         self._shapes: Final = shapes
-        self._gives: Final = tuple(gives)
-        self._notes: Final = tuple(notes)
+        self._taken: Final = tuple(taken)
+        self._noted: Final = tuple(noted)
         self._values: Final = values
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         values = self._values
-        for part in self._notes:
-            key = part.path[0]
-            values.gone[part] = args[key] if isinstance(key, int) else kwargs[key]
+        if self._noted:
+            arguments = arguments_of(args, kwargs)
+            values.sent.update({part: arguments[part.path[0]] for part in self._noted})
         arrays = {
             path: mx.zeros(spec.shape(values.rows, values.tokens), spec.dtype)
             for path, spec in self._shapes.items()
         }
-        arrays.update({part.path: values.come[part] for part in self._gives})
-        return replaced(self._gave, arrays)
+        arrays.update({part.path: values.received[part] for part in self._taken})
+        return replaced(self._output, arrays)
 
 
 def _owned(
-    layer: nn.Module, takes: Sequence[Carried], notes: Sequence[Carried], values: _Values
+    layer: nn.Module, taken: Sequence[Carried], noted: Sequence[Carried], values: _Values
 ) -> nn.Module:
-    """*layer*, changed to take arguments *takes* from a hop, and to note what it gives that the
-    next hop carries. Without any it stays as it is."""
-    if not takes and not notes:
+    """*layer*, changed so that arguments *taken* are those received from the hop before, and arrays
+    *noted* of its output are sent on the next. Without any it stays as it is."""
+    if not taken and not noted:
         return layer
     run = type(layer).__call__
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        arguments = list(args)
-        for part in takes:
-            key = part.path[0]
-            if isinstance(key, int):
-                arguments[key] = values.come[part]
-            else:
-                kwargs[key] = values.come[part]
-        gave = run(layer, *arguments, **kwargs)
-        arrays = dict(leaves(gave))
-        for part in notes:
-            # A copy, for the loop may assign to parts of an array.
-            values.gone[part] = copy.copy(arrays[part.path])
-        return gave
+        arguments = arguments_of(args, kwargs)
+        arguments.update({part.path[0]: values.received[part] for part in taken})
+        positional = [arguments.pop(number) for number in range(len(args))]
+        output = run(layer, *positional, **arguments)
+        arrays = dict(leaves(output))
+        # A copy, for the loop may assign to parts of an array.
+        values.sent.update({part: copy.copy(arrays[part.path]) for part in noted})
+        return output
 
-    return called(layer, call)
+    return override_call(layer, call)
 
 
 class Stage:
-    """One rank's part of a model. It takes tensors *comes* from the hop before, none on rank 0, and
-    gives *goes* for the hop after."""
+    """One rank's part of a model. It takes tensors *hop_in* from the hop before, none on rank 0,
+    and returns *hop_out* for the hop after."""
 
     def __init__(
         self,
         model: nn.Module,
         layout: Layout,
-        comes: tuple[HopTensor, ...] = (),
-        goes: tuple[HopTensor, ...] = (),
+        hop_in: tuple[HopTensor, ...] = (),
+        hop_out: tuple[HopTensor, ...] = (),
     ) -> None:
         self._model: Any = model
         self.layout: Final = layout
-        self.comes: Final = comes
-        self.goes: Final = goes
-        self.returns: tuple[HopTensor, ...] = ()
-        """On rank 0 of several: what the last rank gives, from which the logits are made."""
+        self.hop_in: Final = hop_in
+        self.hop_out: Final = hop_out
+        self.hop_back: tuple[HopTensor, ...] = ()
+        """On rank 0 of several: what the last rank returns, from which the logits are made."""
 
     @property
     def carries_one(self) -> bool:
         """Whether each of its hops carries one tensor."""
-        return all(len(tensors) < 2 for tensors in (self.comes, self.goes, self.returns))
+        return all(len(tensors) < 2 for tensors in (self.hop_in, self.hop_out, self.hop_back))
 
     def sample(self, rows: int, tokens: int) -> list[mx.array]:
         """Some inputs for `run`."""
-        return sample(self.comes, rows, tokens) or [mx.zeros((rows, tokens), mx.uint32)]
+        return sample(self.hop_in, rows, tokens) or [mx.zeros((rows, tokens), mx.uint32)]
 
     def new_caches(self) -> list[Any]:
         """Fresh caches for one row, one per slot of the layout."""
@@ -179,7 +174,7 @@ class Stage:
 
 
 class WholeStage(Stage):
-    """The whole model, unchanged. Its `run` takes token ids, and gives the logits of every
+    """The whole model, unchanged. Its `run` takes token ids, and returns the logits of every
     token."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -200,44 +195,44 @@ class PartStage(Stage):
     also the embedding and, for the closing pass, the final norm and the output head."""
 
     def __init__(self, model: nn.Module, outline: Outline, first: int, last: int) -> None:
-        comes, goes, count = outline.hop(first), outline.hop(last), len(outline.gives)
+        hop_in, hop_out, count = outline.hop(first), outline.hop(last), len(outline.outputs)
         self._owned_layers: Final = part_at(model, outline.place)[first:last]
         self._values: Final = _Values()
         self.filler = 0
         """What token ids and stand-ins for caches are made of, where nothing depends on them."""
-        loop = self._view(model, outline, comes, goes, first, last)
+        loop = self._view(model, outline, hop_in, hop_out, first, last)
         layout = Layout(new_caches(model), outline.caches, first, last)
-        super().__init__(loop, layout, comes, goes)
+        super().__init__(loop, layout, hop_in, hop_out)
         self._head: Any = None
         if first == 0:
-            self.returns = outline.hop(count)
-            self._head = self._view(model, outline, self.returns, (), count, count)
+            self.hop_back = outline.hop(count)
+            self._head = self._view(model, outline, self.hop_back, (), count, count)
 
     def _view(
         self,
         model: nn.Module,
         outline: Outline,
-        comes: tuple[HopTensor, ...],
-        goes: tuple[HopTensor, ...],
+        hop_in: tuple[HopTensor, ...],
+        hop_out: tuple[HopTensor, ...],
         first: int,
         last: int,
     ) -> nn.Module:
         """*model* with stand-ins for all layers but those from *first* to *last* (excluded)."""
-        come = [part for tensor in comes for part in tensor.parts]
-        go = [part for tensor in goes for part in tensor.parts if part not in come]
+        received = [part for tensor in hop_in for part in tensor.parts]
+        sent = [part for tensor in hop_out for part in tensor.parts if part not in received]
         layers = []
         for number, layer in enumerate(part_at(model, outline.place)):
-            taken = [part for part in come if part.layer == number]
-            noted = [part for part in go if part.layer == number]
+            taken = [part for part in received if part.layer == number]
+            noted = [part for part in sent if part.layer == number]
             if first <= number < last:
-                takes = [part for part in taken if part.given]
-                layers.append(_owned(layer, takes, noted, self._values))
+                arguments = [part for part in taken if part.is_argument]
+                layers.append(_owned(layer, arguments, noted, self._values))
             else:
-                gives = [part for part in taken if not part.given]
-                gave, shapes = outline.gives[number], outline.specs[number]
-                passes = isinstance(gave, mx.array) and not gives and not noted
-                stand_in = _StandIn(gave, shapes, gives, noted, self._values)
-                layers.append(called(hollow(layer), _first if passes else stand_in))
+                outputs = [part for part in taken if not part.is_argument]
+                output, shapes = outline.outputs[number], outline.specs[number]
+                passes = isinstance(output, mx.array) and not outputs and not noted
+                stand_in = _StandIn(output, shapes, outputs, noted, self._values)
+                layers.append(override_call(hollow(layer), _first if passes else stand_in))
         return with_parts(model, {outline.place: layers})
 
     def parameters(self) -> Any:
@@ -253,28 +248,29 @@ class PartStage(Stage):
     def run(self, inputs: Sequence[mx.array], slots: Sequence[Any]) -> tuple[mx.array, ...]:
         """What the hop after carries, of ids ``(rows, tokens)`` or of what the hop before
         carried."""
-        if self.comes:
-            rows, tokens = _sizes(self.comes, inputs)
+        received: Mapping[Carried, mx.array] = {}
+        if self.hop_in:
+            rows, tokens = _sizes(self.hop_in, inputs)
             ids = mx.full((rows, tokens), self.filler, mx.int32)
+            received = _parted(self.hop_in, inputs)
         else:
             (ids,) = inputs
             rows, tokens = ids.shape
-        come = _parted(self.comes, inputs) if self.comes else {}
-        with self._values.holding(rows, tokens, come) as gone:
+        with self._values.holding(rows, tokens, received) as sent:
             self._model(ids, cache=self.layout.spread(slots))
-            outputs = tuple(_joined(tensor, gone) for tensor in self.goes)
+            outputs = tuple(_joined(tensor, sent) for tensor in self.hop_out)
         self.layout.advance(slots, rows, tokens, self.filler)
         return outputs
 
     def logits(self, outputs: Sequence[mx.array]) -> mx.array:
-        """Logits of the last token of every row, from what the last rank gave."""
+        """Logits of the last token of every row, from what the last rank returned."""
         if self._head is None:
             raise LoadError("this rank has no output head")
-        rows, _ = _sizes(self.returns, outputs)
+        rows, _ = _sizes(self.hop_back, outputs)
         last = [
-            _last_token(tensor, array) for tensor, array in zip(self.returns, outputs, strict=True)
+            _last_token(tensor, array) for tensor, array in zip(self.hop_back, outputs, strict=True)
         ]
-        with self._values.holding(rows, 1, _parted(self.returns, last)):
+        with self._values.holding(rows, 1, _parted(self.hop_back, last)):
             logits: mx.array = self._head(mx.full((rows, 1), self.filler, mx.int32))[:, -1, :]
             return logits
 
@@ -289,21 +285,21 @@ def sample(tensors: Sequence[HopTensor], rows: int, tokens: int) -> list[mx.arra
 
 
 def _parted(tensors: Sequence[HopTensor], arrays: Sequence[mx.array]) -> dict[Carried, mx.array]:
-    """What *arrays*, which are *tensors*, have carried."""
-    come: dict[Carried, mx.array] = {}
+    """The arrays that *arrays*, which are *tensors*, carry."""
+    parts: dict[Carried, mx.array] = {}
     for tensor, array in zip(tensors, arrays, strict=True):
         if len(tensor.parts) == 1:
-            come[tensor.parts[0]] = array
+            parts[tensor.parts[0]] = array
         else:
-            come.update({part: array[at] for at, part in enumerate(tensor.parts)})
-    return come
+            parts.update({part: array[at] for at, part in enumerate(tensor.parts)})
+    return parts
 
 
-def _joined(tensor: HopTensor, gone: Mapping[Carried, mx.array]) -> mx.array:
-    """*tensor*, of what is *gone*."""
+def _joined(tensor: HopTensor, sent: Mapping[Carried, mx.array]) -> mx.array:
+    """*tensor*, made of what is *sent*."""
     if len(tensor.parts) == 1:
-        return gone[tensor.parts[0]]
-    return mx.stack([gone[part] for part in tensor.parts])
+        return sent[tensor.parts[0]]
+    return mx.stack([sent[part] for part in tensor.parts])
 
 
 def _sizes(tensors: Sequence[HopTensor], arrays: Sequence[mx.array]) -> tuple[int, int]:

@@ -60,8 +60,11 @@ def _with(module: nn.Module, place: Place, part: Any) -> nn.Module:
     return view
 
 
-def called(module: nn.Module, call: Callable[..., Any]) -> nn.Module:
-    """*module* itself, its class changed so that *call* runs in place of it."""
+def override_call(module: nn.Module, call: Callable[..., Any]) -> nn.Module:
+    """Have *call* run in place of *module*, which stays the same object; returns it."""
+    # Python looks `__call__` up on the class, so an attribute of the module would not do. A wrapper
+    # would not do either: loops look at their layers' attributes and classes, and the arrays of a
+    # layer are found by its place in the model.
     kind: Any = type(module)
     module.__class__ = type(
         kind.__name__, (kind,), {"__call__": lambda _, *args, **kwargs: call(*args, **kwargs)}
@@ -97,6 +100,6 @@ def embeddings(model: nn.Module, place: Place) -> dict[Place, nn.Module]:
     return found
 
 
-def given(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[int | str, Any]]:
+def arguments_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Any, Any]:
     """The arguments of a call, by number or by name."""
-    return [*enumerate(args), *kwargs.items()]
+    return {**dict(enumerate(args)), **kwargs}
