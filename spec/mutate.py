@@ -17,7 +17,6 @@ imports that.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib.abc
 import importlib.machinery
@@ -42,6 +41,7 @@ from spec.mutants import (
     operators,
     path_of,
 )
+from tools.arguments import command
 from tools.forked import in_a_fork, limit, tests_of, vectors_of
 
 SURVIVORS: Final = ROOT / "spec" / "survivors.txt"
@@ -177,11 +177,7 @@ def _drawn(found: list[Mutant], count: int) -> list[Mutant]:
 
 def main() -> int:
     """Try what was asked for."""
-    parser = argparse.ArgumentParser(
-        prog="python -m spec.mutate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("spec.mutate", __doc__)
     parser.add_argument("pattern", nargs="?", default="")
     parser.add_argument("--operators", type=int, metavar="COUNT", help="cosmic-ray's, so many")
     parser.add_argument("--list", action="store_true", help="try nothing")

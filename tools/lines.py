@@ -8,17 +8,16 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import io
 import json
 import sys
 import tokenize
 from collections import Counter
-from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+from tools.arguments import about_a_checkout
+
 PACKAGES: Final = (
     "protocol/sealring_protocol",
     "model/sealring_model",
@@ -52,13 +51,7 @@ def code_lines(text: str) -> int:
 
 def main() -> int:
     """Count, and print a table or JSON."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.lines",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("checkout", nargs="?", type=Path, default=ROOT)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser = about_a_checkout("tools.lines", __doc__)
     asked = parser.parse_args()
     files: Counter[str] = Counter()
     code: Counter[str] = Counter()

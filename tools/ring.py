@@ -23,7 +23,6 @@ read of a socket, and not once for each token, makes the calls differ by a few f
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -34,7 +33,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+from tools.arguments import about_a_checkout
+
 PROBE: Final = Path(__file__).resolve().parent / "probe"
 FEW, MANY = 40, 240
 STEADY: Final = 0.5
@@ -114,13 +114,7 @@ def files_of(each: dict[str, float]) -> set[str]:
 
 def main() -> int:
     """Count, and print a table or JSON."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.ring",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("checkout", nargs="?", type=Path, default=ROOT)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser = about_a_checkout("tools.ring", __doc__)
     parser.add_argument("--functions", action="store_true", help="print every function, too")
     asked = parser.parse_args()
     checkout = asked.checkout.resolve()

@@ -18,7 +18,6 @@ tried at a time.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
@@ -34,6 +33,7 @@ import attrs
 from sealring_protocol.conformance.files import find_folder, load
 from sealring_protocol.conformance.kinds import KINDS, run
 
+from tools.arguments import command
 from tools.forked import LEFT_OUT, in_forks, tests_of
 from tools.reach import ROOT, Key, Reached, Recorder, files_of, run_tests
 
@@ -177,11 +177,7 @@ def try_rows(
 
 def main() -> int:
     """Try what was asked for."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.rows",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("tools.rows", __doc__)
     parser.add_argument("pattern", nargs="?", default="")
     parser.add_argument("--list", action="store_true", help="try nothing")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="rows at a time")

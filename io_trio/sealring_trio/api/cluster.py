@@ -18,13 +18,12 @@ from sealring_trio.api.errors import ApiError
 from sealring_trio.api.head import ApiHead
 from sealring_trio.api.health import faults
 from sealring_trio.api.history import count_rows
-from sealring_trio.clock import wall_ms
 from sealring_trio.files.suites import SUITE_NAMES
 from sealring_trio.node.activations import told_seals
-from sealring_trio.node.expiry import left, seconds_left
 from sealring_trio.node.status import (
     collective_of,
     describe_collective,
+    describe_roster,
     describe_trouble,
     hop_quantiles,
     span,
@@ -49,14 +48,7 @@ def describe(head: ApiHead) -> dict[str, Any]:
     strategy = brain.plan.strategy.value if isinstance(brain, Head) and brain.plan else ""
     return {
         "version": VERSION,
-        "cluster": roster.name,
-        "serial": roster.serial,
-        "expires_ms": roster.expires_ms,
-        "expires_in_s": seconds_left(roster, wall_ms()),
-        "roster_left": left(roster, wall_ms()),
-        "trust": roster.trust.name.lower(),
-        "inner_seal": roster.inner_seal,
-        "tensor_parallelism": roster.tensor_parallelism,
+        **describe_roster(roster),
         "activations": told_seals(roster.inner_seal, strategy, collective_of(brain)),
         "suite": next((SUITE_NAMES[link.suite] for _, _, link in links if link.suite), "none"),
         "model": head.model,

@@ -15,13 +15,13 @@ import hashlib
 import hmac
 import os
 import secrets
-import time
 from pathlib import Path
 from typing import Annotated, Final
 
 import attrs
 import pydantic
 
+from sealring_trio.clock import wall_ms
 from sealring_trio.errors import UserError
 from sealring_trio.files.private_files import (
     WRITABLE,
@@ -88,9 +88,7 @@ def new_key(path: Path, name: str) -> str:
         )
     key = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
     try:
-        record = KeyRecord(
-            name=name, created_ms=time.time_ns() // 1_000_000, sha256=_hash(key).hex()
-        )
+        record = KeyRecord(name=name, created_ms=wall_ms(), sha256=_hash(key).hex())
     except pydantic.ValidationError:
         raise UserError(
             f"'{name}' cannot be a key's name",

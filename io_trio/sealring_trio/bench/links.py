@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Final
 
 import attrs
@@ -24,15 +23,12 @@ from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Member, Roster, sign_roster
 
+from sealring_trio.clock import wall_ms
+
 _NEVER_MS: Final = 1 << 50
 _COORDINATOR: Final = SoftwareSigner.from_scalar(3)
 SIGNERS: Final = (SoftwareSigner.from_scalar(1), SoftwareSigner.from_scalar(2))
 """Keys that anyone can guess: they guard nothing but a bench's random bytes."""
-
-
-def wall_ms() -> int:
-    """The wall clock, milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 def configs() -> tuple[HandshakeConfig, HandshakeConfig]:

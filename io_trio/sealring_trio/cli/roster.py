@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +14,7 @@ from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
 
 from sealring_trio.cli.output import print_json
 from sealring_trio.cli.roster_output import print_roster, roster_facts
+from sealring_trio.clock import wall_ms
 from sealring_trio.errors import UserError
 from sealring_trio.files.config import load_config
 from sealring_trio.files.key_files import read_key, read_public_key
@@ -249,7 +249,7 @@ def _serial_after(path: Path, before: SignedRoster, signer: Signer) -> int:
 
 def _validity(days: int) -> tuple[int, int]:
     """When a roster that is signed now begins, and ends; milliseconds since 1970."""
-    now = time.time_ns() // 1_000_000
+    now = wall_ms()
     return now, now + days * DAY_MS
 
 
@@ -378,5 +378,5 @@ def verify(roster: Path, *, coordinator: str, json: bool = False) -> None:
         Print one JSON object.
     """
     key = read_public_key(coordinator)
-    signed = verify_roster(roster, key, time.time_ns() // 1_000_000)
+    signed = verify_roster(roster, key, wall_ms())
     print_roster(roster, signed, json=json, signature="good")

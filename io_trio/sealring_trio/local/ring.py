@@ -17,7 +17,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +25,7 @@ import attrs
 from sealring_protocol.limits import MAX_WORLD
 from sealring_protocol.security.roster import sign_roster
 
+from sealring_trio.clock import wall_ms
 from sealring_trio.collective.ports import free_ports
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import NO_API
@@ -150,7 +150,7 @@ def write_cluster(
         )
         for name, port in zip(names, ports, strict=True)
     ]
-    now = time.time_ns() // 1_000_000
+    now = wall_ms()
     draft = draft.model_copy(update={"member": members})
     signed = sign_roster(build_roster(draft, 1, now, now + _DAY_MS), coordinator)
     (folder / "demo.roster").write_bytes(signed.encode())

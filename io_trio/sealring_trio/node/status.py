@@ -15,6 +15,7 @@ from sealring_protocol.control.head.head import Head
 from sealring_protocol.control.head.plan import Strategy
 from sealring_protocol.diagnosis.why import Facts, link_trouble, obstacles, starving
 from sealring_protocol.security.roles import Purpose
+from sealring_protocol.security.roster import Roster
 
 from sealring_trio.clock import wall_ms
 from sealring_trio.engine.group import EngineGroup
@@ -43,14 +44,7 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
         "world": node.world,
         "role": "head" if node.rank == 0 else "rank",
         "name": roster.members[node.rank].name,
-        "cluster": roster.name,
-        "serial": roster.serial,
-        "expires_ms": roster.expires_ms,
-        "expires_in_s": seconds_left(roster, wall_ms()),
-        "roster_left": left(roster, wall_ms()),
-        "trust": roster.trust.name.lower(),
-        "inner_seal": roster.inner_seal,
-        "tensor_parallelism": roster.tensor_parallelism,
+        **describe_roster(roster),
         "activations": told_seals(roster.inner_seal, _place(runtime)["strategy"], collective),
         "suite": next((SUITE_NAMES[link.suite] for _, _, link in links if link.suite), "none"),
         "model": str(model),
@@ -95,6 +89,21 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
             for rank, member in enumerate(roster.members)
             if rank != node.rank
         ],
+    }
+
+
+def describe_roster(roster: Roster) -> dict[str, Any]:
+    """The roster in force: its policies, and how long it has."""
+    now = wall_ms()
+    return {
+        "cluster": roster.name,
+        "serial": roster.serial,
+        "expires_ms": roster.expires_ms,
+        "expires_in_s": seconds_left(roster, now),
+        "roster_left": left(roster, now),
+        "trust": roster.trust.name.lower(),
+        "inner_seal": roster.inner_seal,
+        "tensor_parallelism": roster.tensor_parallelism,
     }
 
 

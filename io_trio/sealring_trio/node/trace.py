@@ -20,7 +20,6 @@ first token, and *first token* that from the header. *detokenise* overlaps with 
 from __future__ import annotations
 
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Iterator, ValuesView
 from typing import Any, Final, Protocol
@@ -30,6 +29,8 @@ import trio
 from sealring_protocol.codec.messages import Decode, Prefill, Spent
 from sealring_protocol.control.effects import StepTiming
 from sealring_protocol.control.scheduler.requests import RowOpened
+
+from sealring_trio.clock import wall_ms
 
 log = logging.getLogger("sealring.requests")
 step_log = logging.getLogger("sealring.steps")
@@ -75,7 +76,7 @@ class Trace:
     kind: str
     owner: str
     began: float = attrs.field(factory=trio.current_time)
-    began_ms: int = attrs.field(factory=lambda: time.time_ns() // 1_000_000)
+    began_ms: int = attrs.field(factory=wall_ms)
     body: float = 0.0
     parse: float = 0.0
     tokenise: float = 0.0

@@ -7,7 +7,6 @@ link alone.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -171,8 +170,3 @@ class Line:
                 self._go(partial(self._link.handle_timeout, trio.current_time()))
         self._out.close()
         scope.deadline = trio.current_time() + LINGER
-
-
-def wall_ms() -> int:
-    """The wall clock, milliseconds since 1970."""
-    return time.time_ns() // 1_000_000

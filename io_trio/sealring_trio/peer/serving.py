@@ -19,12 +19,13 @@ from sealring_protocol.security.identity import Signer, node_id
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Member, Roster
 
+from sealring_trio.clock import wall_ms
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.key_files import read_key, read_public_key
 from sealring_trio.files.models import describe_model, find_model
 from sealring_trio.files.roster_files import verify_roster
 from sealring_trio.files.units import format_address, parse_address
-from sealring_trio.peer.line import Line, Tell, wall_ms
+from sealring_trio.peer.line import Line, Tell
 from sealring_trio.peer.playing import Model, Rank, lead
 from sealring_trio.peer.script import Script
 
