@@ -27,7 +27,7 @@ from tests.io_trio.tunnel_sides import (
     receive,
     sides,
 )
-from tests.sim.cluster import make_roster
+from tests.sim.rosters import make_roster
 
 
 def stop(side: Side, change: Callable[[Line], None]) -> None:

@@ -8,7 +8,7 @@ from sealring_protocol.link_events import RosterReceived
 
 from tests.driver import End
 from tests.link.pair import LinkClosed, Pair, config, messages
-from tests.sim.cluster import make_roster
+from tests.sim.rosters import make_roster
 
 CODE, WHY = CloseCode.SHUTDOWN, "the disk is full"
 
