@@ -156,9 +156,6 @@ INTERNAL = {
     # A proof that only the handshake itself can make: its parts are of no use outside.
     ("security.handshake.VerifiedPeer.__init__", "Claims"),
     ("security.handshake.VerifiedPeer.__init__", "Proven"),
-    # Its docstring says so.
-    ("node.Node.brain", "Follower"),
-    ("node.Node.brain", "Head"),
 }
 
 

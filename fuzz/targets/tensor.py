@@ -345,7 +345,7 @@ def _command(source: Source, ring: Ring) -> None:
 
 def _lie(source: Source, ring: Ring) -> Any:
     """An answer that nobody may have asked for."""
-    counter = ring.head.membership.epoch.counter + source.pick((0, 0, 0, -1, 1))
+    counter = ring.head.epochs.membership.epoch.counter + source.pick((0, 0, 0, -1, 1))
     epoch = source.pick((Epoch(7, max(0, counter)), NO_EPOCH, Epoch(8, 1)))
     if source.flag():
         last, port = source.pick((0, LAYERS, 1)), source.below(3)

@@ -15,8 +15,6 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-import attrs
-
 from sealring_protocol.codec.local_messages import EngineInfo, Loaded, LocalMessage
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
@@ -27,42 +25,28 @@ from sealring_protocol.codec.messages import (
     Pong,
     Progress,
 )
-from sealring_protocol.control.effects import Effect, Level, Note, Send, Shut, ToEngine, Want
-from sealring_protocol.control.epoch.deadlines import earliest
+from sealring_protocol.control.effects import Effect, Note, Send, Shut, ToEngine, Want
+from sealring_protocol.control.epoch.deadlines import earliest, is_due
 from sealring_protocol.control.epoch.follower import Follower
 from sealring_protocol.control.head.head import Head
-from sealring_protocol.control.scheduler.requests import FinishReason, Request, RequestDone
-from sealring_protocol.diagnosis.hunger import Hunger
+from sealring_protocol.control.scheduler.requests import Request, RequestDone
+from sealring_protocol.control.standing import Standing
 from sealring_protocol.diagnosis.peers import PeerState
-from sealring_protocol.diagnosis.teller import Teller
-from sealring_protocol.diagnosis.why import (
-    EngineFacts,
-    Facts,
-    Obstacle,
-    obstacles,
-    starving,
-    waiting,
-)
+from sealring_protocol.diagnosis.why import Facts, Obstacle, obstacles, waiting
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError, SealringError
-from sealring_protocol.events import (
-    LinkUp,
-    NodeEvent,
-    RosterInForce,
-    StoreRoster,
-)
+from sealring_protocol.events import LinkUp, NodeEvent, RosterInForce, StoreRoster
 from sealring_protocol.link import Link
 from sealring_protocol.link_events import LinkClosed
 from sealring_protocol.links import news
 from sealring_protocol.links.link_manager import LinkManager
 from sealring_protocol.links.news import hop_keys
-from sealring_protocol.node_config import NodeConfig, follower_config, handshake_config, head_config
+from sealring_protocol.node_config import NodeConfig, handshake_config
+from sealring_protocol.node_report import NodeReport
+from sealring_protocol.node_role import NodeRole
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import SignedRoster
 
 __all__ = ["Node", "NodeConfig"]
-
-_ENGINE_PING_SECONDS: Final = 1.0
-"""Seconds between two requests for the engine's counters."""
 
 _LATE_SECONDS: Final = 1.0
 """Seconds of delay in calling `handle_timeout` from which the node was asleep, and not merely
@@ -75,31 +59,20 @@ class Node:
     def __init__(self, config: NodeConfig, now: float) -> None:
         """Raises `LocalProtocolError` if the key is not in the roster, and `AuthenticationFailed`
         if the roster is not signed by the coordinator."""
-        self._config = config
         self._links = LinkManager(handshake_config(config), now, config.patience)
         self._events: deque[NodeEvent] = self._links.events
-        self._notes = self._links.notes
-        self._info: EngineInfo | None = None
-        self._next_engine_ping: float | None = None
-        self._requests: set[int] = set()
-        self._next_uid = 1
-        self._last_epoch = 0
-        self._engine = EngineFacts(since=now)
-        self._hunger = Hunger()
-        self._teller = Teller()
-        self._wall: float | None = None  # the time of day minus the monotonic clock, seconds
+        self._report = NodeReport(self._links, config.unpinned, now)
         self.loaded: Loaded | None = None
-        self.progress = Progress()
-        self._brain = self._make_brain(now)
+        """What the engine last loaded."""
+        self._role = NodeRole(config, self.roster.roster, self._links.rank, now)
+        self._take_place()
 
-    def _make_brain(self, now: float) -> Head | Follower:
-        roster = self.roster.roster
+    def _take_place(self) -> None:
+        """Take the place that the roster in force gives this node."""
+        self._brain = self._role.brain
         self.rank = self._links.rank
-        self.world = len(roster.members)
-        self._hunger.renumbered()
-        if self.rank > 0:
-            return Follower(follower_config(self._config, roster, self.rank), now)
-        return Head(head_config(self._config, roster, self._next_uid, self._last_epoch), now)
+        self.world = len(self.roster.roster.members)
+        self._report.renumber(self.rank)
 
     # ------------------------------------------------------------ looking in
 
@@ -108,10 +81,9 @@ class Node:
         """The roster in force."""
         return self._links.config.roster
 
-    @property
-    def brain(self) -> Head | Follower:
-        """The control machine of this rank's role, for inspection only. It is no public API."""
-        return self._brain
+    def standing(self) -> Standing:
+        """How far this rank has come towards serving, and its part in the ring."""
+        return self._brain.standing()
 
     @property
     def serving(self) -> bool:
@@ -121,7 +93,12 @@ class Node:
     @property
     def engine_info(self) -> EngineInfo | None:
         """The engine's description of its model; None while no engine is up."""
-        return self._info
+        return self._report.info
+
+    @property
+    def progress(self) -> Progress:
+        """The engine's counters."""
+        return self._report.progress
 
     def links(self) -> list[tuple[int, Purpose, Link]]:
         """Every established link: the peer's rank, the purpose, and the link."""
@@ -133,17 +110,7 @@ class Node:
 
     def facts(self, now: float) -> Facts:
         """The facts that `obstacles` judges by."""
-        return Facts(
-            self.rank,
-            self.roster.roster,
-            self._brain.standing(),
-            self._engine,
-            {peer.rank: peer for peer in self.peers()},
-            self._links.refusals.latest,
-            None if self._wall is None else int((now + self._wall) * 1000),
-            unpinned=self._config.unpinned,
-            starved=self._hunger.of(*range(self.world) if self.rank == 0 else (self.rank,)),
-        )
+        return self._report.facts(self.standing(), now)
 
     def obstacles(self, now: float) -> list[Obstacle]:
         """What keeps this node from serving, as far as it can know; empty if it serves."""
@@ -180,7 +147,7 @@ class Node:
     def next_timeout(self) -> float | None:
         """When to call `handle_timeout`; None: not at all."""
         links, brain = self._links.next_timeout(), self._brain.next_timeout()
-        return earliest(links, brain, self._next_engine_ping, self._teller.due)
+        return earliest(links, brain, self._report.ping_due, self._report.teller.due)
 
     def handle_timeout(self, now: float) -> None:
         """Act on the deadlines that have passed."""
@@ -190,18 +157,15 @@ class Node:
             # The node slept: answers may have come, but were not read.
             for rank in range(self.world):
                 self._brain.starved(rank, now - asked, now)
-        deadline = self._brain.next_timeout()
-        if deadline is not None and now >= deadline:
-            self._hear_of_starvation(now)
-            deadline = self._brain.next_timeout()
-        if deadline is not None and now >= deadline:
+        if is_due(self._brain.next_timeout(), now):
+            self._say(self._report.hear_starvation(self._brain, now), now)
+        if is_due(self._brain.next_timeout(), now):
             self._carry_out(self._brain.handle_timeout(now), now)
-        if self._next_engine_ping is not None and now >= self._next_engine_ping:
-            self._next_engine_ping = now + _ENGINE_PING_SECONDS
+        if self._report.ping_is_due(now):
             self._events.append(ToEngine(Ping(0, Progress())))
-            self._hear_of_starvation(now)
-        if self._teller.due is not None and now >= self._teller.due:
-            self._say(self._teller.look(self.obstacles(now), now), now)
+            self._say(self._report.hear_starvation(self._brain, now), now)
+        if is_due(self._report.teller.due, now):
+            self._say(self._report.look(self.standing(), now), now)
             if isinstance(self._brain, Head):
                 self._carry_out(self._brain.explain(waiting(self.facts(now), now), now), now)
         self._deliver_news(now)
@@ -214,8 +178,7 @@ class Node:
         engine before the head plans."""
         if not isinstance(self._brain, Head) or not self._brain.may_plan:
             return False
-        self._carry_out(self._brain.plan_steps(now), now)
-        self._deliver_news(now)
+        self._act(self._brain.plan_steps(now), now)
         return True
 
     def submit(self, request: Request, now: float) -> int:
@@ -225,29 +188,23 @@ class Node:
         if the queue is full.
         """
         uid, effects = self._head().submit(request, now)
-        self._requests.add(uid)
-        self._next_uid = uid + 1
-        self._carry_out(effects, now)
-        self._deliver_news(now)
+        self._role.submitted(uid)
+        self._act(effects, now)
         return uid
 
     def cancel(self, uid: int, now: float) -> None:
         """Cancel request *uid*; nothing happens if it is over."""
-        self._carry_out(self._head().cancel(uid, now), now)
-        self._deliver_news(now)
+        self._act(self._head().cancel(uid, now), now)
 
     def finish(self, uid: int, now: float) -> None:
         """End request *uid* as complete (a stop string was reached)."""
-        self._carry_out(self._head().finish(uid, now), now)
-        self._deliver_news(now)
+        self._act(self._head().finish(uid, now), now)
 
     def _head(self) -> Head:
-        if not isinstance(self._brain, Head):
-            head = self._links.member(0).name
-            raise LocalProtocolError(
-                f"this node is rank {self.rank}, which takes no requests; ask the head, {head}"
-            )
-        return self._brain
+        if isinstance(self._brain, Head):
+            return self._brain
+        text = f"this node is rank {self.rank}, which takes no requests; ask the head, "
+        raise LocalProtocolError(text + self._links.member(0).name)
 
     # ---------------------------------------------------------------- engine
 
@@ -256,91 +213,43 @@ class Node:
         it."""
         match message:
             case Pong():
-                self._report(message.progress)
+                self._report.report(message.progress)
                 return
             case Loaded():
                 self.loaded = message
-            case EngineInfo() if self._info is not None:
-                raise RemoteProtocolError("the engine describes its model a second time")
             case EngineInfo():
-                self._info = message
-                self._engine = EngineFacts(True, now, self._engine.lost, self._engine.reason)
-                self._links.accept_steps = True
-                self._next_engine_ping = now + _ENGINE_PING_SECONDS
-            case CannotServe(epoch=epoch) if epoch == NO_EPOCH and self._info is not None:
-                raise RemoteProtocolError("the engine cannot read a model that it has described")
-            case CannotServe(epoch=epoch, reason=reason) if epoch == NO_EPOCH:
-                self._engine = attrs.evolve(self._engine, reason=reason, unreadable=True)
-                text = f"the engine cannot read its model: {reason}"
-                self._say([Note(Level.ERROR, text)], now)
+                self._report.engine_up(message, now)
+            case CannotServe() if message.epoch == NO_EPOCH:
+                self._say(self._report.engine_unreadable(message.reason), now)
                 return
-        self._carry_out(self._brain.engine_message(message, now), now)
-        self._deliver_news(now)
+        self._act(self._brain.engine_message(message, now), now)
 
     def engine_starved(self, seconds: float, now: float) -> None:
         """The present engine process has starved for *seconds* in all (`Starvation`)."""
-        self._hunger.process(seconds)
-        self._hear_starved(self.rank, self._hunger.own, now)
-        self._report(self.progress)
+        self._say(self._report.hear_own_starvation(seconds, self._brain, now), now)
         self._deliver_news(now)
-
-    def _report(self, progress: Progress) -> None:
-        """Record the engine's *progress*, and report it to the peers."""
-        self.progress, told = self._hunger.added_to(progress)
-        self._links.set_progress(told)
-
-    def _hear_of_starvation(self, now: float) -> None:
-        """Read the starvation that linked ranks last reported."""
-        heard = {
-            rank: self._hear_starved(rank, link.keepalive.peer_starved, now)
-            for rank, purpose, link in self.links()
-            if purpose is Purpose.CONTROL
-        }
-        self._hunger.rest(set(heard) | {self.rank})
-        if isinstance(self._brain, Head) and self._brain.parallel:
-            self._hunger.lent += max(heard.values(), default=0.0)
-            self._report(self.progress)
-
-    def _hear_starved(self, rank: int, seconds: float | None, now: float) -> float:
-        """The engine of *rank* has starved for *seconds* in all. Returns how much of that is
-        new."""
-        more = self._hunger.look(rank, seconds, now)
-        if more > 0:
-            self._brain.starved(rank, more, now)
-        # On a follower, the head's report includes other ranks: it extends deadlines only.
-        if self.rank in (0, rank) and self._hunger.is_news(rank, now):
-            told = starving(attrs.evolve(self.facts(now), starved=self._hunger.of(rank)))
-            self._say([Note(Level.INFO, each.what) for each in told], now)
-        return more
 
     def engine_lost(self, reason: str, now: float, *, out_of_memory: bool = False) -> None:
         """The engine process is gone, and the caller starts another. *out_of_memory*: the system
         killed it."""
-        self._info = None
-        self._links.accept_steps = False
-        self._next_engine_ping = None
+        self._report.engine_down()
         kind = FailureKind.MEMORY if out_of_memory else FailureKind.ENGINE_LOST
         self._carry_out(self._brain.engine_lost(reason, now, kind), now)
-        self._hunger.process(0.0)
-        self._engine = self._engine.ended(reason, now, planned=self._brain.replacing)
+        self._report.engine_ended(reason, now, planned=self._brain.replacing)
         # Only that process had the activation secrets. New links bring new ones; the brain wants
         # the links again when the next engine is up.
         self._links.unwant(Purpose.STEP)
         self._links.shut_all({Purpose.STEP}, "the engine is being replaced", now)
         self._deliver_news(now)
 
-    # ------------------------------------------------------------ collectives
-
     def collective_prepared(self, epoch: Epoch, port: int, relay: int, now: float) -> None:
         """The successful answer to `PrepareCollective`: the engine will listen on *port* and, over
         sealed links, connect to *relay* on this machine (0: none)."""
-        self._carry_out(self._brain.collective_prepared(epoch, port, relay, now), now)
-        self._deliver_news(now)
+        self._act(self._brain.collective_prepared(epoch, port, relay, now), now)
 
     def collective_failed(self, epoch: Epoch, reason: str, now: float) -> None:
         """The failed answer to `PrepareCollective`: no port or no relay is available."""
-        self._carry_out(self._brain.collective_failed(epoch, reason, now), now)
-        self._deliver_news(now)
+        self._act(self._brain.collective_failed(epoch, reason, now), now)
 
     # ----------------------------------------------------------- connections
 
@@ -351,12 +260,12 @@ class Node:
         *entropy* is 32 random bytes. If too many handshakes are open, another connection is closed,
         and its `Hangup` follows.
         """
-        self._wall = wall_ms / 1000 - now
+        self._report.set_clock(wall_ms, now)
         return self._links.accepted(source, entropy, now, wall_ms)
 
     def connected(self, link: int, entropy: bytes, now: float, wall_ms: int) -> None:
         """The connection of a `Dial` is open; *entropy* is 96 random bytes."""
-        self._wall = wall_ms / 1000 - now
+        self._report.set_clock(wall_ms, now)
         self._links.connected(link, entropy, now, wall_ms)
         self._deliver_news(now)
 
@@ -413,13 +322,13 @@ class Node:
 
     def _say(self, notes: Iterable[Note], now: float) -> None:
         """Log *notes*, at a lower level if they repeat too often."""
-        self._events.extend(self._notes.told(note, now) for note in notes)
+        self._events.extend(self._links.notes.told(note, now) for note in notes)
 
     def _deliver_news(self, now: float) -> None:
         """Give the link manager's news to the brain."""
         while self._links.news:
             self._hear(self._links.news.popleft(), now)
-        self._teller.turn(now, serving=self._brain.serving or self._links.closed)
+        self._report.teller.turn(now, serving=self._brain.serving or self._links.closed)
 
     def _hear(self, told: news.News, now: float) -> None:
         match told:
@@ -428,8 +337,8 @@ class Node:
                     effects = self._brain.message(rank, purpose, message, now)
                 except RemoteProtocolError as error:
                     self._links.fail(rank, purpose, error, now)
-                    return
-                self._carry_out(effects, now)
+                else:
+                    self._carry_out(effects, now)
             case news.LinkUp(rank, purpose):
                 roster = self.roster.roster
                 if purpose is Purpose.STEP and roster.inner_seal:
@@ -437,7 +346,8 @@ class Node:
                     self._events.extend(map(ToEngine, keys))
                 self._events.append(LinkUp(rank, purpose, told.number, told.link))
                 self._carry_out(self._brain.link_up(rank, purpose, now), now)
-                self._hear_of_starvation(now)  # the baseline for the new link
+                # The baseline for the new link.
+                self._say(self._report.hear_starvation(self._brain, now), now)
             case news.LinkDown(rank, purpose, reason):
                 self._carry_out(self._brain.link_down(rank, purpose, reason, now), now)
             case news.Unreachable(rank, purpose, why):
@@ -448,8 +358,7 @@ class Node:
                     self._begin_anew(now)
                 elif isinstance(self._brain, Head):
                     self._brain.readdress(self.roster.roster.hosts)
-                serial = self.roster.roster.serial
-                self._events.append(RosterInForce(serial, self._links.rank))
+                self._events.append(RosterInForce(self.roster.roster.serial, self._links.rank))
 
     def _begin_anew(self, now: float) -> None:
         """The ranks have changed: start with a new brain. If this node stays the head, its requests
@@ -458,28 +367,19 @@ class Node:
         self._links.shut_all(set(Purpose), "the roster changed", now)
         self._links.news.clear()  # it was for the old brain
         before = self._brain
-        self._carry_out(before.retire(), now)
+        effects = self._role.change(self.roster.roster, self._links.rank, now)
         if before.replacing:
-            self._info = None  # the next engine presents itself
+            self._report.info = None  # the next engine presents itself
             self._links.accept_steps = False
-        if isinstance(before, Head):
-            self._last_epoch = before.membership.epoch.counter
-        self._brain = self._make_brain(now)
-        if isinstance(before, Head) and isinstance(self._brain, Head):
-            self._brain.inherit(before.scheduler)
-        elif isinstance(before, Head):
-            self._end_requests()
+        self._take_place()
+        self._carry_out(effects, now)
         self._want_control_links(now)
-        if self._info is not None:
-            self._carry_out(self._brain.engine_message(self._info, now), now)
+        if self.engine_info is not None:
+            self._carry_out(self._brain.engine_message(self.engine_info, now), now)
 
-    def _end_requests(self) -> None:
-        """End all requests: another node is the head now, and does not know them."""
-        head = self._links.member(0).name
-        text = f"roster {self.roster.roster.serial} makes {head} the head; ask there"
-        for uid in sorted(self._requests):
-            self._events.append(RequestDone(uid, FinishReason.FAILED, text))
-        self._requests.clear()
+    def _act(self, effects: list[Effect], now: float) -> None:
+        self._carry_out(effects, now)
+        self._deliver_news(now)
 
     def _carry_out(self, effects: list[Effect], now: float) -> None:
         for effect in effects:
@@ -493,7 +393,7 @@ class Node:
                 case Note():
                     self._say([effect], now)
                 case RequestDone(uid):
-                    self._requests.discard(uid)
+                    self._role.request_done(uid)
                     self._events.append(effect)
                 case _:
                     self._events.append(effect)

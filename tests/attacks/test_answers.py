@@ -139,7 +139,7 @@ def test_a_request_whose_answers_are_wrong_each_time_is_given_up_within_seconds(
     """Whether the answer fails its step or ends its link: it held the ring for minutes."""
     cluster = Cluster(3, 1)
     cluster.run_until(lambda: cluster.ready)
-    last = cluster.hosts["host2"].node.brain
+    last = cluster.hosts["host2"].node._brain
     assert isinstance(last, Follower)
     honest = last.engine_message
 
@@ -161,7 +161,7 @@ def test_a_request_whose_answers_are_wrong_each_time_is_given_up_within_seconds(
 
 def away(brain: Head) -> list[int]:
     """The steps that are on their way round its ring."""
-    machine = brain._machine
+    machine = brain._steps and brain._steps._machine
     return list(machine._chain) if isinstance(machine, HeadPipeline) else []
 
 
@@ -171,14 +171,14 @@ def test_no_rank_takes_room_from_another(seed: int) -> None:
     cluster = Cluster(3, seed)
     cluster.run_until(lambda: cluster.ready)
     head = cluster.head.node
-    brain = head.brain
+    brain = head._brain
     assert isinstance(brain, Head)
     for _ in range(5):
         for owner in "abc":
             cluster.submit(Request((5,) * 9, 6, owner=owner))
         cluster.run_until(lambda: bool(away(brain)))
         lie = Failure(1, FailureKind.MEMORY, "it ran out")
-        done = StepDone(brain.membership.epoch, away(brain)[0], failed=lie)
+        done = StepDone(head.standing().epoch, away(brain)[0], failed=lie)
         head._carry_out(brain.message(2, Purpose.STEP, done, cluster.now), cluster.now)
         cluster.settle(cluster.head)
         cluster.run_until(lambda: cluster.all_done)

@@ -115,11 +115,11 @@ def test_an_engine_says_once_what_its_model_is(strategy: Strategy, rank: int) ->
 def test_log_probabilities_that_nobody_asked_for_are_not_kept() -> None:
     cluster = Cluster(1, 1)
     cluster.run_until(lambda: cluster.ready)
-    brain = cluster.head.node.brain
+    brain = cluster.head.node._brain
     assert isinstance(brain, Head)
     for n in range(10_000):
         cluster.head.node.engine_message(Logprobs(n, n % 7, -1.0), cluster.now)
-    assert not brain._logprobs
+    assert not brain._steps._logprobs
 
 
 def test_members_of_a_group_are_not_kept_waiting_without_end() -> None:

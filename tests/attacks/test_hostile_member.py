@@ -98,8 +98,7 @@ class Liar:
         return number & U64
 
     def _epoch(self) -> Epoch:
-        brain = self._cluster.head.node.brain
-        now = brain.membership.epoch if isinstance(brain, Head) else wire.NO_EPOCH
+        now = self._cluster.head.node.standing().epoch
         before = Epoch(now.instance, max(0, now.counter - 1))
         after = Epoch(now.instance, now.counter + 1)
         other = self._pick(wire.NO_EPOCH, after, Epoch(now.instance, U64), Epoch(U64, U64))
@@ -107,7 +106,7 @@ class Liar:
         return epoch
 
     def _n(self) -> int:
-        brain = self._cluster.head.node.brain
+        brain = self._cluster.head.node._brain
         done = brain.scheduler._n if isinstance(brain, Head) and brain.scheduler else 1
         return self._any(done, done)
 
@@ -147,10 +146,10 @@ class Liar:
         return wire.CannotServe(self._epoch(), fault.kind, fault.message, self._n())
 
     def _ready(self) -> Message:
-        brain = self._cluster.head.node.brain
+        plan = self._cluster.head.node.standing().plan
         layers = range(self._pick(0, 3), self._pick(3, LAYERS, 1024))
-        if isinstance(brain, Head) and brain.plan is not None:
-            layers = self._pick(layers, brain.plan.layers(self._bad))
+        if plan is not None:
+            layers = self._pick(layers, plan.layers(self._bad))
         windows = ((self._any() & U32, self._any()),) * int(self._pick(0, 1, 16))
         cost = wire.CacheCost(self._any(), self._any(), windows)
         times = self._any() & U32, self._any() & U32

@@ -119,8 +119,8 @@ def taken(state: State, flood: Iterable[Step]) -> int:
             effects: list[Effect] = made.message(0, purpose, step, 0.0)
         except LimitExceeded:
             return count
-        waits = made.order is not None and any(isinstance(each, ToEngine) for each in effects)
-        assert waits
+        assert made.standing().plan is not None
+        assert any(isinstance(each, ToEngine) for each in effects)
     raise AssertionError("it takes all of them")
 
 

@@ -90,12 +90,12 @@ def serving_head():
     head.engine_message(Grouped(2, 10, 1000), 0.0)
     head.engine_message(JOINED, 0.0)
     head.message(1, CONTROL, attrs.evolve(JOINED, sum_us=10, token_us=1000), 0.0)
-    assert head.membership.state is MembershipState.SERVING
+    assert head.epochs.membership.state is MembershipState.SERVING
     return head
 
 
 def test_nobody_is_told_to_join_before_everybody_is_prepared():
-    assert preparing_head().membership.state is MembershipState.PREPARING
+    assert preparing_head().epochs.membership.state is MembershipState.PREPARING
 
 
 def test_a_rank_that_is_ready_before_all_are_prepared_is_at_fault():
@@ -112,7 +112,7 @@ def test_a_rank_that_is_prepared_for_a_pipeline_is_at_fault():
     head = Head(HeadConfig(HEAD, ("n0", "n1"), ("a", "b")))
     head.engine_message(info(), 0.0)
     head.message(1, CONTROL, HELLO, 0.0)
-    assert head.membership.state is MembershipState.STARTING
+    assert head.epochs.membership.state is MembershipState.STARTING
     with pytest.raises(RemoteProtocolError, match="unasked or a second time"):
         head.message(1, CONTROL, PREPARED, 0.0)
 
@@ -123,7 +123,7 @@ def test_a_rank_that_is_prepared_twice_while_others_are_waited_for_is_at_fault()
     head.message(1, CONTROL, HELLO, 0.0)
     head.message(2, CONTROL, HELLO, 0.0)
     assert head.message(1, CONTROL, PREPARED, 0.0) == []
-    assert head.membership.state is MembershipState.PREPARING
+    assert head.epochs.membership.state is MembershipState.PREPARING
     with pytest.raises(RemoteProtocolError, match="unasked or a second time"):
         head.message(1, CONTROL, PREPARED, 0.0)
 
@@ -133,12 +133,12 @@ def test_a_late_answer_of_an_epoch_that_is_over_changes_nothing():
     head = serving_head()
     head.submit(Request((1, 2, 3), 5), 0.0)
     head.engine_lost("it was killed", 0.0)
-    assert head.membership.state is MembershipState.GATHERING
+    assert head.epochs.membership.state is MembershipState.GATHERING
     late = StepDone(EPOCH, 1)
     assert head.message(1, CONTROL, late, 0.1) == []
     head.engine_message(info(splits=2), 0.2)
-    assert head.membership.state is MembershipState.PREPARING
-    assert head.membership.epoch.counter == 2
+    assert head.epochs.membership.state is MembershipState.PREPARING
+    assert head.epochs.membership.epoch.counter == 2
     assert head.message(1, CONTROL, late, 0.3) == []
 
 
@@ -155,7 +155,7 @@ def test_an_engine_that_speaks_unasked_ends_the_epoch(failed):
     head = serving_head()
     effects = head.engine_message(StepDone(EPOCH, 3, failed=failed), 0.1)
     assert [(restart.planned) for restart in of(effects, RestartEngine)] == [True]
-    assert head.membership.epoch.counter == 2
+    assert head.epochs.membership.epoch.counter == 2
 
 
 # -------------------------------------------------------------------------- a follower
@@ -276,22 +276,22 @@ def test_a_rank_that_leaves_whenever_a_collective_comes_up_has_a_pipeline_in_the
     head.engine_message(info(splits=2), 0.0)
     for now in (10.0, 20.0, 30.0):
         head.message(1, CONTROL, HELLO, now)
-        assert head.membership.state is MembershipState.PREPARING
+        assert head.epochs.membership.state is MembershipState.PREPARING
         head.link_down(1, CONTROL, "it does not say trusted-link", now + 1)
         head.engine_lost("replaced", now + 1)
         head.engine_message(info(splits=2), now + 2)
         head.handle_timeout(now + 9)
     head.message(1, CONTROL, HELLO, 40.0)
-    assert head.membership.state is MembershipState.STARTING
-    assert head.plan.strategy is Strategy.PIPELINE
-    assert "rank 1 (n1) is gone: it does not say" in head.plan.reason
+    assert head.epochs.membership.state is MembershipState.STARTING
+    assert head.epochs.plan.strategy is Strategy.PIPELINE
+    assert "rank 1 (n1) is gone: it does not say" in head.epochs.plan.reason
 
 
 @pytest.mark.parametrize("first", [TUNNEL, CONTROL])
 def test_a_node_that_goes_with_all_its_links_is_lost_once(first):
     head = preparing_head()
     for now in (10.0, 20.0, 30.0):
-        assert head.plan.strategy is Strategy.TENSOR
+        assert head.epochs.plan.strategy is Strategy.TENSOR
         for at, purpose in enumerate(sorted((TUNNEL, CONTROL), key=lambda p: p is not first)):
             head.link_down(1, purpose, "it is gone", now + at / 1000)
             head.engine_lost("replaced", now + 0.1)
@@ -301,8 +301,8 @@ def test_a_node_that_goes_with_all_its_links_is_lost_once(first):
         head.handle_timeout(now + 7)
         head.engine_message(Loaded(1, 1, 1), now + 7)
         head.link_up(1, TUNNEL, now + 7)
-        head.collective_prepared(head.membership.epoch, 7000, 7001, now + 7)
-    assert head.plan.strategy is Strategy.PIPELINE
+        head.collective_prepared(head.epochs.membership.epoch, 7000, 7001, now + 7)
+    assert head.epochs.plan.strategy is Strategy.PIPELINE
 
 
 def test_a_head_without_a_tunnel_goes_over_to_a_pipeline():
@@ -312,19 +312,19 @@ def test_a_head_without_a_tunnel_goes_over_to_a_pipeline():
     head.engine_message(Loaded(1, 1, 1), 1.0)
     head.collective_prepared(wanted.epoch, 7000, 7001, 1.0)
     head.handle_timeout(1.0 + TUNNEL_SECONDS)
-    assert head.membership.state is not MembershipState.PREPARING
+    assert head.epochs.membership.state is not MembershipState.PREPARING
     head.engine_lost("replaced", 40.0)
     head.engine_message(info(splits=2), 41.0)
     head.handle_timeout(50.0)
-    assert head.plan.strategy is Strategy.PIPELINE
-    assert "no tunnel link with rank 1" in head.plan.reason
+    assert head.epochs.plan.strategy is Strategy.PIPELINE
+    assert "no tunnel link with rank 1" in head.epochs.plan.reason
 
 
 def test_step_links_are_nothing_to_tensor_parallelism():
     """They may be left over from a pipeline, of another head even, with steps on their way."""
     head = serving_head()
     head.link_down(1, STEP, "the engine is being replaced", 0.1)
-    assert head.membership.state is MembershipState.SERVING
+    assert head.epochs.membership.state is MembershipState.SERVING
     rank = Follower(FollowerConfig(1, ("n0", "n1", "n2")))
     rank.engine_message(info(splits=3), 0.0)
     rank.link_up(0, CONTROL, 0.0)
@@ -340,17 +340,17 @@ def test_a_tunnel_is_nothing_to_a_pipeline():
     head = Head(HeadConfig(HEAD, ("n0", "n1"), ("a", "b")))
     head.engine_message(info(), 0.0)
     head.message(1, CONTROL, HELLO, 0.0)
-    assert head.membership.state is MembershipState.STARTING
+    assert head.epochs.membership.state is MembershipState.STARTING
     head.link_down(1, TUNNEL, "nobody wants it any more", 0.1)
-    assert head.membership.state is MembershipState.STARTING
+    assert head.epochs.membership.state is MembershipState.STARTING
 
 
 def test_tunnels_that_break_whenever_a_collective_comes_up_end_in_a_pipeline():
     """Not the first time: it may be that a node has just gone."""
     head = preparing_head()
     for now in (10.0, 20.0, 30.0):
-        assert head.plan is not None
-        assert head.plan.strategy is Strategy.TENSOR
+        assert head.epochs.plan is not None
+        assert head.epochs.plan.strategy is Strategy.TENSOR
         head.link_down(1, TUNNEL, "it was cut", now)
         head.engine_lost("replaced", now)
         head.handle_timeout(now + 5)
@@ -359,8 +359,8 @@ def test_tunnels_that_break_whenever_a_collective_comes_up_end_in_a_pipeline():
             head.engine_message(Loaded(1, 1, 1), now + 7)
             head.link_up(1, TUNNEL, now + 7)
             head.collective_prepared(wanted.epoch, 7000, 7001, now + 7)
-    assert head.plan.strategy is Strategy.PIPELINE
-    assert "tunnel broke" in head.plan.reason
+    assert head.epochs.plan.strategy is Strategy.PIPELINE
+    assert "tunnel broke" in head.epochs.plan.reason
 
 
 def test_a_new_epoch_takes_another_engine_process():

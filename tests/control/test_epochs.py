@@ -139,12 +139,12 @@ def test_each_way_of_losing_an_epoch_leads_to_the_next(world):
         effects = end(head)
         orders = [send.message for send in of(effects, Send)]
         assert [order.epoch for order in orders] == [Epoch(HEAD, 2)] * (world - 1), name
-        assert head.membership.state is MembershipState.STARTING
+        assert head.epochs.membership.state is MembershipState.STARTING
         assert head.scheduler.in_flight == 0
         assert head.scheduler.live == 1
     head = serving_head(world)
     assert not of(head.link_down(1, CONTROL, "gone", 1.0), Send)
-    assert head.membership.missing == [1]
+    assert head.epochs.membership.missing == [1]
     assert of(head.message(1, CONTROL, HELLO, 2.0), Send)
 
 

@@ -10,11 +10,13 @@ import httpx2
 import pytest
 from sealring_model import tiny
 from sealring_protocol.codec.messages import Backend
+from sealring_protocol.control.head.partition import Partition
+from sealring_protocol.control.head.plan import Plan, Strategy
 from sealring_trio.local.api import LocalApi, local_api
 from sealring_trio.local.reference import one_process
 from sealring_trio.local.ring import LocalNode
 from sealring_trio.node.activations import told_seals
-from sealring_trio.node.status import Collective, collective_link
+from sealring_trio.node.status import collective_link
 
 from tests.io_trio.helpers import sealring
 
@@ -77,19 +79,23 @@ def test_the_cluster_tells_it_too(api: LocalApi) -> None:
     assert all(rank["sum_us"] > 0 and rank["token_us"] > 0 for rank in cluster["ranks"])
 
 
+def sums(backend: Backend, world: int, trusted: bool) -> Plan:
+    return Plan(Strategy.TENSOR, Partition((0, 8), ()), "", world, backend, trusted)
+
+
 TOLD = {
-    "neighbours": (Collective(Backend.RING, 4, False), (1, 2), SEALED),
-    "the last and the first": (Collective(Backend.RING, 4, False), (3, 0), SEALED),
-    "no neighbours": (Collective(Backend.RING, 4, False), (1, 3), ""),
-    "oneself": (Collective(Backend.RING, 4, False), (1, 1), ""),
+    "neighbours": (sums(Backend.RING, 4, False), (1, 2), SEALED),
+    "the last and the first": (sums(Backend.RING, 4, False), (3, 0), SEALED),
+    "no neighbours": (sums(Backend.RING, 4, False), (1, 3), ""),
+    "oneself": (sums(Backend.RING, 4, False), (1, 1), ""),
     "none": (None, (0, 1), ""),
     "trusted": (
-        Collective(Backend.RING, 2, True),
+        sums(Backend.RING, 2, True),
         (0, 1),
         "NOT SEALED: ring goes beside the sealed links, as the config allows",
     ),
     "everybody with everybody": (
-        Collective(Backend.NCCL, 4, True),
+        sums(Backend.NCCL, 4, True),
         (0, 2),
         "NOT SEALED: nccl goes beside the sealed links, as the config allows",
     ),
@@ -97,24 +103,22 @@ TOLD = {
 
 
 @pytest.mark.parametrize(("collective", "ranks", "told"), TOLD.values(), ids=TOLD)
-def test_what_is_told_of_a_link(
-    collective: Collective | None, ranks: tuple[int, int], told: str
-) -> None:
+def test_what_is_told_of_a_link(collective: Plan | None, ranks: tuple[int, int], told: str) -> None:
     assert collective_link(collective, *ranks) == told
 
 
 ACTIVATIONS = {
     "a pipeline": ((True, "pp", None), "sealed from engine to engine; no daemon holds"),
     "without an inner seal": ((False, "pp", None), "in the clear inside each node's daemon"),
-    "sums": ((True, "tp", Collective(Backend.RING, 2, False)), IN_DAEMONS),
-    "trusted": ((True, "tp", Collective(Backend.NCCL, 2, True)), "NOT SEALED: the ranks' sums"),
+    "sums": ((True, "tp", sums(Backend.RING, 2, False)), IN_DAEMONS),
+    "trusted": ((True, "tp", sums(Backend.NCCL, 2, True)), "NOT SEALED: the ranks' sums"),
     "alone": ((True, "single", None), ""),
     "not yet": ((True, "", None), ""),
 }
 
 
 @pytest.mark.parametrize(("given", "told"), ACTIVATIONS.values(), ids=ACTIVATIONS)
-def test_what_is_told_of_activations(given: tuple[bool, str, Collective | None], told: str) -> None:
+def test_what_is_told_of_activations(given: tuple[bool, str, Plan | None], told: str) -> None:
     found = told_seals(*given)
     assert told in found
     assert bool(told) == bool(found)

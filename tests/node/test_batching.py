@@ -77,7 +77,7 @@ def test_a_group_has_one_step_on_its_way_round():
     known: the engine draws them first."""
     cluster = Cluster(3, 5, scheduler=SchedulerConfig(groups=3, rows=2))
     cluster.run_until(lambda: cluster.ready)
-    head = cluster.head.node.brain
+    head = cluster.head.node._brain
     for row in range(6):
         cluster.submit(Request((row + 1,) * (row + 1), 30))
     followed = 0
@@ -122,7 +122,7 @@ def test_thousands_of_clients_that_go_away_leave_nothing_and_change_nobodys_toke
         assert (cluster.done[uid].reason is FinishReason.CANCELLED) == (uid in gone)
     assert len(gone) > 200
     cluster.run_for(1.0)
-    held = cluster.head.node.brain.scheduler.ledger.snaps
+    held = cluster.head.node._brain.scheduler.ledger.snaps
     for host in cluster.hosts.values():
         assert not host.engine.private
         assert not host.engine.groups

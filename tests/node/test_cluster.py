@@ -35,7 +35,7 @@ def check_clean(cluster: Cluster) -> None:
     for host in cluster.hosts.values():
         assert host.engine is not None
         assert host.engine.empty, f"{host.name} still holds something"
-    scheduler = cluster.head.node.brain.scheduler
+    scheduler = cluster.head.node._brain.scheduler
     assert scheduler.live == 0
     assert scheduler.in_flight == 0
 

@@ -26,7 +26,7 @@ def frames_and_forwards(rows: int, world: int = 3) -> tuple[dict[str, Counter[in
 
     cluster.network.tap = tap
     # All are there before the first step is planned; they join in it and the next.
-    brain = cluster.head.node.brain
+    brain = cluster.head.node._brain
     brain.plan_steps, plan_steps = lambda now: [], brain.plan_steps
     for row in range(rows):
         cluster.submit(Request((row + 1,), TOKENS))

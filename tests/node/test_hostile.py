@@ -90,7 +90,7 @@ def test_a_rank_that_refuses_every_bootstrap_is_asked_ever_less_often():
     cluster = ready()
     asked = []
     host = cluster.hosts["host2"]
-    host.node.brain._bootstrap = lambda order, now: refuse(order, asked)
+    host.node._brain._bootstrap = lambda order, now: refuse(order, asked)
     cluster.kill_engine(cluster.hosts["host1"])
     cluster.run_for(20.0)
     assert 3 < len(asked) < 15
@@ -114,7 +114,7 @@ def test_another_model_is_tried_ever_less_often():
 
 def test_a_rank_that_swallows_a_step_is_noticed():
     cluster = ready()
-    brain = cluster.hosts["host1"].node.brain
+    brain = cluster.hosts["host1"].node._brain
     swallowed = []
     hear = brain.message
 

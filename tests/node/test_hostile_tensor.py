@@ -34,7 +34,7 @@ def serve(made, tokens=12):
 
 
 def strategy(made):
-    return made.head.node.brain.plan.strategy
+    return made.head.node.standing().plan.strategy
 
 
 # ------------------------------------------------------------------- another ring

@@ -165,13 +165,13 @@ def test_two_nodes_with_one_key_do_not_replace_each_other_for_ever():
             wire.ends = [(first.name if who == "host1" else who, n) for who, n in wire.ends]
     later = cluster.boot(1)
     cluster.run_for(20.0)
-    epoch = cluster.head.node.brain.membership.epoch
+    epoch = cluster.head.node.standing().epoch
     uid = cluster.submit(Request((4, 5, 6), 400))
     cluster.run_until(lambda: cluster.all_done)
     assert cluster.tokens[uid] == reference((4, 5, 6), 400, 6)
     cluster.run_for(60.0)
-    assert cluster.head.node.brain.membership.epoch == epoch
-    assert later.node.brain.serving
+    assert cluster.head.node.standing().epoch == epoch
+    assert later.node.serving
     causes = {each.cause: each.what for each in first.node.obstacles(cluster.now)}
     assert causes[Cause.SAME_KEY] == f"the head (node0) refused this node: {SAME_KEY}"
     told = [text for _, who, text in cluster.notes if who == "host0" and SAME_KEY in text]
@@ -180,4 +180,4 @@ def test_two_nodes_with_one_key_do_not_replace_each_other_for_ever():
     cluster.notes.clear()
     cluster.crash(later)
     cluster.run_until(lambda: cluster.ready)
-    assert first.node.brain.serving
+    assert first.node.serving

@@ -57,7 +57,7 @@ def test_requests_go_on_in_the_ring_of_a_newer_roster(before, after, bringer, sp
     cluster.run_until(lambda: cluster.ready)
     lengths = {cluster.submit(Request((4, 5, 6 + n), 400 + n)): n for n in range(9)}  # some wait
     cluster.run_for(0.3)
-    epoch = cluster.head.node.brain.membership.epoch
+    epoch = cluster.head.node.standing().epoch
     if bringer == 2 and 1 not in after:
         cluster.crash(cluster.hosts["host1"])
         cluster.run_for(3.0)
@@ -70,7 +70,7 @@ def test_requests_go_on_in_the_ring_of_a_newer_roster(before, after, bringer, sp
     cluster.boot(bringer)
     cluster.run_until(lambda: cluster.all_done)
     assert cluster.head.node.world == len(after)
-    assert cluster.head.node.brain.membership.epoch > epoch  # none is used twice
+    assert cluster.head.node.standing().epoch > epoch  # none is used twice
     for uid, n in lengths.items():
         assert cluster.done[uid].reason is FinishReason.LENGTH
         assert cluster.tokens[uid] == reference((4, 5, 6 + n), 400 + n, 6)
@@ -96,7 +96,7 @@ def test_a_head_that_was_not_for_a_while_repeats_no_epoch():
     rosters = [make_roster(2, n, order=order) for n, order in enumerate(orders, start=1)]
     cluster = Cluster(2, 3, rosters=[rosters[0]] * 2)
     cluster.run_until(lambda: cluster.ready)
-    epoch = cluster.head.node.brain.membership.epoch
+    epoch = cluster.head.node.standing().epoch
     for roster in rosters[1:]:
         cluster.crash(cluster.hosts["host1"])
         cluster.rosters[1] = roster
@@ -104,7 +104,7 @@ def test_a_head_that_was_not_for_a_while_repeats_no_epoch():
         cluster.run_for(0.5)
         cluster.boot(1)
         cluster.run_until(lambda: cluster.ready)
-    again = cluster.head.node.brain.membership.epoch
+    again = cluster.head.node.standing().epoch
     assert again.instance == epoch.instance
     assert again.counter > epoch.counter
 
@@ -263,7 +263,7 @@ def test_a_roster_of_the_same_members_spreads_beside_the_links_there_are(world):
     cluster.run_until(lambda: cluster.all_done)
     assert cluster.tokens[uid] == reference((4, 5, 6), 400, 6)
     assert [links_of(cluster, rank) for rank in range(world)] == links
-    assert cluster.head.node.brain.membership.epoch.counter == 1
+    assert cluster.head.node.standing().epoch.counter == 1
     dials = len(cluster.hosts["host0"].wires)
     cluster.run_for(60.0)
     assert len(cluster.hosts["host0"].wires) == dials

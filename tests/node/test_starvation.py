@@ -73,7 +73,7 @@ RINGS = [
 @pytest.mark.parametrize(("world", "rank", "strategy"), RINGS)
 def test_a_starved_engine_is_waited_for_and_told_of(world, rank, strategy):
     made, uid = machines(world, strategy)
-    epoch = made.head.node.brain.membership.epoch
+    epoch = made.head.node.standing().epoch
     engines = [host.engine for host in made.hosts.values()]
     began, known = made.now, len(made.tokens[uid])
     made.begin(f"host{rank}", starves=True)
@@ -88,7 +88,7 @@ def test_a_starved_engine_is_waited_for_and_told_of(world, rank, strategy):
     made.slow = ""
     assert made.done[uid].reason is FinishReason.LENGTH
     assert made.tokens[uid] == reference(PROMPT, 60, 6)
-    assert made.head.node.brain.membership.epoch == epoch
+    assert made.head.node.standing().epoch == epoch
     assert engines == [host.engine for host in made.hosts.values()]
     # The log of the machine itself, and the head's, once each.
     assert sorted(who for _, who in made.said("starves")) == sorted({"host0", f"host{rank}"})
@@ -112,7 +112,7 @@ def test_an_engine_that_hangs_is_replaced_as_soon_as_ever(world, rank):
 def test_a_rank_that_only_claims_to_starve_holds_the_ring_for_a_bounded_time():
     made, _ = machines(2)
     liar = made.hosts["host1"]
-    liar.node.brain._answer_deadline = AnswerDeadline(
+    liar.node._brain._engine.deadline = AnswerDeadline(
         DeadlineRule(1e9, 1e9, 1.0)
     )  # it does not mind its engine
     began, made.step_takes = made.now, 1e6
@@ -144,7 +144,7 @@ def test_an_engine_that_starves_for_ever_is_replaced_in_the_end_and_the_reason_s
 @pytest.mark.parametrize("strategy", [Strategy.PIPELINE, Strategy.TENSOR])
 def test_a_node_that_slept_looks_before_it_blames(strategy):
     made, uid = machines(2, strategy)
-    epoch = made.head.node.brain.membership.epoch
+    epoch = made.head.node.standing().epoch
     engines = [host.engine for host in made.hosts.values()]
     node = made.head.node
     asleep = made.now + 500
@@ -152,7 +152,7 @@ def test_a_node_that_slept_looks_before_it_blames(strategy):
     made.now = asleep
     node.handle_timeout(made.now)
     assert not any("did not answer" in text or "deadline" in text for _, text in made.warnings)
-    assert node.brain.membership.epoch == epoch or strategy is Strategy.PIPELINE
+    assert node.standing().epoch == epoch or strategy is Strategy.PIPELINE
     assert engines
     made.settle(made.head)
     made.run_until(lambda: made.all_done)
@@ -180,7 +180,7 @@ def test_a_new_link_tells_nothing_a_second_time():
     made.hosts["host1"].node.engine_starved(50.0, made.now)
     made.run_for(100)
     said: list[tuple[int, float, float]] = []
-    made.head.node.brain.starved = lambda *told: said.append(told)
+    made.head.node._brain.starved = lambda *told: said.append(told)
     for wire in list(made.head.wires.values()):
         made.network.cut(wire)
     made.run_for(30)

@@ -102,7 +102,7 @@ class RingMachine(RuleBasedStateMachine):
         for host in cluster.hosts.values():
             assert host.engine is not None
             assert host.engine.empty
-        scheduler = cluster.head.node.brain.scheduler
+        scheduler = cluster.head.node._brain.scheduler
         assert scheduler.live == scheduler.in_flight == 0
 
 

@@ -26,7 +26,7 @@ def cluster(world=2, seed=1, **options):
 
 
 def strategy(made):
-    return made.head.node.brain.plan.strategy
+    return made.head.node.standing().plan.strategy
 
 
 def ask(made, prompt, tokens=12):
@@ -80,7 +80,7 @@ def test_every_rank_answers_every_step_once_and_two_are_under_way_at_most():
     asked = serve(made, 4, 20)
     while not made.all_done:
         made.step()
-        flights = made.head.node.brain.scheduler._flights.values()
+        flights = made.head.node._brain.scheduler._flights.values()
         most = max(most, sum(isinstance(flight.work, Decode) for flight in flights))
     all_right(made, asked)
     made.run_for(0.1)
@@ -148,7 +148,7 @@ def test_auto_ends_in_a_pipeline_when_the_collective_does_not_come_up(world):
     made.collectives.joins = False
     made.run_until(lambda: made.ready, 300)
     assert strategy(made) is Strategy.PIPELINE
-    assert "no tensor parallelism" in made.head.node.brain.plan.reason
+    assert "no tensor parallelism" in made.head.node.standing().plan.reason
     all_right(made, serve(made))
 
 
@@ -163,10 +163,10 @@ def test_auto_ends_in_a_pipeline_when_the_collective_does_not_come_up(world):
 def test_auto_says_why_it_took_a_pipeline(splits, sums, why):
     made = Cluster(2, 1, splits=splits, sums=sums)
     made.run_until(lambda: made.ready)
-    made.run_until(lambda: made.head.node.brain.scheduler is not None)
+    made.run_until(lambda: made.head.node._brain.scheduler is not None)
     all_right(made, serve(made))
     assert strategy(made) is Strategy.PIPELINE
-    assert why in made.head.node.brain.plan.reason
+    assert why in made.head.node.standing().plan.reason
 
 
 def test_who_asks_for_tensor_parallelism_is_told_why_not():
@@ -182,7 +182,7 @@ FORBIDS = "the roster forbids it"
 def test_where_the_roster_forbids_it_auto_takes_a_pipeline():
     made = cluster(rosters=[make_roster(2, tensor=False)] * 2)
     assert strategy(made) is Strategy.PIPELINE
-    assert FORBIDS in made.head.node.brain.plan.reason
+    assert FORBIDS in made.head.node.standing().plan.reason
     all_right(made, serve(made))
 
 
@@ -205,27 +205,27 @@ def test_a_roster_that_comes_to_forbid_it_ends_it():
 def test_the_next_collective_is_told_the_addresses_of_a_newer_roster():
     made = cluster(2)
     rank = made.hosts["host1"]
-    assert [host for host, _ in rank.node.brain.order.hosts] == ["host0", "host1"]
+    assert [host for host, _ in rank.node._brain._engine.order.hosts] == ["host0", "host1"]
     roster = made.head.node.roster.roster
     moved = attrs.evolve(roster.members[1], addresses=("host1.new:1", "host1:1"))
     newer = attrs.evolve(roster, serial=2, members=(roster.members[0], moved))
     made.head.node.bring_roster(sign_roster(newer, COORDINATOR).encode(), WALL)
     made.settle(made.head)
     made.run_for(1.0)
-    epoch = rank.node.brain.epoch
+    epoch = rank.node.standing().epoch
     made.kill_engine(rank)
-    made.run_until(lambda: rank.node.brain.epoch > epoch and rank.node.brain.serving)
-    assert [host for host, _ in rank.node.brain.order.hosts] == ["host0", "host1.new"]
+    made.run_until(lambda: rank.node.standing().epoch > epoch and rank.node.serving)
+    assert [host for host, _ in rank.node._brain._engine.order.hosts] == ["host0", "host1.new"]
 
 
 def test_an_answer_of_an_epoch_that_is_over_changes_nothing():
     made = cluster(2)
     asked = serve(made, 2, 40)
     made.run_for(0.1)
-    stale = StepDone(made.head.node.brain.membership.epoch, 3, ids=(1,))
+    stale = StepDone(made.head.node.standing().epoch, 3, ids=(1,))
     made.kill_engine(made.hosts["host1"])
     made.run_until(lambda: sum("the ring is ready" in text for _, _, text in made.notes) == 2)
-    assert made.head.node.brain.message(1, 1, stale, made.now) == []
+    assert made.head.node._brain.message(1, 1, stale, made.now) == []
     all_right(made, asked)
 
 

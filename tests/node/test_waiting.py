@@ -37,7 +37,7 @@ def heard(made: Cluster, *names: str) -> list[tuple[float, str, Waiting]]:
     """The WAITINGs that reach these nodes from here on."""
     came: list[tuple[float, str, Waiting]] = []
     for name in names:
-        brain = made.hosts[name].node.brain
+        brain = made.hosts[name].node._brain
 
         def message(rank, purpose, message: Message, now, *, name=name, hear=brain.message):
             if isinstance(message, Waiting):
@@ -73,18 +73,18 @@ def test_a_rank_is_told_of_another_that_is_not_there_and_when_that_is_over():
     made.run_until(lambda: made.ready)
     rank = made.hosts["host1"]
     made.run_for(0.5)
-    assert rank.node.brain.serving
+    assert rank.node.serving
     made.crash(made.hosts["host2"])
     made.run_for(5.0)
-    assert rank.node.brain.standing().phase is not Phase.SERVING
-    assert not rank.node.brain.serving
+    assert rank.node.standing().phase is not Phase.SERVING
+    assert not rank.node.serving
     (obstacle,) = told(rank, made.now)
     assert obstacle.cause is Cause.UNREACHABLE
     assert obstacle.rank == 2
     assert obstacle.what.startswith("the head says: rank 2 (node2) cannot be reached at host2:1")
     assert says(made, "host0")[0][1].startswith(obstacle.what.removeprefix("the head says: "))
     made.boot(2)
-    made.run_until(lambda: rank.node.brain.serving)
+    made.run_until(lambda: rank.node.serving)
     assert rank.node.obstacles(made.now) == []
 
 

@@ -334,7 +334,7 @@ def test_an_engine_that_has_read_its_model_is_faulty_if_it_says_that_it_cannot()
 def test_a_collective_that_does_not_come_up_is_told():
     made = Cluster(2, 1, strategy=Strategy.TENSOR, splits=2)
     made.collectives.joins = False
-    made.run_until(lambda: made.head.node.brain.standing().phase is Phase.JOINING)
+    made.run_until(lambda: made.head.node.standing().phase is Phase.JOINING)
     made.run_for(15.0)
     told = says(made, "host0")
     for who in ("this node", "rank 1 (node1)"):
@@ -346,19 +346,19 @@ def test_a_collective_that_does_not_come_up_is_told():
 def test_a_rank_says_what_it_does():
     made = Ring(unloadable="no such tensor")
     rank = made.hosts["host1"].node
-    assert rank.brain.standing().phase is Phase.NO_HEAD
-    made.run_until(lambda: rank.brain.standing().phase is Phase.GATHERING)
-    made.run_until(lambda: rank.brain.standing().phase is Phase.LOADING)
-    made.run_until(lambda: rank.brain.standing().phase is Phase.FAILED)
-    assert rank.brain.standing().failed.message == "no such tensor"
+    assert rank.standing().phase is Phase.NO_HEAD
+    made.run_until(lambda: rank.standing().phase is Phase.GATHERING)
+    made.run_until(lambda: rank.standing().phase is Phase.LOADING)
+    made.run_until(lambda: rank.standing().phase is Phase.FAILED)
+    assert rank.standing().failed.message == "no such tensor"
     made.unloadable = ""
     made.kill_engine(made.hosts["host1"])
     made.run_until(lambda: made.ready)
-    assert rank.brain.standing().phase is Phase.SERVING
-    assert rank.brain.standing().failed is None
+    assert rank.standing().phase is Phase.SERVING
+    assert rank.standing().failed is None
     made.crash(made.head)
     made.run_for(1.0)
-    assert rank.brain.standing().phase is Phase.NO_HEAD
+    assert rank.standing().phase is Phase.NO_HEAD
 
 
 def test_every_cause_has_advice_or_needs_none():

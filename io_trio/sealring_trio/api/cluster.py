@@ -9,7 +9,6 @@ import json
 from typing import Any, Final
 
 import trio
-from sealring_protocol.control.head.head import Head
 from sealring_protocol.security.roles import Purpose
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -41,24 +40,25 @@ def describe(head: ApiHead) -> dict[str, Any]:
     node = runtime.node
     roster = node.roster.roster
     links = node.links()
-    brain = node.brain
-    membership = brain.membership if isinstance(brain, Head) else None
+    standing = node.standing()
+    leads = node.rank == 0  # a newer roster may have made another node the head
+    plan = standing.plan if leads else None
     latest = head.history.samples[-1] if head.history.samples else None
     told = faults(head)
-    strategy = brain.plan.strategy.value if isinstance(brain, Head) and brain.plan else ""
+    strategy = plan.strategy.value if plan else ""
     return {
         "version": VERSION,
         **describe_roster(roster),
-        "activations": told_seals(roster.inner_seal, strategy, collective_of(brain)),
+        "activations": told_seals(roster.inner_seal, strategy, collective_of(standing)),
         "suite": next((SUITE_NAMES[link.suite] for _, _, link in links if link.suite), "none"),
         "model": head.model,
         "model_digest": node.engine_info.model.hex() if node.engine_info else "",
         "context": node.engine_info.context if node.engine_info else 0,
-        "state": membership.state.value if membership else "gathering",
-        "epoch": membership.epoch.counter if membership else 0,
+        "state": standing.state if leads else "gathering",
+        "epoch": standing.epoch.counter if leads else 0,
         "strategy": strategy,
-        "reason": brain.plan.reason if isinstance(brain, Head) and brain.plan else "",
-        "collective": describe_collective(brain),
+        "reason": plan.reason if plan else "",
+        "collective": describe_collective(standing),
         "healthy": not told,
         "faults": told,
         "why": head.why(),
@@ -77,14 +77,13 @@ def describe(head: ApiHead) -> dict[str, Any]:
 
 def _ranks(head: ApiHead) -> list[dict[str, Any]]:
     node = head.generator.runtime.node
-    brain = node.brain
+    standing = node.standing()
+    present, ready = standing.present, standing.ready
+    plan = standing.plan if node.rank == 0 else None
     progress = head.progress()
     links = {(rank, purpose): link for rank, purpose, link in node.links()}
-    present = brain.membership.present if isinstance(brain, Head) else {}
-    ready = brain.membership.ready if isinstance(brain, Head) else {}
-    plan = brain.plan if isinstance(brain, Head) else None
     world = node.world
-    summing = collective_of(brain)
+    summing = collective_of(standing)
     facts, now = head.generator.runtime.facts(), trio.current_time()
     tunnelled = summing is not None and not summing.trusted
     told = []

@@ -28,7 +28,6 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 from sealring_protocol.codec.messages import Decode, Prefill
 from sealring_protocol.control.effects import StepTiming
-from sealring_protocol.control.head.head import Head
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -178,9 +177,9 @@ class _RingCollector(Collector):
 
     def _lives(self) -> Iterable[Metric]:
         node = self._head.generator.runtime.node
-        if isinstance(node.brain, Head):
+        if node.rank == 0:
             yield CounterMetricFamily(
-                "sealring_epochs", "Epochs begun.", value=node.brain.membership.epoch.counter
+                "sealring_epochs", "Epochs begun.", value=node.standing().epoch.counter
             )
         yield CounterMetricFamily(
             "sealring_engine_restarts",

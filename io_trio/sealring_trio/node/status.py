@@ -6,13 +6,11 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-import attrs
 import psutil  # type: ignore[import-untyped]
 import trio
-from sealring_protocol.codec.messages import Backend, Bootstrap, Decode
-from sealring_protocol.control.epoch.follower import Follower
-from sealring_protocol.control.head.head import Head
-from sealring_protocol.control.head.plan import Strategy
+from sealring_protocol.codec.messages import Backend, Decode
+from sealring_protocol.control.head.plan import Plan, Strategy
+from sealring_protocol.control.standing import Standing
 from sealring_protocol.diagnosis.why import Facts, link_trouble, obstacles, starving
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Roster
@@ -32,12 +30,14 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
     unless their name says another unit. *draining* says why the node takes no requests."""
     node = runtime.node
     roster = node.roster.roster
+    standing = node.standing()
     links = node.links()
     up = {(rank, purpose) for rank, purpose, _ in links}
     info = node.engine_info
-    collective = collective_of(node.brain)
+    collective = collective_of(standing)
     outs = {peer.name for peer in node.peers() if peer.put_out}
     facts, now = runtime.facts(draining), trio.current_time()
+    place = _place(standing, node.rank)
     return {
         "version": VERSION,
         "rank": node.rank,
@@ -45,12 +45,12 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
         "role": "head" if node.rank == 0 else "rank",
         "name": roster.members[node.rank].name,
         **describe_roster(roster),
-        "activations": told_seals(roster.inner_seal, _place(runtime)["strategy"], collective),
+        "activations": told_seals(roster.inner_seal, place["strategy"], collective),
         "suite": next((SUITE_NAMES[link.suite] for _, _, link in links if link.suite), "none"),
         "model": str(model),
         "model_digest": info.model.hex() if info else "",
-        **_place(runtime),
-        "state_s": round(now - facts.standing.since, 1),
+        **place,
+        "state_s": round(now - standing.since, 1),
         "why": [obstacle.describe(now) for obstacle in obstacles(facts, now)],
         "starved": [each.describe(now) for each in starving(facts)],
         "strangers": [
@@ -117,47 +117,19 @@ def describe_trouble(facts: Facts, rank: int, now: float) -> list[dict[str, Any]
     ]
 
 
-def _place(runtime: Runtime) -> dict[str, Any]:
-    """The node's part in the present epoch."""
-    brain = runtime.node.brain
-    return _place_of_head(brain) if isinstance(brain, Head) else _place_of_rank(brain)
-
-
-def _place_of_head(brain: Head) -> dict[str, Any]:
-    plan, membership = brain.plan, brain.membership
+def _place(standing: Standing, rank: int) -> dict[str, Any]:
+    """The part of *rank* in the present epoch."""
+    plan = standing.plan
     return {
-        "state": membership.state.value,
-        "missing": membership.missing,
-        "epoch": membership.epoch.counter,
+        "state": standing.state,
+        "missing": list(standing.missing),
+        "epoch": standing.epoch.counter,
         "strategy": plan.strategy.value if plan else "",
         "reason": plan.reason if plan else "",
         "backend": _backend(plan.backend) if plan else "",
-        "layers": span(plan.layers(0)) if plan else [],
-        "requests": brain.scheduler.live if brain.scheduler else 0,
+        "layers": span(plan.layers(rank)) if plan else [],
+        "requests": standing.requests,
     }
-
-
-def _place_of_rank(brain: Follower) -> dict[str, Any]:
-    order = brain.order
-    return {
-        "state": brain.standing().phase.value,
-        "missing": list(brain.standing().missing),
-        "epoch": brain.epoch.counter,
-        "strategy": _strategy(order).value if order else "",
-        "reason": "",
-        "backend": _backend(order.backend) if order else "",
-        "layers": span(_layers(order)) if order else [],
-        "requests": 0,
-    }
-
-
-def _strategy(order: Bootstrap) -> Strategy:
-    return Strategy.PIPELINE if order.backend is Backend.PIPELINE else Strategy.TENSOR
-
-
-def _layers(order: Bootstrap) -> range:
-    place = order.rank if order.backend is Backend.PIPELINE else 0
-    return range(order.bounds[place], order.bounds[place + 1])
 
 
 def _backend(backend: Backend) -> str:
@@ -169,31 +141,15 @@ def span(layers: range) -> list[int]:
     return [layers.start, layers.stop]
 
 
-@attrs.frozen
-class Collective:
-    """What the ranks of the present epoch sum over, in plain words for each link."""
-
-    backend: Backend
-    world: int
-    trusted: bool
+def collective_of(standing: Standing) -> Plan | None:
+    """The plan by which the ranks of the present epoch sum up; None in a pipeline, and alone."""
+    plan = standing.plan
+    return plan if plan is not None and plan.strategy is Strategy.TENSOR else None
 
 
-def collective_of(brain: Head | Follower) -> Collective | None:
-    """The collective that *brain* is in; None in a pipeline, and alone."""
-    if isinstance(brain, Head):
-        plan = brain.plan
-        if plan is None or plan.strategy is not Strategy.TENSOR:
-            return None
-        return Collective(plan.backend, plan.world, plan.trusted)
-    order = brain.order
-    if order is None or order.backend is Backend.PIPELINE:
-        return None
-    return Collective(order.backend, order.world, order.trusted)
-
-
-def describe_collective(brain: Head | Follower) -> dict[str, Any] | None:
+def describe_collective(standing: Standing) -> dict[str, Any] | None:
     """What carries the sums between the ranks, and for each link whether it is sealed."""
-    collective = collective_of(brain)
+    collective = collective_of(standing)
     if collective is None:
         return None
     ranks = range(collective.world)
@@ -206,7 +162,7 @@ def describe_collective(brain: Head | Follower) -> dict[str, Any] | None:
     }
 
 
-def collective_link(collective: Collective | None, near: int, far: int) -> str:
+def collective_link(collective: Plan | None, near: int, far: int) -> str:
     """What goes between ranks *near* and *far* when all sum up, and whether it is sealed."""
     if collective is None or near == far:
         return ""

@@ -1,13 +1,15 @@
-"""How far a rank has come towards serving. `sealring why` builds its answer from this."""
+"""How far a rank has come towards serving, and its part in the ring. `sealring why` and `sealring
+status` build their answers from this."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import attrs
 
-from sealring_protocol.codec.messages import Failure, Reason
+from sealring_protocol.codec.messages import NO_EPOCH, Epoch, Failure, Ready, Reason
+from sealring_protocol.control.head.plan import Plan
 
 
 class Phase(enum.Enum):
@@ -31,6 +33,11 @@ class Standing:
     *unplanned* why there is no plan, and *again* the time of the next try (monotonic seconds). On a
     follower, *told* holds the reasons that the head gave for not starting an epoch, each with the
     time it was first heard.
+
+    *state* is the state in the words of the status. *epoch* is the present one, or the last; *plan*
+    is its plan, as far as this rank knows it: a follower knows neither reason nor weights. On the
+    head, *requests* is how many are not over, *present* who is there, and *ready* the READY of each
+    rank that has sent it in this epoch.
     """
 
     phase: Phase
@@ -40,3 +47,9 @@ class Standing:
     unplanned: str = ""
     again: float | None = None
     told: Mapping[Reason, float] = attrs.field(factory=dict)
+    state: str = ""
+    epoch: Epoch = NO_EPOCH
+    plan: Plan | None = None
+    requests: int = 0
+    present: Collection[int] = ()
+    ready: Mapping[int, Ready] = attrs.field(factory=dict)

@@ -32,6 +32,11 @@ def earliest(*times: float | None) -> float | None:
     return first
 
 
+def is_due(deadline: float | None, now: float) -> bool:
+    """True if *deadline* has passed."""
+    return deadline is not None and now >= deadline
+
+
 class Extension:
     """How far the deadline of one answer is extended."""
 

@@ -29,14 +29,12 @@ from sealring_protocol.control.effects import (
     Effect,
     Level,
     Note,
-    RestartEngine,
     Send,
     ToEngine,
-    Want,
 )
 from sealring_protocol.control.epoch import pipeline
-from sealring_protocol.control.epoch.collective import Joining
-from sealring_protocol.control.epoch.deadlines import ENGINE, AnswerDeadline, earliest
+from sealring_protocol.control.epoch.deadlines import earliest, is_due
+from sealring_protocol.control.epoch.engine import RankEngine
 from sealring_protocol.control.epoch.follower_states import (
     FOLLOWER_TABLE,
     PHASES,
@@ -49,6 +47,7 @@ from sealring_protocol.control.epoch.orders import (
     FollowerConfig,
     check_stale,
     layers_of,
+    plan_of,
     refusal,
     renewed_keys,
 )
@@ -75,15 +74,11 @@ class Follower:
         self._state = Machine(FOLLOWER_TABLE, FollowerState.NO_HEAD)
         self._since = now  # when the state was entered
         self.epoch: Epoch = NO_EPOCH
-        self.order: Bootstrap | None = None  # the head's last, while it holds
         self._tensor = False  # the order is for tensor parallelism
-        self._info: EngineInfo | None = None
-        self._engine_ready: Ready | None = None
+        self._engine = RankEngine(config.rank, config.world)
         self._pipeline: pipeline.FollowerPipeline | None = None
-        self._answer_deadline = AnswerDeadline(ENGINE)
-        self._loaded: range | None = None  # layers that the engine has, or is loading
         self._next_link = NextLink(config.names[config.rank], config.names[self._next])
-        self._joining = Joining(config.rank, config.world)
+        self._joining = self._engine.joining
         self._failed: Failure | None = None  # why this rank cannot serve, or last could not
         self._orders = TokenBucket(ORDERS_PER_SECOND, 0.0)
         self._reasons = HeadReasons(config.world)
@@ -92,7 +87,16 @@ class Follower:
         """The status of this rank: its phase, and what it waits for."""
         waits = {Phase.NO_HEAD: (0,), Phase.GATHERING: (0,), Phase.LINKING: (self._next,)}
         phase, told = PHASES[self._state.state], self._reasons.reasons
-        return Standing(phase, self._since, waits.get(phase, ()), self._failed, told=told)
+        return Standing(
+            phase,
+            self._since,
+            waits.get(phase, ()),
+            self._failed,
+            told=told,
+            state=phase.value,
+            epoch=self.epoch,
+            plan=None if self._engine.order is None else plan_of(self._engine.order),
+        )
 
     @property
     def serving(self) -> bool:
@@ -112,11 +116,11 @@ class Follower:
         """The engine of *rank* starved for *seconds* more. In tensor parallelism the head reports
         the slowest engine for all, because the engines of a collective wait for the slowest."""
         if rank == self._config.rank or (rank == 0 and self._tensor):
-            self._answer_deadline.starved(seconds, now)
+            self._engine.deadline.starved(seconds, now)
 
     def retire(self) -> list[Effect]:
         """Stop: another brain takes over. The engine leaves its collective."""
-        return self._joining.leave()
+        return self._engine.end()
 
     # --------------------------------------------------------------- engine
 
@@ -124,11 +128,10 @@ class Follower:
         """Handle *message* from this rank's engine."""
         match message:
             case EngineInfo():
-                self._info = message
-                self._joining.engine_up()
-                return self._start_engine(now) if self.order is not None else self._present()
+                self._engine.up(message)
+                return self._present() if self._engine.order is None else self._resume(now)
             case Ready() if message.epoch == self.epoch:
-                self._answer_deadline.answered(now)
+                self._engine.deadline.answered(now)
                 return self._engine_is_ready(message, now)
             case Loaded():
                 self._joining.loaded(now)
@@ -137,11 +140,11 @@ class Follower:
                 self._joining.grouped(message)
                 return []
             case CannotServe() if message.epoch == self.epoch:
-                self._answer_deadline.answered(now)
-                self._loaded = None
+                self._engine.deadline.answered(now)
+                self._engine.loaded = None
                 return self._tell(0, message.of(self._config.rank), now)
             case Step() | StepDone():
-                self._answer_deadline.answered(now)
+                self._engine.deadline.answered(now)
                 if message.epoch != self.epoch or self._pipeline is None:
                     return []
                 effects = self._act(self._pipeline.output(message), now)
@@ -155,10 +158,9 @@ class Follower:
         self, reason: str, now: float, kind: FailureKind = FailureKind.ENGINE_LOST
     ) -> list[Effect]:
         """This rank's engine is gone, with its layers, caches and hop keys."""
-        self._info = self._engine_ready = self._loaded = None
+        self._engine.info = None
         self._next_link.end()
-        self._answer_deadline.clear()
-        ended = self._joining.engine_lost()
+        ended = self._engine.lost()
         if self._joining.replacing:
             return ended
         note = Note(Level.WARNING, f"this rank's engine is gone: {reason}")
@@ -203,12 +205,12 @@ class Follower:
                 return []
             self._move(FollowerEvent.HEAD_DOWN, now)
             self._next_link.end()
-            self.order, self._tensor = None, False
+            self._tensor = False
             self.epoch = NO_EPOCH  # this rank serves again only in a later epoch
             self._reasons.withdraw()
             self._pipeline = None
             note = Note(Level.WARNING, f"the head ({name}) is gone: {reason}")
-            return [note, *self._leave()]
+            return [note, *self._engine.end()]
         kind = purpose.name.lower()
         effects: list[Effect] = [
             Note(Level.WARNING, f"the {kind} link with rank {rank} ({name}) broke: {reason}")
@@ -253,19 +255,17 @@ class Follower:
             raise LimitExceeded(f"more than {ORDERS_PER_SECOND} BOOTSTRAPs a second")
         if self._state.state in _FAILED and order.joins and order.epoch == self.epoch:
             return []  # the head sent it before it heard of the failure
-        if self.order is not None and self._joining.follows(order, self.order):
-            self.order = order
+        known = self._engine.order
+        if known is not None and self._joining.follows(order, known):
             self._reasons.withdraw()
             self._move(FollowerEvent.JOIN, now)
-            self._answer_deadline.order(now, order.deadline_ms / 1000)
-            return self._joining.join(order)
-        model = b"" if self._info is None else self._info.model
+            return self._engine.join(order, now)
+        model = b"" if self._engine.info is None else self._engine.info.model
         if (shut := refusal(order, self._config, self.epoch, model)) is not None:
             return [shut]
-        self.order, self.epoch = order, order.epoch
+        self.epoch = order.epoch
         self._tensor = order.backend is not Backend.PIPELINE
         self._reasons.withdraw()
-        self._engine_ready = None
         self._next_link.end()
         self._move(FollowerEvent.ORDER, now)
         last = self._tensor or order.rank == order.world - 1
@@ -273,45 +273,26 @@ class Follower:
         layers = layers_of(order)
         part = f"layers {layers.start}:{layers.stop}" if layers else "a share of every layer"
         note = Note(Level.INFO, f"epoch {order.epoch.counter}: this rank takes {part}")
-        return [note, *self._leave(), *self._start_engine(now)]
+        return [note, *self._engine.end(), *self._engine.begin(order, now)]
 
-    def _leave(self) -> list[Effect]:
-        """Leave the collective of the last epoch, if any."""
-        left = self._joining.leave()
-        if left:
-            self._answer_deadline.clear()
-        return left
-
-    def _start_engine(self, now: float) -> list[Effect]:
-        if self._info is None or self._joining.replacing or self.order is None:
+    def _resume(self, now: float) -> list[Effect]:
+        """A new engine process is up within an epoch: it gets the order, unless the epoch is over
+        for this rank's collective; the next one may hold something else."""
+        order = self._engine.order
+        if order is None or (self._tensor and self._state.state in _FAILED):
             return []
-        if self._tensor:
-            if self._state.state in _FAILED:
-                return []  # this epoch is over; the next one may hold something else
-            self._answer_deadline.order(now, self.order.deadline_ms / 1000)
-            return self._joining.prepare(self.order)
-        layers = layers_of(self.order)
-        known = self._loaded == layers
-        self._answer_deadline.order(now, None if known else self.order.deadline_ms / 1000)
-        self._loaded = layers
-        effects: list[Effect] = [ToEngine(self.order)]
-        # With two ranks the head's link to this one is also the way back.
-        if self._config.world > 2:
-            effects.append(Want(self._next, Purpose.STEP))
-        effects.append(Want(self._config.rank - 1, Purpose.STEP, yields=True))
-        return effects
+        return self._engine.start(order, now)
 
     def _present(self) -> list[Effect]:
-        if self._info is None or self._state.state is FollowerState.NO_HEAD:
+        if self._engine.info is None or self._state.state is FollowerState.NO_HEAD:
             return []
-        return [Send(0, Purpose.CONTROL, hello(self._info))]
+        return [Send(0, Purpose.CONTROL, hello(self._engine.info))]
 
     def _try_prepared(self, now: float) -> list[Effect]:
-        able = self._info is not None and self._state.state not in _FAILED
-        prepared = self._joining.try_prepared() if able else None
+        failed = self._state.state in _FAILED
+        prepared = None if failed else self._engine.take_prepared()
         if prepared is None:
             return []
-        self._answer_deadline.clear()
         self._move(FollowerEvent.PREPARED, now)
         return [Send(0, Purpose.CONTROL, prepared)]
 
@@ -322,7 +303,7 @@ class Follower:
             return self._serve(self._joining.joined(ready), now)
         if self._state.state is not FollowerState.LOADING or self._tensor:
             return []
-        self._engine_ready = ready
+        self._engine.ready = ready
         if not self._next_link.up:
             self._next_link.begin(now)
             self._move(FollowerEvent.LOADED, now)
@@ -330,12 +311,12 @@ class Follower:
 
     def _try_ready(self, now: float) -> list[Effect]:
         waits = self._state.state in (FollowerState.LOADING, FollowerState.LINKING)
-        if self._engine_ready is None or not waits or not self._next_link.up:
+        if self._engine.ready is None or not waits or not self._next_link.up:
             return []
-        return self._serve(self._engine_ready, now)
+        return self._serve(self._engine.ready, now)
 
     def _serve(self, ready: Ready, now: float) -> list[Effect]:
-        self._engine_ready = None
+        self._engine.ready = None
         self._failed = None
         self._move(FollowerEvent.READY, now)
         if self._reasons.no_epoch:
@@ -350,7 +331,7 @@ class Follower:
         for action in actions:
             match action:
                 case pipeline.ToEngine(message):
-                    self._answer_deadline.owe(now)
+                    self._engine.deadline.owe(now)
                     effects.append(ToEngine(message))
                 case pipeline.ToNext(message) if self._tensor:
                     effects.append(Send(0, Purpose.CONTROL, message))
@@ -380,17 +361,13 @@ class Follower:
     def next_timeout(self) -> float | None:
         """When to call `handle_timeout`; None: not at all."""
         joining, link = self._joining.deadline, self._next_link.deadline
-        return earliest(self._answer_deadline.deadline, joining, link)
+        return earliest(self._engine.deadline.deadline, joining, link)
 
     def handle_timeout(self, now: float) -> list[Effect]:
         """Act on the deadlines that have passed."""
-        if (ends := self._joining.deadline) is not None and now >= ends:
-            self._answer_deadline.clear()
+        if is_due(self._joining.deadline, now):
+            self._engine.deadline.clear()
             return self._fail(FailureKind.GROUP, self._joining.give_up(), now)
-        if (ends := self._next_link.deadline) is not None and now >= ends:
+        if is_due(self._next_link.deadline, now):
             return self._fail(FailureKind.LINK_LOST, self._next_link.give_up(), now)
-        if (ends := self._answer_deadline.deadline) is None or now < ends:
-            return []
-        self._answer_deadline.clear()
-        late = f"it has not answered within its deadline{self._answer_deadline.extended}"
-        return [RestartEngine(late)]
+        return self._engine.replace() if is_due(self._engine.deadline.deadline, now) else []

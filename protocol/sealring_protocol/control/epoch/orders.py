@@ -6,6 +6,8 @@ import attrs
 
 from sealring_protocol.codec.messages import Backend, Bootstrap, Epoch, Failure, FailureKind
 from sealring_protocol.control.effects import Effect, Shut
+from sealring_protocol.control.head.partition import Partition
+from sealring_protocol.control.head.plan import Plan, Strategy
 from sealring_protocol.errors import CloseCode, RemoteProtocolError
 from sealring_protocol.security.roles import Purpose
 
@@ -70,6 +72,14 @@ def layers_of(order: Bootstrap) -> range:
     if order.backend is not Backend.PIPELINE:
         return range(0)
     return range(order.bounds[order.rank], order.bounds[order.rank + 1])
+
+
+def plan_of(order: Bootstrap) -> Plan:
+    """The plan behind *order*, without its reason and the ranks' weights, which no rank is told."""
+    pipeline = order.backend is Backend.PIPELINE
+    strategy = Strategy.PIPELINE if pipeline else Strategy.TENSOR
+    split = Partition(order.bounds, ())
+    return Plan(strategy, split, "", order.world, order.backend, order.trusted)
 
 
 def renewed_keys(previous: int, failed: Failure) -> list[Effect]:

@@ -1,5 +1,8 @@
 """The head's epochs: gather the ranks, plan, start an epoch, and go on to the next.
 
+`Epochs` is told what ranks, links and the engine say of an epoch, until every rank is ready; then
+`serving` is true, and `Head` creates the `Steps`. It is told when the epoch ends.
+
 An epoch begins when every rank is present. A pipeline's takes one round (BOOTSTRAP, READY). A
 collective's has another round before it (BOOTSTRAP, PREPARED), with a barrier between the two. The
 strategy `auto` tries tensor parallelism first where it is possible. If it fails to start, or
@@ -9,15 +12,13 @@ However an epoch ends, the head comes back here.
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 import attrs
 
-from sealring_protocol.codec.local_messages import EngineInfo
+from sealring_protocol.codec.local_messages import Grouped, Loaded
 from sealring_protocol.codec.messages import (
-    Backend,
-    Bootstrap,
+    Epoch,
     Failure,
     FailureKind,
     Hello,
@@ -25,28 +26,25 @@ from sealring_protocol.codec.messages import (
     Ready,
     Waiting,
 )
-from sealring_protocol.control.effects import Effect, Level, Note, Send, ToEngine, Want
-from sealring_protocol.control.epoch import pipeline
-from sealring_protocol.control.epoch.collective import Joining
-from sealring_protocol.control.epoch.deadlines import Deadline
-from sealring_protocol.control.epoch.tensor import TensorLeader
-from sealring_protocol.control.head.backoff import LONGEST_PAUSE
+from sealring_protocol.control.effects import Effect, Level, Note, Send, Shut
+from sealring_protocol.control.epoch.deadlines import Deadline, earliest, is_due
+from sealring_protocol.control.epoch.engine import RankEngine
+from sealring_protocol.control.head.backoff import LONGEST_PAUSE, EpochBackoff
+from sealring_protocol.control.head.config import HeadConfig
 from sealring_protocol.control.head.membership import Membership, MembershipState
+from sealring_protocol.control.head.models import differ
 from sealring_protocol.control.head.notices import Notices
 from sealring_protocol.control.head.plan import (
     Plan,
-    PlanRequest,
     Strategy,
     bootstraps,
     joining,
     make_plan,
     verdict,
 )
-from sealring_protocol.control.head.steps import HeadSteps
-from sealring_protocol.control.scheduler.requests import SchedulerConfig
+from sealring_protocol.control.head.tensor_tries import TensorTries
 from sealring_protocol.control.standing import Phase, Standing
-from sealring_protocol.errors import LocalProtocolError
-from sealring_protocol.limits import PING_TIMEOUT
+from sealring_protocol.errors import CloseCode, LocalProtocolError
 from sealring_protocol.security.roles import Purpose
 
 _PHASES: Final = {
@@ -56,131 +54,132 @@ _PHASES: Final = {
     MembershipState.SERVING: Phase.SERVING,
 }
 
-TENSOR_TRIES: Final = 3
-"""Tries in a row that a collective which has worked gets to come up again."""
+OrLost = tuple[list[Effect], Failure | None]
+"""Effects, and, if the present epoch cannot go on, why. The head then ends it."""
 
 
-@attrs.frozen
-class HeadConfig:
-    """The head's configuration: the *names* and *hosts* (addresses) of the ranks, by rank.
+class Epochs:
+    """The epochs of the head with *config* and *engine*. Methods return the effects to carry out.
+    Where a failure is among them (`OrLost`), the caller settles the steps of the epoch, and calls
+    `fails` and `end`."""
 
-    *bootstrap_seconds* limit the loading of an epoch; *group_seconds* limit how long a collective
-    takes to come up once every rank has loaded. *patience* is `NodeConfig.patience`, in seconds.
-    *unpinned* is the model's digest without its manifest (empty if it has none).
-    """
-
-    instance: int
-    names: tuple[str, ...]
-    hosts: tuple[str, ...] = ()
-    plan_request: PlanRequest = attrs.field(factory=PlanRequest)
-    inner_seal: bool = True
-    scheduler: SchedulerConfig = attrs.field(factory=SchedulerConfig)
-    bootstrap_seconds: float = 600.0
-    group_seconds: float = 20.0
-    patience: float = PING_TIMEOUT
-    first_uid: int = 1
-    unpinned: bytes = b""
-    first_epoch: int = 0  # the last that this node began, with another roster
-
-
-class HeadEpochs(HeadSteps):
-    """Rank 0 across its epochs."""
-
-    def __init__(self, config: HeadConfig, now: float) -> None:
-        world = len(config.names)
-        tuned = not config.scheduler.groups and world > 1
-        super().__init__(world, tuned=tuned, patience=config.patience)
+    def __init__(self, config: HeadConfig, engine: RankEngine, now: float) -> None:
         self._config = config
+        self._engine = engine
+        self._world = len(config.names)
         self._plan_request = config.plan_request
-        self.membership = Membership(config.instance, world, config.first_epoch)
-        self.plan: Plan | None = None
-        self._info: EngineInfo | None = None
-        self._engine_ready: Ready | None = None
-        self._loaded: range | None = None  # layers that the engine has, or is loading
-        self._joining = Joining(0, world)
-        self._order: Bootstrap | None = None  # this rank's own
-        self._next_up = world == 1  # the step link to rank 1
+        self._backoff = EpochBackoff()
         self._bootstrap = Deadline()
-        self._tries = 1  # left until `auto` gives up tensor parallelism
-        self._cuts = 0  # times in a row that links broke while a collective came up
-        self._cut_at = -math.inf
+        self._notices = Notices(self._world)
+        self._next_up = self._world == 1  # the step link to rank 1
+        self._tries = TensorTries()
         self._since = now  # when the membership's state last changed
         self._failed: Failure | None = None  # why the last epoch, or the last try at one, ended
         self._unplanned = ""  # why there is no plan
-        self._notices = Notices(world)
+        self.hosts = config.hosts
+        """Where the ranks are, by rank: the next collective uses these addresses."""
+        self.membership = Membership(config.instance, self._world, config.first_epoch)
+        self.plan: Plan | None = None
+        """The plan of the latest epoch; None before the first."""
 
-    def standing(self) -> Standing:
-        """The status of the ring: its phase, and what it waits for."""
-        state = self.membership.state
-        missing = () if state is MembershipState.SERVING else tuple(self.membership.missing)
+    def standing(self, requests: int) -> Standing:
+        """The status of the ring, which has so many *requests*."""
+        membership, state = self.membership, self.membership.state
+        missing = () if state is MembershipState.SERVING else tuple(membership.missing)
         phase = _PHASES[state]
-        if state is MembershipState.STARTING and self._tensor:
+        if state is MembershipState.STARTING and self.tensor:
             phase = Phase.JOINING
         again = self._backoff.until if phase is Phase.GATHERING else None
-        return Standing(phase, self._since, missing, self._failed, self._unplanned, again)
+        return Standing(
+            phase,
+            self._since,
+            missing,
+            self._failed,
+            self._unplanned,
+            again,
+            state=state.value,
+            epoch=membership.epoch,
+            plan=self.plan,
+            requests=requests,
+            present=membership.present.keys(),
+            ready=membership.ready,
+        )
+
+    @property
+    def serving(self) -> bool:
+        """True if every rank is ready, and the epoch goes on."""
+        return self.membership.state is MembershipState.SERVING
+
+    @property
+    def tensor(self) -> bool:
+        """True if the plan is tensor parallelism."""
+        return self.plan is not None and self.plan.strategy is Strategy.TENSOR
+
+    @property
+    def ranks(self) -> list[Ready]:
+        """The READY of each rank, by rank, while `serving`."""
+        ready = self.membership.ready
+        return [ready[rank] for rank in range(self._world)]
+
+    def is_over(self, epoch: Epoch) -> bool:
+        """True unless *epoch* is the present one, and goes on. Raises `RemoteProtocolError` for one
+        that never began."""
+        over = self.membership.state is MembershipState.GATHERING
+        return not self.membership.is_current(epoch) or over
 
     def explain(self, why: Waiting, now: float) -> list[Effect]:
         """Tell *why* there is no epoch to the ranks that do not know it yet."""
         gathering = self.membership.state is MembershipState.GATHERING
         return [*self._notices.tell(why, now)] if gathering else []
 
-    @property
-    def serving(self) -> bool:
-        """True if the ring can take steps."""
-        return self._machine is not None
-
-    def _fails(self, failed: Failure) -> bool:
-        """See `HeadSteps._fails`."""
-        known, self._failed = self._failed, failed
-        return known != failed
-
-    @property
-    def _tensor(self) -> bool:
-        """True if the plan is tensor parallelism."""
-        return self.plan is not None and self.plan.strategy is Strategy.TENSOR
-
-    @property
-    def replacing(self) -> bool:
-        """The engine process is being replaced."""
-        return self._joining.replacing
-
-    def retire(self) -> list[Effect]:
-        """Stop: another brain takes over. Every step ends, and the engine leaves its collective."""
-        self._forget_steps()
-        return self._joining.leave()
-
-    def starved(self, rank: int, seconds: float, now: float) -> None:
-        """See `HeadSteps.starved`. The start of an epoch is given more time, too."""
-        super().starved(rank, seconds, now)
+    def starved(self, seconds: float, now: float) -> None:
+        """An engine starved for *seconds* more: the start of an epoch gets more time."""
         self._bootstrap.starved(seconds, now)
 
     def _missing(self) -> str:
         """The ranks that are absent, or not ready, as text."""
-        names = self._config.names
-        return ", ".join(f"rank {rank} ({names[rank]})" for rank in self.membership.missing)
+        return ", ".join(map(self._named, self.membership.missing))
 
-    # --------------------------------------------------------------- epochs
+    def _named(self, rank: int) -> str:
+        return f"rank {rank} ({self._config.names[rank]})"
 
-    def _present(self, rank: int, hello: Hello, now: float) -> list[Effect]:
+    # ------------------------------------------------------------- gathering
+
+    def present(self, rank: int, hello: Hello, now: float) -> OrLost:
+        """*rank* said *hello*: its engine is new, and has nothing loaded."""
+        info = self._engine.info
+        if info is not None and hello.model != info.model:
+            return [self._mismatch(rank, info.model, hello.model)], None
         running = self.membership.presented(rank, hello)
-        effects: list[Effect] = [
-            Note(Level.INFO, f"rank {rank} ({self._config.names[rank]}) is here")
-        ]
+        here = Note(Level.INFO, f"{self._named(rank)} is here")
         if running:
-            restarted = Failure(rank, FailureKind.ENGINE_LOST, "it has restarted")
-            return effects + self._lost(restarted, now)
-        return effects + self._try_start(now)
+            return [here], Failure(rank, FailureKind.ENGINE_LOST, "it has restarted")
+        return [here, *self._try_start(now)], None
+
+    def refuse_others(self, model: bytes) -> list[Effect]:
+        """The head's *model* is known now: refuse the ranks that are here with another."""
+        present = self.membership.present
+        others = [rank for rank, hello in present.items() if hello.model != model]
+        for rank in others:
+            self.membership.lost(rank)
+        return [self._mismatch(rank, model, present[rank].model) for rank in others]
+
+    def _mismatch(self, rank: int, model: bytes, theirs: bytes) -> Effect:
+        names, unpinned = self._config.names, self._config.unpinned
+        reason = differ(names[0], model, unpinned, names[rank], theirs)
+        return Shut(rank, Purpose.CONTROL, CloseCode.MODEL_MISMATCH, reason)
 
     def _try_start(self, now: float) -> list[Effect]:
         if self.membership.state is not MembershipState.GATHERING:
             return []
         if self.membership.missing:
             return [Note(Level.INFO, f"waiting for {self._missing()}")]
-        if self._info is None or not self._backoff.may_start(now):
+        info = self._engine.info
+        if info is None or not self._backoff.may_start(now):
             return []
         rooms = [self.membership.present[rank].room for rank in range(self._world)]
         try:
-            plan = make_plan(self._plan_request, self._info, rooms)
+            plan = make_plan(self._plan_request, info, rooms)
         except LocalProtocolError as error:
             self._backoff.wait(now, LONGEST_PAUSE)
             if self._unplanned == str(error):
@@ -191,152 +190,204 @@ class HeadEpochs(HeadSteps):
         self._unplanned = ""
         self._since = now
         self._notices.withdraw()
-        epoch = self.membership.start(prepare=self._tensor)
-        self._engine_ready = None
+        epoch = self.membership.start(prepare=self.tensor)
         self._bootstrap.set(now, self._config.bootstrap_seconds)
         orders = bootstraps(
             plan,
             epoch,
-            self._info.model,
+            info.model,
             inner_seal=self._config.inner_seal,
             deadline_ms=int(self._config.bootstrap_seconds * 1000),
         )
-        self._order = orders[0]
         effects: list[Effect] = [
             Note(Level.INFO, f"epoch {epoch.counter}: {plan.reason}; layers {plan.split.bounds}")
         ]
         effects += [Send(order.rank, Purpose.CONTROL, order) for order in orders[1:]]
-        return effects if self._joining.replacing else effects + self._start_engine(now)
+        return effects + self._engine.begin(orders[0], now)
 
-    def _start_engine(self, now: float) -> list[Effect]:
-        """Give the head's engine its part of the plan."""
-        assert self._order is not None  # noqa: S101  callers checked
-        if self._order.backend is not Backend.PIPELINE:
-            self._answer_deadline.order(now, self._config.bootstrap_seconds)
-            return self._joining.prepare(self._order)
-        assert self.plan is not None  # noqa: S101  an order is of a plan
-        layers = self.plan.layers(0)
-        known = self._loaded == layers
-        self._answer_deadline.order(now, None if known else self._config.bootstrap_seconds)
-        self._loaded = layers
-        effects: list[Effect] = [ToEngine(self._order)]
-        if self._world > 1:
-            effects.append(Want(1, Purpose.STEP))
-        if self._world > 2:
-            effects.append(Want(self._world - 1, Purpose.STEP, yields=True))
-        return effects
+    # -------------------------------------------------------------- starting
 
-    def _self_prepared(self, now: float) -> list[Effect]:
-        prepared = None if self._info is None else self._joining.try_prepared()
-        if prepared is None:
+    def engine_replaced(self, now: float) -> list[Effect]:
+        """The awaited new process of the head's engine is up."""
+        order = self._engine.order
+        return self._try_start(now) if order is None else self._engine.start(order, now)
+
+    def engine_message(self, message: Ready | Loaded | Grouped, now: float) -> list[Effect]:
+        """The head's engine answered an order with *message*."""
+        match message:
+            case Ready() if message.epoch == self.membership.epoch:
+                self._engine.deadline.answered(now)
+                self._engine.ready = message
+                return self._try_ready(now)
+            case Loaded():
+                self._engine.joining.loaded(now)
+                return self._try_prepared(now)
+            case Grouped():
+                self._engine.joining.grouped(message)
+        return []
+
+    def collective_prepared(self, epoch: Epoch, port: int, relay: int, now: float) -> list[Effect]:
+        """The head's engine will listen on *port* in the collective of *epoch*."""
+        self._engine.joining.ports(epoch, port, relay, now)
+        return self._try_prepared(now)
+
+    def _try_prepared(self, now: float) -> list[Effect]:
+        prepared = self._engine.take_prepared()
+        return [] if prepared is None else self.prepared(0, prepared, now)
+
+    def prepared(self, rank: int, prepared: Prepared, now: float) -> list[Effect]:
+        """*rank* is *prepared*. When all are, they are ordered to join."""
+        if not self.membership.answered_prepared(rank, prepared):
             return []
-        self._answer_deadline.clear()
-        return self._prepared(0, prepared, now)
-
-    def _join(self, now: float) -> list[Effect]:
-        """Order every rank to join: all are prepared."""
-        assert self._order is not None  # noqa: S101  they prepared for it
+        assert self._engine.order is not None  # noqa: S101  they prepared for it
         seconds = self._config.group_seconds
-        prepared = self.membership.prepared
-        ports = [prepared[rank].port for rank in range(self._world)]
-        orders = joining(self._order, self._config.hosts, ports, int(seconds * 1000))
-        self._order = orders[0]
-        self._answer_deadline.order(now, seconds)
+        all_prepared = self.membership.prepared
+        ports = [all_prepared[rank].port for rank in range(self._world)]
+        orders = joining(self._engine.order, self.hosts, ports, int(seconds * 1000))
         self._bootstrap.set(now, 2 * seconds)
         sends = [Send(order.rank, Purpose.CONTROL, order) for order in orders[1:]]
-        return [*sends, *self._joining.join(orders[0])]
+        return [*sends, *self._engine.join(orders[0], now)]
 
-    def _self_ready(self, now: float) -> list[Effect]:
-        ready = self._engine_ready
-        if ready is None or self.membership.state is not MembershipState.STARTING:
+    def _try_ready(self, now: float) -> list[Effect]:
+        starting = self.membership.state is MembershipState.STARTING
+        if not starting or 0 in self.membership.ready:
             return []
-        if 0 in self.membership.ready:
-            return []
-        if self._joining.is_due(ready.epoch):
-            return self._ready(0, self._joining.joined(ready), now)
-        return self._ready(0, ready, now) if self._next_up else []
+        ready = self._engine.take_ready(linked=self._next_up)
+        return [] if ready is None else self.ready(0, ready, now)
 
-    def _prepared(self, rank: int, prepared: Prepared, now: float) -> list[Effect]:
-        return self._join(now) if self.membership.answered_prepared(rank, prepared) else []
-
-    def _ready(self, rank: int, ready: Ready, now: float) -> list[Effect]:
+    def ready(self, rank: int, ready: Ready, now: float) -> list[Effect]:
+        """*rank* is *ready*. When all are, the epoch is `serving`, unless it turns out that tensor
+        parallelism would be slower."""
         layers = self.plan.layers(rank) if self.plan else range(0)
         if not self.membership.answered(rank, ready, layers):
             return []
-        ranks = [self.membership.ready[rank] for rank in range(self._world)]
-        if self.plan is not None and self._tensor:
-            fast, measured = verdict(ranks)
+        if self.plan is not None and self.tensor:
+            fast, measured = verdict(self.ranks)
             if not fast and self._plan_request.strategy is Strategy.AUTO:
                 slower = self._without_tensor(f"it would be slower: {measured}")
-                return [*slower, *self._end_epoch(now)]
+                return [*slower, *self.end(now)]
             self.plan = attrs.evolve(self.plan, reason=f"{self.plan.reason}: {measured}")
-        return self._serve(ranks, now)
-
-    def _serve(self, ranks: list[Ready], now: float) -> list[Effect]:
+            self._tries.worked()
         self._bootstrap.clear()
         self._backoff.serving(now)
         self._since = now
         self._failed = None
-        epoch = self.membership.epoch
-        if self._tensor:
-            self._tries = TENSOR_TRIES
-            self._cuts = 0
-            self._machine = TensorLeader(epoch, self._world)
-            self._step_deadline.expect(max(rank.token_us for rank in ranks) / 1e6)
+        return [Note(Level.INFO, f"the ring is ready: epoch {self.membership.epoch.counter}")]
+
+    # --------------------------------------------------------- engine, links
+
+    def engine_lost(self, reason: str, now: float, kind: FailureKind) -> OrLost:
+        """The head's engine is gone."""
+        self._next_up = self._world == 1
+        effects = self._engine.lost()
+        if self._engine.joining.replacing:
+            return effects, None
+        text = f"this rank's engine is gone: {reason}"
+        effects.append(Note(Level.WARNING, text))
+        if self._gives_up_tensor(now):
+            effects += self._without_tensor(text)
+        return effects, Failure(0, kind, reason) if self.membership.lost(0) else None
+
+    def link_up(self, rank: int, purpose: Purpose, now: float) -> list[Effect]:
+        """The link with *purpose* to *rank* is established."""
+        if purpose is Purpose.CONTROL:
+            self._notices.forget(rank)
+        if purpose is Purpose.STEP and rank == 1:
+            self._next_up = True
+            return self._try_ready(now)
+        if purpose is Purpose.TUNNEL:
+            self._engine.joining.tunnel(rank, now, up=True)
+            return self._try_prepared(now)
+        return []
+
+    def link_down(
+        self, rank: int, purpose: Purpose, cause: FailureKind, reason: str, now: float
+    ) -> OrLost:
+        """The link with *purpose* to *rank* is gone: *reason*, which is of the kind *cause*."""
+        if purpose is Purpose.CONTROL:
+            text = f"{self._named(rank)} is gone: {reason}"
+            note = Note(Level.WARNING, text)
+            gives_up = self._gives_up_tensor(now, FailureKind.LINK_LOST)
+            running = self.membership.lost(rank)
+            if gives_up:
+                return [note, *self._without_tensor(text), *self.end(now)], None
         else:
-            self._machine = pipeline.HeadPipeline(epoch, self._world)
-        if self.scheduler is not None:
-            alone = self._tensor or self._world == 1  # a token then stays on the device
-            groups = 1 if alone else self._config.scheduler.groups or self._world
-            self.scheduler.shape(groups, 2 if alone else 1)
-            self.scheduler.begin(epoch, ranks)
-        return [
-            Note(Level.INFO, f"the ring is ready: epoch {epoch.counter}"),
-            *self.plan_steps(now),
-        ]
+            text = f"the {purpose.name.lower()} link with {self._named(rank)} broke: {reason}"
+            note = Note(Level.WARNING, text)
+            needed = not self.tensor
+            if purpose is Purpose.TUNNEL:
+                self._engine.joining.tunnel(rank, now, up=False)
+                needed = self._engine.joining.committed
+            elif rank == 1:
+                self._next_up = False
+            running = needed and self.membership.state is not MembershipState.GATHERING
+        if running and purpose is Purpose.TUNNEL and not self.serving:
+            failed = Failure(0, FailureKind.LINK_LOST, f"a tunnel broke: {reason}")
+            return [note, *self.refused(0, failed, now)], None
+        return [note], Failure(rank, cause, reason) if running else None
+
+    # ---------------------------------------------------------------- ending
+
+    def refused(self, rank: int, failed: Failure, now: float) -> list[Effect]:
+        """A rank did not get ready. After a failure to load, the next try waits longer."""
+        text = f"{self._named(rank)} cannot serve: {failed.message}"
+        if self._gives_up_tensor(now, failed.kind):
+            return [*self._without_tensor(text), *self.end(now)]
+        if failed.kind in (FailureKind.LOAD, FailureKind.GROUP):
+            self._backoff.wait(now, LONGEST_PAUSE)
+        notes = [Note(Level.ERROR, text)] if self.fails(attrs.evolve(failed, rank=rank)) else []
+        return [*notes, *self.end(now)]
+
+    def _gives_up_tensor(self, now: float, kind: FailureKind = FailureKind.GROUP) -> bool:
+        """The epoch did not come up, by a failure of *kind*. True if `auto` now gives up tensor
+        parallelism."""
+        rising = self.membership.state in (MembershipState.PREPARING, MembershipState.STARTING)
+        auto = self._plan_request.strategy is Strategy.AUTO
+        return rising and self.tensor and auto and self._tries.failed(kind, now)
 
     def _without_tensor(self, reason: str) -> list[Effect]:
         """Give up tensor parallelism for good, for *reason*."""
         self._plan_request = attrs.evolve(self._plan_request, against=reason)
         return [Note(Level.WARNING, f"no tensor parallelism: {reason}")]
 
-    def _refused(self, rank: int, failed: Failure, now: float) -> list[Effect]:
-        """A rank did not get ready. After a failure to load, the next try waits longer."""
-        name = self._config.names[rank]
-        text = f"rank {rank} ({name}) cannot serve: {failed.message}"
-        if self._gives_up_tensor(now, failed.kind):
-            return [*self._without_tensor(text), *self._end_epoch(now)]
-        if failed.kind in (FailureKind.LOAD, FailureKind.GROUP):
-            self._backoff.wait(now, LONGEST_PAUSE)
-        notes = [Note(Level.ERROR, text)] if self._fails(attrs.evolve(failed, rank=rank)) else []
-        return [*notes, *self._end_epoch(now)]
+    def fails(self, failed: Failure) -> bool:
+        """Record *failed* as why the ring does not serve. False if it was recorded before, so that
+        it is not logged again."""
+        known, self._failed = self._failed, failed
+        return known != failed
 
-    def _gives_up_tensor(self, now: float, kind: FailureKind = FailureKind.GROUP) -> bool:
-        """A collective failed to come up. True if `auto` now gives up tensor parallelism.
+    def progressed(self) -> None:
+        """A step of the present epoch was answered: the next epoch need not wait."""
+        self._backoff.progressed()
 
-        A collective that once worked gets several tries, and so does one whose links broke, because
-        a node may just have left.
-        """
-        rising = self.membership.state in (MembershipState.PREPARING, MembershipState.STARTING)
-        if not (rising and self._tensor and self._plan_request.strategy is Strategy.AUTO):
-            return False
-        if kind is FailureKind.LINK_LOST:
-            if now - self._cut_at > PING_TIMEOUT:  # all links of one lost node count once
-                self._cuts += 1
-                self._cut_at = now
-            return self._cuts >= TENSOR_TRIES
-        self._tries -= 1
-        return self._tries <= 0
-
-    def _end_epoch(self, now: float) -> list[Effect]:
+    def end(self, now: float) -> list[Effect]:
         """The epoch, or its start, is over: clean up, and try the next."""
         self.membership.interrupt()
         self._since = now
         self._backoff.ended(now)
         self._bootstrap.clear()
-        self._order = None
-        self._forget_steps()
-        left = self._joining.leave()
-        if left:
-            self._answer_deadline.clear()
+        left = self._engine.end()
         return [*left, *self._try_start(now)]
+
+    # ---------------------------------------------------------------- timers
+
+    @property
+    def deadline(self) -> float | None:
+        """When to call `handle_timeout`; None while `serving`, and if there is nothing to do."""
+        return earliest(self._bootstrap.at, self._backoff.until, self._engine.joining.deadline)
+
+    def handle_timeout(self, now: float) -> list[Effect]:
+        """Act on the first deadline that has passed."""
+        if is_due(self._engine.joining.deadline, now):
+            failed = Failure(0, FailureKind.GROUP, self._engine.joining.give_up())
+            return self.refused(0, failed, now)
+        if is_due(self._bootstrap.at, now):
+            text = f"{self._missing()} did not get ready in time"
+            self.fails(Failure(self.membership.missing[0], FailureKind.DEADLINE, text))
+            if self._gives_up_tensor(now):
+                return [*self._without_tensor(text), *self.end(now)]
+            return [Note(Level.WARNING, f"{text}; trying again"), *self.end(now)]
+        if is_due(self._backoff.until, now):
+            self._backoff.may_start(now)
+            return self._try_start(now)
+        return []

@@ -1,12 +1,14 @@
-"""The head's steps: planned, sent, answered or lost. Every token passes through this part.
+"""The steps of one epoch: planned, sent, answered or lost. Every token passes through this part.
 
-`head.Head` builds on it and starts the epochs. This module holds what pipelines and tensor
-parallelism share: one scheduler, one machine that says where a step goes and when it is over (a
-`HeadPipeline` or a `TensorLeader`), and the deadlines of expected answers.
+`Head` creates `Steps` when every rank is ready, and discards it when the epoch ends. It joins the
+scheduler, which says what the next step is, with a machine that says where a step goes and when it
+is over: a `HeadPipeline`, or a `TensorLeader`. Methods return the effects to carry out. After a
+step has failed, `over` is true; then all steps are settled, and the epoch must end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import attrs
@@ -15,105 +17,111 @@ from sealring_protocol.codec.local_messages import Logprobs
 from sealring_protocol.codec.messages import (
     NO_LOGPROBS,
     Decode,
+    Epoch,
     Failure,
     FailureKind,
+    Ready,
     Row,
     Spent,
     Step,
     StepDone,
     Work,
 )
-from sealring_protocol.control.effects import (
-    Effect,
-    Level,
-    Note,
-    Send,
-    StepTiming,
-    ToEngine,
-)
+from sealring_protocol.control.effects import Effect, Level, Note, Send, Shut, StepTiming, ToEngine
 from sealring_protocol.control.epoch import pipeline
-from sealring_protocol.control.epoch.deadlines import ENGINE, ROUND, AnswerDeadline
+from sealring_protocol.control.epoch.deadlines import ROUND, AnswerDeadline, earliest, is_due
 from sealring_protocol.control.epoch.tensor import StepDeadline, StepDeadlineRule, TensorLeader
-from sealring_protocol.control.head.backoff import EpochBackoff
+from sealring_protocol.control.head.epochs import OrLost
 from sealring_protocol.control.scheduler.group_tuner import GroupTuner
 from sealring_protocol.control.scheduler.scheduler import Scheduler
-from sealring_protocol.limits import PING_TIMEOUT
+from sealring_protocol.errors import CloseCode, RemoteProtocolError
 from sealring_protocol.security.roles import Purpose
 
 DRAIN_SECONDS: Final = 0.25
 """Seconds for which the leader of tensor parallelism collects answers after the first failure."""
 
+_GRAVE: Final = (FailureKind.ENGINE_LOST, FailureKind.MEMORY)
+"""Failures that only the failed rank itself may report with effect."""
 
-class HeadSteps:
-    """The steps of rank 0 of *world*. If *tuned*, the number of groups follows measured times.
-    *patience* is how many seconds a peer may be silent; it raises the deadlines of tensor
-    parallelism."""
 
-    def __init__(self, world: int, *, tuned: bool, patience: float = PING_TIMEOUT) -> None:
-        self._world = world
-        self.scheduler: Scheduler | None = None
-        self._backoff = EpochBackoff()
-        self._machine: pipeline.HeadPipeline | TensorLeader | None = None
-        self._answer_deadline = AnswerDeadline(ENGINE)
-        self._rounds = AnswerDeadline(ROUND)
-        self._step_deadline = StepDeadline(StepDeadlineRule.of(patience))
-        self._drain_ends: float | None = None
+class Timekeeper:
+    """What the times of steps have taught, across epochs, on a head of *world* ranks. *groups* is
+    the chosen number of groups (0: none, it follows measured times). *patience* is how many seconds
+    a peer may be silent; it raises the deadlines of tensor parallelism."""
+
+    def __init__(self, world: int, groups: int, patience: float) -> None:
+        self.groups = groups or world
+        self.tuner = GroupTuner(world) if not groups and world > 1 else None
+        self.rounds = AnswerDeadline(ROUND)
+        self.lockstep = StepDeadline(StepDeadlineRule.of(patience))
+
+
+class Steps:
+    """The steps of *epoch*, for which *ranks* are ready; *parallel* is tensor parallelism.
+    *engine* is the deadline of the head's own engine."""
+
+    def __init__(
+        self,
+        epoch: Epoch,
+        ranks: list[Ready],
+        scheduler: Scheduler,
+        times: Timekeeper,
+        engine: AnswerDeadline,
+        *,
+        parallel: bool,
+    ) -> None:
+        self._world = len(ranks)
+        self._scheduler = scheduler
+        self._times = times
+        self._engine = engine
+        self._machine: pipeline.HeadPipeline | TensorLeader
+        if parallel:
+            self._machine = TensorLeader(epoch, self._world)
+            times.lockstep.expect(max(rank.token_us for rank in ranks) / 1e6)
+        else:
+            self._machine = pipeline.HeadPipeline(epoch, self._world)
         self._flights: dict[int, tuple[float, Work, tuple[int, ...]]] = {}  # when sent, work, rows
-        self._tuner = GroupTuner(world) if tuned else None
         self._logprobs: dict[tuple[int, int], Logprobs] = {}  # by (step, uid), for its answer
+        self._drain_ends: float | None = None
+        self.parallel = parallel
         self.may_plan = False
-        """A further step may fit. The caller then calls `plan_steps`, after it has carried out the
+        """A further step may fit. The caller then calls `plan`, after it has carried out the
         effects so far."""
+        self.progressed = False
+        """A step was answered."""
+        self.over = False
+        """A step failed."""
+        alone = parallel or self._world == 1  # a token then stays on the device
+        scheduler.shape(1 if alone else times.groups, 2 if alone else 1)
+        scheduler.begin(epoch, ranks)
 
-    def _end_epoch(self, now: float) -> list[Effect]:
-        """The epoch is over and its steps are settled: go on to the next epoch."""
-        raise NotImplementedError
-
-    def _fails(self, failed: Failure) -> bool:
-        """Record *failed* as why the ring does not serve. False if it was recorded before, so that
-        it is not logged again."""
-        raise NotImplementedError
-
-    @property
-    def parallel(self) -> bool:
-        """True if the ring runs in tensor parallelism."""
-        return isinstance(self._machine, TensorLeader)
+    def end(self) -> None:
+        """The epoch is over: forget every step under way. This object is of no more use."""
+        self._times.rounds.clear()
+        self._times.lockstep.clear()
+        self._scheduler.abandon()
 
     def starved(self, rank: int, seconds: float, now: float) -> None:
-        """The engine of *rank* starved for *seconds* more: extend the deadlines that depend on
-        it."""
-        if rank == 0 or self.parallel:  # the engines of a collective wait for the slowest
-            self._answer_deadline.starved(seconds, now)
+        """The engine of *rank* starved for *seconds* more: extend the deadlines of steps."""
         if rank > 0:
-            self._rounds.starved(seconds, now)
-        self._step_deadline.starved(seconds, now)
-
-    def _forget_steps(self) -> None:
-        """Forget every step under way."""
-        self._machine = None
-        self._flights.clear()
-        self._logprobs.clear()
-        self._rounds.clear()
-        self._step_deadline.clear()
-        self._drain_ends = None
-        if self.scheduler is not None:
-            self.scheduler.abandon()
+            self._times.rounds.starved(seconds, now)
+        self._times.lockstep.starved(seconds, now)
 
     # ------------------------------------------------------------- outwards
 
-    def plan_steps(self, now: float) -> list[Effect]:
+    def plan(self, now: float) -> list[Effect]:
         """Plan and begin steps while there is work and credit for it."""
         self.may_plan = False
         effects: list[Effect] = []
-        while self._machine is not None and self._machine.open and self.scheduler is not None:
-            planned = self.scheduler.plan(now)
-            effects += self.scheduler.ended()
+        while self._machine.open:
+            planned = self._scheduler.plan(now)
+            effects += self._scheduler.ended()
             if planned is None:
                 break
             for row in planned.rows:
                 effects += self._announce(row)
             n, work = planned.step.n, planned.step.work
-            self._flights[n] = (now, work, self.scheduler.uids(n))
+            self._flights[n] = (now, work, self._scheduler.uids(n))
             effects += planned.opened
             effects += self._act(self._machine.begin(planned.step), now)
         return effects
@@ -121,7 +129,7 @@ class HeadSteps:
     def _announce(self, row: Row) -> list[Effect]:
         """Send *row*, its sampling settings, to every engine that draws tokens."""
         effects: list[Effect] = [ToEngine(row)]
-        if isinstance(self._machine, TensorLeader):
+        if self.parallel:
             plain = attrs.evolve(row, logprobs=NO_LOGPROBS)
             effects += [Send(rank, Purpose.CONTROL, plain) for rank in range(1, self._world)]
         return effects
@@ -131,64 +139,79 @@ class HeadSteps:
         for action in actions:
             match action:
                 case pipeline.ToEngine(message):
-                    self._answer_deadline.owe(now)
+                    self._engine.owe(now)
                     effects.append(ToEngine(message))
-                    if isinstance(message, StepDone) and self.scheduler is not None:
-                        self.scheduler.returned(message.n)
+                    if isinstance(message, StepDone):
+                        self._scheduler.returned(message.n)
                         self.may_plan = True
                 case pipeline.ToNext(message):
-                    self._rounds.owe(now)
+                    self._times.rounds.owe(now)
                     effects.append(Send(1, Purpose.STEP, message))
                 case pipeline.ToRanks(step):
-                    self._step_deadline.owe(step, len(self._flights[step.n][2]), now)
+                    self._times.lockstep.owe(step, len(self._flights[step.n][2]), now)
                     ranks = range(1, self._world)
                     effects += [Send(rank, Purpose.CONTROL, step) for rank in ranks]
                 case pipeline.Answered(failed=None):
-                    self._step_deadline.answered(now)
+                    self._times.lockstep.answered(now)
                     effects += self._answered(action, now)
                 case pipeline.Answered():
-                    return effects + self._carry_out(actions) + self._end_epoch(now)
+                    return effects + self._settle(actions)
         if isinstance(self._machine, TensorLeader) and self._machine.draining:
             self._drain_ends = self._drain_ends or now + DRAIN_SECONDS
         return effects
 
     # -------------------------------------------------------------- inwards
 
-    def _engine_answered(self, message: Step | StepDone, now: float) -> list[Effect]:
-        """The head's engine returned *message* of this epoch."""
-        if self._machine is None:
-            return []
-        return self._act(self._machine.output(self._checked(message)), now)
+    def engine_drew(self, message: Logprobs) -> None:
+        """The head's engine sent *message* ahead of the answer that it belongs to."""
+        # Keep no others: a compromised engine may send any number of them.
+        flight = self._flights.get(message.n)
+        if flight is not None and message.uid in flight[2]:
+            self._logprobs[message.n, message.uid] = message
 
-    def _checked(self, message: Step | StepDone) -> Step | StepDone:
-        """*message* of the head's engine, or a failure in its place if it has the wrong number of
-        tokens."""
-        if self.scheduler is None or not isinstance(message, StepDone) or message.failed:
-            return message
-        expected = self.scheduler.expects(message.n)
-        if len(message.ids) == expected:
-            return message
-        text = f"the engine answered step {message.n} with {len(message.ids)} of {expected} tokens"
-        return StepDone(message.epoch, message.n, failed=Failure(0, FailureKind.ENGINE_ERROR, text))
+    def engine_answered(self, message: Step | StepDone, now: float) -> list[Effect]:
+        """The head's engine returned *message* of this epoch."""
+        if isinstance(message, StepDone) and not message.failed:
+            expected = self._scheduler.expects(message.n)
+            if len(message.ids) != expected:
+                got = f"{len(message.ids)} of {expected} tokens"
+                text = f"the engine answered step {message.n} with {got}"
+                failed = Failure(0, FailureKind.ENGINE_ERROR, text)
+                message = StepDone(message.epoch, message.n, failed=failed)
+        return self._act(self._machine.output(message), now)
+
+    def rank_answered(
+        self, rank: int, purpose: Purpose, message: StepDone, now: float
+    ) -> list[Effect]:
+        """*rank* returned *message* of this epoch over its link with *purpose*. Raises
+        `RemoteProtocolError` if it may not."""
+        if self.parallel and purpose is not Purpose.CONTROL:
+            raise RemoteProtocolError("an answer to a step of tensor parallelism on a step link")
+        if not self.parallel:
+            if purpose is Purpose.CONTROL:
+                raise RemoteProtocolError("an answer to a step on a control link")
+            if message.failed is not None and not 0 < message.failed.rank < self._world:
+                raise RemoteProtocolError("a failure of a rank that is not on the chain")
+            message = _by_hearsay(rank, message)
+            self._times.rounds.answered(now)
+        return self._act(self._machine.done(rank, message), now)
 
     def _answered(self, action: pipeline.Answered, now: float) -> list[Effect]:
-        assert self.scheduler is not None  # noqa: S101  a step was planned
-        self._backoff.progressed()
+        self.progressed = True
         effects = self._timing(action, now)
-        effects += self.scheduler.answered(action.n, action.ids, now, self._told_of(action.n))
-        return effects + self.plan_steps(now)
+        effects += self._scheduler.answered(action.n, action.ids, now, self._told_of(action.n))
+        return effects + self.plan(now)
 
     def _timing(self, action: pipeline.Answered, now: float) -> list[Effect]:
         sent, work, uids = self._flights.pop(action.n)
         total = int((now - sent) * 1e6)
         spent, rest = action.spent[: self._world], action.spent[self._world :]
         closing = rest[0] if rest else Spent()
-        parallel = isinstance(self._machine, TensorLeader)
-        timing = StepTiming(action.n, work, uids, total, spent, closing, parallel)
-        if self._tuner is not None and isinstance(work, Decode) and not parallel:
-            groups = self._tuner.groups(timing)
-            if groups is not None and self.scheduler is not None:
-                self.scheduler.tune(groups)
+        timing = StepTiming(action.n, work, uids, total, spent, closing, self.parallel)
+        if self._times.tuner is not None and isinstance(work, Decode) and not self.parallel:
+            groups = self._times.tuner.groups(timing)
+            if groups is not None:
+                self._scheduler.tune(groups)
         return [timing]
 
     def _told_of(self, n: int) -> dict[int, Logprobs]:
@@ -199,10 +222,19 @@ class HeadSteps:
 
     # ------------------------------------------------------------- failures
 
-    def _carry_out(self, actions: list[pipeline.Action]) -> list[Effect]:
+    def rank_failed(self, n: int, failed: Failure, now: float) -> list[Effect]:
+        """A rank cannot go on from step *n* on, because it *failed*."""
+        return self._act(self._machine.failure(n, failed), now)
+
+    def lost(self, failed: Failure) -> list[Effect]:
+        """The epoch cannot go on, because something *failed*: settle the steps under way."""
+        return self._settle(self._machine.lost(failed))
+
+    def _settle(self, actions: list[pipeline.Action]) -> list[Effect]:
         """Settle every step under way. The first failed one of *actions* is the one at fault."""
+        self.over = True
         failures = [a for a in actions if isinstance(a, pipeline.Answered) and a.failed]
-        if not failures or self.scheduler is None:
+        if not failures:
             return []
         first = failures[0]
         assert first.failed is not None  # noqa: S101  filtered above
@@ -211,34 +243,59 @@ class HeadSteps:
             f"step {first.n} failed on rank {first.failed.rank} "
             f"({first.failed.kind.name.lower()}): {first.failed.message}",
         )
-        known = self.scheduler.learnt
-        effects: list[Effect] = [note, *self.scheduler.failed(first.n, first.failed)]
-        return [*effects, *self._learnt_since(known)]
+        known = self._scheduler.learnt
+        effects: list[Effect] = [note, *self._scheduler.failed(first.n, first.failed)]
+        return [*effects, *memory_notes(known, self._scheduler.learnt)]
 
-    def _learnt_since(self, known: dict[int, int]) -> list[Effect]:
-        """Note the ranks whose memory limit differs from *known*."""
-        learnt = self.scheduler.learnt if self.scheduler is not None else {}
-        texts = [
-            f"memory of rank {rank} ran out: several requests together are given "
-            f"{room >> 10} KiB of caches there at most now"
-            for rank, room in learnt.items()
-            if known.get(rank) != room
-        ]
-        return [Note(Level.WARNING, text) for text in texts]
+    # ---------------------------------------------------------------- timers
 
-    def _lost(self, failed: Failure, now: float) -> list[Effect]:
-        """The epoch cannot go on: settle the steps under way, then try the next epoch."""
-        effects = [] if self._machine is None else self._carry_out(self._machine.lost(failed))
-        self._fails(failed)
-        return effects + self._end_epoch(now)
-
-    def _late(self) -> Failure:
-        """The failure that names the ranks whose answers to tensor parallelism's oldest step are
-        overdue."""
-        machine = self._machine
-        late = machine.late if isinstance(machine, TensorLeader) else []
-        names = ", ".join(f"rank {rank}" for rank in late)
-        reason = (
-            f"{names} did not answer within the deadline of a step{self._step_deadline.extended}"
+    @property
+    def deadline(self) -> float | None:
+        """When to call `handle_timeout`; None: not at all."""
+        return earliest(
+            self._times.rounds.deadline, self._times.lockstep.deadline, self._drain_ends
         )
-        return Failure(late[0] if late else 0, FailureKind.DEADLINE, reason)
+
+    def handle_timeout(self, now: float) -> OrLost:
+        """Act on the first deadline that has passed. Returns the effects, and why the epoch cannot
+        go on, if an answer is overdue."""
+        rounds, lockstep = self._times.rounds, self._times.lockstep
+        if is_due(rounds.deadline, now):
+            # Every link is up: a rank swallowed the step.
+            reason = "a step has not come round the ring within its deadline" + rounds.extended
+            ends = sorted({1, self._world - 1})
+            shuts = [Shut(rank, Purpose.STEP, CloseCode.TIMEOUT, reason) for rank in ends]
+            return [*shuts], Failure(0, FailureKind.DEADLINE, reason)
+        if not isinstance(self._machine, TensorLeader):
+            return [], None
+        if is_due(self._drain_ends, now):
+            return self._act(self._machine.drained(), now), None
+        if is_due(lockstep.deadline, now):
+            lockstep.late()
+            late = self._machine.late
+            names = ", ".join(f"rank {rank}" for rank in late)
+            reason = f"{names} did not answer within the deadline of a step{lockstep.extended}"
+            return [], Failure(late[0] if late else 0, FailureKind.DEADLINE, reason)
+        return [], None
+
+
+def memory_notes(known: Mapping[int, int], learnt: Mapping[int, int]) -> list[Effect]:
+    """Note the ranks whose memory limit, *learnt* now, differs from the one *known* before."""
+    texts = [
+        f"memory of rank {rank} ran out: several requests together are given "
+        f"{room >> 10} KiB of caches there at most now"
+        for rank, room in learnt.items()
+        if known.get(rank) != room
+    ]
+    return [Note(Level.WARNING, text) for text in texts]
+
+
+def _by_hearsay(rank: int, done: StepDone) -> StepDone:
+    """*done* as *rank* may say it. If it claims that another rank died or ran out of memory, the
+    step counts as lost for a broken link. Further consequences, such as less room for the accused
+    rank, need that rank's own report (`Head._explained`); otherwise one rank could take room from
+    another."""
+    failed = done.failed
+    if failed is None or failed.rank == rank or failed.kind not in _GRAVE:
+        return done
+    return attrs.evolve(done, failed=attrs.evolve(failed, kind=FailureKind.LINK_LOST))
