@@ -184,6 +184,9 @@ CAUSES: Final = {
     Cause.BROKEN: "A link was there, and broke.",
     Cause.PEER_ENGINE: "That node's engine has not said yet what its model is.",
     Cause.TOO_LITTLE_ROOM: "The model does not fit the memory of the ranks.",
+    Cause.NO_PLAN: "The model cannot be split over these ranks as the config asks.",
+    Cause.UNSERVABLE: "That rank can never serve this model as it is asked to: its folder lacks "
+    "something, its tensors do not fit, or the model cannot be split there.",
     Cause.CANNOT_SERVE: "That rank could not load its layers, or failed while it ran.",
     Cause.COLLECTIVE: "The ranks do not find each other for tensor parallelism.",
     Cause.LOADING: "A rank loads its layers.",

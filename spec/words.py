@@ -50,6 +50,7 @@ FAILURES: Final = {
     FailureKind.INTEGRITY: "a tensor did not open, or is not what belongs here",
     FailureKind.LOAD: "the layers could not be loaded",
     FailureKind.GROUP: "the collective did not come up, or broke (11.7)",
+    FailureKind.UNSERVABLE: "the rank can never serve this model with this plan",
 }
 
 BACKENDS: Final = {
@@ -68,6 +69,7 @@ HINDRANCES: Final = {
     Hindrance.FAILED: "that rank could not do what an epoch asked of it",
     Hindrance.COLLECTIVE: "the collective did not come up, or broke (11.7)",
     Hindrance.LINK: "a link of that rank that an epoch needs did not come up, or broke",
+    Hindrance.UNSERVABLE: "that rank, or no rank, can serve this model as it is asked for",
 }
 
 DTYPES: Final = {

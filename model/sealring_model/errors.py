@@ -22,8 +22,14 @@ class ModelError(Exception):
 
 
 class LoadError(ModelError):
-    """The model is missing, incomplete, not what its manifest says, or cannot be split like
-    this."""
+    """The model is missing, incomplete, not what its manifest says, or cannot be split like this.
+    Trying again does not help."""
+
+    KIND = FailureKind.UNSERVABLE
+
+
+class ReadError(LoadError):
+    """The weights could not be read this time."""
 
     KIND = FailureKind.LOAD
 
@@ -83,6 +89,20 @@ def failure_of(error: Exception, rank: int) -> Failure:
         kind = error.KIND
     elif isinstance(error, SealringError):
         kind = FailureKind.LEDGER
-    elif isinstance(error, MemoryError) or "malloc" in text or "out of memory" in text:
+    elif _lacks_memory(error):
         kind = FailureKind.MEMORY
     return Failure(rank, kind, text)
+
+
+def failure_of_loading(error: Exception) -> FailureKind:
+    """The kind of failure that *error* is if loading layers raised it. What a file or the memory
+    does may be otherwise the next time; anything else fails again."""
+    if isinstance(error, ModelError):
+        return error.KIND
+    passing = isinstance(error, OSError) or _lacks_memory(error)
+    return FailureKind.LOAD if passing else FailureKind.UNSERVABLE
+
+
+def _lacks_memory(error: Exception) -> bool:
+    text = str(error)
+    return isinstance(error, MemoryError) or "malloc" in text or "out of memory" in text

@@ -29,10 +29,10 @@ from sealring_protocol.control.effects import Effect, Note, Send, Shut, ToEngine
 from sealring_protocol.control.epoch.deadlines import earliest, is_due
 from sealring_protocol.control.epoch.follower import Follower
 from sealring_protocol.control.head.head import Head
-from sealring_protocol.control.scheduler.requests import Request, RequestDone
+from sealring_protocol.control.scheduler.requests import NotServed, Request, RequestDone
 from sealring_protocol.control.standing import Standing
 from sealring_protocol.diagnosis.peers import PeerState
-from sealring_protocol.diagnosis.why import Facts, Obstacle, obstacles, waiting
+from sealring_protocol.diagnosis.why import Facts, Obstacle, lasting, obstacles, waiting
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError, SealringError
 from sealring_protocol.events import LinkUp, NodeEvent, RosterInForce, StoreRoster
 from sealring_protocol.link import Link
@@ -165,9 +165,12 @@ class Node:
             self._events.append(ToEngine(Ping(0, Progress())))
             self._say(self._report.hear_starvation(self._brain, now), now)
         if is_due(self._report.teller.due, now):
-            self._say(self._report.look(self.standing(), now), now)
+            found = self.obstacles(now)
+            self._say(self._report.teller.look(found, now), now)
             if isinstance(self._brain, Head):
                 self._carry_out(self._brain.explain(waiting(self.facts(now), now), now), now)
+                if (obstacle := lasting(found)) is not None:
+                    self._carry_out(self._brain.refuse(obstacle.what, now), now)
         self._deliver_news(now)
 
     # -------------------------------------------------------------- requests
@@ -185,9 +188,12 @@ class Node:
         """Queue *request*, and return its uid.
 
         Raises `LocalProtocolError` on any rank but the head, if the request can never be served, or
-        if the queue is full.
+        if the queue is full; and `NotServed` if the ring serves none until somebody changes that.
         """
-        uid, effects = self._head().submit(request, now)
+        head = self._head()
+        if not head.serving and (found := lasting(self.obstacles(now))) is not None:
+            raise NotServed(found.what)
+        uid, effects = head.submit(request, now)
         self._role.submitted(uid)
         self._act(effects, now)
         return uid
@@ -221,7 +227,6 @@ class Node:
                 self._report.engine_up(message, now)
             case CannotServe() if message.epoch == NO_EPOCH:
                 self._say(self._report.engine_unreadable(message.reason), now)
-                return
         self._act(self._brain.engine_message(message, now), now)
 
     def engine_starved(self, seconds: float, now: float) -> None:

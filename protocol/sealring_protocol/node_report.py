@@ -16,7 +16,7 @@ from sealring_protocol.control.head.head import Head
 from sealring_protocol.control.standing import Standing
 from sealring_protocol.diagnosis.hunger import Hunger
 from sealring_protocol.diagnosis.teller import Teller
-from sealring_protocol.diagnosis.why import EngineFacts, Facts, obstacles, starving
+from sealring_protocol.diagnosis.why import EngineFacts, Facts, starving
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.links.link_manager import LinkManager
 from sealring_protocol.security.roles import Purpose
@@ -70,10 +70,6 @@ class NodeReport:
             unpinned=self._unpinned,
             starved=self._hunger.of(*ranks),
         )
-
-    def look(self, standing: Standing, now: float) -> list[Note]:
-        """The notes to log about the obstacles; call it at the teller's time."""
-        return self.teller.look(obstacles(self.facts(standing, now), now), now)
 
     # ---------------------------------------------------------------- engine
 

@@ -177,7 +177,7 @@ def _waitings() -> Iterator[Case]:
     one = flat(Waiting((Reason(Hindrance.ABSENT, 1, "abc"),)))
     for name, about, data in [
         ("hindrance-0", "hindrance 0", put(one, 2, b"\0")),
-        ("hindrance-9", "hindrance 9", put(one, 2, b"\x09")),
+        ("hindrance-10", "hindrance 10", put(one, 2, b"\x0a")),
         ("wordless", "a reason without words", put(one, 5, u16(0))[:7]),
     ]:
         yield f"waiting-{name}", "MS-10 CV-01", f"WAITING with {about}", data
@@ -187,7 +187,7 @@ def _waitings() -> Iterator[Case]:
     yield "waiting-turned", "MS-10 MS-02", "a reason that turns text around", turned
     yield "waiting-utf8", "CV-03", "a reason that ends in half a character", put(one, -1, b"\xc3")
     cannot = flat(CannotServe(EPOCH, FailureKind.LOAD, "abc"))
-    for code in (b"\0", b"\x0a"):
+    for code in (b"\0", b"\x0b"):
         about = f"CANNOT_SERVE with kind {code[0]}"
         yield f"cannot-kind-{code[0]}", "MS-13 CV-01", about, put(cannot, 25, code)
     yield "cannot-escape", "MS-13 MS-02", "CANNOT_SERVE with ESC", put(cannot, -1, b"\x1b")
@@ -240,7 +240,7 @@ def _steps() -> Iterator[Case]:
     failed = flat(attrs.evolve(STEP, failed=Failure(1, FailureKind.LOAD, "abc")))
     yield "step-failed-2", "CV-05", "failed is 2", put(failed, 74, b"\2")
     yield "step-failure-0", "MS-07 CV-01", "failure kind 0", put(failed, 77, b"\0")
-    yield "step-failure-10", "MS-07 CV-01", "failure kind 10", put(failed, 77, b"\x0a")
+    yield "step-failure-11", "MS-07 CV-01", "failure kind 11", put(failed, 77, b"\x0b")
     yield "step-failure-text", "MS-02", "a failure with ESC", put(failed, -1, b"\x1b")
     yield "step-failure-missing", "CV-01", "failed without a failure", put(idle, 74, b"\1")
     yield "step-ids-cut", "CV-01", "one id fewer than it says", put(idle, 72, b"\1")

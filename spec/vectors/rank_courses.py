@@ -40,6 +40,8 @@ from spec.vectors.rank_exchanges import (
     THREE,
     THREE_JOIN,
     TOLD,
+    UNREADABLE,
+    UNSERVABLE,
     UP,
     WRONG_SUM,
     Course,
@@ -280,6 +282,34 @@ COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
         "a WAITING without reasons withdraws those before it",
         {},
         (*UP, hears(LITTLE), hears(Waiting())),
+    ),
+    "unreadable": (
+        "EP-14",
+        "the engine cannot read its model; later it can",
+        {},
+        (engine(UNREADABLE, UNREADABLE), lost("it has ended"), *UP),
+    ),
+    "unreadable-ordered": (
+        "EP-09 EP-10",
+        "after BOOTSTRAP that is the answer; once the engine can read it, the rank presents itself",
+        {},
+        (
+            *(*UP, came(PIPELINE, PIPELINE), lost("it was killed", GONE_ENGINE)),
+            engine(UNREADABLE),
+            came(
+                attrs.evolve(PIPELINE, epoch=NEXT), to_head=(attrs.evolve(UNSERVABLE, epoch=NEXT),)
+            ),
+            UP[0],
+        ),
+    ),
+    "unservable": (
+        "EP-09 EP-10",
+        "an engine that can never serve so, and is replaced: the rank presents itself",
+        {},
+        (
+            *(*UP, came(PIPELINE, PIPELINE), engine(UNSERVABLE, UNSERVABLE)),
+            *(lost("it has ended"), UP[0]),
+        ),
     ),
     "waiting-over": (
         "EP-12",

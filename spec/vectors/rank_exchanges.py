@@ -13,6 +13,7 @@ from sealring_protocol.codec.local_messages import (
     LocalMessage,
 )
 from sealring_protocol.codec.messages import (
+    NO_EPOCH,
     Backend,
     Bootstrap,
     CacheCost,
@@ -144,6 +145,8 @@ def cannot(n: int, kind: FailureKind, message: str) -> StepDone:
 
 
 NO_ROOM: Final = CannotServe(EPOCH, FailureKind.LOAD, "no room")
+UNREADABLE: Final = CannotServe(NO_EPOCH, FailureKind.UNSERVABLE, "a file is missing")
+UNSERVABLE: Final = attrs.evolve(UNREADABLE, epoch=EPOCH)
 WRONG_SUM: Final = CannotServe(EPOCH, FailureKind.GROUP, "the sum was 1.0")
 ERROR: Final = (FailureKind.ENGINE_ERROR, "the forward raised")
 KILLED: Final = (FailureKind.ENGINE_LOST, "it was killed")

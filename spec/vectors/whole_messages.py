@@ -15,6 +15,7 @@ from sealring_protocol.codec.local_messages import (
     Logprobs,
 )
 from sealring_protocol.codec.messages import (
+    NO_EPOCH,
     Accept,
     Backend,
     Bootstrap,
@@ -195,6 +196,10 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
     "done-ids": ("STEP_DONE with ids", StepDone(EPOCH, 8, ids=(5, 6, 7), spent=(Spent(1),))),
     "done-failed": ("STEP_DONE that failed", StepDone(EPOCH, 9, failed=FAILURE)),
     "cannot-load": ("a rank that cannot load", CANNOT),
+    "cannot-read": (
+        "a rank whose engine cannot read its model",
+        CannotServe(NO_EPOCH, FailureKind.UNSERVABLE, "a file is missing"),
+    ),
     "cannot-join": (
         "a rank that cannot join",
         CannotServe(EPOCH, FailureKind.GROUP, "the sum was 1.0, not 2.0"),
@@ -219,7 +224,7 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
     "waiting-nothing": ("reasons are withdrawn", Waiting()),
     "waiting-16": (
         "16 reasons, the first of 256 bytes, with every hindrance",
-        Waiting(tuple(Reason(Hindrance(1 + i % 8), i, "é" * (8 if i else 128)) for i in range(16))),
+        Waiting(tuple(Reason(Hindrance(1 + i % 9), i, "é" * (8 if i else 128)) for i in range(16))),
     ),
     "tunnel-open": ("a connection of a collective begins", Tunnel(EPOCH, 0, TunnelEvent.OPEN)),
     "tunnel-data": ("bytes of it", DATA),

@@ -190,17 +190,22 @@ def test_a_bootstrap_has_a_deadline():
     assert of(effects, Send)[0].message.epoch == Epoch(HEAD, 2)
 
 
-def test_a_plan_that_does_not_fit_is_told_and_tried_again():
+def test_a_plan_that_does_not_fit_is_told_and_made_again_when_a_rank_presents_itself():
     small = attrs.evolve(info(), room=10)
     head = Head(HeadConfig(HEAD, ("n0", "n1"), inner_seal=False))
     head.engine_message(small, 0.0)
     effects = head.message(1, CONTROL, attrs.evolve(HELLO, room=10), 0.0)
     assert "no plan: the model's weights take" in text(effects)
-    assert head.next_timeout() is not None
-    assert head.standing().unplanned.startswith("the model's weights take")
+    unplanned = head.standing().unplanned
+    assert unplanned.message.startswith("the model's weights take")
+    assert unplanned.kind is FailureKind.MEMORY
     assert head.standing().since == 0.0
-    assert text(head.handle_timeout(head.next_timeout())) == ""  # the same is not told again
-    assert head.next_timeout() == 10.0
+    assert head.next_timeout() is None
+    effects = head.message(1, CONTROL, HELLO, 20.0)
+    assert "no plan" in text(effects)  # rank 0 has too little yet
+    head.engine_lost("it was killed", 21.0)
+    assert of(head.engine_message(info(), 22.0), Send)
+    assert head.standing().unplanned is None
 
 
 def test_a_rank_with_another_model_is_shut_out_whenever_it_is_found_out():

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import mlx.core as mx
 from sealring_model.errors import LoadError, error_text
-from sealring_model.loading.assemble import joined_of, load_stage
+from sealring_model.loading.assemble import Structure, load_stage, structure_of
 from sealring_model.loading.mlx_lm_import import mlx_lm
 from sealring_model.loading.model_folder import ModelInfo, describe
 from sealring_model.loading.tp_shards import splits_of
@@ -60,16 +60,16 @@ def check(family: str, folder: Path) -> Outcome:
         return Outcome(family, why, why, why, why, why, why)
     try:
         info = describe(model)
-        joined, why = joined_of(info)
+        structure = structure_of(info)
     except LoadError as error:
         refused = f"(refused: {error})"
         return Outcome(family, refused, refused, refused, refused, refused, refused)
-    bounds = _middle(info, joined)
+    bounds = _middle(info, structure.joined)
     return Outcome(
         family,
         whole=_attempt(lambda: _whole(info, expected)),
-        cuts=_attempt(lambda: _cuts(info, joined, why, expected)),
-        batch=_attempt(lambda: _batch(model, bounds)),
+        cuts=_attempt(lambda: _cuts(info, structure, expected)),
+        batch=_attempt(lambda: _batch(model, bounds, structure)),
         prefix=_attempt(lambda: _prefix(model, bounds)),
         quantized=_attempt(lambda: _quantized(folder, family)),
         tensor=f"(up to {splits_of(info)})" if splits_of(info) else "(no shard() in mlx-lm)",
@@ -131,19 +131,19 @@ def _splits(layers: int, joined: Sequence[int]) -> list[tuple[int, ...]]:
     return list(dict.fromkeys(splits))
 
 
-def _cuts(info: ModelInfo, joined: Sequence[int], why: str, expected: Sequence[mx.array]) -> str:
+def _cuts(info: ModelInfo, structure: Structure, expected: Sequence[mx.array]) -> str:
     layers = len(info.layers)
-    for cut in joined:
+    for cut in structure.joined:
         try:
             load_stage(info, cut, layers)
         except LoadError:
             continue
         return f"layer {cut} is said to be joined, and loads"
-    splits = _splits(layers, joined)
+    splits = _splits(layers, structure.joined)
     for bounds in splits:
         if (result := _compared(_chain(info, bounds), expected)) != SAME:
             return f"split {bounds}: {result}"
-    return SAME if splits else f"(held whole: {why})"
+    return SAME if splits else f"(held whole: {structure.reason})"
 
 
 def _middle(info: ModelInfo, joined: Sequence[int]) -> tuple[int, ...]:
@@ -153,14 +153,23 @@ def _middle(info: ModelInfo, joined: Sequence[int]) -> tuple[int, ...]:
     return (0, *middle, len(info.layers))
 
 
-def _batch(folder: Path, bounds: tuple[int, ...]) -> str:
+def _batch(folder: Path, bounds: tuple[int, ...], structure: Structure) -> str:
     """Four rows that join at different steps, one of which leaves: split and whole."""
-    try:
-        whole = _four_rows(Ring(folder, (0, bounds[-1])))
-    except StepFailed as error:
-        return f"(one row at a time, as mlx-lm's class cannot batch: {error})"
-    texts = [whole, _four_rows(Ring(folder, bounds))]
-    return SAME if texts[0] == texts[1] else "rows in a batch differ from those of one rank"
+    rows = _four_rows if structure.batches else _two_rows_alone
+    texts = [rows(Ring(folder, each)) for each in (bounds, (0, bounds[-1]))]
+    if texts[0] != texts[1]:
+        return "rows in a batch differ from those of one rank"
+    return SAME if structure.batches else "(each row alone: mlx-lm's class cannot batch them)"
+
+
+def _two_rows_alone(ring: Ring) -> dict[int, list[int]]:
+    uids = [ring.admit(list(PROMPT[: 30 - 7 * at]), chunk=11) for at in range(2)]
+    for group, uid in enumerate(uids):
+        ring.decode(group, join=[uid])
+    for _ in range(4):
+        for group in range(2):
+            ring.decode(group)
+    return ring.text
 
 
 def _four_rows(ring: Ring) -> dict[int, list[int]]:
@@ -203,8 +212,7 @@ def _quantized(folder: Path, family: str) -> str:
     except Exception as error:  # noqa: BLE001 - whatever mlx-lm raises
         return f"(mlx-lm itself: {_words(error)})"
     info = describe(model)
-    joined, why = joined_of(info)
-    return _cuts(info, joined, why, expected)
+    return _cuts(info, structure_of(info), expected)
 
 
 FAMILIES = tuple(CONFIGS)

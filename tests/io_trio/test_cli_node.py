@@ -216,7 +216,23 @@ def test_the_demo_with_one_rank_for_people(capfd: pytest.CaptureFixture[str]) ->
     assert "\nhop " not in done.out
 
 
-@pytest.mark.parametrize("ranks", ["0", "17"])
+@pytest.mark.parametrize("command", [("demo",), ("serve", "--port", "0")])
+def test_a_model_that_can_never_be_served_ends_the_wait(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny.path(), folder, ignore=shutil.ignore_patterns("sealring.json"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "perceptron"}))
+    done = sealring(*command, "--model", folder)
+    assert done.code == 1
+    assert "the ring cannot serve: " in done.err
+    assert "Model type perceptron not supported" in done.err
+    assert "That should not happen" not in done.err
+    assert "its log ends with" not in done.err
+
+
+@pytest.mark.parametrize("ranks", ["0", "9", "17"])
 def test_a_demo_of_no_ring(ranks: str) -> None:
     done = sealring("demo", "--ranks", ranks)
     assert done.code == 2

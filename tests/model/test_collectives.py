@@ -226,7 +226,7 @@ def test_a_group_that_does_not_come_about(sharded):
         assert refusal(child, FailureKind.GROUP) == "this MLX has no jaccl back end"
         child.send(ring_of(2, 3))
         child.send(place)
-        assert "heads (4, 2) do not divide among 3 ranks" in refusal(child, FailureKind.LOAD)
+        assert "heads (4, 2) do not divide among 3 ranks" in refusal(child, FailureKind.UNSERVABLE)
         # Of one alone the share is the whole.
         child.send(ring_of(0, 1))
         assert child.start(place).cost.per_token == info.cost.per_token

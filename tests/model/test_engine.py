@@ -69,7 +69,7 @@ def test_two_children_with_the_inner_seal_and_a_change_of_keys(models, reference
     with Child(folder) as head, Child(folder) as last:
         for rank, child in enumerate((head, last)):
             told = attrs.evolve(child.info(), room=0)
-            assert told == info.engine_info(0, 2, 1 << Backend.RING)
+            assert told == attrs.evolve(info.engine_info(0), splits=2, backends=1 << Backend.RING)
             for key in hop_keys(rank, 2):
                 child.send(key)
             ready = child.start(place_of(info, (0, 2, 4), rank, True))
@@ -182,7 +182,7 @@ def test_a_place_that_cannot_be_taken(child, place, references, case):
     child.send(bad)
     done = child.receive()
     assert isinstance(done, CannotServe)
-    assert (done.epoch, done.kind) == (bad.epoch, FailureKind.LOAD)
+    assert (done.epoch, done.kind) == (bad.epoch, FailureKind.UNSERVABLE)
     assert message in done.reason
     # The engine lives on, and takes a better place.
     expected = reference_tokens(references["llama"], PROMPT, 4)
@@ -203,7 +203,7 @@ def test_a_weight_that_is_not_the_manifests(models, tmp_path):
         child.send(place_of(info, (0, 2, 4), 1))
         done = child.receive()
         why = "tensor model.layers.3.mlp.down_proj.weight does not match the manifest"
-        assert done == CannotServe(done.epoch, FailureKind.LOAD, why)
+        assert done == CannotServe(done.epoch, FailureKind.UNSERVABLE, why)
         assert child.start(place_of(info, (0, 2, 4), 0))
 
 
@@ -352,7 +352,7 @@ def test_a_model_that_is_not_there(tmp_path):
     with Child(tmp_path / "none") as child:
         done = child.receive()
         assert isinstance(done, CannotServe)
-        assert (done.epoch, done.kind) == (NO_EPOCH, FailureKind.LOAD)
+        assert (done.epoch, done.kind) == (NO_EPOCH, FailureKind.UNSERVABLE)
         assert child.wait() == (2, f"sealring engine: {done.reason}\n")
 
 

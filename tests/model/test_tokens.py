@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from sealring_model.errors import LoadError
-from sealring_model.text.tokens import Tokenizer
+from sealring_model.text.tokens import Tokenizer, check_tokenizer
 from tokenizers import Tokenizer as Builder
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -119,7 +119,7 @@ def test_ends_come_from_the_settings_and_the_tokenizer(folder, tokenizer, tmp_pa
 
 def test_a_folder_without_a_tokenizer(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(LoadError, match="cannot be loaded"):
+    with pytest.raises(LoadError, match="has no tokenizer"):
         Tokenizer(tmp_path)
 
 
@@ -131,6 +131,34 @@ def with_settings(folder, copy, **settings):
     config = json.loads((folder / "tokenizer_config.json").read_text()) | settings
     (copy / "tokenizer_config.json").write_text(json.dumps(config))
     return copy
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "nemotron_h", "head_dim": None},
+        {"model_type": "granitemoehybrid", "mamba_n_heads": None},
+        {"model_type": "llama", "hidden_size": None},
+        {"model_type": "of_tomorrow", "auto_map": {"AutoConfig": "configuration.Config"}},
+    ],
+)
+def test_a_configuration_that_transformers_refuses(folder, tmp_path, tokenizer, config):
+    copy = with_settings(folder, tmp_path / "t")
+    (copy / "config.json").write_text(json.dumps(config))
+    other = Tokenizer(copy)
+    assert other.encode(TEXT) == tokenizer.encode(TEXT)
+    assert other.eos == tokenizer.eos - {7}
+
+
+@pytest.mark.parametrize("auto", [{"AutoTokenizer": ["own.Own", None]}, ["own.Own", None]])
+def test_a_tokenizer_that_is_code(folder, tmp_path, tokenizer, auto):
+    copy = with_settings(folder, tmp_path / "t", auto_map=auto, tokenizer_class="Own")
+    (copy / "own.py").write_text("raise SystemExit('it was run')")
+    assert Tokenizer(copy).encode(TEXT) == tokenizer.encode(TEXT)
+    (copy / "tokenizer.json").unlink()
+    for use in (check_tokenizer, Tokenizer):
+        with pytest.raises(LoadError, match=r"code of the model's own \(own.Own\)"):
+            use(copy)
 
 
 FORMATS = {

@@ -14,6 +14,7 @@ import pydantic
 from sealring_protocol.control.scheduler.requests import (
     ContextOverflow,
     FinishReason,
+    NotServed,
     QueueFull,
     RequestDone,
     RoomOverflow,
@@ -150,6 +151,8 @@ def from_refusal(error: LocalProtocolError, param: str, retry: int) -> ApiError:
             )
         case Withdrawn():
             return _cancelled()
+        case NotServed():
+            return unavailable(f"The ring cannot serve: {error}.", "ring_not_ready")
         case _:
             return invalid(f"The request cannot be done: {error}.")
 
@@ -161,6 +164,8 @@ def from_end(done: RequestDone) -> ApiError | None:
             return None
         case FinishReason.CANCELLED:
             return _cancelled()
+        case FinishReason.REFUSED:
+            return unavailable(f"The ring cannot serve: {done.message}.", "ring_not_ready")
         case _:
             message = f"The ring gave up on this request: {done.message or done.reason.value}."
             return ApiError(500, message, "generation_failed", kind="server_error")

@@ -18,6 +18,8 @@ import threading
 import time
 from typing import Any, Final
 
+import attrs
+
 ROOM: Final = 1 << 30
 
 
@@ -84,7 +86,7 @@ def _as_engine(sock: socket.socket) -> tuple[int, Any]:
             return  # the channel ends the process, if nobody else does
 
     threading.Thread(target=listen, daemon=True).start()
-    channel.send(info.engine_info(ROOM, splits=2, backends=1 << Backend.RING))
+    channel.send(attrs.evolve(info.engine_info(ROOM), splits=2, backends=1 << Backend.RING))
     order = orders.get()
     group = join(order)
     channel.send(Grouped(order.size, 1, 1))

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 from sealring_model.loading.model_folder import ModelInfo
+from sealring_protocol.control.head.partition import TooLittleRoom
 from sealring_protocol.control.head.plan import Plan, PlanRequest, Strategy, make_plan
 from sealring_protocol.errors import LocalProtocolError
 
 from sealring_trio.cli.output import print_facts, print_json, print_table
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.files.models import describe_model, find_model
+from sealring_trio.files.config import StrategyName
+from sealring_trio.files.models import describe_model, engine_info, find_model
 from sealring_trio.files.units import format_size, parse_size
 
 
-def plan(*, model: str, memory: str, layers: str = "", json: bool = False) -> None:
+def plan(
+    *,
+    model: str,
+    memory: str,
+    layers: str = "",
+    strategy: StrategyName = "pp",
+    json: bool = False,
+) -> None:
     """Work out which machine would hold which layers, and whether that fits.
 
-    Reads the model's configuration and headers only; loads nothing and needs
-    no other machine. Exit code 1 if it does not fit.
+    Builds the model without its weights, as the nodes do before they load
+    anything, so it finds what they would refuse: a class that mlx-lm does not
+    have, a tensor that is missing, layers that cannot be parted. Needs no
+    other machine. Exit code 1 if the model cannot be served so.
 
         sealring plan --model models/llama-8b --memory 32G,24G
         sealring plan --model models/llama-8b --memory 32G,24G --layers 20,12
+        sealring plan --model models/llama-8b --memory 32G,24G --strategy tp
 
     Next: put the same split into the head's config (layers = [20, 12]), or
     leave it out to have it worked out like this from each machine's memory.
@@ -32,21 +44,26 @@ def plan(*, model: str, memory: str, layers: str = "", json: bool = False) -> No
         Memory of each rank for weights and caches, in rank order.
     layers
         Layers of each rank, if you want to choose.
+    strategy
+        'pp': each rank has some of the layers. 'tp': each has its share of
+        every layer. 'auto' chooses.
     json
         Print one JSON object.
     """
     info = describe_model(find_model(model))
     rooms = [_size(part) for part in memory.split(",")]
     counts = [_count(part) for part in layers.split(",")] if layers else []
+    request = PlanRequest(Strategy(strategy) if len(rooms) > 1 else Strategy.SINGLE, tuple(counts))
     try:
-        made = make_plan(
-            PlanRequest(Strategy.PIPELINE if len(rooms) > 1 else Strategy.SINGLE, tuple(counts)),
-            info.engine_info(rooms[0]),
-            rooms,
-        )
-    except LocalProtocolError as error:
+        made = make_plan(request, engine_info(info, rooms[0]), rooms)
+    except TooLittleRoom as error:
         raise OperationError(
             f"it does not fit: {error}", "Change --memory or --layers, or take a smaller model."
+        ) from None
+    except LocalProtocolError as error:
+        raise OperationError(
+            f"the model cannot be served so: {error}",
+            "Change --strategy, --layers or the number of ranks, or take another model.",
         ) from None
     if json:
         print_json(_describe(info, rooms, made))

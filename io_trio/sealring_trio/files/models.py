@@ -1,4 +1,4 @@
-"""Finding the model that a person named, with errors for people. MLX is not imported here."""
+"""Finding the model that a person named, with errors for people. Only `engine_info` imports MLX."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from pathlib import Path
 
 from sealring_model.errors import LoadError
 from sealring_model.loading.model_folder import ModelInfo, describe, find
+from sealring_model.text.tokens import check_tokenizer
+from sealring_protocol.codec.local_messages import EngineInfo
 
-from sealring_trio.errors import UserError
+from sealring_trio.errors import OperationError, UserError
 
 TINY = "tiny"
 _HUB = "models--"  # how the hub's cache names a model's folder
@@ -49,3 +51,28 @@ def describe_model(folder: Path) -> ModelInfo:
         return describe(folder)
     except LoadError as error:
         raise UserError(f"cannot use the model in {folder}: {error}", "Fetch it again.") from None
+
+
+def engine_info(info: ModelInfo, room: int) -> EngineInfo:
+    """What an engine with the model *info* and *room* bytes would say of it. Takes a second or
+    more, and no weights. Raises `OperationError` when the model cannot be built."""
+    from sealring_model.engine.description import describe_engine  # noqa: PLC0415 - imports MLX
+
+    try:
+        return describe_engine(info, room)
+    except LoadError as error:
+        raise OperationError(
+            f"the model in {info.folder} cannot be served: {error}",
+            "Take another model, or a release of mlx-lm that has this one.",
+        ) from None
+
+
+def check_text(folder: Path) -> None:
+    """Raise `UserError` if the model in *folder* has no tokenizer that can be used."""
+    try:
+        check_tokenizer(folder)
+    except LoadError as error:
+        raise UserError(
+            str(error),
+            "Take a conversion of the model that has a tokenizer.json, or copy that file there.",
+        ) from None

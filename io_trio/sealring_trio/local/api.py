@@ -19,9 +19,9 @@ import httpx2
 
 from sealring_trio.collective.ports import free_ports
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.files.models import describe_model, model_name
+from sealring_trio.files.models import model_name
 from sealring_trio.local import client
-from sealring_trio.local.ring import LocalNode, local_ring
+from sealring_trio.local.ring import LocalNode, check_ranks, local_ring
 
 POLL_SECONDS: Final = 0.2
 
@@ -66,12 +66,7 @@ def local_api(
     """A ring of *ranks* with *model* that serves at *port* (0: any free one) of loopback, and ends
     with the block; see `ring.local_ring`. *tell* is called with what it waits for. Raises
     `UserError` for what is impossible, `OperationError` when the ring does not come up."""
-    owned = len(describe_model(model).layers)
-    if ranks > owned:
-        raise UserError(
-            f"{ranks} ranks are too many for a model of {owned} layers",
-            "Each rank has at least one layer.",
-        )
+    check_ranks(ranks, model)
     port = check_port(port)
     tell(f"starting {ranks} node{'s' if ranks != 1 else ''}")
     address = f"127.0.0.1:{port}"
@@ -102,6 +97,9 @@ def _wait_until_serving(api: LocalApi, tell: Tell) -> None:
                 response = http.get("/health")
                 health = response.json()
                 faults = [why["what"] for why in health["why"]] or health["faults"]
+                for why in health["why"]:
+                    if why["lasting"]:
+                        raise OperationError(f"the ring cannot serve: {why['what']}", why["advice"])
             except httpx2.HTTPError:
                 faults = ["the head does not answer yet"]
             if not faults:

@@ -30,6 +30,7 @@ from sealring_trio.collective.ports import free_ports
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import NO_API
 from sealring_trio.files.key_files import create_key, public_path
+from sealring_trio.files.models import describe_model
 from sealring_trio.files.roster_files import build_roster, make_draft, make_member
 from sealring_trio.local.control_client import ask
 from sealring_trio.processes.interpreter import run_module, signal_name
@@ -116,8 +117,7 @@ def local_ring(
     Raises `UserError` for a number of ranks that cannot be, `OperationError` when a node does
     not start.
     """
-    if not 1 <= ranks <= MAX_WORLD:
-        raise UserError(f"{ranks} ranks cannot be", f"A ring has 1 to {MAX_WORLD}.")
+    check_ranks(ranks, model)
     with contextlib.ExitStack() as stack:
         # Short, for the sockets' sake.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
@@ -129,6 +129,18 @@ def local_ring(
         for node in nodes:
             wait_until_up(node)
         yield nodes
+
+
+def check_ranks(ranks: int, model: Path) -> None:
+    """Raise `UserError` if there can be no ring of so many *ranks* with *model*."""
+    if not 1 <= ranks <= MAX_WORLD:
+        raise UserError(f"{ranks} ranks cannot be", f"A ring has 1 to {MAX_WORLD}.")
+    layers = len(describe_model(model).layers)
+    if ranks > layers:
+        raise UserError(
+            f"{ranks} ranks are too many for a model of {layers} layers",
+            "Each rank has at least one layer.",
+        )
 
 
 def write_cluster(

@@ -7,6 +7,7 @@ import secrets
 from typing import Annotated, Any, Final
 
 import pydantic
+import trio
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.scheduler.requests import FinishReason, RequestDone
 from sealring_protocol.errors import LocalProtocolError
@@ -20,6 +21,9 @@ from sealring_trio.text.frames import Exceeded, Lost, Refused, TextQueueFull
 
 Share = Annotated[float, pydantic.Field(ge=0, le=1, allow_inf_nan=False)]
 TopShare = Annotated[float, pydantic.Field(gt=0, le=1, allow_inf_nan=False)]
+_LOOK_SECONDS: Final = 0.5
+"""Seconds between two looks at why an answer does not go on."""
+
 U32: Final = (1 << 32) - 1
 U64: Final = (1 << 64) - 1
 
@@ -124,10 +128,13 @@ class Requests:
         """Have the ring answer *asked*, and send the pieces with *reply*. Returns the summary."""
         generator = self._generator
         # At once: a tokenizer and an engine may take long to load.
-        if waiting := generator.missing():
-            await reply({"event": "waiting", "text": f"not serving yet: {waiting}"})
+        waiting = _Waiting(generator, reply)
+        await waiting.tell()
+        while not self._runtime.informed.is_set():
+            with trio.move_on_after(_LOOK_SECONDS):
+                await self._runtime.informed.wait()
+            await waiting.tell()
         tokenizer = await generator.tokenizer()
-        await self._runtime.informed.wait()
         prompt = await self._parse(asked, trace)
         seed = asked.seed if asked.seed is not None else secrets.randbits(64)
         try:
@@ -141,11 +148,14 @@ class Requests:
             )
             job = Job(prompt, asked.max_tokens, sampling, scope=SCOPE)
             with generator.answering(tokenizer, job, trace) as answer:
-                done, tokens = await _pass_on(answer, reply)
+                done, tokens = await _pass_on(answer, waiting, reply)
         except LocalProtocolError as error:
+            waiting.check()
             raise UserError(
                 f"the request cannot be done: {error}", "Change it and ask again."
             ) from None
+        if done.reason is FinishReason.REFUSED:
+            waiting.check()
         if done.reason not in (FinishReason.STOP, FinishReason.LENGTH):
             raise OperationError(
                 f"the ring gave up on this request: {done.message or done.reason.value}",
@@ -176,11 +186,45 @@ class Requests:
         return parsed.prompts[0]
 
 
-async def _pass_on(answer: Answer, reply: Reply) -> tuple[RequestDone, list[int]]:
-    """Send the text of *answer* as it comes. Returns how it ended, and its tokens."""
+class _Waiting:
+    """Tells a client by *reply* why it waits, each time that the reasons change."""
+
+    def __init__(self, generator: Generator, reply: Reply) -> None:
+        self._generator = generator
+        self._reply = reply
+        self._told: list[str] = []
+
+    async def tell(self) -> None:
+        """Tell the reasons, if they are others than before. Raises as `check`."""
+        self.check()
+        found = [] if self._generator.serving else self._generator.obstacles()
+        reasons = [obstacle.what for obstacle in found]
+        if reasons and reasons != self._told:
+            text = f"not serving yet: {self._generator.missing()}"
+            await self._reply({"event": "waiting", "text": text})
+        self._told = reasons
+
+    def check(self) -> None:
+        """Raise `OperationError` if something is in the way that no request should wait for."""
+        if (found := self._generator.lasting()) is not None:
+            raise OperationError(f"the ring cannot serve: {found.what}", found.advice)
+
+
+async def _pass_on(
+    answer: Answer, waiting: _Waiting, reply: Reply
+) -> tuple[RequestDone, list[int]]:
+    """Send the text of *answer* as it comes, and why it does not. Returns how it ended, and its
+    tokens."""
     tokens: list[int] = []
     unsaid = 0
-    while not isinstance(piece := await answer.next(), RequestDone):
+    while True:
+        with trio.move_on_after(_LOOK_SECONDS) as look:
+            piece = await answer.next()
+        if look.cancelled_caught:
+            await waiting.tell()
+            continue
+        if isinstance(piece, RequestDone):
+            break
         tokens += [event.token for event in piece.tokens]
         unsaid += len(piece.tokens)
         if piece.text:

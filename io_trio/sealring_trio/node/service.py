@@ -36,7 +36,7 @@ from sealring_trio.errors import UserError
 from sealring_trio.files.config import Config
 from sealring_trio.files.key_files import read_key, read_public_key
 from sealring_trio.files.key_log import KeyLog
-from sealring_trio.files.models import describe_model, find_model
+from sealring_trio.files.models import check_text, describe_model, find_model
 from sealring_trio.files.roster_store import RosterStore
 from sealring_trio.files.suites import SUITES
 from sealring_trio.files.units import format_address
@@ -96,6 +96,8 @@ def prepare(config: Config) -> NodeSetup:
             "Give one number for each rank; they add up to the model's. See: sealring plan --help",
         )
     _check_strategy(config, roster.roster, info)
+    if roster.roster.rank(own) == 0:
+        check_text(model)
     if roster.roster.rank(own) == 0 and config.api is not None:
         from sealring_trio.api.server import check_keys  # noqa: PLC0415 - see `_make_server`
 

@@ -61,7 +61,8 @@ from sealring_protocol.codec.messages import (
 from sealring_model.engine.activation_seal import PlainActivations, SealedActivations
 from sealring_model.engine.answers import Answers
 from sealring_model.engine.channel import Channel, ChannelBroken, ChannelClosed
-from sealring_model.engine.collective import backends, check_backend, join, medians
+from sealring_model.engine.collective import check_backend, join, medians
+from sealring_model.engine.description import describe_engine
 from sealring_model.engine.devices import (
     LaunchSettings,
     is_device_shared,
@@ -71,11 +72,18 @@ from sealring_model.engine.devices import (
 from sealring_model.engine.executor import Executor
 from sealring_model.engine.inflight import InFlight
 from sealring_model.engine.threads import PROCESSORS, set_switch_interval
-from sealring_model.errors import FORWARD_ERRORS, CollectiveError, LoadError, ModelError, error_text
-from sealring_model.loading.assemble import LoadedStage, joined_of, load_stage
+from sealring_model.errors import (
+    FORWARD_ERRORS,
+    CollectiveError,
+    LoadError,
+    ModelError,
+    error_text,
+    failure_of_loading,
+)
+from sealring_model.loading.assemble import LoadedStage, load_stage
 from sealring_model.loading.kernel_cache import keep_kernels_private
 from sealring_model.loading.model_folder import ModelInfo, describe, find, memory_budget
-from sealring_model.loading.tp_shards import TpShard, load_shard, splits_of
+from sealring_model.loading.tp_shards import TpShard, load_shard
 from sealring_model.lookahead.pinned_io import best_device_io
 from sealring_model.sampling.rows import RowParams
 from sealring_model.stage import attention
@@ -110,8 +118,7 @@ class Engine:
     def run(self) -> None:
         """Serve until the channel closes."""
         info, budget = self._info, self._memory_budget
-        joined, reason = joined_of(info)
-        self._channel.send(info.engine_info(budget, splits_of(info), backends(), joined, reason))
+        self._channel.send(describe_engine(info, budget))
         try:
             while True:
                 self._work_ahead()
@@ -220,7 +227,7 @@ class Engine:
             first, last = place.bounds[place.rank], place.bounds[place.rank + 1]
             loaded, cost = self._load(first, last)
         except (OSError, *FORWARD_ERRORS) as error:
-            self._send_refusal(error, FailureKind.LOAD)
+            self._send_refusal(error, failure_of_loading(error))
             return
         self._channel.send(cost)
         if isinstance(loaded, LoadedStage):
@@ -249,7 +256,6 @@ class Engine:
 
     def _send_refusal(self, error: Exception, kind: FailureKind) -> None:
         """Say that a place or a collective was not taken, because of *error*."""
-        kind = error.KIND if isinstance(error, ModelError) else kind
         epoch = self._place.epoch if self._place else NO_EPOCH
         self._channel.send(CannotServe(epoch, kind, error_text(error)))
 
@@ -303,7 +309,8 @@ class Engine:
             else:
                 self._set_shard(order)
         except (OSError, *FORWARD_ERRORS) as error:
-            self._send_refusal(error, FailureKind.GROUP)
+            kind = error.KIND if isinstance(error, ModelError) else FailureKind.GROUP
+            self._send_refusal(error, kind)
 
     def _set_shard(self, order: Group) -> None:
         """Load the shard that *order* names from now on. The shard of one member is the whole."""
@@ -356,7 +363,7 @@ def serve(sock: socket.socket, model: str, memory_limit: int) -> int:
             mx.set_memory_limit(memory_limit)
         Engine(channel, info, budget).run()
     except LoadError as error:
-        channel.send(CannotServe(NO_EPOCH, FailureKind.LOAD, error_text(error)))
+        channel.send(CannotServe(NO_EPOCH, error.KIND, error_text(error)))
         print(f"sealring engine: {error}", file=sys.stderr)
         return 2
     except ChannelBroken as error:

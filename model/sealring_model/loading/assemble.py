@@ -21,12 +21,12 @@ from mlx import nn
 from sealring_protocol.codec.messages import CacheCost
 from sealring_protocol.codec.tensor import DType
 
-from sealring_model.errors import FORWARD_ERRORS, LoadError
+from sealring_model.errors import FORWARD_ERRORS, LoadError, ReadError
 from sealring_model.loading.mlx_lm_import import model_loader
 from sealring_model.loading.model_folder import ModelInfo
 from sealring_model.loading.weight_reader import WeightReader, placeholders
 from sealring_model.stage.caches import cost_of, is_trimmable
-from sealring_model.stage.outline import Outline, new_caches
+from sealring_model.stage.outline import Outline, can_batch
 from sealring_model.stage.stage import PartStage, Stage, WholeStage, sample
 
 
@@ -108,22 +108,32 @@ def outline_of(info: ModelInfo, model: nn.Module, first: int, last: int) -> Outl
     return outline
 
 
-def joined_of(info: ModelInfo) -> tuple[tuple[int, ...], str]:
-    """The layers of *info*'s model before which it cannot be cut, and why. Reads no weights.
+@attrs.frozen
+class Structure:
+    """What a model allows: it cannot be cut before the layers *joined*, for a *reason*, and several
+    rows can be decoded together if it *batches*."""
+
+    joined: tuple[int, ...]
+    reason: str
+    batches: bool
+
+
+def structure_of(info: ModelInfo) -> Structure:
+    """The structure of *info*'s model. Reads no weights.
 
     Raises `LoadError` if the model cannot be built.
     """
     model = build_model(info, placeholders)
+    batches = can_batch(model)
     count = len(info.layers)
-    new_caches(model)  # raises, if there are none that rows can share
     if count == 1:
-        return (), ""
+        return Structure((), "", batches)
     try:
         reasons = Outline.of(model).reasons
     except LoadError as error:
-        return tuple(range(1, count)), str(error)
+        return Structure(tuple(range(1, count)), str(error), batches)
     joined = tuple(sorted(layer for layer in reasons if 0 < layer < count))
-    return joined, reasons[joined[0]] if joined else ""
+    return Structure(joined, reasons[joined[0]] if joined else "", batches)
 
 
 def stage_of(model: nn.Module, outline: Outline | None, first: int, last: int) -> Stage:
@@ -148,7 +158,7 @@ def build_model(info: ModelInfo, fill: Fill) -> nn.Module:
 
         def sanitize(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
             if weights.keys() != info.entries.keys():
-                raise LoadError("the weights changed while they were loaded")
+                raise ReadError("the weights changed while they were loaded")
             filled = fill(weights)
             clean = getattr(model_class, "sanitize", None)
             return filled if clean is None else clean(self, filled)

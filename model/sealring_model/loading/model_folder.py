@@ -115,17 +115,10 @@ class ModelInfo:
         """The largest number that divides every number of heads."""
         return math.gcd(*self.heads)
 
-    def engine_info(
-        self,
-        room: int,
-        splits: int = 0,
-        backends: int = 0,
-        joined: tuple[int, ...] = (),
-        reason: str = "",
-    ) -> EngineInfo:
+    def engine_info(self, room: int) -> EngineInfo:
         """This for the node, from an engine with *room* bytes for weights and caches.
 
-        The rest takes MLX to find out, see `tp_shards`, `collective` and `assemble.joined_of`.
+        The rest takes MLX to find out, see `engine.description`.
         """
         return EngineInfo(
             self.digest,
@@ -137,10 +130,6 @@ class ModelInfo:
             room,
             self.ends,
             self.layers,
-            splits,
-            backends,
-            joined,
-            reason,
         )
 
 

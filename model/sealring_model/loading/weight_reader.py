@@ -19,7 +19,7 @@ from typing import Final
 import mlx.core as mx
 from mlx import nn
 
-from sealring_model.errors import LoadError
+from sealring_model.errors import LoadError, ReadError
 from sealring_model.loading.model_folder import ModelInfo
 from sealring_model.loading.weights import ENDS, owner
 from sealring_model.stage.tensors import memory_of
@@ -48,7 +48,8 @@ class WeightReader:
     def read(self, model: nn.Module) -> None:
         """Read the weights of *model*, which was built from `placeholders`.
 
-        Raises `LoadError` if a tensor does not match the manifest, or a file ends too early.
+        Raises `LoadError` if a tensor does not match the manifest, and `ReadError` if a file ends
+        too early.
         """
         modules: dict[int, list[nn.Module]] = {}
         for path, module in model.named_modules():
@@ -64,7 +65,7 @@ class WeightReader:
         try:
             mx.eval([self._unread[name] for name in names])
         except RuntimeError as error:  # MLX's, for a file that has become shorter
-            raise LoadError(f"reading the weights failed: {error}") from None
+            raise ReadError(f"reading the weights failed: {error}") from None
         for name in names:
             self.bytes_read += self._info.entries[name].size
             if self._info.manifest is not None:

@@ -272,8 +272,11 @@ def _leaves(tree: Any) -> list[mx.array]:
 
 def is_trimmable(slots: Sequence[Any]) -> bool:
     """Whether a snapshot of any length can be trimmed to any shorter length."""
-    # A rotating cache says that it is trimmable until it is full; then it is not.
-    return all(c.is_trimmable() and not hasattr(c, "max_size") for c in _flat(slots))
+    # A rotating or chunked cache says that it is trimmable until it is full; then it is not.
+    windows = ("max_size", "chunk_size")
+    return all(
+        c.is_trimmable() and not any(hasattr(c, name) for name in windows) for c in _flat(slots)
+    )
 
 
 def cost_of(slots: Sequence[Any]) -> CacheCost:

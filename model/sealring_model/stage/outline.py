@@ -133,12 +133,24 @@ class Outline:
 
 
 def new_caches(model: nn.Module) -> list[Any]:
-    """Fresh caches for one row of the whole model. Raises `LoadError` if rows cannot share them."""
-    caches = list(mlx_lm("models.cache").make_prompt_cache(model))
-    for cache in caches:
-        if not hasattr(type(cache), "merge"):
-            raise LoadError(f"{type(cache).__name__} caches cannot be batched")
-    return caches
+    """Fresh caches for one row of the whole model."""
+    return list(mlx_lm("models.cache").make_prompt_cache(model))
+
+
+def can_batch(model: nn.Module) -> bool:
+    """Whether rows of different lengths can be decoded together: their caches can be merged, and
+    the model takes merged ones. Evaluates nothing."""
+    rows = [new_caches(model), new_caches(model)]
+    if not all(hasattr(type(cache), "merge") for cache in rows[0]):
+        return False
+    try:
+        for tokens, caches in enumerate(rows, 1):
+            model(mx.zeros((1, tokens), mx.uint32), cache=caches)
+        merged = [type(pair[0]).merge(list(pair)) for pair in zip(*rows, strict=True)]
+        model(mx.zeros((2, 1), mx.uint32), cache=merged)
+    except FORWARD_ERRORS:
+        return False
+    return True
 
 
 def _outline_of(model: nn.Module) -> Outline:

@@ -43,6 +43,9 @@ _FAULTS: Final = (
 )
 """What code raises that takes a text for well-formed when it is not, or is nested too deep."""
 
+_TOKENIZERS: Final = ("tokenizer.model", "*.tiktoken", "vocab.json", "vocab.txt", "*.model")
+"""Files that a tokenizer is made from where there is no tokenizer.json."""
+
 _TAIL: Final = 16
 """Tokens at the end of a prompt that are searched for the mark that opens the reasoning."""
 
@@ -127,9 +130,7 @@ class Tokenizer:
     def __init__(self, folder: Path) -> None:
         helpers = without_mlx("tokenizer_utils")
         try:
-            inner = helpers.AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
+            inner = _load(helpers, folder)
             # The scheduler refuses a prompt beyond the context; transformers need not warn.
             inner.deprecation_warnings[_TOO_LONG] = True
             described = _described(inner)
@@ -155,6 +156,8 @@ class Tokenizer:
             # The first call sets the tokenizer's padding and truncation. Later calls change
             # nothing, so threads do not race.
             self.encode("")
+        except LoadError:
+            raise
         except BaseException as error:  # a bad file makes a library raise anything
             if not isinstance(error, Exception) and not _is_panic(error):
                 raise
@@ -250,6 +253,48 @@ class Tokenizer:
     def stream(self) -> Detokenizer:
         """A detokenizer for one answer."""
         return Detokenizer(self._inner.detokenizer)
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Raise `LoadError` if the model in *folder* has no tokenizer, or one that is code to be run.
+    Reads no tokenizer, and imports nothing."""
+    if (folder / "tokenizer.json").exists():
+        return
+    if code := _own_code(folder):
+        raise LoadError(
+            f"the tokenizer of {folder} is code of the model's own ({code}), which sealring does "
+            "not run, and there is no tokenizer.json"
+        )
+    if not any(any(folder.glob(name)) for name in _TOKENIZERS):
+        raise LoadError(f"{folder} has no tokenizer.json, and no tokenizer of another kind")
+
+
+def _own_code(folder: Path) -> str:
+    """The class of the model's own that is to be its tokenizer; empty if there is none."""
+    file = folder / "tokenizer_config.json"
+    classes = read_json(file).get("auto_map") if file.exists() else None
+    named = classes.get("AutoTokenizer") if isinstance(classes, dict) else classes
+    names = named if isinstance(named, list) else [named]
+    return next((name for name in names if isinstance(name, str)), "")
+
+
+def _load(helpers: ModuleType, folder: Path) -> Any:
+    """transformers' tokenizer of the model in *folder*."""
+    import transformers  # noqa: PLC0415 - 1.3 s, only here
+
+    check_tokenizer(folder)
+    local = {"local_files_only": True, "trust_remote_code": False}
+    if _own_code(folder):  # tokenizer.json says all that the code would do
+        return transformers.PreTrainedTokenizerFast.from_pretrained(folder, **local)
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, **local)
+    except Exception:  # noqa: BLE001  its classes refuse what mlx-lm takes, such as null for a size
+        told = read_json(folder / "config.json")
+        kind = {"model_type": str(told.get("model_type", ""))}
+        # The tokenizer needs no more of it than this.
+        config = type("UncheckedConfig", (transformers.PreTrainedConfig,), kind)()
+        config.tokenizer_class = told.get("tokenizer_class")
+    return helpers.AutoTokenizer.from_pretrained(folder, config=config, **local)
 
 
 def _is_panic(error: BaseException) -> bool:

@@ -66,8 +66,8 @@ FIELDS: Final[Mapping[str, str]] = {
     "WAITING": "code u8, reasons u8",
     "WAITING.reasons": "hindrance u8, rank u16",
     "ENGINE_INFO": "code u8, model bytes 32, dtype u8, hidden u32, vocabulary u32, context u32, "
-    "trimmable bool, splits u16, backends u8, room u64, ends u64, layers u16, joined u16, "
-    "reason u16",
+    "trimmable bool, batches bool, splits u16, backends u8, room u64, ends u64, layers u16, "
+    "joined u16, reason u16",
     "HOP_KEY": "code u8, outgoing bool, suite u8, cluster bytes 32, secret bytes 32",
     "LOADED": "code u8, read u64, held u64, load_us u64",
     "LOGPROBS": "code u8, n u64, uid u64, chosen f64, alternatives u8",

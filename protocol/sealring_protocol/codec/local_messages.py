@@ -30,7 +30,7 @@ class EngineInfo:
     the longest row in tokens. *room* is memory for weights and caches. Tensor parallelism works
     with any number of ranks that divides *splits* (0: none), over the back ends whose bit (``1 <<
     Backend``) is in *backends*. A pipeline cannot be cut before the layers *joined*, in rising
-    order, for *reason*.
+    order, for *reason*. Unless it *batches*, each row is decoded alone.
     """
 
     CODE: ClassVar = MessageCode.ENGINE_INFO
@@ -47,6 +47,7 @@ class EngineInfo:
     backends: int = 0
     joined: tuple[int, ...] = ()
     reason: str = ""
+    batches: bool = True
 
 
 @attrs.frozen

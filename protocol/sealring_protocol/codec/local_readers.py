@@ -22,11 +22,11 @@ from sealring_protocol.limits import MAX_LAYERS, MAX_LOGPROBS, MAX_REASON, MAX_W
 def decode_info(reader: Reader) -> EngineInfo:
     """Read ENGINE_INFO."""
     fields = reader.unpack(INFO)
-    _, model, dtype, hidden, vocabulary, context, trim, splits, backends, *rest = fields
-    room, ends, count, joined_count, size = rest
+    _, model, dtype, hidden, vocabulary, context, trim, batches, *rest = fields
+    splits, backends, room, ends, count, joined_count, size = rest
     if max(count, joined_count) > MAX_LAYERS:
         raise LimitExceeded(f"ENGINE_INFO declares {max(count, joined_count)} layers")
-    if dtype not in DTYPES or trim > 1:
+    if dtype not in DTYPES or max(trim, batches) > 1:
         raise RemoteProtocolError("ENGINE_INFO has a field out of range")
     layers = tuple(reader.u64() for _ in range(count))
     joined = tuple(reader.u16() for _ in range(joined_count))
@@ -46,6 +46,7 @@ def decode_info(reader: Reader) -> EngineInfo:
         backends,
         joined,
         plain(reader.words(size, MAX_REASON)),
+        batches == 1,
     )
 
 

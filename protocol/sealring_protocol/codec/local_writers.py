@@ -28,6 +28,7 @@ def encode_info(message: EngineInfo) -> list[Buffer]:
         message.vocabulary,
         message.context,
         message.trimmable,
+        message.batches,
         message.splits,
         message.backends,
         message.room,

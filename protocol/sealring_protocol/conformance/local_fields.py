@@ -34,6 +34,7 @@ def _info(m: EngineInfo) -> dict[str, Json]:
         "vocabulary": m.vocabulary,
         "context": m.context,
         "trimmable": m.trimmable,
+        "batches": m.batches,
         "splits": m.splits,
         "backends": m.backends,
         "room": u64(m.room),
@@ -59,6 +60,7 @@ def _read_info(f: dict[str, Json]) -> EngineInfo:
         f["backends"],
         tuple(f["joined"]),
         f["reason"],
+        f["batches"],
     )
 
 

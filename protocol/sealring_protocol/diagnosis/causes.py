@@ -37,6 +37,8 @@ class Cause(enum.Enum):
     BROKEN = "link_broken"
     PEER_ENGINE = "peer_engine_starting"
     TOO_LITTLE_ROOM = "too_little_room"
+    NO_PLAN = "no_plan"
+    UNSERVABLE = "model_unservable"
     CANNOT_SERVE = "cannot_serve"
     COLLECTIVE = "collective"
     LOADING = "loading"
@@ -75,6 +77,10 @@ ADVICE: Final[Mapping[Cause, str]] = {
     Cause.PEER_ENGINE: "Its log and its 'sealring status' say more.",
     Cause.TOO_LITTLE_ROOM: "Raise 'memory' in the configs, add a machine, or take a smaller or "
     "quantized model: see 'sealring plan'.",
+    Cause.NO_PLAN: "Change the strategy, the number of ranks or the layers, or take another model: "
+    "'sealring plan' tries it.",
+    Cause.UNSERVABLE: "Waiting does not help: give that rank a model folder that is whole, or take "
+    "another model or strategy. 'sealring plan' tries it.",
     Cause.CANNOT_SERVE: "That rank's log says more. It is tried again by itself.",
     Cause.COLLECTIVE: "See that the ranks reach one another, or use strategy = 'pp'.",
     Cause.LOADING: "",
@@ -82,6 +88,22 @@ ADVICE: Final[Mapping[Cause, str]] = {
     Cause.NO_EPOCH: "'sealring status' on the head says what it waits for.",
 }
 """What to do about each cause."""
+
+LASTING: Final = frozenset(
+    {
+        Cause.ENGINE_UNREADABLE,
+        Cause.OTHER_MODEL,
+        Cause.MANIFEST,
+        Cause.TOO_LITTLE_ROOM,
+        Cause.NO_PLAN,
+        Cause.UNSERVABLE,
+    }
+)
+"""Causes that last until somebody changes a model, a config or a machine. Nobody should wait for
+them to go away."""
+
+RINGWIDE: Final = frozenset({Cause.TOO_LITTLE_ROOM, Cause.NO_PLAN})
+"""Causes that concern no rank in particular."""
 
 OWN_LOG: Final = "This node's log says more. It is tried again by itself."
 """The advice if the rank that cannot serve is this node."""
@@ -118,6 +140,8 @@ HINDRANCES: Final[Mapping[Cause, Hindrance | None]] = {
     Cause.BROKEN: Hindrance.LINK,
     Cause.PEER_ENGINE: Hindrance.ENGINE,
     Cause.TOO_LITTLE_ROOM: Hindrance.PLAN,
+    Cause.NO_PLAN: Hindrance.UNSERVABLE,
+    Cause.UNSERVABLE: Hindrance.UNSERVABLE,
     Cause.CANNOT_SERVE: Hindrance.FAILED,
     Cause.COLLECTIVE: Hindrance.COLLECTIVE,
     Cause.LOADING: None,
@@ -133,6 +157,7 @@ BY_HINDRANCE: Final[Mapping[Hindrance, Cause]] = {
     Hindrance.ENGINE: Cause.PEER_ENGINE,
     Hindrance.PLAN: Cause.TOO_LITTLE_ROOM,
     Hindrance.FAILED: Cause.CANNOT_SERVE,
+    Hindrance.UNSERVABLE: Cause.UNSERVABLE,
     Hindrance.COLLECTIVE: Cause.COLLECTIVE,
     Hindrance.LINK: Cause.BROKEN,
 }

@@ -8,7 +8,7 @@ from typing import Any, Final
 import attrs
 
 from sealring_protocol.control.standing import Standing
-from sealring_protocol.diagnosis.causes import Cause
+from sealring_protocol.diagnosis.causes import LASTING, Cause
 from sealring_protocol.diagnosis.peers import PeerState
 from sealring_protocol.diagnosis.refusal_log import RefusedSource
 from sealring_protocol.diagnosis.words import ago, lasting
@@ -36,6 +36,11 @@ class Obstacle:
     advice: str = ""
     from_head: bool = False
 
+    @property
+    def lasting(self) -> bool:
+        """True if it lasts until somebody changes something: no request should wait for it."""
+        return self.cause in LASTING
+
     def lasts(self, now: float) -> str:
         """How long the obstacle has lasted, in words; empty if unknown or below one second."""
         if self.since is None or now - self.since < 1:
@@ -62,6 +67,7 @@ class Obstacle:
             "last_s": None if self.at is None else round(now - self.at, 1),
             "tries": self.tries,
             "advice": self.advice,
+            "lasting": self.lasting,
             "from_head": self.from_head,
         }
 

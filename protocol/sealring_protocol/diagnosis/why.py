@@ -8,7 +8,7 @@ these texts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -22,11 +22,12 @@ from sealring_protocol.diagnosis.causes import (
     DIAL_ADVICE,
     HINDRANCES,
     OWN_LOG,
+    RINGWIDE,
     Cause,
 )
 from sealring_protocol.diagnosis.facts import EngineFacts, Facts, Obstacle, Starved
 from sealring_protocol.diagnosis.peers import NO_MEMBER, Fault, PeerState, Trouble
-from sealring_protocol.diagnosis.words import lasting
+from sealring_protocol.diagnosis.words import lasting as in_words
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.limits import MAX_REASONS, NO_RANK
 from sealring_protocol.security.roles import Purpose
@@ -47,6 +48,7 @@ _OWN: Final = {Cause.CANNOT_SERVE, Cause.LOADING, Cause.COLLECTIVE}
 _BY_FAILURE: Final[Mapping[FailureKind, Cause]] = {
     FailureKind.GROUP: Cause.COLLECTIVE,
     FailureKind.LINK_LOST: Cause.BROKEN,
+    FailureKind.UNSERVABLE: Cause.UNSERVABLE,
 }
 
 
@@ -73,6 +75,11 @@ def obstacles(facts: Facts, now: float) -> list[Obstacle]:
     return found
 
 
+def lasting(found: Sequence[Obstacle]) -> Obstacle | None:
+    """The first of the obstacles *found* that no request should wait for; None if there is none."""
+    return next((each for each in found if each.lasting), None)
+
+
 def starving(facts: Facts) -> list[Obstacle]:
     """The engines that starve, and so are slow, whether or not the node of *facts* serves."""
     found = []
@@ -96,9 +103,7 @@ def waiting(facts: Facts, now: float) -> Waiting:
         (HINDRANCES[each.cause], each) for each in obstacles(attrs.evolve(facts, own=own), now)
     ]
     reasons = [
-        Reason(hindrance, 0 if each.rank is None else each.rank, each.what)
-        if each.cause is not Cause.TOO_LITTLE_ROOM
-        else Reason(hindrance, NO_RANK, each.what)
+        Reason(hindrance, NO_RANK if each.cause in RINGWIDE else each.rank or 0, each.what)
         for hindrance, each in found
         if hindrance is not None
     ]
@@ -161,7 +166,7 @@ def _engine(facts: Facts, now: float) -> list[Obstacle]:
     times = "once" if engine.lost == 1 else f"{engine.lost} times in a row"
     what = f"{facts.own}'s engine has ended {times}: {engine.reason}"
     if facts.next_start is not None and facts.next_start > now:
-        what += f"; another is started in {lasting(facts.next_start - now + 1)}"
+        what += f"; another is started in {in_words(facts.next_start - now + 1)}"
     return [_obstacle(Cause.ENGINE_DYING, what, since=engine.since)]
 
 
@@ -192,8 +197,10 @@ def _gathering(facts: Facts, now: float) -> list[Obstacle]:
     absent = [o for rank in standing.missing if rank for o in _absent(facts, rank, now)]
     if standing.missing:
         return absent
-    if standing.unplanned:
-        return [_obstacle(Cause.TOO_LITTLE_ROOM, standing.unplanned, since=standing.since)]
+    if (failed := standing.unplanned) is not None:
+        little = failed.kind is FailureKind.MEMORY
+        cause = Cause.TOO_LITTLE_ROOM if little else Cause.NO_PLAN
+        return [_obstacle(cause, failed.message, since=standing.since)]
     return _failed(facts)
 
 
@@ -205,6 +212,9 @@ def _absent(facts: Facts, rank: int, now: float) -> list[Obstacle]:
     link = _link(facts, rank, Purpose.CONTROL, now)
     if link is not None:
         return [link]
+    if (failed := facts.standing.unreadable.get(rank)) is not None:
+        what = f"the engine of {facts.name(rank)} cannot read its model: {failed.message}"
+        return [_obstacle(Cause.UNSERVABLE, what, rank, since=facts.standing.since)]
     since = None if peer is None else peer.up.get(Purpose.CONTROL)
     what = f"{facts.name(rank)} is connected, and its engine has not said yet what its model is"
     return [_obstacle(Cause.PEER_ENGINE, what, rank, since=since)]
@@ -244,7 +254,8 @@ def _failed(facts: Facts) -> list[Obstacle]:
     own = failed.rank == facts.rank
     who = facts.own if own else facts.name(failed.rank)
     engine = "its engine is gone: " if failed.kind is FailureKind.ENGINE_LOST else ""
-    what = f"{who} could not serve: {engine}{failed.message}"
+    could = "cannot serve this model" if cause is Cause.UNSERVABLE else "could not serve"
+    what = f"{who} {could}: {engine}{failed.message}"
     advice = OWN_LOG if own and cause is Cause.CANNOT_SERVE else ""
     rank = None if own else failed.rank
     return [_obstacle(cause, what, rank, since=facts.standing.since, advice=advice)]

@@ -105,7 +105,7 @@ const bootstrap = struct(
   },
 );
 
-const kind = oneOf(1, 9);
+const kind = oneOf(1, 10);
 const failure = struct({ rank: u16, kind, message: plainText(MAX_REASON) });
 const cannotServe = struct({ ...epoch, n: u64, kind, reason: plainText(MAX_REASON) });
 
@@ -158,6 +158,7 @@ const engineInfo = struct(
     vocabulary: u32,
     context: u32,
     trimmable: bool,
+    batches: bool,
     splits: u16,
     backends: u8,
     room: u64,
@@ -209,7 +210,7 @@ const tunnel = struct({ ...epoch, stream: u8, event: oneOf(EVENT.DATA, EVENT.CLO
 );
 
 const words = where(inline(plainText(MAX_REASON)), (text) => text !== "", "a reason without words");
-const reason = struct({ hindrance: oneOf(1, 8), rank: u16, text: words });
+const reason = struct({ hindrance: oneOf(1, 9), rank: u16, text: words });
 const waiting = struct({ reasons: list(u8, MAX_REASONS, reason) });
 
 const membership = struct({ backend, rank: u16, size: upTo(MAX_WORLD), deadline_ms: u32, hosts }, (g) => {

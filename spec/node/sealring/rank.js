@@ -22,7 +22,7 @@ import {
 import { BACKEND } from "./messages.js";
 import { PURPOSE } from "./roles.js";
 
-export const FAILED = Object.freeze({ ENGINE_LOST: 2, LEDGER: 3, INTEGRITY: 7 });
+export const FAILED = Object.freeze({ ENGINE_LOST: 2, LEDGER: 3, INTEGRITY: 7, UNSERVABLE: 10 });
 
 const LOOPBACK = "127.0.0.1";
 const NOWHERE = { host: LOOPBACK, port: 1 };
@@ -59,6 +59,8 @@ export class Rank {
   #joining = "OUT";
   /** @type {Message | null} ENGINE_INFO, while there is an engine */
   #info = null;
+  /** @type {Message | null} CANNOT_SERVE, of an engine that cannot read its model */
+  #unreadable = null;
   /** @type {Message | null} the head's last BOOTSTRAP */
   #order = null;
   /** @type {Message | null} */
@@ -77,6 +79,8 @@ export class Rank {
   /** @type {Failed | null} */
   #failure = null;
   #told = false;
+  /** The head begins no epoch before this rank presents itself [EP-15]. */
+  #isUnservable = false;
 
   /**
    * @param {number} rank
@@ -135,8 +139,9 @@ export class Rank {
     switch (message.message) {
       case "ENGINE_INFO":
         this.#info = message;
+        this.#unreadable = null;
         if (this.#joining === "REPLACING") this.#joining = "OUT";
-        if (this.#order) this.#start();
+        if (this.#order && !this.#isUnservable) this.#start();
         else this.toHead.push(this.#hello());
         break;
       case "LOADED":
@@ -150,7 +155,8 @@ export class Rank {
         if (this.#joining === "JOINING") this.#joined(message);
         break;
       case "CANNOT_SERVE":
-        if (this.#order && isSameEpoch(message, this.#order)) this.#tell(message.kind, message.reason);
+        if (message.instance === 0n) this.#cannotRead(message);
+        else if (this.#order && isSameEpoch(message, this.#order)) this.#tell(message.kind, message.reason);
         break;
       case "STEP_DONE":
         this.#done(message);
@@ -206,11 +212,13 @@ export class Rank {
     this.#next = 1n;
     this.#failure = null;
     this.#told = false;
+    this.#isUnservable = false;
     if (this.#joining !== "OUT" && this.#joining !== "REPLACING") {
       this.#joining = "REPLACING"; // no group outlives its epoch [CO-07]
       this.restarts += 1;
     }
-    if (this.#info && this.#joining === "OUT") this.#start();
+    if (this.#unreadable) this.#tell(this.#unreadable.kind, this.#unreadable.reason);
+    else if (this.#info && this.#joining === "OUT") this.#start();
   }
 
   /** Give the engine its part of the order. */
@@ -327,8 +335,17 @@ export class Rank {
    */
   #tell(kind, reason) {
     const { instance, counter } = /** @type {Message} */ (this.#order);
-    if (!this.#told) this.toHead.push({ message: "CANNOT_SERVE", instance, counter, n: 0n, kind, reason });
+    if (this.#told) return;
     this.#told = true;
+    this.#isUnservable = kind === FAILED.UNSERVABLE;
+    this.toHead.push({ message: "CANNOT_SERVE", instance, counter, n: 0n, kind, reason });
+  }
+
+  /** @param {Message} message the engine's, which cannot read its model [EP-14] */
+  #cannotRead(message) {
+    this.#unreadable = message;
+    if (this.#order) this.#tell(message.kind, message.reason);
+    else this.toHead.push(message);
   }
 
   /**

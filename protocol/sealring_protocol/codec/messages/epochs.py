@@ -25,7 +25,7 @@ NO_EPOCH: Final = Epoch(0, 0)
 
 
 class FailureKind(enum.IntEnum):
-    """What went wrong on a rank."""
+    """What went wrong on a rank. After UNSERVABLE the next try would go wrong in the same way."""
 
     ENGINE_ERROR = 1
     ENGINE_LOST = 2
@@ -36,6 +36,7 @@ class FailureKind(enum.IntEnum):
     INTEGRITY = 7
     LOAD = 8
     GROUP = 9
+    UNSERVABLE = 10
 
 
 @attrs.frozen

@@ -21,6 +21,7 @@ class Hindrance(enum.IntEnum):
     FAILED = 6
     COLLECTIVE = 7
     LINK = 8
+    UNSERVABLE = 9
 
 
 @attrs.frozen

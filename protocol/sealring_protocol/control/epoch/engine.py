@@ -7,7 +7,7 @@ in a collective is replaced when the epoch ends; the next order waits for the ne
 from __future__ import annotations
 
 from sealring_protocol.codec.local_messages import EngineInfo
-from sealring_protocol.codec.messages import Backend, Bootstrap, Prepared, Ready
+from sealring_protocol.codec.messages import Backend, Bootstrap, CannotServe, Prepared, Ready
 from sealring_protocol.control.effects import Effect, RestartEngine, ToEngine, Want
 from sealring_protocol.control.epoch.collective import Joining
 from sealring_protocol.control.epoch.deadlines import ENGINE, AnswerDeadline
@@ -23,6 +23,8 @@ class RankEngine:
         self._world = world
         self.info: EngineInfo | None = None
         """The process's description of its model. A head keeps that of the last process."""
+        self.unreadable: CannotServe | None = None
+        """What the process said if it cannot read its model."""
         self.order: Bootstrap | None = None
         """This rank's order in the present epoch."""
         self.loaded: range | None = None
@@ -37,7 +39,7 @@ class RankEngine:
     def up(self, info: EngineInfo) -> bool:
         """A new process is up and sent *info*. True if it is the awaited replacement, and has the
         same model."""
-        known, self.info = self.info, info
+        known, self.info, self.unreadable = self.info, info, None
         return self.joining.engine_up() and known is not None and known.model == info.model
 
     def lost(self) -> list[Effect]:

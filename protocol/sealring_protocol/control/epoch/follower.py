@@ -139,6 +139,11 @@ class Follower:
             case Grouped():
                 self._joining.grouped(message)
                 return []
+            case CannotServe() if message.epoch == NO_EPOCH:
+                self._engine.unreadable = message
+                if self._engine.order is None:
+                    return self._present()
+                return self._tell(0, message.of(self._config.rank), now)
             case CannotServe() if message.epoch == self.epoch:
                 self._engine.deadline.answered(now)
                 self._engine.loaded = None
@@ -273,20 +278,28 @@ class Follower:
         layers = layers_of(order)
         part = f"layers {layers.start}:{layers.stop}" if layers else "a share of every layer"
         note = Note(Level.INFO, f"epoch {order.epoch.counter}: this rank takes {part}")
-        return [note, *self._engine.end(), *self._engine.begin(order, now)]
+        ended = self._engine.end()
+        if (unreadable := self._engine.unreadable) is not None:
+            return [note, *ended, *self._tell(0, unreadable.of(self._config.rank), now)]
+        return [note, *ended, *self._engine.begin(order, now)]
 
     def _resume(self, now: float) -> list[Effect]:
         """A new engine process is up within an epoch: it gets the order, unless the epoch is over
-        for this rank's collective; the next one may hold something else."""
-        order = self._engine.order
-        if order is None or (self._tensor and self._state.state in _FAILED):
+        for this rank's collective; the next one may hold something else. If this rank told that it
+        can never serve, the head begins no epoch before the rank presents itself."""
+        order, failed = self._engine.order, self._state.state in _FAILED
+        if failed and self._failed and self._failed.kind is FailureKind.UNSERVABLE:
+            return self._present()
+        if order is None or (self._tensor and failed):
             return []
         return self._engine.start(order, now)
 
     def _present(self) -> list[Effect]:
-        if self._engine.info is None or self._state.state is FollowerState.NO_HEAD:
+        engine = self._engine
+        said = engine.unreadable if engine.info is None else hello(engine.info)
+        if said is None or self._state.state is FollowerState.NO_HEAD:
             return []
-        return [Send(0, Purpose.CONTROL, hello(self._engine.info))]
+        return [Send(0, Purpose.CONTROL, said)]
 
     def _try_prepared(self, now: float) -> list[Effect]:
         failed = self._state.state in _FAILED

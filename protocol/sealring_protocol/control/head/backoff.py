@@ -1,12 +1,14 @@
 """How soon the head begins the next epoch: at once after one that worked, else after a pause.
 
-An epoch worked if it gave an answer or stood for `LONGEST_PAUSE`. The first epoch that did not is
-also followed at once. After each further one the pause doubles (`backoff`), so a rank that fails
-every time costs a try every few seconds and no busy loop.
+An epoch worked if it gave an answer, gave up a request, or stood for `LONGEST_PAUSE`. The first
+epoch that did not is also followed at once. After each further one the pause doubles (`backoff`),
+so a rank that fails every time costs a try every few seconds and no busy loop. A rank that can
+never serve costs one try: the next waits until a rank presents itself.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from sealring_protocol.backoff import Backoff
@@ -53,10 +55,19 @@ class EpochBackoff:
         """Begin no epoch for *seconds*. A longer pause that is already set stays."""
         self._until = max(self._until or 0.0, now + seconds)
 
+    def wait_for_change(self) -> None:
+        """Begin no epoch until `changed`."""
+        self._until = math.inf
+
+    def changed(self) -> None:
+        """A rank has presented itself: the next epoch may go better."""
+        if self._until == math.inf:
+            self._until = None
+
     @property
     def until(self) -> float | None:
-        """When the pause ends; None if there is none."""
-        return self._until
+        """When the pause ends; None if there is none, or it has no end yet."""
+        return None if self._until == math.inf else self._until
 
     def may_start(self, now: float) -> bool:
         """True if no pause is under way."""

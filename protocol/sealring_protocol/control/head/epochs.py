@@ -34,6 +34,7 @@ from sealring_protocol.control.head.config import HeadConfig
 from sealring_protocol.control.head.membership import Membership, MembershipState
 from sealring_protocol.control.head.models import differ
 from sealring_protocol.control.head.notices import Notices
+from sealring_protocol.control.head.partition import TooLittleRoom
 from sealring_protocol.control.head.plan import (
     Plan,
     Strategy,
@@ -75,7 +76,8 @@ class Epochs:
         self._tries = TensorTries()
         self._since = now  # when the membership's state last changed
         self._failed: Failure | None = None  # why the last epoch, or the last try at one, ended
-        self._unplanned = ""  # why there is no plan
+        self._unplanned: Failure | None = None  # why there is no plan
+        self._unreadable: dict[int, Failure] = {}  # what absent ranks said of their models
         self.hosts = config.hosts
         """Where the ranks are, by rank: the next collective uses these addresses."""
         self.membership = Membership(config.instance, self._world, config.first_epoch)
@@ -97,6 +99,7 @@ class Epochs:
             self._failed,
             self._unplanned,
             again,
+            dict(self._unreadable),
             state=state.value,
             epoch=membership.epoch,
             plan=self.plan,
@@ -150,11 +153,21 @@ class Epochs:
         info = self._engine.info
         if info is not None and hello.model != info.model:
             return [self._mismatch(rank, info.model, hello.model)], None
+        self._unreadable.pop(rank, None)
+        self._backoff.changed()
         running = self.membership.presented(rank, hello)
         here = Note(Level.INFO, f"{self._named(rank)} is here")
         if running:
             return [here], Failure(rank, FailureKind.ENGINE_LOST, "it has restarted")
         return [here, *self._try_start(now)], None
+
+    def unreadable(self, rank: int, failed: Failure) -> list[Effect]:
+        """The engine of *rank*, which is absent, cannot read its model."""
+        if rank in self.membership.present or self._unreadable.get(rank) == failed:
+            return []
+        self._unreadable[rank] = failed
+        text = f"{self._named(rank)} cannot read its model: {failed.message}"
+        return [Note(Level.ERROR, text)]
 
     def refuse_others(self, model: bytes) -> list[Effect]:
         """The head's *model* is known now: refuse the ranks that are here with another."""
@@ -181,13 +194,13 @@ class Epochs:
         try:
             plan = make_plan(self._plan_request, info, rooms)
         except LocalProtocolError as error:
-            self._backoff.wait(now, LONGEST_PAUSE)
-            if self._unplanned == str(error):
-                return []
-            self._unplanned, self._since = str(error), now
+            self._backoff.wait_for_change()
+            little = isinstance(error, TooLittleRoom)
+            kind = FailureKind.MEMORY if little else FailureKind.UNSERVABLE
+            self._unplanned, self._since = Failure(0, kind, str(error)), now
             return [Note(Level.ERROR, f"no plan: {error}")]
         self.plan = plan
-        self._unplanned = ""
+        self._unplanned = None
         self._since = now
         self._notices.withdraw()
         epoch = self.membership.start(prepare=self.tensor)
@@ -308,6 +321,7 @@ class Epochs:
             text = f"{self._named(rank)} is gone: {reason}"
             note = Note(Level.WARNING, text)
             gives_up = self._gives_up_tensor(now, FailureKind.LINK_LOST)
+            self._unreadable.pop(rank, None)
             running = self.membership.lost(rank)
             if gives_up:
                 return [note, *self._without_tensor(text), *self.end(now)], None
@@ -329,12 +343,15 @@ class Epochs:
     # ---------------------------------------------------------------- ending
 
     def refused(self, rank: int, failed: Failure, now: float) -> list[Effect]:
-        """A rank did not get ready. After a failure to load, the next try waits longer."""
+        """A rank did not get ready. After a failure to load, the next try waits longer; if the rank
+        can never serve so, until some rank presents itself."""
         text = f"{self._named(rank)} cannot serve: {failed.message}"
         if self._gives_up_tensor(now, failed.kind):
             return [*self._without_tensor(text), *self.end(now)]
         if failed.kind in (FailureKind.LOAD, FailureKind.GROUP):
             self._backoff.wait(now, LONGEST_PAUSE)
+        if failed.kind is FailureKind.UNSERVABLE:
+            self._backoff.wait_for_change()
         notes = [Note(Level.ERROR, text)] if self.fails(attrs.evolve(failed, rank=rank)) else []
         return [*notes, *self.end(now)]
 

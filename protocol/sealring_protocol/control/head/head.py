@@ -23,6 +23,7 @@ from sealring_protocol.codec.local_messages import (
     Logprobs,
 )
 from sealring_protocol.codec.messages import (
+    NO_EPOCH,
     CannotServe,
     Epoch,
     Failure,
@@ -155,6 +156,12 @@ class Head:
         """Plan and begin steps while there is work and credit for it."""
         return [] if self._steps is None else self._steps.plan(now)
 
+    def refuse(self, reason: str, now: float) -> list[Effect]:
+        """End every request: the ring cannot serve, for *reason*, until somebody changes that."""
+        if self.scheduler is None:
+            return []
+        return [*self.scheduler.refuse(reason), *self.plan_steps(now)]
+
     # --------------------------------------------------------------- engine
 
     def engine_message(self, message: LocalMessage, now: float) -> list[Effect]:
@@ -196,6 +203,7 @@ class Head:
         config = attrs.evolve(
             asked,
             groups=asked.groups or (1 if self._world == 1 else 2 * self._world),
+            rows=asked.rows if info.batches else 1,
             chunk=max(1, min(asked.chunk, largest)),
             hidden_bytes=info.hidden * info.dtype.width,
         )
@@ -262,6 +270,10 @@ class Head:
     def _cannot(self, rank: int, message: CannotServe, now: float) -> list[Effect]:
         """A rank cannot start, or go on with, an epoch."""
         failed = message.of(rank)
+        if message.epoch == NO_EPOCH:
+            if not self._presentations[rank].take(now):
+                raise LimitExceeded(f"rank {rank} presents itself too often")
+            return self.epochs.unreadable(rank, failed)
         if self.epochs.is_over(message.epoch):
             return self._explained(message.epoch, failed, now)
         if self._steps is None:

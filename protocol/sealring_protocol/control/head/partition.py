@@ -23,6 +23,10 @@ RESERVE: Final = 0.1
 """Share of a rank's memory that weights may not take: caches and activations live there."""
 
 
+class TooLittleRoom(LocalProtocolError):
+    """The ranks have too little memory for the model."""
+
+
 @attrs.frozen
 class Joints:
     """The *layers*, rising, before which a model cannot be cut, for the reason *why*."""
@@ -73,7 +77,7 @@ def partition(
     usable = [max(0, int(room * (1 - RESERVE))) for room in memory]
     total = sum(layers) + ends
     if sum(usable) < total:
-        raise LocalProtocolError(
+        raise TooLittleRoom(
             f"the model's weights take {_gib(total)} and the {world} ranks have room for "
             f"{_gib(sum(usable))} ({RESERVE:.0%} of each rank is kept for caches); "
             "add a machine, or use a smaller or quantized model"
@@ -119,7 +123,7 @@ def with_layers(
     weights[0] += ends
     for rank, (need, room) in enumerate(zip(weights, memory, strict=True)):
         if need > room * (1 - RESERVE):
-            raise LocalProtocolError(
+            raise TooLittleRoom(
                 f"rank {rank} would hold {counts[rank]} layers of {_gib(need)} in all and has "
                 f"{_gib(room)}, of which {RESERVE:.0%} is kept for caches; give it fewer layers"
             )
@@ -134,7 +138,7 @@ def check_share(weights: int, memory: Sequence[int]) -> int:
     share = weights // len(memory)
     for rank, room in enumerate(memory):
         if share > room * (1 - RESERVE):
-            raise LocalProtocolError(
+            raise TooLittleRoom(
                 f"rank {rank} would hold a share of {_gib(share)} and has {_gib(room)}, of which "
                 f"{RESERVE:.0%} is kept for caches; add a machine, or use pp"
             )

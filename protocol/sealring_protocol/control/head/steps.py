@@ -33,6 +33,7 @@ from sealring_protocol.control.epoch.deadlines import ROUND, AnswerDeadline, ear
 from sealring_protocol.control.epoch.tensor import StepDeadline, StepDeadlineRule, TensorLeader
 from sealring_protocol.control.head.epochs import OrLost
 from sealring_protocol.control.scheduler.group_tuner import GroupTuner
+from sealring_protocol.control.scheduler.requests import RequestDone
 from sealring_protocol.control.scheduler.scheduler import Scheduler
 from sealring_protocol.errors import CloseCode, RemoteProtocolError
 from sealring_protocol.security.roles import Purpose
@@ -88,7 +89,7 @@ class Steps:
         """A further step may fit. The caller then calls `plan`, after it has carried out the
         effects so far."""
         self.progressed = False
-        """A step was answered."""
+        """A step was answered, or a request given up."""
         self.over = False
         """A step failed."""
         alone = parallel or self._world == 1  # a token then stays on the device
@@ -244,7 +245,10 @@ class Steps:
             f"({first.failed.kind.name.lower()}): {first.failed.message}",
         )
         known = self._scheduler.learnt
-        effects: list[Effect] = [note, *self._scheduler.failed(first.n, first.failed)]
+        outcomes = self._scheduler.failed(first.n, first.failed)
+        # A request less to fail: the next epoch may go better, and need not wait.
+        self.progressed |= any(isinstance(outcome, RequestDone) for outcome in outcomes)
+        effects: list[Effect] = [note, *outcomes]
         return [*effects, *memory_notes(known, self._scheduler.learnt)]
 
     # ---------------------------------------------------------------- timers

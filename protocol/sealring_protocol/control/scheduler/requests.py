@@ -89,13 +89,19 @@ class QueueFull(LocalProtocolError):
         self.waiting = waiting
 
 
+class NotServed(LocalProtocolError):
+    """The ring cannot serve until somebody changes something; the message says what is in the
+    way."""
+
+
 class FinishReason(enum.Enum):
-    """Why a request ended."""
+    """Why a request ended. REFUSED: the ring cannot serve until somebody changes something."""
 
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
     FAILED = "failed"
+    REFUSED = "refused"
 
 
 @attrs.frozen

@@ -134,6 +134,11 @@ class Scheduler:
         nothing."""
         return self._running.end(uid, FinishReason.CANCELLED)
 
+    def refuse(self, reason: str) -> list[Outcome]:
+        """End every request, because the ring cannot serve, for *reason*."""
+        uids = [*self._running.rows]
+        return [end for uid in uids for end in self._running.end(uid, FinishReason.REFUSED, reason)]
+
     def finish(self, uid: int) -> list[Outcome]:
         """End *uid* as complete: its text reached a stop string."""
         return self._running.end(uid, FinishReason.STOP)
