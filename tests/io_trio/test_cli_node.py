@@ -288,7 +288,6 @@ def test_commands_that_need_no_model_import_no_mlx(tmp_path: Path) -> None:
     program = (
         "import sys; from sealring_trio.cli import run;"
         f"run(['keygen', {str(tmp_path / 'k')!r}]);"
-        "run(['plan', '--model', 'tiny', '--memory', '1G']);"
         "run(['status', '--config', 'none.toml']);"
         "print(*(m for m in ('mlx', 'mlx_lm', 'transformers') if m in sys.modules))"
     )

@@ -2,7 +2,7 @@
 
 A model is a folder in Hugging Face layout, or the id of one on the hub, of which only the needed
 files are fetched. `describe` reads ``config.json`` and the headers of the weights and nothing else,
-so a command can plan a split in milliseconds and without MLX. `ModelInfo` has the bytes of every
+so it takes milliseconds, and no MLX. `ModelInfo` has the bytes of every
 layer and of the ends (embedding, final norm, output head), and what a row costs in caches.
 
 All ranks of a ring must have the same model digest: SHA-256 over the canonical config, the headers,
