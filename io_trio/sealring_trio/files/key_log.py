@@ -48,13 +48,21 @@ class KeyLog:
                 f"the key log {path} is not yours alone: {fault}",
                 "Delete it, or name another in 'keylog': it is made anew, for its owner alone.",
             )
+        self._fails = False  # the latest line could not be written
         log.warning("the keys of all links go to %s: whoever reads it reads them", path)
 
     def write(self, secrets: TrafficSecrets) -> None:
-        """Add the line of one link."""
+        """Add the line of one link. If that fails (a full disk, say), the link goes on."""
         told = (secrets.transcript, secrets.to_responder, secrets.to_initiator)
         line = " ".join([LABEL, str(int(secrets.suite)), *(each.hex() for each in told)])
-        os.write(self._file, line.encode() + b"\n")
+        try:
+            os.write(self._file, line.encode() + b"\n")
+        except OSError as error:
+            level = logging.DEBUG if self._fails else logging.WARNING
+            log.log(level, "the keys of a link are not in the key log: %s", error.strerror)
+            self._fails = True
+        else:
+            self._fails = False
 
 
 def read_key_log(path: Path) -> list[TrafficSecrets]:

@@ -116,6 +116,8 @@ async def dial(address: str) -> socket.socket:
             stream = await trio.open_tcp_stream(host, port)
     except trio.TooSlowError:
         raise OperationError(f"{late} within {DIAL_TIMEOUT:.0f} s", "") from None
+    except RuntimeError:  # the system has no thread for it
+        raise OperationError("this system gives no thread to look it up", "") from None
     except (OSError, ValueError) as error:
         raise OperationError(_reason(error), "") from None
     return plain_socket(stream.socket)

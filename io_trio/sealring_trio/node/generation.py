@@ -164,6 +164,9 @@ class Generator:
                     )
                 except LoadError as error:
                     raise OperationError(str(error), "Fetch the model again.") from None
+                except (ImportError, OSError, RuntimeError) as error:  # the last: no thread
+                    what = f"the model's tokenizer cannot be loaded now: {error}"
+                    raise OperationError(what, "It is tried again with each request.") from None
             return self._tokenizer
 
     async def warm_up(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
         "weights_read": runtime.weights_read,
         "weights_held": node.loaded.held if node.loaded else 0,
         "memory": sum(map(_memory, runtime.engine.pids)),
-        "daemon_memory": psutil.Process().memory_info().rss,
+        "daemon_memory": _memory(os.getpid()),
         "tasks": trio.lowlevel.current_statistics().tasks_living,
         "engine_pid": runtime.engine.pid or 0,
         "engine_pids": runtime.engine.pids,
@@ -190,7 +191,8 @@ def _members(engine: Supervisor) -> dict[str, Any] | None:
 
 
 def _memory(pid: int) -> int:
-    with contextlib.suppress(psutil.Error):
+    """Bytes of memory that process *pid* has; 0 if nobody can look."""
+    with contextlib.suppress(psutil.Error, OSError):  # without a free file descriptor nobody can
         return int(psutil.Process(pid).memory_info().rss)
     return 0
 

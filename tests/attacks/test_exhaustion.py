@@ -1,0 +1,123 @@
+"""A node without a thread, a file descriptor or room on its disk: it says so, and runs on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from sealring_model import tiny
+from sealring_protocol.node import Node, NodeConfig
+from sealring_protocol.security.handshake import TrafficSecrets
+from sealring_protocol.security.keys import SECRET, Suite
+from sealring_trio.engine.process import EngineCommand
+from sealring_trio.engine.supervisor import Engine
+from sealring_trio.errors import OperationError
+from sealring_trio.files.key_log import KeyLog, read_key_log
+from sealring_trio.net.connecting import dial
+from sealring_trio.node.generation import Generator
+from sealring_trio.node.runtime import Runtime
+from sealring_trio.node.status import describe_node
+
+from tests.attacks.test_floods import two
+from tests.io_trio.test_engine_supervisor import FAKE
+from tests.sim.rosters import COORDINATOR, signer
+
+SECRETS = TrafficSecrets(Suite.AES256GCM, bytes(SECRET), bytes(SECRET), bytes(SECRET))
+
+REFUSALS = {
+    "thread": RuntimeError("can't start new thread"),
+    "descriptor": OSError(errno.EMFILE, "Too many open files"),
+    "descriptor for a module": ImportError("cannot import name"),
+}
+
+
+@pytest.fixture
+def no_descriptor() -> Iterator[Callable[[], None]]:
+    """What is given takes every file descriptor that is left to this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+
+    def take() -> None:
+        lowest = os.open(os.devnull, os.O_RDONLY)
+        taken.append(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 1, hard))
+
+    try:
+        yield take
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for number in taken:
+            os.close(number)
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Have whatever needs a thread get *error*."""
+
+    async def refused(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", refused)
+
+
+def idle() -> Runtime:
+    """A node that does not run."""
+    about = NodeConfig(signer(0).public_key, two(), COORDINATOR.public_key, 5)
+    node = Node(about, trio.current_time())
+
+    def engine(owner: Any) -> Engine:
+        return Engine(EngineCommand(FAKE, ("good",)), owner)
+
+    at = ("127.0.0.1", 0)
+    return Runtime(node, signer=signer(0), engine=engine, listen=at, keep=lambda _: None)
+
+
+async def test_a_name_that_no_thread_looks_up_is_a_dial_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refuse(monkeypatch, REFUSALS["thread"])
+    with pytest.raises(OperationError, match="no thread to look it up"):
+        await dial("localhost:1")
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+async def test_a_tokenizer_that_finds_none_is_loaded_later(
+    refusal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = Generator(idle(), tiny.path())
+    with monkeypatch.context() as without:
+        refuse(without, REFUSALS[refusal])
+        await generator.warm_up()  # as the head does when it starts
+        with pytest.raises(OperationError, match="cannot be loaded now"):
+            await generator.tokenizer()
+    assert (await generator.tokenizer()).encode("Once")
+
+
+async def test_the_status_needs_no_descriptor(no_descriptor: Callable[[], None]) -> None:
+    """The connection that asks for it may be the last that there is one for."""
+    runtime = idle()
+    assert describe_node(runtime, tiny.path())["daemon_memory"] > 0
+    no_descriptor()
+    assert describe_node(runtime, tiny.path())["rank"] == 0
+
+
+def test_a_link_comes_up_though_its_keys_cannot_be_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "keys"  # a pipe that nobody reads is full sooner than a disk
+    os.mkfifo(path, 0o600)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    keys = KeyLog(path)
+    for _ in range(1000):
+        keys.write(SECRETS)
+    os.close(reader)
+    assert caplog.text.count("not in the key log") == 1
+    path.unlink()
+    again = KeyLog(path)
+    again.write(SECRETS)
+    assert read_key_log(path) == [SECRETS]
