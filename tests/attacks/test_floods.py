@@ -6,22 +6,27 @@ import secrets
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import attrs
 import pytest
 import trio
+from sealring_model import tiny
 from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.codec.messages import Epoch, Message, StepDone, Tunnel, TunnelEvent
 from sealring_protocol.codec.tensor import DType, Tensor
+from sealring_protocol.errors import ConnectionLost
 from sealring_protocol.link import Link
 from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.handshake import HandshakeConfig
 from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign_roster
+from sealring_trio.api.head import ApiHead
 from sealring_trio.clock import wall_ms
 from sealring_trio.net.wire import RECEIVE_SIZE
+from sealring_trio.node.generation import Generator
 from sealring_trio.node.runtime import Runtime
 
 from tests.driver import End
@@ -169,3 +174,21 @@ async def test_a_frame_of_many_bytes_still_comes_in_few_pieces() -> None:
         sent = await trio.to_thread.run_sync(hostile.send, many)
         await given.come(sent)
         assert max(given.sizes) > RECEIVE_SIZE
+
+
+async def test_key_updates_are_not_taken_back_when_a_tunnels_thread_finds_it_broken() -> None:
+    async with at_work() as head, head.linked(Purpose.TUNNEL) as hostile:
+        given, unused = Given(head.runtime), Any
+        api = ApiHead(Generator(head.runtime, tiny.path()), unused, "tiny", unused)
+        sent = await trio.to_thread.run_sync(hostile.send, *[FLOODS[Purpose.TUNNEL]] * 200)
+        await given.come(sent)
+        while (before := api.key_updates()) < 1:
+            await trio.lowlevel.checkpoint()
+        ((_, _, link),) = head.runtime.links()
+        streams, failed = head.runtime._sockets._tunnels._streams, trio.Event()
+        assert streams is not None
+        # As the thread does a moment before the event loop hears of it.
+        streams.order(partial(link.fail, ConnectionLost("the stream broke")))
+        streams.order(partial(trio.lowlevel.current_trio_token().run_sync_soon, failed.set))
+        await failed.wait()
+        assert api.key_updates() == before

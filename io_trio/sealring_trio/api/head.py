@@ -100,8 +100,11 @@ class ApiHead:
     def key_updates(self) -> int:
         """The number of key updates of the head's links. A link that broke counts as last seen."""
         for _, _, link in self.generator.runtime.links():
-            self._key_updates += link.key_updates - self._seen_updates.get(link, 0)
-            self._seen_updates[link] = link.key_updates
+            seen = self._seen_updates.get(link, 0)
+            # A link that broke has no keys. A tunnel's thread may be ahead of the event loop, to
+            # which the link is still up.
+            self._seen_updates[link] = latest = max(seen, link.key_updates)
+            self._key_updates += latest - seen
         return self._key_updates
 
     def progress(self) -> dict[int, Progress]:

@@ -4,11 +4,12 @@ In tensor parallelism each layer has two sums, each sum passes two nodes, and th
 it. In the event loop every message would cost a task switch, and would wait for whatever else the
 node does. So one thread has all sockets of a collective, and polls them together.
 
-The thread and the event loop share no object that either of them changes, so there is no lock. The
-event loop calls `order`, which queues a call for the thread and wakes it. The thread calls `tell`,
-which queues a call for the event loop. Both queues keep their order. The thread empties its queue
-after each receive and before it handles what it received. So an order comes before anything that a
-peer sends because of it.
+The thread and the event loop share no object that either of them changes, so there is no lock. One
+thing is excepted: whoever tells of the node's state reads single numbers of a session here.
+The event loop calls `order`, which queues a call for the thread and wakes it. The thread calls
+`tell`, which queues a call for the event loop. Both queues keep their order. The thread empties its
+queue after each receive and before it handles what it received. So an order comes before anything
+that a peer sends because of it.
 """
 
 from __future__ import annotations
