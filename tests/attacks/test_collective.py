@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import trio
 import trio.testing
@@ -27,7 +28,7 @@ from sealring_trio.collective.loopback import LOOPBACK, SharedLoopback
 from sealring_trio.engine.process import EngineCommand
 from sealring_trio.engine.supervisor import Engine
 from sealring_trio.local.ring import local_ring
-from sealring_trio.processes.namespace import NoNamespace, why_not
+from sealring_trio.processes.namespace import NoNamespace, take_sockets, why_not
 
 from tests.io_trio.test_engine_supervisor import FAKE, Owner
 from tests.io_trio.tunnel_sides import CLOSE, EPOCH, OPEN, sides
@@ -128,6 +129,34 @@ async def test_a_neighbour_that_opens_its_stream_again_and_again_begins_one(
         assert len(nursery.child_tasks) <= 1  # none once the stream is closed
         assert far.sent == []
         nursery.cancel_scope.cancel()
+
+
+OTHER_FILES: dict[str, Callable[[], tuple[int, ...]]] = {
+    "pipes": os.pipe,
+    "a socket and no other": lambda: (socket.socket().detach(),),
+    "local sockets": lambda: tuple(each.detach() for each in socket.socketpair()),
+    "a datagram socket": lambda: (
+        socket.socket().detach(),
+        socket.socket(type=socket.SOCK_DGRAM).detach(),
+    ),
+}
+
+
+@pytest.mark.parametrize("made", OTHER_FILES.values(), ids=OTHER_FILES)
+def test_an_engine_that_hands_over_other_files_gives_no_network(
+    made: Callable[[], tuple[int, ...]],
+) -> None:
+    """A node that took them would stop working, or keep a descriptor for each."""
+    before = psutil.Process().num_fds()
+    ours, engines = socket.socketpair()
+    with ours, engines:
+        files = made()
+        socket.send_fds(engines, [b"\0"], files)
+        for number in files:
+            os.close(number)
+        with pytest.raises(NoNamespace, match="no other sockets"):
+            take_sockets(ours)
+    assert psutil.Process().num_fds() == before
 
 
 @needs_namespaces

@@ -21,6 +21,7 @@ import ctypes
 import errno
 import os
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -160,17 +161,34 @@ def _load_cuda() -> None:
 def take_sockets(given: socket.socket) -> tuple[socket.socket, socket.socket]:
     """The listener and the caller that an engine handed over on *given*, without waiting.
 
-    Raises `NoNamespace` where it could not, or has given them before.
+    Raises `NoNamespace` where it could not, has given them before, or gave something else. Then
+    what it gave is closed.
     """
     try:
         said, files, _, _ = socket.recv_fds(given, _MAX_REASON, _MAX_SOCKETS, socket.MSG_DONTWAIT)
     except OSError:
         said, files = b"", []
-    if len(files) == _MAX_SOCKETS:
-        return socket.socket(fileno=files[0]), socket.socket(fileno=files[1])
+    with contextlib.ExitStack() as unused:
+        for number in files:
+            unused.callback(os.close, number)
+        if len(files) == _MAX_SOCKETS and all(map(_is_socket, files)):
+            unused.pop_all()
+            listener, caller = (socket.socket(fileno=number) for number in files)
+            if _is_tcp(listener) and _is_tcp(caller):
+                return listener, caller
+            listener.close()
+            caller.close()
     raise NoNamespace(
-        said.decode(errors="replace") or "the engine has handed over no other sockets"
+        said.decode(errors="replace").strip("\0") or "the engine has handed over no other sockets"
     )
+
+
+def _is_socket(number: int) -> bool:
+    return stat.S_ISSOCK(os.fstat(number).st_mode)
+
+
+def _is_tcp(sock: socket.socket) -> bool:
+    return (sock.family, sock.type) == (socket.AF_INET, socket.SOCK_STREAM)
 
 
 def why_not() -> str:
