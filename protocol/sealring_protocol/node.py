@@ -157,7 +157,7 @@ class Node:
             # The node slept: answers may have come, but were not read.
             for rank in range(self.world):
                 self._brain.starved(rank, now - asked, now)
-        if is_due(self._brain.next_timeout(), now):
+        if is_due(self._brain.next_timeout(), now):  # starvation heard now may put it off
             self._say(self._report.hear_starvation(self._brain, now), now)
         if is_due(self._brain.next_timeout(), now):
             self._carry_out(self._brain.handle_timeout(now), now)
@@ -170,7 +170,7 @@ class Node:
             if isinstance(self._brain, Head):
                 self._carry_out(self._brain.explain(waiting(self.facts(now), now), now), now)
                 if (obstacle := lasting(found)) is not None:
-                    self._carry_out(self._brain.refuse(obstacle.what, now), now)
+                    self._carry_out(self._brain.end_requests(obstacle.what, now), now)
         self._deliver_news(now)
 
     # -------------------------------------------------------------- requests

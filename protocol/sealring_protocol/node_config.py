@@ -62,9 +62,9 @@ def follower_config(config: NodeConfig, roster: Roster, rank: int) -> FollowerCo
     return FollowerConfig(rank, names, roster.inner_seal, trusted, roster.tensor_parallelism)
 
 
-def head_config(config: NodeConfig, roster: Roster, first_uid: int, first_epoch: int) -> HeadConfig:
+def head_config(config: NodeConfig, roster: Roster, first_uid: int, last_epoch: int) -> HeadConfig:
     """The settings of the head under *roster*. Request uids go on from *first_uid*, epochs from
-    *first_epoch*."""
+    *last_epoch*."""
     plan = PlanRequest(
         config.strategy, config.layers, config.collectives, tensor=roster.tensor_parallelism
     )
@@ -78,6 +78,6 @@ def head_config(config: NodeConfig, roster: Roster, first_uid: int, first_epoch:
         group_seconds=config.group_seconds,
         patience=config.patience,
         first_uid=first_uid,
-        first_epoch=first_epoch,
+        last_epoch=last_epoch,
         unpinned=config.unpinned,
     )

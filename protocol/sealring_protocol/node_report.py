@@ -144,7 +144,8 @@ class NodeReport:
         for rank, more in heard.items():
             if more > 0:
                 brain.starved(rank, more, now)
-        # On a follower, the head's report includes other ranks: it extends deadlines only.
+        # On a follower, the head's report includes other ranks: it extends deadlines, and is not
+        # logged.
         news = [r for r in heard if self.rank in (0, r) and self._hunger.is_news(r, now)]
         if not news:
             return []

@@ -57,8 +57,9 @@ LINE_TABLE: Final[Table[LineState, LineEvent]] = {
 class Line(DirectSocket):
     """One socket of *carrier*. Use it in the carrier's thread alone.
 
-    *heard* is called with received bytes, *drained* when all bytes that had to wait are sent, and
-    *ended* once if the socket is closed by anything but `close`.
+    *heard* is called with received bytes, up to *room* at once (for *lacking* see `make_room`),
+    *drained* when all bytes that had to wait are sent, and *ended* once if the socket is closed by
+    anything but `close`.
     """
 
     def __init__(
@@ -135,7 +136,8 @@ class Line(DirectSocket):
             self._carrier.later(self._ended)
 
     def ready(self, mask: int) -> None:
-        """Send or receive, as *mask* of `select.poll` says."""
+        """Send or receive, as *mask* of `select.poll` says. An error or a hang-up counts as both:
+        the call that follows tells which."""
         if self._waiting and mask & ~select.POLLIN:
             self._push()
         if mask & ~select.POLLOUT and self._machine.state is not LineState.CLOSED:
@@ -194,12 +196,12 @@ class Carrier:
         self.tended: Tended
         self._token: Final = trio.lowlevel.current_trio_token()
         self._orders: deque[Callable[[], None]] = deque()
-        self._bell, self._rope = socket.socketpair()
-        self._bell.setblocking(False)
-        self._rope.setblocking(False)
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.setblocking(False)
+        self._wake_sender.setblocking(False)
         self._lines: dict[int, Line] = {}
         self._poll = select.poll()
-        self._poll.register(self._bell, select.POLLIN)
+        self._poll.register(self._wake_receiver, select.POLLIN)
         self._runs = True
 
     # -------------------------------------------------------- in any thread
@@ -208,7 +210,7 @@ class Carrier:
         """Have the thread do *call*, after all earlier orders."""
         self._orders.append(call)
         with contextlib.suppress(OSError):  # it has been rung enough, or is over
-            self._rope.send(b"!")
+            self._wake_sender.send(b"!")
 
     def tell(self, call: Callable[..., object], *arguments: Any) -> None:
         """Have the event loop do *call*, after all that it was told earlier. *call* must not
@@ -233,11 +235,11 @@ class Carrier:
                         raise
                 nursery.cancel_scope.cancel()
         finally:
-            self.obey()  # nobody else does any more, and what was given away is closed too
+            self.obey()  # orders still queued may bring sockets: take them, so they are closed here
             for line in list(self._lines.values()):
                 line.close()
-            self._bell.close()
-            self._rope.close()
+            self._wake_receiver.close()
+            self._wake_sender.close()
         return bool(begun)
 
     async def _stop_when_cancelled(self) -> None:
@@ -284,7 +286,7 @@ class Carrier:
                 self._lines[number].ready(mask)
             else:
                 with contextlib.suppress(BlockingIOError):
-                    self._bell.recv(1 << 12)
+                    self._wake_receiver.recv(1 << 12)
         if due < math.inf and (now := self.now()) >= due:
             self.tended.tend(now)
             for line in list(self._lines.values()):

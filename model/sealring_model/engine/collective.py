@@ -109,7 +109,7 @@ def environment(order: Group, hostfile: Path) -> dict[str, str]:
 def medians(collective: mx.distributed.Group, loaded: LoadedStage) -> tuple[int, int]:
     """Microseconds of a sum of one row's hidden state, and of a forward of one token."""
     hidden = mx.zeros((1, 1, loaded.hidden), MLX_DTYPES[loaded.dtype])
-    inputs, slots = loaded.stage.sample(1, 1), loaded.stage.new_caches()
+    inputs, slots = loaded.stage.dummy_inputs(1, 1), loaded.stage.new_caches()
     mx.eval(hidden, inputs)
 
     def token() -> mx.array:

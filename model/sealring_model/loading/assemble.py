@@ -27,7 +27,7 @@ from sealring_model.loading.model_folder import ModelInfo
 from sealring_model.loading.weight_reader import WeightReader, placeholders
 from sealring_model.stage.caches import cost_of, is_trimmable
 from sealring_model.stage.outline import Outline, can_batch
-from sealring_model.stage.stage import PartStage, Stage, WholeStage, sample
+from sealring_model.stage.stage import PartStage, Stage, WholeStage, dummy_inputs
 
 
 @attrs.frozen
@@ -182,7 +182,7 @@ def _measure(stage: Stage) -> tuple[CacheCost, bool]:
     """Run two tokens: what the caches cost a row, and whether they are trimmable. Raises
     `LoadError` if the stage needs other layers."""
     slots = stage.new_caches()
-    outputs = stage.run(stage.sample(1, 2), slots)
+    outputs = stage.run(stage.dummy_inputs(1, 2), slots)
     if not all(mx.isfinite(output).all().item() for output in outputs):
         raise LoadError("this stage depends on tensors of other layers; it cannot be split so")
     if isinstance(stage, PartStage):
@@ -198,9 +198,9 @@ def _check_independence(stage: PartStage) -> None:
         slots = stage.new_caches()
         outputs: list[mx.array] = []
         for tokens in (3, 1):
-            outputs += stage.run(stage.sample(1, tokens), slots)
+            outputs += stage.run(stage.dummy_inputs(1, tokens), slots)
         if stage.hop_back:
-            outputs.append(stage.logits(sample(stage.hop_back, 1, 1)))
+            outputs.append(stage.logits(dummy_inputs(stage.hop_back, 1, 1)))
         runs.append(outputs)
     if not all(mx.array_equal(one, other).item() for one, other in zip(*runs, strict=True)):
         raise LoadError("this stage depends on what other ranks hold; it cannot be split so")
@@ -210,9 +210,9 @@ def _is_blind(stage: Stage) -> bool:
     """Whether the graph of a forward depends on shapes alone. MLX refuses to evaluate anything
     while it traces. Launches nothing."""
     slots = stage.new_caches()
-    returned = sample(stage.hop_back, 1, 1)
+    returned = dummy_inputs(stage.hop_back, 1, 1)
     return (
-        _can_be_traced(lambda *given: stage.run(given, slots), stage.sample(1, 1))
+        _can_be_traced(lambda *given: stage.run(given, slots), stage.dummy_inputs(1, 1))
         and (not stage.hop_back or _can_be_traced(lambda *given: stage.logits(given), returned))
         # With tracing switched off this would succeed, and nothing is known.
         and not _can_be_traced(lambda given: given * given.sum().item(), [mx.zeros(1)])

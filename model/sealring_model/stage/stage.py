@@ -63,7 +63,7 @@ class _Values:
             self.received, self.sent = {}, {}
 
 
-def _first(*args: Any, **kwargs: Any) -> Any:
+def _identity(*args: Any, **kwargs: Any) -> Any:
     """In place of a layer that returns one array, of which nothing is carried: its argument."""
     return args[0] if args else next(iter(kwargs.values()))
 
@@ -146,9 +146,9 @@ class Stage:
         """Whether each of its hops carries one tensor."""
         return all(len(tensors) < 2 for tensors in (self.hop_in, self.hop_out, self.hop_back))
 
-    def sample(self, rows: int, tokens: int) -> list[mx.array]:
-        """Some inputs for `run`."""
-        return sample(self.hop_in, rows, tokens) or [mx.zeros((rows, tokens), mx.uint32)]
+    def dummy_inputs(self, rows: int, tokens: int) -> list[mx.array]:
+        """Inputs for `run` that mean nothing."""
+        return dummy_inputs(self.hop_in, rows, tokens) or [mx.zeros((rows, tokens), mx.uint32)]
 
     def new_caches(self) -> list[Any]:
         """Fresh caches for one row, one per slot of the layout."""
@@ -232,7 +232,7 @@ class PartStage(Stage):
                 output, shapes = outline.outputs[number], outline.specs[number]
                 passes = isinstance(output, mx.array) and not outputs and not noted
                 stand_in = _StandIn(output, shapes, outputs, noted, self._values)
-                layers.append(override_call(hollow(layer), _first if passes else stand_in))
+                layers.append(override_call(hollow(layer), _identity if passes else stand_in))
         return with_parts(model, {outline.place: layers})
 
     def parameters(self) -> Any:
@@ -275,8 +275,8 @@ class PartStage(Stage):
             return logits
 
 
-def sample(tensors: Sequence[HopTensor], rows: int, tokens: int) -> list[mx.array]:
-    """*tensors* of some values, none of them special."""
+def dummy_inputs(tensors: Sequence[HopTensor], rows: int, tokens: int) -> list[mx.array]:
+    """*tensors* of values that are not special: neither zeros nor equal to each other."""
     shapes = [tensor.spec.shape(rows, tokens) for tensor in tensors]
     return [
         mx.sin(mx.arange(1, prod(shape) + 1)).reshape(shape).astype(tensor.spec.dtype)

@@ -1,6 +1,6 @@
 """How soon the head begins the next epoch: at once after one that worked, else after a pause.
 
-An epoch worked if it gave an answer, gave up a request, or stood for `LONGEST_PAUSE`. The first
+An epoch worked if it gave an answer, gave up a request, or stood for `LONG_ENOUGH`. The first
 epoch that did not is also followed at once. After each further one the pause doubles (`backoff`),
 so a rank that fails every time costs a try every few seconds and no busy loop. A rank that can
 never serve costs one try: the next waits until a rank presents itself.
@@ -14,7 +14,10 @@ from typing import Final
 from sealring_protocol.backoff import Backoff
 
 LONGEST_PAUSE: Final = 5.0
-"""Seconds. Also how long an epoch must stand to count as one that worked."""
+"""Seconds between two tries, at most."""
+
+LONG_ENOUGH: Final = 5.0
+"""Seconds that an epoch must stand to count as one that worked."""
 
 
 class EpochBackoff:
@@ -24,7 +27,7 @@ class EpochBackoff:
 
     def __init__(self) -> None:
         self._backoff = Backoff(LONGEST_PAUSE)
-        self._failed = False  # the latest epoch did
+        self._failed = False  # the latest epoch did not work
         self._serving_since: float | None = None
         self._until: float | None = None
 
@@ -42,7 +45,7 @@ class EpochBackoff:
 
     def ended(self, now: float) -> None:
         """An epoch, or the start of one, is over."""
-        stood = self._serving_since is not None and now - self._serving_since > LONGEST_PAUSE
+        stood = self._serving_since is not None and now - self._serving_since > LONG_ENOUGH
         self._serving_since = None
         if stood:
             self._worked()

@@ -29,4 +29,4 @@ class HeadConfig:
     patience: float = PING_TIMEOUT
     first_uid: int = 1
     unpinned: bytes = b""
-    first_epoch: int = 0  # the last that this node began, with another roster
+    last_epoch: int = 0  # that this node began, with another roster; the next one comes after it

@@ -55,14 +55,14 @@ _PHASES: Final = {
     MembershipState.SERVING: Phase.SERVING,
 }
 
-OrLost = tuple[list[Effect], Failure | None]
+EffectsAndLoss = tuple[list[Effect], Failure | None]
 """Effects, and, if the present epoch cannot go on, why. The head then ends it."""
 
 
 class Epochs:
     """The epochs of the head with *config* and *engine*. Methods return the effects to carry out.
-    Where a failure is among them (`OrLost`), the caller settles the steps of the epoch, and calls
-    `fails` and `end`."""
+    Where a failure is among them (`EffectsAndLoss`), the caller settles the steps of the epoch, and
+    calls `fails` and `end`."""
 
     def __init__(self, config: HeadConfig, engine: RankEngine, now: float) -> None:
         self._config = config
@@ -80,7 +80,7 @@ class Epochs:
         self._unreadable: dict[int, Failure] = {}  # what absent ranks said of their models
         self.hosts = config.hosts
         """Where the ranks are, by rank: the next collective uses these addresses."""
-        self.membership = Membership(config.instance, self._world, config.first_epoch)
+        self.membership = Membership(config.instance, self._world, config.last_epoch)
         self.plan: Plan | None = None
         """The plan of the latest epoch; None before the first."""
 
@@ -125,8 +125,7 @@ class Epochs:
         return [ready[rank] for rank in range(self._world)]
 
     def is_over(self, epoch: Epoch) -> bool:
-        """True unless *epoch* is the present one, and goes on. Raises `RemoteProtocolError` for one
-        that never began."""
+        """True if *epoch* has ended. Raises `RemoteProtocolError` for one that never began."""
         over = self.membership.state is MembershipState.GATHERING
         return not self.membership.is_current(epoch) or over
 
@@ -148,7 +147,7 @@ class Epochs:
 
     # ------------------------------------------------------------- gathering
 
-    def present(self, rank: int, hello: Hello, now: float) -> OrLost:
+    def hello_came(self, rank: int, hello: Hello, now: float) -> EffectsAndLoss:
         """*rank* said *hello*: its engine is new, and has nothing loaded."""
         info = self._engine.info
         if info is not None and hello.model != info.model:
@@ -169,7 +168,7 @@ class Epochs:
         text = f"{self._named(rank)} cannot read its model: {failed.message}"
         return [Note(Level.ERROR, text)]
 
-    def refuse_others(self, model: bytes) -> list[Effect]:
+    def shut_other_models(self, model: bytes) -> list[Effect]:
         """The head's *model* is known now: refuse the ranks that are here with another."""
         present = self.membership.present
         others = [rank for rank, hello in present.items() if hello.model != model]
@@ -289,7 +288,7 @@ class Epochs:
 
     # --------------------------------------------------------- engine, links
 
-    def engine_lost(self, reason: str, now: float, kind: FailureKind) -> OrLost:
+    def engine_lost(self, reason: str, now: float, kind: FailureKind) -> EffectsAndLoss:
         """The head's engine is gone."""
         self._next_up = self._world == 1
         effects = self._engine.lost()
@@ -315,7 +314,7 @@ class Epochs:
 
     def link_down(
         self, rank: int, purpose: Purpose, cause: FailureKind, reason: str, now: float
-    ) -> OrLost:
+    ) -> EffectsAndLoss:
         """The link with *purpose* to *rank* is gone: *reason*, which is of the kind *cause*."""
         if purpose is Purpose.CONTROL:
             text = f"{self._named(rank)} is gone: {reason}"
@@ -337,12 +336,12 @@ class Epochs:
             running = needed and self.membership.state is not MembershipState.GATHERING
         if running and purpose is Purpose.TUNNEL and not self.serving:
             failed = Failure(0, FailureKind.LINK_LOST, f"a tunnel broke: {reason}")
-            return [note, *self.refused(0, failed, now)], None
+            return [note, *self.rank_not_ready(0, failed, now)], None
         return [note], Failure(rank, cause, reason) if running else None
 
     # ---------------------------------------------------------------- ending
 
-    def refused(self, rank: int, failed: Failure, now: float) -> list[Effect]:
+    def rank_not_ready(self, rank: int, failed: Failure, now: float) -> list[Effect]:
         """A rank did not get ready. After a failure to load, the next try waits longer; if the rank
         can never serve so, until some rank presents itself."""
         text = f"{self._named(rank)} cannot serve: {failed.message}"
@@ -397,7 +396,7 @@ class Epochs:
         """Act on the first deadline that has passed."""
         if is_due(self._engine.joining.deadline, now):
             failed = Failure(0, FailureKind.GROUP, self._engine.joining.give_up())
-            return self.refused(0, failed, now)
+            return self.rank_not_ready(0, failed, now)
         if is_due(self._bootstrap.at, now):
             text = f"{self._missing()} did not get ready in time"
             self.fails(Failure(self.membership.missing[0], FailureKind.DEADLINE, text))

@@ -41,7 +41,7 @@ from sealring_protocol.control.epoch.deadlines import earliest, is_due
 from sealring_protocol.control.epoch.engine import RankEngine
 from sealring_protocol.control.epoch.orders import renewed_keys
 from sealring_protocol.control.head.config import HeadConfig
-from sealring_protocol.control.head.epochs import Epochs, OrLost
+from sealring_protocol.control.head.epochs import EffectsAndLoss, Epochs
 from sealring_protocol.control.head.membership import hello
 from sealring_protocol.control.head.steps import Steps, Timekeeper, memory_notes
 from sealring_protocol.control.scheduler.requests import Request
@@ -156,7 +156,7 @@ class Head:
         """Plan and begin steps while there is work and credit for it."""
         return [] if self._steps is None else self._steps.plan(now)
 
-    def refuse(self, reason: str, now: float) -> list[Effect]:
+    def end_requests(self, reason: str, now: float) -> list[Effect]:
         """End every request: the ring cannot serve, for *reason*, until somebody changes that."""
         if self.scheduler is None:
             return []
@@ -179,7 +179,7 @@ class Head:
             case CannotServe():
                 self._engine.deadline.answered(now)
                 current = message.epoch == self.epochs.membership.epoch
-                return self._refused(0, message.of(0), now) if current else []
+                return self._rank_not_ready(0, message.of(0), now) if current else []
             case Step() | StepDone():
                 self._engine.deadline.answered(now)
                 if message.epoch != self.epochs.membership.epoch:
@@ -211,8 +211,8 @@ class Head:
             self.scheduler = Scheduler(config, info.context, self._first_uid)
         elif self.scheduler.config != config:
             self.scheduler.resize(config)
-        shuts = self.epochs.refuse_others(info.model)
-        return [*shuts, *self._or_lost(self.epochs.present(0, hello(info), now), now)]
+        shuts = self.epochs.shut_other_models(info.model)
+        return [*shuts, *self._or_lost(self.epochs.hello_came(0, hello(info), now), now)]
 
     def engine_lost(
         self, reason: str, now: float, kind: FailureKind = FailureKind.ENGINE_LOST
@@ -228,7 +228,7 @@ class Head:
         """The failed answer to `PrepareCollective`."""
         if not self._engine.joining.is_of_now(epoch):
             return []
-        return self._refused(0, Failure(0, FailureKind.GROUP, reason), now)
+        return self._rank_not_ready(0, Failure(0, FailureKind.GROUP, reason), now)
 
     # ---------------------------------------------------------------- links
 
@@ -255,7 +255,7 @@ class Head:
             case Hello():
                 if not self._presentations[rank].take(now):
                     raise LimitExceeded(f"rank {rank} presents itself too often")
-                return self._or_lost(self.epochs.present(rank, message, now), now)
+                return self._or_lost(self.epochs.hello_came(rank, message, now), now)
             case Prepared():
                 return self.epochs.prepared(rank, message, now)
             case Ready():
@@ -277,7 +277,7 @@ class Head:
         if self.epochs.is_over(message.epoch):
             return self._explained(message.epoch, failed, now)
         if self._steps is None:
-            return self._refused(rank, failed, now)
+            return self._rank_not_ready(rank, failed, now)
         if message.n:
             return self._went_on(self._steps.rank_failed(message.n, failed, now), now)
         return self._lost(failed, now)
@@ -326,7 +326,7 @@ class Head:
         over = self._steps is not None and self._steps.over
         return effects + self._end_epoch(now) if over else effects
 
-    def _or_lost(self, told: OrLost, now: float) -> list[Effect]:
+    def _or_lost(self, told: EffectsAndLoss, now: float) -> list[Effect]:
         """The effects of a part, and the end of the epoch if it cannot go on."""
         effects, failed = told
         return effects if failed is None else effects + self._lost(failed, now)
@@ -337,10 +337,10 @@ class Head:
         self.epochs.fails(failed)
         return effects + self._end_epoch(now)
 
-    def _refused(self, rank: int, failed: Failure, now: float) -> list[Effect]:
+    def _rank_not_ready(self, rank: int, failed: Failure, now: float) -> list[Effect]:
         """*rank* did not get ready."""
         self._discard_steps()
-        return self.epochs.refused(rank, failed, now)
+        return self.epochs.rank_not_ready(rank, failed, now)
 
     def _end_epoch(self, now: float) -> list[Effect]:
         self._discard_steps()

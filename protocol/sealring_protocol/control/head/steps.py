@@ -31,7 +31,7 @@ from sealring_protocol.control.effects import Effect, Level, Note, Send, Shut, S
 from sealring_protocol.control.epoch import pipeline
 from sealring_protocol.control.epoch.deadlines import ROUND, AnswerDeadline, earliest, is_due
 from sealring_protocol.control.epoch.tensor import StepDeadline, StepDeadlineRule, TensorLeader
-from sealring_protocol.control.head.epochs import OrLost
+from sealring_protocol.control.head.epochs import EffectsAndLoss
 from sealring_protocol.control.scheduler.group_tuner import GroupTuner
 from sealring_protocol.control.scheduler.requests import RequestDone
 from sealring_protocol.control.scheduler.scheduler import Scheduler
@@ -92,8 +92,8 @@ class Steps:
         """A step was answered, or a request given up."""
         self.over = False
         """A step failed."""
-        alone = parallel or self._world == 1  # a token then stays on the device
-        scheduler.shape(1 if alone else times.groups, 2 if alone else 1)
+        token_stays_here = parallel or self._world == 1  # on the devices: no hop is waited for
+        scheduler.shape(1 if token_stays_here else times.groups, 2 if token_stays_here else 1)
         scheduler.begin(epoch, ranks)
 
     def end(self) -> None:
@@ -260,7 +260,7 @@ class Steps:
             self._times.rounds.deadline, self._times.lockstep.deadline, self._drain_ends
         )
 
-    def handle_timeout(self, now: float) -> OrLost:
+    def handle_timeout(self, now: float) -> EffectsAndLoss:
         """Act on the first deadline that has passed. Returns the effects, and why the epoch cannot
         go on, if an answer is overdue."""
         rounds, lockstep = self._times.rounds, self._times.lockstep
