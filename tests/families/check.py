@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "model"))
 from model_rings import Ring, StepFailed
 
 SAME, NONE = "same", "none"
+ALONE = "(each row alone: mlx-lm's class cannot batch them)"
 PROMPT = tuple((7 * i * i + 3 * i) % 251 for i in range(40))
 PARTS = (PROMPT[:25], PROMPT[25:], PROMPT[:1], PROMPT[1:2])
 """What is read one after the other: chunks of a prompt, and two tokens alone."""
@@ -159,7 +160,7 @@ def _batch(folder: Path, bounds: tuple[int, ...], structure: Structure) -> str:
     texts = [rows(Ring(folder, each)) for each in (bounds, (0, bounds[-1]))]
     if texts[0] != texts[1]:
         return "rows in a batch differ from those of one rank"
-    return SAME if structure.batches else "(each row alone: mlx-lm's class cannot batch them)"
+    return SAME if structure.batches else ALONE
 
 
 def _two_rows_alone(ring: Ring) -> dict[int, list[int]]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.families.check import SAME, Outcome
+from tests.families.check import ALONE, SAME, Outcome
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "models.md"
 BEGIN, END = "<!-- generated:families -->", "<!-- end -->"
@@ -36,6 +36,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
 def _cell(result: str, notes: dict[str, int]) -> str:
     if result == SAME:
         return "same"
+    if result == ALONE:
+        return "alone"
     word = "no" if result.startswith("(") else "**wrong**"
     return f"{word} ({notes.setdefault(result.strip('()'), len(notes) + 1)})"
 
