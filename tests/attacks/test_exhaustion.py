@@ -20,10 +20,12 @@ from sealring_trio.engine.supervisor import Engine
 from sealring_trio.errors import OperationError
 from sealring_trio.files.key_log import KeyLog, read_key_log
 from sealring_trio.net.connecting import dial
+from sealring_trio.node.control import serve_control
 from sealring_trio.node.generation import Generator
 from sealring_trio.node.runtime import Runtime
 from sealring_trio.node.status import describe_node
 
+from tests.attacks.test_control_socket import echo, raw
 from tests.attacks.test_floods import two
 from tests.io_trio.test_engine_supervisor import FAKE
 from tests.sim.rosters import COORDINATOR, signer
@@ -96,6 +98,17 @@ async def test_a_tokenizer_that_finds_none_is_loaded_later(
         with pytest.raises(OperationError, match="cannot be loaded now"):
             await generator.tokenizer()
     assert (await generator.tokenizer()).encode("Once")
+
+
+async def test_the_control_socket_opens_without_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse(monkeypatch, REFUSALS["thread"])
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(serve_control, tmp_path / "s", echo)
+            assert b'"keys": 1' in await raw(tmp_path / "s", b'{"do": "x"}\n')
+            nursery.cancel_scope.cancel()
 
 
 async def test_the_status_needs_no_descriptor(no_descriptor: Callable[[], None]) -> None:

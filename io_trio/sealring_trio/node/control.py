@@ -47,7 +47,7 @@ async def serve_control(
     """
     check_path(path)
     await _clear(path)
-    listener = await _listen(path)
+    listener = _listen(path)
     try:
         task_status.started()
         async with trio.open_nursery() as nursery:
@@ -67,11 +67,12 @@ async def serve_control(
         _remove(path)
 
 
-async def _listen(path: Path) -> trio.socket.SocketType:
-    listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def _listen(path: Path) -> trio.socket.SocketType:
+    # Not through trio's socket, whose `bind` takes a thread.
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
-        await listener.bind(str(path))
+        listener.bind(str(path))
     except OSError as error:
         listener.close()
         raise UserError(
@@ -81,7 +82,7 @@ async def _listen(path: Path) -> trio.socket.SocketType:
     finally:
         os.umask(before)
     listener.listen(MAX_CLIENTS)
-    return listener
+    return trio.socket.from_stdlib_socket(listener)
 
 
 async def _clear(path: Path) -> None:
