@@ -198,7 +198,8 @@ class _Waiting:
         """Tell the reasons, if they are others than before. Raises as `check`."""
         self.check()
         found = [] if self._generator.serving else self._generator.obstacles()
-        reasons = [obstacle.what for obstacle in found]
+        # What follows a semicolon is a time that runs, such as that until the engine's next start.
+        reasons = [obstacle.what.partition(";")[0] for obstacle in found]
         if reasons and reasons != self._told:
             text = f"not serving yet: {self._generator.missing()}"
             await self._reply({"event": "waiting", "text": text})
