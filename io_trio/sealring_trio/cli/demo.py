@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import attrs
 import cyclopts
@@ -18,6 +19,9 @@ from sealring_trio.local.pace import pace
 from sealring_trio.local.reference import ReferenceAnswer, one_process
 from sealring_trio.local.ring import LocalNode, local_ring
 from sealring_trio.local.sealing import seal_microseconds
+
+USUAL_START: Final = 5.0
+"""Seconds that a small model takes to serve. What a larger one waits for is told."""
 
 Positive = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
 
@@ -117,9 +121,12 @@ def _say(json: bool, text: str) -> None:
 
 def _ask(head: LocalNode, prompt: str, max_tokens: int, json: bool) -> RingAnswer:
     tokens: list[int] = []
-    text, times = "", []
+    text, times, began = "", [], time.perf_counter()
     for event in head.ask({"do": "generate", "prompt": prompt, "max_tokens": max_tokens}):
-        if event["event"] == "text":
+        if event["event"] == "waiting":
+            if not json and time.perf_counter() - began > USUAL_START:
+                print(f"sealring: {visible(event['text'])}", file=sys.stderr)
+        elif event["event"] == "text":
             times += [time.perf_counter()] * event["count"]
             text += event["text"]
             if not json:
