@@ -147,7 +147,7 @@ class Node:
     def next_timeout(self) -> float | None:
         """When to call `handle_timeout`; None: not at all."""
         links, brain = self._links.next_timeout(), self._brain.next_timeout()
-        return earliest(links, brain, self._report.ping_due, self._report.teller.due)
+        return earliest(links, brain, self._report.ping_due, self._report.obstacle_log.due)
 
     def handle_timeout(self, now: float) -> None:
         """Act on the deadlines that have passed."""
@@ -164,9 +164,9 @@ class Node:
         if self._report.ping_is_due(now):
             self._events.append(ToEngine(Ping(0, Progress())))
             self._say(self._report.hear_starvation(self._brain, now), now)
-        if is_due(self._report.teller.due, now):
+        if is_due(self._report.obstacle_log.due, now):
             found = self.obstacles(now)
-            self._say(self._report.teller.look(found, now), now)
+            self._say(self._report.obstacle_log.look(found, now), now)
             if isinstance(self._brain, Head):
                 self._carry_out(self._brain.explain(waiting(self.facts(now), now), now), now)
                 if (obstacle := lasting(found)) is not None:
@@ -333,7 +333,7 @@ class Node:
         """Give the link manager's news to the brain."""
         while self._links.news:
             self._hear(self._links.news.popleft(), now)
-        self._report.teller.turn(now, serving=self._brain.serving or self._links.closed)
+        self._report.obstacle_log.turn(now, serving=self._brain.serving or self._links.closed)
 
     def _hear(self, told: news.News, now: float) -> None:
         match told:

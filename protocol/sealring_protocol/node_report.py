@@ -14,8 +14,8 @@ from sealring_protocol.control.epoch.deadlines import is_due
 from sealring_protocol.control.epoch.follower import Follower
 from sealring_protocol.control.head.head import Head
 from sealring_protocol.control.standing import Standing
-from sealring_protocol.diagnosis.hunger import Hunger
-from sealring_protocol.diagnosis.teller import Teller
+from sealring_protocol.diagnosis.obstacle_log import ObstacleLog
+from sealring_protocol.diagnosis.starved_ranks import StarvedRanks
 from sealring_protocol.diagnosis.why import EngineFacts, Facts, starving
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.links.link_manager import LinkManager
@@ -33,9 +33,9 @@ class NodeReport:
         self._links = links
         self._unpinned = unpinned
         self._engine = EngineFacts(since=now)
-        self._hunger = Hunger()
+        self._starved_ranks = StarvedRanks()
         self._wall: float | None = None  # the time of day minus the monotonic clock, seconds
-        self.teller = Teller()
+        self.obstacle_log = ObstacleLog()
         """What was logged of the obstacles."""
         self.rank = links.rank
         """This node's rank. Set it by `renumber`."""
@@ -49,7 +49,7 @@ class NodeReport:
     def renumber(self, rank: int) -> None:
         """A newer roster gives this node *rank*, and the others new ranks, too."""
         self.rank = rank
-        self._hunger.renumbered()
+        self._starved_ranks.renumbered()
 
     def set_clock(self, wall_ms: int, now: float) -> None:
         """The time of day is *wall_ms*, in milliseconds since 1970."""
@@ -68,7 +68,7 @@ class NodeReport:
             self._links.refusals.latest,
             None if self._wall is None else int((now + self._wall) * 1000),
             unpinned=self._unpinned,
-            starved=self._hunger.of(*ranks),
+            starved=self._starved_ranks.of(*ranks),
         )
 
     # ---------------------------------------------------------------- engine
@@ -103,12 +103,12 @@ class NodeReport:
 
     def engine_ended(self, reason: str, now: float, *, planned: bool) -> None:
         """The engine process is gone for *reason*. A *planned* end is no fault."""
-        self._hunger.process(0.0)
+        self._starved_ranks.process(0.0)
         self._engine = self._engine.ended(reason, now, planned=planned)
 
     def report(self, progress: Progress) -> None:
         """Record the engine's *progress*, and report it to the peers."""
-        self.progress, told = self._hunger.added_to(progress)
+        self.progress, told = self._starved_ranks.added_to(progress)
         self._links.set_progress(told)
 
     # ------------------------------------------------------------ starvation
@@ -116,8 +116,8 @@ class NodeReport:
     def hear_own_starvation(self, seconds: float, brain: Head | Follower, now: float) -> list[Note]:
         """The present engine process has starved for *seconds* in all. Tells *brain*, and returns
         the notes to log."""
-        self._hunger.process(seconds)
-        more = self._hunger.look(self.rank, self._hunger.own, now)
+        self._starved_ranks.process(seconds)
+        more = self._starved_ranks.look(self.rank, self._starved_ranks.own, now)
         notes = self._starved({self.rank: more}, brain, now)
         self.report(self.progress)
         return notes
@@ -126,14 +126,14 @@ class NodeReport:
         """Read the starvation that linked ranks last reported. Tells *brain*, and returns the notes
         to log."""
         heard = {
-            rank: self._hunger.look(rank, link.keepalive.peer_starved, now)
+            rank: self._starved_ranks.look(rank, link.keepalive.peer_starved, now)
             for rank, purpose, link in self._links.links()
             if purpose is Purpose.CONTROL
         }
         notes = self._starved(heard, brain, now)
-        self._hunger.rest(set(heard) | {self.rank})
+        self._starved_ranks.reset_all_but(set(heard) | {self.rank})
         if isinstance(brain, Head) and brain.parallel:  # it waited for the slowest
-            self._hunger.lent += max(heard.values(), default=0.0)
+            self._starved_ranks.lent += max(heard.values(), default=0.0)
             self.report(self.progress)
         return notes
 
@@ -146,8 +146,10 @@ class NodeReport:
                 brain.starved(rank, more, now)
         # On a follower, the head's report includes other ranks: it extends deadlines, and is not
         # logged.
-        news = [r for r in heard if self.rank in (0, r) and self._hunger.is_news(r, now)]
+        news = [r for r in heard if self.rank in (0, r) and self._starved_ranks.is_news(r, now)]
         if not news:
             return []
-        facts = attrs.evolve(self.facts(brain.standing(), now), starved=self._hunger.of(*news))
+        facts = attrs.evolve(
+            self.facts(brain.standing(), now), starved=self._starved_ranks.of(*news)
+        )
         return [Note(Level.INFO, each.what) for each in starving(facts)]

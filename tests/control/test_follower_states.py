@@ -166,7 +166,7 @@ def test_the_head_may_go_at_any_time_and_come_back(way: Way):
     rank = way()
     assert not sent(rank.link_down(0, CONTROL, "reset", 10.0))
     standing = rank.standing()
-    assert (standing.phase, standing.since, standing.told) == (Phase.NO_HEAD, 10.0, {})
+    assert (standing.phase, standing.since, standing.head_reasons) == (Phase.NO_HEAD, 10.0, {})
     assert not sent(rank.link_up(2, STEP, 10.5))
     assert not sent(rank.engine_message(READY, 10.5))
     if rank.replacing:
@@ -182,7 +182,7 @@ def test_a_new_epoch_may_begin_at_any_time_and_is_served(way: Way):
     order = attrs.evolve(ORDER, epoch=Epoch(HEAD, 2))
     rank.message(0, CONTROL, order, 10.0)
     standing = rank.standing()
-    assert (standing.phase, standing.since, standing.told) == (Phase.LOADING, 10.0, {})
+    assert (standing.phase, standing.since, standing.head_reasons) == (Phase.LOADING, 10.0, {})
     if rank.replacing:
         rank.engine_lost("replaced", 11.0)
         rank.engine_message(info(splits=3), 12.0)
@@ -230,7 +230,7 @@ def test_a_rank_that_gets_ready_for_an_epoch_that_is_over_does_not_serve():
     assert rank.standing().phase is Phase.LINKING
     assert sent(rank.link_up(2, STEP, 4.0)) == [READY]
     assert rank.standing().phase is Phase.GATHERING
-    assert rank.standing().told
+    assert rank.standing().head_reasons
     assert not rank.serving
 
 

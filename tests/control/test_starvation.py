@@ -17,7 +17,7 @@ from sealring_protocol.control.epoch.deadlines import (
 )
 from sealring_protocol.control.epoch.starvation import Starvation, ThreadUse
 from sealring_protocol.control.epoch.tensor import StepDeadline
-from sealring_protocol.diagnosis.hunger import AVERAGED, TELL_AGAIN, Hunger
+from sealring_protocol.diagnosis.starved_ranks import AVERAGED, TELL_AGAIN, StarvedRanks
 
 LOOK = 0.4
 
@@ -198,27 +198,27 @@ def test_the_little_that_a_healthy_engine_waits_makes_no_floor_longer():
 
 
 def test_that_an_engine_starves_is_news_once():
-    hunger, now, seconds, news = Hunger(), 0.0, 0.0, []
-    hunger.look(1, seconds, now)
+    starved_ranks, now, seconds, news = StarvedRanks(), 0.0, 0.0, []
+    starved_ranks.look(1, seconds, now)
     for part in [0.97] * 60 + [0.0] * 60 + [0.97] * 60 + [0.0] * 600 + [0.97] * 60:
         now += 1
         seconds += part
-        assert hunger.look(1, seconds, now) == pytest.approx(part)
-        if hunger.is_news(1, now):
+        assert starved_ranks.look(1, seconds, now) == pytest.approx(part)
+        if starved_ranks.is_news(1, now):
             news.append(now)
     assert len(news) == 2
     assert news[0] < 2 * AVERAGED
     assert news[1] - news[0] > TELL_AGAIN
-    (starved,) = hunger.of(0, 1)
+    (starved,) = starved_ranks.of(0, 1)
     assert starved.rank == 1
     assert starved.part == pytest.approx(0.97, abs=0.01)
-    hunger.rest({0})
-    assert hunger.of(1) == ()
+    starved_ranks.reset_all_but({0})
+    assert starved_ranks.of(1) == ()
 
 
 def test_a_lie_counts_as_the_time_that_passed_and_another_process_begins_anew():
-    hunger = Hunger()
-    assert hunger.look(1, 1e12, 0.0) == 0.0
-    assert hunger.look(1, 2e12, 1.0) == 1.0
-    assert hunger.look(1, 5.0, 2.0) == 0.0
-    assert hunger.look(1, 5.5, 3.0) == 0.5
+    starved_ranks = StarvedRanks()
+    assert starved_ranks.look(1, 1e12, 0.0) == 0.0
+    assert starved_ranks.look(1, 2e12, 1.0) == 1.0
+    assert starved_ranks.look(1, 5.0, 2.0) == 0.0
+    assert starved_ranks.look(1, 5.5, 3.0) == 0.5

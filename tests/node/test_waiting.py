@@ -12,7 +12,7 @@ from sealring_protocol.control.head.notices import NOTICE_SECONDS, Notices
 from sealring_protocol.control.standing import Phase
 from sealring_protocol.diagnosis.causes import BY_HINDRANCE, HINDRANCES, Cause
 from sealring_protocol.diagnosis.notes import Notes
-from sealring_protocol.diagnosis.teller import TELL_SECONDS, Teller
+from sealring_protocol.diagnosis.obstacle_log import TELL_SECONDS, ObstacleLog
 from sealring_protocol.diagnosis.why import Obstacle
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
 from sealring_protocol.limits import MAX_REASONS, NO_RANK, WAITINGS_PER_SECOND
@@ -204,24 +204,24 @@ def test_nobody_but_the_head_is_heard_and_on_no_other_link(rank, purpose):
 
 
 def test_reasons_that_change_for_ever_write_a_bounded_log():
-    teller, bounds, shown, seconds = Teller(), Notes(), 0, 3600
+    obstacle_log, bounds, shown, seconds = ObstacleLog(), Notes(), 0, 3600
     causes = itertools.cycle(itertools.product(BY_HINDRANCE.values(), (None, 0, 1, 2)))
     for second in range(seconds):
         found = [
             Obstacle(cause, f"the head says: {second}", rank, from_head=True)
             for cause, rank in itertools.islice(causes, MAX_REASONS)
         ]
-        notes = [bounds.told(note, second) for note in teller.look(found, second)]
+        notes = [bounds.told(note, second) for note in obstacle_log.look(found, second)]
         shown += sum(note.level is not Level.DEBUG for note in notes)
     assert 0 < shown <= 20 + 6 * seconds / 60
 
 
 def test_a_reason_that_lasts_is_logged_once_and_one_that_comes_back_later_again():
-    teller = Teller()
+    obstacle_log = ObstacleLog()
     reason = Obstacle(Cause.UNREACHABLE, "the head says: rank 2 is away", 2, from_head=True)
 
     def look(now: float, *found: Obstacle) -> list[Note]:
-        return teller.look(found, now)
+        return obstacle_log.look(found, now)
 
     assert len(look(0.0, reason)) == 1
     assert sum(len(look(float(now), reason)) for now in range(1, 600)) == 0

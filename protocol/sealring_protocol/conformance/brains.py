@@ -60,7 +60,7 @@ class _Rank:
     def take(self, happens: Given) -> None:
         """Apply one event."""
         self._note(self._effects(happens))
-        told = self._machine.standing().told
+        told = self._machine.standing().head_reasons
         self._output["told"] = [reason_fields(reason) for reason in told]
 
     def _effects(self, happens: Given) -> list[Effect]:

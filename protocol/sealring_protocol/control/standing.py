@@ -32,8 +32,8 @@ class Standing:
     *missing* are the ranks that the phase waits for. *failed* is why the last try failed,
     *unplanned* why there is no plan (of kind MEMORY if the ranks have too little room), *again* the
     time of the next try (monotonic seconds), and *unreadable* why the engines of absent ranks
-    cannot read their models, by rank. On a follower, *told* holds the reasons that the head gave
-    for not starting an epoch, each with the time it was first heard.
+    cannot read their models, by rank. On a follower, *head_reasons* holds the reasons that the head
+    gave for not starting an epoch, each with the time it was first heard.
 
     *state* is the state in the words of the status. *epoch* is the present one, or the last; *plan*
     is its plan, as far as this rank knows it: a follower knows neither reason nor weights. On the
@@ -48,7 +48,7 @@ class Standing:
     unplanned: Failure | None = None
     again: float | None = None
     unreadable: Mapping[int, Failure] = attrs.field(factory=dict)
-    told: Mapping[Reason, float] = attrs.field(factory=dict)
+    head_reasons: Mapping[Reason, float] = attrs.field(factory=dict)
     state: str = ""
     epoch: Epoch = NO_EPOCH
     plan: Plan | None = None

@@ -121,7 +121,7 @@ def _told(facts: Facts) -> list[Obstacle]:
             advice=ADVICE[cause],
             from_head=True,
         )
-        for reason, since in facts.standing.told.items()
+        for reason, since in facts.standing.head_reasons.items()
     ]
 
 
@@ -183,7 +183,7 @@ def _ring(facts: Facts, now: float) -> list[Obstacle]:
             return _failed(facts)
         case Phase.LOADING | Phase.PREPARED | Phase.JOINING:
             return [*_failed(facts), *_loading(facts, now)]
-        case _ if facts.standing.told:
+        case _ if facts.standing.head_reasons:
             return _failed(facts)
         case _ if facts.rank:
             what = f"{facts.name(0)} has begun no epoch yet"

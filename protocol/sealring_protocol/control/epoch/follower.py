@@ -86,13 +86,13 @@ class Follower:
     def standing(self) -> Standing:
         """The status of this rank: its phase, and what it waits for."""
         waits = {Phase.NO_HEAD: (0,), Phase.GATHERING: (0,), Phase.LINKING: (self._next,)}
-        phase, told = PHASES[self._state.state], self._reasons.reasons
+        phase, head_reasons = PHASES[self._state.state], self._reasons.reasons
         return Standing(
             phase,
             self._since,
             waits.get(phase, ()),
             self._failed,
-            told=told,
+            head_reasons=head_reasons,
             state=phase.value,
             epoch=self.epoch,
             plan=None if self._engine.order is None else plan_of(self._engine.order),

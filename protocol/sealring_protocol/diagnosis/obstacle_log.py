@@ -50,7 +50,7 @@ class _Told:
     before: bool = False
 
 
-class Teller:
+class ObstacleLog:
     """The obstacles logged so far. Times are monotonic seconds."""
 
     __slots__ = ("_told", "due")

@@ -33,7 +33,7 @@ class _Rank:
     told: float | None = None
 
 
-class Hunger:
+class StarvedRanks:
     """How much the engine of each rank starves. Times are monotonic seconds."""
 
     __slots__ = ("_process", "_ranks", "lent", "own")
@@ -95,11 +95,11 @@ class Hunger:
         known.told = known.since
         return True
 
-    def rest(self, but: set[int]) -> None:
-        """Count every rank except those in *but* as not starved: nothing is reported about them for
+    def reset_all_but(self, ranks: set[int]) -> None:
+        """Count every rank except *ranks* as not starved: nothing is reported about them for
         now."""
         for rank, known in self._ranks.items():
-            if rank not in but:
+            if rank not in ranks:
                 known.part, known.since = 0.0, None
 
     def of(self, *ranks: int) -> tuple[Starved, ...]:
