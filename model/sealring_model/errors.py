@@ -71,8 +71,12 @@ FORWARD_ERRORS: Final = (
     AttributeError,
     ArithmeticError,
     MemoryError,
+    AssertionError,
+    NameError,
+    ImportError,
 )
-"""What a model's forward may raise. It is answered, and does not end the process."""
+"""What a model's class may raise as it is built or run. It is answered, and does not end the
+process."""
 
 
 def error_text(error: Exception) -> str:

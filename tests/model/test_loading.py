@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model_families import FAMILIES, config_of, make_model, random_weights, write_model
 from model_rings import Ring
+from sealring_model.engine.description import describe_engine
 from sealring_model.errors import LoadError
 from sealring_model.loading.assemble import load_stage
 from sealring_model.loading.model_folder import describe, find, memory_budget
@@ -227,6 +228,36 @@ def test_a_model_that_mlx_lm_does_not_know(folder):
     rewrite(folder / "config.json", lambda c: c.update(model_type="perceptron"))
     with pytest.raises(LoadError, match="perceptron"):
         load_stage(describe(folder), 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"model_type": "gpt2", "n_embd": 64, "n_head": 3}, "AssertionError: n_embd must be"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "UnboundLocalError: "),
+        ({"model_type": None}, "KeyError: 'model_type'"),
+    ],
+)
+def test_whatever_a_class_raises_as_it_is_built_is_told_in_words(folder, config, says):
+    both = {"n_ctx": 64, "n_layer": 4, "n_positions": 64, "layer_norm_epsilon": 1e-5} | config
+
+    def change(told):
+        told.update(both)
+        if told["model_type"] is None:
+            del told["model_type"]
+
+    rewrite(folder / "config.json", change)
+    with pytest.raises(LoadError, match=says):
+        describe_engine(describe(folder), 1 << 30)
+
+
+def test_the_words_for_what_a_class_lacks_have_one_line(folder):
+    rewrite(folder / "config.json", lambda config: config.update(num_hidden_layers=1))
+    with pytest.raises(LoadError) as caught:
+        describe_engine(describe(folder), 1 << 30)
+    assert "parameters not in model: model.layers." in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
 
 
 def test_weights_that_do_not_fit_the_config(folder):

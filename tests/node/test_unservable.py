@@ -18,9 +18,10 @@ from sealring_protocol.control.head.plan import Strategy
 from sealring_protocol.control.scheduler.requests import FinishReason, NotServed, Request
 from sealring_protocol.diagnosis.causes import Cause
 from sealring_protocol.diagnosis.why import lasting
+from sealring_protocol.errors import LocalProtocolError
 
 from tests.sim.cluster import Cluster, Host
-from tests.sim.fake_engine import FakeEngine, info
+from tests.sim.fake_engine import VOCABULARY, FakeEngine, info
 
 UNSERVABLE = FailureKind.UNSERVABLE
 WHY = "the model cannot be cut before layer 3"
@@ -128,6 +129,25 @@ def test_a_rank_that_cannot_read_its_model_says_so_to_the_head() -> None:
     ring.network.cut(next(iter(ring.head.wires.values())))  # and says it again on a new link
     ring.run_until(lambda: not ring.obstacle, 5.0)
     ring.run_until(lambda: bool(ring.obstacle), 20.0)
+
+
+def test_a_head_that_cannot_read_its_model_says_so_to_every_rank() -> None:
+    ring = Ring(0, unreadable=True)
+    ring.run_until(lambda: bool(ring.obstacle), 5.0)
+    ring.run_for(10.0)
+    told = lasting(ring.hosts["host1"].node.obstacles(ring.now))
+    assert told is not None
+    assert "model-00002.safetensors is missing" in told.what
+
+
+def test_a_prompt_beyond_the_vocabulary_ends_no_epoch() -> None:
+    ring = Cluster(2, 1)
+    ring.run_until(lambda: ring.ready)
+    with pytest.raises(LocalProtocolError, match=f"token {VOCABULARY}, and the model's"):
+        ring.submit(Request((4, VOCABULARY, 6), 5))
+    uid = ring.submit(Request((4, VOCABULARY - 1, 6), 5))
+    ring.run_until(lambda: uid in ring.done)
+    assert ring.done[uid].reason is FinishReason.LENGTH
 
 
 def test_an_engine_that_can_no_longer_read_its_model_ends_what_runs() -> None:

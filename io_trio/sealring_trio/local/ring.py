@@ -30,7 +30,7 @@ from sealring_trio.collective.ports import free_ports
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import NO_API
 from sealring_trio.files.key_files import create_key, public_path
-from sealring_trio.files.models import describe_model
+from sealring_trio.files.models import check_text, describe_model
 from sealring_trio.files.roster_files import build_roster, make_draft, make_member
 from sealring_trio.local.control_client import ask
 from sealring_trio.processes.interpreter import run_module, signal_name
@@ -132,7 +132,7 @@ def local_ring(
 
 
 def check_ranks(ranks: int, model: Path) -> None:
-    """Raise `UserError` if there can be no ring of so many *ranks* with *model*."""
+    """Raise `UserError` if there can be no ring of so many *ranks* with *model*, or no text."""
     if not 1 <= ranks <= MAX_WORLD:
         raise UserError(f"{ranks} ranks cannot be", f"A ring has 1 to {MAX_WORLD}.")
     layers = len(describe_model(model).layers)
@@ -141,6 +141,7 @@ def check_ranks(ranks: int, model: Path) -> None:
             f"{ranks} ranks are too many for a model of {layers} layers",
             "Each rank has at least one layer.",
         )
+    check_text(model)
 
 
 def write_cluster(

@@ -11,9 +11,10 @@ values.
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import mlx.core as mx
@@ -28,6 +29,9 @@ from sealring_model.loading.weight_reader import WeightReader, placeholders
 from sealring_model.stage.caches import cost_of, is_trimmable
 from sealring_model.stage.outline import Outline, can_batch
 from sealring_model.stage.stage import PartStage, Stage, WholeStage, dummy_inputs
+
+_MAX_WORDS: Final = 400
+"""Characters of mlx-lm's words for a fault: it names every tensor that it misses."""
 
 
 @attrs.frozen
@@ -167,8 +171,14 @@ def build_model(info: ModelInfo, fill: Fill) -> nn.Module:
 
     try:
         model, _ = loader.load_model(info.folder, lazy=True, get_model_classes=classes)
-    except (ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
-        raise LoadError(f"mlx-lm cannot load this {info.kind} model: {error}") from error
+    except LoadError:
+        raise
+    except OSError as error:
+        raise ReadError(f"cannot read the model: {error}") from error
+    except FORWARD_ERRORS as error:
+        told = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        words = textwrap.shorten(told, _MAX_WORDS, placeholder=" ...")
+        raise LoadError(f"mlx-lm cannot load this {info.kind} model: {words}") from error
     except SystemExit:  # a class that needs another package says so on stderr, and exits
         raise LoadError(
             f"mlx-lm cannot load this {info.kind} model: its class stopped the process; what it "

@@ -126,7 +126,7 @@ HINDRANCES: Final[Mapping[Cause, Hindrance | None]] = {
     Cause.NOT_A_MEMBER: Hindrance.REFUSED,
     Cause.ENGINE_STARTING: Hindrance.ENGINE,
     Cause.ENGINE_DYING: Hindrance.ENGINE,
-    Cause.ENGINE_UNREADABLE: Hindrance.ENGINE,
+    Cause.ENGINE_UNREADABLE: Hindrance.UNSERVABLE,
     Cause.NO_ADDRESS: Hindrance.ABSENT,
     Cause.DIALING: None,
     Cause.UNREACHABLE: Hindrance.ABSENT,

@@ -131,6 +131,11 @@ class Head:
         never be served, the queue is full, or the engine has not described its model yet."""
         if self.scheduler is None:
             raise LocalProtocolError("the head has not read its model yet; try again in a moment")
+        info = self._engine.info
+        if info is not None and (token := max(request.prompt, default=0)) >= info.vocabulary:
+            raise LocalProtocolError(
+                f"the prompt has token {token}, and the model's vocabulary {info.vocabulary}"
+            )
         uid = self.scheduler.submit(request)
         return uid, self.plan_steps(now)
 
