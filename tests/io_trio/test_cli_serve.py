@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx2
 import pytest
+from sealring_trio.files.models import TINY, find_model
 
 from tests.io_trio.helpers import sealring
 from tests.serving import PATIENCE, Served, serving
@@ -121,6 +125,45 @@ def test_mistakes(options: list[str], what: str, advice: str) -> None:
     assert what in done.err
     assert advice in done.err
     assert done.out == ""
+
+
+def model_with(folder: Path, tokenizer: str) -> Path:
+    """The tiny model in *folder*, with *tokenizer* as its tokenizer.json; without one if empty."""
+    names = ("config.json", "model.safetensors", "tokenizer_config.json")
+    for name in names:
+        shutil.copy(find_model(TINY) / name, folder / name)
+    if tokenizer:
+        (folder / "tokenizer.json").write_text(tokenizer)
+    return folder
+
+
+@pytest.mark.parametrize("command", ["serve", "demo"])
+def test_a_model_without_a_tokenizer_starts_no_node(tmp_path: Path, command: str) -> None:
+    done = sealring(command, "--json", "--model", model_with(tmp_path, ""))
+    assert done.code == 2
+    assert "has no tokenizer.json" in done.err
+    assert "starting" not in done.err
+    assert done.out == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["serve", "demo"])
+def test_a_tokenizer_that_cannot_be_read_ends_it_with_the_reason(
+    tmp_path: Path, command: str
+) -> None:
+    model = model_with(tmp_path, '{"version": "1.0", "model": 7}')
+    done = subprocess.run(
+        [sys.executable, "-m", "sealring_trio", command, "--ranks", "1", "--model", model],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"the tokenizer of {model} cannot be loaded" in done.stderr
+    assert "Fetch the model again" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "should not happen" not in done.stderr
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def faults(head: ApiHead) -> list[str]:
         return [error.message]
     runtime = head.generator.runtime
     told = []
-    if head.generator.texts.starting:
+    if head.generator.loading:
         told.append("the head is loading the tokenizer")
     silence = trio.current_time() - runtime.engine_heard
     if silence > ENGINE_SECONDS:

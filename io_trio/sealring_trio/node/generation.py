@@ -162,7 +162,9 @@ class Generator:
                     self._tokenizer = await trio.to_thread.run_sync(
                         partial(Tokenizer, self.model), abandon_on_cancel=True
                     )
+                    self.runtime.textless = ""
                 except LoadError as error:
+                    self.runtime.textless = str(error)
                     raise OperationError(str(error), "Fetch the model again.") from None
                 except (ImportError, OSError, RuntimeError) as error:  # the last: no thread
                     what = f"the model's tokenizer cannot be loaded now: {error}"
@@ -170,7 +172,7 @@ class Generator:
             return self._tokenizer
 
     async def warm_up(self) -> None:
-        """Load the tokenizer before the first request. An error is reported to that request."""
+        """Load the tokenizer before the first request. If that fails, it is an obstacle."""
         with contextlib.suppress(OperationError):
             await self.tokenizer()
 
@@ -253,7 +255,13 @@ class Generator:
     @property
     def serving(self) -> bool:
         """Whether the ring serves; on a follower, whether this rank does its part."""
-        return self.runtime.node.serving
+        return self.runtime.node.serving and not self.runtime.textless
+
+    @property
+    def loading(self) -> bool:
+        """Whether the head's tokenizer, or its first text worker, is being loaded."""
+        read = self._tokenizer is not None or self.runtime.textless
+        return self.texts.starting or not read
 
     @property
     def leaving(self) -> str:

@@ -94,6 +94,7 @@ class Runtime:
         self.weights_read = 0  # bytes, since the present engine began
         self.engine_heard = -math.inf  # when the engine last said something
         self.watchers: list[Callable[[StepTiming | RowOpened], None]] = []  # told of all of them
+        self.textless = ""  # why the model's tokenizer cannot be used
         self.roster_changed = trio.Event()  # set, and another made, when another is in force
         self.informed = trio.Event()  # the engine has said once what its model is
         self._stopping = False
@@ -201,7 +202,11 @@ class Runtime:
         """What `obstacles` goes by; *draining* says why no requests are taken."""
         facts = self.node.facts(trio.current_time())
         return attrs.evolve(
-            facts, wall_ms=wall_ms(), next_start=self.engine.next_start, draining=draining
+            facts,
+            wall_ms=wall_ms(),
+            next_start=self.engine.next_start,
+            draining=draining,
+            textless=self.textless,
         )
 
     def links(self) -> list[tuple[int, Purpose, Link]]:

@@ -24,6 +24,7 @@ class Cause(enum.Enum):
     ENGINE_STARTING = "engine_starting"
     ENGINE_DYING = "engine_dying"
     ENGINE_UNREADABLE = "engine_unreadable"
+    NO_TOKENIZER = "no_tokenizer"
     NO_ADDRESS = "no_address"
     DIALING = "dialing"
     UNREACHABLE = "unreachable"
@@ -57,6 +58,8 @@ ADVICE: Final[Mapping[Cause, str]] = {
     Cause.NOT_A_MEMBER: "If it is to be one: 'sealring roster add', and sign again.",
     Cause.ENGINE_STARTING: "A large model's description takes a while to read.",
     Cause.ENGINE_DYING: "This node's log says what it died of.",
+    Cause.NO_TOKENIZER: "Fetch the model again, or take a conversion of it, and start this node "
+    "again.",
     Cause.ENGINE_UNREADABLE: "Fetch the model again, or correct 'model' in the config.",
     Cause.NO_ADDRESS: "Nothing to do here if that node can reach this one.",
     Cause.DIALING: "",
@@ -92,6 +95,7 @@ ADVICE: Final[Mapping[Cause, str]] = {
 LASTING: Final = frozenset(
     {
         Cause.ENGINE_UNREADABLE,
+        Cause.NO_TOKENIZER,
         Cause.OTHER_MODEL,
         Cause.MANIFEST,
         Cause.TOO_LITTLE_ROOM,
@@ -127,6 +131,7 @@ HINDRANCES: Final[Mapping[Cause, Hindrance | None]] = {
     Cause.ENGINE_STARTING: Hindrance.ENGINE,
     Cause.ENGINE_DYING: Hindrance.ENGINE,
     Cause.ENGINE_UNREADABLE: Hindrance.UNSERVABLE,
+    Cause.NO_TOKENIZER: None,
     Cause.NO_ADDRESS: Hindrance.ABSENT,
     Cause.DIALING: None,
     Cause.UNREACHABLE: Hindrance.ABSENT,

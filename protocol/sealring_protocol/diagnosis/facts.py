@@ -113,8 +113,9 @@ class Facts:
 
     *wall_ms* is the time of day in milliseconds since 1970, or None if unknown. *next_start* is
     when the engine will be started again (monotonic seconds). *draining* is why the node takes no
-    requests (empty if it does). *unpinned* is `NodeConfig.unpinned`. *own* is what the obstacles
-    call this node.
+    requests (empty if it does). *textless* is why the head can make no text of tokens (empty if it
+    can), which only whoever faces its clients knows. *unpinned* is `NodeConfig.unpinned`. *own* is
+    what the obstacles call this node.
     """
 
     rank: int
@@ -126,6 +127,7 @@ class Facts:
     wall_ms: int | None = None
     next_start: float | None = None
     draining: str = ""
+    textless: str = ""
     unpinned: bytes = b""
     own: str = "this node"
     starved: Sequence[Starved] = ()

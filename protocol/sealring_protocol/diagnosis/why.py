@@ -57,6 +57,8 @@ def obstacles(facts: Facts, now: float) -> list[Obstacle]:
     found: list[Obstacle] = []
     if facts.draining:
         found.append(_obstacle(Cause.DRAINING, facts.draining))
+    if facts.textless:
+        found.append(_obstacle(Cause.NO_TOKENIZER, facts.textless))
     if facts.standing.phase is not Phase.SERVING:
         found += _roster(facts, now)
         found += [_put_out(facts, peer) for peer in facts.peers.values() if peer.put_out][:1]
