@@ -16,6 +16,7 @@ from sealring_protocol.codec.messages import (
 )
 from sealring_protocol.control.head.plan import Strategy
 from sealring_protocol.control.scheduler.requests import FinishReason, NotServed, Request
+from sealring_protocol.control.standing import Phase
 from sealring_protocol.diagnosis.causes import Cause
 from sealring_protocol.diagnosis.why import lasting
 from sealring_protocol.errors import LocalProtocolError
@@ -39,6 +40,14 @@ class Refusing(FakeEngine):
             return []
         self.orders += 1
         return [CannotServe(message.epoch, UNSERVABLE, WHY)]
+
+
+@attrs.define
+class Mute(FakeEngine):
+    """An engine that takes long to load."""
+
+    def receive(self, message: LocalMessage) -> list[LocalMessage]:
+        return []
 
 
 @attrs.define
@@ -118,6 +127,23 @@ def test_it_is_tried_again_once_something_has_changed(rank: int, unreadable: boo
     uid = ring.submit(Request((4, 5, 6), 5))
     ring.run_until(lambda: ring.all_done)
     assert ring.done[uid].reason is FinishReason.LENGTH
+
+
+def test_while_it_is_tried_again_no_request_is_refused() -> None:
+    ring = Ring(1)
+    ring.run_for(60.0)
+    ring.broken = ""
+    host = ring.hosts["host1"]
+    host.engine = Mute(info())
+    host.node.engine_lost("it has ended", ring.now)
+    host.node.engine_message(host.engine.model, ring.now)
+    ring.settle(host)
+    ring.run_for(5.0)
+    assert ring.head.node.standing().phase is Phase.LOADING
+    assert ring.obstacle == ""
+    uid = ring.submit(Request((4, 5, 6), 5))
+    ring.run_for(5.0)
+    assert uid not in ring.done
 
 
 def test_a_rank_that_cannot_read_its_model_says_so_to_the_head() -> None:

@@ -199,8 +199,9 @@ class Epochs:
             self._unplanned, self._since = Failure(0, kind, str(error)), now
             return [Note(Level.ERROR, f"no plan: {error}")]
         self.plan = plan
-        self._unplanned = None
-        self._since = now
+        self._unplanned, self._since = None, now
+        if self._failed is not None and self._failed.kind is FailureKind.UNSERVABLE:
+            self._failed = None  # somebody has changed something: no request is refused for it now
         self._notices.withdraw()
         epoch = self.membership.start(prepare=self.tensor)
         self._bootstrap.set(now, self._config.bootstrap_seconds)
