@@ -129,6 +129,20 @@ def test_it_is_tried_again_once_something_has_changed(rank: int, unreadable: boo
     assert ring.done[uid].reason is FinishReason.LENGTH
 
 
+def test_a_rank_that_comes_and_refuses_again_and_again_costs_a_try_every_few_seconds() -> None:
+    ring = Ring(1)
+    ring.run_for(60.0)
+    host = ring.hosts["host1"]
+    before = ring.head.node.standing().epoch.counter
+    for _ in range(120):
+        host.node.engine_lost("it has ended", ring.now)
+        host.engine = Refusing(info())
+        host.node.engine_message(host.engine.model, ring.now)
+        ring.settle(host)
+        ring.run_for(0.5)
+    assert ring.head.node.standing().epoch.counter - before < 20
+
+
 def test_while_it_is_tried_again_no_request_is_refused() -> None:
     ring = Ring(1)
     ring.run_for(60.0)

@@ -8,7 +8,6 @@ never serve costs one try: the next waits until a rank presents itself.
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 from sealring_protocol.backoff import Backoff
@@ -23,13 +22,14 @@ LONG_ENOUGH: Final = 5.0
 class EpochBackoff:
     """The pauses between epochs. Times are monotonic seconds."""
 
-    __slots__ = ("_backoff", "_failed", "_serving_since", "_until")
+    __slots__ = ("_backoff", "_failed", "_held", "_serving_since", "_until")
 
     def __init__(self) -> None:
         self._backoff = Backoff(LONGEST_PAUSE)
         self._failed = False  # the latest epoch did not work
         self._serving_since: float | None = None
         self._until: float | None = None
+        self._held = False
 
     def serving(self, now: float) -> None:
         """The ring is ready."""
@@ -59,21 +59,20 @@ class EpochBackoff:
         self._until = max(self._until or 0.0, now + seconds)
 
     def wait_for_change(self) -> None:
-        """Begin no epoch until `changed`."""
-        self._until = math.inf
+        """Begin no epoch until `changed`, nor before the end of a pause that is under way."""
+        self._held = True
 
     def changed(self) -> None:
         """A rank has presented itself: the next epoch may go better."""
-        if self._until == math.inf:
-            self._until = None
+        self._held = False
 
     @property
     def until(self) -> float | None:
         """When the pause ends; None if there is none, or it has no end yet."""
-        return None if self._until == math.inf else self._until
+        return None if self._held else self._until
 
     def may_start(self, now: float) -> bool:
         """True if no pause is under way."""
         if self._until is not None and now >= self._until:
             self._until = None
-        return self._until is None
+        return self._until is None and not self._held
