@@ -11,10 +11,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 from sealring_model import tiny
 from sealring_trio.bench import hop, measure, solo
 from sealring_trio.cli import COMMANDS
+from sealring_trio.local.reference import Gap
 
 from tests.io_trio.helpers import sealring
 from tests.io_trio.test_cli_files import expire, flip, make_home
@@ -128,6 +130,10 @@ UP_MISTAKES: dict[str, tuple[Callable[[Path], object], int, str, str]] = {
 }
 
 
+FIRST_TOKEN = 534
+"""The first token of the tiny model's answer to the demo's prompt."""
+
+
 @pytest.mark.parametrize(("spoil", "code", "what", "advice"), UP_MISTAKES.values(), ids=UP_MISTAKES)
 def test_up_tells_mistakes(
     home: Path,
@@ -230,6 +236,32 @@ def test_a_model_that_can_never_be_served_ends_the_wait(
     assert "Model type perceptron not supported" in done.err
     assert "That should not happen" not in done.err
     assert "its log ends with" not in done.err
+
+
+def test_a_demo_tells_a_tie_from_an_error(tmp_path: Path) -> None:
+    """Two tokens whose logits differ in the last place, and whose log probabilities, which mlx-lm
+    compares, are equal after rounding."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny.path(), folder, ignore=shutil.ignore_patterns("sealring.json"))
+    weights = dict(mx.load(str(folder / "model.safetensors")))
+    rows, norm = "model.embed_tokens.weight", "model.norm.weight"
+    likely = weights[rows][FIRST_TOKEN] * (1 + 2**-22)
+    weights[rows] = mx.concatenate([weights[rows][:-1], likely[None]])
+    weights[norm] = weights[norm] * 1e-3  # small logits, beside which the sum of all is large
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    done = sealring("demo", "--model", folder, "--max-tokens", "4", "--json")
+    assert done.code == 0
+    report = done.json()
+    assert report["single_token_ids"][0] == FIRST_TOKEN
+    assert report["token_ids"][0] == len(weights[rows]) - 1
+    assert (report["identical"], report["tie"], report["first_difference"]) == (False, True, 0)
+
+
+def test_what_is_more_than_rounding_is_no_tie() -> None:
+    unit = 2.0**-23
+    assert Gap(0.0, unit).is_tie
+    assert Gap(4 * unit, unit).is_tie
+    assert not Gap(5 * unit, unit).is_tie
 
 
 @pytest.mark.parametrize("ranks", ["0", "9", "17"])

@@ -274,3 +274,18 @@ def test_eight_requests_that_no_forward_can_do_are_given_up_soon() -> None:
     ring.run_until(lambda: ring.all_done, 15.0)
     for done in ring.done.values():
         assert "no implementation for problem shape" in done.message
+
+
+def test_a_rank_that_can_no_longer_serve_while_steps_run_is_not_ordered_again() -> None:
+    ring = Cluster(2, 1)
+    ring.run_until(lambda: ring.ready)
+    uid = ring.submit(Request((4, 5, 6), 900))
+    ring.run_for(0.1)
+    standing = ring.head.node.standing()
+    host = ring.hosts["host1"]
+    host.node.engine_message(CannotServe(standing.epoch, UNSERVABLE, WHY), ring.now)
+    ring.settle(host)
+    ring.run_until(lambda: uid in ring.done, 5.0)
+    assert ring.done[uid].reason is FinishReason.REFUSED
+    ring.run_for(60.0)
+    assert ring.head.node.standing().epoch == standing.epoch

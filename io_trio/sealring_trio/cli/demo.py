@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import attrs
@@ -51,7 +52,7 @@ def demo(
     rank on loopback, each with its own layers of the model (or, with
     --strategy tp, with its share of every layer), streams the answer, and
     then asks one plain mlx-lm process the same. Exit code 1 if the tokens
-    differ.
+    differ by more than rounding.
 
         sealring demo
         sealring demo --ranks 3 --prompt "Count to twenty."
@@ -97,15 +98,29 @@ def demo(
     _say(json, "\nThe same with one mlx-lm process, to compare ...\n")
     with one_process(folder) as single:
         yardstick = single.generate(asked, max_tokens)
+        first = _first_difference(answer.tokens, yardstick.tokens)
+        gap = None
+        if first is not None and first < len(answer.tokens):
+            gap = single.gap(asked, first, answer.tokens[first])
     sealing = 0.0
     if ranks > 1:
         sealing = seal_microseconds(info.hidden, info.dtype, SUITES[states[0]["suite"]])
     report = _report(answer, yardstick, states, sealing, info.size)
+    report |= {"first_difference": first, "tie": gap is not None and gap.is_tie}
+    report["gap_nats"] = None if gap is None else gap.nats
     if json:
         print_json(report)
     else:
         _show(report)
-    return 0 if report["identical"] else 1
+    return 0 if report["identical"] or report["tie"] else 1
+
+
+def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """The first place where the two differ; None if they do not."""
+    if one == other:
+        return None
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _default_prompt() -> str:
@@ -177,6 +192,15 @@ def _report(
     }
 
 
+def _verdict(report: dict[str, Any]) -> str:
+    if report["identical"]:
+        return "yes"
+    first, gap = report["first_difference"], report["gap_nats"]
+    if report["tie"]:
+        return f"up to token {first + 1}, where the model has a tie (the two differ by {gap:.1g})"
+    return f"NO: token {first + 1} is another" + ("" if gap is None else f" (by {gap:.2g} nats)")
+
+
 def _show(report: dict[str, Any]) -> None:
     print_table(
         "Who held what",
@@ -210,5 +234,5 @@ def _show(report: dict[str, Any]) -> None:
                 f"{report['seal_us']} us of it, {report['seal_share']:.0%} ({report['suite']})",
             ),
         ]
-    facts.append(("tokens identical", "yes" if report["identical"] else "NO"))
+    facts.append(("tokens identical", _verdict(report)))
     print_facts(facts)

@@ -10,7 +10,7 @@ from sealring_protocol.errors import LocalProtocolError
 from sealring_trio.cli.output import print_facts, print_json, print_table
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import StrategyName
-from sealring_trio.files.models import describe_model, engine_info, find_model
+from sealring_trio.files.models import check_text, describe_model, engine_info, find_model
 from sealring_trio.files.units import format_size, parse_size
 
 
@@ -51,6 +51,7 @@ def plan(
         Print one JSON object.
     """
     info = describe_model(find_model(model))
+    check_text(info.folder)
     rooms = [_size(part) for part in memory.split(",")]
     counts = [_count(part) for part in layers.split(",")] if layers else []
     request = PlanRequest(Strategy(strategy) if len(rooms) > 1 else Strategy.SINGLE, tuple(counts))

@@ -50,7 +50,11 @@ def describe_model(folder: Path) -> ModelInfo:
     try:
         return describe(folder)
     except LoadError as error:
-        raise UserError(f"cannot use the model in {folder}: {error}", "Fetch it again.") from None
+        whole = any(folder.glob("model*.safetensors"))
+        advice = (
+            "Fetch it again." if whole else "A model is a folder of mlx-lm's or the hub's form."
+        )
+        raise UserError(f"cannot use the model in {folder}: {error}", advice) from None
 
 
 def engine_info(info: ModelInfo, room: int) -> EngineInfo:

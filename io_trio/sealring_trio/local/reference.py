@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import select
 import subprocess
@@ -40,6 +41,10 @@ DEADLINE: Final = 600.0
 would wait for ever."""
 
 
+_ROUNDING: Final = 4.0
+"""Units in the last place by which two ways to compute a logit may differ."""
+
+
 @attrs.frozen
 class ReferenceAnswer:
     """A greedy answer: *tokens* without the end mark, *text*, and when each token came (s)."""
@@ -52,6 +57,20 @@ class ReferenceAnswer:
     def tokens_per_s(self) -> float:
         """Tokens a second after the first."""
         return pace(self.times)
+
+
+@attrs.frozen
+class Gap:
+    """The difference of two log probabilities (*nats*), and the *unit* in the last place of the
+    larger logit in the model's dtype."""
+
+    nats: float
+    unit: float
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether rounding alone may decide between the two tokens."""
+        return self.nats <= _ROUNDING * self.unit
 
 
 class Reference:
@@ -69,6 +88,12 @@ class Reference:
         request = {"prompt": prompt, "max_tokens": max_tokens, "raw": raw}
         answer = self._ask(request)[0]
         return ReferenceAnswer(tuple(answer["tokens"]), answer["text"], tuple(answer["times"]))
+
+    def gap(self, prompt: str, after: int, token: int) -> Gap:
+        """How much less likely *token* is to mlx-lm than the token that it chose, after the prompt
+        and the first *after* tokens of its answer."""
+        request = {"prompt": prompt, "max_tokens": after + 1, "raw": False, "token": token}
+        return Gap(**self._ask(request)[0]["gap"])
 
     def pace(self, prompts: Sequence[Sequence[int]], tokens: int, *, stream: bool = False) -> float:
         """Tokens a second over all rows, each of which continues one of the *prompts* (ids) by
@@ -217,14 +242,26 @@ def _streamed(
     if not request["raw"]:
         messages = [{"role": "user", "content": prompt}]
         prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
-    tokens, text, times = [], "", []
+    tokens, text, times, gap = [], "", [], {}
     count = request["max_tokens"]
     for response in generate.stream_generate(network, tokenizer, prompt, max_tokens=count):
         text += response.text
         if response.finish_reason != "stop":
             tokens.append(int(response.token))
             times.append(time.perf_counter())
-    return {"tokens": tokens, "text": text, "times": times}
+        if "token" in request:
+            gap = _gap(response.logprobs, request["token"])
+    return {"tokens": tokens, "text": text, "times": times, "gap": gap}
+
+
+def _gap(logprobs: Any, token: int) -> dict[str, float]:
+    """The fields of `Gap`, from mlx-lm's log probabilities of a step."""
+    import mlx.core as mx  # noqa: PLC0415 - as above
+
+    best = logprobs.max()
+    size = max(1.0, abs(best.item()), abs(logprobs[token].item()))
+    unit = float(mx.finfo(logprobs.dtype).eps) * 2.0 ** math.floor(math.log2(size))
+    return {"nats": (best - logprobs[token]).item(), "unit": unit}
 
 
 def _batched(

@@ -350,8 +350,6 @@ class Epochs:
             return [*self._without_tensor(text), *self.end(now)]
         if failed.kind in (FailureKind.LOAD, FailureKind.GROUP):
             self._backoff.wait(now, LONGEST_PAUSE)
-        if failed.kind is FailureKind.UNSERVABLE:
-            self._backoff.wait_for_change()
         notes = [Note(Level.ERROR, text)] if self.fails(attrs.evolve(failed, rank=rank)) else []
         return [*notes, *self.end(now)]
 
@@ -369,8 +367,10 @@ class Epochs:
 
     def fails(self, failed: Failure) -> bool:
         """Record *failed* as why the ring does not serve. False if it was recorded before, so that
-        it is not logged again."""
+        it is not logged again. If no rank can ever serve so, the next epoch waits for a change."""
         known, self._failed = self._failed, failed
+        if failed.kind is FailureKind.UNSERVABLE:
+            self._backoff.wait_for_change()
         return known != failed
 
     def progressed(self) -> None:
