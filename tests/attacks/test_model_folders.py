@@ -186,7 +186,6 @@ TOKENIZERS = {
     "template outside": in_tokenizer("chat_template_type", "..template"),
     "end is a text": replaced("generation_config.json", '{"eos_token_id": ["x"]}'),
     "end without bound": replaced("generation_config.json", '{"eos_token_id": [1e400]}'),
-    "configuration of other kinds": configured("max_position_embeddings", "x"),
 }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.families.check import SAME, check
+from tests.families.check import ALONE, SAME, check
 
 SAMPLE = {
     "gemma4": "keys and values that later layers share, embeddings for each layer",
@@ -46,5 +46,7 @@ def test_what_cannot_be_cut_is_held_whole_and_says_why(
     assert why in outcome.cuts
 
 
-def test_caches_that_rows_cannot_share_are_refused_by_name(tmp_path: Path) -> None:
-    assert "ChunkedKVCache caches cannot be batched" in check("llama4", tmp_path).whole
+def test_rows_that_cannot_share_caches_are_decoded_alone(tmp_path: Path) -> None:
+    outcome = check("llama4", tmp_path)
+    assert (outcome.whole, outcome.cuts, outcome.batch) == (SAME, SAME, ALONE)
+    assert (outcome.prefix, outcome.quantized) == (SAME, SAME)

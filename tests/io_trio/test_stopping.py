@@ -21,6 +21,7 @@ class Ring:
 
     def __init__(self, back: float) -> None:
         self.watchers: list[Any] = []
+        self.textless = ""
         self.node = MagicMock()
         type(self.node).serving = property(lambda _: trio.current_time() >= began + back)
         began = trio.current_time()

@@ -139,6 +139,7 @@ def with_settings(folder, copy, **settings):
         {"model_type": "nemotron_h", "head_dim": None},
         {"model_type": "granitemoehybrid", "mamba_n_heads": None},
         {"model_type": "llama", "hidden_size": None},
+        {"model_type": "llama", "max_position_embeddings": "x"},
         {"model_type": "of_tomorrow", "auto_map": {"AutoConfig": "configuration.Config"}},
     ],
 )
