@@ -50,10 +50,9 @@ def describe_model(folder: Path) -> ModelInfo:
     try:
         return describe(folder)
     except LoadError as error:
-        whole = any(folder.glob("model*.safetensors"))
-        advice = (
-            "Fetch it again." if whole else "A model is a folder of mlx-lm's or the hub's form."
-        )
+        advice = "Fetch it again."
+        if not any(folder.glob("model*.safetensors")):
+            advice = "Fetch it again, in the form of config.json and model*.safetensors."
         raise UserError(f"cannot use the model in {folder}: {error}", advice) from None
 
 
