@@ -176,9 +176,9 @@ ROWS: dict[str, tuple[Callable[[Pair], None], str, str, str, str]] = {
     "another key": (other_key, "silent", "without a word", "silent", "without a word"),
     "weights that cannot be loaded": (
         broken_weights,
-        "cannot_serve",
+        "model_unservable",
         "does not match the manifest",
-        "cannot_serve",
+        "model_unservable",
         "does not match the manifest",
     ),
 }
