@@ -22,9 +22,14 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from sealring_model.tiny import DEFAULT_PROMPT
-from sealring_trio.files.models import TINY, find_model
-from sealring_trio.local.pace import pace
-from sealring_trio.local.ring import local_ring
+try:
+    from sealring_trio.files.models import TINY, find_model
+    from sealring_trio.local.pace import pace
+    from sealring_trio.local.ring import local_ring
+except ImportError:  # before the rooms
+    from sealring_trio.bench.measure import pace
+    from sealring_trio.local_ring import local_ring
+    from sealring_trio.models import TINY, find_model
 
 ranks, strategy, rows = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 options = {"strategy": strategy, "collectives": "sealed"}
