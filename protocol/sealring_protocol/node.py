@@ -32,7 +32,7 @@ from sealring_protocol.control.head.head import Head
 from sealring_protocol.control.scheduler.requests import NotServed, Request, RequestDone
 from sealring_protocol.control.standing import Standing
 from sealring_protocol.diagnosis.peers import PeerState
-from sealring_protocol.diagnosis.why import Facts, Obstacle, lasting, obstacles, waiting
+from sealring_protocol.diagnosis.why import Facts, Obstacle, first_permanent, obstacles, waiting
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError, SealringError
 from sealring_protocol.events import LinkUp, NodeEvent, RosterInForce, StoreRoster
 from sealring_protocol.link import Link
@@ -169,7 +169,7 @@ class Node:
             self._say(self._report.obstacle_log.look(found, now), now)
             if isinstance(self._brain, Head):
                 self._carry_out(self._brain.explain(waiting(self.facts(now), now), now), now)
-                if (obstacle := lasting(found)) is not None:
+                if (obstacle := first_permanent(found)) is not None:
                     self._carry_out(self._brain.end_requests(obstacle.what, now), now)
         self._deliver_news(now)
 
@@ -191,7 +191,7 @@ class Node:
         if the queue is full; and `NotServed` if the ring serves none until somebody changes that.
         """
         head = self._head()
-        if not head.serving and (found := lasting(self.obstacles(now))) is not None:
+        if not head.serving and (found := first_permanent(self.obstacles(now))) is not None:
             raise NotServed(found.what)
         uid, effects = head.submit(request, now)
         self._role.submitted(uid)

@@ -18,7 +18,7 @@ from sealring_protocol.control.head.plan import Strategy
 from sealring_protocol.control.scheduler.requests import FinishReason, NotServed, Request
 from sealring_protocol.control.standing import Phase
 from sealring_protocol.diagnosis.causes import Cause
-from sealring_protocol.diagnosis.why import lasting
+from sealring_protocol.diagnosis.why import first_permanent
 from sealring_protocol.errors import LocalProtocolError
 
 from tests.sim.cluster import Cluster, Host
@@ -98,7 +98,7 @@ class Ring(Cluster):
     @property
     def obstacle(self) -> str:
         """What the head says that no request should wait for."""
-        found = lasting(self.head.node.obstacles(self.now))
+        found = first_permanent(self.head.node.obstacles(self.now))
         return "" if found is None else found.what
 
 
@@ -111,7 +111,7 @@ def test_a_rank_that_can_never_serve_is_asked_once(rank: int) -> None:
     assert engine.orders == 1
     who = "rank 1 (node1)" if rank else "this node"
     assert ring.obstacle == f"{who} cannot serve this model: {WHY}"
-    told = [each for each in ring.hosts["host1"].node.obstacles(ring.now) if each.lasting]
+    told = [each for each in ring.hosts["host1"].node.obstacles(ring.now) if each.permanent]
     assert WHY in told[0].what
 
 
@@ -175,7 +175,7 @@ def test_a_head_that_cannot_read_its_model_says_so_to_every_rank() -> None:
     ring = Ring(0, unreadable=True)
     ring.run_until(lambda: bool(ring.obstacle), 5.0)
     ring.run_for(10.0)
-    told = lasting(ring.hosts["host1"].node.obstacles(ring.now))
+    told = first_permanent(ring.hosts["host1"].node.obstacles(ring.now))
     assert told is not None
     assert "model-00002.safetensors is missing" in told.what
 
@@ -222,7 +222,7 @@ def test_no_request_waits_for_what_does_not_pass() -> None:
 def test_a_plan_that_cannot_be_is_no_lack_of_room() -> None:
     ring = Cluster(2, 1, strategy=Strategy.TENSOR, splits=0)
     ring.run_for(5.0)
-    found = lasting(ring.head.node.obstacles(ring.now))
+    found = first_permanent(ring.head.node.obstacles(ring.now))
     assert found is not None
     assert found.cause is Cause.NO_PLAN
     assert "no sharding for models of this class" in found.what

@@ -152,7 +152,7 @@ def from_refusal(error: LocalProtocolError, param: str, retry: int) -> ApiError:
         case Withdrawn():
             return _cancelled()
         case NotServed():
-            return unavailable(f"The ring cannot serve: {error}.", "ring_not_ready")
+            return _not_served(str(error))
         case _:
             return invalid(f"The request cannot be done: {error}.")
 
@@ -165,10 +165,14 @@ def from_end(done: RequestDone) -> ApiError | None:
         case FinishReason.CANCELLED:
             return _cancelled()
         case FinishReason.REFUSED:
-            return unavailable(f"The ring cannot serve: {done.message}.", "ring_not_ready")
+            return _not_served(done.message)
         case _:
             message = f"The ring gave up on this request: {done.message or done.reason.value}."
             return ApiError(500, message, "generation_failed", kind="server_error")
+
+
+def _not_served(why: str) -> ApiError:
+    return unavailable(f"The ring cannot serve: {why}.", "ring_not_ready")
 
 
 def _cancelled() -> ApiError:

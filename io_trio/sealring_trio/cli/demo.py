@@ -90,7 +90,7 @@ def demo(
         try:
             answer = _ask(nodes[0], asked, max_tokens, json)
         except OperationError as error:
-            if any(why["lasting"] for why in nodes[0].status()["why"]):
+            if any(why["permanent"] for why in nodes[0].status()["why"]):
                 raise  # it says all
             logs = "\n".join(f"{node.name}: {node.log_tail()}" for node in nodes)
             raise OperationError(f"{error.what}\n{logs}", "That should not happen.") from None

@@ -98,7 +98,7 @@ def _wait_until_serving(api: LocalApi, tell: Tell) -> None:
                 health = response.json()
                 faults = [why["what"] for why in health["why"]] or health["faults"]
                 for why in health["why"]:
-                    if why["lasting"]:
+                    if why["permanent"]:
                         raise OperationError(f"the ring cannot serve: {why['what']}", why["advice"])
             except httpx2.HTTPError:
                 faults = ["the head does not answer yet"]

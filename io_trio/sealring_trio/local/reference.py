@@ -42,7 +42,7 @@ would wait for ever."""
 
 
 _ROUNDING: Final = 4.0
-"""Units in the last place by which two ways to compute a logit may differ."""
+"""Units in the last place by which two ways to compute a log probability may differ."""
 
 
 @attrs.frozen
@@ -62,7 +62,7 @@ class ReferenceAnswer:
 @attrs.frozen
 class Gap:
     """The difference of two log probabilities (*nats*), and the *unit* in the last place of the
-    larger logit in the model's dtype."""
+    larger one, in the dtype that mlx-lm has them in."""
 
     nats: float
     unit: float

@@ -29,8 +29,8 @@ from sealring_protocol.control.scheduler.requests import (
     RequestDone,
     TokenOut,
 )
-from sealring_protocol.diagnosis.why import Obstacle, lasting, obstacles
-from sealring_protocol.diagnosis.words import lasting as in_words
+from sealring_protocol.diagnosis.why import Obstacle, first_permanent, obstacles
+from sealring_protocol.diagnosis.words import lasting
 
 from sealring_trio.errors import OperationError, Withdrawn
 from sealring_trio.node.request_stream import Stream
@@ -272,16 +272,16 @@ class Generator:
         text, live = "this node is shutting down", len(self.tracer.live)
         if live:
             left = max(0.0, self._drain_ends - trio.current_time())
-            text += f": it finishes {_requests(live)}, for {in_words(left + 1)} more at most"
+            text += f": it finishes {_requests(live)}, for {lasting(left + 1)} more at most"
         return text
 
     def obstacles(self) -> list[Obstacle]:
         """What keeps the ring from serving; empty if it serves."""
         return obstacles(self.runtime.facts(self.leaving), trio.current_time())
 
-    def lasting(self) -> Obstacle | None:
+    def permanent_obstacle(self) -> Obstacle | None:
         """The first obstacle that no request should wait for; None if there is none."""
-        return lasting(self.obstacles())
+        return first_permanent(self.obstacles())
 
     def missing(self) -> str:
         """The obstacles in words; empty if the ring serves."""

@@ -198,8 +198,7 @@ class _Waiting:
         """Tell the reasons, if they are others than before. Raises as `check`."""
         self.check()
         found = [] if self._generator.serving else self._generator.obstacles()
-        # What follows a semicolon is a time that runs, such as that until the engine's next start.
-        reasons = [obstacle.what.partition(";")[0] for obstacle in found]
+        reasons = [obstacle.constant for obstacle in found]
         if reasons and reasons != self._told:
             text = f"not serving yet: {self._generator.missing()}"
             await self._reply({"event": "waiting", "text": text})
@@ -207,7 +206,7 @@ class _Waiting:
 
     def check(self) -> None:
         """Raise `OperationError` if something is in the way that no request should wait for."""
-        if (found := self._generator.lasting()) is not None:
+        if (found := self._generator.permanent_obstacle()) is not None:
             raise OperationError(f"the ring cannot serve: {found.what}", found.advice)
 
 

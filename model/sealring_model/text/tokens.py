@@ -43,7 +43,7 @@ _FAULTS: Final = (
 )
 """What code raises that takes a text for well-formed when it is not, or is nested too deep."""
 
-_TOKENIZERS: Final = ("tokenizer.model", "*.tiktoken", "vocab.json", "vocab.txt", "*.model")
+_TOKENIZERS: Final = ("*.model", "*.tiktoken", "vocab.json", "vocab.txt")
 """Files that a tokenizer is made from where there is no tokenizer.json."""
 
 _TAIL: Final = 16

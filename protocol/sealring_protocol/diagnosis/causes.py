@@ -92,7 +92,7 @@ ADVICE: Final[Mapping[Cause, str]] = {
 }
 """What to do about each cause."""
 
-LASTING: Final = frozenset(
+PERMANENT: Final = frozenset(
     {
         Cause.ENGINE_UNREADABLE,
         Cause.NO_TOKENIZER,

@@ -8,7 +8,7 @@ from typing import Any, Final
 import attrs
 
 from sealring_protocol.control.standing import Standing
-from sealring_protocol.diagnosis.causes import LASTING, Cause
+from sealring_protocol.diagnosis.causes import PERMANENT, Cause
 from sealring_protocol.diagnosis.peers import PeerState
 from sealring_protocol.diagnosis.refusal_log import RefusedSource
 from sealring_protocol.diagnosis.words import ago, lasting
@@ -37,9 +37,15 @@ class Obstacle:
     from_head: bool = False
 
     @property
-    def lasting(self) -> bool:
+    def permanent(self) -> bool:
         """True if it lasts until somebody changes something: no request should wait for it."""
-        return self.cause in LASTING
+        return self.cause in PERMANENT
+
+    @property
+    def constant(self) -> str:
+        """*what* without a time that runs, such as that until the next start of an engine. It stays
+        the same while the obstacle lasts."""
+        return self.what.partition(";")[0]
 
     def lasts(self, now: float) -> str:
         """How long the obstacle has lasted, in words; empty if unknown or below one second."""
@@ -67,7 +73,7 @@ class Obstacle:
             "last_s": None if self.at is None else round(now - self.at, 1),
             "tries": self.tries,
             "advice": self.advice,
-            "lasting": self.lasting,
+            "permanent": self.permanent,
             "from_head": self.from_head,
         }
 

@@ -67,7 +67,7 @@ class ObstacleLog:
         for obstacle in found:
             if obstacle.cause in _TOLD_ONCE:
                 continue
-            key = (obstacle.cause, obstacle.rank, obstacle.what.partition(";")[0])
+            key = (obstacle.cause, obstacle.rank, obstacle.constant)
             wait = PASSING_SECONDS if obstacle.cause in _PASSING else 0.0
             told = self._told.pop(key, _Told(now + wait))
             if now >= told.due:

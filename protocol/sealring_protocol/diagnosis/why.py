@@ -27,7 +27,7 @@ from sealring_protocol.diagnosis.causes import (
 )
 from sealring_protocol.diagnosis.facts import EngineFacts, Facts, Obstacle, Starved
 from sealring_protocol.diagnosis.peers import NO_MEMBER, Fault, PeerState, Trouble
-from sealring_protocol.diagnosis.words import lasting as in_words
+from sealring_protocol.diagnosis.words import lasting
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.limits import MAX_REASONS, NO_RANK
 from sealring_protocol.security.roles import Purpose
@@ -77,9 +77,9 @@ def obstacles(facts: Facts, now: float) -> list[Obstacle]:
     return found
 
 
-def lasting(found: Sequence[Obstacle]) -> Obstacle | None:
+def first_permanent(found: Sequence[Obstacle]) -> Obstacle | None:
     """The first of the obstacles *found* that no request should wait for; None if there is none."""
-    return next((each for each in found if each.lasting), None)
+    return next((each for each in found if each.permanent), None)
 
 
 def starving(facts: Facts) -> list[Obstacle]:
@@ -168,7 +168,7 @@ def _engine(facts: Facts, now: float) -> list[Obstacle]:
     times = "once" if engine.lost == 1 else f"{engine.lost} times in a row"
     what = f"{facts.own}'s engine has ended {times}: {engine.reason}"
     if facts.next_start is not None and facts.next_start > now:
-        what += f"; another is started in {in_words(facts.next_start - now + 1)}"
+        what += f"; another is started in {lasting(facts.next_start - now + 1)}"
     return [_obstacle(Cause.ENGINE_DYING, what, since=engine.since)]
 
 

@@ -258,8 +258,7 @@ class Head:
     def _message(self, rank: int, purpose: Purpose, message: Message, now: float) -> list[Effect]:
         match message:
             case Hello():
-                if not self._presentations[rank].take(now):
-                    raise LimitExceeded(f"rank {rank} presents itself too often")
+                self._count_presentation(rank, now)
                 return self._or_lost(self.epochs.hello_came(rank, message, now), now)
             case Prepared():
                 return self.epochs.prepared(rank, message, now)
@@ -272,12 +271,15 @@ class Head:
             case _:
                 raise RemoteProtocolError(f"rank {rank} sent {type(message).__name__} to the head")
 
+    def _count_presentation(self, rank: int, now: float) -> None:
+        if not self._presentations[rank].take(now):
+            raise LimitExceeded(f"rank {rank} presents itself too often")
+
     def _cannot(self, rank: int, message: CannotServe, now: float) -> list[Effect]:
         """A rank cannot start, or go on with, an epoch."""
         failed = message.of(rank)
         if message.epoch == NO_EPOCH:
-            if not self._presentations[rank].take(now):
-                raise LimitExceeded(f"rank {rank} presents itself too often")
+            self._count_presentation(rank, now)
             return self.epochs.unreadable(rank, failed)
         if self.epochs.is_over(message.epoch):
             return self._explained(message.epoch, failed, now)
