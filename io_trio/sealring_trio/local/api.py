@@ -21,7 +21,7 @@ from sealring_trio.collective.ports import free_ports
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.models import model_name
 from sealring_trio.local import client
-from sealring_trio.local.ring import LocalNode, check_ranks, local_ring
+from sealring_trio.local.ring import LocalNode, check_ring, local_ring
 
 POLL_SECONDS: Final = 0.2
 
@@ -66,7 +66,7 @@ def local_api(
     """A ring of *ranks* with *model* that serves at *port* (0: any free one) of loopback, and ends
     with the block; see `ring.local_ring`. *tell* is called with what it waits for. Raises
     `UserError` for what is impossible, `OperationError` when the ring does not come up."""
-    check_ranks(ranks, model)
+    check_ring(ranks, model)
     port = check_port(port)
     tell(f"starting {ranks} node{'s' if ranks != 1 else ''}")
     address = f"127.0.0.1:{port}"

@@ -117,7 +117,7 @@ def local_ring(
     Raises `UserError` for a number of ranks that cannot be, `OperationError` when a node does
     not start.
     """
-    check_ranks(ranks, model)
+    check_ring(ranks, model)
     with contextlib.ExitStack() as stack:
         # Short, for the sockets' sake.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
@@ -131,8 +131,9 @@ def local_ring(
         yield nodes
 
 
-def check_ranks(ranks: int, model: Path) -> None:
-    """Raise `UserError` if there can be no ring of so many *ranks* with *model*, or no text."""
+def check_ring(ranks: int, model: Path) -> None:
+    """Raise `UserError` if no ring of so many *ranks* can serve *model*: it has too few layers, or
+    no tokenizer."""
     if not 1 <= ranks <= MAX_WORLD:
         raise UserError(f"{ranks} ranks cannot be", f"A ring has 1 to {MAX_WORLD}.")
     layers = len(describe_model(model).layers)
