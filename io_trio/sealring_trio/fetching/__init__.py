@@ -1,0 +1,1 @@
+"""Fetching models: what a model consists of, and the bytes that a rank needs of its weights."""

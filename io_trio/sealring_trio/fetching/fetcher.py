@@ -1,0 +1,334 @@
+"""Fetches tensors of a model from the hub, into the place where they belong.
+
+What is missing is cut into pieces, and several connections take one after the other. Worker threads
+read and write; the event loop keeps what is here. A connection that breaks goes on where it was.
+A tensor that has come is hashed on the disk; if there is a manifest it must have that hash. A file
+that is complete must have the hash that the hub tells. What is wrong is fetched once more.
+
+Whoever reads the folder meanwhile, such as the engine, is told by `PartialModel.fault` what holds
+the rest up.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, TypeVar
+
+import trio
+from sealring_model.errors import LoadError
+from sealring_model.loading.byte_ranges import Range
+from sealring_model.loading.partial_model import PartialModel
+from sealring_model.loading.weights import TensorEntry, read_manifest
+from sealring_protocol.backoff import Backoff
+
+from sealring_trio.fetching.faults import FetchFault, disk_fault
+from sealring_trio.fetching.hub import Hub
+from sealring_trio.fetching.pieces import STEP, Piece, cut
+from sealring_trio.fetching.progress import Progress
+
+log = logging.getLogger("sealring.fetch")
+
+CONNECTIONS: Final = 6
+"""Connections at once."""
+
+HASHERS: Final = 2
+_LONGEST_PAUSE: Final = 30.0
+_QUIET: Final = 10.0
+"""Seconds without a byte after which readers are told what holds the rest up."""
+
+_LOOK: Final = 1.0
+"""Seconds between two looks at how far it is."""
+
+_TRIES: Final = 2
+"""Times that a tensor or a file is fetched before it is said to be wrong."""
+
+T = TypeVar("T")
+
+Tell = Callable[[Progress], None]
+"""Told each second how far it is."""
+
+
+async def fetch(
+    model: PartialModel, names: Sequence[str], hub: Hub, tell: Tell, *, patience: float = math.inf
+) -> None:
+    """Fetch of *model* the tensors *names* from *hub*. Returns when all of them are here.
+
+    Waits while another process fetches into the same folder. Raises `FetchFault` for what is
+    permanent, and when no byte has come for *patience* seconds.
+    """
+    while True:
+        with _faults_told(model), model.lock() as ours:
+            if ours:
+                await _Fetch(model, names, hub, tell, patience).run()
+                return
+        model.refresh()
+        if not model.missing(names):
+            return
+        await trio.sleep(_LOOK)
+
+
+class _faults_told:  # noqa: N801 - a context manager
+    """Turns errors of the disk and of the folder into `FetchFault`."""
+
+    def __init__(self, model: PartialModel) -> None:
+        self._model = model
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            raise disk_fault(error) from None
+        if isinstance(error, LoadError):
+            raise FetchFault(str(error), permanent=True) from None
+
+
+class _Fetch:
+    """One process fetches *names* of *model*."""
+
+    def __init__(
+        self, model: PartialModel, names: Sequence[str], hub: Hub, tell: Tell, patience: float
+    ) -> None:
+        self._model: Final = model
+        self._names: Final = names
+        self._hub: Final = hub
+        self._tell: Final = tell
+        self._patience: Final = patience
+        self._manifest: Final = read_manifest(model.folder) or {}
+        self._by_file: Final = _by_file(model, names)
+        self._connections: Final = trio.CapacityLimiter(CONNECTIONS)
+        self._hashers: Final = trio.CapacityLimiter(HASHERS)
+        self._tries: Final[Counter[str]] = Counter()
+        self._pieces: list[Piece] = []
+        self._waiting: deque[Piece] = deque()
+        self._hashing: set[str] = set()
+        self._fault: FetchFault | None = None
+        self._not_before = -math.inf  # the hub wants no request before that
+        self._heard = 0.0  # when the last bytes came
+        self._held_up = False
+
+    async def run(self) -> None:
+        """Fetch until all is here."""
+        self._model.clear_fault()
+        try:
+            while True:
+                for name in await self._survey(lambda: self._model.finished(self._names)):
+                    await self._settle(self._model.entries[name])
+                gaps = await self._survey(
+                    lambda: self._model.gaps(self._model.missing(self._names))
+                )
+                if gaps:
+                    log.info("%s", check_room(self._model, total(gaps)))
+                    await self._bring_all(cut(gaps))
+                elif not await self._files_verified() and not self._model.missing(self._names):
+                    return
+        except FetchFault as fault:
+            self._model.set_fault(fault.text, permanent=fault.permanent)
+            raise
+        except OSError as error:
+            self._model.set_fault(disk_fault(error).text, permanent=True)
+            raise
+        except LoadError as error:
+            self._model.set_fault(str(error), permanent=True)
+            raise
+
+    async def _survey(self, look: Callable[[], T]) -> T:
+        """What *look* finds. Models have up to a hundred thousand tensors, so it is for a thread;
+        nothing else uses the record meanwhile."""
+        return await trio.to_thread.run_sync(look, limiter=self._hashers)
+
+    # ------------------------------------------------------------ connections
+
+    async def _bring_all(self, pieces: list[Piece]) -> None:
+        """Fetch *pieces*, and keep the tensors that become complete."""
+        self._pieces, self._waiting = pieces, deque(pieces)
+        self._heard = trio.current_time()
+        size = sum(self._model.entries[name].size for name in self._names)
+        here = await self._survey(lambda: self._model.bytes_here(self._names))
+        progress = Progress(size, here)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._look, progress, progress.here)
+            async with trio.open_nursery() as workers:
+                for _ in range(min(CONNECTIONS, len(pieces))):
+                    workers.start_soon(self._work, nursery.cancel_scope)
+            self._came(progress, progress.here)
+            nursery.cancel_scope.cancel()
+        if self._fault is not None:
+            raise self._fault
+
+    async def _work(self, scope: trio.CancelScope) -> None:
+        try:
+            while self._waiting:
+                piece = self._waiting.popleft()
+                await self._bring(piece)
+                for entry in self._touched(piece):
+                    await self._settle(entry)
+        except FetchFault as fault:
+            self._fault = fault
+            scope.cancel()
+        except OSError as error:
+            self._fault = disk_fault(error)
+            scope.cancel()
+        except LoadError as error:
+            self._fault = FetchFault(str(error), permanent=True)
+            scope.cancel()
+
+    async def _bring(self, piece: Piece) -> None:
+        backoff = Backoff(_LONGEST_PAUSE)
+        while True:
+            await trio.sleep_until(max(self._not_before, trio.current_time()))
+            before = piece.at
+            try:
+                await trio.to_thread.run_sync(
+                    self._read, piece, abandon_on_cancel=True, limiter=self._connections
+                )
+            except FetchFault as fault:
+                if fault.permanent:
+                    raise
+                if piece.at > before:
+                    backoff.reset()
+                await self._wait(fault, backoff)
+            else:
+                return
+
+    async def _wait(self, fault: FetchFault, backoff: Backoff) -> None:
+        """Wait after a *fault* that may pass. The time that a server asked for is for all."""
+        now = trio.current_time()
+        if now - self._heard > self._patience:
+            raise fault
+        if not self._held_up and now - self._heard > _QUIET:
+            self._held_up = True
+            log.warning("%s is held up: %s", self._model.origin.model, fault.text)
+            self._model.set_fault(fault.text, permanent=False)
+        pause = backoff.next() if fault.wait is None else fault.wait
+        if fault.wait:
+            self._not_before = max(self._not_before, now + pause)
+        await trio.sleep(pause)
+
+    def _read(self, piece: Piece) -> None:
+        """Read *piece* from the hub and write it. In a worker thread."""
+        kept = piece.at
+
+        def keep() -> None:
+            nonlocal kept
+            if piece.at > kept:
+                self._model.sync(piece.file)
+                trio.from_thread.run_sync(self._keep, piece.file, kept, piece.at)
+                kept = piece.at
+
+        def take(data: bytes) -> None:
+            trio.from_thread.check_cancelled()
+            self._model.write(piece.file, piece.at, data)
+            piece.at += len(data)
+            if piece.at - kept >= STEP:
+                keep()
+
+        try:
+            self._hub.read(self._model.origin, piece.file, piece.at, piece.end, take)
+        finally:
+            keep()
+
+    def _keep(self, file: str, begin: int, end: int) -> None:
+        self._heard = trio.current_time()
+        self._model.wrote(file, begin, end)
+        if self._held_up:
+            self._held_up = False
+            self._model.clear_fault()
+
+    async def _look(self, progress: Progress, before: int) -> None:
+        while True:
+            self._came(progress, before)
+            await trio.sleep(_LOOK)
+
+    def _came(self, progress: Progress, before: int) -> None:
+        come = sum(piece.at - piece.begin for piece in self._pieces)
+        progress.came(min(before + come, progress.total))
+        self._tell(progress)
+
+    # ------------------------------------------------------------------- hashes
+
+    def _touched(self, piece: Piece) -> Iterator[TensorEntry]:
+        """The wanted tensors that *piece* has bytes of."""
+        entries = self._by_file.get(piece.file, [])
+        at = bisect_left(entries, piece.begin, key=lambda e: e.offset + e.size)
+        while at < len(entries) and entries[at].offset < piece.end:
+            yield entries[at]
+            at += 1
+
+    async def _settle(self, entry: TensorEntry) -> None:
+        """Hash *entry*'s tensor if all of it has come, and keep or drop it."""
+        name = entry.name
+        if name in self._hashing or not self._model.finished([name]):
+            return
+        self._hashing.add(name)
+        try:
+            found = await trio.to_thread.run_sync(
+                self._model.digest_of, name, limiter=self._hashers
+            )
+        finally:
+            self._hashing.discard(name)
+        expected = self._manifest.get(name, found)
+        if found == expected:
+            self._model.keep(name, found)
+            return
+        self._model.drop([name])
+        self._wrong(f"tensor {name} of {self._model.origin.model}", "the model's manifest")
+
+    async def _files_verified(self) -> bool:
+        """Verify the files that are complete. Returns whether one was wrong: it is to be fetched
+        again."""
+        for file, told in self._model.origin.files.items():
+            if not told.sha256 or file in self._model.verified or not self._model.is_whole(file):
+                continue
+            found = await trio.to_thread.run_sync(
+                self._model.digest_of_file, file, limiter=self._hashers
+            )
+            if found == told.sha256:
+                self._model.verify(file)
+                continue
+            self._model.drop(n for n, e in self._model.entries.items() if e.file.name == file)
+            self._wrong(f"{file} of {self._model.origin.model}", "the hub")
+            return True
+        return False
+
+    def _wrong(self, what: str, by: str) -> None:
+        """*what* has another hash than *by* says. Raises `FetchFault` if it had before."""
+        self._tries[what] += 1
+        text = f"{what} came with wrong bytes: its SHA-256 is not the one of {by}"
+        if self._tries[what] >= _TRIES:
+            raise FetchFault(f"{text}, {_TRIES} times", permanent=True)
+        log.warning("%s; fetching it once more", text)
+
+
+def check_room(model: PartialModel, size: int) -> str:
+    """Say how many bytes of disk *size* bytes more of *model* need, and how many are free. Raises
+    `FetchFault` if they do not fit."""
+    status = os.statvfs(model.folder)
+    free = status.f_bavail * status.f_frsize
+    told = (
+        f"{size / 1e9:.2f} GB of {model.origin.model} are to come, and {free / 1e9:.2f} GB are "
+        f"free in {model.folder}"
+    )
+    if size > free:
+        raise FetchFault(
+            f"{told}; make room, or name another folder in SEALRING_MODELS", permanent=True
+        )
+    return told
+
+
+def total(gaps: Mapping[str, Sequence[Range]]) -> int:
+    """Bytes of *gaps*, the ranges of each file."""
+    return sum(end - begin for ranges in gaps.values() for begin, end in ranges)
+
+
+def _by_file(model: PartialModel, names: Sequence[str]) -> dict[str, list[TensorEntry]]:
+    """The tensors *names* by their file, in its order."""
+    found: dict[str, list[TensorEntry]] = {}
+    for entry in sorted((model.entries[name] for name in names), key=lambda e: e.offset):
+        found.setdefault(entry.file.name, []).append(entry)
+    return found

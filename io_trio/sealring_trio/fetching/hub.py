@@ -1,0 +1,332 @@
+"""Asks the model hub: what a model consists of, and ranges of its files.
+
+huggingface_hub knows the addresses, the token, proxies, and what the hub's errors mean
+(``HF_ENDPOINT``, ``HF_TOKEN``, ``HF_HUB_OFFLINE``). Ranges are read here with its HTTP client,
+because it fetches whole files alone. The hub redirects to a server with the bytes; that address is
+kept, and asked for again when it is refused. Calls block, and may be made in any thread.
+
+What answers may be broken or hostile: a listing is read up to a bound, an error's words not at all,
+and an answer that trickles is given up.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from typing import Any, Final
+from urllib.parse import quote, urlsplit
+
+import attrs
+from sealring_model.loading.partial_model import MAX_SIZE, Origin, WeightFile
+
+from sealring_trio.fetching.faults import FetchFault
+from sealring_trio.weights.shared_files import is_shared
+
+# Its user agent would else ask the hub which tools to look for on this machine, and name them.
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+# It logs addresses, and whoever has the address of a redirection has the file.
+logging.getLogger("httpx2").setLevel(logging.WARNING)
+
+WEIGHTS: Final = "model*.safetensors"
+MAX_SMALL: Final = 256 * 1024 * 1024
+"""Bytes of configuration, tokenizer and manifest, at most. They are held in memory."""
+
+MAX_FILES: Final = 10_000
+MAX_LISTING: Final = 64 * 1024 * 1024
+"""Bytes of a listing."""
+
+_CONNECT_SECONDS: Final = 10.0
+_SILENT_SECONDS: Final = 20.0
+"""Seconds without a byte after which a connection is given up."""
+
+_SLOW_SECONDS: Final = 30.0
+_SLOW_BYTES: Final = 4096
+"""Bytes that must come in `_SLOW_SECONDS`. A server that sends one now and then is never silent."""
+
+_LONGEST_WAIT: Final = 300.0
+_COMMIT: Final = re.compile("[0-9a-f]{40}")
+_SHA256: Final = re.compile("[0-9a-f]{64}")
+_CONTENT_RANGE: Final = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
+_PASSING: Final = (408, 425, 429, 500, 502, 503, 504)
+_STALE: Final = (400, 401, 403, 404, 410)
+"""What a server answers to an address that it gave out, once its time is up."""
+
+_OF_BODY: Final = ("content-length", "content-encoding", "transfer-encoding")
+
+
+@attrs.frozen
+class Listing:
+    """What a model consists of at one commit: its weights, and the sizes of its *small* files."""
+
+    origin: Origin
+    small: dict[str, int]
+
+    @property
+    def weights_size(self) -> int:
+        """Bytes of all files of weights."""
+        return sum(file.size for file in self.origin.files.values())
+
+
+class Hub:
+    """The hub at *endpoint*, or where the environment says. *offline* forbids to ask it."""
+
+    def __init__(self, *, endpoint: str | None = None, offline: bool = False) -> None:
+        self._endpoint: Final = endpoint
+        self._offline: Final = offline
+        self._places: dict[str, str] = {}  # by address: where the hub redirected to
+        self._places_lock: Final = threading.Lock()
+
+    def check_allowed(self, what: str) -> None:
+        """Raise `FetchFault` if the hub may not be asked for *what*."""
+        from huggingface_hub.constants import is_offline_mode  # noqa: PLC0415 - 0.2 s
+
+        if self._offline:
+            by = "offline = true"
+        elif is_offline_mode():
+            by = "HF_HUB_OFFLINE"
+        else:
+            return
+        raise FetchFault(
+            f"{what} is not on this machine, and {by} forbids to ask the hub", permanent=True
+        )
+
+    def list(self, model: str, revision: str) -> Listing:
+        """What *model* consists of at *revision*. Raises `FetchFault`."""
+        self.check_allowed(model)
+        value = self._listed(model, revision)
+        try:
+            sizes = {s["rfilename"]: s["size"] for s in value["siblings"] if _is_named(s)}
+            hashes = {s["rfilename"]: (s.get("lfs") or {}).get("sha256") for s in value["siblings"]}
+            commit = value["sha"]
+            readable = _COMMIT.fullmatch(commit) and len(sizes) <= MAX_FILES
+        except (LookupError, TypeError, AttributeError):
+            readable = None
+        if not readable:
+            raise _unreadable(model)
+        if _COMMIT.fullmatch(revision) and commit != revision:
+            raise FetchFault(
+                f"the hub gives commit {commit} of {model} in place of {revision}", permanent=True
+            )
+        for name, size in sizes.items():
+            if type(size) is not int or not 0 <= size <= MAX_SIZE:
+                raise FetchFault(
+                    f"the hub's listing of {model} tells no size that {name} could have",
+                    permanent=True,
+                )
+        weights = {
+            name: WeightFile(size, _hash(hashes[name]))
+            for name, size in sizes.items()
+            if fnmatch(name, WEIGHTS)
+        }
+        small = {name: size for name, size in sizes.items() if name not in weights}
+        if sum(small.values()) > MAX_SMALL:
+            raise FetchFault(
+                f"{model} has more than {MAX_SMALL >> 20} MiB of configuration", permanent=True
+            )
+        return Listing(Origin(model, revision, commit, weights), small)
+
+    def _listed(self, model: str, revision: str) -> Any:
+        """The hub's JSON about *model* at *revision*. Raises `FetchFault`."""
+        from huggingface_hub import HfApi, get_session  # noqa: PLC0415
+        from huggingface_hub.utils._headers import build_hf_headers  # noqa: PLC0415
+
+        endpoint = HfApi(endpoint=self._endpoint).endpoint
+        address = f"{endpoint}/api/models/{model}/revision/{quote(revision, safe='')}?blobs=true"
+        headers = {"Accept-Encoding": "identity", **build_hf_headers()}
+        text, pace = bytearray(), _Pace()
+        with (
+            _told(model),
+            get_session().stream("GET", address, headers=headers, timeout=_timeout()) as response,
+        ):
+            _check_status(response, model)
+            for chunk in response.iter_raw():
+                text += chunk
+                pace.came(len(chunk))
+                if len(text) > MAX_LISTING:
+                    raise _unreadable(model)
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            raise _unreadable(model) from None
+
+    def read(
+        self,
+        origin: Origin,
+        file: str,
+        begin: int,
+        end: int,
+        take: Callable[[bytes], None],
+    ) -> None:
+        """Give *take* the bytes *begin* to *end* (excluded) of *file*, in order, as they come.
+
+        Raises `FetchFault`; how far it came, *take* knows. An exception of *take* ends it.
+        """
+        if begin == end:
+            return
+        self.check_allowed(f"{file} of {origin.model}")
+        from huggingface_hub import get_session, hf_hub_url  # noqa: PLC0415
+        from huggingface_hub.utils._headers import build_hf_headers  # noqa: PLC0415
+
+        address = hf_hub_url(origin.model, file, revision=origin.commit, endpoint=self._endpoint)
+        place = self._places.get(address)
+        headers = {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity"}
+        headers |= {} if place else build_hf_headers()
+        with (
+            _told(f"{file} of {origin.model}"),
+            get_session().stream(
+                "GET", place or address, headers=headers, timeout=_timeout()
+            ) as response,
+        ):
+            if place and response.status_code in _STALE:
+                with self._places_lock:
+                    self._places.pop(address, None)
+                raise FetchFault("an address has run out", permanent=False, wait=0.0)
+            _check_status(response, file)
+            known = origin.files.get(file)
+            _check_range(response, file, begin, end, known.size if known is not None else None)
+            if response.history and _origin_of(str(response.url)) != _origin_of(address):
+                with self._places_lock:
+                    self._places[address] = str(response.url)
+            left, pace = end - begin, _Pace()
+            for chunk in response.iter_raw():
+                if not left:
+                    break  # more than was asked for
+                take(chunk[:left])
+                left -= len(chunk[:left])
+                if left:
+                    pace.came(len(chunk))
+            if left:
+                raise FetchFault("the connection ended early", permanent=False)
+
+    def content(self, origin: Origin, file: str, begin: int, end: int) -> bytes:
+        """The bytes *begin* to *end* (excluded) of *file*. Raises `FetchFault`."""
+        parts: list[bytes] = []
+        self.read(origin, file, begin, end, parts.append)
+        return b"".join(parts)
+
+
+class _Pace:
+    """How fast an answer comes."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self._count = 0
+
+    def came(self, count: int) -> None:
+        """So many bytes have come. Raises `FetchFault` if they are too few for the time."""
+        self._count += count
+        if (now := time.monotonic()) - self._since > _SLOW_SECONDS:
+            if self._count < _SLOW_BYTES:
+                text = f"too slow: {self._count} bytes came in {_SLOW_SECONDS:.0f} s"
+                raise FetchFault(text, permanent=False)
+            self._since, self._count = now, 0
+
+
+def _is_named(sibling: dict[str, Any]) -> bool:
+    """Whether a file of the hub's listing is fetched."""
+    return is_shared(sibling["rfilename"])
+
+
+def _hash(told: object) -> str:
+    """The SHA-256 that the hub *told*; "" if that is none."""
+    return told if isinstance(told, str) and _SHA256.fullmatch(told) else ""
+
+
+def _unreadable(model: str) -> FetchFault:
+    return FetchFault(f"the hub's listing of {model} cannot be read", permanent=True)
+
+
+def _timeout() -> Any:
+    import httpx2  # noqa: PLC0415 - as above
+
+    return httpx2.Timeout(_SILENT_SECONDS, connect=_CONNECT_SECONDS)
+
+
+def _origin_of(address: str) -> tuple[str, str]:
+    parts = urlsplit(address)
+    return parts.scheme, parts.netloc
+
+
+def _check_status(response: Any, file: str) -> None:
+    import httpx2  # noqa: PLC0415 - as above
+    from huggingface_hub.utils._http import hf_raise_for_status  # noqa: PLC0415
+
+    if response.status_code in _PASSING:
+        text = f"{_host(response)} answers {response.status_code} for {file}"
+        raise FetchFault(text, permanent=False, wait=_wait_of(response))
+    if response.status_code >= 400:
+        # Without its body, which may have no end, or be no JSON of the hub's.
+        told = {n: v for n, v in response.headers.items() if n.lower() not in _OF_BODY}
+        bare = httpx2.Response(response.status_code, headers=told, request=response.request)
+        hf_raise_for_status(bare)
+
+
+def _wait_of(response: Any) -> float | None:
+    """Seconds that the server asks to wait, if it does."""
+    told = response.headers.get("Retry-After", "")
+    return (min(float(told), _LONGEST_WAIT) or None) if told.isdecimal() else None
+
+
+def _check_range(response: Any, file: str, begin: int, end: int, size: int | None) -> None:
+    """Raise `FetchFault` unless *response* is the range that was asked for, as it is, of a file of
+    *size* bytes (None: of any size)."""
+    if response.status_code != 206:
+        raise FetchFault(
+            f"{_host(response)} does not serve parts of {file}; fetch the model whole with `hf "
+            "download`, and it is used from there",
+            permanent=True,
+        )
+    match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+    another = match is None or (int(match[1]), int(match[2])) != (begin, end - 1)
+    resized = match is not None and size is not None and match[3] not in ("*", str(size))
+    if another or resized or response.headers.get("Content-Encoding", "identity") != "identity":
+        raise FetchFault(
+            f"{_host(response)} sent another part of {file} than was asked for", permanent=True
+        )
+
+
+def _host(response: Any) -> str:
+    return str(response.url.host)
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Raise `FetchFault` for errors of the hub and of the network while *what* is fetched."""
+    import httpx2  # noqa: PLC0415
+    from huggingface_hub import errors  # noqa: PLC0415
+
+    try:
+        yield
+    except errors.GatedRepoError:
+        text = f"{what} asks for consent on the hub first, and for HF_TOKEN"
+    except errors.RevisionNotFoundError:
+        text = f"the hub has no such revision of {what}"
+    except errors.RepositoryNotFoundError:
+        text = f"the hub has no model {what}, or it is private (HF_TOKEN?)"
+    except errors.EntryNotFoundError:
+        text = f"the hub has no {what}"
+    except errors.HFValidationError as error:
+        text = f"{what} is neither a folder nor a hub id: {error}"
+    except errors.OfflineModeIsEnabled:
+        text = f"HF_HUB_OFFLINE forbids to ask the hub for {what}"
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        text = f"the hub answers {status} for {what}"
+        wait = _wait_of(error.response)
+        raise FetchFault(text, permanent=status not in _PASSING, wait=wait) from None
+    except (httpx2.TransportError, httpx2.StreamError) as error:
+        words = str(error) or type(error).__name__
+        raise FetchFault(f"the hub cannot be reached: {words}", permanent=False) from None
+    except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:  # of a host's name
+        text = f"fetching {what} failed: {error}"
+    else:
+        return
+    raise FetchFault(text, permanent=True) from None

@@ -1,0 +1,57 @@
+"""Cuts what is still to come into pieces: the ranges that are asked for, one request each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import attrs
+from sealring_model.loading.byte_ranges import Range
+
+PIECE: Final = 32 * 1024 * 1024
+"""Bytes of a piece, at most."""
+
+STEP: Final = 4 * 1024 * 1024
+"""Bytes of a piece after which they are on the disk and kept. So much of each piece under way is
+fetched again after a kill."""
+
+SLACK: Final = 0.01
+"""Share of a range that may be bytes between the tensors that are wanted. Asking once more would
+cost a round trip."""
+
+
+@attrs.define
+class Piece:
+    """Bytes *begin* to *end* (excluded) of *file*; those before *at* have come."""
+
+    file: str
+    begin: int
+    end: int
+    at: int = attrs.Factory(lambda self: self.begin, takes_self=True)
+
+
+def cut(gaps: Mapping[str, Sequence[Range]]) -> list[Piece]:
+    """The pieces of *gaps*, the ranges to come of each file, in order."""
+    return [
+        Piece(file, start, min(start + PIECE, end))
+        for file, ranges in gaps.items()
+        for begin, end in _joined(ranges)
+        for start in range(begin, end, PIECE)
+    ]
+
+
+def _joined(ranges: Sequence[Range]) -> Iterator[Range]:
+    """*ranges* of one file, with those joined that are close."""
+    if not ranges:
+        return
+    begin, end = ranges[0]
+    wanted = end - begin
+    for start, stop in ranges[1:]:
+        whole = stop - begin
+        if whole - (wanted + stop - start) <= SLACK * whole:
+            wanted += stop - start
+        else:
+            yield begin, end
+            begin, wanted = start, stop - start
+        end = stop
+    yield begin, end
