@@ -1,0 +1,1 @@
+"""Files of the model between members, over WEIGHTS links: giving and asking."""
