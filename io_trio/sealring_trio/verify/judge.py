@@ -1,0 +1,244 @@
+"""Compares what a ring did with what it should have done, and names where it first went wrong.
+
+In a pipeline everything flows one way: what a rank gives depends on the ranks before it, and not on
+those after it, for the rows are compared teacher-forced. So of all places where numbers deviate the
+first on that way is at fault, and whatever deviates after it may be a consequence. The places are,
+in order: the hop into a rank, its layers, and so on; the hop back; the output head; the draw.
+
+In tensor parallelism the ranks compute one sum. If all of them deviate, none can be told from the
+others; if some do, those are named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+
+from sealring_trio.verify.answers import Claim, Drawn, Print, RingAnswers, RingRow
+from sealring_trio.verify.tolerance import HOP, Tolerance
+from sealring_trio.verify.yardstick import Expected, Score
+
+_ROUNDING: Final = 4.0
+"""Units in the last place by which two ways to compute a log probability may differ."""
+
+
+@attrs.frozen(order=True)
+class Place:
+    """A part of the ring, in the order in which a step passes them: *what* rank *rank* does."""
+
+    at: int
+    rank: int
+    what: str
+
+
+@attrs.frozen
+class Difference:
+    """The numbers at *place* are off by *size* (of the root mean square, or nats of a draw) at one
+    *position* of *row*, where *allowed* may be. *n* is the step, 0 of a draw."""
+
+    place: Place
+    n: int
+    row: int
+    position: int
+    part: int
+    size: float
+    allowed: float
+    words: str = ""
+
+
+@attrs.define
+class Station:
+    """What was compared at one *place*, of prompts or of tokens being *drawn*: every deviation with
+    its *noise*, which is what the same number deviates by without a ring."""
+
+    place: Place
+    drawn: bool
+    tolerance: Tolerance
+    found: list[Difference] = attrs.field(factory=list)
+    noise: list[float] = attrs.field(factory=list)
+
+    def add(self, found: Difference, noise: float) -> None:
+        """Add one number."""
+        self.found.append(found)
+        self.noise.append(noise)
+
+    @property
+    def limit(self) -> float:
+        """The greatest deviation that is none."""
+        return self.tolerance.limit(self.noise)
+
+    @property
+    def largest(self) -> float:
+        """The greatest deviation found."""
+        return max(each.size for each in self.found)
+
+    def wrong(self) -> list[Difference]:
+        """The deviations beyond the limit, in order; empty if they are no more than may be."""
+        limit = self.limit
+        beyond = [
+            attrs.evolve(each, allowed=limit)
+            for each in self.found
+            if not each.size <= max(limit, each.allowed)  # what is no number is beyond
+        ]
+        return beyond if len(beyond) > self.tolerance.strays(self.noise, limit) else []
+
+
+@attrs.frozen
+class Verdict:
+    """Whether the ring is right. *first* is where it first goes wrong, *stations* all places in
+    order, *silent* the ranks that did not tell their numbers of so many steps. *ties* of *tokens*
+    are others than here by rounding alone."""
+
+    stations: tuple[Station, ...]
+    first: Difference | None
+    silent: dict[int, int]
+    tokens: int
+    ties: int
+
+    @property
+    def passed(self) -> bool:
+        """Nothing is wrong, and every rank told its numbers."""
+        return self.first is None and not self.silent
+
+
+def judge(answers: RingAnswers, expected: Sequence[Expected], tolerance: Tolerance) -> Verdict:
+    """Judge a checked run."""
+    places = _Places(answers)
+    stations: dict[tuple[Place, bool], Station] = {}
+    given = {
+        (claim.epoch, claim.n, claim.rank, claim.row, claim.position, claim.part): claim.numbers
+        for claim in answers.claims
+        if claim.given and not claim.closing
+    }
+    for claim in answers.claims:
+        row = answers.rows[claim.row]
+        if claim.position + 1 >= len(row.tokens):
+            continue  # drawn for a row that had ended
+        if claim.given:
+            reference, noise = _reference(claim, answers, expected)
+        else:
+            before = places.before(claim)
+            key = claim.epoch, claim.n, before, claim.row, claim.position, claim.part
+            reference, noise = given.get(key), 0.0
+        if reference is None:
+            continue
+        key_of = places.of(claim), claim.position + 1 >= len(row.prompt)
+        station = stations.get(key_of)
+        if station is None:
+            station = stations[key_of] = Station(*key_of, tolerance if claim.given else HOP)
+        size = deviation(claim.numbers, reference)
+        where = claim.n, claim.row, claim.position, claim.part
+        station.add(Difference(key_of[0], *where, size, 0.0), noise)
+    draws = draws_of(places.draw, answers.rows, expected, tolerance)
+    stations[places.draw, True] = draws
+    found = tuple(stations[key] for key in sorted(stations))
+    first = _first(found, tensor=answers.strategy == "tp")
+    return Verdict(found, first, answers.silent, len(draws.found), ties(answers.rows, expected))
+
+
+def deviation(numbers: Print, reference: Print) -> float:
+    """By how much two fingerprints differ, relative to the root mean square of the *reference*."""
+    if not all(map(math.isfinite, (*numbers, *reference))):
+        return 0.0 if all(map(_alike, numbers, reference)) else math.inf
+    size = max(abs(one - other) for one, other in zip(numbers, reference, strict=True))
+    return size / max(abs(reference[2]), 1e-30)
+
+
+def _alike(one: float, other: float) -> bool:
+    return one == other or (math.isnan(one) and math.isnan(other))
+
+
+class _Places:
+    """The places of one ring."""
+
+    def __init__(self, answers: RingAnswers) -> None:
+        self._tensor = answers.strategy == "tp"
+        self._world = len(answers.names)
+        self.draw = Place(2 * self._world + 2, 0, "draw")
+
+    def of(self, claim: Claim) -> Place:
+        """Where *claim* is of."""
+        if self._tensor:
+            return Place(0, claim.rank, "share")
+        if claim.closing:
+            at = 2 * self._world
+            return Place(at + 1, 0, "head") if claim.given else Place(at, self._world - 1, "hop")
+        if claim.given:
+            return Place(2 * claim.rank + 1, claim.rank, "layers")
+        return Place(2 * claim.rank, claim.rank - 1, "hop")
+
+    def before(self, claim: Claim) -> int:
+        """The rank that gave what *claim* has received."""
+        return self._world - 1 if claim.closing else claim.rank - 1
+
+
+def _reference(
+    claim: Claim, answers: RingAnswers, expected: Sequence[Expected]
+) -> tuple[Print | None, float]:
+    """What *claim* should be, and its noise."""
+    here, row = expected[claim.row], answers.rows[claim.row]
+    if claim.closing or len(answers.bounds) == 2:
+        number = claim.position + 1 - len(row.prompt)
+        if not 0 <= number < len(here.logits):
+            return None, 0.0
+        return here.logits[number], here.logits_noise[number]
+    cut, noise = here.cuts[claim.rank], here.cuts_noise[claim.rank]
+    if cut is None or noise is None or claim.part >= len(cut):
+        return None, 0.0
+    return cut[claim.part][claim.position], noise[claim.position]
+
+
+def _first(stations: Sequence[Station], *, tensor: bool) -> Difference | None:
+    """The first place that is wrong, and there the first step."""
+    wrong = {station.place: station.wrong() for station in stations if station.wrong()}
+    if not wrong:
+        return None
+    place = min(wrong)
+    found = [each for s in stations if s.place == place for each in s.wrong()]
+    first = min(found, key=lambda each: each.n)
+    shares = {station.place for station in stations if station.place.what == "share"}
+    if tensor and first.place in shares and shares <= wrong.keys():
+        return attrs.evolve(first, words="the numbers of every rank are off, so the sums are")
+    return first
+
+
+# -------------------------------------------------------------------- what was drawn
+
+
+def draws_of(
+    place: Place, rows: Sequence[RingRow], expected: Sequence[Expected], tolerance: Tolerance
+) -> Station:
+    """For each token how far its log probabilities are from those here, in nats."""
+    station = Station(place, True, attrs.evolve(tolerance, numbers=0.0))
+    for number, (row, here) in enumerate(zip(rows, expected, strict=True)):
+        for at, drawn in enumerate(row.drawn):
+            score, rms = here.scores[at], here.logits[at][2]
+            rounding = max(_ROUNDING * score.unit, 4 * tolerance.numbers * abs(rms))
+            size, words = _draw(drawn, score)
+            position = len(row.prompt) + at
+            found = Difference(place, 0, number, position, 0, size, rounding, words)
+            station.add(found, here.scores_noise[at])
+    return station
+
+
+def _draw(drawn: Drawn, score: Score) -> tuple[float, str]:
+    """By how many nats the token is less likely than it should be, or its log probabilities are
+    off; and that in words."""
+    gap = score.best_value - score.chosen
+    pairs = zip((drawn.chosen, *drawn.values), (score.chosen, *score.values), strict=True)
+    size = max(abs(one - other) for one, other in pairs)
+    if drawn.token != score.best and not gap < size:
+        return gap, f"token {drawn.token} was drawn, and {score.best} is likelier by {gap:.2g} nats"
+    return size, f"log probabilities are off by {size:.2g} nats"
+
+
+def ties(rows: Sequence[RingRow], expected: Sequence[Expected]) -> int:
+    """Tokens that are others than here."""
+    return sum(
+        drawn.token != score.best
+        for row, here in zip(rows, expected, strict=True)
+        for drawn, score in zip(row.drawn, here.scores, strict=True)
+    )

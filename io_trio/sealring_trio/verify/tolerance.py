@@ -1,0 +1,68 @@
+"""How far the numbers of a ring may be from those of one process, by dtype and strategy.
+
+A deviation is relative to the root mean square of the vector. Rounding makes some: a ring decodes
+in batches and in other chunks, and another device adds in another order. How much that is depends
+on the model. So each row is computed twice without a ring, in different pieces, and the ring may
+deviate by some times as much as those two do, if that is more than the least tolerance of its
+dtype. `docs/models.md` has what was measured. A fault is larger by orders of magnitude.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+from sealring_protocol.codec.tensor import DType
+
+_FACTOR: Final = 16.0
+"""How many times more than by reading in other pieces the ring may deviate."""
+
+_GREATEST: Final = 0.3
+"""No tolerance is greater: what is off by that much is wrong in any dtype."""
+
+_STRAYS: Final = 4
+"""How many times more positions than by reading in other pieces may be beyond the tolerance."""
+
+
+@attrs.frozen
+class Tolerance:
+    """The *numbers* of layers and logits may deviate by so much at least. A share of positions
+    (*stray*) may deviate by more: rounding may send a token to another expert."""
+
+    numbers: float
+    stray: float
+
+    def limit(self, noise: Sequence[float]) -> float:
+        """The tolerance where reading in other pieces makes deviations of *noise*."""
+        if not noise:
+            return self.numbers
+        usual = sorted(noise)[int(0.99 * (len(noise) - 1))]
+        return max(self.numbers, min(_GREATEST, _FACTOR * usual))
+
+    def strays(self, noise: Sequence[float], limit: float) -> float:
+        """How many positions may be beyond *limit*, of as many as there are in *noise*."""
+        return self.stray * len(noise) + _STRAYS * sum(not size <= limit for size in noise)
+
+
+HOP: Final = Tolerance(1e-5, 0.0)
+"""What a rank received is what the one before gave, bit by bit. Only the sum of the fingerprint
+itself may be rounded in another order."""
+
+_PIPELINE: Final = {
+    DType.F32: Tolerance(1e-3, 0.002),
+    DType.F16: Tolerance(2e-2, 0.01),
+    DType.BF16: Tolerance(5e-2, 0.01),
+}
+
+_TENSOR: Final = {
+    DType.F32: Tolerance(4e-3, 0.002),
+    DType.F16: Tolerance(4e-2, 0.01),
+    DType.BF16: Tolerance(1e-1, 0.01),
+}
+
+
+def tolerance_of(dtype: DType, *, tensor: bool) -> Tolerance:
+    """The tolerance for hidden states of *dtype*; looser in *tensor* parallelism, which sums in
+    another order. A quantized model has the dtype of its hidden states."""
+    return (_TENSOR if tensor else _PIPELINE)[dtype]

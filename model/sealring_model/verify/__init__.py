@@ -1,0 +1,1 @@
+"""What a model computes, apart from any ring: the yardstick of `sealring verify`."""

@@ -1,0 +1,67 @@
+"""`sealring verify`: of a running ring, and of one that it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from sealring_model import tiny
+from sealring_trio.local.ring import LocalNode
+
+from tests.io_trio.helpers import sealring
+from tests.verify.rings import ring
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[list[LocalNode]]:
+    with ring(tiny.path()) as found:
+        yield found
+
+
+def test_a_running_ring_is_right(nodes: list[LocalNode]) -> None:
+    outcome = sealring("verify", "--config", nodes[0].config, "--json", "--seed", "3")
+    assert outcome.code == 0, outcome.err
+    told = outcome.json()
+    assert told["passed"]
+    assert told["bounds"] == [0, 4, 8]
+    assert told["largest_batch"] > 1
+    assert told["cached_tokens"] > 600
+    assert (told["first"], told["served"], told["silent"]) == (None, None, {})
+    assert told["tokens"] > 100
+    assert told["seed"] == 3
+    assert max(place["largest"] for place in told["places"]) < 1e-3
+    assert "the ring runs 14 rows" in outcome.err
+
+
+@pytest.mark.long
+def test_it_is_told_in_words(nodes: list[LocalNode]) -> None:
+    outcome = sealring("verify", "--config", nodes[0].config)
+    assert outcome.code == 0, outcome.err
+    assert "layers 4 to 7" in " ".join(outcome.out.split())
+    assert "right: " in outcome.out
+
+
+@pytest.mark.long
+def test_tensor_parallelism_on_this_machine_is_right() -> None:
+    options = ("--strategy", "tp", "--collectives", "shared-loopback", "--json")
+    outcome = sealring("verify", *options)
+    assert outcome.code == 0, outcome.err
+    assert [place["what"] for place in outcome.json()["places"]] == ["share", "share", "draw"]
+
+
+@pytest.mark.long
+def test_layers_may_be_given() -> None:
+    outcome = sealring("verify", "--layers", "3,5", "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.json()["bounds"] == [0, 3, 8]
+
+
+def test_mistakes_are_told(nodes: list[LocalNode]) -> None:
+    for options, says in [
+        (("--config", nodes[0].config, "--ranks", "2"), "a config names a ring"),
+        (("--layers", "3,x"), "these are no numbers"),
+        (("--layers", "3,5", "--ranks", "3"), "2 numbers, for 3 ranks"),
+    ]:
+        outcome = sealring("verify", *options)
+        assert outcome.code == 2
+        assert says in outcome.err

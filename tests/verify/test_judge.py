@@ -1,0 +1,214 @@
+"""What a verification makes of numbers: where the first difference is, and what is none."""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+import pytest
+from sealring_protocol.codec.tensor import DType
+from sealring_trio.verify.answers import Claim, Drawn, RingAnswers, RingRow
+from sealring_trio.verify.judge import Difference, Verdict, deviation, judge
+from sealring_trio.verify.report import difference_text
+from sealring_trio.verify.tolerance import Tolerance, tolerance_of
+from sealring_trio.verify.yardstick import Expected, Score
+
+PROMPT, COUNT = tuple(range(10)), 6
+READ = len(PROMPT) + COUNT - 1
+F32 = tolerance_of(DType.F32, tensor=False)
+BF16 = tolerance_of(DType.BF16, tensor=False)
+
+
+def number(cut: int, row: int, position: int) -> tuple[float, float, float]:
+    """What passes a cut, in numbers."""
+    return (math.sin(cut + 7 * row + position), math.cos(3 * cut + position), 1.0)
+
+
+def logits(row: int, at: int) -> tuple[float, float, float]:
+    return (0.1 * row, 0.2 * at, 2.0)
+
+
+def expected(row: int, noise: float = 0.0) -> Expected:
+    cuts = [tuple(number(cut, row, at) for at in range(READ)) for cut in range(3)]
+    return Expected(
+        tuple((cut,) for cut in cuts),
+        tuple(logits(row, at) for at in range(COUNT)),
+        tuple(Score(5, -0.5, -0.5, (-0.5, -1.0), 1e-7) for _ in range(COUNT)),
+        tuple((noise,) * READ for _ in cuts),
+        (noise,) * COUNT,
+        (noise,) * COUNT,
+    )
+
+
+def answers(rows: int = 2) -> RingAnswers:
+    """A ring of three ranks that is right: a step for each position of each row."""
+    ring = RingAnswers(("ann", "ben", "cat"), "pp", bounds=(0, 2, 4, 6))
+    n = 0
+    for row in range(rows):
+        ring.rows.append(RingRow(PROMPT, [Drawn(5, -0.5, (5, 6), (-0.5, -1.0))] * COUNT))
+        for position in range(READ):
+            n += 1
+            for rank in range(3):
+                if rank:
+                    received = number(rank - 1, row, position)
+                    ring.claims.append(Claim(1, n, rank, False, False, row, position, 0, received))
+                given = number(rank, row, position)
+                ring.claims.append(Claim(1, n, rank, False, True, row, position, 0, given))
+            if position + 1 >= len(PROMPT):
+                back = number(2, row, position)
+                ring.claims.append(Claim(1, n, 0, True, False, row, position, 0, back))
+                made = logits(row, position + 1 - len(PROMPT))
+                ring.claims.append(Claim(1, n, 0, True, True, row, position, 0, made))
+    return ring
+
+
+def judged(ring: RingAnswers, tolerance: Tolerance = F32, noise: float = 0.0) -> Verdict:
+    return judge(ring, [expected(row, noise) for row in range(len(ring.rows))], tolerance)
+
+
+def spoilt(by: float, **where: object) -> RingAnswers:
+    """The claims at *where* are off by so much."""
+    ring = answers()
+    for at, claim in enumerate(ring.claims):
+        if all(getattr(claim, name) == value for name, value in where.items()):
+            a, b, rms = claim.numbers
+            ring.claims[at] = attrs.evolve(claim, numbers=(a + by, b, rms))
+    return ring
+
+
+def first(verdict: Verdict) -> Difference:
+    assert not verdict.passed
+    assert verdict.first is not None
+    return verdict.first
+
+
+def test_a_ring_that_is_right_passes() -> None:
+    verdict = judged(answers())
+    assert verdict.passed
+    assert verdict.tokens == 2 * COUNT
+    assert verdict.ties == 0
+    whats = [station.place.what for station in verdict.stations if station.drawn]
+    assert whats == ["layers", "hop", "layers", "hop", "layers", "hop", "head", "draw"]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_the_first_rank_whose_numbers_deviate_is_named(rank: int) -> None:
+    """What comes after it is wrong, too."""
+    ring = answers()
+    for at, claim in enumerate(ring.claims):
+        after = claim.rank > rank or claim.closing or (claim.rank == rank and claim.given)
+        if claim.row == 1 and claim.position >= 4 and after:
+            a, b, rms = claim.numbers
+            ring.claims[at] = attrs.evolve(claim, numbers=(a + 0.5, b, rms))
+    found = first(judged(ring))
+    assert (found.place.what, found.place.rank) == ("layers", rank)
+    assert (found.n, found.row, found.position) == (READ + 5, 1, 4)
+    assert found.size == pytest.approx(0.5)
+    names = ("ann", "ben", "cat")
+    says = f"rank {rank} ({names[rank]}), layers {2 * rank} to {2 * rank + 1}: step 20, row 1"
+    assert difference_text(found, ring).startswith(says)
+
+
+def test_a_hop_that_changes_what_it_carries_is_named() -> None:
+    found = first(judged(spoilt(1e-4, rank=2, given=False)))
+    assert (found.place.what, found.place.rank) == ("hop", 1)
+
+
+def test_the_hop_back_the_head_and_the_draw_are_told_apart() -> None:
+    found = first(judged(spoilt(0.1, closing=True, given=False)))
+    assert (found.place.what, found.place.rank) == ("hop", 2)
+    found = first(judged(spoilt(0.1, closing=True, given=True)))
+    assert (found.place.what, found.place.rank) == ("head", 0)
+    ring = answers()
+    ring.rows[1].drawn[3] = Drawn(6, -1.0, (5, 6), (-0.5, -1.0))
+    expect = [expected(0), expected(1)]
+    scores = list(expect[1].scores)
+    scores[3] = attrs.evolve(scores[3], chosen=-1.0)
+    expect[1] = attrs.evolve(expect[1], scores=tuple(scores))
+    found = first(judge(ring, expect, F32))
+    assert (found.place.what, found.row, found.position) == ("draw", 1, len(PROMPT) + 3)
+    assert "5 is likelier by 0.5 nats" in difference_text(found, ring)
+
+
+def test_a_tie_is_no_fault() -> None:
+    ring = answers()
+    ring.rows[0].drawn[2] = Drawn(6, -0.5, (5, 6), (-0.5, -0.5))
+    expect = [expected(0), expected(1)]
+    scores = list(expect[0].scores)
+    scores[2] = attrs.evolve(scores[2], values=(-0.5, -0.5))
+    expect[0] = attrs.evolve(expect[0], scores=tuple(scores))
+    verdict = judge(ring, expect, F32)
+    assert verdict.passed
+    assert verdict.ties == 1
+
+
+@pytest.mark.parametrize(("tolerance", "off"), [(F32, 1e-3), (BF16, 5e-2)])
+def test_what_is_within_the_tolerance_is_none(tolerance: Tolerance, off: float) -> None:
+    assert judged(spoilt(0.9 * off, rank=1, given=True), tolerance).first.place.what == "hop"
+    ring = spoilt(0.9 * off, rank=2, given=True, closing=False)
+    ring.claims = [claim for claim in ring.claims if not (claim.closing and not claim.given)]
+    assert judged(ring, tolerance).passed
+    worse = spoilt(1.1 * off, rank=2, given=True, closing=False)
+    assert first(judged(worse, tolerance)).place.rank == 2
+
+
+def test_one_stray_position_is_allowed_in_16_bits_alone() -> None:
+    many = answers(rows=20)
+    at = next(at for at, claim in enumerate(many.claims) if claim.rank == 2 and claim.given)
+    many.claims[at] = attrs.evolve(many.claims[at], numbers=(9.0, 9.0, 1.0))
+    assert judged(many, BF16).passed
+    assert first(judged(many, F32)).place.rank == 2
+
+
+def test_a_model_that_rounding_moves_far_has_a_wider_tolerance() -> None:
+    wrong = spoilt(0.05, rank=2, given=True, closing=False)
+    wrong.claims = [claim for claim in wrong.claims if not (claim.closing and not claim.given)]
+    assert judged(wrong, F32, noise=0.01).passed
+    assert not judged(wrong, F32, noise=0.001).passed
+    assert not judged(spoilt(0.5, rank=2, given=True), F32, noise=0.2).passed
+
+
+def test_what_is_no_number_is_wrong_unless_it_should_be_none() -> None:
+    nan = math.nan
+    assert deviation((nan, 0.0, 1.0), (0.0, 0.0, 1.0)) == math.inf
+    assert deviation((0.0, 0.0, 1.0), (nan, nan, nan)) == math.inf
+    assert deviation((nan, math.inf, nan), (nan, math.inf, nan)) == 0.0
+    assert not judged(spoilt(nan, rank=0, given=True), BF16).passed
+
+
+def test_a_rank_that_was_silent_is_no_pass() -> None:
+    ring = answers()
+    ring.silent = {2: 3}
+    verdict = judged(ring)
+    assert verdict.first is None
+    assert not verdict.passed
+
+
+def test_numbers_of_a_token_drawn_for_a_row_that_had_ended_are_left_out() -> None:
+    ring = answers()
+    late = Claim(1, 99, 0, False, True, 0, READ, 0, (9.0, 9.0, 9.0))
+    ring.claims.append(late)
+    assert judged(ring).passed
+
+
+# -------------------------------------------------------------------- tensor parallelism
+
+
+def shares(wrong: set[int]) -> RingAnswers:
+    """Two ranks that sum; those that are *wrong* have other logits."""
+    ring = RingAnswers(("ann", "ben"), "tp", bounds=(0, 6))
+    ring.rows.append(RingRow(PROMPT, [Drawn(5, -0.5, (5, 6), (-0.5, -1.0))] * COUNT))
+    for at in range(COUNT):
+        for rank in range(2):
+            a, b, rms = logits(0, at)
+            numbers = (a + (rank in wrong), b, rms)
+            position = len(PROMPT) - 1 + at
+            ring.claims.append(Claim(1, at + 1, rank, False, True, 0, position, 0, numbers))
+    return ring
+
+
+def test_of_ranks_that_sum_the_one_that_differs_is_named() -> None:
+    assert judged(shares(set())).passed
+    found = first(judged(shares({1})))
+    assert (found.place.what, found.place.rank) == ("share", 1)
+    assert "the sums are" in first(judged(shares({0, 1}))).words
