@@ -1,0 +1,89 @@
+"""The frames between a head and its draft model's process.
+
+A frame is a header (kind, row, position, number of token ids, number of further bytes), the ids as
+native u32, and the bytes. The head tells of rows that begin, their tokens, and rows that are over;
+the process tells guesses.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import attrs
+from sealring_protocol.codec.messages import Row
+
+_HEAD: Final = struct.Struct(">BQIII")
+_ID: Final = "I"
+
+MAX_FRAME: Final = 64 << 20
+"""Bytes of a frame: the ids of the longest prompt, and a row's bias."""
+
+
+class Kind(enum.IntEnum):
+    """What a frame tells. READY: the model is loaded. OPEN: a row begins, with its tokens so far
+    and how it is sampled. TOKENS: a row's tokens from a position on. CLOSE: a row is over. GUESS:
+    what a row's tokens from a position on are likely to be."""
+
+    READY = 1
+    OPEN = 2
+    TOKENS = 3
+    CLOSE = 4
+    GUESS = 5
+
+
+@attrs.frozen
+class Frame:
+    """One frame, of row *uid*; *row* is how it is sampled."""
+
+    kind: Kind
+    uid: int = 0
+    position: int = 0
+    ids: Sequence[int] = ()
+    row: Row | None = None
+
+
+def pack(frame: Frame) -> bytes:
+    """The bytes of *frame*."""
+    rest = b"" if frame.row is None else json.dumps(attrs.asdict(frame.row)).encode()
+    ids = array(_ID, frame.ids).tobytes()
+    head = _HEAD.pack(frame.kind, frame.uid, frame.position, len(frame.ids), len(rest))
+    return head + ids + rest
+
+
+class FrameReader:
+    """Takes bytes as they come, and gives the frames in them."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def read(self, data: bytes) -> Iterator[Frame]:
+        """The frames that *data* completes. Raises `ValueError` for what is none."""
+        self._held += data
+        while len(self._held) >= _HEAD.size:
+            kind, uid, position, count, more = _HEAD.unpack_from(self._held)
+            start = _HEAD.size
+            middle = start + count * array(_ID).itemsize
+            end = middle + more
+            if end > MAX_FRAME:
+                raise ValueError(f"a frame of {end} bytes")
+            if len(self._held) < end:
+                return
+            ids = array(_ID, bytes(self._held[start:middle]))
+            row = _row(bytes(self._held[middle:end])) if more else None
+            del self._held[:end]
+            yield Frame(Kind(kind), uid, position, tuple(ids), row)
+
+
+def _row(data: bytes) -> Row:
+    """The row that *data* describes. Raises `ValueError`."""
+    told = json.loads(data)
+    try:
+        bias = tuple((int(token), float(value)) for token, value in told.pop("bias"))
+        return Row(**told | {"bias": bias, "history": tuple(told["history"])})
+    except (AttributeError, TypeError, KeyError) as error:
+        raise ValueError(f"no row: {error}") from None

@@ -1,0 +1,61 @@
+"""Takes back the last tokens of a row's caches, which were read on wrong guesses.
+
+A cache of keys and values forgets its last tokens by its length alone, and what comes next is
+written over them. A sliding window that is full has overwritten older tokens, and a recurrent state
+has taken the token in for good. Of these a copy is kept from before each guess. It shares the
+arrays, which do not change: whoever writes next writes to new ones.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sealring_model.errors import LedgerError
+from sealring_model.stage.forks import fork
+from sealring_model.stage.layout import flat
+
+_LONG: Final = frozenset({"KVCache", "QuantizedKVCache"})
+"""mlx-lm's caches that hold every token."""
+
+
+class Undo:
+    """What it takes to take back the guesses of every batch, each of one row."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, deque[list[Any]]] = {}  # by batch: copies from before each guess
+
+    def keep(self, batch: int, slots: Sequence[Any], guessed: int) -> None:
+        """A guess is about to be written to *slots*, the caches of *batch*; it is the last of
+        *guessed* that may be taken back."""
+        before = self._before.setdefault(batch, deque())
+        while len(before) >= guessed:
+            before.popleft()
+        before.append([None if _forgets(cache) else fork(cache) for cache in flat(slots)])
+
+    def forget(self, batch: int) -> None:
+        """No token of *batch* will be taken back."""
+        self._before.pop(batch, None)
+
+    def take_back(self, batch: int, slots: Sequence[Any], count: int) -> None:
+        """Drop the last *count* tokens from *slots*, the caches of *batch*."""
+        before = self._before.get(batch, deque())
+        if len(before) < count:
+            raise LedgerError(f"{count} tokens of group {batch} are taken back, and are no guesses")
+        dropped = [before.pop() for _ in range(count)][::-1]
+        for at, cache in enumerate(flat(slots)):
+            kept = [copies[at] for copies in dropped]
+            first = next((n for n, copy in enumerate(kept) if copy is not None), count)
+            if first < count:
+                cache.__dict__.update(kept[first].__dict__)
+            if first and not cache.empty():  # stand-ins for other ranks' layers may be empty
+                cache.trim(first)
+
+
+def _forgets(cache: Any) -> bool:
+    """Whether *cache* can drop the token that is written next."""
+    if type(cache).__name__ in _LONG:
+        return True
+    window = getattr(cache, "max_size", None)
+    return window is not None and not cache.empty() and cache.offset + 1 < window

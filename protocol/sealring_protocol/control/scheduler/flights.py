@@ -1,0 +1,123 @@
+"""The steps that wait for their answers, by number.
+
+A decode that has come *back* from the ring waits only for the head's own engine. One that is
+*wasted* read a wrong guess, and gives no token. Neither keeps its group from going on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+
+from sealring_protocol.codec.messages import Decode, Prefill
+from sealring_protocol.control.scheduler.guesses import Fed
+from sealring_protocol.control.scheduler.requests import SchedulerConfig
+from sealring_protocol.control.scheduler.rows import Flight
+from sealring_protocol.limits import (
+    ENTRY_WEIGHT,
+    MAX_ROW_WEIGHT,
+    MAX_ROWS,
+    MAX_SEALED_BODY,
+    MAX_STEPS_WAITING,
+    MAX_WEIGHT_WAITING,
+)
+
+_LISTS: Final = 7 * MAX_ROWS * ENTRY_WEIGHT
+"""The most that the lists of a step weigh, with one token id for each join."""
+
+
+class Flights:
+    """The steps under way."""
+
+    def __init__(self) -> None:
+        self._by_number: dict[int, Flight] = {}
+        self._decided: list[tuple[int, bool]] = []
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    @property
+    def by_number(self) -> Mapping[int, Flight]:
+        """Every step under way."""
+        return self._by_number
+
+    def clear(self) -> None:
+        """The epoch is over."""
+        self._by_number.clear()
+        self._decided.clear()
+
+    def add(self, n: int, flight: Flight) -> None:
+        """Step *n* begins."""
+        self._by_number[n] = flight
+
+    def pop(self, n: int) -> Flight | None:
+        """Step *n* is over; None if it was not under way."""
+        return self._by_number.pop(n, None)
+
+    def passed_on(self, n: int) -> None:
+        """The head's engine has passed step *n* on to the next rank."""
+        self._by_number[n] = attrs.evolve(self._by_number[n], passed=True)
+
+    def returned(self, n: int) -> None:
+        """Step *n* has come back from the ring."""
+        self._by_number[n] = attrs.evolve(self._by_number[n], back=True)
+
+    def waste(self, wrong: list[Fed]) -> None:
+        """Take the guesses *wrong*, which are wrong, or of no more use."""
+        for fed in wrong:
+            self._by_number[fed.n] = attrs.evolve(self._by_number[fed.n], wasted=True)
+            self._decided.append((fed.n, False))
+        wrong.clear()
+
+    def confirm(self, right: Fed) -> None:
+        """The guess *right* is the token that was drawn."""
+        self._decided.append((right.n, True))
+
+    def decided(self) -> list[tuple[int, bool]]:
+        """Take the steps of which it was decided whether their guesses were right."""
+        decided, self._decided = self._decided, []
+        return decided
+
+    def expects(self, n: int) -> int:
+        """The number of tokens in the answer to step *n*; 0 if it is not under way."""
+        flight = self._by_number.get(n)
+        if flight is None or flight.wasted or not isinstance(flight.work, Decode):
+            return 0
+        return len(flight.uids)
+
+    def is_full(self, config: SchedulerConfig) -> bool:
+        """True if no rank may be sent a further step, even of the greatest weight."""
+        if not self._by_number:
+            return False
+        tokens = max(config.chunk, config.rows)
+        hidden = min(tokens * config.hidden_bytes, MAX_SEALED_BODY)
+        heaviest = hidden + tokens * ENTRY_WEIGHT + _LISTS + MAX_ROW_WEIGHT
+        waiting = sum([flight.weight for flight in self._by_number.values()])
+        full = len(self._by_number) >= MAX_STEPS_WAITING
+        return full or waiting + heaviest > MAX_WEIGHT_WAITING
+
+    def decodes(self, groups: int) -> list[int]:
+        """How many decodes of each of *groups* groups have not come back."""
+        flying = [0] * groups
+        for flight in self._by_number.values():
+            if isinstance(flight.work, Decode) and not (flight.back or flight.wasted):
+                flying[flight.work.group] += 1
+        return flying
+
+    @property
+    def decoding(self) -> bool:
+        """Whether a decode is under way."""
+        return any(isinstance(flight.work, Decode) for flight in self._by_number.values())
+
+    @property
+    def chunks(self) -> int:
+        """How many prefills are under way."""
+        return sum(isinstance(flight.work, Prefill) for flight in self._by_number.values())
+
+    @property
+    def busy(self) -> int:
+        """How many stages have something useful to do, at most. The closing pass of a decode that
+        is back is the first stage's: its token would wait for a guess that is fed meanwhile."""
+        return sum(not flight.wasted for flight in self._by_number.values())

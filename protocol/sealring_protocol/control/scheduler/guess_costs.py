@@ -1,0 +1,58 @@
+"""When guesses pay: what a right one gains, and what a wrong one costs, as measured.
+
+Stages that would wait cost nothing, in theory. In practice machines share memory, processors or a
+link, so that work on a wrong guess slows down the rest. So the time between two tokens of a row
+that decodes alone is averaged for three cases: after no guess, after a right one, after a wrong
+one. Guesses pay for a row if its share of right ones makes up for the rest.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+_UNKNOWN: Final = 0.3
+"""The share of right guesses from which on they pay, while nothing is measured yet."""
+
+_STEADY: Final = 16
+"""Intervals over which a time is averaged."""
+
+_OUTLIER: Final = 4.0
+"""An interval that is so many times the average counts as this: the machine did something else."""
+
+
+class Outcome(enum.Enum):
+    """What a token came after."""
+
+    PLAIN = "plain"
+    RIGHT = "right"
+    WRONG = "wrong"
+
+
+class GuessCosts:
+    """The measured times of one ring."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[Outcome, tuple[float, int]] = {}
+
+    def took(self, outcome: Outcome, seconds: float) -> None:
+        """A row's token came *seconds* after the one before, after *outcome*."""
+        mean, count = self._seconds.get(outcome, (seconds, 0))
+        count = min(count + 1, _STEADY)
+        mean += (min(seconds, _OUTLIER * mean) - mean) / count
+        self._seconds[outcome] = mean, count
+
+    def seconds(self, outcome: Outcome) -> float | None:
+        """The mean seconds of *outcome*; None before it is known."""
+        mean, count = self._seconds.get(outcome, (0.0, 0))
+        return mean if count >= 4 else None
+
+    @property
+    def break_even(self) -> float:
+        """The share of right guesses from which on they pay; above 1 if they never do."""
+        plain, right, wrong = map(self.seconds, Outcome)
+        if plain is None or right is None:
+            return _UNKNOWN
+        if wrong is None or wrong <= plain:
+            return 0.02 if right < plain else 2.0
+        return (wrong - plain) / (wrong - right) if right < plain else 2.0

@@ -1,0 +1,163 @@
+"""Guesses: which token is likely to come next, before the ring has drawn it.
+
+In a pipeline the stages wait for each other while one row decodes. So the head has them work on a
+guess of the next token. A guess is right if it is the token that is drawn; else what was computed
+on it is taken back. Guesses therefore never change a text.
+
+A guess comes from whoever `RowGuesses.give`s some (a draft model); or from the request, which may
+have one for each place of the answer; or else from the row itself: what followed when its last
+tokens stood there before, in the prediction that came with the request, in the prompt or in the
+answer so far (prompt look-up: Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding).
+A row whose guesses do not pay (`guess_costs`), or that has lost a step, sits some tokens out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+
+from sealring_protocol.control.scheduler.guess_costs import GuessCosts, Outcome
+from sealring_protocol.control.scheduler.requests import Request
+
+_LONG: Final = 3
+_SHORT: Final = 2
+"""Tokens after which a look-up finds what followed. The longer match is asked first."""
+
+_CATCH_UP: Final = 256
+"""Tokens of a prompt that one look-up reads in, so that none takes long."""
+
+_STEADY: Final = 16
+"""Guesses over which the share of right ones is averaged."""
+
+_HOPE: Final = 0.2
+_HOPE_AGAIN: Final = 0.1
+"""By so much more than what pays the share is taken to be at first, and after a pause."""
+
+_LISTEN: Final = 8
+"""Tokens of a row without guesses, while it is not known how long these take."""
+
+_PAUSE: Final = 32
+_LONGEST_PAUSE: Final = 512
+"""Tokens that a row sits out at first, and at most. Each time in a row it is twice as many."""
+
+
+class Lookup:
+    """What followed in a text each time that its last tokens stood there before."""
+
+    def __init__(self, before: Sequence[int], tokens: list[int]) -> None:
+        """The text is *before*, and then *tokens*, which grow."""
+        self._before: Final = before
+        self._tokens: Final = tokens
+        self._read = [0, 0]  # how many of *before* and of *tokens*
+        self._next: dict[tuple[int, ...], int] = {}
+
+    def after(self, guesses: Sequence[int]) -> int | None:
+        """What is likely to follow the text and then *guesses*; None if nothing is."""
+        for at, tokens in enumerate((self._before, self._tokens)):
+            upto = min(len(tokens), self._read[at] + _CATCH_UP)
+            for place in range(self._read[at], upto):
+                for count in (_SHORT, _LONG):
+                    if place >= count:
+                        self._next[tuple(tokens[place - count : place])] = tokens[place]
+            self._read[at] = upto
+        end = (*self._tokens[-_LONG:], *guesses)[-_LONG:]
+        for count in (_LONG, _SHORT):
+            found = self._next.get(end[-count:])
+            if found is not None:
+                return found
+        return None
+
+
+@attrs.frozen
+class Fed:
+    """The guess *token*, which step *n* reads."""
+
+    n: int
+    token: int
+
+
+class RowGuesses:
+    """The guesses of one row of *request*, whose *tokens* grow."""
+
+    def __init__(self, tokens: list[int], request: Request) -> None:
+        self._tokens: Final = tokens
+        self._request: Final = request
+        self._lookup: Final = Lookup(request.prediction, tokens)
+        self._given: tuple[int, Sequence[int]] = (0, ())  # from a position on
+        self.fed: Final[deque[Fed]] = deque()
+        """Guesses under way, of the tokens after those that are known."""
+        self.accepted = 0
+        self.rejected = 0
+        self._share = 0.0
+        self._judged = False
+        self._hope = _HOPE
+        self._last: tuple[Outcome, float] | None = None  # of the last token, and when it came
+        self._resumes = 0  # at this length
+        self._pause = _PAUSE
+
+    def give(self, position: int, tokens: Sequence[int]) -> None:
+        """From *position* on the row is likely to go on with *tokens*. They replace those given
+        before."""
+        self._given = position, tokens
+
+    def next(self, costs: GuessCosts) -> int | None:
+        """The next guess, after those under way; None if there is none, or guesses do not pay by
+        *costs*."""
+        first = len(self._request.prompt) + _LISTEN if costs.seconds(Outcome.PLAIN) is None else 0
+        if len(self._tokens) < max(first, self._resumes):
+            return None
+        under_way = [fed.token for fed in self.fed]
+        given = self._from_given(under_way)
+        if given is not None:
+            return given
+        expected = self._request.guesses
+        if expected is None:
+            return self._lookup.after(under_way)
+        place = len(self._tokens) + len(under_way) - len(self._request.prompt)
+        return expected[place] if place < len(expected) else None
+
+    def _from_given(self, under_way: Sequence[int]) -> int | None:
+        position, given = self._given
+        at = len(self._tokens) + len(under_way) - position
+        if not 0 <= at < len(given):
+            return None
+        known = [*self._tokens[position:], *under_way][:at]
+        return given[at] if list(given[:at]) == known else None
+
+    def drawn(self, token: int, now: float, costs: GuessCosts, *, alone: bool) -> Fed | None:
+        """*token* was drawn. Returns the oldest guess under way if it is that; it is under way no
+        more. None if there is none, or it is another: then all of them are wrong.
+
+        If the row decodes *alone*, *costs* learn how long the token took.
+        """
+        outcome, right = Outcome.PLAIN, None
+        if self.fed:
+            outcome = Outcome.RIGHT if self.fed[0].token == token else Outcome.WRONG
+            right = self._judge(outcome is Outcome.RIGHT, costs.break_even)
+        before, self._last = self._last, (outcome, now) if alone else None
+        # While nothing was guessed before, a guess under way makes the token late.
+        if before is not None and (before[0] is not Outcome.PLAIN or outcome is Outcome.PLAIN):
+            costs.took(before[0], now - before[1])
+        return right
+
+    def _judge(self, right: bool, pays: float) -> Fed | None:
+        if not self._judged:
+            self._judged, self._share = True, min(1.0, pays + self._hope)
+        self._share += (right - self._share) / _STEADY
+        if self._share < pays:
+            self.pause()
+            self._judged, self._hope = False, _HOPE_AGAIN
+        if right:
+            self.accepted += 1
+            self._pause = max(_PAUSE, self._pause // 2) if self._share > pays else self._pause
+            return self.fed.popleft()
+        self.rejected += 1
+        return None
+
+    def pause(self) -> None:
+        """Sit some tokens out."""
+        self._resumes = len(self._tokens) + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)

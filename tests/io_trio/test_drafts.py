@@ -1,0 +1,127 @@
+"""A draft model beside a real ring: the tiny model guesses for itself, so that it could be always
+right."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sealring_model import tiny
+from sealring_trio.local.ring import LocalNode, local_ring
+from sealring_trio.node.drafts import LIVES
+
+from tests.io_trio.helpers import sealring
+
+PATIENCE = 90.0
+"""Seconds after which what should have happened has not."""
+
+STORY = {
+    "do": "generate",
+    "prompt": "Tell me a story about a fox named Pip.",
+    "max_tokens": 48,
+    "temperature": 1.2,
+    "seed": 7,
+}
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[int]:
+    """The tokens of the story, from a ring without a draft model."""
+    with local_ring(2, tiny.path()) as nodes:
+        return ask(nodes[0])["token_ids"]
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[LocalNode]:
+    with local_ring(2, tiny.path(), options={"draft": str(tiny.path())}) as nodes:
+        yield nodes[0]
+
+
+def ask(node: LocalNode) -> dict[str, Any]:
+    *_, done = node.ask(STORY)
+    return done
+
+
+def until(node: LocalNode, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The status of *node* once it *holds*."""
+    end = time.monotonic() + PATIENCE
+    while not holds(status := node.status()):
+        assert time.monotonic() < end, (status["draft"], status["guesses"], node.log_tail())
+        time.sleep(0.05)
+    return status
+
+
+def is_guessing(status: dict[str, Any]) -> bool:
+    return status["draft"]["state"] == "guessing"
+
+
+def test_the_tokens_are_the_same_and_most_guesses_right(head: LocalNode, plain: list[int]) -> None:
+    """A sampled text, which nothing but the same draw could guess."""
+    until(head, is_guessing)
+    before = head.status()["guesses"]
+
+    def asked_again(status: dict[str, Any]) -> bool:
+        """Whether it guessed rightly; how many depends on the machine's other work."""
+        assert ask(head)["token_ids"] == plain
+        made = {name: head.status()["guesses"][name] - before[name] for name in before}
+        return made["accepted"] > len(plain) and made["accepted"] > made["rejected"]
+
+    until(head, asked_again)
+    shown = sealring("status", "--config", head.config).out
+    assert "draft model" in shown
+    assert "tokens right" in shown
+
+
+@pytest.mark.long
+def test_a_draft_model_that_dies_is_no_loss(head: LocalNode, plain: list[int]) -> None:
+    """It is started again, and at last done without; each death has one line in the log."""
+    for life in range(LIVES):
+        status = until(head, is_guessing)
+        os.kill(status["draft"]["pid"], signal.SIGKILL)
+        assert ask(head)["token_ids"] == plain
+        pid = status["draft"]["pid"]
+        status = until(head, lambda status, pid=pid: status["draft"]["pid"] != pid)
+        assert "SIGKILL" in status["draft"]["fault"] or life < LIVES - 1
+    status = until(head, lambda status: status["draft"]["state"] == "given up")
+    assert ask(head)["token_ids"] == plain
+    lines = [line for line in head.log.read_text().splitlines() if "WARNING" in line]
+    told = [line for line in lines if "draft model" in line]
+    assert len(told) == LIVES
+    assert "goes on without it" in told[-1]
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with another vocabulary."""
+    folder = tmp_path_factory.mktemp("foreign") / "other"
+    shutil.copytree(tiny.path(), folder)
+    told = json.loads((folder / "tokenizer.json").read_text())
+    known = told["model"]["vocab"]
+    known[300], known[301] = known[301], known[300]
+    (folder / "tokenizer.json").write_text(json.dumps(told))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "command", [("demo",), ("serve",), ("plan", "--model", "tiny", "--memory", "1G")]
+)
+def test_another_vocabulary_is_refused_at_once(foreign: Path, command: tuple[str, ...]) -> None:
+    outcome = sealring(*command, "--draft", foreign)
+    assert outcome.code == 2
+    assert "other cannot guess the tokens of tiny" in outcome.err
+    assert "token 300" in outcome.err
+
+
+def test_a_head_does_not_begin_with_one_that_cannot_guess(foreign: Path) -> None:
+    with (
+        pytest.raises(Exception, match="cannot guess the tokens of tiny"),
+        local_ring(1, tiny.path(), options={"draft": str(foreign)}),
+    ):
+        pass

@@ -1,0 +1,135 @@
+"""Guesses under way change no text: a real head and real engines, whatever the order of events.
+
+The head gets guesses of every row's tokens, of which some are wrong, while rows join, are
+cancelled, are preempted, reuse prefixes, and engines and links are lost.
+"""
+
+from pathlib import Path
+from random import Random
+
+import attrs
+import pytest
+from model_families import FAMILIES
+from model_rings import SAMPLING
+from sealring_model.engine.activation_seal import PlainActivations
+from sealring_model.engine.description import describe_engine
+from sealring_model.engine.executor import Executor
+from sealring_model.loading.assemble import LoadedStage, load_stage
+from sealring_model.loading.model_folder import describe
+from sealring_model.loading.structure import structure_of
+from sealring_model.lookahead.device_io import DeviceIO
+from sealring_model.sampling.rows import RowParams
+from sealring_protocol.codec.local_messages import Loaded
+from sealring_protocol.codec.messages import Bootstrap, Ping, Pong, Progress, Ready, Row, Step
+from sealring_protocol.control.scheduler.requests import (
+    FinishReason,
+    Request,
+    SchedulerConfig,
+)
+
+from tests.sim.brains import Brains
+
+LENGTH = 20
+ROOM = 1 << 30
+_STAGES: dict[tuple, LoadedStage] = {}
+
+
+def stage_of(folder: Path, first: int, last: int) -> LoadedStage:
+    key = (folder, first, last)
+    if key not in _STAGES:
+        _STAGES[key] = load_stage(describe(folder), first, last)
+    return _STAGES[key]
+
+
+class RealEngine:
+    """One rank's executor, without a process: `receive` takes a message and gives the answers."""
+
+    def __init__(self, folder: Path, random: Random) -> None:
+        self.info = describe(folder)
+        self.folder = folder
+        self.random = random
+        self.params = RowParams()
+        self.executor: Executor | None = None
+        self.held = 0
+
+    def start(self) -> list:
+        told = describe_engine(self.info, structure_of(self.info), ROOM)
+        return [attrs.evolve(told, splits=0)]  # in a pipeline
+
+    def receive(self, message) -> list:
+        executor = self.executor
+        match message:
+            case Bootstrap():
+                return self.bootstrap(message)
+            case Row():
+                self.params.add(message)
+                return []
+            case Ping(echo):
+                return [Pong(echo, Progress())]
+        assert executor is not None
+        for _ in range(self.random.randrange(3)):
+            executor.work_ahead()
+        launch = executor.launch if isinstance(message, Step) else executor.close
+        in_flight = launch(message)
+        answer = executor.finish(in_flight)
+        return [*in_flight.pending_answer.preface(), answer]
+
+    def bootstrap(self, place: Bootstrap) -> list:
+        first, last = place.bounds[place.rank], place.bounds[place.rank + 1]
+        loaded = stage_of(self.folder, first, last)
+        self.params.new_epoch()
+        self.executor = Executor(
+            loaded, place, self.params, PlainActivations(), 1 << 40, device_io=DeviceIO()
+        )
+        ready = Ready(place.epoch, first, last, loaded.trimmable, ROOM, loaded.cost)
+        return [Loaded(loaded.read, loaded.held, 1), ready]
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_guesses_change_no_text(models, alone, family, world, seed):
+    random = Random(f"{family} {world} {seed}")
+    ways: dict[int, int] = {}
+
+    def expected(request: Request) -> list[int]:
+        way = next(n for n, way in enumerate(SAMPLING) if Row(0, **way) == request.sampling)
+        return alone(family, request.prompt, way)[: request.max_tokens]
+
+    config = SchedulerConfig(groups=2, rows=2, chunk=9, prefixes=4, retries=50)
+    folder = models[family]
+    ring = Brains(world, random, config, lambda: RealEngine(folder, random), expected)
+    ring.start()
+    prompts = [tuple(random.randrange(256) for _ in range(n)) for n in (3, 12, 30)]
+    asked = []
+    for _ in range(7):
+        prompt, way = random.choice(prompts), random.randrange(3)
+        request = Request(prompt, random.randrange(4, LENGTH), sampling=Row(0, **SAMPLING[way]))
+        uid = ring.submit(request)
+        ways[uid] = way
+        asked.append((uid, request))
+        for _ in range(random.randrange(500)):
+            ring.step()
+        chance, live = random.random(), [one for one, _ in asked if one not in ring.done]
+        if chance < 0.15 and live:
+            ring.cancel(random.choice(live))
+        elif chance < 0.25 and live:
+            ring.head.scheduler.preempt(random.choice(live))
+        elif chance < 0.35:
+            rank = random.randrange(world)
+            ring.kill_engine(rank)
+            ring.start_engine(rank)
+        elif chance < 0.45 and ring.up:
+            ring.cut(random.choice(sorted(ring.up)))
+    ring.run()
+    guessed = 0
+    for uid, request in asked:
+        text = expected(request)
+        if ring.finished(uid) is FinishReason.CANCELLED:
+            text = text[: len(ring.tokens[uid])]
+        assert ring.tokens[uid] == text, (uid, request)
+        guessed += ring.done[uid].accepted + ring.done[uid].rejected
+    assert guessed
+    for rank in range(world):
+        assert ring.engines[rank].executor.live_rows == 0
+    assert not ring.engines[0].executor._forward.awaiting_logits
