@@ -1,0 +1,123 @@
+"""A profile as a table for people, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sealring_trio.cli.output import print_facts, print_table
+from sealring_trio.profiling.parts import Parts, RankParts, parts_of
+from sealring_trio.profiling.recording import Recording
+
+_MS: Final = 1e3
+_WHO: Final = {
+    "node": "node",
+    "launch": "engine: builds and launches graphs",
+    "rest": "engine: its other threads",
+}
+
+
+def describe(recordings: Sequence[Recording], seconds: float) -> dict[str, Any]:
+    """The profile of *seconds* as JSON. Times are milliseconds for each step, as means, unless
+    their names say another unit."""
+    decode, prefill = parts_of(recordings, "decode"), parts_of(recordings, "prefill")
+    place = recordings[0].place
+    return {
+        "seconds": round(seconds, 3),
+        "names": place["names"],
+        "strategy": place["strategy"],
+        "recorded_ranks": [recording.rank for recording in recordings],
+        "decode": None if decode is None else _parts(decode),
+        "prefill": None if prefill is None else _parts(prefill),
+        "processors": _processors(recordings, decode),
+    }
+
+
+def _parts(parts: Parts) -> dict[str, Any]:
+    return {
+        "steps": parts.steps,
+        "tokens_per_step": round(parts.tokens, 3),
+        "steps_under_way": round(parts.under_way, 3),
+        "token_ms": _ms(parts.token),
+        "step_ms": _ms(parts.step),
+        "head_ms": _ms(parts.head),
+        "ranks": [{"rank": rank, **_rank(each)} for rank, each in parts.ranks.items()],
+        "closing": None if parts.closing is None else _rank(parts.closing),
+    }
+
+
+def _rank(each: RankParts) -> dict[str, float | None]:
+    return {
+        "waiting_ms": _ms(each.waiting),
+        "compute_ms": _ms(each.compute),
+        "sealing_ms": _ms(each.sealing),
+        "node_ms": _ms(each.node),
+        "wire_ms": _ms(each.wire),
+    }
+
+
+def _processors(recordings: Sequence[Recording], decode: Parts | None) -> list[dict[str, Any]]:
+    """Processor time of each rank's processes by all decode steps; the whole time without one."""
+    steps = max(1, decode.steps) if decode is not None else 1
+    return [
+        {
+            "rank": each.rank,
+            "who": who,
+            "ran_ms": _ms(ran / steps),
+            "waited_ms": _ms(waited / steps),
+        }
+        for each in recordings
+        for who, (ran, waited) in each.used().items()
+    ]
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * _MS, 4)
+
+
+def show(told: dict[str, Any]) -> None:
+    """Print what `describe` told."""
+    for work in ("decode", "prefill"):
+        if told[work] is not None:
+            _show_parts(work, told[work], told)
+    if told["processors"]:
+        print()
+        print_table(
+            "Milliseconds of a processor for each decode step",
+            ["rank", "who", "ran", "ready, without one"],
+            [
+                (
+                    str(each["rank"]),
+                    _WHO[each["who"]],
+                    _cell(each["ran_ms"]),
+                    _cell(each["waited_ms"]),
+                )
+                for each in told["processors"]
+            ],
+            numbers_from=2,
+        )
+
+
+def _show_parts(work: str, parts: dict[str, Any], told: dict[str, Any]) -> None:
+    names, columns = told["names"], ("waiting", "compute", "sealing", "node", "wire")
+    rows = [(f"{each['rank']} {names[each['rank']]}", each) for each in parts["ranks"]]
+    if parts["closing"] is not None:
+        rows.append((f"0 {names[0]}, draws the token", parts["closing"]))
+    print_table(
+        f"{work}: milliseconds of a step",
+        ["rank", *columns],
+        [(who, *(_cell(each[f"{column}_ms"]) for column in columns)) for who, each in rows],
+    )
+    facts = [("steps", f"{parts['steps']}, of {parts['tokens_per_step']:.1f} tokens each")]
+    if parts["step_ms"]:
+        under_way = f"{parts['steps_under_way']:.1f} under way at once"
+        facts.append(("a step takes", f"{parts['step_ms']:.2f} ms, {under_way}"))
+    if work == "decode" and parts["token_ms"]:
+        facts.append(("a row has a token", f"each {parts['token_ms']:.2f} ms (median)"))
+        facts.append(("head, between steps", f"{parts['head_ms']:.2f} ms"))
+    print_facts(facts)
+    print()
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
