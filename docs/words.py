@@ -9,7 +9,7 @@ from sealring_protocol.diagnosis.causes import Cause
 ENDPOINTS: Final = {
     "POST /v1/chat/completions": "An answer to a conversation, whole or streamed.",
     "POST /v1/completions": "A continuation of a text, whole or streamed.",
-    "GET /v1/models": "The model, with the length of its context.",
+    "GET /v1/models": "The model, the length of its context, and whether it has a chat template.",
     "GET /v1/models/{id}": "The same for one model.",
     "GET /v1/cluster": "The state of the ring: ranks, links, strategy, rows, what is in the way. "
     "With `?history=1` the last minutes, second by second.",
@@ -69,6 +69,12 @@ FIELDS: Final = {
     "tool_choice.function": "The function that has to be called.",
     "tool_choice.function.name": "Its name, which must be among the tools.",
     "parallel_tool_calls": "With false the answer ends after its first call.",
+    "prediction": "What the answer is likely to contain. It is the same answer with it; where the "
+    "ring guesses tokens it comes sooner, the more of them the prediction has right.",
+    "prediction.type": "Text is the only kind.",
+    "prediction.content": "Its text.",
+    "prediction.content[].type": "Text is the only kind of part.",
+    "prediction.content[].text": "The text of the part.",
     "response_format": "The form of the answer; answers are not held to a schema here.",
     "response_format.type": "`text` is the only form.",
     "reasoning_effort": "Given to the model's template; `none` turns thinking off where the model "

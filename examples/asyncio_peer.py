@@ -20,7 +20,7 @@ roster = SignedRoster.decode(bytes.fromhex(told["roster"]))
 pinned, cluster = bytes.fromhex(told["coordinator"]), roster.roster.cluster
 config = handshake.HandshakeConfig(signer.public_key, roster, pinned, randbits(64))
 model = bytes.fromhex(told["model"])
-hello = m.Hello(model, told["layers"], DType.F32, told["hidden"], 1 << 30)
+hello = m.Hello(model, told["layers"], DType.F32, told["hidden"], 1 << 30, tuple(told["pins"]))
 epochs = {}  # the layers' bounds and the ledger of each
 
 

@@ -29,7 +29,7 @@ MODULES: Final = (
     *(f"codec.{name}" for name in ("encoding", "frame", "tensor", "wire")),
     *(f"codec.{name}" for name in ("readers", "writers")),
     *(f"codec.local_{name}" for name in ("messages", "readers", "writers")),
-    *(f"codec.messages.{name}" for name in ("epochs", "steps", "tunnel", "waiting")),
+    *(f"codec.messages.{name}" for name in ("epochs", "steps", "tunnel", "waiting", "weights")),
     *(f"security.{name}" for name in ("admission", "attestation", "handshake_base")),
     *(f"security.{name}" for name in ("handshake_messages", "handshake_values", "identity")),
     *(f"security.{name}" for name in ("initiator", "initiator_stages", "keys", "responder")),

@@ -67,6 +67,7 @@ THEN: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "READY": (("windows", FIELDS["READY.windows"]),),
     "BOOTSTRAP": (("bounds", "u16"), _HOSTS),
     "STEP": (
+        ("back", FIELDS["STEP.back"]),
         ("save", FIELDS["STEP.save"]),
         ("evict", "u64"),
         ("drop", "u64"),
@@ -76,10 +77,14 @@ THEN: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     ),
     "STEP_DONE": _STEP_TAIL,
     "CANNOT_SERVE": (("reason", "byte"),),
+    "CHECKED": (("tensors", "tensor"),),
     "TUNNEL": (("data", "rest"),),
     "ROW": (("bias", FIELDS["ROW.bias"]), ("history", "u32")),
+    "GET": (("name", "byte"),),
+    "PIECE": (("data", "byte"), ("reason", "byte")),
     "WAITING": (("reasons", f"{FIELDS['WAITING.reasons']}, text text"),),
-    "ENGINE_INFO": (("layers", "u64"), ("joined", "u16"), ("reason", "byte")),
+    "HELLO": (("pins", "u64"),),
+    "ENGINE_INFO": (("layers", "u64"), ("joined", "u16"), ("pins", "u64"), ("reason", "byte")),
     "LOGPROBS": (("alternatives", FIELDS["LOGPROBS.alternatives"]),),
     "GROUP": (_HOSTS,),
 }

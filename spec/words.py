@@ -48,7 +48,7 @@ FAILURES: Final = {
     FailureKind.DEADLINE: "no answer in time",
     FailureKind.MEMORY: "no room",
     FailureKind.INTEGRITY: "a tensor did not open, or is not what belongs here",
-    FailureKind.LOAD: "the layers could not be loaded",
+    FailureKind.LOAD: "the weights could not be read, or are still to come",
     FailureKind.GROUP: "the collective did not come up, or broke (11.7)",
     FailureKind.UNSERVABLE: "the rank can never serve this model with this plan",
 }

@@ -28,6 +28,7 @@ API = "tests/api/"
 SERVED = (
     "tests/attacks/test_http_floods.py",
     "tests/dashboard/",
+    "tests/io_trio/test_bench_beside.py",
     "tests/io_trio/test_bench_serve.py",
     "tests/io_trio/test_cli_chat.py",
     "tests/io_trio/test_cli_serve.py",

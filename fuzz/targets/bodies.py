@@ -81,7 +81,7 @@ def check(data: bytes) -> None:
         prepared = ParsedRequest.of(*work(_tokenizer(), ASKED, body, lambda stage: None))
         told = prepared.told["options"]
         asked = (TEXT if is_text else CHAT).options(told)
-        made = list(jobs(asked, prepared.prompts, VOCABULARY, VISITOR))
+        made = list(jobs(asked, prepared, VOCABULARY, VISITOR))
     except ApiError as error:
         _check_refusal(error)
         return

@@ -18,6 +18,7 @@ from sealring_protocol.codec.messages import (
     Prefill,
     Save,
     Step,
+    TakeBack,
     Work,
 )
 from sealring_protocol.control.epoch.ledger import Change, Ledger
@@ -29,9 +30,9 @@ from spec.vectors.plain import LedgerState
 
 FOUND: Final = (
     # a row that comes back into another group than it left
-    "0000000101000001010000000101000000000000000101000001010100000101000301000002000003000002020001",
+    "000000000101000001010000000001010000000000000000010100000101010000000101000301000002000003000002020001",
     # a row in a group is saved
-    "0000000101000000000000000001010000010102000000000000",
+    "000000000101000000000000000000010100000001010200000000000000",
 )
 """Inputs that once failed."""
 
@@ -50,17 +51,19 @@ def seeds() -> Iterator[bytes]:
 
 def _told(step: Step) -> bytes:
     """*step* in the choices that `_step` takes; numbers beyond the small world wrap."""
-    told = bytes([len(step.save)]) + b"".join(bytes([s.uid % 9, s.handle % 9]) for s in step.save)
+    told = bytes([len(step.back)]) + b"".join(bytes([b.uid % 9, b.count % 4]) for b in step.back)
+    told += bytes([len(step.save)]) + b"".join(bytes([s.uid % 9, s.handle % 9]) for s in step.save)
     told += bytes([len(step.evict), *(uid % 9 for uid in step.evict)])
     told += bytes([len(step.drop), *(number % 9 for number in step.drop)])
     told += bytes([len(step.open)])
     told += b"".join(bytes([o.uid % 9, o.handle % 9, o.keep % 8]) for o in step.open)
     told += bytes([len(step.join)]) + b"".join(bytes([j.uid % 9, j.group % 3]) for j in step.join)
     match step.work:
-        case Prefill(uid, position, _):
-            return told + bytes([1, uid % 9, 0, position % 8, 1])
-        case Decode(group):
-            return told + bytes([2, group % 3])
+        case Prefill(uid, position, count):
+            length = _LENGTHS.index(count) if count in _LENGTHS else 0
+            return told + bytes([1, uid % 9, 1, position % 8, length])
+        case Decode(group, guessed):
+            return told + bytes([2, group % 3, guessed % 5])
         case _:
             return told + b"\0"
 
@@ -82,6 +85,8 @@ def check(data: bytes) -> None:
         assert ledger.private == model.private
         assert ledger.snaps == model.snaps
         assert ledger.groups == rows
+        grouped = [uid for uids in rows.values() for uid in uids]
+        assert {uid: ledger.guessed(uid) for uid in grouped} == model.guessed
         assert ledger.digest(n) == model.state().digest(n)
         _check_change(change, step, model)
 
@@ -93,13 +98,13 @@ def _step(source: Source, n: int, ledger: Ledger) -> Step:
     def number() -> int:
         return source.below(9)
 
+    backs = few(lambda: TakeBack(number(), source.below(4)))
     saves = few(lambda: Save(number(), number()))
     evicts, drops = few(number), few(number)
     opens = few(lambda: Open(number(), number(), source.below(8)))
     joins = few(lambda: Join(number(), source.below(3)))
-    return Step(
-        Epoch(1, 1), n, bytes(16), saves, evicts, drops, opens, joins, _work(source, ledger)
-    )
+    lists = (backs, saves, evicts, drops, opens, joins)
+    return Step(Epoch(1, 1), n, bytes(16), *lists, _work(source, ledger))
 
 
 def _work(source: Source, ledger: Ledger) -> Work:
@@ -110,7 +115,7 @@ def _work(source: Source, ledger: Ledger) -> Work:
             position = source.below(8) if source.flag() else known
             return Prefill(uid, position, source.pick(_LENGTHS))
         case 2:
-            return Decode(source.below(3))
+            return Decode(source.below(3), source.below(5))
         case _:
             return NO_WORK
 
@@ -122,6 +127,7 @@ class Model:
         self.private: dict[int, int] = {}
         self.snaps: dict[int, int] = {}
         self.groups: dict[int, list[tuple[int, int]]] = {}
+        self.guessed: dict[int, int] = {}
         self.before: dict[int, list[int]] = {}
 
     def _free(self, number: int) -> bool:
@@ -131,11 +137,16 @@ class Model:
     def apply(self, step: Step) -> bool:
         """Apply *step*; whether it is to be refused."""
         self.before = {group: [uid for uid, _ in rows] for group, rows in self.groups.items()}
-        return not all(
-            done
-            for part in (self._save, self._evict, self._drop, self._open, self._join, self._work)
-            for done in part(step)
-        )
+        lists = (self._back, self._save, self._evict, self._drop, self._open, self._join)
+        return not all(done for part in (*lists, self._work) for done in part(step))
+
+    def _back(self, step: Step) -> Iterator[bool]:
+        for back in step.back:
+            yield 1 <= back.count <= self.guessed.get(back.uid, 0)
+            self.guessed[back.uid] -= back.count
+            for group, rows in self.groups.items():
+                taken = {uid: back.count if uid == back.uid else 0 for uid, _ in rows}
+                self.groups[group] = [(uid, length - taken[uid]) for uid, length in rows]
 
     def _save(self, step: Step) -> Iterator[bool]:
         for save in step.save:
@@ -149,6 +160,7 @@ class Model:
             yield bool(found)
             left = [row for row in self.groups[found[0]] if row[0] != uid]
             self.groups[found[0]] = left
+            del self.guessed[uid]
 
     def _drop(self, step: Step) -> Iterator[bool]:
         for number in step.drop:
@@ -165,7 +177,9 @@ class Model:
     def _join(self, step: Step) -> Iterator[bool]:
         for join in step.join:
             yield join.uid in self.private
-            self.groups.setdefault(join.group, []).append((join.uid, self.private.pop(join.uid)))
+            rows = self.groups.setdefault(join.group, [])
+            rows.append((join.uid, self.private.pop(join.uid)))
+            self.guessed |= {uid: 0 for uid, _ in rows}
 
     def _work(self, step: Step) -> Iterator[bool]:
         self.groups = {group: rows for group, rows in self.groups.items() if rows}
@@ -173,8 +187,11 @@ class Model:
             case Prefill(uid, position, count):
                 yield self.private.get(uid) == position and position + count < 2**32
                 self.private[uid] = position + count
-            case Decode(group):
+            case Decode(group, guessed):
                 yield group in self.groups
+                (uid, _), *others = self.groups[group]
+                yield not guessed or (not others and guessed <= self.guessed[uid] + 1)
+                self.guessed[uid] = guessed
                 yield all(length < 2**32 - 1 for _, length in self.groups[group])
                 self.groups[group] = [(uid, length + 1) for uid, length in self.groups[group]]
             case _:
@@ -187,11 +204,14 @@ class Model:
     def state(self) -> LedgerState:
         """What it holds, as the digest takes it."""
         groups = {group: tuple(rows) for group, rows in self.groups.items()}
-        return LedgerState(self.private, self.snaps, groups)
+        return LedgerState(self.private, self.snaps, groups, self.guessed)
 
 
 def _check_change(change: Change, step: Step, model: Model) -> None:
     """An engine that carries out *change* has the rows that the ledger says."""
+    told = [(taken.uid, taken.count) for taken in change.taken_back]
+    assert told == [(back.uid, back.count) for back in step.back]
+    assert all(model.before[taken.group] == [taken.uid] for taken in change.taken_back)
     rows = {group: list(uids) for group, uids in model.before.items()}
     for group, regroup in change.regroup.items():
         before = rows.pop(group, [])

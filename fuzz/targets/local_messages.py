@@ -11,14 +11,14 @@ from sealring_protocol.errors import RemoteProtocolError
 
 from fuzz.vectors import field
 
-_TENSOR_AT = 78  # where the tensors of a step without lists begin
+_TENSOR_AT = 77  # where the tensors of a step without lists begin
 
 
 def seeds() -> Iterator[bytes]:
     """Every plaintext of the vectors; of steps with one tensor, that tensor."""
     yield from field("local_messages", "input", "plaintext")
     for data in field("messages", "input", "plaintext"):
-        if data[:1] == b"\x0a" and data[76:78] == b"\1\0":
+        if data[:1] == b"\x0a" and data[75:77] == b"\1\0":
             yield data[_TENSOR_AT:]
 
 

@@ -19,14 +19,14 @@ from fuzz.expect import raised
 from fuzz.people import config
 from fuzz.source import Source
 from spec.vectors.talk import ANSWERING, CT, DIALING, SS
-from spec.vectors.whole_messages import BOOTSTRAP, HELLO, PREPARED, READY, STEP, WAITING
+from spec.vectors.whole_messages import BOOTSTRAP, CHECKED, HELLO, PREPARED, READY, STEP, WAITING
 from spec.vectors.world import ADA, BEN, NOW, Node
 from tests.driver import End
 
 DONE: Final = StepDone(STEP.epoch, 1)
 MAY_SEND: Final[Mapping[Node, tuple[Message, ...]]] = {
     ADA: (BOOTSTRAP, STEP, WAITING),
-    BEN: (HELLO, PREPARED, READY, DONE),
+    BEN: (HELLO, PREPARED, READY, DONE, CHECKED),
 }
 _TOGETHER: Final = b"\4" * 8
 

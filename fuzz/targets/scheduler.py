@@ -1,8 +1,9 @@
 """The scheduler under any order of requests, answers, failures and epochs.
 
 Input: one byte for each command and its choices. No rank may ever hold more than it has room for.
-At the end every step is answered, and then nothing may be left: each request has ended once, and
-no rank holds a row.
+Of a guess it is known whether it was right once the step before it is answered. At the end every
+step is answered, and then nothing may be left: each request has ended once, and no rank holds a
+row.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from sealring_protocol.codec.messages import (
     Row,
 )
 from sealring_protocol.control.epoch.ledger import Ledger
+from sealring_protocol.control.scheduler import guess_costs
 from sealring_protocol.control.scheduler.requests import (
     Outcome,
     QueueFull,
@@ -42,7 +44,7 @@ EOS: Final = 7
 EPOCH: Final = Epoch(1, 1)
 CONFIGS: Final = (
     (SchedulerConfig(), 1),
-    (SchedulerConfig(groups=2, rows=2, chunk=3, chunks=3), 1),
+    (SchedulerConfig(groups=2, rows=2, chunk=3), 1),
     (SchedulerConfig(groups=1, rows=1, chunk=1), 2),
     (SchedulerConfig(groups=3, rows=2, chunk=5, retries=1), 2),
     (SchedulerConfig(groups=2, rows=2, chunk=30, prefixes=3, prefix_share=0.5, queue=4), 1),
@@ -75,12 +77,27 @@ def seeds() -> Iterator[bytes]:
     yield bytes(range(256))
 
 
+class AlwaysPay(guess_costs.GuessCosts):
+    """Guesses pay, however few are right."""
+
+    @property
+    def break_even(self) -> float:
+        """Any share will do."""
+        return 0.0
+
+    def seconds(self, outcome: guess_costs.Outcome) -> float | None:
+        """They are known from the beginning."""
+        return 1.0
+
+
 class Ring:
     """A scheduler, and the ledger of a rank that gets its steps."""
 
     def __init__(self, config: SchedulerConfig, window: int, room: int, *, cuttable: bool) -> None:
         self.scheduler = Scheduler(config, CONTEXT)
-        self.scheduler.shape(config.groups, window)
+        self.scheduler.shape(config.groups, window, 3, guesses=window == 1)
+        self.scheduler._guessing.costs = AlwaysPay()
+        self.decided: dict[int, bool] = {}  # by step that read a guess: whether it was right
         self.config = config
         self.window = window
         cost = CacheCost(0, 1)
@@ -99,13 +116,16 @@ class Ring:
         self.ledger = Ledger()
         self.kept: dict[int, int] = {}
         self.flying.clear()
+        self.decided.clear()
         self.n = 0
 
     def submit(self, length: int, tokens: int) -> None:
         """A request, perhaps one that can never fit."""
         if len(self.expected) >= MOST:
             return
-        request = Request(tuple(range(length)), tokens, frozenset({EOS}), Row(0))
+        request = Request(
+            tuple(range(length)), tokens, frozenset({EOS}), Row(0), prediction=(1, 1, 2, 1, 1, 1)
+        )
         try:
             uid = self.scheduler.submit(request)
         except QueueFull:
@@ -139,12 +159,19 @@ class Ring:
             assert not row.handle or self.ready.trimmable or self.kept[row.handle] == row.keep
         assert {row.uid for row in planned.rows} == {row.uid for row in step.open}
         count = step.work.count if isinstance(step.work, Prefill) else 0
-        assert len(step.ids) == len(step.join) + count
         if isinstance(step.work, Decode):
-            same = sum(other.step.work == step.work for other in self.flying)
-            assert same < self.window
+            count = int(step.work.guessed > 0)
+            same = sum(self.is_sure(other, step.work.group) for other in self.flying)
+            assert count or same < self.window
+        assert len(step.ids) == len(step.join) + count
         self.flying.append(planned)
         return True
+
+    def is_sure(self, other: Planned, group: int) -> bool:
+        """Whether *other* decodes *group*, and is not known to have read a wrong guess."""
+        self.decided.update(self.scheduler.decided())
+        decodes = isinstance(other.step.work, Decode) and other.step.work.group == group
+        return decodes and self.decided.get(other.step.n, True)
 
     def held(self) -> int:
         """Tokens that the rank has caches for: each group is a rectangle."""
@@ -158,8 +185,12 @@ class Ring:
         if not self.flying:
             return False
         step = self.flying.pop(0).step
-        rows = self.scheduler.uids(step.n) if isinstance(step.work, Decode) else ()
-        self.take(self.scheduler.answered(step.n, (token,) * len(rows), self.now))
+        self.decided.update(self.scheduler.decided())
+        count = self.scheduler.expects(step.n)
+        if isinstance(step.work, Decode):
+            right = not step.work.guessed or self.decided.pop(step.n)
+            assert count == right * len(self.scheduler.uids(step.n))
+        self.take(self.scheduler.answered(step.n, (token,) * count, self.now))
         return True
 
     def fail(self, kind: FailureKind) -> None:
@@ -186,7 +217,7 @@ class Ring:
     def drain(self) -> None:
         """Answer everything; then nothing is left."""
         for _ in range(_REST):
-            if not self.plan() and not self.answer(1):
+            if not self.plan() and not self.answer(1 + (self.n % 5 == 0)):
                 break
         assert not self.flying
         assert self.ended == set(self.expected)
@@ -204,7 +235,7 @@ def check(data: bytes) -> None:
     ring = Ring(config, window, room, cuttable=source.below(2) == 0)
     while not source.empty:
         ring.now += 0.01
-        match source.below(9):
+        match source.below(10):
             case 0:
                 ring.submit(source.below(80), source.below(8))
             case 1:
@@ -221,6 +252,9 @@ def check(data: bytes) -> None:
                 ring.raise_epoch()
             case 7:
                 ring.preempt(source.below(12))
+            case 8:
+                guesses = [source.below(9) for _ in range(source.below(5))]
+                ring.scheduler.guess(source.below(12), source.below(80), guesses)
             case _:
                 ring.now += source.below(200) / 100
     ring.drain()

@@ -34,6 +34,10 @@ class ReadError(LoadError):
     KIND = FailureKind.LOAD
 
 
+class NotHereError(ReadError):
+    """Weights that are needed have not been fetched yet."""
+
+
 class LedgerError(ModelError):
     """A step does not fit what this rank holds."""
 
@@ -103,8 +107,9 @@ def failure_of_loading(error: Exception) -> FailureKind:
     does may be otherwise the next time; anything else fails again."""
     if isinstance(error, ModelError):
         return error.KIND
-    passing = isinstance(error, OSError) or _lacks_memory(error)
-    return FailureKind.LOAD if passing else FailureKind.UNSERVABLE
+    if isinstance(error, OSError):
+        return FailureKind.LOAD
+    return FailureKind.MEMORY if _lacks_memory(error) else FailureKind.UNSERVABLE
 
 
 def _lacks_memory(error: Exception) -> bool:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import attrs
 
+from sealring_protocol.codec.messages import Get
 from sealring_protocol.control.effects import (
     EndCollective,
     Note,
     PrepareCollective,
     RestartEngine,
+    StepChecked,
     StepTiming,
+    StepToCheck,
     ToEngine,
 )
 from sealring_protocol.control.scheduler.requests import RequestDone, RowOpened, TokenOut
@@ -91,6 +94,18 @@ class LinkUp:
     session: Link = attrs.field(repr=False)
 
 
+@attrs.frozen
+class WeightsAsked:
+    """*rank* asks, on connection *link*, for a piece of a file of this node's model. Answer by
+    `Node.give_piece`: the questions of one link in order, and each only when the answer before it
+    has left, or a peer that does not read would fill this node's memory. `Hangup` of *link* ends
+    its questions."""
+
+    rank: int
+    link: int
+    get: Get
+
+
 NodeEvent = (
     Dial
     | Hangup
@@ -103,9 +118,12 @@ NodeEvent = (
     | PrepareCollective
     | EndCollective
     | LinkUp
+    | WeightsAsked
     | TokenOut
     | RequestDone
     | RowOpened
     | StepTiming
+    | StepToCheck
+    | StepChecked
     | Note
 )

@@ -56,7 +56,11 @@ MAX_REASONS: Final = 16
 """Reasons in one WAITING. Memory: 16 texts of 256 bytes, 4 KiB."""
 
 MAX_ROWS: Final = 4096
-"""Entries of each list of a STEP. Memory: 4,096 of at most 20 bytes, five lists: 400 KiB."""
+"""Entries of each list of a STEP. Memory: 4,096 of at most 20 bytes, six lists: 480 KiB."""
+
+MAX_GUESSED: Final = MAX_WORLD
+"""Tokens at the end of a row that are guesses. Memory: as many states of a row's recurrent layers
+and sliding windows."""
 
 MAX_IDS: Final = 1 << 20
 """Token ids in one STEP or STEP_DONE. Memory: 4 MiB."""
@@ -81,6 +85,16 @@ MAX_WINDOWS: Final = 16
 
 MAX_LAYERS: Final = 1024
 """Layers of a model."""
+
+MAX_FILE_NAME: Final = 255
+"""Bytes of a file's name in GET (UTF-8)."""
+
+MAX_PIECE: Final = 1 << 20
+"""Bytes of a file that one GET may ask for. Memory: a few of that size per WEIGHTS link, as one is
+read only when the one before it has left."""
+
+MAX_GETS: Final = 8
+"""GETs on one link that may be unanswered. Memory: at most 300 bytes each."""
 
 MAX_UNSENT: Final = 4 * MAX_SEALED_BODY
 """Bytes that may wait for a peer which does not read. Memory: 64 MiB per link."""

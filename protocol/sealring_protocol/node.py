@@ -12,7 +12,7 @@ wire needs the time of day.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from sealring_protocol.codec.local_messages import EngineInfo, Loaded, LocalMessage
@@ -21,6 +21,7 @@ from sealring_protocol.codec.messages import (
     CannotServe,
     Epoch,
     FailureKind,
+    Piece,
     Ping,
     Pong,
     Progress,
@@ -33,13 +34,13 @@ from sealring_protocol.control.scheduler.requests import NotServed, Request, Req
 from sealring_protocol.control.standing import Standing
 from sealring_protocol.diagnosis.peers import PeerState
 from sealring_protocol.diagnosis.why import Facts, Obstacle, first_permanent, obstacles, waiting
-from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError, SealringError
+from sealring_protocol.errors import RemoteProtocolError, SealringError
 from sealring_protocol.events import LinkUp, NodeEvent, RosterInForce, StoreRoster
 from sealring_protocol.link import Link
 from sealring_protocol.link_events import LinkClosed
 from sealring_protocol.links import news
 from sealring_protocol.links.link_manager import LinkManager
-from sealring_protocol.links.news import hop_keys
+from sealring_protocol.links.weights import WeightRequests
 from sealring_protocol.node_config import NodeConfig, handshake_config
 from sealring_protocol.node_report import NodeReport
 from sealring_protocol.node_role import NodeRole
@@ -49,8 +50,7 @@ from sealring_protocol.security.roster import SignedRoster
 __all__ = ["Node", "NodeConfig"]
 
 _LATE_SECONDS: Final = 1.0
-"""Seconds of delay in calling `handle_timeout` from which the node was asleep, and not merely
-slow."""
+"""Seconds of delay in calling `handle_timeout` from which the node was asleep, not merely slow."""
 
 
 class Node:
@@ -62,8 +62,7 @@ class Node:
         self._links = LinkManager(handshake_config(config), now, config.patience)
         self._events: deque[NodeEvent] = self._links.events
         self._report = NodeReport(self._links, config.unpinned, now)
-        self.loaded: Loaded | None = None
-        """What the engine last loaded."""
+        self.loaded: Loaded | None = None  # what the engine last loaded
         self._role = NodeRole(config, self.roster.roster, self._links.rank, now)
         self._take_place()
 
@@ -73,6 +72,7 @@ class Node:
         self.rank = self._links.rank
         self.world = len(self.roster.roster.members)
         self._report.renumber(self.rank)
+        self._weights = WeightRequests(self._links)
 
     # ------------------------------------------------------------ looking in
 
@@ -185,12 +185,10 @@ class Node:
         return True
 
     def submit(self, request: Request, now: float) -> int:
-        """Queue *request*, and return its uid.
-
-        Raises `LocalProtocolError` on any rank but the head, if the request can never be served, or
-        if the queue is full; and `NotServed` if the ring serves none until somebody changes that.
-        """
-        head = self._head()
+        """Queue *request*; returns its uid. Raises `LocalProtocolError` on any rank but the head,
+        if it can never be served, or if the queue is full; and `NotServed` if the ring serves none
+        until somebody changes that."""
+        head = self._role.head()
         if not head.serving and (found := first_permanent(self.obstacles(now))) is not None:
             raise NotServed(found.what)
         uid, effects = head.submit(request, now)
@@ -199,18 +197,21 @@ class Node:
         return uid
 
     def cancel(self, uid: int, now: float) -> None:
-        """Cancel request *uid*; nothing happens if it is over."""
-        self._act(self._head().cancel(uid, now), now)
+        """Cancel request *uid*, if it is not over."""
+        self._act(self._role.head().cancel(uid, now), now)
 
     def finish(self, uid: int, now: float) -> None:
         """End request *uid* as complete (a stop string was reached)."""
-        self._act(self._head().finish(uid, now), now)
+        self._act(self._role.head().finish(uid, now), now)
 
-    def _head(self) -> Head:
-        if isinstance(self._brain, Head):
-            return self._brain
-        text = f"this node is rank {self.rank}, which takes no requests; ask the head, "
-        raise LocalProtocolError(text + self._links.member(0).name)
+    def guess(self, uid: int, position: int, tokens: Sequence[int], now: float) -> None:
+        """Request *uid* is likely to go on with *tokens* from absolute *position* on."""
+        self._act(self._role.head().guess(uid, position, tokens, now), now)
+
+    def check(self, on: bool, now: float) -> None:
+        """Begin a checked epoch, or end it: every rank tells fingerprints (`StepChecked`). Raises
+        `LocalProtocolError` on any rank but the head."""
+        self._act(self._role.head().check(on, now), now)
 
     # ---------------------------------------------------------------- engine
 
@@ -255,6 +256,10 @@ class Node:
     def collective_failed(self, epoch: Epoch, reason: str, now: float) -> None:
         """The failed answer to `PrepareCollective`: no port or no relay is available."""
         self._act(self._brain.collective_failed(epoch, reason, now), now)
+
+    def give_piece(self, link: int, piece: Piece, now: float) -> None:
+        """Answer the oldest `WeightsAsked` of connection *link*, unless that is gone."""
+        self._act(self._weights.answer(link, piece), now)
 
     # ----------------------------------------------------------- connections
 
@@ -337,6 +342,8 @@ class Node:
 
     def _hear(self, told: news.News, now: float) -> None:
         match told:
+            case news.OfLink(_, Purpose.WEIGHTS):
+                self._events.extend(self._weights.hear(told, now))
             case news.MessageReceived(rank, purpose, message):
                 try:
                     effects = self._brain.message(rank, purpose, message, now)
@@ -347,12 +354,11 @@ class Node:
             case news.LinkUp(rank, purpose):
                 roster = self.roster.roster
                 if purpose is Purpose.STEP and roster.inner_seal:
-                    keys = hop_keys(told, self.rank, self.world, roster.cluster)
+                    keys = news.hop_keys(told, self.rank, self.world, roster.cluster)
                     self._events.extend(map(ToEngine, keys))
                 self._events.append(LinkUp(rank, purpose, told.number, told.link))
                 self._carry_out(self._brain.link_up(rank, purpose, now), now)
-                # The baseline for the new link.
-                self._say(self._report.hear_starvation(self._brain, now), now)
+                self._say(self._report.hear_starvation(self._brain, now), now)  # its baseline
             case news.LinkDown(rank, purpose, reason):
                 self._carry_out(self._brain.link_down(rank, purpose, reason, now), now)
             case news.Unreachable(rank, purpose, why):

@@ -22,7 +22,8 @@ class NodeConfig:
 
     *public_key* and *coordinator* are 65-byte keys (SEC 1). *instance* is a random u64 per process.
     *unpinned* is the digest that the model would have without its manifest (empty if it has none).
-    *layers*, if given, are the chosen layer counts by rank; only the head's count.
+    *layers*, if given, are the chosen layer counts by rank; only the head's count. With
+    *trust_weights* a head takes ranks whose weights differ from its own, or cannot be compared.
     """
 
     public_key: bytes
@@ -31,6 +32,7 @@ class NodeConfig:
     instance: int
     suites: tuple[Suite, ...] = tuple(Suite)
     unpinned: bytes = b""
+    trust_weights: bool = False
     strategy: Strategy = Strategy.AUTO
     layers: tuple[int, ...] = ()
     collectives: Collectives = attrs.field(factory=Collectives)
@@ -80,4 +82,5 @@ def head_config(config: NodeConfig, roster: Roster, first_uid: int, last_epoch: 
         first_uid=first_uid,
         last_epoch=last_epoch,
         unpinned=config.unpinned,
+        trust_weights=config.trust_weights,
     )

@@ -6,6 +6,7 @@ from sealring_protocol.control.effects import Effect
 from sealring_protocol.control.epoch.follower import Follower
 from sealring_protocol.control.head.head import Head
 from sealring_protocol.control.scheduler.requests import FinishReason, RequestDone
+from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.node_config import NodeConfig, follower_config, head_config
 from sealring_protocol.security.roster import Roster
 
@@ -22,6 +23,7 @@ class NodeRole:
         """The control machine."""
 
     def _make_brain(self, roster: Roster, rank: int, now: float) -> Head | Follower:
+        self._rank, self._first = rank, roster.members[0].name
         if rank > 0:
             return Follower(follower_config(self._config, roster, rank), now)
         return Head(head_config(self._config, roster, self._next_uid, self._last_epoch), now)
@@ -41,6 +43,13 @@ class NodeRole:
             failed = FinishReason.FAILED
             effects += [RequestDone(uid, failed, text) for uid in sorted(self._requests)]
         return effects
+
+    def head(self) -> Head:
+        """The brain, of a head. Raises `LocalProtocolError` on any other rank."""
+        if isinstance(self.brain, Head):
+            return self.brain
+        text = f"this node is rank {self._rank}, which takes no requests; ask the head, "
+        raise LocalProtocolError(text + self._first)
 
     def submitted(self, uid: int) -> None:
         """The head has queued request *uid*."""

@@ -110,7 +110,7 @@ function randomElements(shape) {
  * @param {bigint} instance of the epoch
  */
 function* writtenSteps(instance) {
-  const nothing = { save: [], evict: [], drop: [], open: [], join: [], position: 0, count: 0 };
+  const nothing = { back: [], save: [], evict: [], drop: [], open: [], join: [], position: 0, count: 0 };
   for (let n = 1; n <= config.steps; n++) {
     const epoch = { message: "STEP", instance, counter: 1n, n: BigInt(n) };
     const uid = UIDS[n - 1];

@@ -221,7 +221,8 @@ const ledger = once((input, outcome) => {
   /** @type {Buffer[]} */
   const digests = [];
   const tell = () => {
-    const rows = (/** @type {Map<bigint, number>} */ group) => [...group].map(([uid, length]) => ({ uid, length }));
+    const rows = (/** @type {Map<bigint, number>} */ group) =>
+      [...group].map(([uid, length]) => ({ uid, length, guessed: held.guessed.get(uid) ?? 0 }));
     const { private: private_, snapshots, groups } = held;
     outcome.output = {
       digests,

@@ -17,6 +17,7 @@ from sealring_protocol.codec.messages import (
     Prefill,
     Save,
     Step,
+    TakeBack,
 )
 
 from spec.vectors.model import Json, Vector, refused, u64, valid
@@ -38,9 +39,15 @@ def state(
     private: dict[int, int] | None = None,
     groups: dict[int, Rows] | None = None,
     snapshots: dict[int, int] | None = None,
+    guessed: dict[int, int] | None = None,
 ) -> LedgerState:
     """What a ledger holds."""
-    return LedgerState(private or {}, snapshots or {}, groups or {})
+    return LedgerState(private or {}, snapshots or {}, groups or {}, guessed or {})
+
+
+def alone(length: int, guessed: int = 0) -> LedgerState:
+    """Row 1 is alone in group 0."""
+    return state({}, {0: ((1, length),)}, {}, {1: guessed} if guessed else {})
 
 
 Course = Sequence[tuple[dict[str, Any], LedgerState]]
@@ -58,6 +65,100 @@ SAVED: Final[Course] = (
     *READ_ONE,
     (step(save=(Save(1, 90),)), state({1: 5}, {}, {90: 5})),
 )
+
+ONE_ROW: Final[Course] = (
+    *READ_ONE,
+    (step(join=(Join(1, 0),), work=Decode(0)), alone(6)),
+)
+GUESSED: Final[Course] = (
+    *ONE_ROW,
+    (step(work=Decode(0, 1)), alone(7, 1)),
+    (step(work=Decode(0, 2)), alone(8, 2)),
+)
+
+BACK_1: Final = (TakeBack(1, 1),)
+BACK_2: Final = (TakeBack(2, 1),)
+
+GUESSES: Final[dict[str, tuple[str, Course]]] = {
+    "guess": ("a row reads two guesses", GUESSED),
+    "guess-drawn": (
+        "a token that was drawn comes after right guesses",
+        (*GUESSED, (step(work=Decode(0)), alone(9))),
+    ),
+    "guess-right": (
+        "of three guesses, the first is known to be right",
+        (*GUESSED, (step(work=Decode(0, 2)), alone(9, 2))),
+    ),
+    "guess-most": (
+        "a row reads 16 guesses",
+        (*ONE_ROW, *((step(work=Decode(0, n)), alone(6 + n, n)) for n in range(1, 17))),
+    ),
+    "guess-back": (
+        "both guesses are taken back, and the token that was drawn is read",
+        (*GUESSED, (step(back=(TakeBack(1, 2),), work=Decode(0)), alone(7))),
+    ),
+    "guess-back-last": (
+        "the last guess is taken back, and another is read",
+        (*GUESSED, (step(back=BACK_1, work=Decode(0, 2)), alone(8, 2))),
+    ),
+    "guess-back-twice": (
+        "two entries of one row",
+        (*GUESSED, (step(back=(*BACK_1, *BACK_1)), alone(6))),
+    ),
+    "guess-back-idle": (
+        "a guess is taken back by a step without work; the other stays one",
+        (*GUESSED, (step(back=BACK_1), alone(7, 1))),
+    ),
+    "guess-back-first": (
+        "back comes before save and evict: what is kept has no guesses",
+        (
+            *GUESSED,
+            (step(back=(TakeBack(1, 2),), save=(Save(1, 90),), evict=(1,)), state({}, {}, {90: 6})),
+        ),
+    ),
+    "guess-saved": (
+        "a row is saved with its guesses, which are taken back of the row alone",
+        (
+            *GUESSED,
+            (step(save=(Save(1, 90),)), state({}, {0: ((1, 8),)}, {90: 8}, {1: 2})),
+            (step(back=(TakeBack(1, 2),)), state({}, {0: ((1, 6),)}, {90: 8})),
+        ),
+    ),
+    "guess-joined": (
+        "a row joins: the guesses of the other are none any more",
+        (
+            *GUESSED,
+            (step(open=(Open(2),), join=(Join(2, 0),)), state({}, {0: ((1, 8), (2, 0))})),
+        ),
+    ),
+    "guess-evicted": (
+        "a row leaves and comes back: it has no guesses",
+        (
+            *GUESSED,
+            (step(evict=(1,), open=(Open(1),), work=Prefill(1, 0, 3)), state({1: 3})),
+            (step(join=(Join(1, 0),)), alone(3)),
+        ),
+    ),
+    "guess-rejoined": (
+        "a row leaves and comes back in one step: it has no guesses",
+        (*GUESSED, (step(evict=(1,), open=(Open(1),), join=(Join(1, 0),)), alone(0))),
+    ),
+    "guess-elsewhere": (
+        "rows of two groups have guesses; neither changes the other's",
+        (
+            *GUESSED,
+            (
+                step(open=(Open(2),), join=(Join(2, 3),), work=Decode(3, 1)),
+                state({}, {0: ((1, 8),), 3: ((2, 1),)}, {}, {1: 2, 2: 1}),
+            ),
+            (
+                step(work=Decode(3)),
+                state({}, {0: ((1, 8),), 3: ((2, 2),)}, {}, {1: 2}),
+            ),
+        ),
+    ),
+}
+"""Courses with guesses."""
 
 COURSES: Final[dict[str, tuple[str, Course]]] = {
     "nothing": ("a step that does nothing", ((step(), state()),)),
@@ -161,6 +262,7 @@ COURSES: Final[dict[str, tuple[str, Course]]] = {
             ),
         ),
     ),
+    **GUESSES,
 }
 
 FAULTS: Final[dict[str, tuple[str, Course, dict[str, Any]]]] = {
@@ -214,6 +316,59 @@ FAULTS: Final[dict[str, tuple[str, Course, dict[str, Any]]]] = {
         step(join=(Join(1, 0),), work=Decode(0)),
     ),
     "evict-private-stays": ("evicts a row that is in no group", READ_ONE, step(evict=(1,))),
+    "back-unknown": ("takes back of a row that is not there", READ_ONE, step(back=BACK_2)),
+    "back-private": ("takes back of a row that is in no group", READ_ONE, step(back=BACK_1)),
+    "back-none": ("takes back no token", GUESSED, step(back=(TakeBack(1, 0),))),
+    "back-sure": ("takes back a token that was drawn", ONE_ROW, step(back=BACK_1)),
+    "back-more": (
+        "takes back more than the guesses",
+        GUESSED,
+        step(back=(TakeBack(1, 3),), work=Decode(0)),
+    ),
+    "back-again": (
+        "takes back the guesses, and one token more",
+        GUESSED,
+        step(back=(TakeBack(1, 2), TakeBack(1, 1)), work=Decode(0)),
+    ),
+    "back-right": (
+        "takes back a guess that was right",
+        (*GUESSED, (step(work=Decode(0, 1)), alone(9, 1))),
+        step(back=(TakeBack(1, 2),), work=Decode(0)),
+    ),
+    "back-drawn": (
+        "takes back a token that followed guesses",
+        (*GUESSED, (step(work=Decode(0)), alone(9))),
+        step(back=BACK_1),
+    ),
+    "back-joined": (
+        "takes back guesses of before another row came",
+        COURSES["guess-joined"][1],
+        step(back=BACK_1),
+    ),
+    "back-evicted": (
+        "takes back guesses of before the row left",
+        COURSES["guess-evicted"][1],
+        step(back=BACK_1),
+    ),
+    "back-itself": (
+        "takes back the guess that it reads itself",
+        ONE_ROW,
+        step(back=BACK_1, work=Decode(0, 1)),
+    ),
+    "guess-two": ("decodes two rows on a guess", TWO_ROWS, step(work=Decode(0, 1))),
+    "guess-two-each": ("decodes two rows on a guess", TWO_ROWS, step(work=Decode(0, 1))),
+    "guess-leap": ("a second guess before the first", ONE_ROW, step(work=Decode(0, 2))),
+    "guess-leap-on": ("a fourth guess before the third", GUESSED, step(work=Decode(0, 4))),
+    "guess-leap-back": (
+        "counts guesses that it has taken back",
+        GUESSED,
+        step(back=BACK_1, work=Decode(0, 3)),
+    ),
+    "guess-leap-new": (
+        "counts the guesses of the row that was there before",
+        GUESSED,
+        step(evict=(1,), open=(Open(2),), join=(Join(2, 0),), work=Decode(0, 3)),
+    ),
 }
 
 
@@ -253,6 +408,23 @@ CARELESS: Final[dict[str, LedgerState]] = {
     "prefill-long": state({1: 0}),
     "decode-long": state({}, {0: ((1, 0),)}),
     "evict-private-stays": state({1: 5}),
+    "back-unknown": state({1: 5}),
+    "back-private": state({1: 4}),
+    "back-none": alone(8, 2),
+    "back-sure": alone(5),
+    "back-more": alone(6),
+    "back-again": alone(6),
+    "back-right": alone(8),
+    "back-drawn": alone(8),
+    "back-joined": state({}, {0: ((1, 7), (2, 0))}),
+    "back-evicted": alone(2),
+    "back-itself": alone(6, 1),
+    "guess-two": state({}, {0: ((1, 8), (2, 2))}, {}, {1: 1}),
+    "guess-two-each": state({}, {0: ((1, 8), (2, 2))}, {}, {1: 1, 2: 1}),
+    "guess-leap": alone(7, 2),
+    "guess-leap-on": alone(9, 4),
+    "guess-leap-back": alone(8, 3),
+    "guess-leap-new": state({}, {0: ((2, 1),)}, {}, {2: 3}),
 }
 """What a ledger would hold that takes the faulty step all the same: its digest is the step's, so
 that nothing but the check itself refuses it. What is not there counts as of length 0, and a length
@@ -276,21 +448,26 @@ def _output(course: Course) -> Json:
         "private": {u64(uid): length for uid, length in last.private.items()},
         "snapshots": {u64(handle): length for handle, length in last.snapshots.items()},
         "groups": {
-            str(group): [{"uid": u64(uid), "length": length} for uid, length in rows]
+            str(group): [_row(last, uid, length) for uid, length in rows]
             for group, rows in last.groups.items()
         },
     }
 
 
+def _row(after: LedgerState, uid: int, length: int) -> Json:
+    return {"uid": u64(uid), "length": length, "guessed": after.guessed.get(uid, 0)}
+
+
 def vectors() -> Iterator[Vector]:
     """Courses of steps; in a faulty one the last step is refused."""
     for name, (about, course) in COURSES.items():
-        ids = "LG-01 LG-02"
+        ids = "LG-01 LG-02 LG-04" if name in GUESSES else "LG-01 LG-02"
         yield valid(f"ledger/{name}", "ledger", ids, about, _input(course), _output(course))
     for name, (about, course, bad) in FAULTS.items():
         given, output = _input(course), _output(course)
         given["steps"].append(_step(len(course) + 1, bad, CARELESS[name]))
-        yield refused(f"ledger/{name}", "ledger", "LG-01", about, given, LEDGER, output=output)
+        ids = "LG-01 LG-04" if name.startswith(("back-", "guess-")) else "LG-01"
+        yield refused(f"ledger/{name}", "ledger", ids, about, given, LEDGER, output=output)
     course = TWO_ROWS
     given = _input(course[:-1])
     last = Step(EPOCH, len(course), course[-1][1].digest(len(course) + 1), **course[-1][0])

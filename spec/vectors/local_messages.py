@@ -22,6 +22,7 @@ from spec.vectors.model import LIMIT, MALFORMED, Vector, refused, valid
 from spec.vectors.plaintexts import NAN, flat, grown, plaintext_input, put, u16
 from spec.vectors.whole_messages import (
     BOOTSTRAP,
+    CHECKED,
     DATA,
     FULL,
     HELLO,
@@ -75,6 +76,12 @@ GOOD: Final[dict[str, tuple[str, LocalMessage]]] = {
         "a model of 1,024 layers",
         EngineInfo(MODEL, DType.BF16, 4096, 1024, 2048, False, 0, 0, (0,) * 1024),
     ),
+    "info-pins": (
+        "an engine that holds the second of two layers",
+        EngineInfo(
+            MODEL, DType.F32, 160, 1024, 2048, True, 1, 2, (3, 4), pins=(0, 5, 0, 2**64 - 1)
+        ),
+    ),
     "info-joined": (
         "a model whose layers 2 and 3 share a cache",
         EngineInfo(
@@ -96,6 +103,7 @@ GOOD: Final[dict[str, tuple[str, LocalMessage]]] = {
     "ready": ("READY from an engine", READY),
     "bootstrap": ("BOOTSTRAP to an engine", BOOTSTRAP),
     "step": ("STEP to an engine", FULL),
+    "checked": ("fingerprints from an engine", CHECKED),
 }
 
 
@@ -111,9 +119,9 @@ def vectors() -> Iterator[Vector]:
     many, hosts = grown(bare, 25, b"\x15", 21 * 12), flat(GOOD["group-16"][1])
     hosts = put(hosts, 10, u16(17)) + u16(1) + b"h" + u16(65535)
     long = grown(info, 67, u16(1025), 1022 * 8)
-    joined = flat(GOOD["info-joined"][1])
-    swapped = put(joined, 105, u16(3) + u16(2))
-    worded = put(joined, 71, u16(257)) + b"a" * (257 - 28)
+    joined, pinned = flat(GOOD["info-joined"][1]), flat(GOOD["info-pins"][1])
+    swapped = put(joined, 107, u16(3) + u16(2))
+    worded = put(joined, 73, u16(257)) + b"a" * (257 - 28)
     for name, ids, about, data, why in [
         ("accept", "LM-01", "ACCEPT", flat(Accept(bytes(32), 1, b"")), MALFORMED),
         ("close", "LM-01", "CLOSE", flat(Close(0, "")), MALFORMED),
@@ -127,11 +135,13 @@ def vectors() -> Iterator[Vector]:
         ("info-trimmable", "CV-05", "ENGINE_INFO, trimmable 2", put(info, 46, b"\2"), MALFORMED),
         ("info-batches", "CV-05", "ENGINE_INFO, batches 2", put(info, 47, b"\2"), MALFORMED),
         ("info-layers", "CV-02", "1,025 layers", long, LIMIT),
+        ("info-pins-few", "MS-15", "2 layers, 3 pins", put(pinned, 71, u16(3))[:-8], MALFORMED),
+        ("info-pins-many", "CV-02", "1,027 pins", grown(info, 71, u16(1027), 1027 * 8), LIMIT),
         ("info-joined-many", "LM-03", "4 of 4 layers joined", put(joined, 69, u16(4)), MALFORMED),
         ("info-joined-order", "LM-03", "layers 3 and 2 joined", swapped, MALFORMED),
-        ("info-joined-0", "LM-03", "layer 0 joined", put(joined, 105, u16(0)), MALFORMED),
-        ("info-joined-4", "LM-03", "layer 4 of 4 joined", put(joined, 107, u16(4)), MALFORMED),
-        ("info-reason", "MS-05", "a reason with a line feed", put(joined, 109, b"\n"), MALFORMED),
+        ("info-joined-0", "LM-03", "layer 0 joined", put(joined, 107, u16(0)), MALFORMED),
+        ("info-joined-4", "LM-03", "layer 4 of 4 joined", put(joined, 109, u16(4)), MALFORMED),
+        ("info-reason", "MS-05", "a reason with a line feed", put(joined, 111, b"\n"), MALFORMED),
         ("info-reason-long", "CV-02", "a reason of 257 bytes", worded, LIMIT),
         ("row-nan", "MS-08", "a temperature that is no number", COLD, MALFORMED),
         ("logprobs-many", "CV-02", "21 alternatives", many, LIMIT),

@@ -14,8 +14,10 @@ from sealring_protocol.codec.messages import (
     Decode,
     Failure,
     FailureKind,
+    Get,
     Hindrance,
     Join,
+    Piece,
     Prefill,
     Reason,
     Row,
@@ -36,9 +38,11 @@ from spec.vectors.plaintexts import (
     put,
     u16,
     u32,
+    u64,
 )
 from spec.vectors.whole_messages import (
     BOOTSTRAP,
+    CHECKED,
     DATA,
     DONE,
     EPOCH,
@@ -113,6 +117,8 @@ def _small_messages() -> Iterator[Case]:
         about = f"HELLO with dtype {code[0]}"
         yield f"hello-dtype-{code[0]}", "MS-11 CV-01", about, put(hello, 35, code)
     yield "hello-cut", "CV-01", "HELLO without its last byte", hello[:-1]
+    pinned = flat(attrs.evolve(HELLO, pins=(1,) * 14))
+    yield "hello-pins-few", "MS-15", "12 layers, 13 pins", put(pinned, 48, u16(13))[:-8]
     yield "prepared-portless", "MS-12", "PREPARED with port 0", put(flat(PREPARED), 17, u16(0))
     yield "ready-backwards", "MS-03", "READY with first after last", put(ready, 17, u16(10))
     trim = put(ready, 21, b"\2")
@@ -120,19 +126,20 @@ def _small_messages() -> Iterator[Case]:
     boot = flat(BOOTSTRAP)
     for name, about, at, field in [
         ("rank", "rank 2 of 2", 18, u16(2)),
-        ("first", "a first bound of 1", 62, u16(1)),
-        ("equal", "a rank without layers", 64, u16(6)),
-        ("falls", "bounds that fall", 64, u16(7)),
+        ("first", "a first bound of 1", 63, u16(1)),
+        ("equal", "a rank without layers", 65, u16(6)),
+        ("falls", "bounds that fall", 65, u16(7)),
         ("pipeline-trusted", "a pipeline beside the sealed links", 21, b"\1"),
     ]:
         yield f"bootstrap-{name}", "MS-04", f"BOOTSTRAP with {about}", put(boot, at, field)
-    one = put(put(boot, 58, u16(1)), 18, u16(0))[:64]
+    one = put(put(boot, 59, u16(1)), 18, u16(0))[:65]
     yield "bootstrap-one-bound", "MS-04", "BOOTSTRAP for no rank", one
     beside = flat(attrs.evolve(JOIN, trusted=True))
     for code in (b"\0", b"\5"):  # with all that any back end may have
         about = f"BOOTSTRAP with backend {code[0]}"
         yield f"bootstrap-backend-{code[0]}", "MS-04 CV-01", about, put(beside, 17, code)
     inner = put(boot, 20, b"\2")
+    yield "bootstrap-checked-2", "MS-04 CV-05", "BOOTSTRAP with checked 2", put(boot, 22, b"\2")
     yield "bootstrap-inner", "MS-04 CV-05", "BOOTSTRAP with inner_seal 2", inner
     hosts = flat(GOOD["bootstrap-hosts"][1])
     yield "bootstrap-host", "CV-03", "a host that is no text", put(hosts, -3, b"\xff")
@@ -141,14 +148,14 @@ def _small_messages() -> Iterator[Case]:
 
 def _collectives() -> Iterator[Case]:
     join, prepare = flat(JOIN), flat(PREPARE)
-    first = 66 + 2 + len(JOIN.hosts[0][0])  # the port of the first host
-    alone = put(put(join, 18, u16(0)), 60, u16(1))[: first + 2]
-    piped, bounded = put(put(join, 17, b"\1"), 18, u16(0)), put(join, 58, u16(3))
-    bounded = bounded[:62] + u16(0) + u16(6) + bounded[64:]
+    first = 67 + 2 + len(JOIN.hosts[0][0])  # the port of the first host
+    alone = put(put(join, 18, u16(0)), 61, u16(1))[: first + 2]
+    piped, bounded = put(put(join, 17, b"\1"), 18, u16(0)), put(join, 59, u16(3))
+    bounded = bounded[:63] + u16(0) + u16(6) + bounded[65:]
     for name, about, data in [
         ("hosts-pipeline", "hosts of a pipeline", piped),
         ("hosts-bounds", "a collective of three bounds", bounded),
-        ("hosts-none", "a collective of no hosts", put(put(join, 60, u16(0)), 18, u16(0))[:66]),
+        ("hosts-none", "a collective of no hosts", put(put(join, 61, u16(0)), 18, u16(0))[:67]),
         ("hosts-one", "a collective of one host", alone),
         ("hosts-rank", "rank 2 of 2 hosts", put(join, 18, u16(2))),
         ("hosts-port", "a port of one rank alone", put(prepare, -2, u16(40002))),
@@ -158,7 +165,7 @@ def _collectives() -> Iterator[Case]:
     ]:
         yield f"bootstrap-{name}", "MS-04", f"BOOTSTRAP with {about}", data
     yield "bootstrap-trusted-2", "MS-04 CV-05", "BOOTSTRAP with trusted 2", put(join, 21, b"\2")
-    yield "bootstrap-hosts-cut", "CV-01", "one host fewer than it says", put(join, 60, u16(3))
+    yield "bootstrap-hosts-cut", "CV-01", "one host fewer than it says", put(join, 61, u16(3))
     opening, data = flat(GOOD["tunnel-open"][1]), flat(DATA)
     for name, about, tunnel in [
         ("event-3", "event 3, without data", put(opening, 18, b"\3")),
@@ -169,8 +176,33 @@ def _collectives() -> Iterator[Case]:
     ]:
         yield f"tunnel-{name}", "MS-09 CV-01", f"TUNNEL with {about}", tunnel
     yield "tunnel-cut", "CV-01", "TUNNEL without its event", opening[:18]
+    yield from _fingerprints()
     yield from _waitings()
+    yield from _weights()
     yield from _rows()
+
+
+def _fingerprints() -> Iterator[Case]:
+    data = flat(CHECKED)
+    first, second = 27, 55  # where its tensors begin; each has its shape 12 bytes on
+    flat3 = put(data[: second + 24] + bytes(8), second + 2, b"\3")
+    turned = put(put(data, first + 20, u32(3)), second + 20, u32(3) + u32(2))
+    five = put(data[:second] + bytes(5 * 24) + data[second:], first + 12, u32(5))
+    for name, about, wrong in [
+        ("one", "one tensor", put(data[:second], 26, b"\1")),
+        ("three", "three tensors", put(data, 26, b"\3") + data[first:second]),
+        ("dtype", "fingerprints in U32", put(data, second, b"\4")),
+        ("sealed", "sealed fingerprints", put(data, second + 1, b"\1") + bytes(16)),
+        ("flat", "fingerprints of three dimensions", flat3),
+        ("turned", "fingerprints of two numbers", turned),
+        ("rows", "two rows received, and one given", put(data, first + 16, u32(2))),
+        ("tokens", "three tokens received, and two given", put(data, first + 20, u32(3))),
+        ("five", "fingerprints of five arrays", five),
+    ]:
+        yield f"checked-{name}", "MS-18", f"CHECKED with {about}", wrong
+    closing = put(data, 25, b"\2")
+    yield "checked-closing-2", "MS-18 CV-05", "CHECKED with closing 2", closing
+    yield "checked-cut", "CV-01", "CHECKED without its last byte", data[:-1]
 
 
 def _waitings() -> Iterator[Case]:
@@ -193,6 +225,31 @@ def _waitings() -> Iterator[Case]:
     yield "cannot-escape", "MS-13 MS-02", "CANNOT_SERVE with ESC", put(cannot, -1, b"\x1b")
     yield "cannot-cut", "CV-01", "CANNOT_SERVE without its last byte", cannot[:-1]
     yield "waiting-cut", "CV-01", "one reason fewer than it says", put(one, 1, b"\2")
+
+
+def _weights() -> Iterator[Case]:
+    get, piece = flat(Get("abcd", 0, 1)), flat(Piece(2, b"xy"))
+    for name, about, data in [
+        ("folder", "a name in a folder", put(get, -3, b"/")),
+        ("backslash", "a name in a folder, as Windows has it", put(get, -3, b"\\")),
+        ("root", "a name from the root on", put(get, -4, b"/")),
+        ("dot", "the name of the folder itself", put(get, 13, u16(1))[:15] + b"."),
+        ("dots", "the name of the folder above", put(get, 13, u16(2))[:15] + b".."),
+        ("nul", "a name with NUL", put(get, -1, b"\0")),
+        ("turned", "a name that turns text around", put(get, -3, "\u202e".encode())),
+    ]:
+        yield f"get-{name}", "MS-16", f"GET with {about}", data
+    yield "get-utf8", "CV-03", "a name that ends in half a character", put(get, -1, b"\xc3")
+    yield "get-cut", "CV-01", "GET without its last byte", get[:-1]
+    told = flat(Piece(0, b"", "abc"))
+    for name, about, data in [
+        ("more", "more data than the file's size", put(piece, 1, u64(1))),
+        ("sized-reason", "a reason, and a size", put(told, 1, u64(1))),
+        ("both", "a reason, and data", put(piece, 13, u16(1)) + b"z"),
+        ("escape", "a reason with ESC", put(told, -1, b"\x1b")),
+    ]:
+        yield f"piece-{name}", "MS-17", f"PIECE with {about}", data
+    yield "piece-cut", "CV-01", "PIECE without its last byte", piece[:-1]
 
 
 def _rows() -> Iterator[Case]:
@@ -225,27 +282,28 @@ def _steps() -> Iterator[Case]:
     prefill = flat(attrs.evolve(STEP, work=Prefill(5, 2, 3)))
     join = flat(attrs.evolve(STEP, join=(Join(5, 0),)))
     for name, about, data in [
-        ("work-3", "work 3", put(idle, 51, b"\3")),
-        ("idle-target", "a target and no work", put(idle, 59, b"\1")),
-        ("idle-position", "a position and no work", put(idle, 63, b"\1")),
-        ("idle-count", "a count and no work", put(idle, 67, b"\1")),
-        ("decode-position", "a decode with a position", put(decode, 63, b"\1")),
-        ("decode-count", "a decode with a count", put(decode, 67, b"\1")),
-        ("decode-no-group", "a decode of group 65,535", put(decode, 58, u16(65535))),
-        ("decode-group", "a decode of group 65,536", put(decode, 57, b"\1\0\0")),
+        ("work-3", "work 3", put(idle, 53, b"\3")),
+        ("idle-target", "a target and no work", put(idle, 61, b"\1")),
+        ("idle-position", "a position and no work", put(idle, 65, b"\1")),
+        ("idle-count", "a count and no work", put(idle, 69, b"\1")),
+        ("decode-position", "a decode with a position", put(decode, 65, b"\1")),
+        ("decode-17", "a decode of the 17th guess", put(decode, 69, b"\x11")),
+        ("decode-256", "a decode of the 256th guess", put(decode, 68, b"\1")),
+        ("decode-no-group", "a decode of group 65,535", put(decode, 60, u16(65535))),
+        ("decode-group", "a decode of group 65,536", put(decode, 59, b"\1\0\0")),
         ("join-no-group", "a join to group 65,535", put(join, -2, u16(65535))),
-        ("prefill-nothing", "a prefill of no tokens", put(prefill, 64, u32(0))),
+        ("prefill-nothing", "a prefill of no tokens", put(prefill, 66, u32(0))),
     ]:
         yield f"step-{name}", "MS-06 CV-01", about, data
     failed = flat(attrs.evolve(STEP, failed=Failure(1, FailureKind.LOAD, "abc")))
-    yield "step-failed-2", "CV-05", "failed is 2", put(failed, 74, b"\2")
-    yield "step-failure-0", "MS-07 CV-01", "failure kind 0", put(failed, 77, b"\0")
-    yield "step-failure-11", "MS-07 CV-01", "failure kind 11", put(failed, 77, b"\x0b")
+    yield "step-failed-2", "CV-05", "failed is 2", put(failed, 76, b"\2")
+    yield "step-failure-0", "MS-07 CV-01", "failure kind 0", put(failed, 79, b"\0")
+    yield "step-failure-11", "MS-07 CV-01", "failure kind 11", put(failed, 79, b"\x0b")
     yield "step-failure-text", "MS-02", "a failure with ESC", put(failed, -1, b"\x1b")
-    yield "step-failure-missing", "CV-01", "failed without a failure", put(idle, 74, b"\1")
-    yield "step-ids-cut", "CV-01", "one id fewer than it says", put(idle, 72, b"\1")
-    yield "step-list-cut", "CV-01", "4,096 evicts declared, none there", put(idle, 43, u16(4096))
-    yield "step-tensor-missing", "CV-01", "a tensor declared, none there", put(idle, 73, b"\1")
+    yield "step-failure-missing", "CV-01", "failed without a failure", put(idle, 76, b"\1")
+    yield "step-ids-cut", "CV-01", "one id fewer than it says", put(idle, 74, b"\1")
+    yield "step-list-cut", "CV-01", "4,096 evicts declared, none there", put(idle, 45, u16(4096))
+    yield "step-tensor-missing", "CV-01", "a tensor declared, none there", put(idle, 75, b"\1")
     done = flat(StepDone(EPOCH, 1))
     failed = flat(StepDone(EPOCH, 1, failed=FAILURE))
     behind = failed[len(done) :]
@@ -262,7 +320,7 @@ def _steps() -> Iterator[Case]:
 
 
 def _tensors() -> Iterator[Case]:
-    head, data = 75, flat(TENSOR)
+    head, data = 77, flat(TENSOR)
     for name, about, at, field in [
         ("dtype-0", "dtype 0", head, b"\0"),
         ("dtype-5", "dtype 5", head, b"\5"),
@@ -296,6 +354,8 @@ def _beyond_limits() -> Iterator[Case]:
     yield "ready-windows", "MS-03 CV-02", "17 windows", windows
     yield "ready-layers", "MS-03 CV-02", "1,025 layers", put(flat(READY), 19, u16(1025))
     yield "hello-layers", "MS-11 CV-02", "1,025 layers", put(flat(HELLO), 33, u16(1025))
+    pins = grown(flat(HELLO), 48, u16(1027), 1027 * 8)
+    yield "hello-pins-many", "MS-11 CV-02", "1,027 pins", pins
     one = flat(Waiting((Reason(Hindrance.ABSENT, 1, "a" * 256),)))
     yield "waiting-long", "MS-10 CV-02", "a reason of 257 bytes", put(one, 5, u16(257)) + b"a"
     short = flat(Waiting((Reason(Hindrance.ABSENT, 1, "a"),)))
@@ -303,13 +363,21 @@ def _beyond_limits() -> Iterator[Case]:
     yield "waiting-17", "MS-10 CV-02", "17 reasons", many
     cannot = flat(CannotServe(EPOCH, FailureKind.LOAD, "a" * 256))
     yield "cannot-long", "MS-13 CV-02", "257 bytes of words", put(cannot, 26, u16(257)) + b"a"
+    get, piece = flat(Get("a", 0, 1 << 20)), flat(Piece(1 << 20))
+    yield "get-long", "MS-16 CV-02", "1,048,577 bytes asked for", put(get, 9, u32((1 << 20) + 1))
+    name = put(flat(Get("a" * 255, 0, 1)), 13, u16(256)) + b"a"
+    yield "get-name", "MS-16 CV-02", "a name of 256 bytes", name
+    data = grown(put(piece, 1, u64(1 << 21)), 9, u32((1 << 20) + 1), (1 << 20) + 1)
+    yield "piece-long", "MS-17 CV-02", "1,048,577 bytes of data", data
+    reason = put(flat(Piece(0, b"", "a" * 256)), 13, u16(257)) + b"a"
+    yield "piece-reason", "MS-17 CV-02", "a reason of 257 bytes", reason
     yield from _long_bootstraps()
     row = flat(Row(5))
     yield "row-biases", "MS-08 CV-02", "1,025 biases", grown(row, 72, u16(1025), 1025 * 12)
     history = grown(row, 78, u32((1 << 20) + 1), 4 * ((1 << 20) + 1))
     yield "row-history", "MS-08 CV-02", "1,048,577 tokens of history", history
     yield from _long_steps()
-    head, tensor = 75, flat(TENSOR)
+    head, tensor = 77, flat(TENSOR)
     five = put(tensor, head + 2, b"\5")[: head + 12] + u32(1) * 5 + bytes(2)
     yield "tensor-dimensions", "TN-02 CV-02", "5 dimensions", five
     shape = u32(1) + u32(1) + u32((1 << 23) + 1)
@@ -321,28 +389,28 @@ def _beyond_limits() -> Iterator[Case]:
 
 def _long_bootstraps() -> Iterator[Case]:
     boot = flat(BOOTSTRAP)
-    yield "bootstrap-layers", "MS-04 CV-02", "1,025 layers", put(boot, 66, u16(1025))
-    bounds = put(boot, 58, u16(18))[:62] + b"".join(u16(bound) for bound in range(18))
+    yield "bootstrap-layers", "MS-04 CV-02", "1,025 layers", put(boot, 67, u16(1025))
+    bounds = put(boot, 59, u16(18))[:63] + b"".join(u16(bound) for bound in range(18))
     yield "bootstrap-bounds-18", "MS-04 CV-02", "18 bounds", bounds
     whole = attrs.evolve(JOIN, hosts=(("h", 1),) * 16)
-    hosts = put(flat(whole), 60, u16(17)) + u16(1) + b"h" + u16(1)
+    hosts = put(flat(whole), 61, u16(17)) + u16(1) + b"h" + u16(1)
     yield "bootstrap-hosts-17", "MS-04 CV-02", "17 hosts", hosts
     host = flat(attrs.evolve(JOIN, hosts=(("h" * 255, 1), ("h", 2))))
-    longer = host[:66] + u16(256) + b"h" + host[68:]
+    longer = host[:67] + u16(256) + b"h" + host[69:]
     yield "bootstrap-host-long", "CV-02", "a host of 256 bytes", longer
 
 
 def _long_steps() -> Iterator[Case]:
     idle, done = flat(STEP), flat(StepDone(EPOCH, 1))
-    lists = {"save": 16, "evict": 8, "drop": 8, "open": 20, "join": 10}
-    for at, (what, size) in zip(range(41, 51, 2), lists.items(), strict=True):
+    lists = {"back": 9, "save": 16, "evict": 8, "drop": 8, "open": 20, "join": 10}
+    for at, (what, size) in zip(range(41, 53, 2), lists.items(), strict=True):
         data = grown(idle, at, u16(4097), 4097 * size)
         yield f"step-{what}-4097", "MS-05 CV-02", f"{what}: 4,097 entries", data
     many = (1 << 20) + 1
     four = (PLAIN, PLAIN, PLAIN, PLAIN)
-    fifth = flat(TENSOR)[75:]
+    fifth = flat(TENSOR)[77:]
     for name, bare, spent, ids, tensors, full in [
-        ("step", idle, 68, 69, 73, attrs.evolve(STEP, tensors=four)),
+        ("step", idle, 70, 71, 75, attrs.evolve(STEP, tensors=four)),
         ("done", done, 25, 26, 30, attrs.evolve(DONE, spent=(), tensors=four)),
     ]:
         about = "1,048,577 ids"
@@ -351,5 +419,5 @@ def _long_steps() -> Iterator[Case]:
         data = put(flat(full), tensors, b"\5") + fifth
         yield f"{name}-tensors-5", "MS-05 CV-02", "5 tensors", data
     failed = flat(attrs.evolve(STEP, failed=Failure(1, FailureKind.LOAD, "a" * 256)))
-    longer = put(failed, 78, u16(257)) + b"a"
+    longer = put(failed, 80, u16(257)) + b"a"
     yield "step-failure-long", "MS-02 CV-02", "a failure of 257 bytes", longer

@@ -13,8 +13,8 @@ GIVEN: Final[Mapping[str, bytes]] = {}
 CONTROL, STEP, TUNNEL, WEIGHTS = 1, 2, 3, 4
 ALIVE: Final = ("PING", "PONG", "CLOSE")
 FROM_HEAD: Final = ("BOOTSTRAP", "STEP", "ROW", "WAITING")
-TO_HEAD: Final = ("HELLO", "PREPARED", "READY", "STEP_DONE", "CANNOT_SERVE")
-ALL: Final = ("ACCEPT", *ALIVE, *TO_HEAD, "TUNNEL", *FROM_HEAD)
+TO_HEAD: Final = ("HELLO", "PREPARED", "READY", "STEP_DONE", "CANNOT_SERVE", "CHECKED")
+ALL: Final = ("ACCEPT", *ALIVE, *TO_HEAD, "TUNNEL", *FROM_HEAD, "GET", "PIECE")
 PLACES: Final = (
     ("head-to-rank", CONTROL, 0, 2, 4, FROM_HEAD),
     ("rank-to-head", CONTROL, 3, 0, 4, TO_HEAD),
@@ -33,7 +33,8 @@ PLACES: Final = (
     ("tunnel-first-to-last", TUNNEL, 0, 3, 4, ("TUNNEL",)),
     ("tunnel-last-to-first", TUNNEL, 3, 0, 4, ("TUNNEL",)),
     ("tunnel-across", TUNNEL, 1, 3, 4, ()),
-    ("weights", WEIGHTS, 0, 1, 2, ()),
+    ("weights", WEIGHTS, 0, 1, 2, ("GET", "PIECE")),
+    ("weights-across", WEIGHTS, 1, 3, 4, ("GET", "PIECE")),
 )
 """Name, purpose, sender, receiver, ranks, and what may be sent beside what is always."""
 

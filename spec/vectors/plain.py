@@ -234,11 +234,13 @@ class Statement:
 
 @attrs.frozen
 class LedgerState:
-    """What a ledger holds: private caches and snapshots with their lengths, groups of rows."""
+    """What a ledger holds: private caches and snapshots with their lengths, groups of rows, and how
+    many of the last tokens of each row are guesses, where there are any."""
 
     private: dict[int, int] = attrs.field(factory=dict)
     snapshots: dict[int, int] = attrs.field(factory=dict)
     groups: dict[int, tuple[tuple[int, int], ...]] = attrs.field(factory=dict)
+    guessed: dict[int, int] = attrs.field(factory=dict)
 
     def digest(self, n: int) -> bytes:
         """The digest after step *n*."""
@@ -250,5 +252,6 @@ class LedgerState:
         for group in sorted(self.groups):
             rows = self.groups[group]
             data += struct.pack(">HI", group, len(rows))
-            data += b"".join(struct.pack(">QI", uid, length) for uid, length in rows)
+            for uid, length in rows:
+                data += struct.pack(">QIB", uid, length, self.guessed.get(uid, 0))
         return sha256(data)[:16]

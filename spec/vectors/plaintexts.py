@@ -41,6 +41,11 @@ def u32(value: int) -> bytes:
     return value.to_bytes(4, "big")
 
 
+def u64(value: int) -> bytes:
+    """Eight bytes."""
+    return value.to_bytes(8, "big")
+
+
 def grown(data: bytes, at: int, count: bytes, entries: int) -> bytes:
     """*data* with another *count* at *at*, and *entries* bytes of zeros behind: what it counts."""
     return put(data, at, count) + bytes(entries)

@@ -57,7 +57,10 @@ from spec.vectors.rank_exchanges import (
     way,
     whole,
 )
-from spec.vectors.whole_messages import EPOCH, JOIN, PREPARE
+from spec.vectors.whole_messages import CHECKED, EPOCH, JOIN, PREPARE
+
+WATCHED: Final = attrs.evolve(PIPELINE, checked=True)
+WATCHED_SHARE: Final = attrs.evolve(PREPARE, checked=True)
 
 COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
     "joins": ("CO-01 CO-04", "two rounds, over relays", {}, IN),
@@ -128,6 +131,29 @@ COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
             engine(done(1, 9), done(1, 9)),
             engine(done(2, 8), done(2, 8)),
         ),
+    ),
+    "checked": (
+        "EP-18",
+        "fingerprints of its engine in a checked epoch",
+        {},
+        (
+            *UP,
+            came(WATCHED, WATCHED),
+            engine(CHECKED, CHECKED),
+            engine(attrs.evolve(CHECKED, epoch=NEXT)),
+        ),
+    ),
+    "checked-unasked": (
+        "EP-18",
+        "fingerprints of its engine that nobody asked for",
+        {},
+        (*UP, came(PIPELINE, PIPELINE), engine(CHECKED)),
+    ),
+    "checked-collective": (
+        "EP-18",
+        "a member of a collective is told, too",
+        {},
+        (*UP, came(WATCHED_SHARE, SHARE, whole(WATCHED_SHARE)), engine(CHECKED, CHECKED)),
     ),
     "steps-many": (
         "ST-04",

@@ -28,6 +28,7 @@ from spec.vectors.talk import Talk, flipped
 from spec.vectors.whole_messages import (
     BOOTSTRAP,
     CANNOT,
+    CHECKED,
     DATA,
     EPOCH,
     HELLO,
@@ -164,6 +165,9 @@ def _roles() -> Iterator[Vector]:
         ("cannot-from-head", "CANNOT_SERVE from the head", head, flat(CANNOT)),
         ("cannot-to-rank", "CANNOT_SERVE from a rank to a rank", rank, flat(CANNOT)),
         ("cannot-on-step", "CANNOT_SERVE on a step link", step, flat(CANNOT)),
+        ("checked-from-head", "CHECKED from the head", head, flat(CHECKED)),
+        ("checked-to-rank", "CHECKED from a rank to a rank", rank, flat(CHECKED)),
+        ("checked-on-step", "CHECKED on a step link", step, flat(CHECKED)),
         ("accept-again", "ACCEPT from an initiator", head, accept),
         ("bootstrap-from-rank", "BOOTSTRAP from a rank to a rank", rank, flat(BOOTSTRAP)),
         ("step-from-rank", "STEP from a rank on a control link", rank, flat(STEP)),

@@ -21,16 +21,19 @@ from sealring_protocol.codec.messages import (
     Bootstrap,
     CacheCost,
     CannotServe,
+    Checked,
     Close,
     Decode,
     Epoch,
     Failure,
     FailureKind,
+    Get,
     Hello,
     Hindrance,
     Join,
     Message,
     Open,
+    Piece,
     Ping,
     Pong,
     Prefill,
@@ -43,6 +46,7 @@ from sealring_protocol.codec.messages import (
     Spent,
     Step,
     StepDone,
+    TakeBack,
     Tunnel,
     TunnelEvent,
     Waiting,
@@ -86,12 +90,17 @@ WAITING: Final = Waiting(
         Reason(Hindrance.PLAN, NO_RANK, "the ranks have room for 1 MiB"),
     )
 )
+GET: Final = Get("model-00001-of-00002.safetensors", 1 << 33, 1 << 18)
+PIECE: Final = Piece(1 << 34, bytes(range(16)))
 CANNOT: Final = CannotServe(EPOCH, FailureKind.LOAD, "no such file")
 STEP: Final = Step(EPOCH, 1, DIGEST)
+PRINT: Final = Tensor(DType.F32, (1, 1, 2, 3), bytes(range(24)))
+CHECKED: Final = Checked(EPOCH, 4, False, Tensor(DType.F32, (0, 1, 2, 3), b""), PRINT)
 FULL: Final = Step(
     EPOCH,
     4,
     DIGEST,
+    back=(TakeBack(10, 16), TakeBack(2**64 - 1, 255)),
     save=(Save(5, 90), Save(6, 91)),
     evict=(1, 2, 3),
     drop=(4, 88),
@@ -129,6 +138,10 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
     "hello-most": (
         "1,024 layers, and all that a field holds",
         Hello(MODEL, 1024, DType.U32, 2**32 - 1, 2**64 - 1),
+    ),
+    "hello-pins": (
+        "HELLO of a rank that holds the second of two layers",
+        Hello(MODEL, 2, DType.F32, 160, 1 << 34, (0, 5, 0, 2**64 - 1)),
     ),
     "prepared": ("PREPARED", PREPARED),
     "prepared-last": ("the last port", Prepared(EPOCH, 65535)),
@@ -181,6 +194,11 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
         "a decode with a sealed tensor",
         attrs.evolve(STEP, n=2**64 - 1, work=Decode(7), tensors=(SEALED,), spent=(Spent(5),)),
     ),
+    "step-guess": ("a decode of the 16th guess", attrs.evolve(TENSOR, work=Decode(1, 16))),
+    "step-guess-id": (
+        "a row joins, and its group decodes a guess: a token id for each",
+        attrs.evolve(STEP, join=(Join(5, 1),), work=Decode(1, 1), ids=(8, 2**32 - 1)),
+    ),
     "step-prefill": (
         "a prefill that opens its row",
         attrs.evolve(STEP, open=(Open(5),), work=Prefill(5, 0, 3), ids=(1, 2, 2**32 - 1)),
@@ -208,6 +226,22 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
         "a rank that cannot go on from a step on, in 256 bytes",
         CannotServe(EPOCH, FailureKind.ENGINE_ERROR, "é" * 128, 2**64 - 1),
     ),
+    "bootstrap-checked": ("BOOTSTRAP of a checked epoch", attrs.evolve(BOOTSTRAP, checked=True)),
+    "checked": ("fingerprints of rank 0, which receives ids", CHECKED),
+    "checked-closing": (
+        "fingerprints of the head's second pass",
+        Checked(EPOCH, 2**64 - 1, True, PRINT, PRINT),
+    ),
+    "checked-4": (
+        "fingerprints of 4 arrays, for two rows",
+        Checked(
+            EPOCH,
+            5,
+            False,
+            Tensor(DType.F32, (4, 2, 1, 3), bytes(96)),
+            Tensor(DType.F32, (1, 2, 1, 3), bytes(24)),
+        ),
+    ),
     "row-greedy": ("a greedy row", Row(5)),
     "row-full": ("a row that samples", Row(6, 2**64 - 1, 3, 0.75, 0.9375, 40, 0.0625)),
     "row-min-p-1": ("a row that keeps the likeliest alone", Row(6, temperature=0.75, min_p=1.0)),
@@ -226,6 +260,18 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
         "16 reasons, the first of 256 bytes, with every hindrance",
         Waiting(tuple(Reason(Hindrance(1 + i % 9), i, "é" * (8 if i else 128)) for i in range(16))),
     ),
+    "get": ("a piece of a file is asked for", GET),
+    "get-listing": ("the listing is asked for", Get("", 0, 1 << 20)),
+    "get-furthest": (
+        "the name is of 255 bytes, at the last offset",
+        Get("é" * 127 + "x", 2**64 - 1, 0),
+    ),
+    "get-dotted": ("a name that begins with dots", Get("...json", 0, 1)),
+    "piece": ("a piece of a file", PIECE),
+    "piece-empty": ("an empty file", Piece(0)),
+    "piece-beyond": ("nothing, beyond the end of a file", Piece(2**64 - 1)),
+    "piece-whole": ("all of a file of 12 bytes", Piece(12, bytes(range(12)))),
+    "piece-none": ("why there is none, in 256 bytes", Piece(0, b"", "é" * 128)),
     "tunnel-open": ("a connection of a collective begins", Tunnel(EPOCH, 0, TunnelEvent.OPEN)),
     "tunnel-data": ("bytes of it", DATA),
     "tunnel-close": ("it ends", Tunnel(EPOCH, 255, TunnelEvent.CLOSE)),

@@ -50,7 +50,7 @@ def deaf_client(team: Served) -> socket.socket:
     return client
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_runs_is_finished_and_what_is_new_is_refused(team: Served) -> None:
     process = team.head.process
     body = team.chat("endless", max_tokens=100, stream=True)

@@ -268,7 +268,7 @@ def test_without_namespaces_sealed_tensor_parallelism_is_refused_at_once() -> No
     assert "Say collectives = 'shared-loopback' if every user" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_root
 @needs_namespaces
 def test_without_namespaces_auto_takes_a_pipeline_and_says_why() -> None:
@@ -278,7 +278,7 @@ def test_without_namespaces_auto_takes_a_pipeline_and_says_why() -> None:
     assert "cannot make a network namespace" in report["reason"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_root
 @needs_namespaces
 def test_without_namespaces_an_explicit_word_allows_it() -> None:

@@ -76,7 +76,14 @@ def idle() -> Runtime:
         return Engine(EngineCommand(FAKE, ("good",)), owner)
 
     at = ("127.0.0.1", 0)
-    return Runtime(node, signer=signer(0), engine=engine, listen=at, keep=lambda _: None)
+    return Runtime(
+        node,
+        signer=signer(0),
+        engine=engine,
+        listen=at,
+        keep=lambda _: None,
+        model=tiny.path(),
+    )
 
 
 async def test_a_name_that_no_thread_looks_up_is_a_dial_that_failed(

@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -66,12 +67,21 @@ class Hostile:
         while self._end.up is None:
             sock.sendall(self._end.send())
             self._end.receive(sock.recv(65536) or pytest.fail("it hung up"), 0.0)
+        self._end.taken()
 
     def send(self, *messages: Message) -> int:
         """All of them in one piece; how many bytes they were."""
         data = self._end.send(*messages)
         self._sock.sendall(data)
         return len(data)
+
+    def receive(self, count: int = 1) -> list[Any]:
+        """Wait for *count* events of the link, or for its end; those that came."""
+        came = self._end.taken()
+        while len(came) < count and (data := self._sock.recv(1 << 20)):
+            self._end.receive(data, 0.0)
+            came += self._end.taken()
+        return came
 
 
 def two() -> SignedRoster:
@@ -126,8 +136,8 @@ class AtWork:
 
 
 @asynccontextmanager
-async def at_work() -> AsyncIterator[AtWork]:
-    """The head of a ring of two, without an engine."""
+async def at_work(model: Path | None = None) -> AsyncIterator[AtWork]:
+    """The head of a ring of two, without an engine. It gives files of *model*."""
     roster = two()
     about = NodeConfig(signer(0).public_key, roster, COORDINATOR.public_key, 5)
     node = Node(about, trio.current_time())
@@ -135,7 +145,14 @@ async def at_work() -> AsyncIterator[AtWork]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = free.getsockname()
     engine: Any = lambda _: NoEngine()  # noqa: E731
-    runtime = Runtime(node, signer=signer(0), engine=engine, listen=address, keep=lambda _: None)
+    runtime = Runtime(
+        node,
+        signer=signer(0),
+        engine=engine,
+        listen=address,
+        keep=lambda _: None,
+        model=model or tiny.path(),
+    )
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
             await nursery.start(runtime.run)

@@ -19,7 +19,7 @@ from sealring_protocol.control.effects import Send
 from sealring_protocol.control.head.head import Head
 from sealring_protocol.control.scheduler.requests import FinishReason, Request
 from sealring_protocol.errors import LocalProtocolError
-from sealring_protocol.security.roles import allowed
+from sealring_protocol.security.roles import Purpose, allowed
 
 from tests.sim.cluster import Cluster
 from tests.sim.fake_engine import reference
@@ -50,6 +50,9 @@ class Liar:
 
     def _say(self) -> None:
         host = self._cluster.hosts[f"host{self._bad}"]
+        for rank in {*range(self._world)} - {self._bad}:
+            if (rank, Purpose.WEIGHTS) not in [each[:2] for each in host.node.links()]:
+                host.node._links.want(rank, Purpose.WEIGHTS, self._cluster.now)
         links = [(rank, purpose) for rank, purpose, _ in host.node.links()]
         if not links:
             return
@@ -76,6 +79,9 @@ class Liar:
             wire.StepDone: self._done,
             wire.Row: self._row,
             wire.Tunnel: self._tunnel,
+            wire.Checked: self._checked,
+            wire.Get: lambda: wire.Get(self._pick("", "config.json", "é"), self._any(), 1 << 20),
+            wire.Piece: lambda: wire.Piece(self._any(100), self._pick(b"", b"x"), ""),
             Waiting: lambda: Waiting(self._some(self._reason)),
         }
         if kind in (wire.Pong, wire.Close) and self._dice.random() > 0.1:
@@ -172,12 +178,13 @@ class Liar:
             self._epoch(),
             self._n(),
             bytes(16),
+            back=self._some(lambda: wire.TakeBack(self._uid(), self._pick(0, 1, 16, 255))),
             save=self._some(lambda: wire.Save(self._uid(), self._uid())),
             evict=self._some(self._uid),
             drop=self._some(self._uid),
             open=self._some(lambda: wire.Open(self._uid(), self._uid(), self._any() & U32)),
             join=self._some(lambda: wire.Join(self._uid(), self._pick(0, 65534))),
-            work=self._pick(wire.NoWork(), wire.Decode(0), prefill),
+            work=self._pick(wire.NoWork(), wire.Decode(0), wire.Decode(0, 1), prefill),
             spent=self._spent(),
             ids=self._pick((), (0,), (U32,) * 3),
             tensors=self._tensors(),
@@ -188,6 +195,11 @@ class Liar:
         ids = self._pick((), (0,), (U32,) * 3)
         done = self._epoch(), self._n(), ids, self._tensors()
         return wire.StepDone(*done, spent=self._spent(), failed=self._failure())
+
+    def _checked(self) -> Message:
+        shape = (1, self._pick(0, 1, 3), 1, 3)
+        prints = Tensor(DType.F32, shape, bytes(12 * shape[1]))
+        return wire.Checked(self._epoch(), self._n(), self._pick(True, False), prints, prints)
 
     def _row(self) -> Message:
         history = self._pick((), (U32,) * 50)
@@ -240,3 +252,41 @@ def test_a_ring_outlives_a_member_that_says_anything(bad: int, tensor: bool, see
     cluster.run_until(lambda: cluster.all_done)
     assert cluster.done[uid].reason is FinishReason.LENGTH
     assert cluster.tokens[uid] == reference((4, 5, 6), 9, LAYERS)
+
+
+LIES: dict[str, Callable[[wire.Step], wire.Step]] = {
+    "takes-back": lambda step: attrs.evolve(step, back=(wire.TakeBack(1, 1),)),
+    "takes-back-all": lambda step: attrs.evolve(step, back=(wire.TakeBack(1, 255),)),
+    "guess": lambda step: attrs.evolve(step, work=wire.Decode(0, 1)),
+    "guesses": lambda step: attrs.evolve(step, work=wire.Decode(0, 16)),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_rank_that_changes_guesses_on_the_way_ends_the_epoch(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next rank's ledger refuses the step before it reaches a cache."""
+    cluster = Cluster(3, 1)
+    cluster.run_until(lambda: cluster.ready)
+    node, told = cluster.hosts["host1"].node, []
+    carry_out = node._carry_out
+
+    def lie(effects: Iterable[Any], now: float) -> None:
+        sent = list(effects)
+        for at, effect in enumerate(sent):
+            message = getattr(effect, "message", None)
+            if not isinstance(effect, Send) or not isinstance(message, wire.Step) or told:
+                continue
+            if message.work == wire.Decode(0):
+                sent[at] = attrs.evolve(effect, message=LIES[name](message))
+                told.append(message.n)
+        carry_out(sent, now)
+
+    monkeypatch.setattr(node, "_carry_out", lie)
+    uid = cluster.submit(Request((5, 6, 7), 12))
+    cluster.run_until(lambda: cluster.all_done)
+    assert told
+    assert cluster.tokens[uid] == reference((5, 6, 7), 12, LAYERS)
+    refusals = ("the ledgers differ", "are guesses", "more than there can be")
+    assert any(words in text for _, _, text in cluster.notes for words in refusals)

@@ -64,6 +64,7 @@ def short_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.slow
 def test_no_process_loads_kernels_that_others_may_have_put_there(
     tmp_path: Path, short_folder: Path
 ) -> None:

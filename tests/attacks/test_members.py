@@ -22,6 +22,7 @@ from sealring_protocol.codec.messages import (
     Save,
     Step,
     StepDone,
+    TakeBack,
 )
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_protocol.control.effects import Effect, Level, Note, ToEngine
@@ -31,6 +32,7 @@ from sealring_protocol.control.epoch.pipeline import (
     weight,
 )
 from sealring_protocol.control.head.head import Head, HeadConfig
+from sealring_protocol.control.scheduler import running_rows
 from sealring_protocol.control.scheduler.requests import Request, SchedulerConfig
 from sealring_protocol.control.scheduler.scheduler import Scheduler
 from sealring_protocol.diagnosis.notes import AT_ONCE, Notes
@@ -133,6 +135,7 @@ HEAVY = {
     "tensors": {"tensors": (Tensor(DType.F32, (1 << 20,), bytes(1 << 22)),)},
     "ids": {"ids": (7,) * (1 << 15)},
     "saves": {"save": (Save(1, 2),) * 4096},
+    "backs": {"back": (TakeBack(1, 1),) * 4096},
     "evicts": {"evict": (1,) * 4096, "drop": (1,) * 4096},
 }
 
@@ -228,8 +231,11 @@ def test_a_rank_that_is_broken_passes_no_rows_on() -> None:
         made.message(0, control, Step(EPOCH, n, bytes(16)), 0.0)
 
 
-def test_a_head_opens_no_heavier_rows_in_one_step_than_it_counts_on() -> None:
-    scheduler = Scheduler(SchedulerConfig(groups=8, rows=64, chunks=64), 1 << 20)
+def test_a_head_opens_no_heavier_rows_in_one_step_than_it_counts_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(running_rows, "_READING", 128)
+    scheduler = Scheduler(SchedulerConfig(groups=8, rows=64), 1 << 20)
     scheduler.begin(EPOCH)
     machine = FollowerPipeline(EPOCH, 1, last=True)
     for turn in range(200):
@@ -242,7 +248,7 @@ def test_a_head_opens_no_heavier_rows_in_one_step_than_it_counts_on() -> None:
             machine.announce(row)
             opened += 1
         machine.step(planned.step)
-    assert opened > 100
+    assert opened > 50
 
 
 def test_orders_have_a_budget() -> None:
@@ -276,9 +282,7 @@ def test_a_rank_that_presents_itself_again_and_again_uses_up_no_others_budget() 
 )
 def test_a_head_never_has_more_under_way_than_a_rank_takes(hidden_bytes: int, chunk: int) -> None:
     """Nobody answers, and clients come and go: each leaves something to drop."""
-    config = SchedulerConfig(
-        groups=64, rows=256, chunk=chunk, chunks=300, hidden_bytes=hidden_bytes
-    )
+    config = SchedulerConfig(groups=64, rows=256, chunk=chunk, hidden_bytes=hidden_bytes)
     scheduler = Scheduler(config, 1 << 20)
     scheduler.begin(EPOCH)
     machine = FollowerPipeline(EPOCH, 1, last=False)

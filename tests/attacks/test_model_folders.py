@@ -103,7 +103,7 @@ FOLDERS = {
     "configuration too deep": replaced("config.json", DEEP),
     "layer types are a number": configured("layer_types", 5),
     "model type is a list": configured("model_type", []),
-    "an interval is a text": configured("full_attention_interval", "x"),
+    "the number of layers is a text": configured("num_hidden_layers", "x"),
     "configuration without end": linked("config.json", "/dev/zero"),
     "configuration is a pipe": a_pipe("config.json"),
     "tokenizer without end": linked("tokenizer.json", "/dev/zero"),
@@ -116,6 +116,9 @@ FOLDERS = {
     "shape of fractions": a_tensor_with(shape=[1.0], dtype="U8", data_offsets=[0, 1]),
     "shape without bound": a_tensor_with(shape=[float("inf")]),
     "shape that is empty for its size": a_tensor_with(shape=[2**40, 0], data_offsets=[0, 0]),
+    "shape of a million numbers": a_header(
+        json.dumps({"x": {"dtype": "U8", "shape": [2**31 - 1] * 1_000_000, "data_offsets": [0, 1]}})
+    ),
     "places of fractions": a_tensor_with(shape=[1], dtype="U8", data_offsets=[0.0, 1.0]),
     "layer of 5,000 digits": a_header(
         json.dumps(
@@ -206,3 +209,14 @@ def test_no_code_of_a_models_folder_is_run(folder: Path, settings: str) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), "auto_map": places}))
     assert Tokenizer(folder).encode("Once")
     assert not (folder / "was-run").exists()
+
+
+def test_tensors_in_one_place(folder: Path) -> None:
+    """Else a header of many large ones would have each of them fetched and hashed."""
+    fields = {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}
+    other = {"dtype": "U8", "shape": [2], "data_offsets": [1, 3]}
+    text = json.dumps({"layers.0.x": fields, "layers.0.y": other}).encode()
+    data = struct.pack("<Q", len(text)) + text + b"abc"
+    (folder / "model.safetensors").write_bytes(data)
+    with pytest.raises(LoadError, match="overlap"):
+        describe(folder)

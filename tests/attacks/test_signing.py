@@ -12,7 +12,7 @@ from sealring_trio.cli import roster as roster_commands
 from sealring_trio.errors import UserError
 from sealring_trio.files.config import load_config
 from sealring_trio.files.roster_files import read_roster
-from sealring_trio.node.service import prepare
+from sealring_trio.node.setup import prepare
 
 from tests.io_trio.helpers import sealring
 from tests.io_trio.test_cli_files import make_home

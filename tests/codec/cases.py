@@ -17,16 +17,19 @@ from sealring_protocol.codec.messages import (
     Bootstrap,
     CacheCost,
     CannotServe,
+    Checked,
     Close,
     Decode,
     Epoch,
     Failure,
     FailureKind,
+    Get,
     Hello,
     Hindrance,
     Join,
     Message,
     Open,
+    Piece,
     Ping,
     Pong,
     Prefill,
@@ -39,6 +42,7 @@ from sealring_protocol.codec.messages import (
     Spent,
     Step,
     StepDone,
+    TakeBack,
     Tunnel,
     TunnelEvent,
     Waiting,
@@ -65,6 +69,7 @@ MESSAGES: dict[str, Message] = {
     "close-reason": Close(6, "another model — naïve"),
     "close-unknown-code": Close(65535, "from the future"),
     "hello": Hello(b"m" * 32, 24, DType.BF16, 4096, 1 << 40),
+    "hello-pins": Hello(b"m" * 32, 2, DType.BF16, 4096, 1 << 40, (0, 1, 2, 2**64 - 1)),
     "prepared": Prepared(EPOCH, 40001),
     "ready": Ready(EPOCH, 3, 9, False, 12345, CacheCost(1, 2, ((128, 64), (1024, 32)))),
     "bootstrap": Bootstrap(EPOCH, Backend.PIPELINE, 1, True, 60000, b"d" * 32, (0, 3, 6)),
@@ -77,12 +82,30 @@ MESSAGES: dict[str, Message] = {
     "bootstrap-trusted": Bootstrap(
         EPOCH, Backend.NCCL, 1, True, 1, b"d" * 32, (0, 6), (("a", 1), ("b", 2)), True
     ),
+    "bootstrap-checked": Bootstrap(
+        EPOCH, Backend.PIPELINE, 1, True, 60000, b"d" * 32, (0, 3, 6), checked=True
+    ),
+    "checked": Checked(
+        EPOCH,
+        3,
+        False,
+        Tensor(DType.F32, (0, 1, 2, 3), b""),
+        Tensor(DType.F32, (2, 1, 2, 3), bytes(range(48))),
+    ),
+    "checked-closing": Checked(
+        EPOCH,
+        2**64 - 1,
+        True,
+        Tensor(DType.F32, (1, 2, 1, 3), bytes(24)),
+        Tensor(DType.F32, (1, 2, 1, 3), bytes(24)),
+    ),
     "ready-joined": Ready(EPOCH, 0, 12, False, 12345, CacheCost(1, 2), 2**32 - 1, 5900),
     "step-idle": Step(EPOCH, 1, DIGEST),
     "step-decode": Step(EPOCH, 2, DIGEST, work=Decode(1), tensors=(BF16,)),
     "step-decode-sealed": Step(
         EPOCH, 2**64 - 1, DIGEST, work=Decode(0xFFFE), tensors=(SEALED,), spent=(Spent(5),)
     ),
+    "step-guess": Step(EPOCH, 2, DIGEST, work=Decode(1, 16), tensors=(BF16,)),
     "step-prefill": Step(
         EPOCH, 3, DIGEST, open=(Open(5),), work=Prefill(5, 0, 3), ids=(1, 2, 2**32 - 1)
     ),
@@ -90,6 +113,7 @@ MESSAGES: dict[str, Message] = {
         EPOCH,
         4,
         DIGEST,
+        back=(TakeBack(9, 1), TakeBack(10, 255)),
         save=(Save(5, 90), Save(6, 91)),
         evict=(1, 2, 3),
         drop=(4, 88),
@@ -119,6 +143,11 @@ MESSAGES: dict[str, Message] = {
         history=(9, 8, 7),
         generated=2,
     ),
+    "get": Get("model.safetensors", 1 << 33, 1 << 20),
+    "get-listing": Get("", 0, 0),
+    "piece": Piece(1 << 34, bytes(range(9))),
+    "piece-empty": Piece(0),
+    "piece-reason": Piece(0, b"", "no such file — naïve"),
     "tunnel-open": Tunnel(EPOCH, 0, TunnelEvent.OPEN),
     "tunnel-close": Tunnel(EPOCH, 255, TunnelEvent.CLOSE),
 }

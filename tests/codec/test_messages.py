@@ -16,18 +16,22 @@ from sealring_protocol.codec.messages import (
     Backend,
     Bootstrap,
     CacheCost,
+    Checked,
     Close,
     Decode,
     Epoch,
     Failure,
     FailureKind,
+    Get,
     Join,
     Open,
+    Piece,
     Prefill,
     Prepared,
     Row,
     Step,
     StepDone,
+    TakeBack,
     Tunnel,
     TunnelEvent,
 )
@@ -125,6 +129,7 @@ def test_the_data_of_a_tunnel_end_where_the_plaintext_does():
 STEP = Step(EPOCH, 1, DIGEST)
 TOO_MUCH = {
     "rows": attrs.evolve(STEP, evict=tuple(range(limits.MAX_ROWS + 1))),
+    "backs": attrs.evolve(STEP, back=(TakeBack(1, 1),) * (limits.MAX_ROWS + 1)),
     "joins": attrs.evolve(STEP, join=(Join(1, 1),) * (limits.MAX_ROWS + 1)),
     "ids": attrs.evolve(STEP, ids=(1,) * (limits.MAX_IDS + 1)),
     "done-ids": StepDone(EPOCH, 1, ids=(1,) * (limits.MAX_IDS + 1)),
@@ -147,6 +152,9 @@ TOO_MUCH = {
     "port": attrs.evolve(MESSAGES["bootstrap-hosts"], hosts=(("h", 65536), ("h", 1))),
     "prepared-port": Prepared(EPOCH, 65536),
     "stream": Tunnel(EPOCH, 256, TunnelEvent.OPEN),
+    "piece": Piece(1 << 30, bytes(limits.MAX_PIECE + 1)),
+    "get-name": Get("x" * 256, 0, 1),
+    "get-offset": Get("x", 2**64, 1),
     "members": Group(Backend.RING, 0, 17, 1),
     "backends": attrs.evolve(LOCAL["engine-info"], backends=256),
     "layers": attrs.evolve(LOCAL["engine-info"], layers=(1,) * (limits.MAX_LAYERS + 1)),
@@ -154,9 +162,11 @@ TOO_MUCH = {
 }
 
 TENSOR = Tensor(DType.F16, (1,), bytes(2))
+PRINT = Tensor(DType.F32, (1, 1, 2, 3), bytes(24))
 FAILURE = Failure(1, FailureKind.MEMORY, "no room")
 INVALID = {
     "group": lambda: Decode(0xFFFF),
+    "guesses": lambda: Decode(0, limits.MAX_GUESSED + 1),
     "join": lambda: Join(1, 0xFFFF),
     "prefill": lambda: Prefill(1, 0, 0),
     "ready-range": lambda: attrs.evolve(MESSAGES["ready"], first=10),
@@ -179,11 +189,33 @@ INVALID = {
     "collective-sealed": lambda: attrs.evolve(MESSAGES["bootstrap-trusted"], trusted=False),
     "pipeline-hosts": lambda: attrs.evolve(MESSAGES["bootstrap"], hosts=(("h", 1),) * 2),
     "pipeline-trusted": lambda: attrs.evolve(MESSAGES["bootstrap"], trusted=True),
+    **{
+        f"checked-{name}": lambda received=received, given=given: Checked(
+            EPOCH, 1, False, received, given
+        )
+        for name, received, given in (
+            ("dtype", PRINT, attrs.evolve(PRINT, dtype=DType.U32)),
+            ("sealed", attrs.evolve(PRINT, sealed=True), PRINT),
+            ("dimensions", PRINT, attrs.evolve(PRINT, shape=(1, 2, 3))),
+            ("arrays", attrs.evolve(PRINT, shape=(5, 1, 2, 3)), PRINT),
+            ("numbers", PRINT, attrs.evolve(PRINT, shape=(1, 1, 2, 2))),
+            ("rows", PRINT, attrs.evolve(PRINT, shape=(1, 2, 2, 3))),
+            ("tokens", PRINT, attrs.evolve(PRINT, shape=(1, 1, 1, 3))),
+        )
+    },
     "logprobs-pairs": lambda: Logprobs(1, 1, -1.0, (5,), ()),
     "logprobs-many": lambda: Logprobs(1, 1, -1.0, (5,) * 21, (-1.0,) * 21),
     "group-rank": lambda: Group(Backend.RING, 2, 2, 1),
     "group-hosts": lambda: Group(Backend.RING, 0, 2, 1, (("h", 1),)),
     "group-pipeline": lambda: Group(Backend.PIPELINE, 0, 2, 1),
+    "get-long": lambda: Get("x", 0, limits.MAX_PIECE + 1),
+    "get-folder": lambda: Get("a/b", 0, 1),
+    "get-backslash": lambda: Get("a\\b", 0, 1),
+    "get-above": lambda: Get("..", 0, 1),
+    "get-hidden": lambda: Get("a\x00b", 0, 1),
+    "piece-both": lambda: Piece(1, b"x", "no"),
+    "piece-sized": lambda: Piece(1, b"", "no"),
+    "piece-more": lambda: Piece(1, b"xy"),
     "tunnel-empty": lambda: Tunnel(EPOCH, 0, TunnelEvent.DATA),
     "tunnel-open-data": lambda: Tunnel(EPOCH, 0, TunnelEvent.OPEN, b"x"),
     "temperature": lambda: Row(1, temperature=float("nan")),

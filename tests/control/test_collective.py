@@ -320,6 +320,27 @@ def test_a_head_without_a_tunnel_goes_over_to_a_pipeline():
     assert "no tunnel link with rank 1" in head.epochs.plan.reason
 
 
+@pytest.mark.parametrize(
+    ("kind", "strategy"),
+    [
+        (FailureKind.LOAD, Strategy.TENSOR),
+        (FailureKind.MEMORY, Strategy.PIPELINE),
+        (FailureKind.GROUP, Strategy.PIPELINE),
+    ],
+)
+def test_weights_that_are_still_to_come_are_no_fault_of_the_strategy(kind, strategy):
+    head = Head(HeadConfig(HEAD, ("n0", "n1"), ("a", "b"), PlanRequest(Strategy.AUTO)))
+    head.engine_message(info(splits=2), 0.0)
+    head.message(1, CONTROL, HELLO, 0.0)
+    for now in (10.0, 20.0, 30.0):
+        cannot = CannotServe(head.epochs.membership.epoch, kind, "3 of 16 GB are here")
+        head.message(1, CONTROL, cannot, now)
+        head.engine_lost("replaced", now + 1)
+        head.engine_message(info(splits=2), now + 2)
+        head.handle_timeout(now + 6)
+        assert head.epochs.plan.strategy is strategy
+
+
 def test_step_links_are_nothing_to_tensor_parallelism():
     """They may be left over from a pipeline, of another head even, with steps on their way."""
     head = serving_head()

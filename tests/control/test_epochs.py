@@ -164,6 +164,20 @@ def test_a_rank_that_cannot_load_is_asked_again_after_a_pause():
     assert head.next_timeout() == 12.0
 
 
+def test_a_refusal_whose_numbers_alone_change_is_logged_once():
+    head = Head(HeadConfig(HEAD, ("n0", "n1"), inner_seal=False))
+    head.engine_message(info(), 0.0)
+    head.message(1, CONTROL, HELLO, 0.0)
+    logged = []
+    for counter, here in enumerate(("3.1 of 16.0 GB", "4.2 of 16.0 GB", "the disk is full")):
+        why = "it is being fetched; " + here if "GB" in here else here
+        cannot = CannotServe(Epoch(HEAD, counter + 1), FailureKind.LOAD, why)
+        logged.append("cannot serve" in text(head.message(1, CONTROL, cannot, 10.0 * counter)))
+        assert here in head.standing().failed.message
+        head.handle_timeout(10.0 * counter + 6)
+    assert logged == [True, False, True]
+
+
 def test_the_head_says_whom_it_waits_for_itself_too():
     head = Head(HeadConfig(HEAD, ("n0", "n1"), inner_seal=False))
     assert "waiting for rank 0 (n0)" in text(head.message(1, CONTROL, HELLO, 0.0))

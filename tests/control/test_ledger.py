@@ -7,8 +7,18 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sealring_protocol.codec.messages import NO_WORK, Decode, Epoch, Join, Open, Prefill, Save, Step
-from sealring_protocol.control.epoch.ledger import Change, Ledger, Regroup, Saved
+from sealring_protocol.codec.messages import (
+    NO_WORK,
+    Decode,
+    Epoch,
+    Join,
+    Open,
+    Prefill,
+    Save,
+    Step,
+    TakeBack,
+)
+from sealring_protocol.control.epoch.ledger import Change, Ledger, Regroup, Saved, TakenBack
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.limits import MAX_TOKENS
 
@@ -28,6 +38,13 @@ def ledger(*steps):
 
 OPENED = step(open=(Open(1), Open(2), Open(3)))
 JOINED = step(join=(Join(1, 0), Join(2, 0), Join(3, 0)))
+ALONE = step(join=(Join(1, 0),), work=Decode(0))
+GUESSED = [OPENED, ALONE, step(work=Decode(0, 1)), step(work=Decode(0, 2))]
+"""Row 1 is alone in its group, and the last two of its three tokens are guesses."""
+
+
+def back(*entries):
+    return tuple(TakeBack(uid, count) for uid, count in entries)
 
 
 def test_a_row_from_open_to_evict():
@@ -92,7 +109,72 @@ def test_a_step_that_changes_nothing_says_so():
     assert rows.apply(step(work=NO_WORK)) == Change()
 
 
+CHANGED_GUESSES = {
+    "none": (step(), 3, 2),
+    "drawn": (step(work=Decode(0)), 4, 0),
+    "first-right": (step(work=Decode(0, 2)), 4, 2),
+    "first-known-before": (step(work=Decode(0, 1)), 4, 1),
+    "one-more": (step(work=Decode(0, 3)), 4, 3),
+    "back-one": (step(back=back((1, 1))), 2, 1),
+    "back-all": (step(back=back((1, 2))), 1, 0),
+    "back-twice": (step(back=back((1, 1), (1, 1))), 1, 0),
+    "back-and-drawn": (step(back=back((1, 2)), work=Decode(0)), 2, 0),
+    "back-and-another": (step(back=back((1, 1)), work=Decode(0, 2)), 3, 2),
+    "saved": (step(save=(Save(1, 90),)), 3, 2),
+    "joined": (step(join=(Join(2, 0),)), 3, 0),
+    "joined-elsewhere": (step(join=(Join(2, 1),), work=Decode(1)), 3, 2),
+    "guessed-elsewhere": (step(join=(Join(2, 1),), work=Decode(1, 1)), 3, 2),
+    "left-and-back": (step(evict=(1,), open=(Open(1),), join=(Join(1, 0),)), 0, 0),
+    "left": (step(evict=(1,), open=(Open(1),)), 0, 0),
+    "prefill": (step(work=Prefill(2, 0, 5)), 3, 2),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED_GUESSES)
+def test_a_step_changes_length_and_guesses(name):
+    last, length, guessed = CHANGED_GUESSES[name]
+    rows = ledger(*GUESSED, last)
+    assert (rows.length(1), rows.guessed(1)) == (length, guessed)
+
+
+def test_what_is_taken_back_is_told():
+    rows = ledger(*GUESSED)
+    change = rows.apply(step(back=back((1, 1), (1, 1)), save=(Save(1, 90),), evict=(1,)))
+    assert change == Change(
+        taken_back=(TakenBack(1, 0, 1, 2), TakenBack(1, 0, 1, 1)),
+        saved=(Saved(1, 90, 1, group=0, index=0),),
+        regroup={0: Regroup(1, (), ())},
+    )
+    assert rows.snaps == {90: 1}
+    assert rows.guessed(1) == 0
+
+
+def test_a_row_that_comes_anew_has_no_guesses():
+    rows = ledger(*GUESSED, step(evict=(1,)), step(open=(Open(1),), join=(Join(1, 0),)))
+    assert rows.guessed(1) == 0
+    with pytest.raises(RemoteProtocolError):
+        rows.apply(step(work=Decode(0, 2)))
+
+
 REFUSED = {
+    "back-unknown": [*GUESSED, step(back=back((9, 1)))],
+    "back-private": [*GUESSED, step(back=back((2, 1)))],
+    "back-nothing": [*GUESSED, step(back=back((1, 0)))],
+    "back-too-much": [*GUESSED, step(back=back((1, 3)))],
+    "back-again": [*GUESSED, step(back=back((1, 2))), step(back=back((1, 1)))],
+    "back-too-often": [*GUESSED, step(back=back((1, 2), (1, 1)))],
+    "back-drawn": [OPENED, ALONE, step(back=back((1, 1)))],
+    "back-right": [*GUESSED, step(work=Decode(0)), step(back=back((1, 1)))],
+    "back-joined": [*GUESSED, step(join=(Join(2, 0),)), step(back=back((1, 1)))],
+    "back-left": [*GUESSED, step(evict=(1,)), step(back=back((1, 1)))],
+    "back-itself": [OPENED, ALONE, step(back=back((1, 1)), work=Decode(0, 1))],
+    "guess-leap": [OPENED, ALONE, step(work=Decode(0, 2))],
+    "guess-leap-on": [*GUESSED, step(work=Decode(0, 4))],
+    "guess-leap-back": [*GUESSED, step(back=back((1, 1)), work=Decode(0, 3))],
+    "guess-leap-joined": [*GUESSED, step(evict=(1,), join=(Join(2, 0),), work=Decode(0, 2))],
+    "guess-two": [OPENED, JOINED, step(work=Decode(0, 1))],
+    "guess-joined": [*GUESSED, step(join=(Join(2, 0),), work=Decode(0, 1))],
+    "guess-empty": [step(work=Decode(0, 1))],
     "open-twice": [OPENED, step(open=(Open(1),))],
     "open-zero": [step(open=(Open(0),))],
     "open-in-group": [OPENED, JOINED, step(open=(Open(1),))],
@@ -163,6 +245,14 @@ def test_every_difference_shows_in_the_digest():
     assert len(set(digests.values())) == len(DIFFERENT)
     assert ledger(OPENED).digest(1) != ledger(OPENED).digest(2)
     assert all(len(digest) == 16 for digest in digests.values())
+
+
+def test_guesses_show_in_the_digest():
+    sure = ledger(OPENED, ALONE, step(work=Decode(0)), step(work=Decode(0)))
+    one = ledger(OPENED, ALONE, step(work=Decode(0)), step(work=Decode(0, 1)))
+    two = ledger(*GUESSED)
+    assert {each.length(1) for each in (sure, one, two)} == {3}
+    assert len({each.digest(1) for each in (sure, one, two)}) == 3
 
 
 def random_step(random, rows, numbers):

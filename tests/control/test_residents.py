@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from sealring_protocol.codec.messages import CacheCost, Decode, Epoch, Open, Prefill, Ready, Row
+from sealring_protocol.codec.messages import (
+    CacheCost,
+    Decode,
+    Epoch,
+    Open,
+    Prefill,
+    Ready,
+    Row,
+    Spent,
+)
+from sealring_protocol.control.effects import StepTiming
 from sealring_protocol.control.scheduler.requests import (
     ContextOverflow,
     FinishReason,
@@ -32,6 +42,8 @@ class Ring:
     def __init__(self, *ranks, context=1000, **config):
         self.scheduler = Scheduler(SchedulerConfig(**config), context)
         self.scheduler.begin(EPOCH, ranks)
+        # Chunks are fast: only `chunk` bounds them.
+        self.scheduler.took(StepTiming(0, Prefill(1, 0, 4096), (), 1, (Spent(1),)))
         self.outcomes = []
         self.opened = {}
 
@@ -334,7 +346,7 @@ def test_a_short_prompt_waits_for_what_is_in_flight_and_no_longer():
 
 
 def test_the_oldest_prompt_is_never_overtaken_for_ever():
-    ring = Ring(rank(), chunk=10, rows=8, chunks=8, context=5000)
+    ring = Ring(rank(), chunk=10, rows=8, context=5000)
     long = ring.submit(range(400), 1)
     read = []
     for _ in range(60):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 from sealring_protocol.codec.messages import (
     NO_WORK,
@@ -11,7 +12,10 @@ from sealring_protocol.codec.messages import (
     FailureKind,
     Prefill,
     Row,
+    Spent,
+    Step,
 )
+from sealring_protocol.control.effects import StepTiming
 from sealring_protocol.control.scheduler.requests import (
     FinishReason,
     Request,
@@ -25,9 +29,12 @@ from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 EPOCH = Epoch(1, 1)
 
 
-def scheduler(window=1, **config):
-    made = Scheduler(SchedulerConfig(**config), 1000)
-    made.shape(config.get("groups", 0), window)
+NOTHING = Step(EPOCH, 1, bytes(16))
+
+
+def scheduler(window=1, stages=1, context=1000, **config):
+    made = Scheduler(SchedulerConfig(**config), context)
+    made.shape(config.get("groups", 0), window, stages)
     made.begin(EPOCH)
     return made
 
@@ -35,6 +42,13 @@ def scheduler(window=1, **config):
 def plan(made, now=0.0):
     planned = made.plan(now)
     return None if planned is None else planned.step
+
+
+def timing(step, *seconds, away=0.0):
+    """What *step* took: so many seconds on each rank, in turn, and between them."""
+    spent = tuple(Spent(round(each * 1e6)) for each in seconds)
+    total = round((sum(seconds) + away) * 1e6)
+    return StepTiming(step.n, step.work, (), total, spent)
 
 
 def answer(made, step, *ids, now=0.0):
@@ -174,6 +188,7 @@ def test_rows_join_while_another_group_is_under_way():
 
 def test_rows_are_put_with_rows_of_their_length():
     made = scheduler(groups=2, rows=4, chunk=1000)
+    made.took(timing(attrs.evolve(NOTHING, work=Prefill(1, 0, 100)), 0.001))
     for length in (10, 500, 11, 480):
         made.submit(Request((1,) * length, 50))
     for _ in range(12):
@@ -206,23 +221,95 @@ def test_chunks_and_decodes_take_turns_and_a_short_prompt_overtakes():
     assert first in made.ledger.rows(0)
 
 
-def test_several_chunks_may_be_in_flight_while_nothing_decodes():
-    made = scheduler(chunk=10, chunks=3)
-    made.submit(Request((2,) * 101, 5))
-    assert [plan(made).work.position for _ in range(3)] == [0, 10, 20]
+def chunks_planned(made):
+    """All chunks that may begin now."""
+    steps = []
+    while (step := plan(made)) is not None:
+        assert isinstance(step.work, Prefill)
+        steps.append(step)
+    return steps
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_every_stage_has_a_chunk_and_the_first_one_the_next_too(stages):
+    made = scheduler(chunk=10, stages=stages)
+    made.submit(Request((2,) * 201, 5))
+    flying = chunks_planned(made)
+    assert len(flying) == 2
+    for _ in range(stages - 1):
+        made.passed_on(flying[-2].n)
+        flying += chunks_planned(made)
+    assert len(flying) == stages + 1
+    assert [step.work.position for step in flying] == [10 * at for at in range(stages + 1)]
+    if stages > 1:
+        made.passed_on(flying[-2].n)
+        assert plan(made) is None
+        answer(made, flying[0])
+        assert len(chunks_planned(made)) == 1
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_while_rows_decode_each_stage_has_one_chunk_at_most(stages):
+    made = scheduler(chunk=10, stages=stages)
+    made.submit(Request((1,), 50))
+    first = plan(made)
+    made.submit(Request((2,) * 201, 5))
+    flying = chunks_planned(made)
+    assert len(flying) == 1
+    for _ in range(stages - 1):
+        made.passed_on(flying[-1].n)
+        more = chunks_planned(made)
+        assert len(more) == 1
+        flying += more
+    made.passed_on(flying[-1].n)
+    assert plan(made) is None
+    answer(made, first, 7)
+    assert isinstance(plan(made).work, Decode)
     assert plan(made) is None
 
 
-def test_a_chunk_keeps_to_its_time():
-    made = scheduler(chunk=512, chunks=1, chunk_seconds=0.5)
+def test_a_chunk_keeps_a_stage_busy_no_longer_than_the_bound():
+    made = scheduler(chunk=512, chunk_seconds=0.5)
     made.submit(Request((2,) * 999, 1))
-    step = plan(made, 0.0)
-    assert step.work.count == 512
-    answer(made, step, now=2.0)
-    step = plan(made, 2.0)
-    assert step.work.count == 128
-    answer(made, step, now=2.05)
-    assert plan(made, 2.05).work.count == 256
+    step = plan(made)
+    assert step.work.count == 64
+    made.took(timing(step, 2.0))
+    answer(made, step)
+    assert plan(made).work.count == 64
+    for _ in range(8):  # of which only the recent ones count
+        made.took(timing(step, 0.064))
+    assert plan(made).work.count == 500
+
+
+def test_a_long_prompt_is_cut_into_many_chunks_for_several_stages():
+    made = scheduler(chunk=512, stages=2, context=8000)
+    made.took(timing(attrs.evolve(NOTHING, work=Prefill(1, 0, 100)), 0.1, 0.1))
+    made.submit(Request((2,) * 4097, 1))
+    assert plan(made).work.count == 128
+    other = scheduler(chunk=512, stages=3, context=8000)
+    other.took(timing(attrs.evolve(NOTHING, work=Prefill(1, 0, 100)), 0.01, 0.01, 0.01))
+    other.submit(Request((2,) * 4097, 1))
+    assert plan(other).work.count == 500  # 64 would take a stage but 6.4 ms
+
+
+@pytest.mark.parametrize(
+    ("seconds", "away", "count"),
+    [
+        ([0.1], 0.0, 500),
+        ([0.1, 0.1], 0.0, 166),
+        ([0.1, 0.1], 0.2, 100),
+        ([0.1, 0.2], 0.0, 100),  # 0.1 + 0.2, once more what rank 1 is slower by, and 0.1
+        ([0.2, 0.1], 0.0, 100),
+    ],
+)
+def test_what_a_decode_waits_for_chunks_stays_within_the_bound(seconds, away, count):
+    made = scheduler(chunk=512, stages=len(seconds), chunk_seconds=0.5)
+    made.took(timing(NOTHING, *seconds))
+    made.took(timing(attrs.evolve(NOTHING, work=Prefill(1, 0, 100)), *seconds, away=away))
+    made.submit(Request((1,), 50))
+    plan(made)
+    made.submit(Request((2,) * 999, 1))
+    assert plan(made).work.count == count
 
 
 @pytest.mark.parametrize("moment", range(9))

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from sealring_model import tiny
 from sealring_model.loading.assemble import load_stage
 from sealring_model.loading.model_folder import describe
+from sealring_model.loading.pins import pins_of
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.roster import Member, Roster, sign_roster
 from sealring_trio.files.config import load_config
@@ -76,7 +77,7 @@ def finished(process: subprocess.Popen[str]) -> Any:
 
 
 def test_the_blocking_peer_has_its_steps_done_by_the_asyncio_peer() -> None:
-    model = {"model": "ab" * 32, "layers": 12, "hidden": 16, "port": 0}
+    model = {"model": "ab" * 32, "layers": 12, "hidden": 16, "pins": [], "port": 0}
     with started(["examples/asyncio_peer.py"], told(1, **model)) as serving:
         port = port_of(serving)
         for _ in range(2):  # it goes on serving
@@ -128,6 +129,7 @@ def test_a_trio_head_generates_with_the_asyncio_peer(cluster: list[Path]) -> Non
     head, rank1 = cluster
     info = describe(tiny.path())
     model = {"model": info.digest.hex(), "layers": len(info.layers), "hidden": info.hidden}
+    model |= {"pins": pins_of(info)}
     given = {**of_node(rank1), **model, "port": load_config(rank1).listen[1]}
     with started(["examples/asyncio_peer.py"], given) as serving:
         port_of(serving)

@@ -13,7 +13,8 @@ from pathlib import Path
 import attrs
 
 import tests.families
-from tests.families.check import FAMILIES, NONE, Outcome, check
+from tests.families.check import FAMILIES, NONE, Outcome, check, reference
+from tests.families.checkpoints import write
 from tests.families.table import write_table
 
 LIMIT = 300  # seconds for one family
@@ -30,9 +31,14 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="the results as JSON")
     parser.add_argument("--write", action="store_true", help="write the table of docs/models.md")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--reference", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if unknown := [name for name in asked.families if name not in FAMILIES]:
         parser.error(f"there is no family {unknown[0]}; there are {', '.join(FAMILIES)}")
+    if asked.reference:
+        with tempfile.TemporaryDirectory(prefix="sealring-") as folder:
+            reference(write(Path(folder), asked.families[0]))
+        return 0
     if asked.child:
         with tempfile.TemporaryDirectory(prefix="sealring-") as folder:
             outcome = check(asked.families[0], Path(folder))
@@ -66,8 +72,17 @@ def _in_a_child(family: str) -> Outcome:
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
         why = done.stderr.strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
+        if _reference_fails(family):
+            return Outcome(family, *(f"(mlx-lm itself: {why[0]})",) * 6)
         return _failed(family, f"failed: {why[0]}")
     return Outcome(**json.loads(lines[-1]))
+
+
+def _reference_fails(family: str) -> bool:
+    """Whether mlx-lm's own model of *family* ends its process, too."""
+    command = [sys.executable, "-m", "tests.families", "--reference", family]
+    done = subprocess.run(command, capture_output=True, timeout=LIMIT, check=False)
+    return done.returncode != 0
 
 
 def _failed(family: str, why: str) -> Outcome:

@@ -6,23 +6,28 @@ import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import attrs
 import mlx.core as mx
 from sealring_model.errors import LoadError, error_text
-from sealring_model.loading.assemble import Structure, load_stage, structure_of
+from sealring_model.loading.assemble import load_stage
 from sealring_model.loading.mlx_lm_import import mlx_lm
 from sealring_model.loading.model_folder import ModelInfo, describe
+from sealring_model.loading.structure import Structure, structure_of
 from sealring_model.loading.tp_shards import splits_of
 
 from tests.families.checkpoints import CONFIGS, write
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "model"))
+from model_collectives import Members
 from model_rings import Ring, StepFailed
 
 SAME, NONE = "same", "none"
 ALONE = "(each row alone: mlx-lm's class cannot batch them)"
+NO_SHARD = "(mlx-lm's class has no shard())"
+SUMS = 1e-3
+"""How far log probabilities may be off where sums are made in another order, in f32."""
+
 PROMPT = tuple((7 * i * i + 3 * i) % 251 for i in range(40))
 PARTS = (PROMPT[:25], PROMPT[25:], PROMPT[:1], PROMPT[1:2])
 """What is read one after the other: chunks of a prompt, and two tokens alone."""
@@ -46,7 +51,7 @@ class Outcome:
     @property
     def is_right(self) -> bool:
         """Nothing is wrong: what is not the same is refused, or mlx-lm cannot do it either."""
-        tried = (self.whole, self.cuts, self.batch, self.prefix, self.quantized)
+        tried = (self.whole, self.cuts, self.batch, self.prefix, self.quantized, self.tensor)
         return all(each == SAME or each.startswith("(") for each in tried)
 
 
@@ -54,8 +59,7 @@ def check(family: str, folder: Path) -> Outcome:
     """Try *family*, with checkpoints in *folder*."""
     try:
         model = write(folder / "f32", family)
-        reference = mlx_lm("utils").load_model(model)[0]
-        expected = _logits(lambda ids, cache: reference(ids, cache=cache), reference)
+        expected = reference(model)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever mlx-lm raises
         why = f"(mlx-lm itself: {_words(error)})"
         return Outcome(family, why, why, why, why, why, why)
@@ -68,12 +72,12 @@ def check(family: str, folder: Path) -> Outcome:
     bounds = _middle(info, structure.joined)
     return Outcome(
         family,
-        whole=_attempt(lambda: _whole(info, expected)),
+        whole=_attempt(lambda: _whole(info, structure, expected)),
         cuts=_attempt(lambda: _cuts(info, structure, expected)),
         batch=_attempt(lambda: _batch(model, bounds, structure)),
         prefix=_attempt(lambda: _prefix(model, bounds)),
         quantized=_attempt(lambda: _quantized(folder, family)),
-        tensor=f"(up to {splits_of(info)})" if splits_of(info) else "(no shard() in mlx-lm)",
+        tensor=_attempt(lambda: _tensor(model, info, structure)),
     )
 
 
@@ -90,17 +94,27 @@ def _words(error: BaseException) -> str:
     return error_text(error) if isinstance(error, Exception) else f"it exits with {error}"
 
 
-def _logits(run: Callable[[mx.array, Any], mx.array], model: Any) -> list[mx.array]:
-    """The logits after each of `PARTS`."""
+def reference(folder: Path) -> list[mx.array]:
+    """The logits of mlx-lm's own model in *folder* after each of `PARTS`."""
+    model = mlx_lm("utils").load_model(folder)[0]
     cache = mlx_lm("models.cache").make_prompt_cache(model)
-    logits = [run(mx.array([part]), cache)[:, -1, :] for part in PARTS]
+    logits = [model(mx.array([part]), cache=cache)[:, -1, :] for part in PARTS]
     mx.eval(logits)
     return logits
 
 
-def _chain(info: ModelInfo, bounds: Sequence[int]) -> list[mx.array]:
+class NotAsPlanned(Exception):
+    """A rank holds another number of bytes than the plan says."""
+
+
+def _chain(info: ModelInfo, structure: Structure, bounds: Sequence[int]) -> list[mx.array]:
     """The logits after each of `PARTS`, of stages with *bounds*."""
-    stages = [load_stage(info, first, last).stage for first, last in pairwise(bounds)]
+    loaded = [load_stage(info, first, last) for first, last in pairwise(bounds)]
+    for rank in loaded:
+        planned = structure.held(rank.first, rank.last)
+        if rank.held != planned:
+            raise NotAsPlanned(f"layers {rank.first} to {rank.last}: {rank.held}, not {planned}")
+    stages = [rank.stage for rank in loaded]
     caches = [stage.new_caches() for stage in stages]
     found = []
     for part in PARTS:
@@ -118,8 +132,8 @@ def _compared(found: Sequence[mx.array], expected: Sequence[mx.array]) -> str:
     return SAME
 
 
-def _whole(info: ModelInfo, expected: Sequence[mx.array]) -> str:
-    return _compared(_chain(info, (0, len(info.layers))), expected)
+def _whole(info: ModelInfo, structure: Structure, expected: Sequence[mx.array]) -> str:
+    return _compared(_chain(info, structure, (0, len(info.layers))), expected)
 
 
 def _splits(layers: int, joined: Sequence[int]) -> list[tuple[int, ...]]:
@@ -142,7 +156,7 @@ def _cuts(info: ModelInfo, structure: Structure, expected: Sequence[mx.array]) -
         return f"layer {cut} is said to be joined, and loads"
     splits = _splits(layers, structure.joined)
     for bounds in splits:
-        if (result := _compared(_chain(info, bounds), expected)) != SAME:
+        if (result := _compared(_chain(info, structure, bounds), expected)) != SAME:
             return f"split {bounds}: {result}"
     return SAME if splits else f"(held whole: {structure.reason})"
 
@@ -164,7 +178,7 @@ def _batch(folder: Path, bounds: tuple[int, ...], structure: Structure) -> str:
 
 
 def _two_rows_alone(ring: Ring) -> dict[int, list[int]]:
-    uids = [ring.admit(list(PROMPT[: 30 - 7 * at]), chunk=11) for at in range(2)]
+    uids = [ring.admit(list(PROMPT[: 30 - 7 * at]), chunk=11, logprobs=0) for at in range(2)]
     for group, uid in enumerate(uids):
         ring.decode(group, join=[uid])
     for _ in range(4):
@@ -174,7 +188,7 @@ def _two_rows_alone(ring: Ring) -> dict[int, list[int]]:
 
 
 def _four_rows(ring: Ring) -> dict[int, list[int]]:
-    uids = [ring.admit(list(PROMPT[: 30 - 7 * at]), chunk=11) for at in range(4)]
+    uids = [ring.admit(list(PROMPT[: 30 - 7 * at]), chunk=11, logprobs=0) for at in range(4)]
     ring.decode(join=uids[:1])
     ring.decode(join=uids[1:3])
     ring.decode(join=uids[3:])
@@ -182,6 +196,26 @@ def _four_rows(ring: Ring) -> dict[int, list[int]]:
     for _ in range(4):
         ring.decode()
     return ring.text
+
+
+def _tensor(folder: Path, info: ModelInfo, structure: Structure) -> str:
+    """The rows of a batch with tensor parallelism of two processes, and of one rank: the same
+    tokens, with log probabilities that differ by no more than another order of sums."""
+    if not splits_of(info):
+        return NO_SHARD
+    rows = _four_rows if structure.batches else _two_rows_alone
+    alone = Ring(folder)
+    rows(alone)
+    with Members(folder, size=2) as members:
+        rows(members)
+        if members.text != alone.text:
+            return "tokens differ from those of one rank"
+        off = max(
+            abs(one.chosen - other.chosen)
+            for uid, told in alone.told.items()
+            for one, other in zip(told, members.told[uid], strict=True)
+        )
+    return SAME if off < SUMS else f"log probabilities are off by {off:.2g}"
 
 
 def _prefix(folder: Path, bounds: tuple[int, ...]) -> str:
@@ -208,8 +242,7 @@ def _quantized(folder: Path, family: str) -> str:
     """4 bits, every split."""
     try:
         model = write(folder / "q4", family, bits=4)
-        reference = mlx_lm("utils").load_model(model)[0]
-        expected = _logits(lambda ids, cache: reference(ids, cache=cache), reference)
+        expected = reference(model)
     except Exception as error:  # noqa: BLE001 - whatever mlx-lm raises
         return f"(mlx-lm itself: {_words(error)})"
     info = describe(model)

@@ -18,9 +18,12 @@ CONFIGS: dict[str, dict[str, Any]] = json.loads(
 GROUP = 32
 
 
-def write(folder: Path, family: str, *, bits: int = 0) -> Path:
-    """A checkpoint of *family* in *folder*; with *bits*, quantized."""
-    config = dict(CONFIGS[family])
+def write(
+    folder: Path, family: str, *, bits: int = 0, config: dict[str, Any] | None = None
+) -> Path:
+    """A checkpoint of *family* in *folder*; with *bits*, quantized. A *config* is in place of the
+    family's own."""
+    config = dict(config or CONFIGS[family])
     model_class, args_class = mlx_lm("utils")._get_classes(config)
     model = model_class(args_class.from_dict(config))
     key = mx.random.key(7)

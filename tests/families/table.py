@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.families.check import ALONE, SAME, Outcome
+from tests.families.check import ALONE, NO_SHARD, SAME, Outcome
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "models.md"
 BEGIN, END = "<!-- generated:families -->", "<!-- end -->"
@@ -27,8 +26,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
     notes: dict[str, int] = {}
     for outcome in outcomes:
         tried = (outcome.whole, outcome.cuts, outcome.batch, outcome.prefix, outcome.quantized)
-        cells = [_cell(each, notes) for each in tried]
-        lines.append(f"| {outcome.family} | {' | '.join(cells)} | {_tensor(outcome)} |")
+        cells = [*(_cell(each, notes) for each in tried), _tensor(outcome, notes)]
+        lines.append(f"| {outcome.family} | {' | '.join(cells)} |")
     told = [f"{number}. {_plain(note)}" for note, number in notes.items()]
     return "\n".join([*lines, "", *told, ""])
 
@@ -42,9 +41,8 @@ def _cell(result: str, notes: dict[str, int]) -> str:
     return f"{word} ({notes.setdefault(result.strip('()'), len(notes) + 1)})"
 
 
-def _tensor(outcome: Outcome) -> str:
-    found = re.fullmatch(r"\(up to (\d+)\)", outcome.tensor)
-    return f"divisors of {found[1]}" if found else "no"
+def _tensor(outcome: Outcome, notes: dict[str, int]) -> str:
+    return "no" if outcome.tensor == NO_SHARD else _cell(outcome.tensor, notes)
 
 
 def _plain(note: str) -> str:

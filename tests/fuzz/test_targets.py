@@ -53,6 +53,7 @@ def test_targets_are_these() -> None:
         "channels",
         "bodies",
         "configs",
+        "listing",
         "tensor",
     }
 

@@ -17,7 +17,7 @@ from tests.io_trio.helpers import sealring
 SMALL = Size(layers=2, hidden=32, feed_forward=64, heads=2, kv_heads=1, vocabulary=1500)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_side_of_the_batch_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(random_model.SIZES, "25m", SMALL)
     monkeypatch.setitem(FLOORS, ("25m bf16", "2 ranks, 1 group, 2 rows", ONE_ROW), 1e9)
@@ -39,7 +39,7 @@ def test_every_side_of_the_batch_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.code == 1  # which no ratio reaches
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_model_that_mlx_lm_cannot_split() -> None:
     done = sealring("bench", "batch", "--model", "tiny", "--rows", "1", "--turns", "1")
     assert done.code == 1

@@ -109,7 +109,7 @@ def test_phases_that_are_missing() -> None:
     assert "2 traces have no parse" not in faults
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_short_soak(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = client.settings
 

@@ -30,7 +30,7 @@ def test_sums_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.code == 1  # which no ratio reaches
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_side_of_the_tensor_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     small = Size(layers=2, hidden=32, feed_forward=64, heads=4, kv_heads=2, vocabulary=1500)
     monkeypatch.setitem(random_model.SIZES, "25m", small)

@@ -267,6 +267,27 @@ MISTAKES: dict[str, tuple[Spoil, str, int, str, str]] = {
         "add up to 2",
         "",
     ),
+    "plan: no room for caches": (
+        lambda _: 0,
+        "plan --model tiny --memory 1G,20M --context 2048 --rows 40",
+        1,
+        "rank 1 would need 45.0 MiB for the caches of 40 x 2048 tokens",
+        "--rows",
+    ),
+    "plan: beyond the context": (
+        lambda _: 0,
+        "plan --model tiny --memory 1G --context 4096",
+        2,
+        "the model takes 2048 tokens",
+        "no more",
+    ),
+    "plan: no room for a draft model": (
+        lambda _: 0,
+        "plan --model tiny --memory 10M,1G --draft tiny",
+        1,
+        "the draft model takes",
+        "",
+    ),
     "plan: not a count": (
         lambda _: 0,
         "plan --model tiny --memory 1G,1G --layers 1,x",
@@ -320,12 +341,32 @@ def test_plan(tmp_path: Path) -> None:
     assert "0 (head)" in sealring("plan", "--model", "tiny", "--memory", "1G").out
 
 
+def test_plan_counts_a_draft_model_on_the_head() -> None:
+    asked = ("plan", "--model", "tiny", "--memory", "1G,1G", "--json")
+    plain, beside = sealring(*asked).json(), sealring(*asked, "--draft", "tiny").json()
+    assert plain["draft"] == 0
+    assert beside["draft"] > plain["weights"]  # and caches
+    assert beside["ranks"][0]["memory"] == plain["ranks"][0]["memory"] - beside["draft"]
+    assert beside["ranks"][1]["memory"] == plain["ranks"][1]["memory"]
+
+
+def test_plan_counts_the_caches_of_rows(tmp_path: Path) -> None:
+    asked = ("plan", "--model", "tiny", "--memory", "1G,20M", "--context", "2048", "--json")
+    one = sealring(*asked, "--rows", "1").json()["ranks"][1]
+    two = sealring(*asked, "--rows", "2").json()["ranks"][1]
+    assert two["caches"] == 2 * one["caches"] > 0
+    assert two["left"] == one["left"] - one["caches"] == 20 * 2**20 - two["weights"] - two["caches"]
+    assert one["most_while_loading"] >= one["weights"]
+
+
 def test_digest(tmp_path: Path) -> None:
     model = Path(shutil.copytree(tiny.path(), tmp_path / "model"))
     (model / "sealring.json").unlink(missing_ok=True)
     unpinned = sealring("plan", "--model", model, "--memory", "1G", "--json").json()
     facts = sealring("digest", model, "--json").json()
-    assert unpinned["notes"] == ["no sealring.json: the weights are not pinned"]
+    assert unpinned["notes"] == [
+        "no sealring.json: of the weights a sample is compared (see: sealring digest --help)"
+    ]
     assert facts["digest"] != unpinned["digest"]
     manifest = json.loads((model / "sealring.json").read_text())
     assert len(manifest["tensors"]) == facts["tensors"]

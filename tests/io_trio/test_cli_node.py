@@ -16,7 +16,8 @@ import pytest
 from sealring_model import tiny
 from sealring_trio.bench import hop, measure, solo
 from sealring_trio.cli import COMMANDS
-from sealring_trio.local.reference import Gap
+from sealring_trio.errors import OperationError
+from sealring_trio.local.reference import Gap, one_process
 
 from tests.io_trio.helpers import sealring
 from tests.io_trio.test_cli_files import expire, flip, make_home
@@ -213,7 +214,7 @@ def test_the_demo_of_tensor_parallelism() -> None:
         assert rank["share"] < 0.56
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_demo_with_one_rank_for_people(capfd: pytest.CaptureFixture[str]) -> None:
     done = sealring("demo", "--ranks", "1", "--max-tokens", "8", "--prompt", "Hello.")
     assert done.code == 0
@@ -238,6 +239,7 @@ def test_a_model_that_can_never_be_served_ends_the_wait(
     assert "its log ends with" not in done.err
 
 
+@pytest.mark.long
 def test_a_demo_tells_a_tie_from_an_error(tmp_path: Path) -> None:
     """Two tokens whose logits differ in the last place, and whose log probabilities, which mlx-lm
     compares, are equal after rounding."""
@@ -255,6 +257,29 @@ def test_a_demo_tells_a_tie_from_an_error(tmp_path: Path) -> None:
     assert report["single_token_ids"][0] == FIRST_TOKEN
     assert report["token_ids"][0] == len(weights[rows]) - 1
     assert (report["identical"], report["tie"], report["first_difference"]) == (False, True, 0)
+
+
+def test_a_demo_says_that_there_is_no_chat_template(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny.path(), folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    done = sealring("demo", "--ranks", "1", "--model", folder, "--max-tokens", "4")
+    assert done.code == 0
+    assert "This model has no chat template: a prompt is continued as it stands." in done.out
+    assert "tokens identical  yes" in done.out
+
+
+def test_what_mlx_lm_raises_is_told_in_words(tmp_path: Path) -> None:
+    """The comparison fails on what the ring does without: a class that is to be the tokenizer."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny.path(), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_attention_heads": "4"}))
+    failed = pytest.raises(OperationError, match="mlx-lm cannot be compared with: TypeError")
+    with failed, one_process(folder):
+        pass
 
 
 def test_what_is_more_than_rounding_is_no_tie() -> None:
@@ -288,7 +313,7 @@ def test_every_bench_reports_its_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ratio" in sealring("bench", "handshake").out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_solo_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(solo, "TURNS", 1)
     monkeypatch.setattr(solo, "TOKENS", 8)

@@ -30,6 +30,7 @@ from sealring_protocol.codec.messages import (
     Prefill,
     Progress,
     Ready,
+    Spent,
     Step,
     StepDone,
 )
@@ -132,9 +133,9 @@ async def test_the_node_sees_one_engine() -> None:
         tokens = reference(PROMPT, 30, LAYERS)
         for step in steps(len(tokens)):
             group.send(step)
-        assert await owner.told.receive() == StepDone(EPOCH, 1)  # read in
+        assert await owner.told.receive() == StepDone(EPOCH, 1, spent=(Spent(3),))  # read in
         for n, token in enumerate(tokens, 2):
-            assert await owner.told.receive() == StepDone(EPOCH, n, ids=(token,))
+            assert await owner.told.receive() == StepDone(EPOCH, n, ids=(token,), spent=(Spent(3),))
         pids = group.pids
         group.send(Ping(3, Progress()))
         assert await owner.told.receive() == Pong(3, Progress(memory=sum(pids)))
@@ -173,7 +174,7 @@ BREAKS: dict[str, tuple[str, list[LocalMessage | str]]] = {
     "one dies": ("dies-1", ["of member 1 of 2: it exited with code 3"]),
     "one differs": (
         "differs-1",
-        [StepDone(EPOCH, 1), "members 0 and 1 did not answer step 2 alike"],
+        [StepDone(EPOCH, 1, spent=(Spent(3),)), "members 0 and 1 did not answer step 2 alike"],
     ),
 }
 
@@ -285,7 +286,7 @@ def test_members_that_ignore_their_stream_die_with_their_daemon() -> None:
     assert not alive
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_stages_of_two_say_what_two_ranks_say(ring: Ring) -> None:
     request = {"do": "generate", "prompt": "Tell me a story about a fox.", "max_tokens": 12}
     *_, expected = ring.nodes[0].ask(request)

@@ -22,7 +22,7 @@ from sealring_trio.engine import process as engine_processes
 from sealring_trio.engine import supervisor
 from sealring_trio.engine.process import EngineCommand
 from sealring_trio.engine.supervisor import Engine
-from sealring_trio.processes.launcher import NICE
+from sealring_trio.processes.priority import NICE, SHORT_NS, slice_ns
 from sealring_trio.processes.usage import read_usage
 
 FAKE = "tests.io_trio.engine_child"
@@ -75,6 +75,9 @@ async def test_an_engine_gives_way_to_its_node() -> None:
     async with running("good") as (engine, owner):
         await owner.told.receive()
         process = psutil.Process(engine.pid)
+        if slice_ns() == SHORT_NS:  # a node that another test ran in this process has asked for it
+            assert slice_ns(engine.pid) > SHORT_NS
+            return
         assert process.nice() == min(19, psutil.Process().nice() + NICE)
         group = trio.Path(f"/proc/{engine.pid}/autogroup")
         if await group.exists():

@@ -9,8 +9,10 @@ from sealring_trio.bench.faults import Summary, Trial
 from tests.io_trio.helpers import sealring
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["tp", "pp"])
+@pytest.mark.parametrize(
+    "strategy",
+    [pytest.param("tp", marks=pytest.mark.long), pytest.param("pp", marks=pytest.mark.slow)],
+)
 def test_a_request_goes_on_whatever_breaks(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults, "DETECTION", faults.LOST_AFTER)  # a busy machine may take longer
     monkeypatch.setattr(faults, "TOKENS", 16)

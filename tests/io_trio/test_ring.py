@@ -304,23 +304,29 @@ def test_a_stopped_rank_stops_the_tokens_and_they_go_on_with_it(ring: Ring) -> N
     head, rank = ring.nodes
     whole = ask(head, max_tokens=200)
     events: list[dict[str, object]] = []
-    begun = threading.Event()
+    begun, waits = threading.Event(), threading.Event()
 
     def listen() -> None:
         for event in head.ask({"do": "generate", "prompt": PROMPT, "max_tokens": 200}):
             events.append(event)
             if event["event"] == "text":
                 begun.set()
+            if event["event"] == "waiting":
+                waits.set()
+
+    def texts() -> int:
+        return sum(event["event"] == "text" for event in events)
 
     listener = threading.Thread(target=listen)
     listener.start()
     assert begun.wait(20)
     with stopped(rank):
         status_with(head, "missing", [1])
-        said = len(events)
+        assert waits.wait(20)
+        said = texts()
         for _ in range(50):
             head.status()
-        assert len(events) == said
+        assert texts() == said
         assert all(event["event"] != "done" for event in events)
     listener.join(30)
     assert events[-1]["token_ids"] == whole["token_ids"]

@@ -16,7 +16,7 @@ from sealring_trio.local.ring import LocalNode
 
 from tests.io_trio.conftest import Ring
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 LONG = "Tell me a story about a fox named Pip. " * 30
 SILENT = 22.0

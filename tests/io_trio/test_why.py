@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,14 +14,12 @@ from typing import Any
 import attrs
 import httpx2
 import pytest
-from sealring_model.loading.weights import write_manifest
+from sealring_model.loading.weights import owner, read_entries, write_manifest
 from sealring_protocol.security.roster import open_roster, sign_roster
 from sealring_trio.collective.ports import free_ports
 from sealring_trio.files.key_files import create_key, read_key
 from sealring_trio.files.models import TINY, find_model
 from sealring_trio.local.ring import LocalNode, running_node, wait_until_up, write_cluster
-
-pytestmark = pytest.mark.slow
 
 PATIENCE = 60.0  # seconds; a busy machine takes longer than five to start two engines
 
@@ -142,16 +141,56 @@ def broken_weights(pair: Pair) -> None:
     write_manifest(folder)
     shutil.copytree(folder, pair.folder / "model0")
     pair.edit(0, "model", str(pair.folder / "model0"))
-    (weights,) = folder.glob("*.safetensors")
-    data = bytearray(weights.read_bytes())
-    data[-100_000:] = bytes(100_000)
-    weights.write_bytes(data)
+    spoil(folder, 4096)  # beyond the sample that the ranks compare
+
+
+def other_weights(pair: Pair) -> None:
+    """Two models with the same headers, and a manifest on neither side."""
+    for rank in range(2):
+        (pair.model(rank) / "sealring.json").unlink()
+    spoil(pair.folder / "model1", 0)
+
+
+def adapter_of_the_rank(pair: Pair) -> None:
+    """The rank alone uses an adapter."""
+    folder = pair.folder / "adapter"
+    folder.mkdir()
+    asked = {"rank": 4, "scale": 1.0, "dropout": 0.0, "keys": ["self_attn.q_proj"]}
+    told = {"fine_tune_type": "lora", "num_layers": 1, "lora_parameters": asked}
+    (folder / "adapter_config.json").write_text(json.dumps(told))
+    (folder / "adapters.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
+    pair.edit(1, "adapter", str(folder))
+
+
+def spoil(folder: Path, at: int) -> None:
+    """Change one byte, the one at *at*, of the largest tensor of layer 7 in *folder*."""
+    entries = read_entries(folder).values()
+    entry = max((e for e in entries if owner(e.name, 8) == 7), key=lambda e: e.size)
+    with entry.file.open("r+b") as file:
+        file.seek(entry.offset + at)
+        byte = file.read(1)
+        file.seek(entry.offset + at)
+        file.write(bytes([byte[0] ^ 1]))
 
 
 ROWS: dict[str, tuple[Callable[[Pair], None], str, str, str, str]] = {
     "a wrong address": (wrong_address, "unreachable", "Connection refused", "silent", ""),
     "an expired roster": (expired, "roster_expired", "expired", "roster_expired", "expired"),
     "another model": (other_model, "other_model", "rank1 holds", "other_model", "rank1 holds"),
+    "other weights": (
+        other_weights,
+        "other_model",
+        "rank1 has other weights than rank0 in layer 7",
+        "other_model",
+        "rank1 has other weights than rank0 in layer 7",
+    ),
+    "an adapter on the rank alone": (
+        adapter_of_the_rank,
+        "other_model",
+        "rank1 holds another model",
+        "other_model",
+        "rank1 holds another model",
+    ),
     "a manifest of the head's": (
         manifest,
         "manifest_on_one_side",
@@ -184,7 +223,12 @@ ROWS: dict[str, tuple[Callable[[Pair], None], str, str, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("row", ROWS)
+def in_ci(row: str) -> pytest.MarkDecorator:
+    """Where *row* is tried: a roster that expires is waited for, a quarter of a minute."""
+    return pytest.mark.long if row == "an expired roster" else pytest.mark.slow
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, marks=in_ci(row)) for row in ROWS])
 def test_status_of_either_health_and_the_503_say_why(row: str, tmp_path: Path) -> None:
     break_it, at_head, head, at_rank, rank = ROWS[row]
     pair = Pair(tmp_path)

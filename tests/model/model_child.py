@@ -1,5 +1,6 @@
 """An engine as a real child process, driven over a socketpair."""
 
+import argparse
 import os
 import socket
 import subprocess
@@ -92,7 +93,8 @@ class InThread(Child):
         self.sock, self._theirs = socket.socketpair()
         self.sock.settimeout(60)
         self._decoder = FrameDecoder({FrameKind.LOCAL: MAX_SEALED_BODY})
-        self._thread = threading.Thread(target=serve, args=(self._theirs, str(folder), 0))
+        options = argparse.Namespace(model=str(folder), adapter=None, trust_weights=False)
+        self._thread = threading.Thread(target=serve, args=(self._theirs, options, 0))
         self._thread.start()
 
     def __exit__(self, *_):

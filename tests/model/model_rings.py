@@ -160,7 +160,7 @@ class Ring:
         self._idle(executor)
         if message.failed:
             raise StepFailed(message.failed)
-        for told in map(travelled, in_flight.pending_answer.logprobs()):
+        for told in map(travelled, in_flight.pending_answer.preface()):
             self.told.setdefault(told.uid, []).append(told)
         return message
 

@@ -15,7 +15,8 @@ from model_families import SHARDED
 from model_rings import Author, Ring, place_of
 from sealring_model.engine.collective import environment
 from sealring_model.errors import CollectiveError
-from sealring_model.loading.model_folder import describe
+from sealring_model.loading.model_folder import ModelInfo, describe
+from sealring_model.loading.structure import structure_of
 from sealring_protocol.codec.local_messages import Group, Loaded
 from sealring_protocol.codec.messages import (
     Backend,
@@ -199,7 +200,7 @@ def test_a_group_of_two_gives_what_one_process_gives(sharded, family):
             assert grouped.sum_us > 0
             assert grouped.token_us > 0
             assert (ready.first, ready.last) == (0, len(info.layers))
-            assert ready.cost.per_token == info.cost.per_token // 2
+            assert ready.cost.per_token == per_token(info) // 2
         for go_on in AFTER[family]:
             go_on(members, folder)
 
@@ -208,6 +209,11 @@ def test_two_stages_of_two(sharded):
     folder = sharded["llama"]
     with Members(folder, (0, 1, 3)) as members:
         check_served(members, folder)
+
+
+def per_token(info: ModelInfo) -> int:
+    """What each token of a row costs in the caches of all layers."""
+    return sum(cost.per_token for cost in structure_of(info).costs)
 
 
 # ------------------------------------------------------------- what goes wrong
@@ -229,7 +235,7 @@ def test_a_group_that_does_not_come_about(sharded):
         assert "heads (4, 2) do not divide among 3 ranks" in refusal(child, FailureKind.UNSERVABLE)
         # Of one alone the share is the whole.
         child.send(ring_of(0, 1))
-        assert child.start(place).cost.per_token == info.cost.per_token
+        assert child.start(place).cost.per_token == per_token(info)
         child.send(ring_of(1, 2))
         child.send(place)
         assert isinstance(child.receive(), Loaded)

@@ -12,7 +12,10 @@ import pytest
 from model_child import Child
 from model_families import reference_tokens
 from model_rings import Author, hop_keys, place_of
+from sealring_model.draft.memory import memory_of
+from sealring_model.engine.description import describe_engine
 from sealring_model.loading.model_folder import describe
+from sealring_model.loading.structure import structure_of
 from sealring_model.loading.weights import MANIFEST, write_manifest
 from sealring_protocol.codec.local_messages import HopKey, Loaded, Logprobs
 from sealring_protocol.codec.messages import (
@@ -69,7 +72,8 @@ def test_two_children_with_the_inner_seal_and_a_change_of_keys(models, reference
     with Child(folder) as head, Child(folder) as last:
         for rank, child in enumerate((head, last)):
             told = attrs.evolve(child.info(), room=0)
-            assert told == attrs.evolve(info.engine_info(0), splits=2, backends=1 << Backend.RING)
+            assert told == describe_engine(info, structure_of(info), 0)
+            assert (told.splits, told.backends) == (2, 1 << Backend.RING)
             for key in hop_keys(rank, 2):
                 child.send(key)
             ready = child.start(place_of(info, (0, 2, 4), rank, True))
@@ -325,6 +329,14 @@ def test_an_interrupt_is_the_nodes_business(child, place, references):
     assert generate([child], author, PROMPT, 4) == expected
 
 
+def test_an_engine_leaves_the_memory_of_a_draft_model_alone(models):
+    folder, draft = models["llama"], models["qwen3"]
+    beside = memory_of(describe(draft))
+    assert beside > describe(draft).size
+    with Child(folder, "--memory-limit", str(1 << 30), "--draft", str(draft)) as child:
+        assert child.info().room == (1 << 30) - beside
+
+
 def test_a_limited_child_ends_with_its_channel_even_in_the_middle_of_steps(models, place):
     with Child(models["llama"], "--memory-limit", str(1 << 30)) as child:
         assert child.info().room == 1 << 30
@@ -358,7 +370,7 @@ def test_a_model_that_is_not_there(tmp_path):
 
 HALF = """
 import threading
-from sealring_model.engine import main as engine
+from sealring_model.engine import threads as engine
 threading.excepthook = engine.end_with_thread
 threading.Thread(target=lambda: [].pop()).start()
 threading.Event().wait()

@@ -145,12 +145,21 @@ class Flights:
             assert text == self.expected(*self.prompts[uid])[: len(text)], (done.n, uid)
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("family", "cuts"),
     [("llama", (2,)), ("qwen3", (1, 3)), ("qwen3-next", (3,)), ("gpt-oss", (2,))],
 )
-@pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.parametrize(
+    ("eager", "seed"),
+    [
+        (True, 0),
+        (False, 1),
+        *(
+            pytest.param(*which, marks=pytest.mark.long)
+            for which in ((True, 1), (True, 2), (False, 0), (False, 2))
+        ),
+    ],
+)
 def test_steps_in_flight(models, alone, monkeypatch, family, cuts, seed, eager):
     if seed:
         monkeypatch.setattr(lookahead, "GraphBuilder", ThoroughBuilder)

@@ -118,15 +118,15 @@ def test_without_the_stand_ins_windows_break(models, references, monkeypatch):
 
 
 def test_a_model_that_needs_more_than_its_layers_is_refused(models, monkeypatch):
-    from sealring_model.loading import assemble, weight_reader
+    from sealring_model.loading import assemble, weights
     from sealring_model.loading.model_folder import describe
 
-    real = weight_reader.owner
+    real = weights.owner
 
     def stolen(name, layers):
         return 0 if name.endswith("layers.3.mlp.up_proj.weight") else real(name, layers)
 
-    monkeypatch.setattr(weight_reader, "owner", stolen)
+    monkeypatch.setattr(weights, "owner", stolen)
     with pytest.raises(LoadError, match="depends on tensors of other layers"):
         assemble.load_stage(describe(models["llama"]), 3, 5)
 

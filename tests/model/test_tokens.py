@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from sealring_model.errors import LoadError
-from sealring_model.text.tokens import Tokenizer, check_tokenizer
+from sealring_model.text.tokens import Tokenizer, check_tokenizer, has_chat_template
 from tokenizers import Tokenizer as Builder
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -104,6 +104,11 @@ def test_without_a_template_the_contents_are_lines(folder, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     plain = Tokenizer(tmp_path)
     assert not plain.has_chat
+    assert not has_chat_template(tmp_path)
+    assert has_chat_template(folder)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    assert has_chat_template(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
     messages = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
     assert plain.decode(plain.chat(messages)) == "a\nb"
 

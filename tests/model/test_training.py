@@ -10,7 +10,7 @@ from sealring_model import tiny
 from training import vocabulary
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_corpus_gives_the_tokenizer_that_ships(tmp_path: Path) -> None:
     vocabulary.save(vocabulary.build(60_000, 1), tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):

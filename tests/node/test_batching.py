@@ -58,8 +58,8 @@ def test_as_many_groups_as_there_are_stages_unless_the_way_is_long():
     cluster, _ = decode(groups=0, rows=4)
     flying = [timing.work for timing in cluster.timings if isinstance(timing.work, Decode)]
     assert {work.group for work in flying} == {0, 1}
-    # Each hop takes as long as a stage: two more groups travel meanwhile.
-    far = Cluster(2, 1, delay=STAGE, pace=pace)
+    # Each hop takes as long as a stage, on average: two more groups travel meanwhile.
+    far = Cluster(2, 1, delay=2 * STAGE, pace=pace)
     far.run_until(lambda: far.ready)
     for row in range(4):
         far.submit(Request((row + 1,), 100))
@@ -83,7 +83,8 @@ def test_a_group_has_one_step_on_its_way_round():
     followed = 0
     while not cluster.all_done:
         cluster.run_for(0.001)
-        flights = [f for f in head.scheduler._flights.values() if isinstance(f.work, Decode)]
+        flights = list(head.scheduler._flights.by_number.values())
+        flights = [f for f in flights if isinstance(f.work, Decode) and not f.work.guessed]
         away = [flight.work.group for flight in flights if not flight.back]
         back = [flight.work.group for flight in flights if flight.back]
         assert len(away) == len(set(away))
@@ -93,7 +94,7 @@ def test_a_group_has_one_step_on_its_way_round():
 
 
 @pytest.mark.parametrize(
-    "world", [1, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (2, 3))]
+    "world", [1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.slow)]
 )
 def test_thousands_of_clients_that_go_away_leave_nothing_and_change_nobodys_tokens(world):
     random = Random(world)
@@ -163,7 +164,7 @@ def test_the_tightest_rank_decides_who_comes_in():
         assert cluster.tokens[uid] == reference((row + 1,) * 20, 4, LAYERS)
 
 
-def test_a_short_prompt_waits_two_chunks_at_most_behind_a_long_one():
+def test_a_short_prompt_waits_behind_a_long_one_for_what_is_under_way_and_no_longer():
     def ask(*, busy):
         scheduler = SchedulerConfig(chunk=200)
         cluster = Cluster(2, 1, scheduler=scheduler, delay=0.0002, pace=pace)
@@ -177,7 +178,8 @@ def test_a_short_prompt_waits_two_chunks_at_most_behind_a_long_one():
         return cluster.now - start
 
     chunk = 0.00025 * 200
-    assert ask(busy=True) <= ask(busy=False) + 2 * chunk
+    # Two chunks are at stage 0, and the short prompt follows the second one through stage 1.
+    assert ask(busy=True) <= ask(busy=False) + 3 * chunk
 
 
 def test_tokens_wait_one_chunk_and_one_step_at_most_while_a_long_prompt_is_read():

@@ -38,7 +38,7 @@ class Machines(Cluster):
     def _work(self, host, message):
         slow = host.name == self.slow and isinstance(message, Step | StepDone)
         host.free = max(self.now, host.free) + (self.step_takes if slow else 0.001)
-        return host.free - self.now
+        return host.free - self.now, None
 
     def begin(self, slow, *, starves):
         self.slow, self.starves = slow, starves

@@ -71,16 +71,16 @@ def test_every_rank_answers_every_step_once_and_two_are_under_way_at_most():
     most = 0
     compute = made._compute
 
-    def computed(host, engine):
+    def computed(host, engine, spent):
         if host.inbox and isinstance(host.inbox[0], Step):
             steps[host.name, host.inbox[0].n] = True
-        compute(host, engine)
+        compute(host, engine, spent)
 
     made._compute = computed
     asked = serve(made, 4, 20)
     while not made.all_done:
         made.step()
-        flights = made.head.node._brain.scheduler._flights.values()
+        flights = made.head.node._brain.scheduler._flights.by_number.values()
         most = max(most, sum(isinstance(flight.work, Decode) for flight in flights))
     all_right(made, asked)
     made.run_for(0.1)

@@ -183,7 +183,7 @@ def test_a_head_that_cannot_read_its_model_says_so_to_every_rank() -> None:
 def test_a_prompt_beyond_the_vocabulary_ends_no_epoch() -> None:
     ring = Cluster(2, 1)
     ring.run_until(lambda: ring.ready)
-    with pytest.raises(LocalProtocolError, match=f"token {VOCABULARY}, and the model's"):
+    with pytest.raises(LocalProtocolError, match=f"token {VOCABULARY} is beyond the vocabulary"):
         ring.submit(Request((4, VOCABULARY, 6), 5))
     uid = ring.submit(Request((4, VOCABULARY - 1, 6), 5))
     ring.run_until(lambda: uid in ring.done)

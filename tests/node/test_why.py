@@ -300,6 +300,9 @@ def test_the_head_says_what_a_rank_that_is_not_ready_may_wait_for():
     made.run_for(5.0)
     said = "rank 1 (node1) loads its layers, or waits for its link to rank 2 (node2)"
     assert any(text.startswith(said) for _, text in says(made, "host0"))
+    made.run_for(25.0)  # a person wonders by now
+    hint = "on a GPU that compiles kernels the first time, or waits for its link to rank 2"
+    assert any(hint in text for _, text in says(made, "host0"))
 
 
 def test_the_same_refusal_is_one_warning():

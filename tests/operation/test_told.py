@@ -9,7 +9,7 @@ import signal
 import time
 
 import pytest
-from sealring_model.loading.weights import write_manifest
+from sealring_model.loading.weights import read_entries, write_manifest
 from sealring_trio.files.models import TINY, find_model
 
 from tests.operation.machines import PATIENCE, Machine, machines
@@ -51,10 +51,11 @@ def test_a_rank_whose_layers_do_not_load_says_so() -> None:
             shutil.copytree(find_model(TINY), folder)
             write_manifest(folder)
             machine.configure(model="model")
-        (weights,) = (shelf.folder / "model").glob("*.safetensors")
-        data = bytearray(weights.read_bytes())
-        data[-100_000:] = bytes(100_000)
-        weights.write_bytes(data)
+        # A byte beyond the sample that the ranks compare.
+        entry = max(read_entries(shelf.folder / "model").values(), key=lambda e: e.size)
+        data = bytearray(entry.file.read_bytes())
+        data[entry.offset + 4096] ^= 1
+        entry.file.write_bytes(data)
         for machine in (desk, shelf):
             machine.start()
         fault = "does not match the manifest"

@@ -14,12 +14,13 @@ from sealring_protocol.security.roles import (
 )
 
 ALIVE = {"Ping", "Pong", "Close"}
+TO_HEAD = {"Hello", "Prepared", "Ready", "StepDone", "CannotServe", "Checked"}
 
 CASES = [
     (Purpose.CONTROL, 0, 1, 3, {"Bootstrap", "Row", "Step", "Waiting"}),
     (Purpose.CONTROL, 0, 2, 3, {"Bootstrap", "Row", "Step", "Waiting"}),
-    (Purpose.CONTROL, 1, 0, 3, {"Hello", "Prepared", "Ready", "StepDone", "CannotServe"}),
-    (Purpose.CONTROL, 2, 0, 3, {"Hello", "Prepared", "Ready", "StepDone", "CannotServe"}),
+    (Purpose.CONTROL, 1, 0, 3, TO_HEAD),
+    (Purpose.CONTROL, 2, 0, 3, TO_HEAD),
     (Purpose.CONTROL, 1, 2, 3, set()),
     (Purpose.CONTROL, 2, 1, 3, set()),
     (Purpose.CONTROL, 3, 0, 3, set()),
@@ -46,7 +47,8 @@ CASES = [
     (Purpose.TUNNEL, 3, 4, 4, set()),
     (Purpose.TUNNEL, -1, 0, 4, set()),
     (Purpose.TUNNEL, 0, 0, 1, set()),
-    (Purpose.WEIGHTS, 0, 1, 2, set()),
+    (Purpose.WEIGHTS, 0, 1, 2, {"Get", "Piece"}),
+    (Purpose.WEIGHTS, 3, 1, 4, {"Get", "Piece"}),
 ]
 
 
@@ -86,7 +88,7 @@ NEIGHBOURS = {(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2), (3, 0), (0, 3)}
         (Purpose.CONTROL, {(a, b) for a in range(4) for b in range(4)}),
         (Purpose.STEP, NEIGHBOURS),
         (Purpose.TUNNEL, NEIGHBOURS),
-        (Purpose.WEIGHTS, set()),
+        (Purpose.WEIGHTS, {(a, b) for a in range(4) for b in range(4)}),
     ],
 )
 def test_who_opens_which_links(purpose, pairs):

@@ -7,6 +7,7 @@ those have a simulator of their own (`sim.cluster`).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -22,6 +23,7 @@ from sealring_protocol.control.effects import (
 )
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.head import Head, HeadConfig
+from sealring_protocol.control.scheduler.guess_costs import GuessCosts, Outcome
 from sealring_protocol.control.scheduler.requests import (
     FinishReason,
     Request,
@@ -31,11 +33,36 @@ from sealring_protocol.control.scheduler.requests import (
 )
 from sealring_protocol.security.roles import Purpose
 
-from tests.sim.fake_engine import FakeEngine
+from tests.sim.fake_engine import FakeEngine, reference
+
+
+def _expected(request: Request) -> list[int]:
+    return reference(request.prompt, request.max_tokens or 20, 6)
+
+
+class AlwaysPay(GuessCosts):
+    """Guesses pay, however few are right."""
+
+    @property
+    def break_even(self) -> float:
+        return 0.0
+
+    def seconds(self, outcome: Outcome) -> float | None:
+        return 1.0
 
 
 class Brains:
-    def __init__(self, world: int, random: Random, scheduler: SchedulerConfig | None = None):
+    def __init__(
+        self,
+        world: int,
+        random: Random,
+        scheduler: SchedulerConfig | None = None,
+        engine: Callable[[], Any] = FakeEngine,
+        expected: Callable[[Request], list[int]] = _expected,
+    ) -> None:
+        """Each *engine* computes the text that is *expected* of a request."""
+        self.new_engine = engine
+        self.expected = expected
         names = tuple(f"node{rank}" for rank in range(world))
         self.world = world
         self.random = random
@@ -47,7 +74,7 @@ class Brains:
             rank: Follower(FollowerConfig(rank, names, inner_seal=False))
             for rank in range(1, world)
         }
-        self.engines: dict[int, FakeEngine | None] = dict.fromkeys(range(world))
+        self.engines: dict[int, Any] = dict.fromkeys(range(world))
         self.queues: dict[tuple[Any, ...], deque[Any]] = {}
         self.up: set[tuple[int, int]] = set()
         self.tokens: dict[int, list[int]] = {}
@@ -73,7 +100,7 @@ class Brains:
         self.absorb(rank, self.followers[rank].link_up(0, Purpose.CONTROL, self.now))
 
     def start_engine(self, rank: int) -> None:
-        engine = FakeEngine()
+        engine = self.new_engine()
         self.engines[rank] = engine
         for message in engine.start():
             self.put(("from_engine", rank), message)
@@ -99,10 +126,20 @@ class Brains:
         self.put(("redial",), hop)
 
     def submit(self, request: Request) -> int:
+        """Guesses of its tokens are given, or not; some of them may be wrong."""
         uid, effects = self.head.submit(request, self.now)
         self.tokens[uid] = []
         self.positions[uid] = []
         self.absorb(0, effects)
+        scheduler = self.head.scheduler
+        if scheduler is not None:
+            scheduler._guessing.costs = AlwaysPay()
+        spoilt = self.random.choice((0.0, 0.3, 0.9, None))
+        if spoilt is not None:
+            guesses = [
+                3 if self.random.random() < spoilt else token for token in self.expected(request)
+            ]
+            self.absorb(0, self.head.guess(uid, len(request.prompt), guesses, self.now))
         return uid
 
     def cancel(self, uid: int) -> None:

@@ -17,14 +17,16 @@ from random import Random
 from typing import Any
 
 from sealring_protocol.codec.local_messages import Group, LocalMessage
-from sealring_protocol.codec.messages import Step, StepDone
+from sealring_protocol.codec.messages import Piece, Spent, Step, StepDone
 from sealring_protocol.control.effects import (
     EndCollective,
     Level,
     Note,
     PrepareCollective,
     RestartEngine,
+    StepChecked,
     StepTiming,
+    StepToCheck,
     ToEngine,
 )
 from sealring_protocol.control.head.plan import Strategy
@@ -43,6 +45,7 @@ from sealring_protocol.events import (
     RosterInForce,
     SignatureRequested,
     StoreRoster,
+    WeightsAsked,
 )
 from sealring_protocol.link import Link, LinkClosed
 from sealring_protocol.node import Node, NodeConfig
@@ -70,24 +73,32 @@ class Cluster:
         at_once: bool = False,
         rooms: dict[int, int] | None = None,
         pace: Callable[[LocalMessage], float] | None = None,
+        slower: dict[int, float] | None = None,
         strategy: Strategy = Strategy.AUTO,
         splits: int = 0,
         sums: tuple[int, int] = (10, 1000),
         unpinned: dict[int, bytes] | None = None,
+        pins: dict[int, tuple[int, ...]] | None = None,
+        trust_weights: bool = False,
     ) -> None:
         """*rooms* are the bytes for caches on each rank; *pace* the seconds that an engine works
-        on a message, one after the other (left out: some, and nothing waits for another). The
-        model's heads split over *splits* ranks; *sums* are microseconds that a sum and a token
-        take in a collective; *unpinned* are the digests of models without their manifests."""
+        on a message, one after the other (left out: some, and nothing waits for another); some
+        ranks are so many times *slower*. The model's heads split over *splits* ranks; *sums* are
+        microseconds that a sum and a token take in a collective; *unpinned* are the digests of
+        models without their manifests, *pins* those of their weights, for a head that does not
+        *trust_weights*."""
         self.random = Random(seed)
         self.now = 0.0
         self.at_once = at_once
         self.rosters = rosters or [make_roster(world)] * world
         self.rooms = rooms or {}
         self.pace = pace
+        self.slower = slower or {}
         self.strategy = strategy
         self.splits = splits
         self.unpinned = unpinned or {}
+        self.pins = pins or {}
+        self.trust_weights = trust_weights
         self.network = Network(self, delay)
         self.collectives = Collectives(self, sums)
         self.models = models or [b"m" * 32] * world
@@ -99,6 +110,7 @@ class Cluster:
         self.warnings: list[tuple[str, str]] = []
         self.lines: Counter[str] = Counter()  # in the log of each host, as it usually is
         self.timings: list[StepTiming] = []
+        self.checks: list[StepToCheck | StepChecked] = []
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         for index in range(world):
@@ -115,6 +127,7 @@ class Cluster:
             COORDINATOR.public_key,
             self.random.getrandbits(64),
             unpinned=self.unpinned.get(index, b""),
+            trust_weights=self.trust_weights,
             strategy=self.strategy,
             scheduler=self.scheduler,
         )
@@ -134,7 +147,8 @@ class Cluster:
             return
         index = int(host.name.removeprefix("host"))
         host.engine = FakeEngine(
-            info(model=self.models[index], splits=self.splits), room=self.rooms.get(index, 1 << 30)
+            info(model=self.models[index], splits=self.splits, pins=self.pins.get(index, ())),
+            room=self.rooms.get(index, 1 << 30),
         )
         host.inbox.clear()
         for message in host.engine.start():
@@ -218,6 +232,11 @@ class Cluster:
         self.head.node.cancel(uid, self.now)
         self.settle(self.head)
 
+    def check(self, on: bool) -> None:
+        """Have the head begin a checked epoch, or end it."""
+        self.head.node.check(on, self.now)
+        self.settle(self.head)
+
     @property
     def ready(self) -> bool:
         return any("the ring is ready" in text for _, _, text in self.notes)
@@ -281,7 +300,8 @@ class Cluster:
                 if host.engine is not None:
                     host.inbox.append(message)
                     engine = host.engine
-                    self.after(self._work(host, message), lambda: self._compute(host, engine))
+                    took, spent = self._work(host, message)
+                    self.after(took, lambda: self._compute(host, engine, spent))
             case RestartEngine(_, planned):
                 host.planned += planned
                 # A process takes a moment to die, and its node goes on meanwhile.
@@ -294,6 +314,9 @@ class Cluster:
             case LinkUp(_, Purpose.TUNNEL, link, session):
                 host.tunnels[link] = session
                 self.drive(host, link, lambda _: None)
+            case WeightsAsked(_, link, get):
+                piece = Piece(100, bytes(min(get.length, max(0, 100 - get.offset))))
+                self.after(self.random.random() * 0.01, lambda: self._give(host, link, piece))
             case RosterInForce():
                 for session in host.tunnels.values():
                     session.renew(node.roster)
@@ -304,6 +327,8 @@ class Cluster:
             case RequestDone(uid):
                 assert uid not in self.done, "answered twice"
                 self.done[uid] = event
+            case StepToCheck() | StepChecked():
+                self.checks.append(event)
             case StepTiming():
                 self.timings.append(event)
             case Note(level, text):
@@ -312,15 +337,17 @@ class Cluster:
                     self.warnings.append((host.name, text))
                 self.lines[host.name] += level is not Level.DEBUG
 
-    def _work(self, host: Host, message: LocalMessage) -> float:
-        """Seconds until the engine has done *message*."""
+    def _work(self, host: Host, message: LocalMessage) -> tuple[float, Spent | None]:
+        """Seconds until the engine has done *message*, and what it says of it."""
         if self.pace is None:
-            return self.random.random() * 0.003
+            return self.random.random() * 0.003, None
         start = max(self.now, host.free)
-        host.free = start + self.pace(message)
+        index = int(host.name.removeprefix("host"))
+        host.free = start + self.pace(message) * self.slower.get(index, 1.0)
         if isinstance(message, Step | StepDone):
             host.busy.append((start, host.free))
-        return host.free - self.now
+        compute, wait = host.free - start, start - self.now
+        return host.free - self.now, Spent(round(compute * 1e6), round(wait * 1e6))
 
     def _signed(self, host: Host, link: int, signature: bytes) -> None:
         if host.alive:
@@ -332,19 +359,25 @@ class Cluster:
             host.node.provide_encapsulation(link, *encapsulate(key), self.now)
             self.settle(host)
 
+    def _give(self, host: Host, link: int, piece: Piece) -> None:
+        if host.alive:
+            host.node.give_piece(link, piece, self.now)
+            self.settle(host)
+
     def _stored(self, host: Host, link: int) -> None:
         if host.alive:
             answer = host.node.roster_not_stored if host.full else host.node.roster_stored
             answer(link, self.now)
             self.settle(host)
 
-    def _compute(self, host: Host, engine: FakeEngine) -> None:
+    def _compute(self, host: Host, engine: FakeEngine, spent: Spent | None) -> None:
         if not host.alive or host.engine is not engine or not host.inbox:
             return
         message = host.inbox.popleft()
         if isinstance(message, Group) and message.hosts:
             self.collectives.join(host, engine, message)
             return
+        engine.spent = spent
         answers = engine.receive(message)
         if host.collective is not None and isinstance(message, Step):
             self.collectives.in_step(host, host.collective, answers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sealring_protocol.codec.local_messages import Group, Grouped, LocalMessage
-from sealring_protocol.codec.messages import Epoch, Failure, FailureKind, StepDone
+from sealring_protocol.codec.messages import Checked, Epoch, Failure, FailureKind, StepDone
 
 from tests.sim.fake_engine import FakeEngine
 from tests.sim.hosts import Collective, Host
@@ -55,6 +55,9 @@ class Collectives:
     def in_step(self, host: Host, collective: Collective, answers: list[LocalMessage]) -> None:
         """An engine has come to the end of a step: with the others, or with an error."""
         for answer in answers:
+            if isinstance(answer, Checked):
+                self.tell(host, answer)
+                continue
             assert isinstance(answer, StepDone)
             rank = next(r for r, (h, _) in collective.members.items() if h is host)
             if answer.failed is not None:
@@ -74,7 +77,7 @@ class Collectives:
         host.answers_at = max(host.answers_at, cluster.now + delay)  # an engine answers in order
         cluster.at(host.answers_at, lambda: self.tell(host, answer))
 
-    def tell(self, host: Host, answer: StepDone) -> None:
+    def tell(self, host: Host, answer: StepDone | Checked) -> None:
         """The engine of *host* gives *answer*."""
         if host.alive and not host.frozen and host.engine is not None:
             host.node.engine_message(answer, self._cluster.now)

@@ -17,6 +17,7 @@ from sealring_protocol.codec.messages import (
     Backend,
     Bootstrap,
     CacheCost,
+    Checked,
     Decode,
     Failure,
     FailureKind,
@@ -83,6 +84,7 @@ def info(
     model: bytes = b"m" * 32,
     trimmable: bool = True,
     splits: int = 0,
+    pins: tuple[int, ...] = (),
 ) -> EngineInfo:
     return EngineInfo(
         model,
@@ -96,6 +98,7 @@ def info(
         (1000,) * layers,
         splits,
         1 << Backend.RING,
+        pins=pins,
     )
 
 
@@ -118,7 +121,7 @@ class FakeEngine:
     groups: dict[int, list[History]] = attrs.field(factory=dict)
     snaps: dict[int, History] = attrs.field(factory=dict)
     last: dict[int, int] = attrs.field(factory=dict)
-    pending: dict[int, tuple[int, ...]] = attrs.field(factory=dict)
+    pending: dict[int, tuple[tuple[int, ...], int]] = attrs.field(factory=dict)
     sealer: InnerSealer | None = None
     opener: InnerOpener | None = None
     forwards: int = 0
@@ -130,6 +133,7 @@ class FakeEngine:
     share: Group | None = None
     ready: Ready | None = None  # what it says once it has joined its group
     wrong: bool = False  # it draws other tokens than it should
+    spent: Spent | None = None  # what it says that a step took, if not a few microseconds
 
     @property
     def empty(self) -> bool:
@@ -167,9 +171,14 @@ class FakeEngine:
             case Row():
                 return []
             case Step():
-                return [self._answer(message)]
+                answer = self._answer(message)
+                return [*self._fingerprints(message, answer), answer]
             case StepDone():
-                return [self._close(message)]
+                answer = self._close(message)
+                closes = self.order is not None and self.order.checked and not answer.failed
+                prints = Tensor(DType.F32, (1, len(answer.ids), 1, 3), bytes(12 * len(answer.ids)))
+                told = Checked(message.epoch, message.n, True, prints, prints)
+                return [told, answer] if closes else [answer]
             case Ping(echo):
                 return [Pong(echo, Progress(rows=len(self.private)))]
             case _:
@@ -231,6 +240,24 @@ class FakeEngine:
             return self._fail(step, FailureKind.INTEGRITY, str(error))
         return self._output(step, out)
 
+    def _fingerprints(self, step: Step, answer: LocalMessage) -> list[LocalMessage]:
+        """In a checked epoch: numbers of the right shape, which say which rank they are of."""
+        assert self.order is not None
+        assert isinstance(answer, Step | StepDone)
+        if not self.order.checked or answer.failed is not None:
+            return []
+        match step.work:
+            case Prefill(_, _, count):
+                rows, tokens = 1, count
+            case Decode(group):
+                rows, tokens = len(self.groups[group]), 1
+            case _:
+                return []
+        data = struct.pack("<f", self.order.rank) * (3 * rows * tokens)
+        given = Tensor(DType.F32, (1, rows, tokens, 3), data)
+        received = Tensor(DType.F32, (0, rows, tokens, 3), b"")
+        return [Checked(step.epoch, step.n, False, received, given)]
+
     def _opened(self, row: Open) -> History:
         if not row.handle:
             return [(0,) * len(self._layers)]
@@ -239,6 +266,13 @@ class FakeEngine:
         return held[: row.keep + 1]
 
     def _compose(self, step: Step, change: Change) -> list[int]:
+        for back in change.taken_back:
+            (history,) = self.groups[back.group]
+            del history[-back.count :]
+            assert len(history) == back.length + 1
+            for n, (uids, length) in list(self.pending.items()):
+                if back.uid in uids and length > back.length:
+                    del self.pending[n]  # nobody draws from a wrong guess
         for save in change.saved:
             alone = save.group is None
             held = self.private[save.uid] if alone else self.groups[save.group][save.index]
@@ -273,8 +307,12 @@ class FakeEngine:
             case Prefill(_, _, count):
                 assert len(ids) == count
                 return [embed(token) for token in self._safe(ids)]
-            case Decode(group):
+            case Decode(group, guessed):
+                if guessed:
+                    assert len(ids) == 1
+                    return [embed(token) for token in self._safe(ids)]
                 uids = self.ledger.rows(group)
+                assert not any({*uids} & {*away} for away, _ in self.pending.values())
                 return [embed(token) for token in self._safe([self.last[u] for u in uids])]
             case _:
                 return []
@@ -311,14 +349,20 @@ class FakeEngine:
         rank, world = self.order.rank, self.order.world
         decode = isinstance(step.work, Decode)
         if rank == 0 and decode:
-            self.pending[step.n] = self.ledger.rows(step.work.group)
+            uids = self.ledger.rows(step.work.group)
+            self.pending[step.n] = uids, max(map(self.ledger.length, uids))
         if world == 1:
-            return StepDone(step.epoch, step.n, ids=self._sample(step.n, out) if decode else ())
+            ids = self._sample(step.n, out) if decode else ()
+            return StepDone(step.epoch, step.n, ids=ids, spent=(self.spent or Spent(3),))
         if rank < world - 1:
             tensors = self._seal(step, out) if out else ()
-            return attrs.evolve(step, ids=(), tensors=tensors, spent=(*step.spent, Spent(3)))
+            return attrs.evolve(
+                step, ids=(), tensors=tensors, spent=(*step.spent, self.spent or Spent(3))
+            )
         tensors = self._seal(step, out) if decode else ()
-        return StepDone(step.epoch, step.n, tensors=tensors, spent=(*step.spent, Spent(3)))
+        return StepDone(
+            step.epoch, step.n, tensors=tensors, spent=(*step.spent, self.spent or Spent(3))
+        )
 
     def _close(self, done: StepDone) -> LocalMessage:
         try:
@@ -326,10 +370,10 @@ class FakeEngine:
         except SealringError as error:
             return self._fail(done, FailureKind.INTEGRITY, str(error))
         ids = self._sample(done.n, out)
-        return StepDone(done.epoch, done.n, ids, spent=(*done.spent, Spent(2)))
+        return StepDone(done.epoch, done.n, ids, spent=(*done.spent, self.spent or Spent(2)))
 
     def _sample(self, n: int, out: list[int]) -> tuple[int, ...]:
-        uids = self.pending.pop(n)
+        uids, _ = self.pending.pop(n)
         assert len(uids) == len(out)
         ids = tuple((value + self.wrong) % VOCABULARY for value in out)
         self.last.update(zip(uids, ids, strict=True))
@@ -342,7 +386,7 @@ class FakeEngine:
 
     def _context(self, step: Step | StepDone, boundary: int) -> InnerContext:
         if isinstance(step, StepDone):
-            return InnerContext(step.epoch, step.n, 0, boundary, self.pending[step.n])
+            return InnerContext(step.epoch, step.n, 0, boundary, self.pending[step.n][0])
         match step.work:
             case Prefill(uid):
                 return InnerContext(step.epoch, step.n, PREFILL_GROUP, boundary, (uid,))

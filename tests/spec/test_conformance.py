@@ -95,7 +95,7 @@ def test_another_implementation_is_asked_and_its_answers_are_compared(tmp_path: 
     assert done.returncode == 0, done.stdout
     count = len(asked.splitlines())
     assert count > 800
-    assert f"{count} runs of {count} vectors: all did as they say" in done.stdout
+    assert f"{count:,} runs of {count:,} vectors: all did as they say" in done.stdout
 
 
 def _first(**changes: Any) -> Callable[[Answers], Answers]:

@@ -13,7 +13,7 @@ from tests.spec.test_spec import layout
 
 TEXT = SPEC.read_text(encoding="utf-8")
 SIZES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8}
-LISTS = ("save", "evict", "drop", "open", "join", "spent")
+LISTS = ("back", "save", "evict", "drop", "open", "join", "spent")
 
 
 def entry(name: str) -> list[tuple[str, str]]:

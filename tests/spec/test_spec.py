@@ -126,11 +126,14 @@ def test_layout_tables_fit_the_vectors(name: str) -> None:
     data = plaintext(every()[name]["input"])
     message = fields.pop("message")
     fields["code"] = data[0]
-    for text in ("reason", "roster"):  # told by their length
+    blobs = ("roster", "data") if message == "PIECE" else ("roster",)
+    for text in ("reason", "name", *blobs):  # told by their length
         if text in fields:
-            encoded = fields[text].encode() if text == "reason" else bytes.fromhex(fields[text])
+            encoded = bytes.fromhex(fields[text]) if text in blobs else fields[text].encode()
             fields[text] = list(encoded)
-    rest = len(fields.pop("data", "")) // 2  # TUNNEL's, to the end of the plaintext
+    rest = 0
+    if message == "TUNNEL":  # to the end of the plaintext
+        rest = len(fields.pop("data")) // 2
     end = 0
     for at, size, field in layout(message):
         assert at == end, "a gap in the table"

@@ -63,6 +63,7 @@ def _card(head: ApiHead) -> dict[str, object]:
         "created": head.began,
         "owned_by": "sealring",
         "context_length": info.context if info else None,
+        "chat_template": head.has_chat_template,
     }
 
 

@@ -22,6 +22,7 @@ from sealring_trio.node.activations import told_seals
 from sealring_trio.node.status import (
     collective_of,
     describe_collective,
+    describe_guesses,
     describe_roster,
     describe_trouble,
     hop_quantiles,
@@ -65,6 +66,7 @@ def describe(head: ApiHead) -> dict[str, Any]:
         "starved": head.starved(),
         "draining": head.generator.draining,
         "hop_us": hop_quantiles(runtime),
+        "guesses": describe_guesses(runtime),
         "rows": count_rows(head.generator.tracer),
         "tokens_per_s": latest.tokens if latest else 0,
         "prompt_tokens_per_s": latest.prompt_tokens if latest else 0,

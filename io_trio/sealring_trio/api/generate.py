@@ -163,7 +163,7 @@ class Generate(Generic[A]):
             else:
                 reasons = [await _follow(answer, choice, _nowhere) for answer, choice in pairs]
                 trace.outcome = _outcome(reasons)
-        counts = usage(trace.prompt_tokens, trace.cached_tokens, trace.tokens)
+        counts = usage(trace)
         if stream is not None:
             last = envelope.chunk([], counts) if asked.wants_usage else b""
             await stream.write(last + DONE)
@@ -211,7 +211,7 @@ class Generate(Generic[A]):
         try:
             return [
                 stack.enter_context(head.generator.answering(tokenizer, job, call.trace))
-                for job in jobs(asked, parsed.prompts, vocabulary, call.caller)
+                for job in jobs(asked, parsed, vocabulary, call.caller)
             ]
         except LocalProtocolError as error:
             raise from_refusal(error, self._kind.prompt, head.retry_after()) from None

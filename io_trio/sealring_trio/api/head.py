@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import attrs
 import trio
+from sealring_model.text.tokens import has_chat_template
 from sealring_protocol.codec.messages import Progress
 from sealring_protocol.diagnosis.why import starving
 from sealring_protocol.link import Link
@@ -31,7 +32,8 @@ _LONGEST_RETRY = 30
 
 @attrs.define
 class ApiHead:
-    """One head's API. *model* is the name that clients use."""
+    """One head's API. *model* is the name that clients use. If the model has no chat template,
+    conversations are continued as they stand."""
 
     generator: Generator
     config: Config
@@ -39,6 +41,9 @@ class ApiHead:
     keys: ApiKeys
     metrics: Metrics = attrs.field(factory=Metrics)
     bodies: Bodies = attrs.field(factory=Bodies)
+    has_chat_template: bool = attrs.field(
+        default=attrs.Factory(lambda self: has_chat_template(self.generator.model), takes_self=True)
+    )
     began: int = attrs.field(factory=lambda: int(time.time()))
     history: History = attrs.field(
         default=attrs.Factory(lambda self: History(self.hops), takes_self=True)

@@ -225,11 +225,19 @@ class _RingCollector(Collector):
         for number, rank in enumerate(counted.ranks):
             for phase, spent in rank.items():
                 ranks.add_metric([str(number), phase], spent * _US)
+        guesses = CounterMetricFamily(
+            "sealring_guessed_tokens",
+            "Tokens guessed for requests that are over, by outcome.",
+            labels=["outcome"],
+        )
+        runtime = self._head.generator.runtime
+        guesses.add_metric(["accepted"], runtime.accepted)
+        guesses.add_metric(["rejected"], runtime.rejected)
         sample = CounterMetricFamily(
             "sealring_sample_seconds", "The head's closing pass: norm, output head, sampling."
         )
         sample.add_metric([], counted.sample_us * _US)
-        yield from (tokens, steps, seconds, ranks, sample)
+        yield from (tokens, guesses, steps, seconds, ranks, sample)
 
     def _links(self) -> Iterable[Metric]:
         runtime = self._head.generator.runtime

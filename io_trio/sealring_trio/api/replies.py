@@ -14,6 +14,7 @@ import attrs
 from sealring_protocol.control.scheduler.requests import FinishReason, RequestDone, TokenOut
 
 from sealring_trio.node.generation import Piece
+from sealring_trio.node.trace import Trace
 
 _FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
@@ -85,13 +86,17 @@ DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keepalive\n\n"
 
 
-def usage(prompt: int, cached: int, tokens: int) -> dict[str, Any]:
-    """The counts of an answer."""
+def usage(trace: Trace) -> dict[str, Any]:
+    """The counts of a request that has been answered."""
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": tokens,
-        "total_tokens": prompt + tokens,
-        "prompt_tokens_details": {"cached_tokens": cached},
+        "prompt_tokens": trace.prompt_tokens,
+        "completion_tokens": trace.tokens,
+        "total_tokens": trace.prompt_tokens + trace.tokens,
+        "prompt_tokens_details": {"cached_tokens": trace.cached_tokens},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": trace.accepted,
+            "rejected_prediction_tokens": trace.rejected,
+        },
     }
 
 

@@ -12,22 +12,31 @@ from sealring_trio.api.errors import invalid
 from sealring_trio.api.gate import Caller
 from sealring_trio.api.schema import ChatOptions, CompletionOptions, Sampled
 from sealring_trio.node.generation import Job
+from sealring_trio.text.parsed import ParsedRequest
 
 _U64 = (1 << 64) - 1
 
 
 def jobs(
     asked: ChatOptions | CompletionOptions,
-    prompts: list[tuple[int, ...]],
+    parsed: ParsedRequest,
     vocabulary: int,
     caller: Caller,
 ) -> Iterator[Job]:
     """A job for each choice of each prompt, in the order of their indices. Raises `ApiError`."""
     row = _row(asked, vocabulary)
-    for prompt in prompts:
+    for prompt in parsed.prompts:
         for choice in range(asked.n or 1):
             sampling = attrs.evolve(row, choice=choice)
-            yield Job(prompt, asked.limit, sampling, asked.stops, caller.owner, caller.scope)
+            yield Job(
+                prompt,
+                asked.limit,
+                sampling,
+                asked.stops,
+                caller.owner,
+                caller.scope,
+                parsed.prediction,
+            )
 
 
 def _row(asked: ChatOptions | CompletionOptions, vocabulary: int) -> Row:

@@ -172,9 +172,23 @@ class Message(Model):
     @property
     def text(self) -> str:
         """Its content in one piece."""
-        if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
-        return self.content or ""
+        return _joined(self.content or "")
+
+
+class Prediction(Model):
+    """What the answer is likely to contain."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[TextPart], Several(max_length=MAX_PARTS)]
+
+    @property
+    def text(self) -> str:
+        """Its content in one piece."""
+        return _joined(self.content)
+
+
+def _joined(content: str | list[TextPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 class ResponseFormat(Model):
@@ -203,6 +217,7 @@ class ChatRequest(ChatOptions):
     messages: Annotated[list[Message], Several(min_length=1, max_length=MAX_MESSAGES)]
     tools: Annotated[list[Tool], Several(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    prediction: Prediction | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -235,6 +250,7 @@ class CompletionRequest(CompletionOptions):
         | Annotated[list[str], Several(min_length=1, max_length=MAX_CHOICES)]
         | Annotated[list[Ids], Several(min_length=1, max_length=MAX_CHOICES)]
     )
+    prediction: Prediction | None = None
     best_of: int | None = None
     suffix: str | None = None
 

@@ -45,16 +45,18 @@ def chat(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Ent
     enter(TOKENISE)
     opening = tokenise(tokenizer, talk)
     _check_room(len(opening.ids), request.limit, asked["context"], "messages")
+    predicted = _predicted(tokenizer, request, asked["context"])
     tools = json.dumps(talk.tools).encode() if talk.tools else b""
     told = {
         "options": _options(request, ChatOptions),
         "read": seconds,
         "lengths": [len(opening.ids)],
+        "predicted": len(predicted),
         "tools": len(tools),
         "reasoning": opening.reasoning,
         "calling": opening.calling,
     }
-    return told, _packed([opening.ids]) + tools
+    return told, _packed([opening.ids, predicted]) + tools
 
 
 def completion(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
@@ -75,13 +77,15 @@ def completion(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, ente
             text = tokenizer.decode(ids)
         prompts.append(ids)
         texts.append(text)
+    predicted = _predicted(tokenizer, request, context)
     told = {
         "options": _options(request, CompletionOptions),
         "read": seconds,
         "lengths": [len(ids) for ids in prompts],
+        "predicted": len(predicted),
         "texts": texts if request.echo else [],
     }
-    return told, _packed(prompts)
+    return told, _packed([*prompts, predicted])
 
 
 def prompt(tokenizer: Tokenizer, asked: Mapping[str, Any], data: bytes, enter: Enter) -> Done:
@@ -131,6 +135,19 @@ def _read(kind: type[M], asked: Mapping[str, Any], body: bytes, enter: Enter) ->
     return request, time.perf_counter() - began
 
 
+def _predicted(
+    tokenizer: Tokenizer, request: ChatRequest | CompletionRequest, context: int
+) -> list[int]:
+    """The ids of what the answer is likely to contain; as many as *context* (0: not known) holds.
+    Raises `ApiError` for a text that cannot be in an answer whole."""
+    if request.prediction is None:
+        return []
+    text = request.prediction.text
+    _check_length(tokenizer, text, context, "prediction")
+    ids = tokenizer.encode_part(text)
+    return ids[:context] if context else ids
+
+
 def _options(request: ChatRequest | CompletionRequest, kind: type[Any]) -> dict[str, Any]:
     names = set(kind.model_fields) - {"user"}
     return request.model_dump(include=names, exclude_none=True)
@@ -148,7 +165,7 @@ def _check_length(tokenizer: Tokenizer, text: str, context: int, param: str) -> 
     if context and (least := tokenizer.least(text)) > context:
         raise invalid(
             f"This model's maximum context length is {context} tokens. However, the "
-            f"{len(text)} characters of this prompt are at least {least} tokens, as none stands "
+            f"{len(text)} characters of '{param}' are at least {least} tokens, as none stands "
             f"for more than {tokenizer.longest:.0f}. Please reduce its length.",
             param,
             "context_length_exceeded",

@@ -22,10 +22,10 @@ from typing import Any, Final, Literal
 import attrs
 from sealring_model import tiny
 
-from sealring_trio.files.models import find_model
+from sealring_trio.files.models import find_whole_model
 
 DType = Literal["f32", "bf16"]
-SizeName = Literal["5m", "25m", "450m", "8b"]
+SizeName = Literal["5m", "25m", "25m-even", "450m", "8b"]
 
 
 @attrs.frozen
@@ -41,12 +41,14 @@ class Size:
 
 
 SIZES: Final[Mapping[SizeName, Size]] = {
+    # 25m-even has as many parameters as 25m, in layers that two and four ranks can share equally.
     "5m": Size(6, 256, 640, 4, 2, 4096),
     "25m": Size(7, 512, 1408, 8, 4, 8192),
+    "25m-even": Size(8, 512, 1184, 8, 4, 8192),
     "450m": Size(26, 1024, 4096, 16, 8, 32_000),
     "8b": Size(32, 4096, 14_336, 32, 8, 128_256),
 }
-CONTEXT: Final = 4096
+CONTEXT: Final = 16_384
 POOL: Final = 1_000_003
 """Random values to cut weights from; a prime, so that no row of a matrix falls on another."""
 
@@ -86,7 +88,7 @@ def model_or_random(model: str | None, size: SizeName, dtype: DType) -> Iterator
     """*model*, a folder or hub id, and what to call it; or, for None, a random one, which is gone
     when the block ends."""
     if model is not None:
-        folder = find_model(model)
+        folder = find_whole_model(model)
         yield folder, folder.name
         return
     with tempfile.TemporaryDirectory(prefix="sealring-") as temporary:

@@ -170,7 +170,7 @@ def running(urls: Sequence[str], keys: Sequence[str]) -> Iterator[list[Target]]:
     targets = []
     for url in urls:
         with httpx2.Client(**client.settings(url, keys[0] if keys else "")) as http:
-            targets.append(Target(url, client.model_at(http, url), tuple(keys)))
+            targets.append(Target(url, client.model_at(http, url)["id"], tuple(keys)))
     yield targets
 
 

@@ -57,6 +57,7 @@ def _as_engine(sock: socket.socket) -> tuple[int, Any]:
     from sealring_protocol.codec.messages import (  # noqa: PLC0415
         Backend,
         Bootstrap,
+        CacheCost,
         Ping,
         Pong,
         Progress,
@@ -98,7 +99,7 @@ def _as_engine(sock: socket.socket) -> tuple[int, Any]:
             layers,
             trimmable=True,
             room=ROOM,
-            cost=info.cost,
+            cost=CacheCost(0, 1),
         )
     )
     return order.rank, group

@@ -7,13 +7,14 @@ from typing import Annotated, Literal
 import cyclopts
 
 from sealring_trio.bench.fault_names import FAULTS, FaultName
-from sealring_trio.bench.shown import describe_report, print_results, report, show_report
+from sealring_trio.bench.shown import print_results, report
+from sealring_trio.cli.bench_prefill import prefill
+from sealring_trio.cli.bench_serve import serve
 from sealring_trio.cli.bench_tensor import Count, Counts, comms, gpus, tp
 from sealring_trio.cli.output import print_json, teller
-from sealring_trio.files.models import TINY, find_model
+from sealring_trio.files.models import TINY, find_whole_model
 
-FromZero = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0))]
-Limit = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0))]
+Share = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0, lte=1))]
 
 HELP = """\
 Measure the protocol beside its yardsticks.
@@ -127,6 +128,7 @@ def overtake(*, json: bool = False) -> None:
 app.command(comms)
 app.command(tp)
 app.command(gpus)
+app.command(prefill)
 
 
 @app.command
@@ -194,110 +196,68 @@ def batch(
 
 
 @app.command
-def serve(
+def speculate(
     *,
-    url: tuple[str, ...] = (),
-    api_key: tuple[str, ...] = (),
-    start: bool = False,
+    size: Literal["25m", "450m"] = "25m",
+    dtype: Literal["f32", "bf16"] = "f32",
+    model: str | None = None,
+    share: tuple[Share, ...] = (0.0, 0.6, 0.7, 0.8, 0.9),
     ranks: Count = 2,
-    model: str = TINY,
-    scenario: Literal["streaming", "whole", "two-models", "burst", "users", "large", "all"]
-    | None = None,
-    requests: Count = 30,
-    concurrency: Count = 5,
-    users: Count = 1,
-    chars: Count = 200,
-    whole: bool = False,
-    max_tokens: Count = 64,
+    layers: Counts = (),
+    tokens: Count = 128,
+    turns: Count = 5,
+    lookup: bool = False,
     check: bool = False,
-    max_errors: FromZero = 0,
-    max_parse_ms: Limit = 1.0,
-    max_queue_ms: Limit | None = None,
-    max_first_token_ms: Limit | None = None,
-    max_total_ms: Limit | None = None,
     json: bool = False,
 ) -> int:
-    """Put a load on the HTTP API, and tell where the time went.
+    """One row with guessed tokens in flight, beside mlx-lm and the ring without.
 
-    Sends requests from several users at once, to a head that runs or to one
-    that it starts (--start), and sets out by phase what the head's traces say
-    of them. Exit code 1 if a limit is broken.
+    An oracle guesses: it knows the answer, and a given share of its guesses is
+    right. With --lookup the tiny model answers, and guesses are looked up in
+    the prompt and the answer so far, as a ring does that is not told
+    otherwise. Leave the machine alone meanwhile.
 
-        sealring bench serve --start
-        sealring bench serve --start --scenario all --check
-        sealring bench serve --url http://desk:7480 --requests 200 --users 8
-
-    Scenarios, as requests and how many at once: streaming, 30 and 5; whole,
-    20 and 5, in one piece; two-models, 50 and 10 over two rings; burst, 60
-    and 20; users, 40 and 15 from 10 users; large, 100 and 100 with 10 KB each.
+        sealring bench speculate
+        sealring bench speculate --size 450m --dtype bf16 --share 0.7
+        sealring bench speculate --lookup
 
     Parameters
     ----------
-    url
-        The head's address; http://127.0.0.1:7480 if left out. Give two, and a
-        scenario for two rings is spread over them.
-    api_key
-        A key, where one is needed; repeat it for several users.
-    start
-        Start a ring for it, or two.
-    ranks
-        Ranks of the ring that is started.
+    size
+        Parameters of the random model.
+    dtype
+        Its values.
     model
-        Its model; the one that ships with sealring if left out.
-    scenario
-        A load with a name, in place of the following options; 'all' for each
-        of them in turn.
-    requests
-        Requests altogether.
-    concurrency
-        Requests at once.
-    users
-        Users that they come from.
-    chars
-        Characters of each prompt.
-    whole
-        Have answers in one piece, not streamed.
-    max_tokens
-        The most tokens of an answer.
+        Another model's folder or hub id, in place of a random one.
+    share
+        Share of guesses that are right; repeat the option for several.
+    ranks
+        Ranks of the ring.
+    layers
+        Layers of each rank, one option for each; by memory if left out.
+    tokens
+        Tokens of the answer.
+    turns
+        Turns that each side has.
+    lookup
+        The tiny model with looked-up guesses, in place of an oracle.
     check
-        Make each request again by itself, and compare. For models in f32.
-    max_errors
-        Requests that may fail.
-    max_parse_ms
-        Limit for the mean of checking a request's body.
-    max_queue_ms
-        Limit for the 95th percentile of waiting for a place.
-    max_first_token_ms
-        Limit for the 95th percentile of the time to the first token.
-    max_total_ms
-        Limit for the 95th percentile of whole requests.
+        Exit with 1 if a ratio is below its floor.
     json
-        Print a JSON list, with an object for each load.
+        Print a JSON list.
     """
-    from sealring_trio.bench import serve as bench  # noqa: PLC0415
-    from sealring_trio.bench.load import SCENARIOS, Load  # noqa: PLC0415
-    from sealring_trio.local import client  # noqa: PLC0415
+    from sealring_trio.bench.random_model import model_or_random  # noqa: PLC0415
+    from sealring_trio.bench.speculate import Setup, measure, measure_lookup  # noqa: PLC0415
 
-    tell = teller()
-    own = Load("load", requests, concurrency, users, chars, stream=not whole, max_tokens=max_tokens)
-    loads = list(SCENARIOS.values()) if scenario == "all" else [SCENARIOS.get(str(scenario), own)]
-    limits = bench.Limits(max_errors, max_parse_ms, max_queue_ms, max_first_token_ms, max_total_ms)
-    if start:
-        rings = max(each.rings for each in loads)
-        targets = bench.started(rings, ranks, find_model(model), tell)
-    else:
-        urls = [client.base_url(each) for each in url or (client.DEFAULT_URL,)]
-        key = client.api_key(None)
-        targets = bench.running(urls, api_key or ((key,) if key else ()))
-    reports = []
-    with targets as found:
-        for report in bench.measure(loads, found, limits, check=check, tell=tell):
-            reports.append(report)
-            if not json:
-                show_report(report)
-    if json:
-        print_json([describe_report(report) for report in reports])
-    return 0 if all(report.passed for report in reports) else 1
+    setup = Setup(ranks, share, tokens, turns, layers)
+    if lookup:
+        return report(measure_lookup(setup, teller()), json=json, check=check)
+    with model_or_random(model, size, dtype) as (folder, name):
+        results = measure(setup, folder, name, teller())
+    return report(results, json=json, check=check)
+
+
+app.command(serve)
 
 
 @app.command
@@ -333,7 +293,7 @@ def soak(
     from sealring_trio.bench.soak import describe, measure  # noqa: PLC0415
 
     table = SoakTable(quiet=json)
-    done = measure(minutes, ranks, find_model(model), teller(), table.show)
+    done = measure(minutes, ranks, find_whole_model(model), teller(), table.show)
     if json:
         print_json(describe(done))
     else:
@@ -381,7 +341,7 @@ def faults(
 
     options = {"strategy": strategy}
     tell, found = teller(), []
-    for summary in measure(fault, times, find_model(model), options, seed, tell):
+    for summary in measure(fault, times, find_whole_model(model), options, seed, tell):
         found.append(summary)
         tell(f"{summary.fault}: {'passed' if summary.passed else 'FAILED'}")
     show_faults(found, json)

@@ -8,7 +8,7 @@ import cyclopts
 
 from sealring_trio.bench.shown import report
 from sealring_trio.cli.output import teller
-from sealring_trio.files.models import describe_model, find_model
+from sealring_trio.files.models import describe_model, find_whole_model
 
 Count = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
 Counts = tuple[Count, ...]
@@ -50,7 +50,7 @@ def comms(
 
     shape = Shape(bytes, layers)
     if model is not None:
-        info = describe_model(find_model(model))
+        info = describe_model(find_whole_model(model))
         shape = Shape(info.hidden * info.dtype.width, len(info.layers))
     results = measure(shape)
     return report(results, json=json, check=check)

@@ -65,6 +65,7 @@ def chat(
     """
     import httpx2  # noqa: PLC0415 - a tenth of a second, which a mistake need not wait for
 
+    from sealring_trio.files.models import NO_TEMPLATE  # noqa: PLC0415
     from sealring_trio.local import client  # noqa: PLC0415
     from sealring_trio.local.chat_session import ChatSession  # noqa: PLC0415
 
@@ -72,8 +73,10 @@ def chat(
     chosen = {"temperature": temperature, "max_completion_tokens": max_tokens}
     settings = {name: value for name, value in chosen.items() if value is not None}
     with httpx2.Client(**client.settings(base, client.api_key(api_key))) as http:
-        name = model or client.model_at(http, base)
-        talk = ChatSession(http, base, name, settings, system)
+        card = {"id": model} if model else client.model_at(http, base)
+        if card.get("chat_template") is False:
+            print(f"sealring: {NO_TEMPLATE}", file=sys.stderr)
+        talk = ChatSession(http, base, card["id"], settings, system)
         return _converse(talk) if sys.stdin.isatty() else _answer_lines(talk)
 
 

@@ -9,11 +9,24 @@ from typing import Annotated, Any, Final
 
 import attrs
 import cyclopts
+from sealring_model.text.tokens import has_chat_template
 
-from sealring_trio.cli.output import print_facts, print_json, print_table, visible
+from sealring_trio.cli.output import (
+    print_facts,
+    print_json,
+    print_table,
+    told_guesses,
+    visible,
+)
 from sealring_trio.errors import OperationError
 from sealring_trio.files.config import CollectivesName, StrategyName
-from sealring_trio.files.models import TINY, describe_model, find_model
+from sealring_trio.files.models import (
+    NO_TEMPLATE,
+    TINY,
+    describe_model,
+    find_draft,
+    find_whole_model,
+)
 from sealring_trio.files.suites import SUITES
 from sealring_trio.files.units import format_size
 from sealring_trio.local.pace import pace
@@ -23,6 +36,11 @@ from sealring_trio.local.sealing import seal_microseconds
 
 USUAL_START: Final = 5.0
 """Seconds that a small model takes to serve. What a larger one waits for is told."""
+
+DRAFT_SECONDS: Final = 300.0
+"""Seconds that a draft model may take to load."""
+
+LOOK_SECONDS: Final = 0.1
 
 Positive = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
 
@@ -42,6 +60,7 @@ def demo(
     prompt: str | None = None,
     max_tokens: Positive = 200,
     model: str = TINY,
+    draft: str | None = None,
     strategy: StrategyName = "pp",
     collectives: CollectivesName = "sealed",
     json: bool = False,
@@ -70,6 +89,9 @@ def demo(
         The most tokens to give.
     model
         Folder of another model in f32, or its hub id.
+    draft
+        Folder or hub id of a small model with the same vocabulary, which
+        guesses tokens. They come sooner, and are the same.
     strategy
         'pp': each rank has some of the layers. 'tp': each has its share of
         every layer, and all sum up what they have. 'auto' chooses.
@@ -80,13 +102,19 @@ def demo(
     json
         Print one JSON object.
     """
-    folder = find_model(model)
+    folder = find_whole_model(model)
     info = describe_model(folder)
     asked = prompt if prompt is not None else _default_prompt()
+    if not has_chat_template(folder):
+        _say(json, f"{NO_TEMPLATE[0].upper()}{NO_TEMPLATE[1:]}.")
     _say(json, f"Starting {ranks} node processes on loopback ...")
-    options = {"strategy": strategy, "collectives": collectives}
+    options: dict[str, str] = {"strategy": strategy, "collectives": collectives}
+    if draft is not None:
+        options["draft"] = str(find_draft(draft, folder))
     with local_ring(ranks, folder, options=options) as nodes:
         _say(json, f"Every link is sealed. The prompt: {asked}\n")
+        if draft is not None:
+            _wait_for_draft(nodes[0])
         try:
             answer = _ask(nodes[0], asked, max_tokens, json)
         except OperationError as error:
@@ -152,6 +180,19 @@ def _ask(head: LocalNode, prompt: str, max_tokens: int, json: bool) -> RingAnswe
     return RingAnswer(tuple(tokens), text, pace(times))
 
 
+def _wait_for_draft(head: LocalNode) -> None:
+    """Wait until the draft model guesses, so that the answer shows what it brings. Raises
+    `OperationError` if it does not."""
+    end = time.monotonic() + DRAFT_SECONDS
+    while (told := head.status()["draft"])["state"] != "guessing":
+        if told["state"] == "given up" or time.monotonic() > end:
+            raise OperationError(
+                f"the draft model does not guess: {told['fault'] or 'it has not been loaded'}",
+                "Try another, or none.",
+            )
+        time.sleep(LOOK_SECONDS)
+
+
 def _report(
     answer: RingAnswer,
     single: ReferenceAnswer,
@@ -170,6 +211,7 @@ def _report(
         "ring_tokens_per_s": round(answer.tokens_per_s, 1),
         "single_tokens_per_s": round(single.tokens_per_s, 1),
         "hop_us": hop,
+        "guesses": head["guesses"],
         "seal_us": round(sealing, 1),
         "seal_share": round(sealing / hop["p50"], 3) if hop else 0.0,
         "suite": head["suite"],
@@ -224,6 +266,11 @@ def _show(report: dict[str, Any]) -> None:
         ("one process", f"{report['single_tokens_per_s']} tokens/s (mlx-lm)"),
         ("strategy", f"{report['strategy']}: {report['reason']}"),
         ("activations", report["activations"]),
+        *(
+            [("guesses", told_guesses(report["guesses"]))]
+            if any(report["guesses"].values())
+            else []
+        ),
         *(("sums", told) for told in report["collectives"]),
     ]
     if hop:

@@ -6,7 +6,7 @@ from sealring_model.loading.weights import MANIFEST, write_manifest
 
 from sealring_trio.cli.output import print_facts, print_json
 from sealring_trio.errors import OperationError
-from sealring_trio.files.models import describe_model, find_model
+from sealring_trio.files.models import describe_model, find_whole_model
 
 
 def digest(model: str, *, json: bool = False) -> None:
@@ -14,7 +14,8 @@ def digest(model: str, *, json: bool = False) -> None:
 
     With the manifest, sealring.json in the model's folder, each rank checks
     the weights that it reads, and ranks whose manifests differ refuse to work
-    together. Without it only names, types and shapes are pinned.
+    together. Without it they compare names, types and shapes, and a sample
+    of each layer's weights.
 
         sealring digest models/llama-8b
 
@@ -27,7 +28,7 @@ def digest(model: str, *, json: bool = False) -> None:
     json
         Print one JSON object.
     """
-    folder = find_model(model)
+    folder = find_whole_model(model)
     describe_model(folder)
     try:
         manifest = write_manifest(folder)

@@ -7,8 +7,9 @@ a model, a peer or a server wrote is therefore printed by `visible`.
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from sealring_trio.errors import UserError
@@ -29,12 +30,14 @@ def tell_error(error: UserError) -> None:
 
 
 def teller() -> Callable[[str], None]:
-    """A function that says on standard error what is being waited for, each thing once."""
+    """A function that says on standard error what is being waited for, each thing once: for how
+    long, and how often, is no other thing."""
     seen: set[str] = set()
 
     def tell(text: str) -> None:
-        if text not in seen:
-            seen.add(text)
+        lasting = re.sub(r" \((?:for|\d+ times in) [^()]*\)", "", text)
+        if lasting not in seen:
+            seen.add(lasting)
             print(f"sealring: {visible(text)} ...", file=sys.stderr, flush=True)
 
     return tell
@@ -69,3 +72,9 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in pairs)
     for name, value in pairs:
         print(f"{name:<{width}}  {visible(value)}")
+
+
+def told_guesses(guesses: Mapping[str, int]) -> str:
+    """What came of the tokens that the head guessed; empty if there were none."""
+    right, made = guesses["accepted"], sum(guesses.values())
+    return f"{right} of {made} tokens right ({right / made:.0%})" if made else ""

@@ -20,7 +20,7 @@ def peer(
     listen: str | None = None,
     dial: str | None = None,
     at: str | None = None,
-    purpose: Literal["control", "step", "tunnel"] = "control",
+    purpose: Literal["control", "step", "tunnel", "weights"] = "control",
     script: Path | None = None,
     steps: Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))] = 4,
     model: str = "tiny",

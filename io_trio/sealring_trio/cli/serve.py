@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import cyclopts
+from sealring_model.text.tokens import has_chat_template
 
 from sealring_trio.cli.output import print_facts, print_json, teller
 from sealring_trio.files.config import CollectivesName, StrategyName
-from sealring_trio.files.models import TINY, find_model
+from sealring_trio.files.models import NO_TEMPLATE, TINY, find_draft, find_whole_model
 
 if TYPE_CHECKING:
     from sealring_trio.local.api import LocalApi
@@ -35,6 +36,7 @@ def serve(
     *,
     ranks: Positive = 2,
     model: str = TINY,
+    draft: str | None = None,
     strategy: StrategyName = "pp",
     collectives: CollectivesName = "sealed",
     port: Port = 7480,
@@ -64,6 +66,9 @@ def serve(
     model
         Folder of a model, or its hub id; the one that ships with sealring if
         left out.
+    draft
+        Folder or hub id of a small model with the same vocabulary, which
+        guesses tokens. They come sooner, and are the same.
     strategy
         'pp': each rank has some of the layers. 'tp': each has its share of
         every layer. 'auto' chooses.
@@ -82,12 +87,15 @@ def serve(
     """
     from sealring_trio.local.api import local_api  # noqa: PLC0415 - see `up`
 
-    folder = find_model(model)
+    folder = find_whole_model(model)
+    if not has_chat_template(folder):
+        print(f"sealring: {NO_TEMPLATE}", file=sys.stderr)
+    beside = {} if draft is None else {"draft": str(find_draft(draft, folder))}
     flags = ["--log", log, *(["--trace"] if trace else [])]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     with contextlib.ExitStack() as stack:
         with _progress() as tell:
-            options = {"strategy": strategy, "collectives": collectives}
+            options = {"strategy": strategy, "collectives": collectives, **beside}
             api = stack.enter_context(
                 local_api(ranks, folder, port=port, options=options, flags=flags, tell=tell)
             )

@@ -7,7 +7,7 @@ from typing import Any
 
 from sealring_protocol.diagnosis.words import ago, lasting
 
-from sealring_trio.cli.output import print_facts, print_json, print_table
+from sealring_trio.cli.output import print_facts, print_json, print_table, told_guesses
 from sealring_trio.files.config import load_config
 from sealring_trio.files.units import format_size
 from sealring_trio.local.control_client import ANSWER_SECONDS, ask
@@ -85,6 +85,9 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("suite", facts["suite"]),
         ("activations", facts["activations"]),
         ("hop", f"{hop['p50']} us median, {hop['p99']} us at p99" if hop else ""),
+        ("links", facts["slow_links"]),
+        ("guesses", told_guesses(facts["guesses"])),
+        ("draft model", _draft(facts["draft"])),
         ("engine", _engine(facts)),
         ("its processes", _members(facts["members"])),
         *(
@@ -98,6 +101,13 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
 def _outs(peers: list[dict[str, Any]]) -> str:
     names = ", ".join(peer["name"] for peer in peers if peer["put_out"])
     return names and f"{names}: their newer roster does not name this node"
+
+
+def _draft(draft: dict[str, Any] | None) -> str:
+    if draft is None:
+        return ""
+    fault = f" ({draft['fault']})" if draft["fault"] else ""
+    return f"{draft['model']}, {draft['state']}{fault}"
 
 
 def _engine(facts: dict[str, Any]) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import select
 import sys
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -81,9 +84,10 @@ def up(
     settings = load_config(config, strategy)
     import trio  # noqa: PLC0415
 
-    from sealring_trio.node.service import prepare, serve  # noqa: PLC0415
+    from sealring_trio.node.service import serve  # noqa: PLC0415
+    from sealring_trio.node.setup import prepare  # noqa: PLC0415
 
-    prepared = prepare(settings)
+    prepared = prepare(settings, partial(_pause, lifeline))
     try:
         trio.run(serve, prepared, lifeline)
     except BaseException as error:
@@ -97,6 +101,14 @@ def up(
             f"the node failed: {told}",
             "That is a fault of sealring's. Please report it, with the traceback in the log.",
         ) from None
+
+
+def _pause(lifeline: int | None, seconds: float) -> None:
+    """Wait for *seconds*. Ends the process if the *lifeline* goes dead meanwhile."""
+    if lifeline is None:
+        time.sleep(seconds)
+    elif select.select([lifeline], [], [], seconds)[0]:
+        raise SystemExit(0)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -9,7 +9,7 @@ starves counts towards no deadline (`starvation`).
 No process is left behind. The child exits at the end of its stream, the kernel kills it with its
 parent (on Linux), and `EngineProcess.run` kills it when cancelled. The child has a session of its
 own, so an interrupt from the terminal reaches the node alone, which then ends the child in good
-order. On a busy processor the child gives way to its node (`launcher`).
+order. On a busy processor the child gives way to its node (`processes.priority`).
 """
 
 from __future__ import annotations
@@ -97,12 +97,14 @@ class Network:
 @attrs.frozen
 class EngineCommand:
     """How to start an engine: its *module*, its *arguments* without ``--fd``, and what its
-    environment has beside ours. It is *private* if it is to have a network of its own."""
+    environment has beside ours. It is *private* if it is to have a network of its own. *way* is
+    that in which it gives way to us (`launcher`)."""
 
     module: str
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = attrs.field(factory=dict)
     private: bool = False
+    way: str = "--give-way"
 
     def start(self, fd: int, network: Network | None = None) -> subprocess.Popen[bytes]:
         """A new process that has *fd* as its socket, in that *network*."""
@@ -112,7 +114,7 @@ class EngineCommand:
         if network is not None:
             launcher += ["--network", network.way, str(network.fd), str(network.times)]
         return subprocess.Popen(
-            [*launcher, "--give-way", self.module, "--fd", str(fd), *self.arguments],
+            [*launcher, self.way, self.module, "--fd", str(fd), *self.arguments],
             stdin=subprocess.DEVNULL,
             env={**os.environ, **self.environment},
             pass_fds=[fd] if network is None else [fd, network.fd],
@@ -197,7 +199,7 @@ class EngineProcess:
             try:
                 self._wire.send(data)
             except OSError:
-                self._stop()  # it is dead, or dying: how is for `_bury` to say
+                self._stop()  # it is dead, or dying: how is for `bury` to say
 
     def end(self, reason: str) -> None:
         """Kill the process. `run` then returns *reason*, or that of an earlier call."""
@@ -219,7 +221,7 @@ class EngineProcess:
         finally:
             self._machine.fire(EngineEvent.ENDED)
             self._wire.close()
-            status = await _bury(self._process, EXIT_GRACE if not self._reason else 0.0)
+            status = await bury(self._process, EXIT_GRACE if not self._reason else 0.0)
             killed = self._process.returncode == -signal.SIGKILL and not self._reason
             if killed and oom_kills() > self._kills:
                 self.out_of_memory = True
@@ -290,7 +292,7 @@ class EngineProcess:
         self._heard(message)
 
 
-async def _bury(process: subprocess.Popen[bytes], grace: float) -> str:
+async def bury(process: subprocess.Popen[bytes], grace: float) -> str:
     """Wait *grace* seconds for *process* to end, then kill it. Returns how it ended, in words."""
     with trio.CancelScope(shield=True):
         with trio.move_on_after(grace):

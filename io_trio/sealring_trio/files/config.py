@@ -25,6 +25,7 @@ CollectivesName = Literal["sealed", "shared-loopback", "trusted-link"]
 BackendName = Literal["auto", "ring", "jaccl", "nccl"]
 SharingName = Literal["connection", "off", "everyone"]
 KeysName = Literal["everywhere", "beyond-loopback"]
+FetchName = Literal["hub", "members"]
 
 NO_API: Final = "off"
 DEFAULT_API: Final = "127.0.0.1:7480"
@@ -63,10 +64,39 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
         description="folder of the model, 'tiny' for the one that ships with sealring, or hub id",
         examples=['"models/llama-8b"'],
     )
+    offline: bool = pydantic.Field(
+        default=False,
+        description="if true, the model hub is never asked: what is missing is an error",
+        examples=["true"],
+    )
+    fetch: FetchName = pydantic.Field(
+        default="hub",
+        description="where what is missing of a model with a hub id comes from: the 'hub', or the "
+        "other 'members' of the roster, the head first",
+        examples=['"members"'],
+    )
     layers: list[Annotated[int, pydantic.Field(ge=1)]] = pydantic.Field(
         default=[],
         description="layers of each rank, in rank order; if left out, as memory allows (head)",
         examples=["[20, 12]"],
+    )
+    adapter: str | None = pydantic.Field(
+        default=None,
+        description="folder of an adapter of mlx-lm's (LoRA, DoRA) to use with the model; every "
+        "rank needs it",
+        examples=['"adapters"'],
+    )
+    draft: str | None = pydantic.Field(
+        default=None,
+        description="folder or hub id of a small model with the same vocabulary, which guesses "
+        "tokens beside the engine; they come sooner, and are the same (head)",
+        examples=['"models/llama-1b"'],
+    )
+    trust_weights: bool = pydantic.Field(
+        default=False,
+        description="take weights that are not what the hub's hashes tell, and (head) ranks whose "
+        "weights differ from this node's, or cannot be compared with them",
+        examples=["true"],
     )
     memory: Annotated[str, pydantic.AfterValidator(_check_memory)] | None = pydantic.Field(
         default=None,
@@ -200,7 +230,12 @@ class Config:
     coordinator: str
     listen: tuple[str, int]
     model: str
+    offline: bool
+    fetch: FetchName
     layers: tuple[int, ...]
+    adapter: Path | None
+    draft: str | None
+    trust_weights: bool
     memory: int
     api: tuple[str, int] | None
     api_keys: KeysName
@@ -245,7 +280,12 @@ def load_config(path: Path, strategy: StrategyName | None = None) -> Config:
         coordinator=_file_or_value(base, file.coordinator),
         listen=parse_address(file.listen),
         model=_file_or_value(base, file.model),
+        offline=file.offline,
+        fetch=file.fetch,
         layers=tuple(file.layers),
+        adapter=None if file.adapter is None else base / file.adapter,
+        draft=None if file.draft is None else _file_or_value(base, file.draft),
+        trust_weights=file.trust_weights,
         memory=parse_size(file.memory) if file.memory else 0,
         api=None if file.api == NO_API else parse_address(file.api),
         api_keys=file.api_keys,

@@ -1,24 +1,41 @@
-"""Finding the model that a person named, with errors for people. Only `engine_info` imports MLX."""
+"""Finding the model that a person named, with errors for people. `structure` and `engine_info`
+import MLX, the others do not."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from sealring_model.draft.vocabulary import check_vocabulary
 from sealring_model.errors import LoadError
+from sealring_model.loading.adapter import read_adapter
 from sealring_model.loading.model_folder import ModelInfo, describe, find
+from sealring_model.loading.model_store import stored_name
+from sealring_model.loading.partial_model import PartialModel
 from sealring_model.text.tokens import check_tokenizer
 from sealring_protocol.codec.local_messages import EngineInfo
 
 from sealring_trio.errors import OperationError, UserError
+from sealring_trio.fetching.faults import FetchFault
+
+if TYPE_CHECKING:
+    from sealring_trio.fetching.hub import Hub
+
+if TYPE_CHECKING:
+    from sealring_model.loading.structure import Structure
 
 TINY = "tiny"
+NO_TEMPLATE = "this model has no chat template: a prompt is continued as it stands"
 _HUB = "models--"  # how the hub's cache names a model's folder
 
 
-def find_model(model: str) -> Path:
+def find_model(model: str, hub: Hub | None = None) -> Path:
     """The folder of *model*: a path, ``tiny`` for the one that ships with sealring, or a hub id.
 
-    Raises `UserError` when there is no such model.
+    It can be described. The weights of one from the *hub* may still be to come. Raises `UserError`
+    when there is no such model.
     """
     if model == TINY and not Path(TINY).is_dir():
         # Imported late: commands with another model have no use for it.
@@ -26,12 +43,68 @@ def find_model(model: str) -> Path:
 
         return path()
     try:
-        return find(model)
-    except LoadError as error:
+        if not is_hub_id(model):
+            return find(model)
+        from sealring_trio.fetching.finding import find_hub_model  # noqa: PLC0415 - takes 0.2 s
+        from sealring_trio.fetching.hub import Hub  # noqa: PLC0415
+
+        return find_hub_model(model, hub or Hub())
+    except (LoadError, FetchFault) as error:
         raise UserError(
             f"cannot find the model: {error}",
             f"Give a folder with config.json and safetensors, a hub id, or '{TINY}'.",
         ) from None
+
+
+def find_draft(draft: str, model: Path, hub: Hub | None = None) -> Path:
+    """The folder of the model *draft*, as `find_whole_model`, which is to guess the tokens of the
+    one in the folder *model*. Raises `UserError`, also when their vocabularies differ; then no
+    weights are fetched."""
+    check_draft(find_model(draft, hub), model)
+    return find_whole_model(draft, hub)
+
+
+def check_draft(folder: Path, model: Path) -> None:
+    """Raise `UserError` if the model in *folder* cannot guess the tokens of the one in the folder
+    *model*: their vocabularies differ, or it cannot be described."""
+    try:
+        check_vocabulary(folder, model)
+        describe(folder)
+    except LoadError as error:
+        raise UserError(
+            f"{model_name(folder)} cannot guess the tokens of {model_name(model)}: {error}",
+            "Take a draft model of the same family, or none.",
+        ) from None
+
+
+def find_whole_model(model: str, hub: Hub | None = None) -> Path:
+    """The folder of *model*, as `find_model`, with all of its weights: what is missing is fetched,
+    and standard error shows how far that is.
+
+    Raises `UserError`, also when it cannot be fetched.
+    """
+    from sealring_trio.fetching.hub import Hub  # noqa: PLC0415 - as above
+    from sealring_trio.fetching.terminal import fetch_now  # noqa: PLC0415
+
+    hub = hub or Hub()
+    folder = find_model(model, hub)
+    try:
+        partial = PartialModel.open(folder)
+    except LoadError as error:
+        raise UserError(f"cannot use the model: {error}", "Delete its folder.") from None
+    if partial is not None:
+        fetch_now(partial, list(partial.entries), hub)
+    return folder
+
+
+def is_hub_id(model: str) -> bool:
+    """Whether *model* cannot but be a hub id: no such file or folder is here."""
+    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+        return False
+    try:
+        return not Path(model).exists()
+    except OSError:
+        return False
 
 
 def model_name(folder: Path) -> str:
@@ -40,15 +113,25 @@ def model_name(folder: Path) -> str:
 
     if folder == path():
         return TINY
+    if stored := stored_name(folder):
+        return stored
     if folder.parent.name == "snapshots" and folder.parents[1].name.startswith(_HUB):
         return folder.parents[1].name.removeprefix(_HUB).replace("--", "/")
     return folder.name
 
 
-def describe_model(folder: Path) -> ModelInfo:
-    """What the model in *folder* is. Raises `UserError` when it is incomplete."""
+def describe_model(folder: Path, adapter: Path | None = None) -> ModelInfo:
+    """What the model in *folder* is, with its *adapter*. Raises `UserError` when it is
+    incomplete."""
     try:
-        return describe(folder)
+        if adapter is not None:
+            read_adapter(adapter)
+    except LoadError as error:
+        raise UserError(
+            f"cannot use the adapter: {error}", "Give the folder that mlx_lm.lora wrote."
+        ) from None
+    try:
+        return describe(folder, adapter)
     except LoadError as error:
         advice = "Fetch it again."
         if not any(folder.glob("model*.safetensors")):
@@ -56,13 +139,38 @@ def describe_model(folder: Path) -> ModelInfo:
         raise UserError(f"cannot use the model in {folder}: {error}", advice) from None
 
 
-def engine_info(info: ModelInfo, room: int) -> EngineInfo:
-    """What an engine with the model *info* and *room* bytes would say of it. Takes a second or
-    more, and no weights. Raises `OperationError` when the model cannot be built."""
+def structure(info: ModelInfo) -> Structure:
+    """What the model *info* allows and takes. Takes a second or more, and no weights. Raises
+    `OperationError` when the model cannot be built."""
+    from sealring_model.loading.structure import structure_of  # noqa: PLC0415 - imports MLX
+
+    with _unservable(info):
+        return structure_of(info)
+
+
+def draft_memory(folder: Path) -> int:
+    """Bytes that the draft model in *folder* takes on the head. Raises `UserError` if it cannot be
+    used."""
+    from sealring_model.draft.memory import memory_of  # noqa: PLC0415 - imports MLX
+
+    info = describe_model(folder)
+    with _unservable(info):
+        return memory_of(info)
+
+
+def engine_info(info: ModelInfo, found: Structure, room: int) -> EngineInfo:
+    """What an engine with the model *info*, whose structure was *found*, and *room* bytes would say
+    of it. Raises `OperationError` when its weights cannot be read."""
     from sealring_model.engine.description import describe_engine  # noqa: PLC0415 - imports MLX
 
+    with _unservable(info):
+        return describe_engine(info, found, room)
+
+
+@contextlib.contextmanager
+def _unservable(info: ModelInfo) -> Iterator[None]:
     try:
-        return describe_engine(info, room)
+        yield
     except LoadError as error:
         raise OperationError(
             f"the model in {info.folder} cannot be served: {error}",

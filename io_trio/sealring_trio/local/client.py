@@ -96,8 +96,9 @@ def broken_off(event: dict[str, Any]) -> OperationError:
     return OperationError(message, "The head's log says more. Ask again.")
 
 
-def model_at(client: httpx2.Client, url: str) -> str:
-    """The model that is served at *url*. Raises `OperationError`."""
+def model_at(client: httpx2.Client, url: str) -> dict[str, Any]:
+    """What the server at *url* tells of its model; its name is under ``id``. Raises
+    `OperationError`."""
     try:
         response = client.get("/v1/models")
     except httpx2.HTTPError as error:
@@ -105,7 +106,8 @@ def model_at(client: httpx2.Client, url: str) -> str:
     if response.status_code != 200:
         raise refused(response)
     try:
-        return str(response.json()["data"][0]["id"])
+        card = response.json()["data"][0]
+        return {**card, "id": str(card["id"])}
     except (ValueError, LookupError, TypeError, RecursionError):
         raise no_api(url) from None
 

@@ -218,17 +218,20 @@ def serve(model: str, split: Split | None, backend: str = "ring") -> None:
                 network, tokenizer = utils.sharded_load(model, *groups)
         else:
             network, tokenizer = utils.load(model)
-    except (ValueError, RuntimeError, OSError) as error:
-        _say({"error": str(error)})
-        return
-    generate = mlx_lm("generate")
-    _say({"ready": True})
-    for line in sys.stdin:
-        request = json.loads(line)
-        if "prompts" in request:
-            _say({"times": _batched(generate, network, request["prompts"], request["tokens"])})
-        else:
-            _say(_streamed(generate, network, tokenizer, request))
+        generate = mlx_lm("generate")
+        _say({"ready": True})
+        for line in sys.stdin:
+            _say(_answer(generate, network, tokenizer, json.loads(line)))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever mlx-lm raises, told in words
+        words = " ".join(str(error).split())[:500]
+        plain = words and isinstance(error, ValueError | OSError)
+        _say({"error": words if plain else f"{type(error).__name__}: {words}"})
+
+
+def _answer(generate: Any, network: Any, tokenizer: Any, request: dict[str, Any]) -> dict[str, Any]:
+    if "prompts" in request:
+        return {"times": _batched(generate, network, request["prompts"], request["tokens"])}
+    return _streamed(generate, network, tokenizer, request)
 
 
 def _say(answer: dict[str, Any]) -> None:
@@ -239,7 +242,7 @@ def _streamed(
     generate: Any, network: Any, tokenizer: Any, request: dict[str, Any]
 ) -> dict[str, Any]:
     prompt = request["prompt"]
-    if not request["raw"]:
+    if not request["raw"] and tokenizer.has_chat_template:
         messages = [{"role": "user", "content": prompt}]
         prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
     tokens, text, times, gap = [], "", [], {}

@@ -128,7 +128,12 @@ def local_ring(
         ][::-1]
         for node in nodes:
             wait_until_up(node)
-        yield nodes
+        try:
+            yield nodes
+        except BaseException:
+            for node in nodes:  # nothing is left to be answered, so they stop side by side
+                node.process.terminate()
+            raise
 
 
 def check_ring(ranks: int, model: Path) -> None:
@@ -187,13 +192,17 @@ def write_cluster(
 
 @contextlib.contextmanager
 def running_node(
-    config: Path, flags: Sequence[str] = (), place: Mapping[str, str] = {}
+    config: Path,
+    flags: Sequence[str] = (),
+    place: Mapping[str, str] = {},
+    program: str = "sealring_trio",
 ) -> Iterator[LocalNode]:
-    """A `sealring up` for *config*, ended with the block. It may not be up yet."""
+    """A `sealring up` for *config*, ended with the block. It may not be up yet. *program* is the
+    module that is `sealring`."""
     ours, theirs = socket.socketpair()
     log = config.with_suffix(".log")
     with ours, theirs, log.open("ab") as sink:
-        command = run_module("sealring_trio", "up", str(config), *flags)
+        command = run_module(program, "up", str(config), *flags)
         process = subprocess.Popen(
             [*command, "--lifeline", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,

@@ -75,11 +75,19 @@ class Pump:
         self._wire = Wire(sock, self.flush)
         self._machine = Machine(PUMP_TABLE, PumpState.OPEN)
         self._open = trio.CancelScope()
+        self._senders = trio.lowlevel.ParkingLot()  # who waits in `sent`
 
     def flush(self) -> None:
         """Send what the node has for this link, as far as the socket takes it."""
         if self._machine.state is PumpState.OPEN and not self._wire.busy:
             self._send(self._owner.data_to_send(self._link))
+        if not self._wire.busy:
+            self._senders.unpark_all()
+
+    async def sent(self) -> None:
+        """Wait until the kernel has all that there is to send, or the link is over."""
+        while self._machine.state is PumpState.OPEN and self._wire.busy:
+            await self._senders.park()
 
     def make_room(self, lacking: Callable[[], int]) -> None:
         """Receive up to `ROOM` bytes at once, but beyond `RECEIVE_SIZE` only as many as the frame
@@ -126,6 +134,7 @@ class Pump:
             if self._machine.state is not PumpState.RELEASED:
                 self._machine.fire(PumpEvent.END)
                 self._wire.close()
+                self._senders.unpark_all()
                 self._owner.ended(self._link)
 
     async def _read(self) -> None:

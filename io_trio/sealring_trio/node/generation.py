@@ -48,7 +48,8 @@ log = logging.getLogger("sealring")
 class Job:
     """Continue *prompt* by at most *max_tokens* (0: as many as the context allows), drawn as
     *sampling* says, up to the first of the *stop* strings. Requests of one *owner* take turns with
-    those of others; requests of different *scope* share no prefixes (`Request`)."""
+    those of others; requests of different *scope* share no prefixes. *prediction* and *guesses* say
+    what the answer is likely to be (`Request`)."""
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -56,6 +57,8 @@ class Job:
     stop: tuple[str, ...] = ()
     owner: str = ""
     scope: str = ""
+    prediction: tuple[int, ...] = ()
+    guesses: tuple[int, ...] | None = None
 
 
 @attrs.frozen
@@ -210,7 +213,14 @@ class Generator:
             trace.submitted = trio.current_time()
         trace.choices += 1
         request = Request(
-            job.prompt, job.max_tokens, tokenizer.eos, job.sampling, job.owner, job.scope
+            job.prompt,
+            job.max_tokens,
+            tokenizer.eos,
+            job.sampling,
+            job.owner,
+            job.scope,
+            job.prediction,
+            job.guesses,
         )
         runtime, tracer = self.runtime, self.tracer
         uid, stream = runtime.submit(request, lambda uid: tracer.follow(uid, trace))
@@ -226,6 +236,8 @@ class Generator:
         finally:
             tracer.leave(uid)
             runtime.forget(uid)
+            if (done := stream.done) is not None:
+                trace.guessed(done.accepted, done.rejected)
 
     def withdraw(self, trace: Trace) -> None:
         """Cancel the request of *trace*, whatever it waits for. Its answers end with an error."""

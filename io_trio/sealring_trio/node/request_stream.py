@@ -14,9 +14,13 @@ class Stream:
     def __init__(self) -> None:
         self._events: deque[TokenOut | RequestDone] = deque()
         self._wake = trio.Event()
+        self.done: RequestDone | None = None
+        """How the request ended, whether or not anybody takes that."""
 
     def put(self, event: TokenOut | RequestDone) -> None:
         """Add *event*, and wake the task that waits."""
+        if isinstance(event, RequestDone):
+            self.done = event
         self._events.append(event)
         self._wake.set()
 

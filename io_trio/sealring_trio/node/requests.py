@@ -1,5 +1,5 @@
-"""The requests of the control socket: `generate` on the head, `status` and `roster` on every
-rank."""
+"""The requests of the control socket: `generate` and `verify` on the head, `status`, `profile` and
+`roster` on every rank."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ from sealring_protocol.errors import LocalProtocolError
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.node.control import Reply
 from sealring_trio.node.generation import Answer, Generator, Job
-from sealring_trio.node.status import describe_node
+from sealring_trio.node.status import describe_node, describe_place
+from sealring_trio.node.step_recorder import StepRecorder, processors
 from sealring_trio.node.trace import Trace
+from sealring_trio.node.verification import Verification
+from sealring_trio.node.verification import read_request as read_verification
+from sealring_trio.node.waiting import Waiting
 from sealring_trio.text.frames import Exceeded, Lost, Refused, TextQueueFull
 
 Share = Annotated[float, pydantic.Field(ge=0, le=1, allow_inf_nan=False)]
 TopShare = Annotated[float, pydantic.Field(gt=0, le=1, allow_inf_nan=False)]
 _LOOK_SECONDS: Final = 0.5
 """Seconds between two looks at why an answer does not go on."""
+_RECORDS_SECONDS: Final = 0.5
+"""Seconds between two lines of records."""
 
 U32: Final = (1 << 32) - 1
 U64: Final = (1 << 64) - 1
@@ -49,6 +55,7 @@ class GenerateRequest(pydantic.BaseModel, extra="forbid", frozen=True):
     top_k: Annotated[int, pydantic.Field(ge=0, le=U32)] = 0
     min_p: Share = 0.0
     seed: Annotated[int, pydantic.Field(ge=0, le=U64)] | None = None
+    guesses: tuple[Annotated[int, pydantic.Field(ge=0, le=U32)], ...] | None = None
 
 
 def read_request(fields: dict[str, Any]) -> GenerateRequest:
@@ -88,17 +95,37 @@ class Requests:
             case "generate":
                 asked = read_request(request)
                 self._check_head()
-                if self._generator.draining:
-                    raise OperationError("this node is shutting down", "Start it again, and ask.")
                 await self._generate(asked, reply)
+            case "verify":
+                rows = read_verification(request)
+                self._check_head()
+                await Verification(self._generator, rows, reply).run()
+            case "profile":
+                await self._profile(reply)
             case "roster":
                 await self._runtime.install(_roster_of(request))
                 roster = self._runtime.node.roster.roster
                 await reply({"event": "done", "serial": roster.serial})
             case other:
                 raise UserError(
-                    f"the node does not know '{other}'", "It knows: generate, status, roster."
+                    f"the node does not know '{other}'",
+                    "It knows: generate, profile, roster, status, use, verify.",
                 )
+
+    async def _profile(self, reply: Reply) -> None:
+        """Tell what passes this node, until the client leaves."""
+        runtime = self._runtime
+        if runtime.recorder is not None:
+            raise OperationError("this node is being profiled already", "Wait until that ends.")
+        recorder = runtime.recorder = StepRecorder()
+        try:
+            while True:
+                told = {"place": describe_place(runtime), **recorder.take()}
+                told["processors"] = processors(runtime.engine.pids)
+                await reply({"event": "records", **told})
+                await trio.sleep(_RECORDS_SECONDS)
+        finally:
+            runtime.recorder = None
 
     def _check_head(self) -> None:
         node = self._runtime.node
@@ -108,6 +135,8 @@ class Requests:
                 f"this node is rank {node.rank}, which takes no requests",
                 f"Ask on the machine of the head, {head}.",
             )
+        if self._generator.draining:
+            raise OperationError("this node is shutting down", "Start it again, and ask.")
 
     async def _generate(self, asked: GenerateRequest, reply: Reply) -> None:
         tracer = self._generator.tracer
@@ -128,7 +157,7 @@ class Requests:
         """Have the ring answer *asked*, and send the pieces with *reply*. Returns the summary."""
         generator = self._generator
         # At once: a tokenizer and an engine may take long to load.
-        waiting = _Waiting(generator, reply)
+        waiting = Waiting(generator, reply)
         await waiting.tell()
         while not self._runtime.informed.is_set():
             with trio.move_on_after(_LOOK_SECONDS):
@@ -146,7 +175,7 @@ class Requests:
                 top_k=asked.top_k,
                 min_p=asked.min_p,
             )
-            job = Job(prompt, asked.max_tokens, sampling, scope=SCOPE)
+            job = Job(prompt, asked.max_tokens, sampling, scope=SCOPE, guesses=asked.guesses)
             with generator.answering(tokenizer, job, trace) as answer:
                 done, tokens = await _pass_on(answer, waiting, reply)
         except LocalProtocolError as error:
@@ -168,6 +197,7 @@ class Requests:
             "tokens": len(tokens),
             "token_ids": tokens,
             "tokens_per_s": round(trace.tokens_per_s, 2),
+            "guesses": {"accepted": done.accepted, "rejected": done.rejected},
         }
 
     async def _parse(self, asked: GenerateRequest, trace: Trace) -> tuple[int, ...]:
@@ -186,33 +216,7 @@ class Requests:
         return parsed.prompts[0]
 
 
-class _Waiting:
-    """Tells a client by *reply* why it waits, each time that the reasons change."""
-
-    def __init__(self, generator: Generator, reply: Reply) -> None:
-        self._generator = generator
-        self._reply = reply
-        self._told: list[str] = []
-
-    async def tell(self) -> None:
-        """Tell the reasons, if they are others than before. Raises as `check`."""
-        self.check()
-        found = [] if self._generator.serving else self._generator.obstacles()
-        reasons = [obstacle.constant for obstacle in found]
-        if reasons and reasons != self._told:
-            text = f"not serving yet: {self._generator.missing()}"
-            await self._reply({"event": "waiting", "text": text})
-        self._told = reasons
-
-    def check(self) -> None:
-        """Raise `OperationError` if something is in the way that no request should wait for."""
-        if (found := self._generator.permanent_obstacle()) is not None:
-            raise OperationError(f"the ring cannot serve: {found.what}", found.advice)
-
-
-async def _pass_on(
-    answer: Answer, waiting: _Waiting, reply: Reply
-) -> tuple[RequestDone, list[int]]:
+async def _pass_on(answer: Answer, waiting: Waiting, reply: Reply) -> tuple[RequestDone, list[int]]:
     """Send the text of *answer* as it comes, and why it does not. Returns how it ended, and its
     tokens."""
     tokens: list[int] = []

@@ -21,17 +21,21 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final, TypeVarTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVarTuple
 
 import attrs
 import trio
 from sealring_model.engine.threads import set_switch_interval
 from sealring_protocol.codec.local_messages import EngineInfo, Loaded, LocalMessage
+from sealring_protocol.codec.messages import Bootstrap, CannotServe, FailureKind
 from sealring_protocol.control.effects import (
     Level,
     Note,
     RestartEngine,
+    StepChecked,
     StepTiming,
+    StepToCheck,
     ToEngine,
 )
 from sealring_protocol.control.scheduler.requests import Request, RequestDone, RowOpened, TokenOut
@@ -55,6 +59,10 @@ from sealring_trio.errors import OperationError, UserError
 from sealring_trio.net.connecting import Lookups, accept, open_listeners
 from sealring_trio.node.request_stream import Stream
 from sealring_trio.node.sockets import NodeSockets
+from sealring_trio.node.step_recorder import StepRecorder
+
+if TYPE_CHECKING:
+    from sealring_trio.node.drafts import Drafts
 
 log = logging.getLogger("sealring.node")
 
@@ -85,22 +93,30 @@ class Runtime:
         engine: Callable[[EngineOwner], Supervisor],
         listen: tuple[str, int],
         keep: Callable[[SignedRoster], None],
+        model: Path,
     ) -> None:
         """Run *node*: sign with *signer*, keep an *engine* alive, listen at *listen* (host, port),
-        and have *keep* put an adopted roster on disk (in a thread; it may raise `OSError`)."""
+        and have *keep* put an adopted roster on disk (in a thread; it may raise `OSError`). Other
+        members may have files of the *model*'s folder."""
         self.node = node
         self.engine = engine(self)
         self.timings: deque[StepTiming] = deque(maxlen=TIMINGS_KEPT)
         self.weights_read = 0  # bytes, since the present engine began
+        self.accepted = self.rejected = 0  # guessed tokens of the requests that are over
         self.engine_heard = -math.inf  # when the engine last said something
+        self.placed: Callable[[Bootstrap], None] | None = None  # told of each order, before it goes
         self.watchers: list[Callable[[StepTiming | RowOpened], None]] = []  # told of all of them
+        self.recorder: StepRecorder | None = None  # while somebody profiles this node
+        self.checker: Callable[[StepToCheck | StepChecked], None] | None = None  # of an epoch
+        self.refused = ""  # why the engine can never serve what it was told to
         self.textless = ""  # why the model's tokenizer cannot be used
         self.roster_changed = trio.Event()  # set, and another made, when another is in force
         self.informed = trio.Event()  # the engine has said once what its model is
         self._stopping = False
         self._listen = listen
         self._keep = keep
-        self._sockets = NodeSockets(self, signer)
+        self._sockets = NodeSockets(self, signer, model)
+        self.drafts: Drafts | None = None  # a draft model, told of rows and their tokens
         self._streams: dict[int, Stream] = {}
         self._nursery: trio.Nursery | None = None
         self._armed = math.inf
@@ -145,6 +161,8 @@ class Runtime:
         uid = self.node.submit(request, trio.current_time())
         stream = self._streams[uid] = Stream()
         known(uid)
+        if self.drafts is not None:
+            self.drafts.begin(uid, request)
         self.carry_out_and_flush()
         return uid, stream
 
@@ -160,8 +178,8 @@ class Runtime:
 
     def forget(self, uid: int) -> None:
         """Nobody reads the stream of *uid* any more; it ends if it has not."""
+        self.cancel(uid)  # which tells its stream how it ended
         self._streams.pop(uid, None)
-        self.cancel(uid)
 
     async def install(self, roster: bytes) -> None:
         """Have the signed *roster*, which the owner gives, in force here; peers get it from here.
@@ -218,10 +236,14 @@ class Runtime:
     def engine_message(self, message: LocalMessage) -> None:
         """The engine said *message*."""
         self.engine_heard = trio.current_time()
+        if self.recorder is not None:
+            self.recorder.came(message)
         if isinstance(message, EngineInfo):
             self.informed.set()
         elif isinstance(message, Loaded):
             self.weights_read += message.read
+        elif isinstance(message, CannotServe) and message.kind is FailureKind.UNSERVABLE:
+            self.refused = message.reason
         self.enter(self.node.engine_message, message)
 
     def engine_starved(self, seconds: float) -> None:
@@ -267,10 +289,12 @@ class Runtime:
     def _carry_out(self, event: NodeEvent) -> None:
         match event:
             case ToEngine(message):
-                self.engine.send(message)
-            case TokenOut(uid) | RequestDone(uid):
-                if stream := self._streams.get(uid):
-                    stream.put(event)
+                self._to_engine(message)
+            case TokenOut() | RequestDone():
+                self._pass_on(event)
+            case StepToCheck() | StepChecked():
+                if self.checker is not None:
+                    self.checker(event)
             case StepTiming() | RowOpened():
                 self._watched(event)
             case Note(level, text):
@@ -287,9 +311,29 @@ class Runtime:
             case _:
                 self._sockets.carry_out(event)
 
+    def _pass_on(self, event: TokenOut | RequestDone) -> None:
+        if isinstance(event, RequestDone):
+            self.accepted += event.accepted
+            self.rejected += event.rejected
+            if self.drafts is not None:
+                self.drafts.over(event.uid)
+        elif self.drafts is not None:
+            self.drafts.token(event.uid, event.position, event.token)
+        if stream := self._streams.get(event.uid):
+            stream.put(event)
+
+    def _to_engine(self, message: LocalMessage) -> None:
+        if self.placed is not None and isinstance(message, Bootstrap):
+            self.placed(message)
+        if self.recorder is not None:
+            self.recorder.given(message)
+        self.engine.send(message)
+
     def _watched(self, event: StepTiming | RowOpened) -> None:
         if isinstance(event, StepTiming):
             self.timings.append(event)
+        if self.recorder is not None:
+            self.recorder.watch(event)
         for watcher in self.watchers:
             watcher(event)
 

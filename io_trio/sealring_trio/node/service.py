@@ -1,158 +1,51 @@
 """What `sealring up` runs: one node with its engine, its control socket, its API and its stop.
 
-`prepare` finds everything that is wrong with the files before the first socket is opened.
-`roster_store` decides which roster the node begins with: never an older one than it has used.
+A node has one life for each model that it is given (`model_switch`). The control socket, the
+signals and the lifeline are there for all of them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from pathlib import Path
 from typing import Final
 
-import attrs
 import trio
-from sealring_model.loading.model_folder import ModelInfo
 from sealring_protocol.codec.messages import Backend
 from sealring_protocol.control.head.plan import Collectives, Strategy
 from sealring_protocol.control.scheduler.requests import SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError
-from sealring_protocol.limits import MAX_WORLD
 from sealring_protocol.node import Node, NodeConfig
-from sealring_protocol.security.identity import Signer, node_id
-from sealring_protocol.security.roster import Roster, SignedRoster
 
 from sealring_trio.clock import wall_ms
 from sealring_trio.engine.group import EngineGroup, GroupSettings
 from sealring_trio.engine.process import EngineCommand
 from sealring_trio.engine.supervisor import Engine, EngineOwner, Supervisor
 from sealring_trio.errors import UserError
+from sealring_trio.fetching.rank_fetch import RankFetch
 from sealring_trio.files.config import Config
-from sealring_trio.files.key_files import read_key, read_public_key
 from sealring_trio.files.key_log import KeyLog
-from sealring_trio.files.models import check_text, describe_model, find_model
-from sealring_trio.files.roster_store import RosterStore
-from sealring_trio.files.suites import SUITES
 from sealring_trio.files.units import format_address
 from sealring_trio.net.descriptors import raise_limit
 from sealring_trio.node.control import serve_control
+from sealring_trio.node.drafts import Drafts
 from sealring_trio.node.expiry import watch_expiry
 from sealring_trio.node.generation import Generator
 from sealring_trio.node.head_api import HeadApi
-from sealring_trio.node.requests import Requests
+from sealring_trio.node.model_source import source_for
+from sealring_trio.node.model_switch import ModelSwitch
 from sealring_trio.node.runtime import Runtime
-from sealring_trio.processes.namespace import ALLOW, why_not
+from sealring_trio.node.setup import NodeSetup, prepare, renewed
+from sealring_trio.processes.priority import come_at_once
 from sealring_trio.processes.secrecy import hide_memory
 
 log = logging.getLogger("sealring")
 
 ENGINE_MODULE: Final = "sealring_model.engine.main"
-
-
-@attrs.frozen
-class NodeSetup:
-    """Everything that a node needs, read and checked."""
-
-    config: Config
-    signer: Signer
-    coordinator: bytes
-    roster: SignedRoster
-    store: RosterStore
-    model: Path
-    unpinned: bytes  # as `NodeConfig` has it
-
-
-def prepare(config: Config) -> NodeSetup:
-    """Read and check every file that *config* names. Raises `UserError`."""
-    signer = read_key(config.key)
-    coordinator = read_public_key(config.coordinator)
-    store = RosterStore(config.state, coordinator)
-    roster = store.newest(config.roster, wall_ms())
-    own = node_id(signer.public_key)
-    if own not in roster.roster:
-        raise UserError(
-            f"the key {config.key} (node id {own.hex()[:16]}...) is not in the roster "
-            f"{config.roster}",
-            "Add its .pub file with 'sealring roster add', sign again, and copy the roster here.",
-        )
-    if len(roster.roster.members) > MAX_WORLD:
-        raise UserError(
-            f"the roster has {len(roster.roster.members)} members",
-            f"A ring has at most {MAX_WORLD} ranks.",
-        )
-    model = find_model(config.model)
-    info = describe_model(model)
-    world = len(roster.roster.members)
-    if config.layers and (len(config.layers), sum(config.layers)) != (world, len(info.layers)):
-        raise UserError(
-            f"{config.path}: layers = {list(config.layers)} does not fit {world} ranks and a "
-            f"model of {len(info.layers)} layers",
-            "Give one number for each rank; they add up to the model's. See: sealring plan --help",
-        )
-    _check_strategy(config, roster.roster, info)
-    if roster.roster.rank(own) == 0:
-        check_text(model)
-    if roster.roster.rank(own) == 0 and config.api is not None:
-        from sealring_trio.api.server import check_keys  # noqa: PLC0415 - see `_make_server`
-
-        check_keys(config)
-    for note in info.notes:
-        log.info("%s (see: sealring digest --help)", note)
-    return NodeSetup(config, signer, coordinator, roster, store, model, info.unpinned)
-
-
-def _check_strategy(config: Config, roster: Roster, info: ModelInfo) -> None:
-    """Raise `UserError` for a strategy that this *roster* and model rule out. Only the engine can
-    find whether mlx-lm can shard a model of this class."""
-    world = len(roster.members)
-    if config.strategy == "tp" and world > 1 and not roster.tensor_parallelism:
-        raise UserError(
-            f"{config.path}: strategy = 'tp', and the roster forbids tensor parallelism",
-            "Use strategy = 'pp', or have the coordinator sign a roster that allows it.",
-        )
-    if config.strategy == "single" and world > 1:
-        raise UserError(
-            f"{config.path}: strategy = 'single' runs on one rank, and the roster has {world}",
-            "Use 'auto', 'tp' or 'pp', or a roster with one member.",
-        )
-    if config.strategy == "tp" and world > 1 and config.tp > 1:
-        raise UserError(
-            f"{config.path}: strategy = 'tp' makes one collective of all {world} ranks, and "
-            f"tp = {config.tp} one of this node alone",
-            "Use strategy = 'pp': the ranks are its stages, and each may have a 'tp' of its own.",
-        )
-    if config.collectives == "sealed" and (
-        config.tp > 1 or (config.strategy == "tp" and world > 1)
-    ):
-        _check_namespace(config)
-    parts = config.tp if config.tp > 1 else world if config.strategy == "tp" else 1
-    if info.even % parts:
-        heads = " and ".join(map(str, info.heads))
-        key = f"tp = {config.tp}" if config.tp > 1 else f"strategy = 'tp' with {world} ranks"
-        raise UserError(
-            f"{config.path}: {key} does not fit a model with {heads} heads: they cannot be "
-            "shared out evenly",
-            f"Take a divisor of {info.even}, or use strategy = 'pp'.",
-        )
-
-
-def _check_namespace(config: Config) -> None:
-    """Raise `UserError` where the collective that *config* asks for would be within reach of other
-    users of this machine."""
-    if reason := why_not():
-        what = f"tp = {config.tp}" if config.tp > 1 else "strategy = 'tp'"
-        instead = "leave 'tp' out" if config.tp > 1 else "use strategy = 'pp'"
-        raise UserError(
-            f"{config.path}: {what} would have its sums within reach of every user of this "
-            f"machine: {reason}",
-            f"{ALLOW}, or {instead}.".capitalize(),
-        )
 
 
 def build_runtime(
@@ -166,9 +59,10 @@ def build_runtime(
             public_key=setup.signer.public_key,
             roster=setup.roster,
             coordinator=setup.coordinator,
-            instance=secrets.randbits(63) | 1,
+            instance=setup.asking.instance,
             unpinned=setup.unpinned,
-            suites=tuple(SUITES[name] for name in config.suites),
+            trust_weights=config.trust_weights,
+            suites=setup.asking.suites,
             strategy=Strategy(config.strategy),
             layers=config.layers,
             collectives=Collectives(config.collectives == "trusted-link", _backend(config)),
@@ -186,7 +80,10 @@ def build_runtime(
     )
     if not arguments:
         limit = ("--memory-limit", str(config.memory)) if config.memory else ()
-        arguments = ("--model", str(setup.model), *limit)
+        used = ("--adapter", str(config.adapter)) if config.adapter is not None else ()
+        draft = ("--draft", str(setup.draft)) if setup.draft is not None else ()
+        trust = ("--trust-weights",) if config.trust_weights else ()
+        arguments = ("--model", str(setup.model), *used, *limit, *draft, *trust)
     return Runtime(
         node,
         signer=setup.signer,
@@ -195,6 +92,7 @@ def build_runtime(
         ),
         listen=config.listen,
         keep=setup.store.keep,
+        model=setup.model,
     )
 
 
@@ -215,22 +113,54 @@ async def serve(setup: NodeSetup, lifeline: int | None) -> None:
 
     Raises `UserError` or `OperationError` when it cannot begin.
     """
+    come_at_once()
     hide_memory()  # it holds the node's key, and those of its links
-    config = setup.config
     raise_limit()
     setup.store.begin(setup.roster)
+    switch = ModelSwitch(partial(prepare, pause=None))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_control, setup.config.control_socket, switch.answer)
+        # Before the node says that it is up: whoever hears that may end it at once.
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            held = _Lifeline(lifeline)
+            nursery.start_soon(held.hold)
+            await _live(setup, switch, signals, held)
+            while (following := switch.next) is not None:
+                began = switch.lives
+                try:
+                    await _live(renewed(following), switch, signals, held)
+                except* UserError as errors:
+                    if switch.lives > began:
+                        raise
+                    switch.failed(errors)
+                if switch.lives == began:
+                    await _live(renewed(setup), switch, signals, held)
+                else:
+                    setup = following
+        nursery.cancel_scope.cancel()
+
+
+async def _live(
+    setup: NodeSetup, switch: ModelSwitch, signals: AsyncIterator[int], lifeline: _Lifeline
+) -> None:
+    """Run the node with one model, until it stops or `ModelSwitch.leave` is set."""
+    config = setup.config
     try:
         runtime = build_runtime(setup)
     except LocalProtocolError as error:
         raise UserError(f"cannot run this node: {error}", "Check the config.") from None
+    source = source_for(config, setup.asking, lambda: runtime.node.roster)
+    fetching = RankFetch(setup.model, setup.layers, source)
+    runtime.placed = fetching.placed
     generator = Generator(runtime, setup.model)
-    requests = Requests(generator)
     async with trio.open_nursery() as nursery:
-        await nursery.start(serve_control, config.control_socket, requests.answer)
         api = HeadApi(generator, config)
         await nursery.start(api.run)
         await nursery.start(runtime.run)
+        nursery.start_soon(fetching.run)
         nursery.start_soon(_serve_texts, generator)
+        if setup.draft is not None:
+            nursery.start_soon(Drafts(runtime, setup.draft).run)
         _tell_where(runtime, config)
         nursery.start_soon(
             watch_expiry,
@@ -238,10 +168,12 @@ async def serve(setup: NodeSetup, lifeline: int | None) -> None:
             wall_ms,
             lambda: runtime.roster_changed,
         )
-        await _until_stopped(lifeline, generator, api, config.drain)
+        switch.begin(setup, generator)
+        await _until_over(signals, lifeline, switch, generator, api, config.drain)
         log.info("stopping: closing the links")
         runtime.stop()
         await runtime.links_closed()
+        switch.over()
         nursery.cancel_scope.cancel()
 
 
@@ -272,34 +204,65 @@ def _tell_where(runtime: Runtime, config: Config) -> None:
         log.info("waiting for the head, %s, at %s", head.name, " or ".join(head.addresses))
 
 
-async def _until_stopped(
-    lifeline: int | None, generator: Generator, api: HeadApi, drain: float
+async def _until_over(
+    signals: AsyncIterator[int],
+    lifeline: _Lifeline,
+    switch: ModelSwitch,
+    generator: Generator,
+    api: HeadApi,
+    drain: float,
 ) -> None:
-    """Wait for a signal, then let requests finish for *drain* seconds. A second signal, or the end
-    of *lifeline*, ends the wait."""
-    # Before the node says that it is up: whoever hears that may end it at once.
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with trio.open_nursery() as nursery:
-            if lifeline is not None:
-                nursery.start_soon(_hold, lifeline, nursery.cancel_scope)
-            await anext(signals)
-            nursery.start_soon(_cancel_at_signal, signals, nursery.cancel_scope)
-            await generator.drain(drain)
-            await api.close()
-            nursery.cancel_scope.cancel()
+    """Wait for a signal or for another model, then let requests finish for *drain*
+    seconds. A signal meanwhile, or the
+    end of *lifeline*, ends the wait, and the node."""
+    lifeline.up.set()
+    leave = switch.leave
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_stop_with, lifeline, switch, nursery.cancel_scope)
+        async with trio.open_nursery() as first:
+            first.start_soon(_stop_at_signal, signals, switch, first.cancel_scope)
+            await leave.wait()
+            first.cancel_scope.cancel()
+        nursery.start_soon(_stop_at_signal, signals, switch, nursery.cancel_scope)
+        await generator.drain(drain)
+        await api.close()
+        nursery.cancel_scope.cancel()
 
 
-async def _cancel_at_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+async def _stop_at_signal(
+    signals: AsyncIterator[int], switch: ModelSwitch, scope: trio.CancelScope
+) -> None:
+    """Cancel *scope* at a signal: the node stops."""
     await anext(signals)
+    switch.stop()
     scope.cancel()
 
 
-async def _hold(lifeline: int, scope: trio.CancelScope) -> None:
-    """Send on *lifeline* that the node is up, then cancel *scope* when that socket ends."""
-    stream = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=lifeline)))
-    async with stream:
-        with contextlib.suppress(trio.BrokenResourceError):
-            await stream.send_all(b"up\n")
-            while await stream.receive_some():
-                pass
+async def _stop_with(lifeline: _Lifeline, switch: ModelSwitch, scope: trio.CancelScope) -> None:
+    """Cancel *scope* when *lifeline* has gone dead: the node stops."""
+    await lifeline.dead.wait()
+    switch.stop()
     scope.cancel()
+
+
+class _Lifeline:
+    """The socket at *descriptor*, which tells a supervisor that the node is *up*, and the node that
+    its supervisor is *dead*. None is one that never dies."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+        self.up = trio.Event()
+        self.dead = trio.Event()
+
+    async def hold(self) -> None:
+        """Say that the node is up once it is, then wait for the end of the socket."""
+        if self._descriptor is None:
+            return
+        sock = socket.socket(fileno=self._descriptor)
+        async with trio.SocketStream(trio.socket.from_stdlib_socket(sock)) as stream:
+            await self.up.wait()
+            with contextlib.suppress(trio.BrokenResourceError):
+                await stream.send_all(b"up\n")
+                while await stream.receive_some():
+                    pass
+        self.dead.set()

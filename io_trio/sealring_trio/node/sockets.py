@@ -11,6 +11,7 @@ import logging
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Final, Protocol, TypeVarTuple
 
 import trio
@@ -23,6 +24,7 @@ from sealring_protocol.events import (
     Hangup,
     LinkUp,
     SignatureRequested,
+    WeightsAsked,
 )
 from sealring_protocol.link_events import LinkClosed
 from sealring_protocol.node import Node
@@ -35,6 +37,7 @@ from sealring_trio.collective.tunnels import Tunnels
 from sealring_trio.errors import OperationError
 from sealring_trio.net.connecting import dial
 from sealring_trio.net.pump import Pump
+from sealring_trio.weights.giving import Giving
 
 log = logging.getLogger("sealring.node")
 
@@ -53,6 +56,7 @@ LinkEffect = (
     | LinkUp
     | EncapsulationRequested
     | SignatureRequested
+    | WeightsAsked
     | PrepareCollective
     | EndCollective
 )
@@ -81,13 +85,15 @@ class SocketsOwner(Protocol):
 
 
 class NodeSockets:
-    """All sockets of the links of *owner*'s node; handshakes are signed with *signer*."""
+    """All sockets of the links of *owner*'s node; handshakes are signed with *signer*. Other
+    members may have files of the *model*'s folder."""
 
-    def __init__(self, owner: SocketsOwner, signer: Signer) -> None:
+    def __init__(self, owner: SocketsOwner, signer: Signer, model: Path) -> None:
         self._owner = owner
         self._signer = signer
         self._pumps: dict[int, Pump] = {}
         self._tunnels = Tunnels(self)
+        self._giving = Giving(self, model)
         self._sent = 0  # bytes over the links, without tunnels, since the node began
         self._received = 0
         self._closed = trio.Event()  # a socket; replaced by whoever waits for the next
@@ -120,6 +126,7 @@ class NodeSockets:
             case Dial():
                 self.spawn(self._dial, event)
             case Hangup(link, last):
+                self._giving.over(link)
                 if not self._tunnels.hang_up(event) and (pump := self._pumps.get(link)):
                     pump.hang_up(last)
             case EncapsulationRequested(link, key):
@@ -128,6 +135,8 @@ class NodeSockets:
                 self._owner.node.provide_encapsulation(link, ciphertext, secret, now)
             case SignatureRequested(link, payload):
                 self.spawn(self._sign, link, payload)
+            case WeightsAsked():
+                self._giving.asked(event)
             case PrepareCollective() | EndCollective():
                 self._tunnels.carry_out(event, self._owner.node)
 
@@ -192,6 +201,21 @@ class NodeSockets:
         data = self._owner.node.data_to_send(link)
         self._sent += len(data)
         return data
+
+    async def sent(self, link: int) -> None:
+        """See `GivingOwner.sent`."""
+        if pump := self._pumps.get(link):
+            await pump.sent()
+        await trio.lowlevel.checkpoint()
+
+    @property
+    def node(self) -> Node:
+        """See `GivingOwner.node`."""
+        return self._owner.node
+
+    def enter(self, call: Callable[[*Ts, float], None], *arguments: *Ts) -> None:
+        """See `GivingOwner.enter`."""
+        self._owner.enter(call, *arguments)
 
     def link_over(self, link: int, end: SealringError | LinkClosed) -> None:
         """See `TunnelOwner.link_over`."""

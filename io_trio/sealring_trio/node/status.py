@@ -75,6 +75,8 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
         "engine_restarts": runtime.engine.restarts,
         "engine_lost": runtime.engine.lost,
         "hop_us": hop_quantiles(runtime),
+        "guesses": describe_guesses(runtime),
+        "draft": None if runtime.drafts is None else runtime.drafts.describe(),
         "peers": [
             {
                 "rank": rank,
@@ -118,6 +120,13 @@ def describe_trouble(facts: Facts, rank: int, now: float) -> list[dict[str, Any]
     ]
 
 
+def describe_place(runtime: Runtime) -> dict[str, Any]:
+    """Which rank *runtime*'s node is, of what ring, and its part in the present epoch."""
+    node = runtime.node
+    names = [member.name for member in node.roster.roster.members]
+    return {"rank": node.rank, "names": names, **_place(node.standing(), node.rank)}
+
+
 def _place(standing: Standing, rank: int) -> dict[str, Any]:
     """The part of *rank* in the present epoch."""
     plan = standing.plan
@@ -130,6 +139,7 @@ def _place(standing: Standing, rank: int) -> dict[str, Any]:
         "backend": _backend(plan.backend) if plan else "",
         "layers": span(plan.layers(rank)) if plan else [],
         "requests": standing.requests,
+        "slow_links": standing.slow_links,
     }
 
 
@@ -195,6 +205,12 @@ def _memory(pid: int) -> int:
     with contextlib.suppress(psutil.Error, OSError):  # without a free file descriptor nobody can
         return int(psutil.Process(pid).memory_info().rss)
     return 0
+
+
+def describe_guesses(runtime: Runtime) -> dict[str, int]:
+    """How many of the tokens that the head guessed were right and wrong, in requests that are
+    over."""
+    return {"accepted": runtime.accepted, "rejected": runtime.rejected}
 
 
 def hop_quantiles(runtime: Runtime) -> dict[str, Any] | None:

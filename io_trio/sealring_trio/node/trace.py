@@ -92,6 +92,8 @@ class Trace:
     cached_tokens: int = 0
     withdrawn: bool = False
     tokens: int = 0
+    accepted: int = 0  # of the tokens that were guessed, as the next two lines have it
+    rejected: int = 0
     steps: int = 0
     steps_us: float = 0.0
     compute_us: list[float] = attrs.field(factory=list)
@@ -120,6 +122,11 @@ class Trace:
             self.compute_us += [0.0] * (len(step.compute_us) - len(self.compute_us))
         for rank, spent in enumerate(step.compute_us):
             self.compute_us[rank] += share * spent
+
+    def guessed(self, accepted: int, rejected: int) -> None:
+        """A choice is over, for which so many tokens were guessed rightly and wrongly."""
+        self.accepted += accepted
+        self.rejected += rejected
 
     @property
     def state(self) -> str:
@@ -177,6 +184,8 @@ class Trace:
             "cached_tokens": self.cached_tokens,
             "tokens": self.tokens,
             "tokens_per_s": round(self.tokens_per_s, 2),
+            "accepted_guesses": self.accepted,
+            "rejected_guesses": self.rejected,
             "steps": self.steps,
             "phases_ms": self.phases(),
         }

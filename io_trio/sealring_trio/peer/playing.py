@@ -22,11 +22,13 @@ from sealring_protocol.codec.messages import (
     Epoch,
     Failure,
     FailureKind,
+    Get,
     Hello,
     Join,
     Message,
     NoWork,
     Open,
+    Piece,
     Prefill,
     Ready,
     Step,
@@ -63,10 +65,11 @@ class Model:
     layers: int
     hidden: int
     dtype: DType
+    pins: tuple[int, ...] = ()
 
     def hello(self) -> Hello:
         """How the rank presents itself."""
-        return Hello(self.digest, self.layers, self.dtype, self.hidden, ROOM)
+        return Hello(self.digest, self.layers, self.dtype, self.hidden, ROOM, self.pins)
 
     def ready(self, epoch: Epoch, first: int, last: int) -> Ready:
         """READY of *epoch* with layers *first* to *last*, excluded."""
@@ -141,6 +144,8 @@ class Rank:
                         self._begin(message, line)
                     case Step() if message.failed is None:
                         _say(line, self._step(message, seals))
+                    case Get():
+                        _say(line, Piece(0, b"", "this peer has no model"))
                     case _:
                         pass  # it has been told; there is nothing to answer
         finally:

@@ -12,6 +12,7 @@ from typing import Final
 
 import attrs
 import trio
+from sealring_model.loading.pins import pins_of
 from sealring_protocol.link import Link
 from sealring_protocol.security.admission import Admission
 from sealring_protocol.security.handshake import HandshakeConfig
@@ -135,7 +136,8 @@ async def serve(me: Peer, address: str, model: str) -> None:
             "Use a roster of two whose second member it is, or --script.",
         )
     info = describe_model(find_model(model))
-    rank = Rank(Model(info.digest, len(info.layers), info.hidden, info.dtype))
+    pins = pins_of(info)
+    rank = Rank(Model(info.digest, len(info.layers), info.hidden, info.dtype, pins))
     admission = Admission(trio.current_time())
 
     async def met(stream: trio.SocketStream) -> None:

@@ -10,9 +10,8 @@ With ``--network WAY FD TIMES`` before all else it leaves the machine's network 
 - ``lead``: other members of its group, as many as TIMES, are let in; ``follow``: this is one of
   them. A member that cannot ends.
 
-With ``--give-way`` before the module it lets others go first. A node has its engine do so: an
-engine that computes, or waits in a collective by spinning, would otherwise keep its node from the
-processor for longer than a hop takes, and everyone waits for the node.
+With ``--give-way`` before the module it lets its parent go first (`priority`), as engines do; with
+``--come-last`` it lets everybody go first, as a draft model does.
 
 No other process of the user can look into it (`secrecy`), and when memory runs out it goes first.
 
@@ -25,13 +24,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import runpy
 import signal
 import socket
 import sys
-import time
-from pathlib import Path
 from typing import Final
 
 from sealring_trio.processes.namespace import (
@@ -41,40 +37,16 @@ from sealring_trio.processes.namespace import (
     hand_over_namespace,
     hand_over_sockets,
 )
+from sealring_trio.processes.priority import come_last, give_way
 from sealring_trio.processes.secrecy import be_killed_first, hide_memory
 
 _PR_SET_PDEATHSIG: Final = 1
-
-NICE: Final = 5
-"""How much a child that gives way is nicer than its parent: on a busy processor it gets a third of
-the time that its parent does, and the parent comes at once."""
-
-_TRIES: Final = 10
-_PAUSE: Final = 0.1
-"""Seconds. The kernel takes one such change in that time from processes without privileges."""
 
 
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent ends. Does nothing but on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def give_way() -> None:
-    """Be nicer than the parent. This process must be the first of its session: where Linux shares
-    the processor among sessions first, it is the session that has to be nicer, and a new one is as
-    nice as any."""
-    os.nice(NICE)
-    group = Path("/proc/self/autogroup")
-    for _ in range(_TRIES):
-        try:
-            group.write_text(str(NICE))
-        except BlockingIOError:
-            time.sleep(_PAUSE)
-        except OSError:
-            return  # there is no such thing here
-        else:
-            return
 
 
 def leave_network(way: str, to: socket.socket, times: int) -> None:
@@ -108,8 +80,8 @@ if __name__ == "__main__":
             sys.exit(f"sealring engine: {error}")
         sys.argv = sys.argv[4:]
     die_with_parent()
-    if sys.argv[0] == "--give-way":
-        give_way()
+    if sys.argv[0] in ("--give-way", "--come-last"):
+        (give_way if sys.argv[0] == "--give-way" else come_last)()
         sys.argv = sys.argv[1:]
     be_killed_first()
     hide_memory()  # last, for what is in /proc/self is root's from then on

@@ -15,22 +15,26 @@ ID: Final = "I"
 
 @attrs.frozen
 class ParsedRequest:
-    """A request as a text worker has read it: the fields that it *told*, the *prompts* as ids, and
-    the *rest*, bytes that the node passes on unread."""
+    """A request as a text worker has read it: the fields that it *told*, the *prompts* and the
+    *prediction* (what the answer is likely to contain) as ids, and the *rest*, bytes that the node
+    passes on unread."""
 
     told: Mapping[str, Any]
     prompts: list[tuple[int, ...]]
+    prediction: tuple[int, ...]
     rest: bytes
 
     @classmethod
     def of(cls, told: Mapping[str, Any], data: bytes) -> ParsedRequest:
-        """The request in a worker's answer, whose ``lengths`` are those of the prompts. Raises
-        `KeyError`, `TypeError` or `ValueError` if it is none: a worker may have been taken over."""
+        """The request in a worker's answer, whose ``lengths`` are those of the prompts, and
+        ``predicted`` that of the prediction after them. Raises `KeyError`, `TypeError` or
+        `ValueError` if it is none: a worker may have been taken over."""
         ids = array(ID)
-        ends = list(accumulate(map(int, told["lengths"]), initial=0))
+        lengths = [*map(int, told["lengths"]), int(told.get("predicted", 0))]
+        ends = list(accumulate(lengths, initial=0))
         size = ends[-1] * ids.itemsize
-        if len(ends) == 1 or ends != sorted(ends) or len(data) < size:
-            raise ValueError(f"{told['lengths']} are no lengths of {len(data)} bytes of ids")
+        if len(ends) == 2 or ends != sorted(ends) or len(data) < size:
+            raise ValueError(f"{lengths} are no lengths of {len(data)} bytes of ids")
         ids.frombytes(data[:size])
-        prompts = [tuple(ids[start:end]) for start, end in pairwise(ends)]
-        return cls(told, prompts, data[size:])
+        *prompts, prediction = [tuple(ids[start:end]) for start, end in pairwise(ends)]
+        return cls(told, prompts, prediction, data[size:])

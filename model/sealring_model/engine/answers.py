@@ -82,6 +82,6 @@ class Answers:
         answer = executor.finish(in_flight)
         self.count += 1
         if not answer.failed:
-            for told in in_flight.pending_answer.logprobs():
+            for told in in_flight.pending_answer.preface():
                 self._channel.send(told)
         self._channel.send(answer)

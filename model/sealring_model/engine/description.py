@@ -6,23 +6,26 @@ import attrs
 from sealring_protocol.codec.local_messages import EngineInfo
 
 from sealring_model.engine.collective import backends
-from sealring_model.loading.assemble import structure_of
 from sealring_model.loading.model_folder import ModelInfo
+from sealring_model.loading.pins import pins_of
+from sealring_model.loading.structure import Structure
 from sealring_model.loading.tp_shards import splits_of
 
 
-def describe_engine(info: ModelInfo, room: int) -> EngineInfo:
-    """ENGINE_INFO of an engine with the model *info* and *room* bytes for weights and caches.
+def describe_engine(info: ModelInfo, found: Structure, room: int) -> EngineInfo:
+    """ENGINE_INFO of an engine with the model *info*, whose structure was *found*, and *room* bytes
+    for weights and caches. Of the weights a sample is read.
 
-    The model is built and traced with placeholders in place of its weights. Raises `LoadError` if
-    it cannot be built: its class is unknown, or a tensor is missing or has another shape.
+    Raises `LoadError` if a file of weights cannot be read.
     """
-    found = structure_of(info)
     return attrs.evolve(
         info.engine_info(room),
+        ends=found.ends.held,
+        layers=tuple(layer.held for layer in found.layers),
         splits=splits_of(info),
         backends=backends(),
         joined=found.joined,
         reason=found.reason,
         batches=found.batches,
+        pins=pins_of(info),
     )

@@ -113,8 +113,11 @@ class Executor:
         self._caches: Final = CacheStore(loaded.stage, self._ledger)
         self._hidden_io: Final = HiddenIO(place, loaded.stage, activation_seal, device_io)
         self._sampler: Final = Sampler(params, loaded.vocabulary, device_io)
-        self.builds_ahead: Final = place.world > 1 and loaded.blind and loaded.stage.carries_one
-        """Whether `work_ahead` may ever have something to do."""
+        self.builds_ahead: Final = (
+            place.world > 1 and loaded.blind and loaded.stage.carries_one and not place.checked
+        )
+        """Whether `work_ahead` may ever have something to do. Not in a checked epoch: graphs that
+        are built ahead take no fingerprints."""
         self.launches_ahead: Final = (
             self.builds_ahead and device_io.device_waits and loaded.trimmable
         )
@@ -234,17 +237,25 @@ class Executor:
         decodes = step.work.group if isinstance(step.work, Decode) else None
         self._lookahead.ledger_changes(change, decodes)
         self._caches.apply(change)
+        for back in change.taken_back:
+            self._forward.forget_wrong(back.uid, back.length)
         self._update_rows(step, change)
         match step.work:
-            case Decode(batch):
-                return self._decode(step, batch)
+            case Decode(batch, guessed):
+                return self._decode(step, batch, guessed)
             case Prefill(uid, _, count):
                 return self._forward.prefill(step, uid, count)
             case NoWork():
                 return PendingAnswer((), lambda clock: self._hidden_io.forward(step, clock))
 
     def _check_ids(self, step: Step) -> None:
-        count = step.work.count if isinstance(step.work, Prefill) else 0
+        match step.work:
+            case Prefill(_, _, count):
+                pass
+            case Decode(_, guessed):
+                count = int(guessed > 0)
+            case _:
+                count = 0
         expected = len(step.join) + count if self._first else 0
         if len(step.ids) != expected:
             raise LedgerError(f"step {step.n} has {len(step.ids)} token ids, not {expected}")
@@ -294,15 +305,21 @@ class Executor:
             self._clear_due = False
             mx.clear_cache()
 
-    def _decode(self, step: Step, batch: int) -> PendingAnswer:
+    def _decode(self, step: Step, batch: int, guessed: int) -> PendingAnswer:
         uids = self._ledger.rows(batch)
-        if any(state.batch == batch for state in self._forward.awaiting_logits.values()):
+        awaiting = self._forward.awaiting_logits.values()
+        if not guessed and any(state.batch == batch for state in awaiting):
             raise LedgerError(f"group {batch} decodes, and its last tokens have not come back")
         received = None if self._first else self._open_hidden(step, batch, uids)
-        first = received[0] if received else None
-        built = self._lookahead.take_decode(batch, first, self._forward.build_decode)
+        built = None
+        if guessed and self._first:
+            self._lookahead.drop_decode(batch)  # it reads the token drawn last
+        self._caches.reads(batch, guessed)
+        if not (guessed and self._first):
+            first = received[0] if received else None
+            built = self._lookahead.take_decode(batch, first, self._forward.build_decode)
         pending_answer = self._forward.decode(step, batch, received, built)
-        if self._place.world > 1:
+        if self._place.world > 1 and not (guessed and self._first):
             self._lookahead.decode_issued(batch, step.n)
         if self._ledger.length(uids[0]) % _EVALUATE_EVERY == 0:
             self._caches.evaluate(batch)

@@ -19,11 +19,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import attrs
 import mlx.core as mx
-from sealring_protocol.codec.messages import Bootstrap, Step, StepDone
+from sealring_protocol.codec.messages import Bootstrap, Decode, Step, StepDone
 from sealring_protocol.control.epoch.ledger import Ledger
 from sealring_protocol.security.seal import PREFILL_GROUP
 
+from sealring_model.engine.fingerprints import Fingerprints, of_hop, of_logits
 from sealring_model.engine.hidden_io import HiddenIO, Received, check_filled
 from sealring_model.engine.inflight import Clock, PendingAnswer
 from sealring_model.loading.assemble import LoadedStage
@@ -54,6 +56,8 @@ class Forward:
         self._stage: Final = loaded.stage
         self._dtype: Final = loaded.dtype
         self._first: Final = place.rank == 0
+        self._whole: Final = place.world == 1
+        self._checked: Final = place.checked
         self._last: Final = place.rank == place.world - 1
         self._ledger: Final = ledger
         self._caches: Final = caches
@@ -81,11 +85,35 @@ class Forward:
         # A small array that depends on the caches. To hold the caches' own arrays would make the
         # next chunk copy them.
         written = mx.depends([mx.array(0)], arrays(slots))
+        prints = self._fingerprints(step, 1, count, inputs, outputs)
+        launched = (*written, *(prints.arrays if prints else ()))
         if self._last:
-            self._device_io.start(*written)
-            return PendingAnswer(tuple(written), lambda clock: self._hidden_io.forward(step, clock))
-        context = self._hidden_io.outgoing_context(step.n, PREFILL_GROUP, (uid,))
-        return self._hidden_io.start_and_send(step, context, outputs, tuple(written))
+            self._device_io.start(*launched)
+            pending = PendingAnswer(launched, lambda clock: self._hidden_io.forward(step, clock))
+        else:
+            context = self._hidden_io.outgoing_context(step.n, PREFILL_GROUP, (uid,))
+            pending = self._hidden_io.start_and_send(step, context, outputs, launched)
+        return _prefaced(pending, prints)
+
+    def _fingerprints(
+        self,
+        step: Step,
+        rows: int,
+        tokens: int,
+        inputs: Sequence[mx.array],
+        outputs: Sequence[mx.array],
+    ) -> Fingerprints | None:
+        """Those of a pass of this rank's layers; None unless the epoch is checked."""
+        if not self._checked:
+            return None
+        received = None if self._first else of_hop(self._stage.hop_in, inputs)
+        if not self._whole:
+            given = of_hop(self._stage.hop_out, outputs)
+        elif isinstance(step.work, Decode):
+            given = of_logits(outputs[0][:, -1, :])
+        else:  # nobody asks for these logits, and they are large
+            given = None
+        return Fingerprints(step.epoch, step.n, rows, tokens, received, given)
 
     def decode(
         self, step: Step, batch: int, received: Received | None, built: BuiltDecode | None
@@ -93,21 +121,25 @@ class Forward:
         """Launch the decode of *batch* on the *received* hidden states, which rank 0 has not; or
         answer *built*, which was launched ahead."""
         uids = self._ledger.rows(batch)
+        prints = None
         if built is None:
             if received is None:
-                inputs = [self._tokens(batch)]
+                inputs = [self._tokens(step, batch)]
             else:
                 inputs = self._hidden_io.to_arrays(step, received, len(uids))
             outputs = self._stage.run(inputs, self._caches.batch(batch))
+            prints = self._fingerprints(step, len(uids), 1, inputs, outputs)
         if self._first:
             positions = tuple(self._ledger.length(uid) for uid in uids)
-            state = self._sampler.begin(batch, uids, positions)
+            state = self._sampler.begin(batch, uids, positions, on_guess=_is_guess(step))
             if self._last:
-                return self._sample(step, state, outputs)
+                return self._sample(step, state, outputs, prints)
             self.awaiting_logits[step.n] = state
         context = self._hidden_io.outgoing_context(step.n, batch, uids)
         if built is None:
-            return self._hidden_io.start_and_send(step, context, outputs)
+            launched = prints.arrays if prints else ()
+            pending = self._hidden_io.start_and_send(step, context, outputs, launched)
+            return _prefaced(pending, prints)
         shapes = [tensor.spec.shape(len(uids), 1) for tensor in self._stage.hop_out]
         return self._hidden_io.send_when_done(step, context, shapes, [built.outlet], built.inlet)
 
@@ -117,11 +149,24 @@ class Forward:
         """Launch the closing pass on the *received* hidden states, or answer *built*, which was
         launched ahead."""
         if built is not None:
-            return self._answer(done, built.sampled, built.inlet)
-        return self._sample(done, state, self._hidden_io.to_arrays(done, received, len(state.uids)))
+            return self._answer(done, built.sampled, built.inlet, None)
+        rows = len(state.uids)
+        return self._sample(done, state, self._hidden_io.to_arrays(done, received, rows), None)
 
-    def _tokens(self, batch: int) -> mx.array:
+    def _tokens(self, step: Step, batch: int) -> mx.array:
+        if _is_guess(step):
+            return mx.array([step.ids[-1:]], mx.uint32)
+        return self._sampled_last(batch)
+
+    def _sampled_last(self, batch: int) -> mx.array:
         return self._sampler.inputs(batch, self._ledger.rows(batch))[:, None]
+
+    def forget_wrong(self, uid: int, length: int) -> None:
+        """Of row *uid* only *length* tokens are right: no tokens are drawn from what was computed
+        on the others."""
+        for n, state in list(self.awaiting_logits.items()):
+            if state.uids == (uid,) and state.positions[0] > length:
+                del self.awaiting_logits[n]
 
     # ----------------------------------------------------------- graphs built ahead
 
@@ -130,7 +175,7 @@ class Forward:
         slots = self._caches.fork(batch)
         inlet = gate = None
         if self._first:
-            inputs = self._tokens(batch)
+            inputs = self._sampled_last(batch)
             if self._gates:
                 gate = self._device_io.inlet(self._dtype, (1, 1, 1))
                 inputs = mx.depends(inputs, gate.array)
@@ -149,14 +194,35 @@ class Forward:
     # -------------------------------------------------------------------- sampling
 
     def _sample(
-        self, message: Step | StepDone, state: SamplerState, outputs: Sequence[mx.array]
+        self,
+        message: Step | StepDone,
+        state: SamplerState,
+        outputs: Sequence[mx.array],
+        prints: Fingerprints | None,
     ) -> PendingAnswer:
-        sampled = self._sampler.end(state, self._stage.logits(outputs))
-        self._device_io.start(*sampled.arrays, *sampled.changed)
-        return self._answer(message, sampled, None)
+        logits = self._stage.logits(outputs)
+        sampled = self._sampler.end(state, logits)
+        if self._checked and prints is None:  # the second pass
+            received = of_hop(self._stage.hop_back, outputs)
+            prints = Fingerprints(
+                message.epoch,
+                message.n,
+                len(state.uids),
+                1,
+                received,
+                of_logits(logits),
+                closing=True,
+            )
+        launched = prints.arrays if prints else ()
+        self._device_io.start(*sampled.arrays, *sampled.changed, *launched)
+        return self._answer(message, sampled, None, prints)
 
     def _answer(
-        self, message: Step | StepDone, sampled: Sampled, inlet: Inlet | None
+        self,
+        message: Step | StepDone,
+        sampled: Sampled,
+        inlet: Inlet | None,
+        prints: Fingerprints | None,
     ) -> PendingAnswer:
         """Answer *message* with what is *sampled* on *inlet*, if it was launched ahead."""
 
@@ -167,4 +233,20 @@ class Forward:
 
         # All members of a collective compute what one of them reports: their graphs must be equal.
         logprobs = (lambda: sampled.messages(message.n)) if self._reports_logprobs else tuple
-        return PendingAnswer(sampled.arrays, answer, logprobs)
+        return _prefaced(PendingAnswer(sampled.arrays, answer, logprobs), prints)
+
+
+def _is_guess(step: Step) -> bool:
+    return isinstance(step.work, Decode) and step.work.guessed > 0
+
+
+def _prefaced(pending: PendingAnswer, prints: Fingerprints | None) -> PendingAnswer:
+    """*pending*, before which *prints* are told, if there are any."""
+    if prints is None:
+        return pending
+    before = pending.preface
+    return attrs.evolve(
+        pending,
+        arrays=(*pending.arrays, *prints.arrays),
+        preface=lambda: (*before(), *prints.messages()),
+    )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import attrs
 import mlx.core as mx
 from sealring_protocol.codec.local_messages import Logprobs
-from sealring_protocol.codec.messages import Spent, Step, StepDone
+from sealring_protocol.codec.messages import Checked, Spent, Step, StepDone
 
 Clock = Callable[[], Spent]
 """Tells where this rank's time with a message went. Call it last, once the answer is sealed."""
@@ -16,12 +16,12 @@ Clock = Callable[[], Spent]
 
 @attrs.frozen
 class PendingAnswer:
-    """An answer that the device still works on: wait for *arrays*, send what *logprobs* gives, then
+    """An answer that the device still works on: wait for *arrays*, send what *preface* gives, then
     what *answer* gives."""
 
     arrays: tuple[mx.array, ...]
     answer: Callable[[Clock], Step | StepDone]
-    logprobs: Callable[[], tuple[Logprobs, ...]] = tuple
+    preface: Callable[[], tuple[Logprobs | Checked, ...]] = tuple
 
 
 @attrs.frozen

@@ -1,6 +1,7 @@
 """The engine: the child process that loads and computes, driven by its node over a socketpair.
 
-    python -m sealring_model.engine.main --fd N --model FOLDER-OR-HUB-ID [--memory-limit BYTES]
+    python -m sealring_model.engine.main --fd N --model FOLDER [--adapter FOLDER]
+        [--memory-limit BYTES] [--draft FOLDER] [--trust-weights]
 
 It says what the model is (ENGINE_INFO) before it loads anything, takes its place in an epoch from
 each BOOTSTRAP, and then answers every step once, in order. MLX can hang, abort, or take a second to
@@ -27,12 +28,12 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, TypeVar
 
 import mlx.core as mx
@@ -58,6 +59,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
 )
 
+from sealring_model.draft.memory import limit_beside
 from sealring_model.engine.activation_seal import PlainActivations, SealedActivations
 from sealring_model.engine.answers import Answers
 from sealring_model.engine.channel import Channel, ChannelBroken, ChannelClosed
@@ -71,7 +73,7 @@ from sealring_model.engine.devices import (
 )
 from sealring_model.engine.executor import Executor
 from sealring_model.engine.inflight import InFlight
-from sealring_model.engine.threads import PROCESSORS, set_switch_interval
+from sealring_model.engine.threads import PROCESSORS, end_with_thread, set_switch_interval
 from sealring_model.errors import (
     FORWARD_ERRORS,
     CollectiveError,
@@ -83,6 +85,7 @@ from sealring_model.errors import (
 from sealring_model.loading.assemble import LoadedStage, load_stage
 from sealring_model.loading.kernel_cache import keep_kernels_private
 from sealring_model.loading.model_folder import ModelInfo, describe, find, memory_budget
+from sealring_model.loading.structure import structure_of
 from sealring_model.loading.tp_shards import TpShard, load_shard
 from sealring_model.lookahead.pinned_io import best_device_io
 from sealring_model.sampling.rows import RowParams
@@ -118,7 +121,7 @@ class Engine:
     def run(self) -> None:
         """Serve until the channel closes."""
         info, budget = self._info, self._memory_budget
-        self._channel.send(describe_engine(info, budget))
+        self._channel.send(describe_engine(info, structure_of(info), budget))
         try:
             while True:
                 self._work_ahead()
@@ -352,12 +355,13 @@ def _shard_key(order: Group | None) -> tuple[Backend, int, int] | None:
     return None if order is None else (order.backend, order.rank, order.size)
 
 
-def serve(sock: socket.socket, model: str, memory_limit: int) -> int:
-    """Be the engine of *model* for the node at *sock*, until that closes. An exit status."""
+def serve(sock: socket.socket, options: argparse.Namespace, memory_limit: int) -> int:
+    """Be the engine that *options* tell of, for the node at *sock*, until that closes. An exit
+    status."""
     channel = Channel(sock)
     channel.open()
     try:
-        info = describe(find(model))
+        info = describe(find(options.model), options.adapter, trusted=options.trust_weights)
         budget = memory_budget(memory_limit)
         if memory_limit:
             mx.set_memory_limit(memory_limit)
@@ -377,27 +381,23 @@ def serve(sock: socket.socket, model: str, memory_limit: int) -> int:
     return 0
 
 
-def end_with_thread(failed: threading.ExceptHookArgs) -> None:
-    """`threading.excepthook`: end the process when a thread fails: half an engine would hang."""
-    if failed.exc_value is not None:
-        sys.excepthook(failed.exc_type, failed.exc_value, failed.exc_traceback)
-    sys.stderr.flush()
-    os._exit(70)
-
-
 def main() -> int:
     """The command of the child process."""
     parser = argparse.ArgumentParser(prog="sealring_model.engine.main")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--model", required=True)
+    parser.add_argument("--adapter", type=Path)
+    parser.add_argument("--trust-weights", action="store_true")
     parser.add_argument("--memory-limit", type=int, default=0)
+    parser.add_argument("--draft", type=Path)  # a model that runs beside, whose memory is its own
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.excepthook = end_with_thread
     use_one_arena()
     set_switch_interval()
     keep_kernels_private()
-    return serve(socket.socket(fileno=options.fd), options.model, options.memory_limit)
+    sock = socket.socket(fileno=options.fd)
+    return serve(sock, options, limit_beside(options.draft, options.memory_limit))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from typing import Final
 
 PROCESSORS: Final = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
@@ -25,3 +26,11 @@ def set_switch_interval(*, short: bool = False) -> None:
     tenth slower.
     """
     sys.setswitchinterval(_SHORT_SWITCH_INTERVAL if short else _SWITCH_INTERVAL)
+
+
+def end_with_thread(failed: threading.ExceptHookArgs) -> None:
+    """`threading.excepthook`: end the process when a thread fails: half an engine would hang."""
+    if failed.exc_value is not None:
+        sys.excepthook(failed.exc_type, failed.exc_value, failed.exc_traceback)
+    sys.stderr.flush()
+    os._exit(70)

@@ -23,12 +23,14 @@ from sealring_protocol.codec.messages import CacheCost
 from sealring_protocol.codec.tensor import DType
 
 from sealring_model.errors import FORWARD_ERRORS, LoadError, ReadError
+from sealring_model.loading.adapter import put_into
 from sealring_model.loading.mlx_lm_import import model_loader
 from sealring_model.loading.model_folder import ModelInfo
-from sealring_model.loading.weight_reader import WeightReader, placeholders
+from sealring_model.loading.weight_reader import WeightReader
 from sealring_model.stage.caches import cost_of, is_trimmable
-from sealring_model.stage.outline import Outline, can_batch
+from sealring_model.stage.outline import Outline
 from sealring_model.stage.stage import PartStage, Stage, WholeStage, dummy_inputs
+from sealring_model.stage.trees import leaves
 
 _MAX_WORDS: Final = 400
 """Characters of mlx-lm's words for a fault: it names every tensor that it misses."""
@@ -98,7 +100,7 @@ def measured(
 
 def held_by(stage: Stage) -> int:
     """Bytes of *stage*'s weights; an array that is used twice counts once."""
-    return sum(a.nbytes for a in {id(a): a for a in _leaves(stage.parameters())}.values())
+    return sum(a.nbytes for a in {id(a): a for _, a in leaves(stage.parameters())}.values())
 
 
 def outline_of(info: ModelInfo, model: nn.Module, first: int, last: int) -> Outline | None:
@@ -110,34 +112,6 @@ def outline_of(info: ModelInfo, model: nn.Module, first: int, last: int) -> Outl
     for cut in (first, last):
         outline.hop(cut)
     return outline
-
-
-@attrs.frozen
-class Structure:
-    """What a model allows: it cannot be cut before the layers *joined*, for a *reason*, and several
-    rows can be decoded together if it *batches*."""
-
-    joined: tuple[int, ...]
-    reason: str
-    batches: bool
-
-
-def structure_of(info: ModelInfo) -> Structure:
-    """The structure of *info*'s model. Reads no weights.
-
-    Raises `LoadError` if the model cannot be built.
-    """
-    model = build_model(info, placeholders)
-    batches = can_batch(model)
-    count = len(info.layers)
-    if count == 1:
-        return Structure((), "", batches)
-    try:
-        reasons = Outline.of(model).reasons
-    except LoadError as error:
-        return Structure(tuple(range(1, count)), str(error), batches)
-    joined = tuple(sorted(layer for layer in reasons if 0 < layer < count))
-    return Structure(joined, reasons[joined[0]] if joined else "", batches)
 
 
 def stage_of(model: nn.Module, outline: Outline | None, first: int, last: int) -> Stage:
@@ -152,7 +126,8 @@ same names."""
 
 
 def build_model(info: ModelInfo, fill: Fill) -> nn.Module:
-    """mlx-lm's model of *info*, with the weights that *fill* gives. Nothing is evaluated."""
+    """mlx-lm's model of *info*, with the weights that *fill* gives, and its adapter. Nothing is
+    evaluated."""
     loader = model_loader()
     real: list[Any] = []
 
@@ -185,6 +160,8 @@ def build_model(info: ModelInfo, fill: Fill) -> nn.Module:
             "needs is in the engine's log"
         ) from None
     model.__class__ = real[0]
+    if info.adapter is not None:
+        put_into(model, info.adapter)
     return model
 
 
@@ -235,10 +212,3 @@ def _can_be_traced(function: Callable[..., Any], given: Sequence[mx.array]) -> b
     except FORWARD_ERRORS:
         return False
     return True
-
-
-def _leaves(tree: Any) -> list[mx.array]:
-    if isinstance(tree, mx.array):
-        return [tree]
-    children = tree.values() if isinstance(tree, dict) else tree
-    return [leaf for child in children for leaf in _leaves(child)]

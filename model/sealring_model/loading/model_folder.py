@@ -1,13 +1,13 @@
 """Finds a model and describes it, without loading it.
 
-A model is a folder in Hugging Face layout, or the id of one on the hub, of which only the needed
-files are fetched. `describe` reads ``config.json`` and the headers of the weights and nothing else,
-so it takes milliseconds, and no MLX. `ModelInfo` has the bytes of every
-layer and of the ends (embedding, final norm, output head), and what a row costs in caches.
+A model is a folder in Hugging Face layout. `describe` reads ``config.json`` and the headers of the
+weights and nothing else, so it takes milliseconds, and no MLX. `ModelInfo` has the bytes of every
+layer and of the ends (embedding, final norm, output head).
 
 All ranks of a ring must have the same model digest: SHA-256 over the canonical config, the headers,
-and the manifest's hashes if there is a manifest (see `weights`). Without a manifest the digest pins
-names, dtypes and shapes but no weights, and `ModelInfo.notes` says so.
+and the manifest's hashes if there is a manifest (see `weights`). Without a manifest the digest
+covers names, dtypes and shapes but no weights, and `ModelInfo.notes` says so; the weights are then
+told apart by samples alone (see `pins`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from typing import Any, Final
 
 import attrs
 from sealring_protocol.codec.local_messages import EngineInfo
-from sealring_protocol.codec.messages import CacheCost
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.limits import MAX_LAYERS
 
 from sealring_model.engine.cgroups import memory_available
 from sealring_model.errors import LoadError
+from sealring_model.loading.adapter import WEIGHTS, Adapter, read_adapter
 from sealring_model.loading.formats import other_format
+from sealring_model.loading.hub_hashes import hub_hashes
 from sealring_model.loading.weights import (
     ENDS,
     FOREIGN,
@@ -82,10 +83,12 @@ _EMBEDDINGS: Final = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings"
 class ModelInfo:
     """What a model is, from its configuration and headers. Sizes are bytes.
 
-    *layers* has the size of each layer's weights; *ends* that of embedding, final norm and output
-    head. *cost* is what one row costs in the caches of all layers, by the configuration. *heads*
-    are the numbers of heads that tensor parallelism would divide: of attention, of keys and values,
-    of any other kind. *notes* are for the user.
+    *layers* has the size of each layer's weights on the disk; *ends* that of embedding, final norm
+    and output head. What they take in memory may be another (`structure`). *heads* are the numbers
+    of heads that tensor parallelism would divide: of attention, of keys and values, of any other
+    kind. *hub_hashes* are of the files of weights, by name (see `hub_hashes`); if the weights are
+    *trusted*, nothing is held to them. *notes* are for the user. The model is used with its
+    *adapter*, if it has one.
     """
 
     folder: Path
@@ -99,11 +102,13 @@ class ModelInfo:
     trimmable: bool
     ends: int
     layers: tuple[int, ...]
-    cost: CacheCost
     heads: tuple[int, ...]
     entries: dict[str, TensorEntry] = attrs.field(repr=False)
     manifest: dict[str, str] | None = attrs.field(repr=False)
+    hub_hashes: dict[str, str] = attrs.field(repr=False)
+    trusted: bool = False
     notes: tuple[str, ...] = ()
+    adapter: Adapter | None = None
 
     @property
     def size(self) -> int:
@@ -134,9 +139,9 @@ class ModelInfo:
 
 
 def find(model: str) -> Path:
-    """The folder of *model*: a local path, or a hub id whose needed files are fetched.
+    """The folder of *model*, a local path.
 
-    Raises `LoadError`, which says what to do, if there is no such model or no network.
+    Raises `LoadError`, which says what to do, if there is no such folder.
     """
     try:
         folder = Path(model).expanduser()
@@ -153,40 +158,12 @@ def find(model: str) -> Path:
             other_format(folder)
             or f"{model} is a file; a model is a folder with config.json and weights"
         )
-    if model.count("/") != 1 or model.startswith((".", "/", "~")):
-        raise LoadError(f"there is no folder {model}, and it is no hub id (owner/name)")
-    return _fetch(model)
+    raise LoadError(f"there is no folder {model}")
 
 
-def _fetch(model: str) -> Path:
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 - 0.2 s, only here
-    from huggingface_hub.errors import (  # noqa: PLC0415
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
-
-    try:
-        return Path(snapshot_download(model, allow_patterns=list(NEEDED_FILES)))
-    except GatedRepoError:
-        raise LoadError(f"{model} asks for consent on the hub first, and for HF_TOKEN") from None
-    except RepositoryNotFoundError:
-        raise LoadError(f"the hub has no model {model}, or it is private (HF_TOKEN?)") from None
-    except HFValidationError as error:
-        raise LoadError(f"{model} is neither a folder nor a hub id: {error}") from None
-    except LocalEntryNotFoundError:
-        raise LoadError(
-            f"{model} is not in the local cache and the hub cannot be reached; "
-            "fetch it while online, or give the path of a folder"
-        ) from None
-    except (HfHubHTTPError, OSError) as error:
-        raise LoadError(f"fetching {model} failed: {error}") from None
-
-
-def describe(folder: Path) -> ModelInfo:
-    """Describe the model in *folder* by its configuration, headers and manifest.
+def describe(folder: Path, adapter: Path | None = None, *, trusted: bool = False) -> ModelInfo:
+    """Describe the model in *folder* by its configuration, headers and manifest, to be used with
+    the *adapter* in another folder, if there is one; *trusted* is the user's word for the weights.
 
     Raises `LoadError` if a part is missing or does not fit.
     """
@@ -194,7 +171,9 @@ def describe(folder: Path) -> ModelInfo:
     if not any(folder.glob("model*.safetensors")) and (found := other_format(folder)):
         raise LoadError(found)
     try:
-        return _describe(folder, read_json(folder / "config.json"))
+        used = None if adapter is None else read_adapter(adapter)
+        info = _describe(folder, read_json(folder / "config.json"), used)
+        return attrs.evolve(info, trusted=trusted)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
         raise LoadError(
             f"{folder / 'config.json'} has values of another kind than a model's"
@@ -213,37 +192,46 @@ def _check_files(folder: Path) -> None:
             raise LoadError(f"{file} is no regular file")
 
 
-def _describe(folder: Path, config: dict[str, Any]) -> ModelInfo:
+def _describe(folder: Path, config: dict[str, Any], adapter: Adapter | None) -> ModelInfo:
     entries = read_entries(folder)
     manifest = read_manifest(folder)
     text = _text_config(config)
-    count = _positive(text, _LAYERS)
+    embedding = _embedding(entries)
+    count = _positive(text, _LAYERS, _last_layer(entries) + 1)
     if count > MAX_LAYERS:
         raise LoadError(f"the model has {count} layers; the limit is {MAX_LAYERS}")
     sizes = _sizes(entries, count)
-    notes: tuple[str, ...] = ()
-    if manifest is None:
-        notes = ("no sealring.json: the weights are not pinned",)
-    elif unknown := sorted(manifest.keys() - entries.keys()):
+    notes: list[str] = []
+    known = hub_hashes({entry.file for entry in entries.values()})
+    if manifest is None and not all(known.values()):
+        notes.append(
+            "no sealring.json: of the weights a sample is compared (see: sealring digest --help)"
+        )
+    elif unknown := sorted((manifest or {}).keys() - entries.keys()):
         raise LoadError(f"the manifest names tensor {unknown[0]}, which the weights lack")
+    if adapter is None and (folder / WEIGHTS).exists():
+        notes.append(
+            f"{WEIGHTS} beside the model is ignored; adapter = '{folder}' in the config uses it"
+        )
     dtype = _hidden_dtype(config, text, entries)
     return ModelInfo(
         folder=folder,
-        digest=_digest(config, entries, manifest),
-        unpinned=b"" if manifest is None else _digest(config, entries, None),
+        digest=_digest(config, entries, manifest, adapter),
+        unpinned=b"" if manifest is None else _digest(config, entries, None, adapter),
         kind=str(config.get("model_type", "")),
         dtype=dtype,
-        hidden=_positive(text, _WIDTH),
-        vocabulary=_positive(text, ("vocab_size", "num_vocab")),
+        hidden=_positive(text, _WIDTH, embedding[1]),
+        vocabulary=_positive(text, ("vocab_size", "num_vocab"), embedding[0]),
         context=_context(text),
         trimmable=_trimmable(text),
         ends=sizes.pop(ENDS),
         layers=tuple(sizes[layer] for layer in range(count)),
-        cost=_cost(text, count, dtype),
         heads=_heads(text),
         entries=entries,
         manifest=manifest,
-        notes=notes,
+        hub_hashes=known,
+        notes=tuple(notes),
+        adapter=adapter,
     )
 
 
@@ -253,12 +241,32 @@ def _text_config(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, **text} if isinstance(text, dict) else config
 
 
-def _positive(config: dict[str, Any], names: tuple[str, ...]) -> int:
-    for name in names:
-        value = config.get(name)
+def _positive(config: dict[str, Any], names: tuple[str, ...], found: int) -> int:
+    """The number under one of *names*. A configuration may leave out what is its class's default
+    (Gemma 3's does); then it is what was *found* in the weights, unless that is 0."""
+    given = [config[name] for name in names if name in config]
+    for value in given:
         if isinstance(value, int) and value > 0:
             return value
+    if found and not any(given):
+        return found
     raise LoadError(f"config.json has no {names[0]}")
+
+
+def _embedding(entries: dict[str, TensorEntry]) -> tuple[int, int]:
+    """The shape of the embedding: tokens, and elements if it is not quantized; 0 for what is not
+    known."""
+    for name, entry in entries.items():
+        *_, module, kind = ("", *name.split("."))
+        if module in _EMBEDDINGS and kind == "weight" and len(entry.shape) == 2:
+            rows, width = entry.shape
+            return rows, 0 if entry.dtype == "U32" else width
+    return 0, 0
+
+
+def _last_layer(entries: dict[str, TensorEntry]) -> int:
+    """The highest number of a layer in the names of *entries*; -1 if there is none."""
+    return max((owner(name, MAX_LAYERS) for name in entries), default=-1)
 
 
 def _context(text: dict[str, Any]) -> int:
@@ -299,39 +307,20 @@ def _trimmable(text: dict[str, Any]) -> bool:
     return text.get("model_type") in _FULL_ATTENTION and plain
 
 
-def _cost(text: dict[str, Any], count: int, dtype: DType) -> CacheCost:
-    heads = text.get("num_attention_heads") or 1
-    width = text.get("head_dim") or text.get("hidden_size", 0) // heads
-    pair = 2 * (text.get("num_key_value_heads") or heads) * width * dtype.width
-    window = text.get("sliding_window")
-    sliding = _sliding_layers(text, count) if isinstance(window, int) else 0
-    windows = ((window, sliding * pair),) if isinstance(window, int) and sliding else ()
-    # Hybrids keep keys and values only in every n-th layer; the state of the others does not grow.
-    growing = (count - sliding) // (text.get("full_attention_interval") or 1)
-    return CacheCost(0, growing * pair, windows)
-
-
 def _heads(text: dict[str, Any]) -> tuple[int, ...]:
     found = (text.get(name) for name in _HEADS)
     return tuple(number for number in found if isinstance(number, int) and number > 0) or (1,)
 
 
-def _sliding_layers(text: dict[str, Any], count: int) -> int:
-    kinds = text.get("layer_types")
-    pattern = text.get("sliding_window_pattern")
-    if isinstance(kinds, list):
-        return sum(kind == "sliding_attention" for kind in kinds[:count])
-    if text.get("model_type") == "gpt_oss":
-        return (count + 1) // 2
-    if isinstance(pattern, int) and pattern > 0:
-        return count - count // pattern
-    return 0
-
-
 def _digest(
-    config: dict[str, Any], entries: dict[str, TensorEntry], manifest: dict[str, str] | None
+    config: dict[str, Any],
+    entries: dict[str, TensorEntry],
+    manifest: dict[str, str] | None,
+    adapter: Adapter | None,
 ) -> bytes:
     value = {"config": config, "headers": header_lines(entries.values()), "manifest": manifest}
+    if adapter is not None:
+        value["adapter"] = {"config": adapter.config, "weights": adapter.sha256}
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(b"sealring model 1\n" + canonical.encode()).digest()
 

@@ -106,7 +106,9 @@ class ShardedHead(nn.Module):
 
 def splits_of(info: ModelInfo) -> int:
     """A number whose divisors are the sizes that a collective may have; 0 if the model cannot be
-    sharded."""
+    sharded: its class cannot, or it has an adapter."""
+    if info.adapter is not None:
+        return 0
     try:
         model_class, _ = model_loader()._get_classes(read_json(info.folder / "config.json"))
     except (AttributeError, LookupError, TypeError, ValueError):
@@ -137,6 +139,11 @@ def load_shard(info: ModelInfo, first: int, last: int, rank: int, size: int) -> 
 
 
 def _check(info: ModelInfo, size: int) -> None:
+    if info.adapter is not None:
+        raise LoadError(
+            "mlx-lm cannot share out a model with an adapter; fuse the two with mlx_lm.fuse, or "
+            "use a pipeline"
+        )
     if not splits_of(info):
         raise LoadError(
             f"mlx-lm has no sharding for {info.kind} models; they cannot be shared by several "

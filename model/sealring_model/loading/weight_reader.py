@@ -5,8 +5,15 @@ keeps those of this rank. Every other tensor becomes a placeholder that costs no
 layer of this rank may depend on: its value is not a number, which the first run would show.
 
 `WeightReader.read` then goes through the layers. It reads a layer's tensors, verifies them (it
-hashes the memory that the weights are made from), evaluates what the model makes of them, and lets
-the rest go. So a load never holds more than the rank's weights and one layer.
+hashes the memory that the weights are made from), evaluates what the model makes of them, one
+parameter at a time, and lets the rest go. So a load never holds more than the rank's weights, the
+tensors of one layer, and what comes between for one parameter.
+
+Files that the hub tells a hash of are held to it meanwhile (`hub_hashes`).
+
+Of a model that is being fetched (`partial_model`), nothing is read until all tensors of this rank
+are here. What is read is then verified against the hashes of what came. A tensor that has changed
+on the disk since is given up, and fetched again.
 """
 
 from __future__ import annotations
@@ -14,28 +21,34 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import mlx.core as mx
 from mlx import nn
 
-from sealring_model.errors import LoadError, ReadError
+from sealring_model.errors import LoadError, NotHereError, ReadError
+from sealring_model.loading.hub_hashes import FileCheck
 from sealring_model.loading.model_folder import ModelInfo
-from sealring_model.loading.weights import ENDS, owner
+from sealring_model.loading.partial_model import PartialModel, told_here
+from sealring_model.loading.weights import owner, tensors_of
 from sealring_model.stage.tensors import memory_of
 
 
 class WeightReader:
     """Reads the tensors of layers *first* to *last* (excluded), and of the ends if *first* is 0.
-    *bytes_read* is how much that was."""
+    *bytes_read* is how much that was.
+
+    Raises `NotHereError` if some of them have not been fetched yet, and `LoadError` if they cannot
+    be.
+    """
 
     def __init__(self, info: ModelInfo, first: int, last: int) -> None:
         self._info: Final = info
-        self._owned: Final[dict[int, list[str]]] = {layer: [] for layer in range(first, last)}
-        if first == 0:
-            self._owned[ENDS] = []
-        for name in info.entries:
-            self._owned.get(owner(name, len(info.layers)), []).append(name)
+        self._owned: Final = tensors_of(info.entries, len(info.layers), first, last)
+        self._partial: Final = PartialModel.open(info.folder)
+        if self._partial is not None:
+            check_here(self._partial, [name for names in self._owned.values() for name in names])
         self._unread: dict[str, mx.array] = {}
         self.bytes_read = 0
 
@@ -48,15 +61,31 @@ class WeightReader:
     def read(self, model: nn.Module) -> None:
         """Read the weights of *model*, which was built from `placeholders`.
 
-        Raises `LoadError` if a tensor does not match the manifest, and `ReadError` if a file ends
-        too early.
+        Raises `LoadError` if a tensor does not match the manifest, or a file is not the hub's, and
+        `ReadError` if a file ends too early.
         """
+        with FileCheck(self._expected()) as check:
+            self._read_all(model)
+            check.finish()
+
+    def _expected(self) -> dict[Path, str]:
+        """The hub's hash of each file of which something is read, where it is known. A manifest,
+        and what was fetched, have a hash of each tensor instead."""
+        info = self._info
+        if info.trusted or info.manifest is not None or self._partial is not None:
+            return {}
+        files = {info.entries[name].file for names in self._owned.values() for name in names}
+        return {file: info.hub_hashes[file.name] for file in files if info.hub_hashes[file.name]}
+
+    def _read_all(self, model: nn.Module) -> None:
         modules: dict[int, list[nn.Module]] = {}
         for path, module in model.named_modules():
             modules.setdefault(owner(f"{path}.", len(self._info.layers)), []).append(module)
         for layer, names in self._owned.items():
             self._read(names)
-            mx.eval([kept for module in modules.get(layer, ()) for kept in _own_copies(module)])
+            for module in modules.get(layer, ()):
+                for kept in _own_copies(module):
+                    mx.eval(kept)
             for name in names:
                 del self._unread[name]
             mx.clear_cache()
@@ -68,13 +97,38 @@ class WeightReader:
             raise ReadError(f"reading the weights failed: {error}") from None
         for name in names:
             self.bytes_read += self._info.entries[name].size
-            if self._info.manifest is not None:
-                self._verify(name, self._unread[name], self._info.manifest.get(name, ""))
+            if self._info.manifest is not None or self._partial is not None:
+                self._verify(name, self._unread[name])
 
-    def _verify(self, name: str, tensor: mx.array, expected: str) -> None:
+    def _verify(self, name: str, tensor: mx.array) -> None:
         content = memory_of(tensor).cast("B") if tensor.nbytes else b""
-        if not hmac.compare_digest(expected, hashlib.sha256(content).hexdigest()):
+        found = hashlib.sha256(content).hexdigest()
+        manifest, partial = self._info.manifest, self._partial
+        if partial is not None and not hmac.compare_digest(partial.hashes[name], found):
+            partial.drop([name])
+            raise NotHereError(
+                f"tensor {name} on the disk is not what was fetched; it is fetched again"
+            )
+        if manifest is not None and not hmac.compare_digest(manifest.get(name, ""), found):
             raise LoadError(f"tensor {name} does not match the manifest")
+
+
+def check_here(partial: PartialModel, names: Sequence[str]) -> None:
+    """Raise `NotHereError` unless the tensors *names* of *partial* are all here, or `LoadError` if
+    they cannot be fetched."""
+    if not partial.missing(names):
+        return
+    size = sum(partial.entries[name].size for name in names)
+    # What changes from try to try stands after the ";": the rest is logged once.
+    here = f"{told_here(partial.bytes_here(names), size)} are here"
+    fault = partial.fault
+    if fault is not None and fault.permanent:
+        raise LoadError(
+            f"its layers cannot be fetched: {fault.text}. Start this node again once that is "
+            f"mended; {here}"
+        )
+    waits = "" if fault is None else f", and the rest waits: {fault.text}"
+    raise NotHereError(f"its layers are still being fetched; {here}{waits}")
 
 
 def placeholders(weights: dict[str, mx.array]) -> dict[str, mx.array]:

@@ -21,8 +21,10 @@ import stat
 import struct
 import tempfile
 from collections.abc import Iterable, Mapping
+from io import BufferedReader
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import attrs
 
@@ -37,6 +39,9 @@ MAX_JSON: Final = 100 * 1024 * 1024
 
 _MAX_DIMENSION: Final = 2**31 - 1
 """The largest that MLX supports."""
+
+_MAX_DIMENSIONS: Final = 64
+"""Dimensions of a tensor. To multiply millions of them takes hours."""
 
 WIDTHS: Final = {
     "F64": 8,
@@ -89,6 +94,17 @@ def owner(name: str, layers: int) -> int:
     return int(digits) if known else FOREIGN
 
 
+def tensors_of(names: Iterable[str], layers: int, first: int, last: int) -> dict[int, list[str]]:
+    """Of the tensors *names* of a model of *layers* layers, those that the rank with the layers
+    *first* to *last* (excluded) reads: by layer, and those of `ENDS` if *first* is 0."""
+    found: dict[int, list[str]] = {layer: [] for layer in range(first, last)}
+    if first == 0:
+        found[ENDS] = []
+    for name in names:
+        found.get(owner(name, layers), []).append(name)
+    return found
+
+
 def read_entries(folder: Path) -> dict[str, TensorEntry]:
     """Every tensor of the checkpoint in *folder*, by name, from the headers alone.
 
@@ -137,7 +153,7 @@ def read_json(file: Path) -> dict[str, Any]:
     return value
 
 
-def open_file(file: Path) -> BinaryIO:
+def open_file(file: Path) -> BufferedReader:
     """*file*, open for reading. Raises `LoadError` if it cannot be read or is no regular file: a
     device has no end, and a pipe may never begin."""
     try:
@@ -161,9 +177,15 @@ def _read_header(file: Path) -> list[TensorEntry]:
     try:
         header = json.loads(text)
         header.pop("__metadata__", None)
-        return [_entry(file, name, fields, 8 + length, size) for name, fields in header.items()]
+        found = [_entry(file, name, fields, 8 + length, size) for name, fields in header.items()]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise LoadError(f"the header of {file} is malformed") from None
+    # Many large tensors in one place would be hashed one by one, and fetched for each other.
+    found.sort(key=lambda entry: (entry.offset, entry.size))
+    for one, other in pairwise(found):
+        if one.offset + one.size > other.offset:
+            raise LoadError(f"tensors {one.name} and {other.name} of {file} overlap")
+    return found
 
 
 def _entry(
@@ -173,7 +195,11 @@ def _entry(
     shape = tuple(fields["shape"])
     dtype = fields["dtype"]
     places = type(begin) is int and type(end) is int
-    if not places or not all(type(n) is int and 0 <= n <= _MAX_DIMENSION for n in shape):
+    if (
+        len(shape) > _MAX_DIMENSIONS
+        or not places
+        or not all(type(n) is int and 0 <= n <= _MAX_DIMENSION for n in shape)
+    ):
         raise LoadError(f"tensor {name} of {file} has a shape or a place that cannot be")
     if dtype not in WIDTHS:
         raise LoadError(f"tensor {name} has dtype {dtype}, which MLX does not read")
@@ -206,7 +232,7 @@ def write_manifest(folder: Path) -> Path:
     """Hash every tensor of the checkpoint in *folder*, and write its manifest. The manifest's
     path."""
     buffer = memoryview(bytearray(_PIECE))
-    tensors = {name: _hash(entry, buffer) for name, entry in read_entries(folder).items()}
+    tensors = {name: hash_tensor(entry, buffer) for name, entry in read_entries(folder).items()}
     file = folder / MANIFEST
     # A new file of a random name: a link of a known name might lead out of the folder.
     handle, partial = tempfile.mkstemp(prefix=f".{MANIFEST}.", dir=folder)
@@ -221,7 +247,15 @@ def write_manifest(folder: Path) -> Path:
     return file
 
 
-def _hash(entry: TensorEntry, buffer: memoryview) -> str:
+def check_manifest(entries: Mapping[str, TensorEntry], manifest: Mapping[str, str]) -> None:
+    """Raise `LoadError` if one of *entries* is not what the *manifest* says. Reads all of them."""
+    buffer = memoryview(bytearray(_PIECE))
+    for name, entry in entries.items():
+        if hash_tensor(entry, buffer) != manifest.get(name):
+            raise LoadError(f"tensor {name} does not match the manifest ({MANIFEST})")
+
+
+def hash_tensor(entry: TensorEntry, buffer: memoryview) -> str:
     """The SHA-256 of *entry*'s data, in hexadecimal. Raises `LoadError` if the file ends too
     early."""
     content, remaining = hashlib.sha256(), entry.size

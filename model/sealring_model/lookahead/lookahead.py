@@ -152,7 +152,9 @@ class Lookahead:
         Call it before the caches change."""
         touched = {save.group for save in change.saved if save.group is not None}
         touched.update(change.regroup)
-        plain = decodes is not None and change == Change()
+        plain = decodes is not None and change == Change(change.taken_back)
+        for back in change.taken_back:
+            self.drop_decode(back.group)
         if not plain:
             self._skip = max(self._skip, _SKIP_AFTER_CHANGE)
         expected = None if decodes is None else self._decodes.get(decodes)
@@ -162,6 +164,13 @@ class Lookahead:
             self._drop_decode(batch)
             self._to_build.pop(batch, None)
             self._recent.pop(batch, None)
+
+    def drop_decode(self, batch: int) -> None:
+        """Drop what was built or launched of the next decode of *batch*: it reads another token."""
+        if isinstance(self.held, BuiltDecode) and self.held.batch == batch:
+            self._drop_held(0)
+        self._drop_decode(batch)
+        self._to_build.pop(batch, None)
 
     def decode_issued(self, batch: int, n: int) -> None:
         """Step *n* decodes *batch*; the next decode is likely to have the same rows."""
@@ -211,8 +220,8 @@ class Lookahead:
         if isinstance(message, StepDone):
             return held if isinstance(held, BuiltClosing) and held.n == message.n else None
         plain = message.n == next_step and not message.changes
-        expected = plain and message.work == Decode(held.batch)
-        return held if expected and isinstance(held, BuiltDecode) else None
+        decodes = isinstance(message.work, Decode) and message.work.group == held.batch
+        return held if plain and decodes and isinstance(held, BuiltDecode) else None
 
     def end(self) -> None:
         """Release the device and wait for what was launched: nothing of it will be asked for."""
@@ -235,7 +244,9 @@ class Lookahead:
         the next decode of a batch, which may follow such a closing pass. Raises what they raise,
         and then nothing has changed.
         """
-        n = next((n for n in awaiting_logits if n not in self._closings), None)
+        # Not yet of a decode on a guess: it may be wrong.
+        sure = (n for n, state in awaiting_logits.items() if not state.on_guess)
+        n = next((n for n in sure if n not in self._closings), None)
         if n is not None:
             state = awaiting_logits[n]
             self._closings[n] = BuiltClosing(n, state.batch, *build_closing(state))

@@ -23,16 +23,23 @@ from sealring_model.sampling.rows import LastTokens, RowParams
 from sealring_model.sampling.sampler import sample
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class SamplerState:
     """What sampling needs for one decode of *batch*: its rows in order, the positions of their new
-    tokens, and the processor of their logits."""
+    tokens, and the processor of their logits.
+
+    A decode on a guess begins before the token that it reads is drawn, by the decode *before*. Its
+    processor is the one *after* that.
+    """
 
     batch: int
     uids: tuple[int, ...]
     rows: tuple[Row, ...]
     positions: tuple[int, ...]
     processor: LogitProcessor | None
+    before: SamplerState | None = None
+    after: LogitProcessor | None = None
+    on_guess: bool = False
 
 
 @attrs.frozen(eq=False)
@@ -69,6 +76,7 @@ class Sampler:
         self._params: Final = params
         self._last: Final = LastTokens()
         self._processors: Final = LogitProcessors(vocabulary)
+        self._begun: Final[dict[int, SamplerState]] = {}  # by batch, the last
 
     def give(self, uid: int, token: int) -> None:
         """Row *uid* joins with *token* as its last."""
@@ -83,20 +91,33 @@ class Sampler:
         """*batch* is empty."""
         self._last.forget_batch(batch)
         self._processors.forget_batch(batch)
+        self._begun.pop(batch, None)
 
     def inputs(self, batch: int, uids: tuple[int, ...]) -> mx.array:
         """What a decode of *batch* reads: the last tokens of *uids*, uint32 ``(rows,)``."""
         return self._last.take(batch, uids)
 
-    def begin(self, batch: int, uids: tuple[int, ...], positions: tuple[int, ...]) -> SamplerState:
+    def begin(
+        self,
+        batch: int,
+        uids: tuple[int, ...],
+        positions: tuple[int, ...],
+        *,
+        on_guess: bool = False,
+    ) -> SamplerState:
         """The state that the decode of *batch* is sampled with; *positions* are those of the new
         tokens."""
         rows = self._params.get(uids)
-        return SamplerState(batch, uids, rows, positions, self._processors.take(batch, rows))
+        processor = None if on_guess else self._processors.take(batch, rows)
+        before = self._begun.get(batch) if on_guess else None
+        state = SamplerState(batch, uids, rows, positions, processor, before, on_guess=on_guess)
+        self._begun[batch] = state
+        return state
 
     def end(self, state: SamplerState, logits: mx.array) -> Sampled:
         """Sample from *logits* ``(rows, vocabulary)``; builds a graph and launches nothing."""
-        processor = state.processor
+        before, state.before = state.before, None
+        processor = before.after if before is not None else state.processor
         adjusted = logits if processor is None else processor.apply(logits)
         tokens = sample(adjusted, state.rows, state.positions)
         after = None if processor is None else processor.after(tokens)
@@ -106,6 +127,7 @@ class Sampler:
         )
         # Last, when nothing can fail any more: from now on the next sampling follows this one.
         self._last.sampled(state.batch, state.uids, tokens)
+        state.after = after
         if after is not None:
             self._processors.put(state.batch, after)
         return sampled

@@ -25,20 +25,18 @@ spreads them over the model's layers.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 import mlx.core as mx
 from sealring_protocol.codec.messages import CacheCost, Open, Prefill, Step
 from sealring_protocol.control.epoch.ledger import Change, Ledger, Regroup, Saved
 
 from sealring_model.errors import LedgerError
+from sealring_model.stage.forks import forks
 from sealring_model.stage.stage import Stage
 from sealring_model.stage.tensors import start
-
-_PLAIN: Final = frozenset({int, float, bool, str, type(None)})
-"""Types of immutable values."""
+from sealring_model.stage.undo import Undo
 
 
 class CacheStore:
@@ -52,6 +50,7 @@ class CacheStore:
         self._snaps: dict[int, list[Any]] = {}
         self._batched: dict[int, list[Any]] = {}  # by batch
         self._single: dict[int, list[Any]] = {}  # by batch, of those with one row
+        self._undo = Undo()
 
     def row(self, uid: int) -> list[Any]:
         """The private caches of row *uid*."""
@@ -64,7 +63,7 @@ class CacheStore:
     def fork(self, batch: int) -> list[Any]:
         """Copies of the caches of *batch* that share its arrays, to build a graph on that may be
         dropped."""
-        return _forks(self.batch(batch))
+        return forks(self.batch(batch))
 
     def replace(self, batch: int, slots: list[Any]) -> None:
         """Make *slots*, a fork, the caches of *batch*. The former ones are let go, so that MLX
@@ -115,8 +114,17 @@ class CacheStore:
             needed += cost.of(step.work.position + step.work.count) - cost.of(step.work.position)
         return needed
 
+    def reads(self, batch: int, guessed: int) -> None:
+        """The next token of *batch* is written; the last *guessed* ones may be taken back."""
+        if guessed:
+            self._undo.keep(batch, self.batch(batch), guessed)
+        else:
+            self._undo.forget(batch)
+
     def apply(self, change: Change) -> None:
-        """Carry out *change*: save, drop, open and regroup, in that order."""
+        """Carry out *change*: take back, save, drop, open and regroup, in that order."""
+        for back in change.taken_back:
+            self._undo.take_back(back.group, self.batch(back.group), back.count)
         for save in change.saved:
             self._snaps[save.handle] = self._snapshot_of(save)
         for uid in change.dropped_rows:
@@ -137,9 +145,9 @@ class CacheStore:
 
     def _snapshot_of(self, save: Saved) -> list[Any]:
         if save.group is None:
-            return _forks(self.row(save.uid))
+            return forks(self.row(save.uid))
         if save.group in self._single:
-            return _forks(self._single[save.group])
+            return forks(self._single[save.group])
         return self._extract(self.batch(save.group), save.index)
 
     def _extract(self, batched: list[Any], at: int) -> list[Any]:
@@ -154,7 +162,7 @@ class CacheStore:
     def _caches_for(self, row: Open) -> list[Any]:
         if not row.handle:
             return self._stage.new_caches()
-        slots = _forks(_get(self._snaps, row.handle, "snapshot"))
+        slots = forks(_get(self._snaps, row.handle, "snapshot"))
         excess = self._ledger.snaps[row.handle] - row.keep
         if excess:
             read = [cache for cache in slots if not cache.empty()]
@@ -165,6 +173,7 @@ class CacheStore:
         return slots
 
     def _regroup(self, batch: int, regroup: Regroup) -> None:
+        self._undo.forget(batch)
         rows = [self._private.pop(uid) for uid in regroup.joined]
         batched, single = self._batched.pop(batch, []), self._single.pop(batch, [])
         if not regroup.kept:
@@ -186,24 +195,6 @@ class CacheStore:
             # Now, so that the private caches are freed, and no graph grows from change to change.
             start(*arrays(batched))
             self._batched[batch] = batched
-
-
-def _forks(slots: Iterable[Any]) -> list[Any]:
-    """Deep copies that share the arrays, in a fraction of `copy.deepcopy`'s time."""
-    return [_fork(cache) for cache in slots]
-
-
-def _fork(cache: Any) -> Any:
-    twin = object.__new__(type(cache))
-    state = twin.__dict__
-    state.update(cache.__dict__)
-    for name, value in state.items():
-        kind = type(value)
-        if kind is mx.array:
-            state[name] = copy.copy(value)  # += changes an array in place, also for others
-        elif kind not in _PLAIN:
-            state[name] = copy.deepcopy(value)
-    return twin
 
 
 def _extended(slots: list[Any], merged: list[Any]) -> list[Any]:

@@ -258,7 +258,7 @@ class PartStage(Stage):
             rows, tokens = ids.shape
         with self._values.holding(rows, tokens, received) as sent:
             self._model(ids, cache=self.layout.spread(slots))
-            outputs = tuple(_joined(tensor, sent) for tensor in self.hop_out)
+            outputs = tuple(joined(tensor, sent) for tensor in self.hop_out)
         self.layout.advance(slots, rows, tokens, self.filler)
         return outputs
 
@@ -295,7 +295,7 @@ def _parted(tensors: Sequence[HopTensor], arrays: Sequence[mx.array]) -> dict[Ca
     return parts
 
 
-def _joined(tensor: HopTensor, sent: Mapping[Carried, mx.array]) -> mx.array:
+def joined(tensor: HopTensor, sent: Mapping[Carried, mx.array]) -> mx.array:
     """*tensor*, made of what is *sent*."""
     if len(tensor.parts) == 1:
         return sent[tensor.parts[0]]
@@ -313,8 +313,13 @@ def _sizes(tensors: Sequence[HopTensor], arrays: Sequence[mx.array]) -> tuple[in
 
 
 def _last_token(tensor: HopTensor, array: mx.array) -> mx.array:
+    return some_tokens(tensor, array, slice(-1, None))
+
+
+def some_tokens(tensor: HopTensor, array: mx.array, tokens: slice) -> mx.array:
+    """Those *tokens* of *array*, which is *tensor*."""
     dims = tensor.spec.dims
     if Axis.TOKENS not in dims:
         return array
     axis = dims.index(Axis.TOKENS)
-    return array[(*(slice(None) for _ in range(axis)), slice(-1, None))]
+    return array[(*(slice(None) for _ in range(axis)), tokens)]

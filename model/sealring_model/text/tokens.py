@@ -175,6 +175,10 @@ class Tokenizer:
         """The text of *ids*."""
         return str(self._inner.decode(list(ids)))
 
+    def ids(self) -> dict[str, int]:
+        """The id of each token, by what the vocabulary has for its text."""
+        return {str(text): int(number) for text, number in self._inner.get_vocab().items()}
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes that *token* adds to an answer; maybe a part of a character."""
         stream = self._inner.detokenizer
@@ -267,6 +271,18 @@ def check_tokenizer(folder: Path) -> None:
         )
     if not any(any(folder.glob(name)) for name in _TOKENIZERS):
         raise LoadError(f"{folder} has no tokenizer.json, and no tokenizer of another kind")
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Whether the model in *folder* says how a conversation is written down. Reads no tokenizer.
+
+    Raises `LoadError` if a file cannot be read.
+    """
+    if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
+        return True
+    file = folder / "tokenizer_config.json"
+    told = read_json(file) if file.exists() else {}
+    return bool(told.get("chat_template") or told.get("chat_template_type"))
 
 
 def _own_code(folder: Path) -> str:

@@ -34,6 +34,9 @@ class MessageCode(enum.IntEnum):
     PREPARED = 0x0F
     READY = 0x10
     CANNOT_SERVE = 0x11
+    GET = 0x12
+    PIECE = 0x13
+    CHECKED = 0x14
     ENGINE_INFO = 0x81
     HOP_KEY = 0x82
     LOADED = 0x84

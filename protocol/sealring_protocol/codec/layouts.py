@@ -40,16 +40,17 @@ FIELDS: Final[Mapping[str, str]] = {
     "seal_us u64, rows u64, memory u64, cache u64, starved_us u64",
     "ACCEPT": "code u8, transcript bytes 32, serial u64, roster u32",
     "CLOSE": "code u8, why u16, reason u16",
-    "HELLO": "code u8, model bytes 32, layers u16, dtype u8, hidden u32, room u64",
+    "HELLO": "code u8, model bytes 32, layers u16, dtype u8, hidden u32, room u64, pins u16",
     "PREPARED": "code u8, instance u64, counter u64, port u16",
     "READY": "code u8, instance u64, counter u64, first u16, last u16, trimmable bool, room u64, "
     "fixed u64, per_token u64, sum_us u32, token_us u32, windows u16",
     "READY.windows": "tokens u32, bytes u64",
     "BOOTSTRAP": "code u8, instance u64, counter u64, backend u8, rank u16, inner_seal bool, "
-    "trusted bool, deadline_ms u32, model bytes 32, bounds u16, hosts u16",
-    "STEP": "code u8, instance u64, counter u64, n u64, digest bytes 16, save u16, evict u16, "
-    "drop u16, open u16, join u16, work u8, target u64, position u32, count u32, spent u8, "
-    "ids u32, tensors u8, failed bool",
+    "trusted bool, checked bool, deadline_ms u32, model bytes 32, bounds u16, hosts u16",
+    "STEP": "code u8, instance u64, counter u64, n u64, digest bytes 16, back u16, save u16, "
+    "evict u16, drop u16, open u16, join u16, work u8, target u64, position u32, count u32, "
+    "spent u8, ids u32, tensors u8, failed bool",
+    "STEP.back": "uid u64, count u8",
     "STEP.save": "uid u64, handle u64",
     "STEP.open": "uid u64, handle u64, keep u32",
     "STEP.join": "uid u64, group u16",
@@ -58,6 +59,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "STEP_DONE": "code u8, instance u64, counter u64, n u64, spent u8, ids u32, tensors u8, "
     "failed bool",
     "CANNOT_SERVE": "code u8, instance u64, counter u64, n u64, kind u8, reason u16",
+    "CHECKED": "code u8, instance u64, counter u64, n u64, closing bool, tensors u8",
     "TUNNEL": "code u8, instance u64, counter u64, stream u8, event u8",
     "ROW": "code u8, uid u64, seed u64, choice u16, temperature f64, top_p f64, top_k u32, "
     "min_p f64, repetition f64, presence f64, frequency f64, logprobs u8, bias u16, "
@@ -65,9 +67,11 @@ FIELDS: Final[Mapping[str, str]] = {
     "ROW.bias": "token u32, value f64",
     "WAITING": "code u8, reasons u8",
     "WAITING.reasons": "hindrance u8, rank u16",
+    "GET": "code u8, offset u64, length u32, name u16",
+    "PIECE": "code u8, size u64, data u32, reason u16",
     "ENGINE_INFO": "code u8, model bytes 32, dtype u8, hidden u32, vocabulary u32, context u32, "
-    "trimmable bool, batches bool, splits u16, backends u8, room u64, ends u64, layers u16, "
-    "joined u16, reason u16",
+    "trimmable bool, batches bool, splits u16, backends u8, room u64, ends u64, head u32, "
+    "layers u16, joined u16, pins u16, reason u16",
     "HOP_KEY": "code u8, outgoing bool, suite u8, cluster bytes 32, secret bytes 32",
     "LOADED": "code u8, read u64, held u64, load_us u64",
     "LOGPROBS": "code u8, n u64, uid u64, chosen f64, alternatives u8",
@@ -108,6 +112,7 @@ READY: Final = layout("READY")
 WINDOW: Final = layout("READY.windows")
 BOOTSTRAP: Final = layout("BOOTSTRAP")
 STEP: Final = layout("STEP")
+BACK: Final = layout("STEP.back")
 SAVE: Final = layout("STEP.save")
 OPEN: Final = layout("STEP.open")
 JOIN: Final = layout("STEP.join")
@@ -115,11 +120,14 @@ SPENT: Final = layout("STEP.spent")
 FAILURE: Final = layout("STEP.failed")
 DONE: Final = layout("STEP_DONE")
 CANNOT: Final = layout("CANNOT_SERVE", but=1)
+CHECKED: Final = layout("CHECKED")
 TUNNEL: Final = layout("TUNNEL")
 ROW: Final = layout("ROW")
 BIAS: Final = layout("ROW.bias")
 WAITING: Final = layout("WAITING")
 REASON: Final = layout("WAITING.reasons")
+GET: Final = layout("GET")
+PIECE: Final = layout("PIECE")
 
 INFO: Final = layout("ENGINE_INFO")
 HOP: Final = layout("HOP_KEY")

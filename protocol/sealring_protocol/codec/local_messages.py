@@ -11,6 +11,7 @@ from sealring_protocol.codec.messages import (
     Backend,
     Bootstrap,
     CannotServe,
+    Checked,
     Ping,
     Pong,
     Ready,
@@ -26,11 +27,13 @@ from sealring_protocol.limits import MAX_LOGPROBS
 class EngineInfo:
     """What an engine reports of its model before it loads anything. Sizes are bytes.
 
-    *ends* is the size of embedding, final norm and output head, which rank 0 holds. *context* is
+    *ends* is the size of embedding, final norm and output head, which rank 0 holds; *head* is what
+    a token reads of them, in thousandths of what it reads of a layer on average. *context* is
     the longest row in tokens. *room* is memory for weights and caches. Tensor parallelism works
     with any number of ranks that divides *splits* (0: none), over the back ends whose bit (``1 <<
     Backend``) is in *backends*. A pipeline cannot be cut before the layers *joined*, in rising
-    order, for *reason*. Unless it *batches*, each row is decoded alone.
+    order, for *reason*. Unless it *batches*, each row is decoded alone. *pins* are those of
+    `Hello`.
     """
 
     CODE: ClassVar = MessageCode.ENGINE_INFO
@@ -48,6 +51,12 @@ class EngineInfo:
     joined: tuple[int, ...] = ()
     reason: str = ""
     batches: bool = True
+    pins: tuple[int, ...] = ()
+    head: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        known = len(self.pins) in (0, len(self.layers) + 2)
+        rule(known, "a pin of the files, the ends and each layer")
 
 
 @attrs.frozen
@@ -128,4 +137,6 @@ class Grouped:
 
 
 EngineMessage = EngineInfo | HopKey | Row | Loaded | Logprobs | Group | Grouped
-LocalMessage = Ping | Pong | Ready | Bootstrap | Step | StepDone | CannotServe | EngineMessage
+LocalMessage = (
+    Ping | Pong | Ready | Bootstrap | Step | StepDone | CannotServe | Checked | EngineMessage
+)

@@ -23,15 +23,16 @@ def decode_info(reader: Reader) -> EngineInfo:
     """Read ENGINE_INFO."""
     fields = reader.unpack(INFO)
     _, model, dtype, hidden, vocabulary, context, trim, batches, *rest = fields
-    splits, backends, room, ends, count, joined_count, size = rest
-    if max(count, joined_count) > MAX_LAYERS:
-        raise LimitExceeded(f"ENGINE_INFO declares {max(count, joined_count)} layers")
+    splits, backends, room, ends, head, count, joined_count, pinned, size = rest
+    if (most := max(count, joined_count, pinned - 2)) > MAX_LAYERS:
+        raise LimitExceeded(f"ENGINE_INFO declares {most} layers")
     if dtype not in DTYPES or max(trim, batches) > 1:
         raise RemoteProtocolError("ENGINE_INFO has a field out of range")
     layers = tuple(reader.u64() for _ in range(count))
     joined = tuple(reader.u16() for _ in range(joined_count))
     if joined and any(a >= b for a, b in pairwise((0, *joined, count))):
         raise RemoteProtocolError("ENGINE_INFO joins layers that are not there, or out of order")
+    pins = tuple(reader.u64() for _ in range(pinned))
     return EngineInfo(
         model,
         DTYPES[dtype],
@@ -47,6 +48,8 @@ def decode_info(reader: Reader) -> EngineInfo:
         joined,
         plain(reader.words(size, MAX_REASON)),
         batches == 1,
+        pins,
+        head,
     )
 
 

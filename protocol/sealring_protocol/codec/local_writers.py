@@ -33,12 +33,16 @@ def encode_info(message: EngineInfo) -> list[Buffer]:
         message.backends,
         message.room,
         message.ends,
+        message.head,
         len(message.layers),
         len(message.joined),
+        len(message.pins),
         len(reason),
     )
     sizes = b"".join(U64.pack(size) for size in message.layers)
-    return [head + sizes + b"".join(U16.pack(layer) for layer in message.joined) + reason]
+    joined = b"".join(U16.pack(layer) for layer in message.joined)
+    pins = b"".join(U64.pack(pin) for pin in message.pins)
+    return [head + sizes + joined + pins + reason]
 
 
 def encode_hop(message: HopKey) -> list[Buffer]:

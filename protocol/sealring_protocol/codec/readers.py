@@ -7,17 +7,21 @@ from functools import lru_cache
 from typing import Final
 
 from sealring_protocol.codec.layouts import (
+    BACK,
     BIAS,
     BOOTSTRAP,
     CANNOT,
+    CHECKED,
     CLOSE,
     DECODE,
     DONE,
     FAILURE,
+    GET,
     HELLO,
     IDLE,
     JOIN,
     OPEN,
+    PIECE,
     PREFILL,
     PREPARED,
     PROGRESS,
@@ -38,15 +42,18 @@ from sealring_protocol.codec.messages import (
     Bootstrap,
     CacheCost,
     CannotServe,
+    Checked,
     Close,
     Decode,
     Epoch,
     Failure,
     FailureKind,
+    Get,
     Hello,
     Hindrance,
     Join,
     Open,
+    Piece,
     Ping,
     Pong,
     Prefill,
@@ -59,6 +66,7 @@ from sealring_protocol.codec.messages import (
     Spent,
     Step,
     StepDone,
+    TakeBack,
     Tunnel,
     TunnelEvent,
     Waiting,
@@ -70,8 +78,10 @@ from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
 from sealring_protocol.limits import (
     MAX_ADDRESS,
     MAX_BIAS,
+    MAX_FILE_NAME,
     MAX_IDS,
     MAX_LAYERS,
+    MAX_PIECE,
     MAX_REASON,
     MAX_REASONS,
     MAX_ROSTER,
@@ -158,12 +168,13 @@ def decode_close(reader: Reader) -> Close:
 
 def decode_hello(reader: Reader) -> Hello:
     """Read HELLO."""
-    _, model, layers, dtype, hidden, room = reader.unpack(HELLO)
-    if layers > MAX_LAYERS:
-        raise LimitExceeded(f"HELLO declares {layers} layers")
+    _, model, layers, dtype, hidden, room, pinned = reader.unpack(HELLO)
+    if max(layers, pinned - 2) > MAX_LAYERS:
+        raise LimitExceeded(f"HELLO declares {layers} layers and {pinned} pins")
     if dtype not in DTYPES:
         raise RemoteProtocolError("HELLO has an unknown dtype")
-    return Hello(model, layers, DTYPES[dtype], hidden, room)
+    pins = tuple(reader.u64() for _ in range(pinned))
+    return Hello(model, layers, DTYPES[dtype], hidden, room, pins)
 
 
 def decode_prepared(reader: Reader) -> Prepared:
@@ -188,10 +199,11 @@ def decode_ready(reader: Reader) -> Ready:
 def decode_bootstrap(reader: Reader) -> Bootstrap:
     """Read BOOTSTRAP."""
     fields = reader.unpack(BOOTSTRAP)
-    _, instance, counter, backend, rank, inner, trusted, deadline, model, bounded, hosted = fields
+    _, instance, counter, backend, rank, inner, *rest = fields
+    trusted, checked, deadline, model, bounded, hosted = rest
     if bounded > MAX_WORLD + 1 or hosted > MAX_WORLD:
         raise LimitExceeded(f"BOOTSTRAP declares {bounded} bounds and {hosted} hosts")
-    if backend not in BACKENDS or inner > 1 or trusted > 1:
+    if backend not in BACKENDS or max(inner, trusted, checked) > 1:
         raise RemoteProtocolError("BOOTSTRAP has a field out of range")
     bounds = tuple(reader.u16() for _ in range(bounded))
     if max(bounds, default=0) > MAX_LAYERS:
@@ -207,6 +219,7 @@ def decode_bootstrap(reader: Reader) -> Bootstrap:
         bounds,
         hosts,
         trusted == 1,
+        checked == 1,
     )
 
 
@@ -223,6 +236,7 @@ def decode_step(reader: Reader) -> Step:
         counter,
         n,
         digest,
+        backs,
         saves,
         evicts,
         drops,
@@ -237,15 +251,17 @@ def decode_step(reader: Reader) -> Step:
         tensors,
         failed,
     ) = reader.unpack(STEP)
+    back: tuple[TakeBack, ...] = ()
     save: tuple[Save, ...] = ()
     evict: tuple[int, ...] = ()
     drop: tuple[int, ...] = ()
     open_: tuple[Open, ...] = ()
     join: tuple[Join, ...] = ()
     # Most steps of a running ring change no row.
-    if saves or evicts or drops or opens or joins:
-        if max(saves, evicts, drops, opens, joins) > MAX_ROWS:
+    if backs or saves or evicts or drops or opens or joins:
+        if max(backs, saves, evicts, drops, opens, joins) > MAX_ROWS:
             raise LimitExceeded(f"a list of a step is longer than {MAX_ROWS}")
+        back = tuple(TakeBack(*reader.unpack(BACK)) for _ in range(backs))
         save = tuple(Save(*reader.unpack(SAVE)) for _ in range(saves))
         evict = tuple(reader.u64() for _ in range(evicts))
         drop = tuple(reader.u64() for _ in range(drops))
@@ -260,6 +276,7 @@ def decode_step(reader: Reader) -> Step:
         _epoch(instance, counter),
         n,
         digest,
+        back,
         save,
         evict,
         drop,
@@ -274,8 +291,8 @@ def decode_step(reader: Reader) -> Step:
 
 
 def _work(kind: int, target: int, position: int, count: int) -> Work:
-    if kind == DECODE and not (position or count) and target <= NO_GROUP:
-        return _decode(target)
+    if kind == DECODE and not position and target <= NO_GROUP:
+        return _decode(target, count)
     if kind == PREFILL:
         return Prefill(target, position, count)
     if kind == IDLE and not (target or position or count):
@@ -297,6 +314,16 @@ def decode_cannot(reader: Reader) -> CannotServe:
     """Read CANNOT_SERVE."""
     _, instance, counter, n, code = reader.unpack(CANNOT)
     return CannotServe(_epoch(instance, counter), _kind(code), _printable(reader), n)
+
+
+def decode_checked(reader: Reader) -> Checked:
+    """Read CHECKED."""
+    _, instance, counter, n, closing, tensors = reader.unpack(CHECKED)
+    if closing > 1 or tensors != 2:
+        raise RemoteProtocolError("CHECKED has a field out of range")
+    return Checked(
+        _epoch(instance, counter), n, closing == 1, decode_tensor(reader), decode_tensor(reader)
+    )
 
 
 def decode_row(reader: Reader) -> Row:
@@ -337,3 +364,19 @@ def _read_reason(reader: Reader) -> Reason:
     if hindrance is None:
         raise RemoteProtocolError(f"unknown hindrance {code}")
     return Reason(hindrance, rank, _printable(reader))
+
+
+def decode_get(reader: Reader) -> Get:
+    """Read GET."""
+    _, offset, length, size = reader.unpack(GET)
+    if length > MAX_PIECE:
+        raise LimitExceeded(f"a GET asks for {length} bytes; the limit is {MAX_PIECE}")
+    return Get(reader.words(size, MAX_FILE_NAME), offset, length)
+
+
+def decode_piece(reader: Reader) -> Piece:
+    """Read PIECE."""
+    _, whole, length, words = reader.unpack(PIECE)
+    if length > MAX_PIECE:
+        raise LimitExceeded(f"a PIECE declares {length} bytes; the limit is {MAX_PIECE}")
+    return Piece(whole, reader.view(length), plain(reader.words(words, MAX_REASON)))

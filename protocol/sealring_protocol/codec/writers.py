@@ -7,18 +7,22 @@ from __future__ import annotations
 import struct
 
 from sealring_protocol.codec.layouts import (
+    BACK,
     BIAS,
     BOOTSTRAP,
     CANNOT,
+    CHECKED,
     CLOSE,
     DECODE,
     DIGEST,
     DONE,
     FAILURE,
+    GET,
     HELLO,
     IDLE,
     JOIN,
     OPEN,
+    PIECE,
     PREFILL,
     PREPARED,
     PROGRESS,
@@ -36,10 +40,13 @@ from sealring_protocol.codec.messages import (
     Accept,
     Bootstrap,
     CannotServe,
+    Checked,
     Close,
     Decode,
     Failure,
+    Get,
     Hello,
+    Piece,
     Ping,
     Pong,
     Prefill,
@@ -57,8 +64,10 @@ from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import (
     MAX_ADDRESS,
     MAX_BIAS,
+    MAX_FILE_NAME,
     MAX_IDS,
     MAX_LAYERS,
+    MAX_PIECE,
     MAX_REASON,
     MAX_REASONS,
     MAX_ROSTER,
@@ -133,8 +142,9 @@ def encode_hello(message: Hello) -> list[Buffer]:
     """The parts of HELLO."""
     at_most(message.layers, MAX_LAYERS, "layers")
     model = sized(message.model, 32)
-    about = message.layers, message.dtype, message.hidden, message.room
-    return [HELLO.pack(message.CODE, model, *about)]
+    about = message.layers, message.dtype, message.hidden, message.room, len(message.pins)
+    head = HELLO.pack(message.CODE, model, *about)
+    return [head + b"".join(U64.pack(pin) for pin in message.pins)]
 
 
 def encode_prepared(message: Prepared) -> list[Buffer]:
@@ -178,6 +188,7 @@ def encode_bootstrap(message: Bootstrap) -> list[Buffer]:
         message.rank,
         message.inner_seal,
         message.trusted,
+        message.checked,
         message.deadline_ms,
         sized(message.model, 32),
         len(message.bounds),
@@ -196,7 +207,7 @@ def encode_step(message: Step) -> list[Buffer]:
     """The parts of STEP."""
     work = message.work
     if isinstance(work, Decode):
-        kind, target, position, count = DECODE, work.group, 0, 0
+        kind, target, position, count = DECODE, work.group, 0, work.guessed
     elif isinstance(work, Prefill):
         kind, target, position, count = PREFILL, work.uid, work.position, work.count
     else:
@@ -207,6 +218,7 @@ def encode_step(message: Step) -> list[Buffer]:
         message.epoch.counter,
         message.n,
         sized(message.digest, DIGEST),
+        len(message.back),
         len(message.save),
         len(message.evict),
         len(message.drop),
@@ -230,9 +242,11 @@ def encode_step(message: Step) -> list[Buffer]:
 
 
 def _composition(message: Step) -> list[Buffer]:
-    for entries in (message.drop, message.evict, message.save, message.open, message.join):
+    lists = (message.back, message.save, message.evict, message.drop, message.open, message.join)
+    for entries in lists:
         at_most(len(entries), MAX_ROWS, "entries in one list of a step")
-    parts: list[Buffer] = [SAVE.pack(s.uid, s.handle) for s in message.save]
+    parts: list[Buffer] = [BACK.pack(b.uid, b.count) for b in message.back]
+    parts += [SAVE.pack(s.uid, s.handle) for s in message.save]
     parts += [U64.pack(uid) for uid in message.evict]
     parts += [U64.pack(number) for number in message.drop]
     parts += [OPEN.pack(o.uid, o.handle, o.keep) for o in message.open]
@@ -262,6 +276,16 @@ def encode_cannot(message: CannotServe) -> list[Buffer]:
     epoch = message.epoch
     head = CANNOT.pack(message.CODE, epoch.instance, epoch.counter, message.n, message.kind)
     return [head + _reason(message.reason)]
+
+
+def encode_checked(message: Checked) -> list[Buffer]:
+    """The parts of CHECKED."""
+    epoch, tensors = message.epoch, (message.received, message.given)
+    numbers = epoch.instance, epoch.counter, message.n, message.closing, len(tensors)
+    return [
+        CHECKED.pack(message.CODE, *numbers),
+        *(part for tensor in tensors for part in encode_tensor(tensor)),
+    ]
 
 
 def encode_row(m: Row) -> list[Buffer]:
@@ -301,3 +325,18 @@ def encode_waiting(message: Waiting) -> list[Buffer]:
     head = WAITING.pack(message.CODE, len(message.reasons))
     told = (REASON.pack(r.hindrance, r.rank) + _reason(r.text) for r in message.reasons)
     return [head + b"".join(told)]
+
+
+def encode_get(message: Get) -> list[Buffer]:
+    """The parts of GET."""
+    name = message.name.encode()
+    at_most(len(name), MAX_FILE_NAME, "bytes of a file's name")
+    return [GET.pack(message.CODE, message.offset, message.length, len(name)) + name]
+
+
+def encode_piece(message: Piece) -> list[Buffer]:
+    """The parts of PIECE."""
+    at_most(len(message.data), MAX_PIECE, "bytes of a piece")
+    words = clip(message.reason, MAX_REASON).encode()
+    head = PIECE.pack(message.CODE, message.size, len(message.data), len(words))
+    return [head, message.data, words] if message.data else [head + words]

@@ -16,13 +16,16 @@ from sealring_protocol.codec.messages import (
     Bootstrap,
     CacheCost,
     CannotServe,
+    Checked,
     Close,
     FailureKind,
+    Get,
     Hello,
     Hindrance,
     Join,
     Message,
     Open,
+    Piece,
     Ping,
     Pong,
     Prepared,
@@ -31,6 +34,7 @@ from sealring_protocol.codec.messages import (
     Save,
     Step,
     StepDone,
+    TakeBack,
     Tunnel,
     TunnelEvent,
     Waiting,
@@ -48,9 +52,11 @@ from sealring_protocol.conformance.message_parts import (
     read_hosts,
     read_progress,
     read_tail,
+    read_tensor,
     read_work,
     reason_fields,
     tail_fields,
+    tensor_fields,
     work_fields,
 )
 
@@ -76,12 +82,14 @@ def _hello(m: Hello) -> dict[str, Json]:
         "dtype": int(m.dtype),
         "hidden": m.hidden,
         "room": u64(m.room),
+        "pins": [u64(pin) for pin in m.pins],
     }
 
 
 def _read_hello(f: dict[str, Json]) -> Hello:
     model = bytes.fromhex(f["model"])
-    return Hello(model, f["layers"], DTYPES[f["dtype"]], f["hidden"], int(f["room"]))
+    pins = tuple(map(int, f["pins"]))
+    return Hello(model, f["layers"], DTYPES[f["dtype"]], f["hidden"], int(f["room"]), pins)
 
 
 def _ready(m: Ready) -> dict[str, Json]:
@@ -120,6 +128,7 @@ def _bootstrap(m: Bootstrap) -> dict[str, Json]:
         "rank": m.rank,
         "inner_seal": m.inner_seal,
         "trusted": m.trusted,
+        "checked": m.checked,
         "deadline_ms": m.deadline_ms,
         "model": m.model.hex(),
         "bounds": list(m.bounds),
@@ -138,6 +147,7 @@ def _read_bootstrap(f: dict[str, Json]) -> Bootstrap:
         tuple(f["bounds"]),
         read_hosts(f),
         f["trusted"],
+        f["checked"],
     )
 
 
@@ -146,6 +156,7 @@ def _step(m: Step) -> dict[str, Json]:
         **epoch_fields(m.epoch),
         "n": u64(m.n),
         "digest": m.digest.hex(),
+        "back": [{"uid": u64(back.uid), "count": back.count} for back in m.back],
         "save": [{"uid": u64(save.uid), "handle": u64(save.handle)} for save in m.save],
         "evict": [u64(uid) for uid in m.evict],
         "drop": [u64(number) for number in m.drop],
@@ -163,6 +174,7 @@ def _read_step(f: dict[str, Json]) -> Step:
         read_epoch(f),
         int(f["n"]),
         bytes.fromhex(f["digest"]),
+        back=tuple(TakeBack(int(back["uid"]), back["count"]) for back in f["back"]),
         save=tuple(Save(int(save["uid"]), int(save["handle"])) for save in f["save"]),
         evict=tuple(int(uid) for uid in f["evict"]),
         drop=tuple(int(number) for number in f["drop"]),
@@ -175,6 +187,15 @@ def _read_step(f: dict[str, Json]) -> Step:
 
 def _done(m: StepDone) -> dict[str, Json]:
     return {**epoch_fields(m.epoch), "n": u64(m.n), **tail_fields(m)}
+
+
+def _checked(m: Checked) -> dict[str, Json]:
+    tensors = [tensor_fields(tensor) for tensor in (m.received, m.given)]
+    return {**epoch_fields(m.epoch), "n": u64(m.n), "closing": m.closing, "tensors": tensors}
+
+
+def _read_checked(f: dict[str, Json]) -> Checked:
+    return Checked(read_epoch(f), int(f["n"]), f["closing"], *map(read_tensor, f["tensors"]))
 
 
 def _tunnel(m: Tunnel) -> dict[str, Json]:
@@ -210,7 +231,10 @@ _TO: Final[ToFields] = {
         "kind": int(m.kind),
         "reason": m.reason,
     },
+    Checked: _checked,
     Tunnel: _tunnel,
+    Get: lambda m: {"offset": u64(m.offset), "length": m.length, "name": m.name},
+    Piece: lambda m: {"size": u64(m.size), "data": bytes(m.data).hex(), "reason": m.reason},
     Waiting: lambda m: {"reasons": [reason_fields(reason) for reason in m.reasons]},
 }
 
@@ -231,6 +255,9 @@ _FROM: Final[FromFields] = {
     "CANNOT_SERVE": lambda f: CannotServe(
         read_epoch(f), FailureKind(f["kind"]), f["reason"], int(f["n"])
     ),
+    "CHECKED": _read_checked,
     "TUNNEL": _read_tunnel,
     "WAITING": _read_waiting,
+    "GET": lambda f: Get(f["name"], int(f["offset"]), f["length"]),
+    "PIECE": lambda f: Piece(int(f["size"]), bytes.fromhex(f["data"]), f["reason"]),
 }

@@ -126,10 +126,14 @@ def _ledger_output(ledger: Ledger, digests: list[str]) -> Given:
         "private": {str(uid): length for uid, length in ledger.private.items()},
         "snapshots": {str(handle): length for handle, length in ledger.snaps.items()},
         "groups": {
-            str(group): [{"uid": str(uid), "length": ledger.length(uid)} for uid in rows]
+            str(group): [_row_of(ledger, uid) for uid in rows]
             for group, rows in ledger.groups.items()
         },
     }
+
+
+def _row_of(ledger: Ledger, uid: int) -> Given:
+    return {"uid": str(uid), "length": ledger.length(uid), "guessed": ledger.guessed(uid)}
 
 
 def _rank(given: Given, result: Result) -> None:

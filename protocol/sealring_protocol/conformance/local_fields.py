@@ -39,9 +39,11 @@ def _info(m: EngineInfo) -> dict[str, Json]:
         "backends": m.backends,
         "room": u64(m.room),
         "ends": u64(m.ends),
+        "head": m.head,
         "layers": [u64(size) for size in m.layers],
         "joined": list(m.joined),
         "reason": m.reason,
+        "pins": [u64(pin) for pin in m.pins],
     }
 
 
@@ -61,6 +63,8 @@ def _read_info(f: dict[str, Json]) -> EngineInfo:
         tuple(f["joined"]),
         f["reason"],
         f["batches"],
+        tuple(map(int, f["pins"])),
+        f["head"],
     )
 
 

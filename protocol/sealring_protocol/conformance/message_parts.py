@@ -88,8 +88,8 @@ def work_fields(work: Work) -> dict[str, Json]:
             return {"work": 0, "target": "0", "position": 0, "count": 0}
         case Prefill(uid, position, count):
             return {"work": 1, "target": u64(uid), "position": position, "count": count}
-        case Decode(group):
-            return {"work": 2, "target": u64(group), "position": 0, "count": 0}
+        case Decode(group, guessed):
+            return {"work": 2, "target": u64(group), "position": 0, "count": guessed}
 
 
 def read_work(f: dict[str, Json]) -> Work:
@@ -97,7 +97,7 @@ def read_work(f: dict[str, Json]) -> Work:
     works: tuple[Callable[[], Work], ...] = (
         lambda: NO_WORK,
         lambda: Prefill(int(f["target"]), f["position"], f["count"]),
-        lambda: Decode(int(f["target"])),
+        lambda: Decode(int(f["target"]), f["count"]),
     )
     return works[f["work"]]()
 

@@ -118,4 +118,4 @@ def verdict(everything: Family) -> list[str]:
         return [*lines, "none of these vectors could be run"]
     end = f"{len(everything.failed)} failed" if everything.failed else "all did as they say"
     ran = everything.vectors - everything.skipped.total()
-    return [*lines, f"{everything.runs.total():,} runs of {ran} vectors: {end}"]
+    return [*lines, f"{everything.runs.total():,} runs of {ran:,} vectors: {end}"]

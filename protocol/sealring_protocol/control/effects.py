@@ -8,7 +8,7 @@ import enum
 import attrs
 
 from sealring_protocol.codec.local_messages import LocalMessage
-from sealring_protocol.codec.messages import Epoch, Message, Spent, Work
+from sealring_protocol.codec.messages import Checked, Epoch, Message, Spent, Work
 from sealring_protocol.control.scheduler.requests import RequestDone, RowOpened, TokenOut
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.security.roles import Purpose
@@ -124,6 +124,25 @@ class StepTiming:
         return max(0, self.total_us - (max(parts) if self.parallel else sum(parts)))
 
 
+@attrs.frozen
+class StepToCheck:
+    """Step *n* of a checked epoch begins. It reads *tokens* tokens of each of *rows*: a uid, and
+    the position of the first of them. Only a decode draws tokens."""
+
+    n: int
+    rows: tuple[tuple[int, int], ...]
+    tokens: int
+    is_decode: bool
+
+
+@attrs.frozen
+class StepChecked:
+    """The fingerprints that *rank* sent of a step."""
+
+    rank: int
+    message: Checked
+
+
 Effect = (
     Send
     | Want
@@ -137,4 +156,6 @@ Effect = (
     | RequestDone
     | RowOpened
     | StepTiming
+    | StepToCheck
+    | StepChecked
 )

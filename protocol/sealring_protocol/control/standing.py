@@ -38,7 +38,8 @@ class Standing:
     *state* is the state in the words of the status. *epoch* is the present one, or the last; *plan*
     is its plan, as far as this rank knows it: a follower knows neither reason nor weights. On the
     head, *requests* is how many are not over, *present* who is there, and *ready* the READY of each
-    rank that has sent it in this epoch.
+    rank that has sent it in this epoch; it is *checked* if fingerprints of its steps are told;
+    *slow_links* says that prompts wait for links, if they do.
     """
 
     phase: Phase
@@ -55,3 +56,5 @@ class Standing:
     requests: int = 0
     present: Collection[int] = ()
     ready: Mapping[int, Ready] = attrs.field(factory=dict)
+    checked: bool = False
+    slow_links: str = ""

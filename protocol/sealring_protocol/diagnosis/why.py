@@ -42,6 +42,9 @@ _BY_CODE: Final[Mapping[int, Cause]] = {
     CloseCode.REPLACED: Cause.SAME_KEY,
 }
 
+_LONG_LOADING: Final = 15.0
+"""Seconds after which a person is told what may take so long."""
+
 _OWN: Final = {Cause.CANNOT_SERVE, Cause.LOADING, Cause.COLLECTIVE}
 """Causes that follow, for this node itself, from an engine that is not up."""
 
@@ -225,6 +228,8 @@ def _absent(facts: Facts, rank: int, now: float) -> list[Obstacle]:
 def _loading(facts: Facts, now: float) -> list[Obstacle]:
     since = facts.standing.since
     cause, does = Cause.LOADING, "loads its layers"
+    if now - since > _LONG_LOADING:
+        does = "loads its layers, and tries them; on a GPU that compiles kernels the first time"
     if facts.standing.phase is Phase.JOINING:
         cause, does = Cause.COLLECTIVE, "joins the collective of tensor parallelism"
     elif facts.standing.phase is Phase.PREPARED:

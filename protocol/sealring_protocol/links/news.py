@@ -19,32 +19,34 @@ from sealring_protocol.security.roster import Roster
 
 
 @attrs.frozen
-class LinkUp:
-    """The *link* with *purpose* to *rank* is up, on connection *number*; *hop* has its activation
-    secrets."""
+class OfLink:
+    """What concerns the link with *purpose* to *rank*, which is or was up."""
 
     rank: int
     purpose: Purpose
+
+
+@attrs.frozen
+class LinkUp(OfLink):
+    """The *link* with *purpose* to *rank* is up, on connection *number*; *hop* has its activation
+    secrets."""
+
     hop: Hop
     number: int
     link: Link
 
 
 @attrs.frozen
-class LinkDown:
+class LinkDown(OfLink):
     """The link with *purpose* to *rank* is gone, for *reason*."""
 
-    rank: int
-    purpose: Purpose
     reason: str
 
 
 @attrs.frozen
-class MessageReceived:
+class MessageReceived(OfLink):
     """*rank* sent *message* on the link with *purpose*."""
 
-    rank: int
-    purpose: Purpose
     message: Message
 
 

@@ -13,8 +13,11 @@ from typing import Any, Final
 from sealring_protocol.codec.messages import (
     Bootstrap,
     CannotServe,
+    Checked,
     Close,
+    Get,
     Hello,
+    Piece,
     Ping,
     Pong,
     Prepared,
@@ -37,7 +40,7 @@ class Purpose(enum.IntEnum):
     TUNNEL = 3
     """A collective's connections, between neighbours in the ring."""
     WEIGHTS = 4
-    """Reserved for handing over weights."""
+    """Files of the model, between any two members: the end that dials asks."""
 
 
 class Role(enum.Enum):
@@ -55,14 +58,15 @@ _ALIVE: Final[frozenset[type[Any]]] = frozenset({Ping, Pong, Close})
 
 ALLOWED: Final[dict[tuple[Purpose, Role], frozenset[type[Any]]]] = {
     (Purpose.CONTROL, Role.HEAD_TO_RANK): _ALIVE | {Bootstrap, Row, Step, Waiting},
-    (Purpose.CONTROL, Role.RANK_TO_HEAD): _ALIVE | {Hello, Prepared, Ready, CannotServe, StepDone},
+    (Purpose.CONTROL, Role.RANK_TO_HEAD): _ALIVE
+    | {Hello, Prepared, Ready, CannotServe, StepDone, Checked},
     (Purpose.CONTROL, Role.PEER): _ALIVE,
     (Purpose.STEP, Role.TO_NEXT): _ALIVE | {Step},
     (Purpose.STEP, Role.LAST_TO_HEAD): _ALIVE | {StepDone},
     (Purpose.STEP, Role.PEER): _ALIVE,
     (Purpose.TUNNEL, Role.NEIGHBOUR): _ALIVE | {Tunnel},
     (Purpose.TUNNEL, Role.PEER): _ALIVE,
-    (Purpose.WEIGHTS, Role.PEER): _ALIVE,
+    (Purpose.WEIGHTS, Role.PEER): _ALIVE | {Get, Piece},
 }
 """The messages that each role may send on a link of each purpose. ACCEPT is in no entry, because
 only a link's first frame is ACCEPT."""
@@ -104,10 +108,11 @@ def _are_neighbours(sender: int, receiver: int, world: int) -> bool:
 def may_open(purpose: Purpose, dialer: int, dialed: int, world: int) -> bool:
     """True if rank *dialer* may open links of *purpose* to rank *dialed*.
 
-    Any two ranks may have a control link; neighbours in the ring may have step links and tunnels;
-    nobody may open others yet. Which end dialed does not change what may travel on a link.
+    Any two ranks may have a control link and links for weights; neighbours in the ring may have
+    step links and tunnels. Which end dialed does not change what may travel on a link, except that
+    only the dialing end of a link for weights may ask (`links.weights`).
     """
-    if purpose is Purpose.CONTROL:
+    if purpose in (Purpose.CONTROL, Purpose.WEIGHTS):
         return True
     return purpose in (Purpose.STEP, Purpose.TUNNEL) and _are_neighbours(dialer, dialed, world)
 

@@ -7,7 +7,7 @@ import { must } from "./failure.js";
 import { MAX_TOKENS } from "./limits.js";
 import { WORK } from "./messages.js";
 import { hash } from "./schedule.js";
-import { u16, u32, u64 } from "./wire.js";
+import { u16, u32, u64, u8 } from "./wire.js";
 
 const DIGEST = 16;
 
@@ -25,6 +25,12 @@ export class Ledger {
   snapshots = new Map();
   /** Lengths by uid, in row order, by group; no group is empty. @type {Map<number, Map<bigint, number>>} */
   groups = new Map();
+  /**
+   * How many of the last tokens of a row are guesses, by uid, where there are any. Such a row is alone in its group.
+   *
+   * @type {Map<bigint, number>}
+   */
+  guessed = new Map();
 
   /**
    * The ledger after a step that came; a `Failure` when it does not fit this one, or its digest the next [LG-01].
@@ -47,6 +53,7 @@ export class Ledger {
     next.private = new Map(this.private);
     next.snapshots = new Map(this.snapshots);
     next.groups = new Map([...this.groups].map(([group, rows]) => [group, new Map(rows)]));
+    next.guessed = new Map(this.guessed);
     next.#apply(step);
     return next;
   }
@@ -66,7 +73,11 @@ export class Ledger {
       ...byNumber(groups).flatMap(([group, members]) => [
         u16.write(group),
         u32.write(members.size),
-        ...lengths([...members]),
+        ...[...members].flatMap(([uid, length]) => [
+          u64.write(uid),
+          u32.write(length),
+          u8.write(this.guessed.get(uid) ?? 0),
+        ]),
       ]),
     ).subarray(0, DIGEST);
   }
@@ -94,6 +105,7 @@ export class Ledger {
 
   /** @param {any} step */
   #apply(step) {
+    for (const { uid, count } of step.back) this.#takeBack(uid, count);
     for (const { uid, handle } of step.save) {
       const length = this.private.get(uid) ?? this.#groupOf(uid)?.get(uid);
       must(length !== undefined, "saves a row without a cache");
@@ -102,6 +114,7 @@ export class Ledger {
     }
     for (const uid of step.evict) {
       must(this.#groupOf(uid)?.delete(uid), "evicts a row that is in no group");
+      this.guessed.delete(uid);
       for (const [group, rows] of this.groups) if (rows.size === 0) this.groups.delete(group);
     }
     for (const number of step.drop) {
@@ -118,10 +131,33 @@ export class Ledger {
       const length = this.#privateLength(uid);
       this.private.delete(uid);
       const rows = this.groups.get(group) ?? new Map();
+      for (const other of rows.keys()) this.guessed.delete(other);
       this.groups.set(group, rows.set(uid, length));
     }
     if (step.work === WORK.PREFILL) this.#prefill(step);
-    if (step.work === WORK.DECODE) this.#decode(Number(step.target));
+    if (step.work === WORK.DECODE) this.#decode(Number(step.target), step.count);
+  }
+
+  /**
+   * @param {bigint} uid
+   * @param {number} count
+   */
+  #takeBack(uid, count) {
+    const guessed = this.guessed.get(uid) ?? 0;
+    must(count > 0, "takes nothing back");
+    must(count <= guessed, "takes back what is no guess");
+    const rows = /** @type {Map<bigint, number>} */ (this.#groupOf(uid));
+    rows.set(uid, /** @type {number} */ (rows.get(uid)) - count);
+    this.#setGuessed(uid, guessed - count);
+  }
+
+  /**
+   * @param {bigint} uid
+   * @param {number} count
+   */
+  #setGuessed(uid, count) {
+    if (count > 0) this.guessed.set(uid, count);
+    else this.guessed.delete(uid);
   }
 
   /** @param {{target: bigint, position: number, count: number}} step */
@@ -131,10 +167,17 @@ export class Ledger {
     this.private.set(target, position + count);
   }
 
-  /** @param {number} group */
-  #decode(group) {
+  /**
+   * @param {number} group
+   * @param {number} count how many of its row's last tokens, with the one that it reads, are guesses
+   */
+  #decode(group, count) {
     const rows = this.groups.get(group);
     must(rows, "decodes a group without rows");
+    const [first] = rows.keys();
+    must(count === 0 || rows.size === 1, "guesses for several rows");
+    must(count <= (this.guessed.get(first) ?? 0) + 1, "more guesses than there can be");
+    this.#setGuessed(first, count);
     for (const [uid, length] of rows) {
       must(length < MAX_TOKENS, "a row that is too long");
       rows.set(uid, length + 1);

@@ -9,9 +9,12 @@ import { must } from "./failure.js";
 import {
   MAX_ADDRESS,
   MAX_BIAS,
+  MAX_FILE_NAME,
+  MAX_GUESSED,
   MAX_IDS,
   MAX_LAYERS,
   MAX_LOGPROBS,
+  MAX_PIECE,
   MAX_REASON,
   MAX_REASONS,
   MAX_ROSTER,
@@ -50,7 +53,15 @@ const accept = struct({ transcript: bytes(32), serial: u64, roster: wire.blob(MA
 
 const close = struct({ why: u16, reason: plainText(MAX_REASON) });
 
-const hello = struct({ model: bytes(32), layers: upTo(MAX_LAYERS), dtype, hidden: u32, room: u64 });
+const pins = list(u16, MAX_LAYERS + 2, u64);
+/** @param {string[]} pins @param {number} layers */
+const onePinEach = (pins, layers) =>
+  must(pins.length === 0 || pins.length === layers + 2, "not a pin of the files, the ends and each layer");
+
+const hello = struct(
+  { model: bytes(32), layers: upTo(MAX_LAYERS), dtype, hidden: u32, room: u64, pins },
+  ({ pins, layers }) => onePinEach(pins, layers),
+);
 
 const prepared = struct({ ...epoch, port: where(u16, (port) => port > 0, "no port") });
 
@@ -81,6 +92,7 @@ const bootstrap = struct(
     rank: u16,
     inner_seal: bool,
     trusted: bool,
+    checked: bool,
     deadline_ms: u32,
     model: bytes(32),
     bounds: list(u16, MAX_WORLD + 1, upTo(MAX_LAYERS)),
@@ -114,9 +126,12 @@ export const WORK = Object.freeze({ NONE: 0, PREFILL: 1, DECODE: 2 });
 /** @param {{work: number, target: bigint, position: number, count: number}} step */
 function checkWork({ work, target, position, count }) {
   if (work === WORK.PREFILL) must(count > 0, "a prefill of no tokens");
-  else must(position === 0 && count === 0, "a position or a count without a prefill");
-  if (work === WORK.DECODE) must(target < NO_GROUP, "a decode of no group");
-  if (work === WORK.NONE) must(target === 0n, "a target without work");
+  else must(position === 0, "a position without a prefill");
+  if (work === WORK.DECODE) {
+    must(target < NO_GROUP, "a decode of no group");
+    must(count <= MAX_GUESSED, "more guesses than a row may have");
+  }
+  if (work === WORK.NONE) must(target === 0n && count === 0, "a target or a count without work");
 }
 
 const results = {
@@ -131,6 +146,7 @@ const step = struct(
     ...epoch,
     n: u64,
     digest: bytes(16),
+    back: list(u16, MAX_ROWS, struct({ uid: u64, count: u8 })),
     save: list(u16, MAX_ROWS, struct({ uid: u64, handle: u64 })),
     evict: list(u16, MAX_ROWS, u64),
     drop: list(u16, MAX_ROWS, u64),
@@ -150,6 +166,21 @@ const stepDone = struct({ ...epoch, n: u64, ...results }, ({ ids, tensors, faile
   must(held.length <= 1, "more than one of ids, tensors and a failure");
 });
 
+const F32 = 1;
+const fingerprint = where(
+  tensor,
+  ({ dtype, sealed, shape }) =>
+    dtype === F32 && !sealed && shape.length === 4 && shape[0] <= MAX_TENSORS && shape[3] === 3,
+  "no fingerprints",
+);
+const pairOfPrints = where(u8, (n) => n === 2, "not two tensors");
+
+const checked = struct(
+  { ...epoch, n: u64, closing: bool, tensors: list(pairOfPrints, MAX_TENSORS, fingerprint) },
+  ({ tensors: [received, given] }) =>
+    must(received.shape[1] === given.shape[1] && received.shape[2] === given.shape[2], "of other rows"),
+);
+
 const engineInfo = struct(
   {
     model: bytes(32),
@@ -163,11 +194,14 @@ const engineInfo = struct(
     backends: u8,
     room: u64,
     ends: u64,
+    head: u32,
     layers: list(u16, MAX_LAYERS, u64),
     joined: list(u16, MAX_LAYERS, u16),
+    pins,
     reason: plainText(MAX_REASON),
   },
-  ({ layers, joined }) => {
+  ({ layers, joined, pins }) => {
+    onePinEach(pins, layers.length);
     const rising = [0, ...joined, layers.length];
     must(joined.length === 0 || rising.every((n, at) => at === 0 || rising[at - 1] < n), "joined layers out of order");
   },
@@ -213,6 +247,23 @@ const words = where(inline(plainText(MAX_REASON)), (text) => text !== "", "a rea
 const reason = struct({ hindrance: oneOf(1, 9), rank: u16, text: words });
 const waiting = struct({ reasons: list(u8, MAX_REASONS, reason) });
 
+const get = struct(
+  {
+    offset: u64,
+    length: where(u32, (length) => length <= MAX_PIECE, "a longer piece than may be", "LIMIT_EXCEEDED"),
+    name: plainText(MAX_FILE_NAME),
+  },
+  ({ name }) => must(!/[/\\]/.test(name) && name !== "." && name !== "..", "a name that leads elsewhere"),
+);
+
+const piece = struct(
+  { size: u64, data: wire.blob(MAX_PIECE), reason: plainText(MAX_REASON) },
+  ({ size, data, reason }) => {
+    must(reason === "" || (size === 0n && data.length === 0), "a reason beside data");
+    must(BigInt(data.length) <= size, "more data than the file has");
+  },
+);
+
 const membership = struct({ backend, rank: u16, size: upTo(MAX_WORLD), deadline_ms: u32, hosts }, (g) => {
   must(g.backend !== BACKEND.PIPELINE && g.rank < g.size, "no such member");
   must(g.hosts.length === 0 || g.hosts.length === g.size, "hosts of some");
@@ -232,6 +283,7 @@ const BOTH = {
   0x0d: ["ROW", row],
   0x10: ["READY", ready],
   0x11: ["CANNOT_SERVE", cannotServe],
+  0x14: ["CHECKED", checked],
 };
 
 /** @type {Table} */
@@ -243,6 +295,8 @@ export const NETWORK = Object.freeze({
   0x0c: ["TUNNEL", tunnel],
   0x0e: ["WAITING", waiting],
   0x0f: ["PREPARED", prepared],
+  0x12: ["GET", get],
+  0x13: ["PIECE", piece],
 });
 
 /** @type {Table} */

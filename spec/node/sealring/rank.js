@@ -37,8 +37,8 @@ const isSameEpoch = (/** @type {any} */ a, /** @type {any} */ b) =>
 const isLater = (/** @type {any} */ a, /** @type {any} */ b) => a.instance === b.instance && a.counter > b.counter;
 
 /** What a STEP weighs while it waits [ST-04]. */
-const weigh = (/** @type {Message} */ { ids, tensors, save, evict, drop, open, join }) => {
-  const entries = [ids, save, evict, drop, open, join].reduce((sum, list) => sum + list.length, 0);
+const weigh = (/** @type {Message} */ { ids, tensors, back, save, evict, drop, open, join }) => {
+  const entries = [ids, back, save, evict, drop, open, join].reduce((sum, list) => sum + list.length, 0);
   const bytes = tensors.reduce((/** @type {number} */ sum, /** @type {any} */ { data }) => sum + data.length, 0);
   return bytes + ENTRY_WEIGHT * entries;
 };
@@ -158,6 +158,9 @@ export class Rank {
         if (message.instance === 0n) this.#cannotRead(message);
         else if (this.#order && isSameEpoch(message, this.#order)) this.#tell(message.kind, message.reason);
         break;
+      case "CHECKED":
+        if (this.#order?.checked && isSameEpoch(message, this.#order)) this.toHead.push(message); // [EP-18]
+        break;
       case "STEP_DONE":
         this.#done(message);
     }
@@ -274,8 +277,8 @@ export class Rank {
   }
 
   #hello() {
-    const { model, layers, dtype, hidden, room } = /** @type {Message} */ (this.#info);
-    return { message: "HELLO", model, layers: layers.length, dtype, hidden, room };
+    const { model, layers, dtype, hidden, room, pins } = /** @type {Message} */ (this.#info);
+    return { message: "HELLO", model, layers: layers.length, dtype, hidden, room, pins };
   }
 
   /**

@@ -7,10 +7,11 @@ const ANYONE = ["PING", "PONG", "CLOSE"];
 /** @type {Readonly<Record<string, readonly string[]>>} */
 const MAY_SEND = Object.freeze({
   HEAD_TO_RANK: [...ANYONE, "BOOTSTRAP", "STEP", "ROW", "WAITING"],
-  RANK_TO_HEAD: [...ANYONE, "HELLO", "PREPARED", "READY", "CANNOT_SERVE", "STEP_DONE"],
+  RANK_TO_HEAD: [...ANYONE, "HELLO", "PREPARED", "READY", "CANNOT_SERVE", "STEP_DONE", "CHECKED"],
   TO_NEXT: [...ANYONE, "STEP"],
   LAST_TO_HEAD: [...ANYONE, "STEP_DONE"],
   NEIGHBOUR: [...ANYONE, "TUNNEL"],
+  ASKER_OR_HOLDER: [...ANYONE, "GET", "PIECE"],
   PEER: ANYONE,
 });
 
@@ -29,6 +30,7 @@ function role(purpose, sender, receiver, world) {
   if (purpose === PURPOSE.STEP && sender === world - 1 && sender > 0 && receiver === 0) return "LAST_TO_HEAD";
   const isNext = (sender + 1) % world === receiver || (receiver + 1) % world === sender;
   if (purpose === PURPOSE.TUNNEL && world > 1 && isNext) return "NEIGHBOUR";
+  if (purpose === PURPOSE.WEIGHTS) return "ASKER_OR_HOLDER";
   return "PEER";
 }
 

@@ -79,6 +79,10 @@ function show({ cluster, samples, over }) {
   say(byId("now-prefill"), prefill);
   say(byId("now-decode"), decode);
   say(byId("now-hop"), cluster.hop_us ? time(cluster.hop_us.p50 / 1000) : "–");
+  const { accepted, rejected } = cluster.guesses;
+  const made = accepted + rejected;
+  say(byId("now-guesses"), made ? `${Math.round((100 * accepted) / made)} %` : "–");
+  byId("now-guesses").title = made ? `${accepted} of ${made} tokens that the head guessed` : "";
   ring.show(cluster);
   plots.add(samples);
   requests.show(cluster.requests, over);

@@ -101,6 +101,7 @@ function finished(request) {
     `${request.tokens} out`,
     ...(phases.first_token === null ? [] : [`first after ${time(phases.first_token)}`]),
     ...(request.tokens_per_s ? [`${few(request.tokens_per_s)}/s`] : []),
+    ...(request.accepted_guesses ? [`${request.accepted_guesses} guessed`] : []),
     time(phases.total),
   ];
   return make(

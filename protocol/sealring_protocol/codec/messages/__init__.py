@@ -8,6 +8,7 @@ are in `codec.encoding`. INIT, RESP and FIN, which travel in handshake frames, a
 
 from __future__ import annotations
 
+from sealring_protocol.codec.messages.checked import FINGERPRINT, Checked
 from sealring_protocol.codec.messages.epochs import (
     NO_EPOCH,
     Backend,
@@ -41,6 +42,7 @@ from sealring_protocol.codec.messages.steps import (
     Spent,
     Step,
     StepDone,
+    TakeBack,
     Work,
 )
 from sealring_protocol.codec.messages.tunnel import (
@@ -52,8 +54,16 @@ from sealring_protocol.codec.messages.waiting import (
     Reason,
     Waiting,
 )
+from sealring_protocol.codec.messages.weights import (
+    LISTING,
+    Get,
+    Piece,
+    is_file_name,
+)
 
 __all__ = [
+    "FINGERPRINT",
+    "LISTING",
     "NO_EPOCH",
     "NO_LOGPROBS",
     "NO_WORK",
@@ -62,17 +72,20 @@ __all__ = [
     "Bootstrap",
     "CacheCost",
     "CannotServe",
+    "Checked",
     "Close",
     "Decode",
     "Epoch",
     "Failure",
     "FailureKind",
+    "Get",
     "Hello",
     "Hindrance",
     "Join",
     "Message",
     "NoWork",
     "Open",
+    "Piece",
     "Ping",
     "Pong",
     "Prefill",
@@ -85,10 +98,12 @@ __all__ = [
     "Spent",
     "Step",
     "StepDone",
+    "TakeBack",
     "Tunnel",
     "TunnelEvent",
     "Waiting",
     "Work",
+    "is_file_name",
 ]
 
 Message = (
@@ -103,7 +118,10 @@ Message = (
     | Step
     | StepDone
     | CannotServe
+    | Checked
     | Row
     | Tunnel
     | Waiting
+    | Get
+    | Piece
 )

@@ -52,7 +52,10 @@ class Failure:
 class Hello:
     """A rank presents itself: the digest of its *model* (32 bytes), the number of *layers*, the
     *dtype* and number of elements of a *hidden* state, and its *room* in bytes for weights and
-    caches."""
+    caches.
+
+    *pins* tell weights apart, see the specification (8.15): of the files' hashes, of the ends, and
+    of each layer; 0 for what it does not have, and none at all if it has looked at no weights."""
 
     CODE: ClassVar = MessageCode.HELLO
     model: bytes
@@ -60,6 +63,10 @@ class Hello:
     dtype: DType
     hidden: int
     room: int
+    pins: tuple[int, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        rule(len(self.pins) in (0, self.layers + 2), "a pin of the files, the ends and each layer")
 
 
 @attrs.frozen
@@ -132,7 +139,7 @@ class Bootstrap:
     0 and their number, and *hosts* has an address and a port for every rank. The order then comes
     twice. With ports of 0, the rank loads its share and prepares for the collective. With the ports
     that all ranks answered, it joins. With *trusted*, the collective runs outside of the sealed
-    links.
+    links. In a *checked* epoch each rank sends CHECKED with each step.
 
     The first of two is answered by `Prepared`, any other by `Ready`; a rank that cannot obey
     answers `CannotServe`.
@@ -148,6 +155,7 @@ class Bootstrap:
     bounds: tuple[int, ...]
     hosts: tuple[tuple[str, int], ...] = ()
     trusted: bool = False
+    checked: bool = False
 
     def __attrs_post_init__(self) -> None:
         rising = all(a < b for a, b in pairwise(self.bounds))

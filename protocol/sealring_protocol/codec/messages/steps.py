@@ -11,7 +11,7 @@ from sealring_protocol.codec.codes import MessageCode, rule
 from sealring_protocol.codec.messages.epochs import Epoch, Failure
 from sealring_protocol.codec.tensor import Tensor
 from sealring_protocol.errors import LocalProtocolError
-from sealring_protocol.limits import MAX_LOGPROBS, NO_GROUP
+from sealring_protocol.limits import MAX_GUESSED, MAX_LOGPROBS, NO_GROUP
 
 NO_LOGPROBS: Final = 255
 """The `Row.logprobs` of a row without log probabilities, not even the chosen token's."""
@@ -36,17 +36,31 @@ class Prefill:
 
 @attrs.frozen
 class Decode:
-    """Generate one token for every row of *group*."""
+    """Generate one token for every row of *group*.
+
+    With *guessed* the group has one row, and the token that it reads now is a guess of the head's.
+    The last *guessed* tokens of its cache, this one included, may be taken back.
+    """
 
     group: int
+    guessed: int = 0
 
     def __attrs_post_init__(self) -> None:
         rule(self.group != NO_GROUP, "no group has the number 0xFFFF")
+        rule(self.guessed <= MAX_GUESSED, "more guesses than a row may have")
 
 
 Work = NoWork | Prefill | Decode
 
 NO_WORK: Final = NoWork()
+
+
+@attrs.frozen
+class TakeBack:
+    """Drop the last *count* tokens, which were guessed wrongly, from the cache of row *uid*."""
+
+    uid: int
+    count: int
 
 
 @attrs.frozen
@@ -92,15 +106,16 @@ class Step:
     """All inputs of one step, applied in the order of the fields.
 
     *digest* is the ledger's after the step. *ids* has one token per join, in order, and then the
-    tokens of a prefill. They go to engines that hold the embedding, and never down a chain. *drop*
-    has row uids and snapshot handles, which share one number space. *spent* has an entry for every
-    rank that has finished its part, in order.
+    tokens of a prefill, or the guess that a decode reads. They go to engines that hold the
+    embedding, and never down a chain. *drop* has row uids and snapshot handles, which share one
+    number space. *spent* has an entry for every rank that has finished its part, in order.
     """
 
     CODE: ClassVar = MessageCode.STEP
     epoch: Epoch
     n: int
     digest: bytes
+    back: tuple[TakeBack, ...] = ()
     save: tuple[Save, ...] = ()
     evict: tuple[int, ...] = ()
     drop: tuple[int, ...] = ()
@@ -114,8 +129,8 @@ class Step:
 
     @property
     def changes(self) -> bool:
-        """True if rows or snapshots come, go or move before the step's work."""
-        return bool(self.save or self.evict or self.drop or self.open or self.join)
+        """True if rows or snapshots change before the step's work."""
+        return bool(self.back or self.save or self.evict or self.drop or self.open or self.join)
 
 
 @attrs.frozen

@@ -145,6 +145,7 @@ class Joining:
             order.deadline_ms,
             order.model,
             order.bounds,
+            checked=order.checked,
         )
         effects: list[Effect] = [
             ToEngine(Group(order.backend, self._rank, self._world, order.deadline_ms)),

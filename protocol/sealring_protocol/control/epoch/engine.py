@@ -36,6 +36,11 @@ class RankEngine:
         self.joining = Joining(rank, world)
         """The way into the epoch's collective."""
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether the present epoch is checked."""
+        return self.order is not None and self.order.checked
+
     def up(self, info: EngineInfo) -> bool:
         """A new process is up and sent *info*. True if it is the awaited replacement, and has the
         same model."""

@@ -15,6 +15,7 @@ from sealring_protocol.codec.messages import (
     Backend,
     Bootstrap,
     CannotServe,
+    Checked,
     Epoch,
     Failure,
     FailureKind,
@@ -148,6 +149,8 @@ class Follower:
                 self._engine.deadline.answered(now)
                 self._engine.loaded = None
                 return self._tell(0, message.of(self._config.rank), now)
+            case Checked() if message.epoch == self.epoch and self._engine.is_checked:
+                return [Send(0, Purpose.CONTROL, message)]
             case Step() | StepDone():
                 self._engine.deadline.answered(now)
                 if message.epoch != self.epoch or self._pipeline is None:

@@ -5,7 +5,7 @@ own and compares digests before it touches a cache. A batched cache is a rectang
 is a convention: first the rows that stay, in their old order, then the joiners in the order of the
 step. This module alone defines it.
 
-A step is applied in the order save, evict, drop, open, join, work. `Ledger.apply` returns the
+A step is applied in the order back, save, evict, drop, open, join, work. `Ledger.apply` returns the
 `Change` that an engine carries out on its caches in the same order.
 """
 
@@ -17,12 +17,21 @@ from typing import Final
 import attrs
 from cryptography.hazmat.primitives.hashes import SHA256, Hash
 
-from sealring_protocol.codec.messages import Decode, NoWork, Open, Prefill, Save, Step
+from sealring_protocol.codec.messages import (
+    Decode,
+    NoWork,
+    Open,
+    Prefill,
+    Save,
+    Step,
+    TakeBack,
+)
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.limits import MAX_TOKENS
 
 DIGEST_SIZE: Final = 16
 _PAIR: Final = struct.Struct(">QI")
+_ROW: Final = struct.Struct(">QIB")
 _GROUP: Final = struct.Struct(">HI")
 _COUNTS: Final = struct.Struct(">QIII")
 
@@ -50,9 +59,20 @@ class Saved:
 
 
 @attrs.frozen
+class TakenBack:
+    """Drop the last *count* tokens of row *uid*, the only one of *group*. *length* are left."""
+
+    uid: int
+    group: int
+    count: int
+    length: int
+
+
+@attrs.frozen
 class Change:
     """What one step does to the caches before its work. *dropped_rows* are private caches."""
 
+    taken_back: tuple[TakenBack, ...] = ()
     saved: tuple[Saved, ...] = ()
     dropped_rows: tuple[int, ...] = ()
     dropped_snaps: tuple[int, ...] = ()
@@ -66,17 +86,21 @@ _UNCHANGED: Final = Change()
 class Ledger:
     """The rows and snapshots of one epoch. Lengths count the tokens in a cache.
 
+    The last tokens of a row that is alone in its group may be guesses. They are none any more once
+    the group decodes on a token that was drawn, or its rows change.
+
     A step that does not fit raises `RemoteProtocolError`. Discard the ledger then, and end the
     epoch.
     """
 
-    __slots__ = ("_groups", "_lengths", "_private", "_snaps")
+    __slots__ = ("_groups", "_guessed", "_lengths", "_private", "_snaps")
 
     def __init__(self) -> None:
         self._private: dict[int, int] = {}
         self._snaps: dict[int, int] = {}
         self._groups: dict[int, list[int]] = {}
         self._lengths: dict[int, int] = {}
+        self._guessed: dict[int, int] = {}  # of rows in groups: tokens at their ends
 
     @property
     def private(self) -> dict[int, int]:
@@ -106,6 +130,10 @@ class Ledger:
         """Tokens in the cache of row *uid*."""
         return self._lengths[uid] if uid in self._lengths else self._private[uid]
 
+    def guessed(self, uid: int) -> int:
+        """How many of the last tokens of row *uid* may be taken back."""
+        return self._guessed.get(uid, 0)
+
     def holds(self, uid: int) -> bool:
         """True if row *uid* has a cache."""
         return uid in self._private or uid in self._lengths
@@ -115,12 +143,14 @@ class Ledger:
         fit."""
         change = self._compose(step) if step.changes else _UNCHANGED
         match step.work:
-            case Decode(group):
+            case Decode(group, guessed):
                 rows = self._groups.get(group)
                 if not rows:
                     raise RemoteProtocolError(
                         f"step {step.n} decodes group {group}, which is empty"
                     )
+                if guessed or self._guessed:
+                    self._guess(step.n, rows, guessed)
                 for uid in rows:
                     self._lengths[uid] = self._longer(step.n, self._lengths[uid], 1)
             case Prefill(uid, position, count):
@@ -140,7 +170,18 @@ class Ledger:
             raise RemoteProtocolError(f"step {n} makes a row longer than {MAX_TOKENS} tokens")
         return length + count
 
+    def _guess(self, n: int, rows: list[int], guessed: int) -> None:
+        """Of the only one of *rows* the last *guessed* tokens are guesses now, with the one to
+        come; those before are none any more."""
+        if guessed and (len(rows) > 1 or guessed > self.guessed(rows[0]) + 1):
+            raise RemoteProtocolError(f"step {n} has {guessed} guesses, more than there can be")
+        for uid in rows:
+            self._guessed.pop(uid, None)
+        if guessed:
+            self._guessed[rows[0]] = guessed
+
     def _compose(self, step: Step) -> Change:
+        taken_back = tuple(self._take_back(step.n, back) for back in step.back)
         saved = tuple(self._save(step.n, save) for save in step.save)
         before = {group: list(rows) for group, rows in self._groups.items()}
         touched: set[int] = set()
@@ -159,9 +200,25 @@ class Ledger:
             group: self._regroup(before.get(group, []), set(step.evict), joined.get(group, []))
             for group in sorted(touched | joined.keys())
         }
+        if self._guessed:
+            for uid in [uid for group in regroup for uid in self._groups[group]]:
+                self._guessed.pop(uid, None)
         for group in [group for group, left in self._groups.items() if not left]:
             del self._groups[group]
-        return Change(saved, rows, snaps, step.open, regroup)
+        return Change(taken_back, saved, rows, snaps, step.open, regroup)
+
+    def _take_back(self, n: int, back: TakeBack) -> TakenBack:
+        uid, count = back.uid, back.count
+        if not 0 < count <= self.guessed(uid):
+            raise RemoteProtocolError(
+                f"step {n} takes {count} tokens of row {uid} back; {self.guessed(uid)} are guesses"
+            )
+        self._lengths[uid] -= count
+        self._guessed[uid] -= count
+        if not self._guessed[uid]:
+            del self._guessed[uid]
+        group = next(group for group, rows in self._groups.items() if uid in rows)
+        return TakenBack(uid, group, count, self._lengths[uid])
 
     def _save(self, n: int, save: Save) -> Saved:
         if not (self.holds(save.uid) and self._unused(save.handle)):
@@ -180,6 +237,7 @@ class Ledger:
             if uid in rows:
                 rows.remove(uid)
                 del self._lengths[uid]
+                self._guessed.pop(uid, None)
                 return group
         raise RemoteProtocolError(f"step {n} evicts row {uid}, which is in no group")
 
@@ -225,11 +283,11 @@ class Ledger:
         parts = [_COUNTS.pack(n, len(self._private), len(self._snaps), len(self._groups))]
         parts += [_PAIR.pack(*item) for item in sorted(self._private.items())]
         parts += [_PAIR.pack(*item) for item in sorted(self._snaps.items())]
-        lengths = self._lengths
+        lengths, guessed = self._lengths, self._guessed.get
         for group in sorted(self._groups):
             rows = self._groups[group]
             parts.append(_GROUP.pack(group, len(rows)))
-            parts += [_PAIR.pack(uid, lengths[uid]) for uid in rows]
+            parts += [_ROW.pack(uid, lengths[uid], guessed(uid, 0)) for uid in rows]
         context = Hash(SHA256())
         context.update(b"".join(parts))
         return context.finalize()[:DIGEST_SIZE]

@@ -81,7 +81,14 @@ def weight(message: Step | StepDone | Row) -> int:
         return ENTRY_WEIGHT * (1 + len(message.bias)) + HISTORY_WEIGHT * len(message.history)
     entries = len(message.ids)
     if isinstance(message, Step):
-        changes = (message.save, message.evict, message.drop, message.open, message.join)
+        changes = (
+            message.back,
+            message.save,
+            message.evict,
+            message.drop,
+            message.open,
+            message.join,
+        )
         entries += sum(map(len, changes))
     return sum([len(tensor.data) for tensor in message.tensors]) + ENTRY_WEIGHT * entries
 
@@ -230,7 +237,11 @@ class FollowerPipeline:
 
 
 class HeadPipeline:
-    """The head: steps go to its own engine and down the chain; answers come back in order."""
+    """The head: steps go to its own engine and down the chain; answers come back in order.
+
+    The hidden states of a decode of a guess wait until `decide` says whether the guess was right.
+    Only then are tokens drawn from them.
+    """
 
     def __init__(self, epoch: Epoch, world: int) -> None:
         self.epoch = epoch
@@ -241,7 +252,10 @@ class HeadPipeline:
         self._chain: deque[int] = deque()  # sent down the chain, not yet answered
         self._drawn: set[int] = set()  # steps whose answers carry hidden states to draw tokens from
         self._closing: deque[int] = deque()  # second pass: norm, output head and sampler
-        self._weights: dict[int, int] = {}  # of each answer in `_closing`, by step
+        self._weights: dict[int, int] = {}  # of each answer in `_closing` or `_held`, by step
+        self._undecided: set[int] = set()  # decodes of guesses
+        self._wrong: set[int] = set()  # decodes of wrong guesses that have not come back
+        self._held: dict[int, StepDone] = {}  # answers to undecided ones
 
     @property
     def open(self) -> bool:
@@ -251,7 +265,8 @@ class HeadPipeline:
     @property
     def outstanding(self) -> int:
         """Steps not yet answered."""
-        return len(self._engine) + len(self._chain) + len(self._closing)
+        waiting = (self._engine, self._chain, self._held, self._closing)
+        return sum(map(len, waiting))
 
     def begin(self, step: Step) -> list[Action]:
         """Start *step*, the next by number."""
@@ -260,6 +275,8 @@ class HeadPipeline:
         self._engine.append(step.n)
         if isinstance(step.work, Decode):
             self._drawn.add(step.n)
+            if step.work.guessed:
+                self._undecided.add(step.n)
         return [ToEngine(step)]
 
     def output(self, message: Step | StepDone) -> list[Action]:
@@ -298,17 +315,40 @@ class HeadPipeline:
         if sum(self._weights.values()) + weight(message) > MAX_WEIGHT_WAITING:
             raise LimitExceeded(f"the answer to step {n} is one too many, or too large")
         self._chain.popleft()
-        failed = message.failed or self._wrong(message)
+        failed = message.failed or self._fault_of(message)
         if failed is not None:
             return self.failure(n, failed)
         if not message.tensors:
             return [Answered(n, (), message.spent, None)]
         self._drawn.discard(n)
+        if n in self._wrong:
+            self._wrong.remove(n)
+            return [Answered(n, (), message.spent, None)]
         self._weights[n] = weight(message)
+        if n in self._undecided:
+            self._held[n] = message
+            return []
         self._closing.append(n)
         return [ToEngine(message)]
 
-    def _wrong(self, answer: StepDone) -> Failure | None:
+    def decide(self, n: int, *, right: bool) -> list[Action]:
+        """The guess that step *n* reads was *right*, or was not: then it is answered without a
+        token."""
+        self._undecided.discard(n)
+        held = self._held.pop(n, None)
+        if self._state.state is PipelineState.BROKEN:
+            return []
+        if held is None:
+            if not right:
+                self._wrong.add(n)
+            return []
+        if right:
+            self._closing.append(n)
+            return [ToEngine(held)]
+        del self._weights[n]
+        return [Answered(n, (), held.spent, None)]
+
+    def _fault_of(self, answer: StepDone) -> Failure | None:
         """The failure if *answer* of the last rank has token ids, or has or lacks hidden states
         wrongly; else None."""
         if answer.ids:
@@ -323,7 +363,8 @@ class HeadPipeline:
     def failure(self, n: int, failed: Failure) -> list[Action]:
         """Step *n* failed, and every later one with it: answer all of them now."""
         self._state.fire(PipelineEvent.FAILURE)
-        rest = {*self._closing, *self._chain, *self._engine}
+        rest = {*self._closing, *self._held, *self._chain, *self._engine}
+        self._held.clear()
         self._closing.clear()
         self._chain.clear()
         self._engine.clear()
@@ -333,7 +374,7 @@ class HeadPipeline:
 
     def lost(self, failed: Failure) -> list[Action]:
         """A rank or its link is gone: answer every step under way with *failed*."""
-        oldest = [*self._closing, *self._chain, *self._engine]
+        oldest = [*self._closing, *self._held, *self._chain, *self._engine]
         if not oldest:
             self._state.fire(PipelineEvent.FAILURE)
             return []

@@ -15,7 +15,7 @@ class HeadConfig:
 
     *bootstrap_seconds* limit the loading of an epoch; *group_seconds* limit how long a collective
     takes to come up once every rank has loaded. *patience* is `NodeConfig.patience`, in seconds.
-    *unpinned* is the model's digest without its manifest (empty if it has none).
+    *unpinned* and *trust_weights* are those of `NodeConfig`.
     """
 
     instance: int
@@ -29,4 +29,5 @@ class HeadConfig:
     patience: float = PING_TIMEOUT
     first_uid: int = 1
     unpinned: bytes = b""
+    trust_weights: bool = False
     last_epoch: int = 0  # that this node began, with another roster; the next one comes after it

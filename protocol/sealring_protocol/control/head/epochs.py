@@ -16,7 +16,7 @@ from typing import Final
 
 import attrs
 
-from sealring_protocol.codec.local_messages import Grouped, Loaded
+from sealring_protocol.codec.local_messages import EngineInfo, Grouped, Loaded
 from sealring_protocol.codec.messages import (
     Epoch,
     Failure,
@@ -32,8 +32,8 @@ from sealring_protocol.control.epoch.engine import RankEngine
 from sealring_protocol.control.head.backoff import LONGEST_PAUSE, EpochBackoff
 from sealring_protocol.control.head.config import HeadConfig
 from sealring_protocol.control.head.membership import Membership, MembershipState
-from sealring_protocol.control.head.models import differ
-from sealring_protocol.control.head.notices import Notices
+from sealring_protocol.control.head.models import compare
+from sealring_protocol.control.head.notices import Notices, constant
 from sealring_protocol.control.head.partition import TooLittleRoom
 from sealring_protocol.control.head.plan import (
     Plan,
@@ -45,7 +45,7 @@ from sealring_protocol.control.head.plan import (
 )
 from sealring_protocol.control.head.tensor_tries import TensorTries
 from sealring_protocol.control.standing import Phase, Standing
-from sealring_protocol.errors import CloseCode, LocalProtocolError
+from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.security.roles import Purpose
 
 _PHASES: Final = {
@@ -78,6 +78,8 @@ class Epochs:
         self._failed: Failure | None = None  # why the last epoch, or the last try at one, ended
         self._unplanned: Failure | None = None  # why there is no plan
         self._unreadable: dict[int, Failure] = {}  # what absent ranks said of their models
+        self.checked = False
+        """Whether epochs that begin from now on are checked."""
         self.hosts = config.hosts
         """Where the ranks are, by rank: the next collective uses these addresses."""
         self.membership = Membership(config.instance, self._world, config.last_epoch)
@@ -87,7 +89,7 @@ class Epochs:
     def standing(self, requests: int) -> Standing:
         """The status of the ring, which has so many *requests*."""
         membership, state = self.membership, self.membership.state
-        missing = () if state is MembershipState.SERVING else tuple(membership.missing)
+        missing = () if self.serving else tuple(membership.missing)
         phase = _PHASES[state]
         if state is MembershipState.STARTING and self.tensor:
             phase = Phase.JOINING
@@ -126,13 +128,11 @@ class Epochs:
 
     def is_over(self, epoch: Epoch) -> bool:
         """True if *epoch* has ended. Raises `RemoteProtocolError` for one that never began."""
-        over = self.membership.state is MembershipState.GATHERING
-        return not self.membership.is_current(epoch) or over
+        return not self.membership.is_current(epoch) or not self.membership.began
 
     def explain(self, why: Waiting, now: float) -> list[Effect]:
         """Tell *why* there is no epoch to the ranks that do not know it yet."""
-        gathering = self.membership.state is MembershipState.GATHERING
-        return [*self._notices.tell(why, now)] if gathering else []
+        return [] if self.membership.began else [*self._notices.tell(why, now)]
 
     def starved(self, seconds: float, now: float) -> None:
         """An engine starved for *seconds* more: the start of an epoch gets more time."""
@@ -149,16 +149,17 @@ class Epochs:
 
     def hello_came(self, rank: int, hello: Hello, now: float) -> EffectsAndLoss:
         """*rank* said *hello*: its engine is new, and has nothing loaded."""
-        info = self._engine.info
-        if info is not None and hello.model != info.model:
-            return [self._mismatch(rank, info.model, hello.model)], None
+        told = compare(self._config, self._engine.info, rank, hello, self.membership.present)
+        if isinstance(told, Shut):
+            return [told], None
         self._unreadable.pop(rank, None)
         self._backoff.changed()
         running = self.membership.presented(rank, hello)
-        here = Note(Level.INFO, f"{self._named(rank)} is here")
+        here: list[Effect] = [Note(Level.INFO, f"{self._named(rank)} is here")]
+        here += [told] if told else []
         if running:
-            return [here], Failure(rank, FailureKind.ENGINE_LOST, "it has restarted")
-        return [here, *self._try_start(now)], None
+            return here, Failure(rank, FailureKind.ENGINE_LOST, "it has restarted")
+        return [*here, *self._try_start(now)], None
 
     def unreadable(self, rank: int, failed: Failure) -> list[Effect]:
         """The engine of *rank*, which is absent, cannot read its model."""
@@ -168,21 +169,18 @@ class Epochs:
         text = f"{self._named(rank)} cannot read its model: {failed.message}"
         return [Note(Level.ERROR, text)]
 
-    def shut_other_models(self, model: bytes) -> list[Effect]:
-        """The head's *model* is known now: refuse the ranks that are here with another."""
-        present = self.membership.present
-        others = [rank for rank, hello in present.items() if hello.model != model]
-        for rank in others:
-            self.membership.lost(rank)
-        return [self._mismatch(rank, model, present[rank].model) for rank in others]
-
-    def _mismatch(self, rank: int, model: bytes, theirs: bytes) -> Effect:
-        names, unpinned = self._config.names, self._config.unpinned
-        reason = differ(names[0], model, unpinned, names[rank], theirs)
-        return Shut(rank, Purpose.CONTROL, CloseCode.MODEL_MISMATCH, reason)
+    def shut_other_models(self, info: EngineInfo) -> list[Effect]:
+        """The head's model is known now (*info*): refuse the ranks that are here with another."""
+        effects, present = list[Effect](), self.membership.present
+        for rank, hello in present.items():
+            told = compare(self._config, info, rank, hello, present)
+            effects += [told] if told else []
+            if isinstance(told, Shut):
+                self.membership.lost(rank)
+        return effects
 
     def _try_start(self, now: float) -> list[Effect]:
-        if self.membership.state is not MembershipState.GATHERING:
+        if self.membership.began:
             return []
         if self.membership.missing:
             return [Note(Level.INFO, f"waiting for {self._missing()}")]
@@ -211,6 +209,7 @@ class Epochs:
             info.model,
             inner_seal=self._config.inner_seal,
             deadline_ms=int(self._config.bootstrap_seconds * 1000),
+            checked=self.checked,
         )
         effects: list[Effect] = [
             Note(Level.INFO, f"epoch {epoch.counter}: {plan.reason}; layers {plan.split.bounds}")
@@ -334,7 +333,7 @@ class Epochs:
                 needed = self._engine.joining.committed
             elif rank == 1:
                 self._next_up = False
-            running = needed and self.membership.state is not MembershipState.GATHERING
+            running = needed and self.membership.began
         if running and purpose is Purpose.TUNNEL and not self.serving:
             failed = Failure(0, FailureKind.LINK_LOST, f"a tunnel broke: {reason}")
             return [note, *self.rank_not_ready(0, failed, now)], None
@@ -348,9 +347,10 @@ class Epochs:
         text = f"{self._named(rank)} cannot serve: {failed.message}"
         if self._gives_up_tensor(now, failed.kind):
             return [*self._without_tensor(text), *self.end(now)]
-        if failed.kind in (FailureKind.LOAD, FailureKind.GROUP):
+        if failed.kind in (FailureKind.LOAD, FailureKind.GROUP, FailureKind.MEMORY):
             self._backoff.wait(now, LONGEST_PAUSE)
-        notes = [Note(Level.ERROR, text)] if self.fails(attrs.evolve(failed, rank=rank)) else []
+        level = Level.WARNING if failed.kind is FailureKind.LOAD else Level.ERROR
+        notes = [Note(level, text)] if self.fails(attrs.evolve(failed, rank=rank)) else []
         return [*notes, *self.end(now)]
 
     def _gives_up_tensor(self, now: float, kind: FailureKind = FailureKind.GROUP) -> bool:
@@ -371,7 +371,7 @@ class Epochs:
         known, self._failed = self._failed, failed
         if failed.kind is FailureKind.UNSERVABLE:
             self._backoff.wait_for_change()
-        return known != failed
+        return known is None or constant(known) != constant(failed)
 
     def progressed(self) -> None:
         """A step of the present epoch was answered: the next epoch need not wait."""

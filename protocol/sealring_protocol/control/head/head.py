@@ -11,6 +11,7 @@ rank's engine. `Steps` exists while an epoch serves. No part knows `Head`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import attrs
@@ -25,6 +26,7 @@ from sealring_protocol.codec.local_messages import (
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
     CannotServe,
+    Checked,
     Epoch,
     Failure,
     FailureKind,
@@ -79,7 +81,10 @@ class Head:
 
     def standing(self) -> Standing:
         """The status of the ring: its phase, and what it waits for."""
-        return self.epochs.standing(0 if self.scheduler is None else self.scheduler.live)
+        standing = self.epochs.standing(0 if self.scheduler is None else self.scheduler.live)
+        slow_links = "" if self.scheduler is None else self.scheduler.slow_links
+        checked = self._steps is not None and self._steps.is_checked
+        return attrs.evolve(standing, checked=checked, slow_links=slow_links)
 
     @property
     def serving(self) -> bool:
@@ -132,10 +137,9 @@ class Head:
         if self.scheduler is None:
             raise LocalProtocolError("the head has not read its model yet; try again in a moment")
         info = self._engine.info
-        if info is not None and (token := max(request.prompt, default=0)) >= info.vocabulary:
-            raise LocalProtocolError(
-                f"the prompt has token {token}, and the model's vocabulary {info.vocabulary}"
-            )
+        token = max((*request.prompt, *request.prediction, *(request.guesses or ())), default=0)
+        if info is not None and token >= info.vocabulary:
+            raise LocalProtocolError(f"token {token} is beyond the vocabulary of {info.vocabulary}")
         uid = self.scheduler.submit(request)
         return uid, self.plan_steps(now)
 
@@ -150,6 +154,23 @@ class Head:
         if self.scheduler is None:
             return []
         return [*self.scheduler.finish(uid), *self.plan_steps(now)]
+
+    def guess(self, uid: int, position: int, tokens: Sequence[int], now: float) -> list[Effect]:
+        """From *position* on request *uid* is likely to go on with *tokens*."""
+        info = self._engine.info
+        if self.scheduler and info is not None and max(tokens, default=0) < info.vocabulary:
+            self.scheduler.guess(uid, position, tokens)
+        return self.plan_steps(now)
+
+    def check(self, on: bool, now: float) -> list[Effect]:
+        """Begin a checked epoch, or end it. Requests go on, and are prefilled again."""
+        if self.epochs.checked == on:
+            return []
+        self.epochs.checked = on
+        if not self.epochs.membership.began:
+            return []
+        self.epochs.progressed()  # nothing has failed: the next epoch need not wait
+        return self._end_epoch(now)
 
     @property
     def may_plan(self) -> bool:
@@ -181,6 +202,8 @@ class Head:
                 if self._steps is not None:
                     self._steps.engine_drew(message)
                 return []
+            case Checked() if message.epoch == self.epochs.membership.epoch:
+                return [] if self._steps is None else self._steps.fingerprints(0, message)
             case CannotServe():
                 self._engine.deadline.answered(now)
                 current = message.epoch == self.epochs.membership.epoch
@@ -216,7 +239,7 @@ class Head:
             self.scheduler = Scheduler(config, info.context, self._first_uid)
         elif self.scheduler.config != config:
             self.scheduler.resize(config)
-        shuts = self.epochs.shut_other_models(info.model)
+        shuts = self.epochs.shut_other_models(info)
         return [*shuts, *self._or_lost(self.epochs.hello_came(0, hello(info), now), now)]
 
     def engine_lost(
@@ -266,6 +289,8 @@ class Head:
                 return self._begun(self.epochs.ready(rank, message, now), now)
             case CannotServe():
                 return self._cannot(rank, message, now)
+            case Checked():
+                return self._fingerprints(rank, message)
             case StepDone():
                 return self._step_done(rank, purpose, message, now)
             case _:
@@ -304,6 +329,13 @@ class Head:
             raise RemoteProtocolError("an answer to a step on a control link")
         return []
 
+    def _fingerprints(self, rank: int, message: Checked) -> list[Effect]:
+        if self.epochs.is_over(message.epoch):
+            return []
+        if self._steps is None:
+            raise RemoteProtocolError("fingerprints before there is a step")
+        return self._steps.fingerprints(rank, message)
+
     def _explained(self, epoch: Epoch, failed: Failure, now: float) -> list[Effect]:
         """A rank explains why it closed its link and so ended *epoch*, which is over already."""
         if self.scheduler is None:
@@ -325,6 +357,7 @@ class Head:
             self._times,
             self._engine.deadline,
             parallel=self.epochs.tensor,
+            checked=self.epochs.checked,
         )
         return effects + self._steps.plan(now)
 

@@ -75,6 +75,11 @@ class Membership:
         return self._epoch
 
     @property
+    def began(self) -> bool:
+        """True from the beginning of an epoch to its end."""
+        return self.state is not MembershipState.GATHERING
+
+    @property
     def missing(self) -> list[int]:
         """The ranks that the present state waits for: absent, not prepared, or not ready."""
         have: Mapping[int, Hello | Prepared | Ready] = self._ready
@@ -179,4 +184,4 @@ class Membership:
 
 def hello(info: EngineInfo) -> Hello:
     """The HELLO of a rank whose engine sent *info*."""
-    return Hello(info.model, len(info.layers), info.dtype, info.hidden, info.room)
+    return Hello(info.model, len(info.layers), info.dtype, info.hidden, info.room, info.pins)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from sealring_protocol.codec.messages import Waiting
+import attrs
+
+from sealring_protocol.codec.messages import Failure, Waiting
 from sealring_protocol.control.effects import Send
 from sealring_protocol.security.roles import Purpose
 
@@ -40,3 +42,9 @@ class Notices:
             self._told[rank] = why
             self._next[rank] = now + NOTICE_SECONDS
         return [Send(rank, Purpose.CONTROL, why) for rank in due]
+
+
+def constant(failed: Failure) -> Failure:
+    """*failed* without what may change with each try: what stands after a ";", as in
+    `Obstacle.constant`."""
+    return attrs.evolve(failed, message=failed.message.partition(";")[0])

@@ -154,7 +154,7 @@ def _backend(collectives: Collectives, have: int) -> Backend:
 
 
 def bootstraps(
-    plan: Plan, epoch: Epoch, model: bytes, *, inner_seal: bool, deadline_ms: int
+    plan: Plan, epoch: Epoch, model: bytes, *, inner_seal: bool, deadline_ms: int, checked: bool
 ) -> list[Bootstrap]:
     """What each rank, in order, is told of *plan* in *epoch*; of a collective, to prepare."""
     hosts = (("", 0),) * plan.world if plan.strategy is Strategy.TENSOR else ()
@@ -169,6 +169,7 @@ def bootstraps(
             plan.split.bounds,
             hosts,
             plan.trusted,
+            checked,
         )
         for rank in range(plan.world)
     ]

@@ -16,10 +16,12 @@ import attrs
 from sealring_protocol.codec.local_messages import Logprobs
 from sealring_protocol.codec.messages import (
     NO_LOGPROBS,
+    Checked,
     Decode,
     Epoch,
     Failure,
     FailureKind,
+    Prefill,
     Ready,
     Row,
     Spent,
@@ -31,6 +33,7 @@ from sealring_protocol.control.effects import Effect, Level, Note, Send, Shut, S
 from sealring_protocol.control.epoch import pipeline
 from sealring_protocol.control.epoch.deadlines import ROUND, AnswerDeadline, earliest, is_due
 from sealring_protocol.control.epoch.tensor import StepDeadline, StepDeadlineRule, TensorLeader
+from sealring_protocol.control.head.checked_steps import CheckedSteps
 from sealring_protocol.control.head.epochs import EffectsAndLoss
 from sealring_protocol.control.scheduler.group_tuner import GroupTuner
 from sealring_protocol.control.scheduler.requests import RequestDone
@@ -59,6 +62,7 @@ class Timekeeper:
 
 class Steps:
     """The steps of *epoch*, for which *ranks* are ready; *parallel* is tensor parallelism.
+    In a *checked* epoch fingerprints are passed on.
     *engine* is the deadline of the head's own engine."""
 
     def __init__(
@@ -70,6 +74,7 @@ class Steps:
         engine: AnswerDeadline,
         *,
         parallel: bool,
+        checked: bool,
     ) -> None:
         self._world = len(ranks)
         self._scheduler = scheduler
@@ -83,7 +88,9 @@ class Steps:
             self._machine = pipeline.HeadPipeline(epoch, self._world)
         self._flights: dict[int, tuple[float, Work, tuple[int, ...]]] = {}  # when sent, work, rows
         self._logprobs: dict[tuple[int, int], Logprobs] = {}  # by (step, uid), for its answer
+        self._checked = CheckedSteps(self._world) if checked else None
         self._drain_ends: float | None = None
+        self._told_slow_links = False
         self.parallel = parallel
         self.may_plan = False
         """A further step may fit. The caller then calls `plan`, after it has carried out the
@@ -93,8 +100,17 @@ class Steps:
         self.over = False
         """A step failed."""
         token_stays_here = parallel or self._world == 1  # on the devices: no hop is waited for
-        scheduler.shape(1 if token_stays_here else times.groups, 2 if token_stays_here else 1)
+        if token_stays_here:
+            scheduler.shape(groups=1, window=2)
+        else:
+            # A checked epoch has no guesses, for what wrong ones compute is compared with nothing.
+            scheduler.shape(times.groups, window=1, stages=self._world, guesses=not checked)
         scheduler.begin(epoch, ranks)
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether fingerprints are passed on."""
+        return self._checked is not None
 
     def end(self) -> None:
         """The epoch is over: forget every step under way. This object is of no more use."""
@@ -113,7 +129,7 @@ class Steps:
     def plan(self, now: float) -> list[Effect]:
         """Plan and begin steps while there is work and credit for it."""
         self.may_plan = False
-        effects: list[Effect] = []
+        effects = self._decide(now)
         while self._machine.open:
             planned = self._scheduler.plan(now)
             effects += self._scheduler.ended()
@@ -124,7 +140,18 @@ class Steps:
             n, work = planned.step.n, planned.step.work
             self._flights[n] = (now, work, self._scheduler.uids(n))
             effects += planned.opened
+            if self._checked is not None:
+                effects += self._checked.planned(n, work, *self._scheduler.lengths(n))
             effects += self._act(self._machine.begin(planned.step), now)
+        return effects
+
+    def _decide(self, now: float) -> list[Effect]:
+        """Tell the machine which guesses were right. One that is known to be wrong may be answered
+        by that."""
+        effects: list[Effect] = []
+        for n, right in self._scheduler.decided():
+            if isinstance(self._machine, pipeline.HeadPipeline):
+                effects += self._act(self._machine.decide(n, right=right), now)
         return effects
 
     def _announce(self, row: Row) -> list[Effect]:
@@ -148,6 +175,8 @@ class Steps:
                 case pipeline.ToNext(message):
                     self._times.rounds.owe(now)
                     effects.append(Send(1, Purpose.STEP, message))
+                    self._scheduler.passed_on(message.n)
+                    self.may_plan |= isinstance(self._flights[message.n][1], Prefill)
                 case pipeline.ToRanks(step):
                     self._times.lockstep.owe(step, len(self._flights[step.n][2]), now)
                     ranks = range(1, self._world)
@@ -169,6 +198,12 @@ class Steps:
         flight = self._flights.get(message.n)
         if flight is not None and message.uid in flight[2]:
             self._logprobs[message.n, message.uid] = message
+
+    def fingerprints(self, rank: int, message: Checked) -> list[Effect]:
+        """*rank* sent *message* of this epoch. Raises `RemoteProtocolError` if it may not."""
+        if self._checked is None:
+            raise RemoteProtocolError("fingerprints of an epoch that is not checked")
+        return [*self._checked.came(rank, message)]
 
     def engine_answered(self, message: Step | StepDone, now: float) -> list[Effect]:
         """The head's engine returned *message* of this epoch."""
@@ -209,11 +244,16 @@ class Steps:
         spent, rest = action.spent[: self._world], action.spent[self._world :]
         closing = rest[0] if rest else Spent()
         timing = StepTiming(action.n, work, uids, total, spent, closing, self.parallel)
-        if self._times.tuner is not None and isinstance(work, Decode) and not self.parallel:
+        self._scheduler.took(timing)
+        drew = isinstance(work, Decode) and self._scheduler.expects(action.n)
+        if self._times.tuner is not None and drew and not self.parallel:
             groups = self._times.tuner.groups(timing)
             if groups is not None:
                 self._scheduler.tune(groups)
-        return [timing]
+        if self._told_slow_links or not self._scheduler.slow_links:
+            return [timing]
+        self._told_slow_links = True
+        return [timing, Note(Level.WARNING, self._scheduler.slow_links)]
 
     def _told_of(self, n: int) -> dict[int, Logprobs]:
         """Take the log probabilities that belong to the answer to step *n*, by row."""

@@ -1,7 +1,8 @@
 """When the strategy `auto` gives up tensor parallelism, because its collective does not come up.
 
 A collective that has never worked gets one try. One that once worked gets several, and so does one
-whose links broke, because a node may just have left.
+whose links broke, because a node may just have left. Weights that are not there yet are no fault of
+tensor parallelism.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class TensorTries:
 
     def failed(self, kind: FailureKind, now: float) -> bool:
         """The collective did not come up, by a failure of *kind*. True if no try is left."""
+        if kind is FailureKind.LOAD:
+            return False
         if kind is not FailureKind.LINK_LOST:
             self._left -= 1
             return self._left <= 0

@@ -78,6 +78,7 @@ class Losses:
         rows = self._living(loss.uids)
         for row in rows:
             row.tries += 1
+            row.guesses.pause()  # a guess takes more room, and may have been at fault
             row.stalls += _STALLS.get(failure.kind, 1)
         suspicious = failure.kind in _SUSPICIOUS
         self._unexplained = None if suspicious else loss

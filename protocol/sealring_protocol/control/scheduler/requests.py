@@ -16,7 +16,8 @@ class SchedulerConfig:
     """The scheduler's limits.
 
     *groups* of at most *rows* rows decode (0 groups: the head chooses), and *queue* rows may wait.
-    A prefill *chunk* is in tokens; at most *chunks* are in flight, each of about *chunk_seconds*.
+    A prefill *chunk* has at most so many tokens; other rows' tokens come at most about
+    *chunk_seconds* later because of chunks.
     At most *prefixes* snapshots are kept, in at most the fraction *prefix_share* of the ranks'
     room. A request ends when it fails alone and more than *retries* forwards with it have failed,
     or after more than *stalls* lost steps without a token between them. A token's hidden state has
@@ -27,7 +28,6 @@ class SchedulerConfig:
     rows: int = 8
     queue: int = 256
     chunk: int = 512
-    chunks: int = 2
     chunk_seconds: float = 0.5
     prefixes: int = 0
     prefix_share: float = 0.25
@@ -41,6 +41,8 @@ class Request:
     """Continue *prompt* (token ids) by at most *max_tokens*; 0 means as many as the context allows.
 
     A token in *eos* ends the row and is not output. *sampling* is a `Row` without uid and history.
+    *prediction* has tokens that the answer is likely to contain: guesses are looked up there, too.
+    *guesses* has a guess for each place of the answer; then none is looked up.
     Owners take turns in the queue. Snapshots of a row serve only later requests of the same *owner*
     and *scope*. The scope separates callers that share an owner's turns.
     """
@@ -51,6 +53,8 @@ class Request:
     sampling: Row = attrs.field(factory=lambda: Row(0))
     owner: str = ""
     scope: str = ""
+    prediction: tuple[int, ...] = ()
+    guesses: tuple[int, ...] | None = None
 
     @property
     def sharer(self) -> tuple[str, str]:
@@ -116,11 +120,14 @@ class TokenOut:
 
 @attrs.frozen
 class RequestDone:
-    """Row *uid* is over. *message* gives details where *reason* is not enough."""
+    """Row *uid* is over. *message* gives details where *reason* is not enough. Of the guesses of
+    its tokens so many were *accepted* and *rejected*."""
 
     uid: int
     reason: FinishReason
     message: str = ""
+    accepted: int = 0
+    rejected: int = 0
 
 
 @attrs.frozen

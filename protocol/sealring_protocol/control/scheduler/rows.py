@@ -9,10 +9,8 @@ import attrs
 
 from sealring_protocol.codec.messages import Row, Step, Work
 from sealring_protocol.control.epoch.pipeline import weight
-from sealring_protocol.control.scheduler.requests import (
-    Request,
-    RowOpened,
-)
+from sealring_protocol.control.scheduler.guesses import RowGuesses
+from sealring_protocol.control.scheduler.requests import Request, RowOpened
 from sealring_protocol.limits import HISTORY_WEIGHT
 from sealring_protocol.table import Machine, Table
 
@@ -76,6 +74,8 @@ class LiveRow:
     handle: int = 0  # the snapshot that it is opened from
     kept: int = 0  # tokens of that snapshot
     flying: int = 0  # decode steps in flight
+    wasted: int = 0  # those of them that read a wrong guess
+    guesses: RowGuesses = attrs.field(init=False)
     group: int = 0
     failures: int = 0
     stalls: int = 0
@@ -83,6 +83,14 @@ class LiveRow:
     suspect: bool = False
     leader: LiveRow | None = None  # a row that reads the same prompt first
     followers: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        self.guesses = RowGuesses(self.tokens, self.request)
+
+    @property
+    def coming(self) -> int:
+        """The number of tokens that steps in flight will give, if all guesses are right."""
+        return self.flying - self.wasted
 
     @property
     def sampling(self) -> Row:
@@ -127,7 +135,9 @@ class Flight:
     """A step that waits for its answer.
 
     *positions* are where the token of each row goes. *weight* counts bytes as
-    `limits.MAX_WEIGHT_WAITING` does. *back* is True once only the head's own work on it is left.
+    `limits.MAX_WEIGHT_WAITING` does. *passed* is True once the head's engine has passed it on, and
+    *back* once only the head's own work on it is left. *wasted* is True once it is known to have
+    read a wrong guess: it gives no token.
     """
 
     work: Work
@@ -135,7 +145,9 @@ class Flight:
     positions: tuple[int, ...]
     sent: float
     weight: int = 0
+    passed: bool = False
     back: bool = False
+    wasted: bool = False
 
 
 @attrs.frozen

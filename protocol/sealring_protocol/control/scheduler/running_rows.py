@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from sealring_protocol.codec.messages import Ready, Save
+from sealring_protocol.codec.messages import Ready, Save, Step, TakeBack
 from sealring_protocol.control.epoch.ledger import Ledger
 from sealring_protocol.control.scheduler.cache_room import CacheRoom
+from sealring_protocol.control.scheduler.guesses import Fed
 from sealring_protocol.control.scheduler.kv_budget import GRAIN
 from sealring_protocol.control.scheduler.prefixes import SHORTEST, Prefixes, Snapshot
 from sealring_protocol.control.scheduler.requests import (
@@ -34,6 +35,9 @@ from sealring_protocol.control.scheduler.rows import LiveRow, RowEvent, RowState
 from sealring_protocol.control.scheduler.waiting import Waiting
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import MAX_IDS, MAX_ROW_WEIGHT
+
+_READING: Final = 4
+"""Rows of the queue whose prompts are read in turns."""
 
 _WASTE: Final = 1024
 """Tokens of padding in a group's cache that count as much as one more row."""
@@ -55,6 +59,8 @@ class RunningRows:
         self.leaving: list[int] = []  # rows to evict from their groups
         self.dropping: list[int] = []  # private caches and snapshots to drop
         self.ended: list[Outcome] = []  # requests ended for want of room
+        self.wrong: list[Fed] = []  # wrong guesses, from which no tokens are to be drawn
+        self.backs: dict[int, int] = {}  # how many tokens to take back, by row
         self.room = CacheRoom(context)
         self._context = context
         self._next_uid = first_uid
@@ -112,6 +118,7 @@ class RunningRows:
         row = self.rows.pop(uid, None)
         if row is None:
             return []
+        self.waste(row)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._keep(row)
         self._leave(row)
@@ -119,28 +126,58 @@ class RunningRows:
         self._take_out(row)
         self.waiting.discard(row)
         self._stop_leading(row)
-        return [RequestDone(uid, reason, message)]
+        accepted, rejected = row.guesses.accepted, row.guesses.rejected
+        return [RequestDone(uid, reason, message, accepted, rejected)]
+
+    def waste(self, row: LiveRow) -> None:
+        """The guesses of *row* that are under way are wrong, or of no more use."""
+        if not (fed := row.guesses.fed):
+            return
+        row.wasted += len(fed)
+        row.position -= len(fed)
+        self.wrong += fed
+        if self.stays(row):
+            self.backs[row.uid] = len(fed)
+        fed.clear()
+
+    def wasted_one(self, uids: Iterable[int]) -> None:
+        """A step for rows *uids* that read a wrong guess is over."""
+        for uid in uids:
+            row = self.rows.get(uid)
+            if row is not None:
+                row.flying -= 1
+                row.wasted -= 1
+
+    @property
+    def taken_back(self) -> tuple[TakeBack, ...]:
+        """What the next step takes back."""
+        return tuple(TakeBack(uid, count) for uid, count in self.backs.items())
+
+    def _length(self, uid: int) -> int:
+        """Tokens in the cache of row *uid* once wrong guesses are taken back."""
+        return self.ledger.length(uid) - self.backs.get(uid, 0)
 
     def retire(self) -> None:
         """Have rows whose last token is in flight leave before their group's next decode."""
         for row in self.live.values():
-            if row.flying and len(row.tokens) + row.flying >= row.end and self._stays(row):
+            sure = row.coming and not row.guesses.fed
+            if sure and len(row.tokens) + row.coming >= row.end and self.stays(row):
                 self._keep(row)
                 self.leaving.append(row.uid)
 
-    def _stays(self, row: LiveRow) -> bool:
+    def stays(self, row: LiveRow) -> bool:
         """True if *row* is in its group and the next step does not evict it."""
         return row.uid in self.ledger.rows(row.group) and row.uid not in self.leaving
 
     def _keep(self, row: LiveRow) -> None:
         """Snapshot *row* before it leaves, if it is in a group."""
-        if self.config.prefixes and self._stays(row):
+        if self.config.prefixes and self.stays(row):
             self._saving.append(row)
 
     def _leave(self, row: LiveRow) -> None:
         """Have the next step free *row*'s caches on every rank."""
         if row.state.state is RowState.DECODE:
-            if self._stays(row):
+            if self.stays(row):
                 self.leaving.append(row.uid)
         elif row.uid in self.reading and not self._is_new(row):
             self.dropping.append(row.uid)
@@ -148,6 +185,7 @@ class RunningRows:
     def preempt(self, uid: int) -> None:
         """Free the caches of *uid*; it is prefilled again when there is room."""
         row = self.rows[uid]
+        self.waste(row)
         self._leave(row)
         self._requeue(row)
 
@@ -185,6 +223,12 @@ class RunningRows:
         rows = self.ledger.rows(group)
         return sum(uid not in self.leaving for uid in rows) if self.leaving else len(rows)
 
+    def carried_out(self, step: Step) -> None:
+        """The ring carries out *step*, with all that was to leave or to be taken back."""
+        for done in (self.backs, self.leaving, self.dropping):
+            done.clear()
+        self.ledger.apply(step)
+
     def new(self) -> list[LiveRow]:
         """Rows that the next step opens."""
         return [row for row in self.reading.values() if self._is_new(row)]
@@ -220,12 +264,15 @@ class RunningRows:
         self.ledger = Ledger()
         self.prefixes.clear(cuttable=True)
         self._saving.clear()
+        self.backs.clear()
         self.leaving.clear()
         self.dropping.clear()
         for row in list(self.live.values()):
+            self.waste(row)
             self._requeue(row)
         for row in self.rows.values():
-            row.flying = 0
+            row.flying = row.wasted = 0
+        self.wrong.clear()
 
     # ------------------------------------------------------------ who comes in
 
@@ -241,7 +288,7 @@ class RunningRows:
             if row is not None and self.live:
                 return
             if row is None:
-                if len(self.unread()) >= self.config.chunks * 2:
+                if len(self.unread()) >= _READING:
                     return
                 row = self.waiting.next(lambda row: not row.led)
             if row is None or self._tells_too_much(row) or not self._open(row):
@@ -301,7 +348,7 @@ class RunningRows:
 
     def make_room(self) -> None:
         """Drop snapshots, then preempt the youngest rows, until all rows fit after growing."""
-        if all((len(row.tokens) + row.flying) % GRAIN for row in self.live.values()):
+        if all((len(row.tokens) + row.coming) % GRAIN for row in self.live.values()):
             return
         while self.live and self._shortage() > 0:
             youngest = max(self.live)
@@ -332,9 +379,9 @@ class RunningRows:
         """The snapshots that the next step saves, of rows that were read or are about to leave."""
         saves = []
         for row in self._saving:
-            if not self.ledger.holds(row.uid) or self.ledger.length(row.uid) < SHORTEST:
+            if not self.ledger.holds(row.uid) or self._length(row.uid) < SHORTEST:
                 continue
-            sharer, length = row.request.sharer, self.ledger.length(row.uid)
+            sharer, length = row.request.sharer, self._length(row.uid)
             snapshot = Snapshot(self._number(), sharer, row.tokens, length)
             for handle in set(self.prefixes.within(snapshot)) - self._needed():
                 self._give_up(handle)

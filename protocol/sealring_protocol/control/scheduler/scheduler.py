@@ -13,17 +13,21 @@ evict takes effect after the decode in flight. That decode's surplus token is dr
 row is gone or has that token already.
 
 In a pipeline, a group has one decode on its way round (*window* 1), because its next one needs the
-token; several groups in flight keep the stages busy. The rank that draws the token has it on the
-device at once, so the next decode can follow before the head knows the token. With one rank, or in
-tensor parallelism, two may therefore be in flight (*window* 2). In a pipeline, a decode stops
-counting when its hidden states are back at the head.
+token; several groups in flight keep the stages busy. Where stages would still be idle, a row that
+is alone in its group decodes on guesses of its next tokens (`guesses`), until as many decodes are
+under way as there are stages. Wrong guesses are taken back by the next step. In a pipeline, a
+decode stops counting when its hidden states are back at the head.
+
+The rank that draws the token has it on the device at once, so the next decode can follow before the
+head knows the token. With one rank, or in tensor parallelism, two may therefore be in flight
+(*window* 2).
 
 `losses` says what becomes of rows when a forward fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -42,9 +46,13 @@ from sealring_protocol.codec.messages import (
     Step,
     Work,
 )
+from sealring_protocol.control.effects import StepTiming
 from sealring_protocol.control.epoch.ledger import DIGEST_SIZE, Ledger
 from sealring_protocol.control.epoch.pipeline import weight
 from sealring_protocol.control.scheduler.chunks import Chunks
+from sealring_protocol.control.scheduler.flights import Flights
+from sealring_protocol.control.scheduler.guesses import Fed
+from sealring_protocol.control.scheduler.guessing import Guessing
 from sealring_protocol.control.scheduler.losses import Losses
 from sealring_protocol.control.scheduler.requests import (
     FinishReason,
@@ -57,17 +65,6 @@ from sealring_protocol.control.scheduler.requests import (
 from sealring_protocol.control.scheduler.rows import Flight, LiveRow, Planned
 from sealring_protocol.control.scheduler.running_rows import RunningRows
 from sealring_protocol.errors import RemoteProtocolError
-from sealring_protocol.limits import (
-    ENTRY_WEIGHT,
-    MAX_ROW_WEIGHT,
-    MAX_ROWS,
-    MAX_SEALED_BODY,
-    MAX_STEPS_WAITING,
-    MAX_WEIGHT_WAITING,
-)
-
-_LISTS: Final = 6 * MAX_ROWS * ENTRY_WEIGHT
-"""The most that the lists of a step weigh, with one token id for each join."""
 
 _NO_LOGPROBS: Final[Mapping[int, Logprobs]] = {}
 
@@ -81,13 +78,13 @@ class Scheduler:
         self._running = RunningRows(config, context, first_uid)
         self._epoch: Epoch | None = None
         self._n = 0
-        self._flights: dict[int, Flight] = {}
+        self._flights = Flights()
         self._chunks = Chunks(config)
         self._read_last = False
         self._decoded = [0] * max(1, config.groups)  # the number of each group's latest decode step
-        self._answered_at = 0.0
         self._losses = Losses(self._running)
         self._window = 1
+        self._guessing = Guessing(self._running, self._flights)
 
     # -------------------------------------------------------------- requests
 
@@ -130,14 +127,13 @@ class Scheduler:
         return self._running.submit(request)
 
     def cancel(self, uid: int) -> list[Outcome]:
-        """Cancel *uid* in any state; the next step frees its caches. An unknown uid changes
-        nothing."""
+        """Cancel *uid* in any state; the next step frees its caches. It may be unknown."""
         return self._running.end(uid, FinishReason.CANCELLED)
 
     def refuse(self, reason: str) -> list[Outcome]:
         """End every request, because the ring cannot serve, for *reason*."""
-        uids = [*self._running.rows]
-        return [end for uid in uids for end in self._running.end(uid, FinishReason.REFUSED, reason)]
+        end = self._running.end
+        return [o for uid in [*self._running.rows] for o in end(uid, FinishReason.REFUSED, reason)]
 
     def finish(self, uid: int) -> list[Outcome]:
         """End *uid* as complete: its text reached a stop string."""
@@ -151,10 +147,13 @@ class Scheduler:
         """Spread new rows over *groups* groups, at most as many as are configured."""
         self._running.groups = max(1, min(groups, len(self._decoded)))
 
-    def shape(self, groups: int, window: int) -> None:
-        """Use *groups* groups, each with at most *window* decodes in flight. Call only between
+    def shape(self, groups: int, window: int, stages: int = 1, *, guesses: bool = False) -> None:
+        """Use *groups* groups, each with at most *window* decodes in flight. A step passes *stages*
+        ranks, one after the other; with *guesses* idle ones decode on guesses. Call only between
         epochs."""
         self._window = window
+        self._guessing.stages = stages if guesses else 0
+        self._chunks.shape(stages)
         self.tune(groups)
 
     def resize(self, config: SchedulerConfig) -> None:
@@ -192,7 +191,7 @@ class Scheduler:
     def failed(self, n: int, failure: Failure) -> list[Outcome]:
         """Step *n* failed, and its epoch with it. Its rows become suspects if a forward was at
         fault. A row that has used up its retries, or makes no progress, ends."""
-        loss = self._losses.of(self._epoch, self._flights, n, failure.kind)
+        loss = self._losses.of(self._epoch, self._flights.by_number, n, failure.kind)
         self.abandon()
         return self._losses.settle(loss, failure)
 
@@ -200,12 +199,18 @@ class Scheduler:
         """See `Losses.explained`."""
         return self._losses.explained(epoch, failure)
 
+    def guess(self, uid: int, position: int, tokens: Sequence[int]) -> None:
+        """From *position* on row *uid*, if there is one, is likely to go on with *tokens*."""
+        if (row := self._running.rows.get(uid)) is not None:
+            row.guesses.give(position, tokens)
+
     # ----------------------------------------------------------------- steps
 
     def plan(self, now: float) -> Planned | None:
         """The next step; None while there is nothing to do, or no credit for it."""
-        if self._epoch is None or self._is_full():
+        if self._epoch is None or self._flights.is_full(self.config):
             return None
+        self._flights.waste(self._running.wrong)
         self._running.retire()
         self._running.make_room()
         saves = self._running.saves()
@@ -215,23 +220,28 @@ class Scheduler:
         row = self._next_chunk()
         if row is not None and (group is None or not self._read_last):
             self._read_last = True
-            return self._emit(saves, opened, (), self._chunks.cut(row, self._running.unread()), now)
+            chunk = self._chunks.cut(row, self._running.unread(), decoding=self._decoding)
+            return self._emit(saves, opened, (), chunk, now)
         self._read_last = False
         if group is not None:
-            return self._emit(saves, opened, self._join_rows(group), Decode(group), now)
-        if saves or self._running.leaving or self._running.dropping:
-            return self._emit(saves, opened, (), NO_WORK, now)
-        return None
+            room = self.config.rows - self._running.staying(group)
+            joining = self._running.joiners(group)[:room]
+            return self._emit(saves, opened, joining, Decode(group), now)
+        changes = saves or self._running.leaving or self._running.dropping
+        return self._emit(saves, opened, (), NO_WORK, now) if changes else self._guess(now)
 
-    def _is_full(self) -> bool:
-        """True if no rank may be sent a further step, even of the greatest weight."""
-        if not self._flights:
-            return False
-        tokens = max(self.config.chunk, self.config.rows)
-        hidden = min(tokens * self.config.hidden_bytes, MAX_SEALED_BODY)
-        heaviest = hidden + tokens * ENTRY_WEIGHT + _LISTS + MAX_ROW_WEIGHT
-        waiting = sum([flight.weight for flight in self._flights.values()])
-        return len(self._flights) >= MAX_STEPS_WAITING or waiting + heaviest > MAX_WEIGHT_WAITING
+    def _guess(self, now: float) -> Planned | None:
+        """A decode of a row on a guess, if stages are idle and there is a guess; else None."""
+        if (guess := self._guessing.next()) is None:
+            return None
+        guess.row.guesses.fed.append(Fed(self._n + 1, guess.token))
+        work = Decode(guess.row.group, len(guess.row.guesses.fed))
+        return self._emit([], [], (), work, now, guess=(guess.token,))
+
+    def decided(self) -> list[tuple[int, bool]]:
+        """Take the steps that read guesses of which it is known now whether they were right."""
+        self._flights.waste(self._running.wrong)
+        return self._flights.decided()
 
     def ended(self) -> list[Outcome]:
         """Take the requests that planning has ended because there is no room for them."""
@@ -243,44 +253,32 @@ class Scheduler:
     def _next_group(self) -> int | None:
         """Of the groups with rows and credit, the one that has waited longest; None if there is
         none."""
-        flying = [0] * len(self._decoded)
-        for flight in self._flights.values():
-            if isinstance(flight.work, Decode) and not flight.back:
-                flying[flight.work.group] += 1
-        ready = []
-        for group, steps in enumerate(flying):
-            waits = self._running.staying(group) or self._running.joiners(group)
-            if steps < self._window and waits:
-                ready.append(group)
+        running, decodes = self._running, self._flights.decodes(len(self._decoded))
+        credit = [group for group, steps in enumerate(decodes) if steps < self._window]
+        ready = [group for group in credit if running.staying(group) or running.joiners(group)]
         return min(ready, key=lambda group: self._decoded[group], default=None)
 
-    def _join_rows(self, group: int) -> list[LiveRow]:
-        room = self.config.rows - self._running.staying(group)
-        return self._running.joiners(group)[:room]
-
     def _next_chunk(self) -> LiveRow | None:
-        """The row to prefill next; None if there is none, or no credit for it.
-
-        While rows decode, only one chunk may be in flight, so their tokens wait for one chunk at
-        most.
-        """
-        kinds = [type(flight.work) for flight in self._flights.values()]
-        flying = kinds.count(Prefill)
-        decoding = self.ledger.groups or Decode in kinds
-        if flying >= (1 if decoding else self.config.chunks):
+        """The row to prefill next; None if there is none, or no credit for it."""
+        if not self._chunks.has_room(self._flights.by_number.values(), decoding=self._decoding):
             return None
         return self._chunks.next(self._running.unread())
+
+    @property
+    def _decoding(self) -> bool:
+        """Whether rows wait for tokens."""
+        return bool(self.ledger.groups) or self._flights.decoding
 
     def _emit(
         self,
         saves: list[Save],
         opened: list[LiveRow],
-        joining: Iterable[LiveRow],
+        joining: Sequence[LiveRow],
         work: Work,
         now: float,
+        guess: tuple[int, ...] = (),
     ) -> Planned:
-        joining = tuple(joining)
-        ids = [row.tokens[-1] for row in joining]
+        ids = [*(row.tokens[-1] for row in joining), *guess]
         for row in joining:
             self._running.join(row)
         if isinstance(work, Prefill):
@@ -291,6 +289,7 @@ class Scheduler:
             self._epoch,
             self._n,
             bytes(DIGEST_SIZE),
+            back=self._running.taken_back,
             save=tuple(saves),
             evict=tuple(self._running.leaving),
             drop=tuple(self._running.dropping),
@@ -299,17 +298,15 @@ class Scheduler:
             work=work,
             ids=tuple(ids),
         )
-        self._running.leaving.clear()
-        self._running.dropping.clear()
-        self._running.ledger.apply(step)
+        self._running.carried_out(step)
         flight = self._flight(work, now)
         tokens = work.count if isinstance(work, Prefill) else len(flight.uids)
-        heavy = weight(step) + tokens * self.config.hidden_bytes
-        heavy += sum(row.row_weight for row in opened)
-        self._flights[self._n] = attrs.evolve(flight, weight=heavy)
-        rows = tuple(row.sampling for row in opened)
+        heavy = weight(step) + sum(row.row_weight for row in opened)
+        heavy += tokens * self.config.hidden_bytes
+        self._flights.add(self._n, attrs.evolve(flight, weight=heavy))
         told = tuple(RowOpened(row.uid, len(row.tokens), row.kept) for row in opened)
-        return Planned(attrs.evolve(step, digest=self._running.ledger.digest(self._n)), rows, told)
+        step = attrs.evolve(step, digest=self._running.ledger.digest(self._n))
+        return Planned(step, tuple(row.sampling for row in opened), told)
 
     def _flight(self, work: Work, now: float) -> Flight:
         match work:
@@ -331,19 +328,35 @@ class Scheduler:
 
     def uids(self, n: int) -> tuple[int, ...]:
         """The rows that step *n* works on; it must be in flight."""
-        return self._flights[n].uids
+        return self._flights.by_number[n].uids
+
+    def lengths(self, n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The rows that step *n* works on, and how many tokens their caches hold after it."""
+        return self.uids(n), tuple(map(self.ledger.length, self.uids(n)))
 
     # --------------------------------------------------------------- answers
+
+    def passed_on(self, n: int) -> None:
+        """The head's engine has passed step *n* on to the next rank."""
+        self._flights.passed_on(n)
+
+    @property
+    def slow_links(self) -> str:
+        """See `ChunkPace.slow_links`."""
+        return self._chunks.slow_links
+
+    def took(self, timing: StepTiming) -> None:
+        """Learn from *timing*, of a step that was answered."""
+        self._chunks.took(timing)
 
     def returned(self, n: int) -> None:
         """Step *n* has come back from the ring. Only the head's engine still works on it, and it
         can start the next step without waiting for the tokens."""
-        self._flights[n] = attrs.evolve(self._flights[n], back=True)
+        self._flights.returned(n)
 
     def expects(self, n: int) -> int:
         """The number of tokens in the answer to step *n*; 0 if it is not in flight."""
-        flight = self._flights.get(n)
-        return len(flight.uids) if flight and isinstance(flight.work, Decode) else 0
+        return self._flights.expects(n)
 
     def answered(
         self,
@@ -358,14 +371,13 @@ class Scheduler:
         tokens.
         """
         expected = self.expects(n)
-        flight = self._flights.pop(n, None)
+        flight = self._flights.pop(n)
         if flight is None:
             raise RemoteProtocolError(f"an answer to step {n}, which waits for none")
         if len(ids) != expected:
             raise RemoteProtocolError(f"step {n} was answered with {len(ids)} of {expected} tokens")
-        if isinstance(flight.work, Prefill):
-            self._chunks.took(flight.work.count, now - max(flight.sent, self._answered_at))
-        self._answered_at = now
+        if flight.wasted:
+            self._running.wasted_one(flight.uids)
         outcomes: list[Outcome] = []
         for uid, position, token in zip(flight.uids, flight.positions, ids, strict=False):
             row = self._running.rows.get(uid)
@@ -374,11 +386,14 @@ class Scheduler:
                 # Ignore the surplus token of a row that is in prefill again: it will be drawn
                 # again, with the same result.
                 if position == len(row.tokens) and row.uid not in self._running.reading:
-                    outcomes += self._token(row, token, logprobs.get(uid))
+                    outcomes += self._token(row, token, logprobs.get(uid), now)
         return outcomes
 
-    def _token(self, row: LiveRow, token: int, logprobs: Logprobs | None) -> list[Outcome]:
+    def _token(
+        self, row: LiveRow, token: int, logprobs: Logprobs | None, now: float
+    ) -> list[Outcome]:
         position = len(row.tokens)
+        self._guessing.drawn(row, token, now)
         row.tokens.append(token)
         row.stalls = row.tries = 0
         if token in row.request.eos:

@@ -1,0 +1,177 @@
+"""What a node needs before it runs: every file that its config names, read and checked.
+
+`prepare` finds everything that is wrong with them before the first socket is opened.
+`roster_store` decides which roster the node begins with: never an older one than it has used.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from pathlib import Path
+
+import attrs
+from sealring_model.loading.model_folder import ModelInfo
+from sealring_model.text.tokens import has_chat_template
+from sealring_protocol.limits import MAX_WORLD
+from sealring_protocol.security.identity import Signer, node_id
+from sealring_protocol.security.roster import Roster, SignedRoster
+
+from sealring_trio.clock import wall_ms
+from sealring_trio.errors import UserError
+from sealring_trio.fetching.hub import Hub
+from sealring_trio.files.config import Config
+from sealring_trio.files.key_files import read_key, read_public_key
+from sealring_trio.files.models import NO_TEMPLATE, check_text, describe_model, find_draft
+from sealring_trio.files.roster_store import RosterStore
+from sealring_trio.files.suites import SUITES
+from sealring_trio.node.model_source import Asking, find_for
+from sealring_trio.processes.namespace import ALLOW, why_not
+from sealring_trio.weights.finding import Pause
+
+log = logging.getLogger("sealring")
+
+
+@attrs.frozen
+class NodeSetup:
+    """Everything that a node needs, read and checked."""
+
+    config: Config
+    signer: Signer
+    coordinator: bytes
+    roster: SignedRoster
+    store: RosterStore
+    asking: Asking
+    model: Path
+    layers: int  # of the model
+    unpinned: bytes  # as `NodeConfig` has it
+    draft: Path | None = None  # the folder of the draft model, on a head that has one
+
+
+def prepare(config: Config, pause: Pause | None = time.sleep) -> NodeSetup:
+    """Read and check every file that *config* names. Where other members are to give the model,
+    wait by *pause* until one does; without a pause they are asked once. Raises `UserError`."""
+    signer = read_key(config.key)
+    coordinator = read_public_key(config.coordinator)
+    store = RosterStore(config.state, coordinator)
+    roster = store.newest(config.roster, wall_ms())
+    own = node_id(signer.public_key)
+    if own not in roster.roster:
+        raise UserError(
+            f"the key {config.key} (node id {own.hex()[:16]}...) is not in the roster "
+            f"{config.roster}",
+            "Add its .pub file with 'sealring roster add', sign again, and copy the roster here.",
+        )
+    if len(roster.roster.members) > MAX_WORLD:
+        raise UserError(
+            f"the roster has {len(roster.roster.members)} members",
+            f"A ring has at most {MAX_WORLD} ranks.",
+        )
+    suites = tuple(SUITES[name] for name in config.suites)
+    asking = Asking(signer, coordinator, secrets.randbits(63) | 1, suites)
+    model, roster = find_for(config, asking, store, roster, pause)
+    info = describe_model(model, config.adapter)
+    world = len(roster.roster.members)
+    if config.layers and (len(config.layers), sum(config.layers)) != (world, len(info.layers)):
+        raise UserError(
+            f"{config.path}: layers = {list(config.layers)} does not fit {world} ranks and a "
+            f"model of {len(info.layers)} layers",
+            "Give one number for each rank; they add up to the model's. See: sealring plan --help",
+        )
+    _check_strategy(config, roster.roster, info)
+    if roster.roster.rank(own) == 0:
+        check_text(model)
+    if roster.roster.rank(own) == 0 and config.api is not None:
+        from sealring_trio.api.server import check_keys  # noqa: PLC0415 - see `service`
+
+        check_keys(config)
+    if roster.roster.rank(own) == 0 and not has_chat_template(model):
+        log.warning(NO_TEMPLATE)
+    draft = None
+    if roster.roster.rank(own) == 0 and config.draft is not None:
+        draft = find_draft(config.draft, model, Hub(offline=config.offline))
+    for note in info.notes:
+        log.info("%s", note)
+    return NodeSetup(
+        config,
+        signer,
+        coordinator,
+        roster,
+        store,
+        asking,
+        model,
+        len(info.layers),
+        info.unpinned,
+        draft,
+    )
+
+
+def renewed(setup: NodeSetup) -> NodeSetup:
+    """*setup* for another life in the same process: peers must tell the two apart, and a newer
+    roster may be in force. Raises `UserError`."""
+    asking = attrs.evolve(setup.asking, instance=secrets.randbits(63) | 1)
+    roster = setup.store.newest(setup.config.roster, wall_ms())
+    return attrs.evolve(setup, asking=asking, roster=roster)
+
+
+def _check_strategy(config: Config, roster: Roster, info: ModelInfo) -> None:
+    """Raise `UserError` for a strategy that this *roster* and model rule out. Only the engine can
+    find whether mlx-lm can shard a model of this class."""
+    world = len(roster.members)
+    if config.strategy == "tp" and world > 1 and not roster.tensor_parallelism:
+        raise UserError(
+            f"{config.path}: strategy = 'tp', and the roster forbids tensor parallelism",
+            "Use strategy = 'pp', or have the coordinator sign a roster that allows it.",
+        )
+    shared = config.strategy == "tp" or (
+        config.strategy == "auto" and roster.tensor_parallelism and not info.even % world
+    )
+    if world > len(info.layers) and not shared:
+        raise UserError(
+            f"{config.path}: the roster has {world} ranks, too many for a model of "
+            f"{len(info.layers)} layers",
+            "Each rank has at least one layer: take a roster with fewer members.",
+        )
+    if config.strategy == "single" and world > 1:
+        raise UserError(
+            f"{config.path}: strategy = 'single' runs on one rank, and the roster has {world}",
+            "Use 'auto', 'tp' or 'pp', or a roster with one member.",
+        )
+    if config.strategy == "tp" and world > 1 and config.tp > 1:
+        raise UserError(
+            f"{config.path}: strategy = 'tp' makes one collective of all {world} ranks, and "
+            f"tp = {config.tp} one of this node alone",
+            "Use strategy = 'pp': the ranks are its stages, and each may have a 'tp' of its own.",
+        )
+    if config.adapter is not None and (config.tp > 1 or (config.strategy == "tp" and world > 1)):
+        raise UserError(
+            f"{config.path}: mlx-lm cannot share out a model with an adapter",
+            "Fuse the two with mlx_lm.fuse, or use strategy = 'pp' without 'tp'.",
+        )
+    if config.collectives == "sealed" and (
+        config.tp > 1 or (config.strategy == "tp" and world > 1)
+    ):
+        _check_namespace(config)
+    parts = config.tp if config.tp > 1 else world if config.strategy == "tp" else 1
+    if info.even % parts:
+        heads = " and ".join(map(str, info.heads))
+        key = f"tp = {config.tp}" if config.tp > 1 else f"strategy = 'tp' with {world} ranks"
+        raise UserError(
+            f"{config.path}: {key} does not fit a model with {heads} heads: they cannot be "
+            "shared out evenly",
+            f"Take a divisor of {info.even}, or use strategy = 'pp'.",
+        )
+
+
+def _check_namespace(config: Config) -> None:
+    """Raise `UserError` where the collective that *config* asks for would be within reach of other
+    users of this machine."""
+    if reason := why_not():
+        what = f"tp = {config.tp}" if config.tp > 1 else "strategy = 'tp'"
+        instead = "leave 'tp' out" if config.tp > 1 else "use strategy = 'pp'"
+        raise UserError(
+            f"{config.path}: {what} would have its sums within reach of every user of this "
+            f"machine: {reason}",
+            f"{ALLOW}, or {instead}.".capitalize(),
+        )

@@ -1,0 +1,161 @@
+"""What a model allows and what it takes, found by building and tracing it without its weights.
+
+The model is built by mlx-lm from placeholders of the checkpoint's shapes, so what is found is what
+loading will find: a class that is not there, a tensor that is missing, layers that cannot be
+parted. MLX knows the shape and dtype of an array before it computes it. So the sizes are those that
+a rank will hold, also where mlx-lm makes something else of a checkpoint's tensors (fp8 becomes
+bf16, experts are stacked), and those of the caches that its own forward has filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+import mlx.core as mx
+from mlx import nn
+from sealring_protocol.codec.messages import CacheCost
+
+from sealring_model.errors import FORWARD_ERRORS, LoadError
+from sealring_model.loading.assemble import build_model
+from sealring_model.loading.model_folder import ModelInfo
+from sealring_model.loading.weight_reader import placeholders
+from sealring_model.loading.weights import ENDS, owner
+from sealring_model.stage.caches import cost_of
+from sealring_model.stage.outline import Outline, can_batch, new_caches
+
+_BETWEEN: Final = 5
+"""What mlx-lm's dequantizing takes at most, in sizes of its result. Measured with fp8 experts: 5 on
+an H100, 3 on a CPU."""
+
+
+@attrs.frozen
+class PartSize:
+    """Bytes of a layer, or of the ends: what its rank *held* once it is loaded, and the most that
+    *loading* takes beside, while it is read."""
+
+    held: int
+    loading: int
+
+
+@attrs.frozen
+class Structure:
+    """What a model allows: it cannot be cut before the layers *joined*, for a *reason*, and several
+    rows can be decoded together if it *batches*.
+
+    What it takes, in bytes: the *ends* and each of the *layers*, and what a row costs in the caches
+    of each layer (*costs*; those of no layer are with the first).
+    """
+
+    joined: tuple[int, ...]
+    reason: str
+    batches: bool
+    ends: PartSize
+    layers: tuple[PartSize, ...]
+    costs: tuple[CacheCost, ...]
+
+    def held(self, first: int, last: int) -> int:
+        """Bytes that a rank with layers *first* to *last* (excluded) holds."""
+        return sum(part.held for part in self._parts(first, last))
+
+    def peak(self, first: int, last: int) -> int:
+        """The most that it holds while it loads."""
+        most = held = 0
+        for part in self._parts(first, last):
+            most = max(most, held + part.held + part.loading)
+            held += part.held
+        return most
+
+    def cache(self, first: int, last: int, tokens: int) -> int:
+        """Bytes of a row of *tokens* in the caches of layers *first* to *last* (excluded)."""
+        return sum(cost.of(tokens) for cost in self.costs[first:last])
+
+    def _parts(self, first: int, last: int) -> tuple[PartSize, ...]:
+        return (*(() if first else (self.ends,)), *self.layers[first:last])
+
+
+def structure_of(info: ModelInfo) -> Structure:
+    """The structure of *info*'s model. Reads no weights.
+
+    Raises `LoadError` if the model cannot be built.
+    """
+    loaded: list[mx.array] = []
+
+    def fill(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        filled = placeholders(weights)
+        loaded.extend(filled.values())
+        return filled
+
+    model = build_model(info, fill)
+    count = len(info.layers)
+    sizes = _sizes(info, model, loaded)
+    outline, why = None, ""
+    if count > 1:
+        try:
+            outline = Outline.of(model)
+        except LoadError as error:
+            why = str(error)
+    joined = tuple(range(1, count)) if why else ()
+    if outline is not None:
+        joined = tuple(sorted(layer for layer in outline.reasons if 0 < layer < count))
+        why = outline.reasons[joined[0]] if joined else ""
+    return Structure(
+        joined=joined,
+        reason=why,
+        batches=can_batch(model),
+        ends=sizes[ENDS],
+        layers=tuple(sizes[layer] for layer in range(count)),
+        costs=_costs(model, outline, count),
+    )
+
+
+def _sizes(info: ModelInfo, model: nn.Module, loaded: Sequence[mx.array]) -> dict[int, PartSize]:
+    """The size of each layer, and of the ends, by their numbers. The arrays *loaded* are the
+    checkpoint's: one that *model* has as it is takes no room twice."""
+    count = len(info.layers)
+    given = {id(array) for array in loaded}
+    held = dict.fromkeys((ENDS, *range(count)), 0)
+    made, largest = dict(held), dict(held)
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        part = owner(f"{path}.", count)
+        for name, value in module.items():
+            fresh = isinstance(value, mx.array) and id(value) not in seen
+            if part in held and fresh and not name.startswith("_"):
+                seen.add(id(value))
+                held[part] += value.nbytes
+                if id(value) not in given:
+                    made[part] += value.nbytes
+                    largest[part] = max(largest[part], value.nbytes)
+    read = (info.ends, *info.layers)
+    sizes = {}
+    for part, size in zip((ENDS, *range(count)), read, strict=True):
+        # While a part is read there are its tensors and what is made of them; and where they become
+        # wider (fp8), what comes between in f32 for one of them.
+        between = _BETWEEN * largest[part] if held[part] > size else 0
+        sizes[part] = PartSize(held[part], max(0, size + made[part] - held[part]) + between)
+    return sizes
+
+
+def _costs(model: nn.Module, outline: Outline | None, count: int) -> tuple[CacheCost, ...]:
+    """What a row costs in the caches of each of *count* layers: a run of two tokens shows it, which
+    is not computed."""
+    caches = new_caches(model)
+    try:
+        model(mx.zeros((1, 2), mx.uint32), cache=caches)
+        found = [cost_of([cache]) for cache in caches]
+    except FORWARD_ERRORS:
+        return (CacheCost(0, 0),) * count
+    users = outline.caches if outline is not None else (None,) * len(caches)
+    by_layer: list[list[CacheCost]] = [[] for _ in range(count)]
+    for user, cost in zip(users, found, strict=True):
+        by_layer[user or 0].append(cost)
+    return tuple(_sum(costs) for costs in by_layer)
+
+
+def _sum(costs: list[CacheCost]) -> CacheCost:
+    windows = tuple(sorted(window for cost in costs for window in cost.windows))
+    return CacheCost(
+        sum(cost.fixed for cost in costs), sum(cost.per_token for cost in costs), windows
+    )
