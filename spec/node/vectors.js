@@ -281,8 +281,8 @@ const lockstep = once((input, outcome) => {
   }
 });
 
-const split = formula(({ layers, ends, memory }) => ({
-  bounds: splitLayers(layers.map(BigInt), BigInt(ends), memory.map(BigInt)),
+const split = formula(({ layers, ends, memory, head, joined }) => ({
+  bounds: splitLayers(layers.map(BigInt), BigInt(ends), memory.map(BigInt), BigInt(head), joined),
 }));
 
 /**

@@ -13,11 +13,19 @@ GIVEN: Final[Mapping[str, bytes]] = {}
 OWN: Final = CloseCode.INTERNAL_ERROR
 
 
-def _input(layers: Sequence[int], ends: int, memory: Sequence[int]) -> Json:
+def _input(
+    layers: Sequence[int],
+    ends: int,
+    memory: Sequence[int],
+    head: int = 0,
+    joined: Sequence[int] = (),
+) -> Json:
     return {
         "layers": [u64(size) for size in layers],
         "ends": u64(ends),
         "memory": [u64(room) for room in memory],
+        "head": head,
+        "joined": list(joined),
     }
 
 
@@ -42,6 +50,16 @@ def vectors() -> Iterator[Vector]:
     ]:
         given = _input(layers, ends, memory)
         yield valid(f"split/{name}", "split", "PA-01", about, given, {"bounds": bounds})
+    for name, about, head, joined, memory, bounds in [
+        ("head", "rank 0 works on the output head too", 2000, [], [100] * 2, [0, 5, 12]),
+        ("head-part", "which is less than a layer", 700, [], [100] * 2, [0, 6, 12]),
+        ("head-large", "which is all of its share", 90_000, [], [100] * 3, [0, 1, 6, 12]),
+        ("joined", "layers that are not parted", 0, [6], [100] * 2, [0, 5, 12]),
+        ("joined-far", "the nearest cut with room", 0, [4, 5, 6, 7], [10, 30], [0, 3, 12]),
+        ("joined-head", "both", 2000, [4, 5], [100] * 2, [0, 6, 12]),
+    ]:
+        given = _input([1] * 12, 0, memory, head, joined)
+        yield valid(f"split/{name}", "split", "PA-01", about, given, {"bounds": bounds})
     for name, about, layers, ends, memory in [
         ("too-big", "the weights do not fit", [100] * 6, 0, [300, 300]),
         ("reserve", "they fit only without what is kept for caches", [100] * 6, 0, [330, 330]),
@@ -53,3 +71,5 @@ def vectors() -> Iterator[Vector]:
     ]:
         given = _input(layers, ends, memory)
         yield refused(f"split/{name}", "split", "PA-02", about, given, OWN)
+    given = _input([1] * 3, 0, [100] * 3, joined=[1])
+    yield refused("split/joined-much", "split", "PA-02", "too few cuts", given, OWN)

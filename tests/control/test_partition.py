@@ -146,3 +146,19 @@ def test_plans_name_their_strategy_and_reason():
     )
     with pytest.raises(LocalProtocolError, match="single runs on one rank"):
         make_plan(PlanRequest(Strategy.SINGLE), info(), [GIB, GIB])
+
+
+@pytest.mark.parametrize(
+    ("head", "memory", "counts"),
+    [
+        (0, [16, 16], [6, 6]),
+        (2000, [16, 16], [5, 7]),
+        (2000, [32, 16], [7, 5]),
+        (500, [16, 16, 16], [4, 4, 4]),
+        (1500, [16, 16, 16], [3, 5, 4]),
+        (99_000, [16, 16], [1, 11]),
+    ],
+)
+def test_the_output_head_counts_as_layers_of_rank_0(head, memory, counts):
+    split = partition([GIB] * 12, 0, [room * GIB for room in memory], head=head)
+    assert [len(split.layers(rank)) for rank in range(len(memory))] == counts

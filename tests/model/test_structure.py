@@ -99,3 +99,15 @@ def test_weights_and_caches_are_what_a_loaded_rank_says(tmp_path, family, bits):
         assert found.cache(first, last, TOKENS) == pytest.approx(
             loaded.cost.of(TOKENS), rel=0.02, abs=offsets
         )
+
+
+@pytest.mark.parametrize(
+    ("family", "head"),
+    [
+        ("llama", 250),  # its embedding, 320 x 128 of f32; a layer has 656,384 bytes
+        ("qwen3_moe", 22),  # 320 x 128, and 4 of 16 experts of 3 x 1,024 x 128 beside attention
+        ("gemma4", 1043),  # the embedding of each layer is looked up, and never multiplied
+    ],
+)
+def test_the_head_is_what_a_token_reads_of_it(family, head, tmp_path):
+    assert structure_of(describe(write(tmp_path / family, family))).head == head

@@ -25,7 +25,6 @@ from sealring_trio.bench.random_model import SizeName, write_random_model
 from sealring_trio.local.reference import one_process, own_split
 from sealring_trio.local.ring import local_ring
 
-_GPUS: Final = [{"CUDA_VISIBLE_DEVICES": str(device)} for device in range(2)]
 _TENSOR: Final[dict[str, str | float]] = {
     "strategy": "tp",
     "collectives": "trusted-link",
@@ -50,6 +49,11 @@ class Setup:
     times: int = 3
     tokens: int = 256
     prompt: int = 32
+
+
+def gpu_places(ranks: int) -> list[dict[str, str]]:
+    """What each of *ranks* finds in its environment, so that it has a CUDA device of its own."""
+    return [{"CUDA_VISIBLE_DEVICES": str(device)} for device in range(ranks)]
 
 
 Runs: TypeAlias = Mapping[Case, Callable[[], float]]
@@ -128,7 +132,7 @@ def _sides(setup: Setup, model: Path) -> dict[str, Callable[[], AbstractContextM
     @contextlib.contextmanager
     def ours(ranks: int, groups: int, **options: str | float) -> Iterator[Runs]:
         options |= {"rows": setup.rows, "groups": groups}
-        with local_ring(ranks, model, options=options, places=_GPUS) as nodes:
+        with local_ring(ranks, model, options=options, places=gpu_places(2)) as nodes:
             yield {
                 Case(ranks, of, rows): partial(ring_pace, nodes[0], texts[:rows], setup.tokens)
                 for of, rows in ((1, 1), (groups, groups * setup.rows))

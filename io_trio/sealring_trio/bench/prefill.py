@@ -16,7 +16,7 @@ import itertools
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -49,12 +49,14 @@ _BEFORE: Final = 8
 @attrs.frozen
 class Setup:
     """What to measure: prompts of so many *tokens* on each number of *ranks*, in so many *turns*,
-    with so many rows *beside* that decode meanwhile."""
+    with so many rows *beside* that decode meanwhile. *places* is what each rank finds in its
+    environment: its GPU, say."""
 
     tokens: tuple[int, ...] = (512, 2048, 8192)
     ranks: tuple[int, ...] = (1, 2, 4)
     beside: int = 0
     turns: int = 3
+    places: Sequence[Mapping[str, str]] = ()
 
 
 @attrs.frozen
@@ -79,7 +81,9 @@ def measure(setup: Setup, model: Path, name: str, tell: Callable[[str], None]) -
         single = stack.enter_context(one_process(model))
         options = {"rows": setup.beside + 1}
         heads = {
-            ranks: stack.enter_context(local_ring(ranks, model, options=options))[0]
+            ranks: stack.enter_context(
+                local_ring(ranks, model, options=options, places=setup.places)
+            )[0]
             for ranks in setup.ranks
         }
         found = _take_turns(setup, Tokenizer(model), single, heads, tell)

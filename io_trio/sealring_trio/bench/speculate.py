@@ -40,6 +40,7 @@ FLOORS: Final[Mapping[tuple[str, float, str], float]] = {
     ("25m f32", 0.9, STREAM): 1.6,
     ("450m bf16", 0.0, PLAIN): 0.97,
     ("25m f32", 0.0, PLAIN): 0.97,
+    ("8b bf16", 0.7, STREAM): 1.2,
 }
 """The least ratio that is aimed at, by model, share of right guesses and yardstick."""
 
@@ -55,13 +56,15 @@ TEXTS: Final[Mapping[str, tuple[str, float | None]]] = {
 @attrs.frozen
 class Setup:
     """Rings of so many *ranks*, *tokens* of an answer, *turns*, and the *shares* of right guesses.
-    *layers* is the split among the ranks, by memory where it is empty."""
+    *layers* is the split among the ranks, by memory where it is empty. *places* is what each rank
+    finds in its environment: its GPU, say."""
 
     ranks: int = 2
     shares: tuple[float, ...] = (0.0, 0.6, 0.7, 0.8, 0.9)
     tokens: int = 128
     turns: int = 5
     layers: tuple[int, ...] = ()
+    places: Sequence[Mapping[str, str]] = ()
 
 
 def measure(setup: Setup, model: Path, name: str, tell: Callable[[str], None]) -> list[Result]:
@@ -73,7 +76,9 @@ def measure(setup: Setup, model: Path, name: str, tell: Callable[[str], None]) -
     with contextlib.ExitStack() as stack:
         tell("bringing everybody up")
         one = stack.enter_context(one_process(model))
-        (head, *_) = stack.enter_context(local_ring(setup.ranks, model, setup.layers))
+        (head, *_) = stack.enter_context(
+            local_ring(setup.ranks, model, setup.layers, places=setup.places)
+        )
         _, done = _ask(head, text, setup.tokens, guesses=())
         answer: Sequence[int] = done["token_ids"]
         sides: dict[Side, Callable[[], float]] = {

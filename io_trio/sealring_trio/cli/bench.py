@@ -198,7 +198,7 @@ def batch(
 @app.command
 def speculate(
     *,
-    size: Literal["25m", "450m"] = "25m",
+    size: Literal["25m", "450m", "8b"] = "25m",
     dtype: Literal["f32", "bf16"] = "f32",
     model: str | None = None,
     share: tuple[Share, ...] = (0.0, 0.6, 0.7, 0.8, 0.9),
@@ -207,6 +207,7 @@ def speculate(
     tokens: Count = 128,
     turns: Count = 5,
     lookup: bool = False,
+    gpus: bool = False,
     check: bool = False,
     json: bool = False,
 ) -> int:
@@ -219,6 +220,7 @@ def speculate(
 
         sealring bench speculate
         sealring bench speculate --size 450m --dtype bf16 --share 0.7
+        sealring bench speculate --gpus --size 8b --dtype bf16 --share 0.7
         sealring bench speculate --lookup
 
     Parameters
@@ -241,15 +243,19 @@ def speculate(
         Turns that each side has.
     lookup
         The tiny model with looked-up guesses, in place of an oracle.
+    gpus
+        Each rank has a CUDA device of its own; set up with the group cuda12 or
+        cuda13. One process of mlx-lm has the first one.
     check
         Exit with 1 if a ratio is below its floor.
     json
         Print a JSON list.
     """
+    from sealring_trio.bench.gpus import gpu_places  # noqa: PLC0415
     from sealring_trio.bench.random_model import model_or_random  # noqa: PLC0415
     from sealring_trio.bench.speculate import Setup, measure, measure_lookup  # noqa: PLC0415
 
-    setup = Setup(ranks, share, tokens, turns, layers)
+    setup = Setup(ranks, share, tokens, turns, layers, gpu_places(ranks) if gpus else ())
     if lookup:
         return report(measure_lookup(setup, teller()), json=json, check=check)
     with model_or_random(model, size, dtype) as (folder, name):

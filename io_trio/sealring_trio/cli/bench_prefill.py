@@ -15,13 +15,14 @@ Rows = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gt
 
 def prefill(
     *,
-    size: Literal["25m-even", "25m", "450m"] = "25m-even",
+    size: Literal["25m-even", "25m", "450m", "8b"] = "25m-even",
     dtype: Literal["f32", "bf16"] = "f32",
     model: str | None = None,
     tokens: Counts = (512, 2048, 8192),
     ranks: Counts = (1, 2, 4),
     beside: Rows = 0,
     turns: Count = 3,
+    gpus: bool = False,
     check: bool = False,
     json: bool = False,
 ) -> int:
@@ -33,6 +34,7 @@ def prefill(
 
         sealring bench prefill --ranks 2 --tokens 4096 --check
         sealring bench prefill --ranks 2 --tokens 4096 --beside 8 --check
+        sealring bench prefill --gpus --size 8b --dtype bf16 --ranks 2
 
     Parameters
     ----------
@@ -51,15 +53,20 @@ def prefill(
         in any case.
     turns
         Turns that each side has.
+    gpus
+        Each rank has a CUDA device of its own; set up with the group cuda12 or
+        cuda13. One process of mlx-lm has the first one.
     check
         Exit with 1 if two ranks are below their floor from 4,000 tokens on,
         or a row beside waited longer than it may.
     json
         Print a JSON list.
     """
+    from sealring_trio.bench.gpus import gpu_places  # noqa: PLC0415
     from sealring_trio.bench.prefill import Setup, measure  # noqa: PLC0415
     from sealring_trio.bench.random_model import model_or_random  # noqa: PLC0415
 
+    setup = Setup(tokens, ranks, beside, turns, gpu_places(max(ranks)) if gpus else ())
     with model_or_random(model, size, dtype) as (folder, name):
-        results = measure(Setup(tokens, ranks, beside, turns), folder, name, teller())
+        results = measure(setup, folder, name, teller())
     return report(results, json=json, check=check)

@@ -130,6 +130,9 @@ def gpus(
         sealring bench gpus --size 450m --json
         sealring bench gpus --split pipeline
 
+    `bench speculate --gpus` and `bench prefill --gpus` measure one row with
+    guesses, and long prompts, on such a machine.
+
     Parameters
     ----------
     size

@@ -27,5 +27,6 @@ def describe_engine(info: ModelInfo, found: Structure, room: int) -> EngineInfo:
         joined=found.joined,
         reason=found.reason,
         batches=found.batches,
+        head=found.head,
         pins=pins_of(info),
     )

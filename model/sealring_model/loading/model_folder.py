@@ -58,6 +58,18 @@ _FULL_ATTENTION: Final = frozenset(
 )
 """Model types without sliding windows, unless their configuration names sliding layers."""
 
+_EXPERTS: Final = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "top_k_experts",
+    "moe_topk",
+    "moe_top_k",
+    "moe_k",
+)
+"""What configurations call the number of experts that a token takes in a layer. It is used for the
+split alone; where it is called otherwise, all of them count."""
+_ALL: Final = 1 << 31
+
 _LAYERS: Final = (
     "num_hidden_layers",
     "n_layer",
@@ -86,9 +98,9 @@ class ModelInfo:
     *layers* has the size of each layer's weights on the disk; *ends* that of embedding, final norm
     and output head. What they take in memory may be another (`structure`). *heads* are the numbers
     of heads that tensor parallelism would divide: of attention, of keys and values, of any other
-    kind. *hub_hashes* are of the files of weights, by name (see `hub_hashes`); if the weights are
-    *trusted*, nothing is held to them. *notes* are for the user. The model is used with its
-    *adapter*, if it has one.
+    kind. A token takes *experts* of each layer's. *hub_hashes* are of the files of weights, by name
+    (see `hub_hashes`); if the weights are *trusted*, nothing is held to them. *notes* are for the
+    user. The model is used with its *adapter*, if it has one.
     """
 
     folder: Path
@@ -98,6 +110,7 @@ class ModelInfo:
     dtype: DType
     hidden: int
     vocabulary: int
+    experts: int
     context: int
     trimmable: bool
     ends: int
@@ -222,6 +235,7 @@ def _describe(folder: Path, config: dict[str, Any], adapter: Adapter | None) -> 
         dtype=dtype,
         hidden=_positive(text, _WIDTH, embedding[1]),
         vocabulary=_positive(text, ("vocab_size", "num_vocab"), embedding[0]),
+        experts=next((n for name in _EXPERTS if isinstance(n := text.get(name), int)), _ALL),
         context=_context(text),
         trimmable=_trimmable(text),
         ends=sizes.pop(ENDS),

@@ -45,7 +45,8 @@ class Structure:
     rows can be decoded together if it *batches*.
 
     What it takes, in bytes: the *ends* and each of the *layers*, and what a row costs in the caches
-    of each layer (*costs*; those of no layer are with the first).
+    of each layer (*costs*; those of no layer are with the first). The output head reads *head*
+    thousandths of what a layer reads for a token, on average.
     """
 
     joined: tuple[int, ...]
@@ -54,6 +55,7 @@ class Structure:
     ends: PartSize
     layers: tuple[PartSize, ...]
     costs: tuple[CacheCost, ...]
+    head: int
 
     def held(self, first: int, last: int) -> int:
         """Bytes that a rank with layers *first* to *last* (excluded) holds."""
@@ -107,6 +109,7 @@ def structure_of(info: ModelInfo) -> Structure:
         ends=sizes[ENDS],
         layers=tuple(sizes[layer] for layer in range(count)),
         costs=_costs(model, outline, count),
+        head=_head(info, model, sizes),
     )
 
 
@@ -136,6 +139,29 @@ def _sizes(info: ModelInfo, model: nn.Module, loaded: Sequence[mx.array]) -> dic
         between = _BETWEEN * largest[part] if held[part] > size else 0
         sizes[part] = PartSize(held[part], max(0, size + made[part] - held[part]) + between)
     return sizes
+
+
+def _head(info: ModelInfo, model: nn.Module, sizes: dict[int, PartSize]) -> int:
+    """What the output head reads for a token, in thousandths of a layer's. Of a layer's experts a
+    token reads some."""
+    count = len(info.layers)
+    experts = read = 0
+    heads: list[tuple[bool, int]] = []
+    for path, module in model.named_modules():
+        part = owner(f"{path}.", count)
+        arrays = [value for value in module.values() if isinstance(value, mx.array)]
+        size = sum(array.nbytes for array in arrays)
+        if part in range(count):
+            if of := getattr(module, "num_experts", 0):  # mlx-lm's SwitchLinear has all of them
+                experts += size
+                read += size * min(1.0, info.experts / of)
+        elif part == ENDS and "weight" in module and len(module["weight"]) == info.vocabulary:
+            heads.append((isinstance(module, nn.Embedding | nn.QuantizedEmbedding), size))
+    held = sum(sizes[layer].held for layer in range(count))
+    mean = (held - experts + read) / count
+    # An embedding is the output head too, unless there is one beside it.
+    _, size = min(heads, default=(True, 0))
+    return min(round(1000 * size / mean), 1 << 31) if mean else 0
 
 
 def _costs(model: nn.Module, outline: Outline | None, count: int) -> tuple[CacheCost, ...]:

@@ -21,7 +21,7 @@ from sealring_protocol.conformance.fields import from_fields, to_fields
 from sealring_protocol.conformance.result import Kinds, Result, plaintext, raw
 from sealring_protocol.conformance.security_kinds import SECURITY_KINDS
 from sealring_protocol.control.epoch.ledger import Ledger
-from sealring_protocol.control.head.partition import partition
+from sealring_protocol.control.head.partition import Joints, partition
 from sealring_protocol.errors import (
     RemoteProtocolError,
     RoleViolation,
@@ -149,7 +149,9 @@ def _lockstep(given: Given, result: Result) -> None:
 def _split(given: Given, result: Result) -> None:
     layers = [int(size) for size in given["layers"]]
     memory = [int(room) for room in given["memory"]]
-    result.output = {"bounds": list(partition(layers, int(given["ends"]), memory).bounds)}
+    joints = Joints(tuple(given["joined"]))
+    split = partition(layers, int(given["ends"]), memory, joints, given["head"])
+    result.output = {"bounds": list(split.bounds)}
 
 
 KINDS: Final[Kinds] = {

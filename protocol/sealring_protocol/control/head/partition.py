@@ -1,16 +1,17 @@
 """Which rank holds which layers: contiguous, weighted by memory, at least one layer each.
 
-Rank 0 also holds the embedding, the final norm and the output head, so it is charged for them
-before its share of the layers is reckoned. Shares are given by the largest-remainder method
-(Hamilton's) on bytes, which keeps every rank within one layer of its exact share. Where a rank has
-not the room for that, or the model cannot be cut there, the nearest bounds are taken at which every
-rank has room.
+Rank 0 also has the embedding, the final norm and the output head. It is charged for their bytes,
+and for the work of the output head, which counts as layers: so the ranks work equally long on a
+token where they have equal memory. Shares are given by the largest-remainder method (Hamilton's),
+which keeps every rank within one layer of its exact share. Where a rank has not the room for that,
+or the model cannot be cut there, the nearest bounds are taken at which every rank has room.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import Final
 
@@ -65,10 +66,15 @@ NO_JOINTS: Final = Joints()
 
 
 def partition(
-    layers: Sequence[int], ends: int, memory: Sequence[int], joints: Joints = NO_JOINTS
+    layers: Sequence[int],
+    ends: int,
+    memory: Sequence[int],
+    joints: Joints = NO_JOINTS,
+    head: int = 0,
 ) -> Partition:
     """Split *layers* (bytes each) over ranks with *memory* bytes each, not at *joints*; *ends* is
-    the size of embedding, norm and head.
+    the size of embedding, norm and head, and *head* the work of the output head in thousandths of a
+    layer's.
 
     Raises `LocalProtocolError`, with the numbers, when it does not fit.
     """
@@ -88,7 +94,7 @@ def partition(
         raise LocalProtocolError(
             f"the model can be cut into {len(cuts)} parts at most, for {world} ranks: {joints.why}"
         )
-    shares = _shares(rooms, len(layers))
+    shares = _shares(rooms, len(layers), Fraction(head, 1000))
     bounds = _nearest([0, *accumulate(shares)], cuts, layers, rooms)
     if bounds is None:  # some rank has not the room; which one is told with the numbers
         bounds = _nearest([0, *accumulate(shares)], cuts, layers, [total] * world) or (0,)
@@ -154,10 +160,14 @@ def _check_world(layers: int, world: int) -> None:
         )
 
 
-def _shares(rooms: list[int], layers: int) -> list[int]:
-    """Layers per rank in proportion to *rooms*, largest remainder, one at least."""
-    whole = sum(rooms)
-    exact = [layers * room / whole if whole else layers / len(rooms) for room in rooms]
+def _shares(rooms: list[int], layers: int, head: Fraction) -> list[int]:
+    """Layers per rank in proportion to *rooms*, largest remainder, one at least. Rank 0 has *head*
+    of its share in the output head."""
+    weights = rooms if sum(rooms) else [1] * len(rooms)
+    whole, others = sum(weights), sum(weights[1:])
+    first = (layers + head) * Fraction(weights[0], whole) - head if others else Fraction(layers)
+    rest = layers - max(Fraction(0), first)
+    exact = [layers - rest, *(rest * Fraction(weight, others or 1) for weight in weights[1:])]
     counts = [int(share) for share in exact]
     by_remainder = sorted(range(len(rooms)), key=lambda r: (counts[r] - exact[r], r))
     for rank in by_remainder[: layers - sum(counts)]:

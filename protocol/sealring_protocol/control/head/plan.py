@@ -111,7 +111,7 @@ def _split(request: PlanRequest, info: EngineInfo, memory: Sequence[int]) -> Par
     joints = Joints(info.joined, info.reason)
     if request.layers:
         return with_layers(info.layers, info.ends, request.layers, memory, joints)
-    return partition(info.layers, info.ends, memory, joints)
+    return partition(info.layers, info.ends, memory, joints, info.head)
 
 
 def _tensor(request: PlanRequest, info: EngineInfo, memory: Sequence[int]) -> Plan:
