@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 
 def run(*lines: str) -> None:
@@ -51,4 +52,25 @@ def test_mlx_lm_is_whole_for_whoever_else_uses_it() -> None:
         "assert Model is ours and callable(generate) and callable(load)",
         "import huggingface_hub",
         "assert callable(huggingface_hub.snapshot_download)",
+    )
+
+
+def test_a_tokenizer_does_not_import_pytorch(tmp_path: Path) -> None:
+    """Where PyTorch is installed transformers would import it, and a text worker has not the memory
+    for its libraries."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('torch is imported')")
+    (tmp_path / "torch-2.99.0.dist-info").mkdir()
+    (tmp_path / "torch-2.99.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torch\nVersion: 2.99.0\n"
+    )
+    run(
+        "import sys",
+        f"sys.path.insert(0, {str(tmp_path)!r})",
+        "import importlib.util",
+        "from sealring_model import tiny",
+        "from sealring_model.text.tokens import Tokenizer",
+        "assert Tokenizer(tiny.path()).encode('hello')",
+        "assert 'torch' not in sys.modules",
+        "assert importlib.util.find_spec('torch') is not None",
     )

@@ -68,7 +68,8 @@ def without_mlx(module: str) -> ModuleType:
 
     Raises `LoadError` if mlx-lm is not installed.
     """
-    return importlib.import_module(f"{_bare('sealring_model._mlx_lm')}.{module}")
+    with _torch_hidden():
+        return importlib.import_module(f"{_bare('sealring_model._mlx_lm')}.{module}")
 
 
 def _spec() -> ModuleSpec:
@@ -129,6 +130,20 @@ def _stand_in(name: str, *functions: str) -> None:
 
     sys.modules[name] = module = ModuleType(name)
     vars(module).update(dict.fromkeys(functions, absent))
+
+
+@contextmanager
+def _torch_hidden() -> Iterator[None]:
+    """Within the block PyTorch is not there. transformers, which looks for it once, then never
+    imports it: tokenizers do without, and its libraries do not fit into a text worker's memory."""
+    hides = "torch" not in sys.modules
+    if hides:
+        sys.modules["torch"] = None  # type: ignore[assignment]  # as the import system has it
+    try:
+        yield
+    finally:
+        if hides:
+            del sys.modules["torch"]
 
 
 @contextmanager
