@@ -145,7 +145,7 @@ def _head(info: ModelInfo, model: nn.Module, sizes: dict[int, PartSize]) -> int:
     """What the output head reads for a token, in thousandths of a layer's. Of a layer's experts a
     token reads some."""
     count = len(info.layers)
-    experts = read = 0
+    experts, read = 0, 0.0
     heads: list[tuple[bool, int]] = []
     for path, module in model.named_modules():
         part = owner(f"{path}.", count)
