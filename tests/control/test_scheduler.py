@@ -188,7 +188,7 @@ def test_rows_join_while_another_group_is_under_way():
 
 def test_rows_are_put_with_rows_of_their_length():
     made = scheduler(groups=2, rows=4, chunk=1000)
-    made.took(timing(attrs.evolve(NOTHING, work=Prefill(1, 0, 100)), 0.001))
+    made.took(timing(attrs.evolve(NOTHING, work=Prefill(1, 0, 500)), 0.005))
     for length in (10, 500, 11, 480):
         made.submit(Request((1,) * length, 50))
     for _ in range(12):
@@ -276,36 +276,55 @@ def test_a_chunk_keeps_a_stage_busy_no_longer_than_the_bound():
     made.took(timing(step, 2.0))
     answer(made, step)
     assert plan(made).work.count == 64
+    larger = attrs.evolve(step, work=attrs.evolve(step.work, count=256))
     for _ in range(8):  # of which only the recent ones count
-        made.took(timing(step, 0.064))
-    assert plan(made).work.count == 500
+        made.took(timing(larger, 0.256))
+    assert plan(made).work.count == 448
+
+
+def chunks_took(made, alone, each, stages):
+    for count in (100, 400):
+        work = Prefill(1, 0, count)
+        made.took(timing(attrs.evolve(NOTHING, work=work), *[alone + each * count] * stages))
 
 
 def test_a_long_prompt_is_cut_into_many_chunks_for_several_stages():
     made = scheduler(chunk=512, stages=2, context=8000)
-    made.took(timing(attrs.evolve(NOTHING, work=Prefill(1, 0, 100)), 0.1, 0.1))
+    chunks_took(made, 0.004, 0.001, 2)
     made.submit(Request((2,) * 4097, 1))
     assert plan(made).work.count == 128
     other = scheduler(chunk=512, stages=3, context=8000)
-    other.took(timing(attrs.evolve(NOTHING, work=Prefill(1, 0, 100)), 0.01, 0.01, 0.01))
+    chunks_took(other, 0.010, 0.0001, 3)
     other.submit(Request((2,) * 4097, 1))
-    assert plan(other).work.count == 500  # 64 would take a stage but 6.4 ms
+    assert plan(other).work.count == 448  # 64 would take twice as long for each token
+
+
+def test_a_chunk_is_at_most_twice_as_large_as_a_recent_one():
+    made = scheduler(chunk=2048, context=8000)
+    made.submit(Request((2,) * 7000, 1))
+    counts = []
+    for _ in range(6):
+        step = plan(made)
+        counts.append(step.work.count)
+        made.took(timing(step, 0.001))
+        answer(made, step)
+    assert counts == [64, 128, 256, 512, 1024, 2048]
 
 
 @pytest.mark.parametrize(
     ("seconds", "away", "count"),
     [
-        ([0.1], 0.0, 500),
-        ([0.1, 0.1], 0.0, 166),
-        ([0.1, 0.1], 0.2, 100),
-        ([0.1, 0.2], 0.0, 100),  # 0.1 + 0.2, once more what rank 1 is slower by, and 0.1
-        ([0.2, 0.1], 0.0, 100),
+        ([0.4], 0.0, 448),  # 500, in steps of an eighth
+        ([0.4, 0.4], 0.0, 160),
+        ([0.4, 0.4], 0.8, 96),
+        ([0.4, 0.8], 0.0, 96),  # 0.4 + 0.8, once more what rank 1 is slower by, and 0.4
+        ([0.8, 0.4], 0.0, 96),
     ],
 )
 def test_what_a_decode_waits_for_chunks_stays_within_the_bound(seconds, away, count):
     made = scheduler(chunk=512, stages=len(seconds), chunk_seconds=0.5)
     made.took(timing(NOTHING, *seconds))
-    made.took(timing(attrs.evolve(NOTHING, work=Prefill(1, 0, 100)), *seconds, away=away))
+    made.took(timing(attrs.evolve(NOTHING, work=Prefill(1, 0, 400)), *seconds, away=away))
     made.submit(Request((1,), 50))
     plan(made)
     made.submit(Request((2,) * 999, 1))

@@ -28,7 +28,7 @@ def pace(message):
             return 0.0
 
 
-def ring(world, *, slower=None, delay=0.0002, **config):
+def ring(world, *, slower=None, delay=0.0002, pace=pace, **config):
     cluster = Cluster(
         world, 1, scheduler=SchedulerConfig(**config), delay=delay, pace=pace, slower=slower
     )
@@ -53,11 +53,27 @@ def test_a_prompt_is_read_by_all_stages_at_once(world, gain):
     assert read(cluster, 2, 4000) <= 4000 * TOKEN * world / gain
 
 
+def test_chunks_are_large_where_each_of_them_takes_long_beside_its_tokens():
+    """A GPU takes 60 ms to prepare for a shape, and then 30 us for a token. With chunks of 64
+    tokens this prompt would take 3.9 s."""
+
+    def gpu(message):
+        match message:
+            case Step(work=Prefill(count=count)):
+                return 0.060 + 0.00003 * count
+            case _:
+                return 0.010
+
+    cluster = ring(2, pace=gpu)
+    assert read(cluster, 1, 4000) < 1.2
+    assert read(cluster, 2, 4000) < 0.5
+
+
 def test_many_chunks_are_on_the_way_where_links_are_slow():
     cluster = ring(2, delay=0.3)
     read(cluster, 1, 200)
     near, far = 4000 * TOKEN, read(cluster, 2, 4000)
-    assert far <= 2.4 * near
+    assert far <= 2.1 * near
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,19 @@ pass waits for the next chunk, t[0]. So a decode waits for chunks, in all and at
 
     sum(t) + w + (N - 1) * (max(t) - t[0]) + t[0]
 
-All of that is about in proportion to the chunk's tokens. Late chunks of a long prompt take longer,
-so the slowest of the recent ones count.
+A chunk of n tokens takes about a + b * n. A device may take long for a alone: a GPU that has not
+had such shapes yet prepares its kernels. The smallest and the largest of the recent chunks tell a,
+and the largest tells b, of which the fastest count: a machine is at times slower than it can be. A
+decode is taken to wait as much longer than that as the slowest of the recent chunks took: late ones
+of a long prompt do, for their attention. Of w the least counts, since latency that varies is no
+chunk's. The next chunk is at most twice as large as a recent one, as all of this is a guess.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
 
 from sealring_protocol.codec.messages import Prefill
 from sealring_protocol.control.effects import StepTiming
@@ -28,13 +33,26 @@ _RECENT: Final = 8
 _LEAST: Final = 1e-9
 """Seconds for a token where ranks tell that they took none."""
 
+_APART: Final = 2
+"""So many times larger than another a chunk must be for the two to tell a."""
+
+
+class _Chunk(NamedTuple):
+    """A chunk of *tokens*: what the slowest rank takes for it, and what a decode behind it waits
+    for the ranks and, for each token, for the links."""
+
+    tokens: int
+    stage: float
+    waits: float
+    sent: float
+
 
 class ChunkPace:
     """Learns from the times of steps. All of its times are seconds."""
 
     def __init__(self) -> None:
-        self._stage: deque[float] = deque(maxlen=_RECENT)  # for each token
-        self._waits: deque[float] = deque(maxlen=_RECENT)
+        self._recent: deque[_Chunk] = deque(maxlen=_RECENT)
+        self._alone: float | None = None
         self._slow_links: deque[str] = deque(maxlen=_RECENT)
         self._shortest_way: float | None = None
         self.on_the_way = 0
@@ -55,17 +73,33 @@ class ChunkPace:
     @property
     def known(self) -> bool:
         """Whether any chunk has been read."""
-        return bool(self._stage)
+        return bool(self._recent)
 
     @property
-    def stage(self) -> float:
-        """What the slowest rank takes for a token of a chunk."""
-        return max(self._stage)
+    def apart(self) -> float:
+        """The tokens of a chunk from which on more is learnt; 0 if enough is known."""
+        return 0 if self._alone is not None else _APART * self._fastest(max)[0]
 
     @property
-    def waits(self) -> float:
-        """What a decode waits for each token of the chunks before it."""
-        return max(self._waits)
+    def parts(self) -> tuple[float, float]:
+        """What the slowest rank takes for a chunk beside its tokens, and for each token."""
+        tokens, fast = self._fastest(max)
+        alone = min(self._alone or 0.0, fast / 2)
+        return alone, (fast - alone) / tokens
+
+    def most_within(self, seconds: float) -> float:
+        """The tokens of the largest chunk behind which a decode waits at most *seconds* because of
+        chunks."""
+        alone, each = self.parts
+        slower = max(of.waits / (alone + each * of.tokens) for of in self._recent)
+        sent = min(of.sent for of in self._recent)
+        tokens = (seconds - slower * alone) / (slower * each + sent)
+        return min(tokens, 2 * self._fastest(max)[0])
+
+    def _fastest(self, choose: Callable[[Iterable[int]], int]) -> tuple[int, float]:
+        """The size that *choose* takes of the recent ones, and the shortest time of one of it."""
+        size = choose(of.tokens for of in self._recent)
+        return size, min(of.stage for of in self._recent if of.tokens == size)
 
     @property
     def latency(self) -> float:
@@ -81,9 +115,9 @@ class ChunkPace:
         # Other ranks tell their times, and none can have taken longer than all of it.
         most = timing.total_us
         times = [min(most, each.compute_us + each.seal_us) / 1e6 for each in timing.spent] or [0.0]
-        slowest, waits = max(times), max(times) + way - self._shortest_way
+        slowest, waits = max(times), max(times)
         if len(times) > 1 and not timing.parallel:
-            waits += sum(times) - slowest + (len(times) - 1) * (slowest - times[0]) + times[0]
+            waits = sum(times) + (len(times) - 1) * (slowest - times[0]) + times[0]
             self.on_the_way = min(len(times), round(way / max(slowest, _LEAST)))
             sent = (way - self._shortest_way) / (len(times) - 1)
             text = (
@@ -92,5 +126,10 @@ class ChunkPace:
                 f"computed in {1e3 * slowest:.0f} ms by the slowest"
             )
             self._slow_links.append(text if sent > slowest else "")
-        self._stage.append(max(_LEAST, slowest / timing.work.count))
-        self._waits.append(max(_LEAST, waits / timing.work.count))
+        count = timing.work.count
+        sent = (way - self._shortest_way) / count
+        self._recent.append(_Chunk(count, max(_LEAST, slowest), max(_LEAST, waits), sent))
+        (small, fast), (large, slow) = self._fastest(min), self._fastest(max)
+        if large >= _APART * small and slow > fast:
+            each = (slow - fast) / (large - small)
+            self._alone = max(0.0, fast - each * small)

@@ -8,16 +8,17 @@ its next chunk while it computes one, so it never waits for the head: as many ch
 as there are stages, and one more. Where chunks spend much of their time between the ranks, more
 are. While rows decode there are only as many as stages, and stage 0 has one at a time.
 
-**How large.** Let a prompt be read in C chunks on N equal stages. The last stage ends N - 1 chunks
-after the first, so a prompt takes (C + N - 1) / C times as long as it keeps each stage busy. Small
-chunks are therefore better, down to where what a chunk costs beside its tokens shows. And they
-must be so small that a decode behind them waits no longer than `SchedulerConfig.chunk_seconds` for
-them (see `chunk_pace`). They are while nothing decodes, too, for whoever comes next, as far as a
-device computes such small chunks no slower.
+**How large.** Let a prompt of T tokens be read in chunks of n on N equal stages, and a chunk take
+a + b * n on each (see `chunk_pace`). The last stage ends N - 1 chunks after the first, so all takes
+(T / n + N - 1) * (a + b * n), which is least for n = sqrt(a * T / ((N - 1) * b)). A chunk must also
+be so small that a decode behind it waits no longer than `SchedulerConfig.chunk_seconds` because of
+chunks. It is while nothing decodes, too, for whoever comes next, as far as a device computes such
+small chunks no slower. Few sizes are used, so that what a GPU prepares for a shape serves again.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -33,14 +34,6 @@ took longer by a quarter for each token, and 256 no less long."""
 
 _SMALLEST: Final = 8
 """The same while rows decode."""
-
-_LEAST_SECONDS: Final = 0.05
-"""Seconds that a chunk keeps a stage busy, at least, if nothing decodes: what it costs beside its
-tokens is a few milliseconds."""
-
-_PARTS: Final = 32
-"""Chunks that a prompt is cut into for each stage after the first, if that leaves them
-`_LEAST_SECONDS`."""
 
 _OVERTAKES: Final = 2
 """Chunks of shorter prompts that may overtake the oldest prompt."""
@@ -99,15 +92,25 @@ class Chunks:
         least = _SMALLEST if decoding else _SMALL
         if not pace.known:
             return min(most, least)
-        size = self._config.chunk_seconds / pace.waits
+        size = pace.most_within(self._config.chunk_seconds)
         if not decoding:
-            # While a chunk travels, twice as many as stages are read (see `has_room`).
-            busy = max(_LEAST_SECONDS, pace.latency / self._stages) / pace.stage
-            size = min(size, max(self._part(row), busy))
-        return min(most, max(least, int(size)))
+            size = min(size, self._best(len(row.tokens) - row.kept))
+        return min(most, max(least, _step_of(size)))
 
-    def _part(self, row: LiveRow) -> int:
-        """The tokens of a chunk of *row* with which the last stage ends soon after the first."""
-        if self._stages == 1:
-            return self._config.chunk
-        return (len(row.tokens) - row.kept) // (_PARTS * (self._stages - 1))
+    def _best(self, tokens: int) -> float:
+        """The tokens of a chunk with which a prompt of *tokens* is read soonest, and a little more:
+        `_step_of` rounds down."""
+        later = self._stages - 1
+        if later == 0:
+            return tokens
+        alone, each = self._pace.parts
+        # While a chunk travels, twice as many as stages are read (see `has_room`).
+        far = self._pace.latency / self._stages
+        best = math.sqrt(alone * tokens / (later * each))
+        return 1.1 * max(best, far / each, self._pace.apart)
+
+
+def _step_of(size: float) -> int:
+    """The greatest of 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, ... that is at most *size*."""
+    step = 1 << max(0, int(size).bit_length() - 3)
+    return max(4, int(size) // step * step)

@@ -27,7 +27,7 @@ class SchedulerConfig:
     groups: int = 0
     rows: int = 8
     queue: int = 256
-    chunk: int = 512
+    chunk: int = 2048
     chunk_seconds: float = 0.5
     prefixes: int = 0
     prefix_share: float = 0.25
