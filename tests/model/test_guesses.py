@@ -133,3 +133,36 @@ def test_guesses_change_no_text(models, alone, family, world, seed):
     for rank in range(world):
         assert ring.engines[rank].executor.live_rows == 0
     assert not ring.engines[0].executor._forward.awaiting_logits
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("way", range(3))
+def test_a_guess_follows_a_decode_of_more_rows(models, alone, world, way):
+    """A row leaves while its token is on the way, and the other one decodes on guesses: its
+    penalties are counted as they would be alone."""
+    prompts = [(1, 2, 3, 4, 5), (9, 8, 7, 6)]
+    for seed in range(3):
+        random = Random(f"{world} {seed}")
+        config = SchedulerConfig(groups=1, rows=2)
+        ring = Brains(
+            world,
+            random,
+            config,
+            lambda random=random: RealEngine(models["llama"], random),
+            lambda request: alone("llama", request.prompt, 2)[: request.max_tokens],
+        )
+        ring.start()
+        uids = [
+            ring.submit(Request(prompt, LENGTH, sampling=Row(0, **SAMPLING[kind])))
+            for prompt, kind in zip(prompts, (2, way), strict=True)
+        ]
+        while any(len(ring.tokens[uid]) < 3 for uid in uids):
+            ring.step()
+        for _ in range(random.randrange(20)):
+            ring.step()
+        expected = alone("llama", prompts[0], 2)[:LENGTH]
+        ring.absorb(0, ring.head.guess(uids[0], len(prompts[0]), expected, ring.now))
+        ring.cancel(uids[1])
+        ring.run()
+        assert ring.tokens[uids[0]] == expected
+        assert not any("failed" in note for note in ring.notes)

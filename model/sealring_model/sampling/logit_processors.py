@@ -128,11 +128,22 @@ class LogitProcessors:
 
         Raises `LedgerError` for a token beyond the vocabulary.
         """
-        before = self._by_batch.get(batch)
+        processor = self.following(self._by_batch.get(batch), rows)
+        if processor is None:
+            self._by_batch.pop(batch, None)
+        return processor
+
+    def following(
+        self, before: LogitProcessor | None, rows: tuple[Row, ...]
+    ) -> LogitProcessor | None:
+        """The processor for a sampling of *rows* that follows one after which it was *before*; None
+        if no row asks for one.
+
+        Raises `LedgerError` for a token beyond the vocabulary.
+        """
         if before is not None and _same(before.rows, rows):
             return before
         if not any(row.bias or row.penalised for row in rows):
-            self._by_batch.pop(batch, None)
             return None
         counts = None if before is None else before.counts
         return LogitProcessor(rows, self._bias(rows), self._counts(rows, counts))

@@ -29,7 +29,7 @@ class SamplerState:
     tokens, and the processor of their logits.
 
     A decode on a guess begins before the token that it reads is drawn, by the decode *before*. Its
-    processor is the one *after* that.
+    processor follows the one *after* that.
     """
 
     batch: int
@@ -117,7 +117,9 @@ class Sampler:
     def end(self, state: SamplerState, logits: mx.array) -> Sampled:
         """Sample from *logits* ``(rows, vocabulary)``; builds a graph and launches nothing."""
         before, state.before = state.before, None
-        processor = before.after if before is not None else state.processor
+        processor = state.processor
+        if before is not None:  # rows may have left in between
+            processor = self._processors.following(before.after, state.rows)
         adjusted = logits if processor is None else processor.apply(logits)
         tokens = sample(adjusted, state.rows, state.positions)
         after = None if processor is None else processor.after(tokens)
