@@ -148,7 +148,7 @@ class Drafts:
 
     async def _read(self, wire: Wire, vocabulary: int) -> str:
         """Take what the process says, until it ends. Returns why it must be ended, if it must."""
-        reader = FrameReader()
+        reader = FrameReader(rows=False)
         with contextlib.suppress(OSError):  # how it ended is what its exit says
             try:
                 while data := await wire.receive():

@@ -21,7 +21,10 @@ _HEAD: Final = struct.Struct(">BQIII")
 _ID: Final = "I"
 
 MAX_FRAME: Final = 64 << 20
-"""Bytes of a frame: the ids of the longest prompt, and a row's bias."""
+"""Bytes of a frame for the process: the ids of the longest prompt, and a row's bias."""
+
+MAX_GUESSES: Final = 4096
+"""Bytes of a frame for the head: some guesses."""
 
 
 class Kind(enum.IntEnum):
@@ -56,9 +59,11 @@ def pack(frame: Frame) -> bytes:
 
 
 class FrameReader:
-    """Takes bytes as they come, and gives the frames in them."""
+    """Takes bytes as they come, and gives the frames in them. For the head they are without *rows*,
+    and short: the process may say anything."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, rows: bool = True) -> None:
+        self._rows: Final = rows
         self._held = bytearray()
 
     def read(self, data: bytes) -> Iterator[Frame]:
@@ -69,8 +74,10 @@ class FrameReader:
             start = _HEAD.size
             middle = start + count * array(_ID).itemsize
             end = middle + more
-            if end > MAX_FRAME:
+            if end > (MAX_FRAME if self._rows else MAX_GUESSES):
                 raise ValueError(f"a frame of {end} bytes")
+            if more and not self._rows:
+                raise ValueError("a frame with a row")
             if len(self._held) < end:
                 return
             ids = array(_ID, bytes(self._held[start:middle]))
