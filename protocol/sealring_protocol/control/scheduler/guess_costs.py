@@ -3,7 +3,8 @@
 Stages that would wait cost nothing, in theory. In practice machines share memory, processors or a
 link, so that work on a wrong guess slows down the rest. So the time between two tokens of a row
 that decodes alone is averaged for three cases: after no guess, after a right one, after a wrong
-one. Guesses pay for a row if its share of right ones makes up for the rest.
+one. Guesses pay for a row if its share of right ones makes up for the rest. The time after no guess
+is forgotten where all tokens have been guessed for long: the machine may have other work now.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ _STEADY: Final = 16
 _OUTLIER: Final = 4.0
 """An interval that is so many times the average counts as this: the machine did something else."""
 
+_STALE: Final = 512
+"""Intervals after guesses, in a row, after which it is not known any more what a token takes
+without."""
+
 
 class Outcome(enum.Enum):
     """What a token came after."""
@@ -34,13 +39,21 @@ class GuessCosts:
 
     def __init__(self) -> None:
         self._seconds: dict[Outcome, tuple[float, int]] = {}
+        self._guessed = 0  # intervals since the last one after no guess
 
-    def took(self, outcome: Outcome, seconds: float) -> None:
-        """A row's token came *seconds* after the one before, after *outcome*."""
+    def took(self, outcome: Outcome, seconds: float) -> bool:
+        """A row's token came *seconds* after the one before, after *outcome*. True if it is not
+        known any more what a token takes after no guess."""
         mean, count = self._seconds.get(outcome, (seconds, 0))
         count = min(count + 1, _STEADY)
         mean += (min(seconds, _OUTLIER * mean) - mean) / count
         self._seconds[outcome] = mean, count
+        self._guessed = 0 if outcome is Outcome.PLAIN else self._guessed + 1
+        if self._guessed < _STALE:
+            return False
+        self._guessed = 0
+        self._seconds.pop(Outcome.PLAIN, None)
+        return True
 
     def seconds(self, outcome: Outcome) -> float | None:
         """The mean seconds of *outcome*; None before it is known."""

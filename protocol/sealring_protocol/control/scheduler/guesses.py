@@ -138,10 +138,16 @@ class RowGuesses:
             outcome = Outcome.RIGHT if self.fed[0].token == token else Outcome.WRONG
             right = self._judge(outcome is Outcome.RIGHT, costs.break_even)
         before, self._last = self._last, (outcome, now) if alone else None
-        # While nothing was guessed before, a guess under way makes the token late.
-        if before is not None and (before[0] is not Outcome.PLAIN or outcome is Outcome.PLAIN):
-            costs.took(before[0], now - before[1])
+        if alone and before is not None:
+            # While nothing was guessed before, a guess under way makes the token late.
+            late = before[0] is Outcome.PLAIN and outcome is not Outcome.PLAIN
+            if not late and costs.took(before[0], now - before[1]):
+                self._resumes = max(self._resumes, len(self._tokens) + _LISTEN)
         return right
+
+    def interrupted(self) -> None:
+        """The row has lost its caches: its next token takes as long as to read it in again."""
+        self._last = None
 
     def _judge(self, right: bool, pays: float) -> Fed | None:
         if not self._judged:

@@ -192,6 +192,7 @@ class RunningRows:
     def _requeue(self, row: LiveRow) -> None:
         queued = row.state.state is RowState.QUEUED
         row.state.fire(RowEvent.PREEMPT)
+        row.guesses.interrupted()
         row.position = 0
         if not queued:
             self._stop_leading(row)
