@@ -3,9 +3,13 @@
 from random import Random
 
 import pytest
+from sealring_protocol.codec.messages import CacheCost, Decode, Epoch, Ready
 from sealring_protocol.control.scheduler.guess_costs import GuessCosts, Outcome
 from sealring_protocol.control.scheduler.guesses import Fed, Lookup, RowGuesses
-from sealring_protocol.control.scheduler.requests import Request
+from sealring_protocol.control.scheduler.requests import Request, SchedulerConfig
+from sealring_protocol.control.scheduler.scheduler import Scheduler
+
+from tests.sim.brains import AlwaysPay
 
 LOOKUPS = {
     "nothing-known": ([], [1, 2, 3], [], None),
@@ -98,3 +102,24 @@ def test_a_row_that_is_not_alone_any_more_tells_nothing_of_guesses() -> None:
     row.guesses.drawn(5, row.now + 1000, row.costs, alone=False)
     row.run(1, QUIET, 0.0)
     assert row.costs.seconds(Outcome.PLAIN) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("trimmable", "states", "guesses"), [(True, 2, 3), (False, 2, 1), (False, 3, 2), (False, 9, 3)]
+)
+def test_no_more_guesses_than_there_is_room_to_take_back(
+    trimmable: bool, states: int, guesses: int
+) -> None:
+    """A rank keeps a state for each guess. It has room for so many: one is the row's own."""
+    scheduler = Scheduler(SchedulerConfig(groups=1), 1000)
+    scheduler.shape(1, 1, 4, guesses=True)
+    scheduler._guessing.costs = AlwaysPay()
+    state = CacheCost(1000, 0)
+    scheduler.begin(Epoch(1, 1), [Ready(Epoch(1, 1), 0, 1, trimmable, states * 1000, state)])
+    scheduler.submit(Request((1, 2), 20, guesses=(3,) * 20))
+    steps = []
+    while (planned := scheduler.plan(0.0)) is not None:
+        steps.append(planned.step.work)
+        if not isinstance(planned.step.work, Decode):
+            scheduler.answered(planned.step.n, (), 0.0)
+    assert [work.guessed for work in steps if isinstance(work, Decode)] == [*range(guesses + 1)]

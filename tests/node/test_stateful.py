@@ -1,6 +1,7 @@
 """A machine that does anything to a cluster, at any time, and then looks whether all is well.
 
-Hypothesis chooses what happens: requests, cancellations, cuts, dead and hung engines, crashed and
+Hypothesis chooses what happens: requests, of which some begin as others do, cancellations, stop
+strings, preemption, guesses, of which some are wrong, cuts, dead and hung engines, crashed and
 frozen nodes, time. Afterwards everything comes back, and every request must have ended once, with
 the tokens that it gets alone.
 """
@@ -12,28 +13,84 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from sealring_protocol.control.scheduler.requests import FinishReason, Request, SchedulerConfig
 
+from tests.sim.brains import AlwaysPay
 from tests.sim.cluster import Cluster
 from tests.sim.fake_engine import reference
 
 LAYERS = 6
+STEM = tuple(range(20, 50))
 
 
 class RingMachine(RuleBasedStateMachine):
     @initialize(world=st.sampled_from([1, 2, 3, 5]), seed=st.integers(0, 2**32))
     def start(self, world, seed):
         self.cluster = Cluster(
-            world, seed, scheduler=SchedulerConfig(groups=2, rows=2, chunk=5, retries=10**6)
+            world,
+            seed,
+            scheduler=SchedulerConfig(
+                groups=2, rows=2, chunk=5, retries=10**6, prefixes=3, prefix_share=0.5
+            ),
         )
         self.world = world
         self.asked = {}
         self.cancelled = set()
+        self.finished = set()
         self.down = set()
         self.cluster.run_until(lambda: self.cluster.ready)
 
-    @rule(prompt=st.lists(st.integers(0, 900), min_size=1, max_size=20), count=st.integers(1, 12))
-    def submit(self, prompt, count):
-        uid = self.cluster.submit(Request(tuple(prompt), count))
-        self.asked[uid] = (tuple(prompt), count)
+    @property
+    def scheduler(self):
+        return self.cluster.head.node._brain.scheduler
+
+    @rule(
+        stem=st.sampled_from([0, 0, 17, 30]),
+        prompt=st.lists(st.integers(0, 900), min_size=1, max_size=20),
+        count=st.integers(1, 30),
+        wrong=st.none() | st.sets(st.integers(0, 29), max_size=12),
+    )
+    def submit(self, stem, prompt, count, wrong):
+        """All tokens are guessed, but for *wrong* ones, or some may be looked up."""
+        self.scheduler._guessing.costs = AlwaysPay()
+        prompt = (*STEM[:stem], *prompt)
+        text = reference(prompt, count, LAYERS)
+        guesses = None
+        if wrong is not None:
+            guesses = tuple(1 if n in wrong else token for n, token in enumerate(text))
+        uid = self.cluster.submit(Request(prompt, count, guesses=guesses))
+        self.asked[uid] = (prompt, count)
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data(), ids=st.lists(st.integers(0, 900), max_size=6))
+    def guess(self, data, ids):
+        """A draft model says anything of any place, or what is right."""
+        uid = data.draw(st.sampled_from(sorted(self.asked)))
+        prompt, count = self.asked[uid]
+        right = data.draw(st.booleans())
+        at = data.draw(st.integers(0, len(prompt) + count + 3))
+        said = [*prompt, *reference(prompt, count, LAYERS)][at:] if right else ids
+        self.cluster.head.node.guess(uid, at, said, self.cluster.now)
+        self.cluster.settle(self.cluster.head)
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
+    def finish(self, data):
+        uid = data.draw(st.sampled_from(sorted(self.asked)))
+        if uid not in self.cluster.done:
+            self.finished.add(uid)
+        self.cluster.head.node.finish(uid, self.cluster.now)
+        self.cluster.settle(self.cluster.head)
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
+    def preempt(self, data):
+        uid = data.draw(st.sampled_from(sorted(self.asked)))
+        if uid not in self.cluster.done:
+            self.scheduler.preempt(uid)
+
+    @precondition(lambda self: self.world > 1)
+    @rule(on=st.booleans())
+    def check(self, on):
+        self.cluster.check(on)
 
     @precondition(lambda self: self.asked)
     @rule(data=st.data())
@@ -88,12 +145,13 @@ class RingMachine(RuleBasedStateMachine):
         cluster.run_until(lambda: cluster.all_done, 300)
         for uid, (prompt, count) in self.asked.items():
             expected = reference(prompt, count, LAYERS)
-            if uid in self.cancelled:
-                assert cluster.done[uid].reason is FinishReason.CANCELLED
+            if uid in self.cancelled | self.finished:
+                assert cluster.done[uid].reason in (FinishReason.CANCELLED, FinishReason.STOP)
                 assert cluster.tokens[uid] == expected[: len(cluster.tokens[uid])]
             else:
                 assert cluster.done[uid].reason is FinishReason.LENGTH, cluster.done[uid]
                 assert cluster.tokens[uid] == expected
+        cluster.check(False)
         cluster.run_for(10.0)
         uid = cluster.submit(Request((1, 2, 3), 3))
         cluster.run_until(lambda: cluster.all_done, 60)
@@ -101,9 +159,11 @@ class RingMachine(RuleBasedStateMachine):
         cluster.run_for(1.0)
         for host in cluster.hosts.values():
             assert host.engine is not None
-            assert host.engine.empty
-        scheduler = cluster.head.node._brain.scheduler
-        assert scheduler.live == scheduler.in_flight == 0
+            assert not host.engine.private
+            assert not host.engine.groups
+            assert not host.engine.pending
+            assert host.engine.snaps.keys() == self.scheduler.ledger.snaps.keys()
+        assert self.scheduler.live == self.scheduler.in_flight == 0
 
 
 RingMachine.TestCase.settings = settings(

@@ -62,4 +62,15 @@ class Guessing:
         settled = row.uid not in self._running.backs and self._running.stays(row)
         if not settled or row.coming != fed + 1 or fed == MAX_GUESSED:
             return False
-        return len(row.tokens) + row.coming < row.end
+        return len(row.tokens) + row.coming < row.end and self._fits(row)
+
+    def _fits(self, row: LiveRow) -> bool:
+        """Whether each rank has room to keep what takes one more guess of *row* back: a state, if
+        its caches cannot be cut, which is no larger than a snapshot. For the first one there is the
+        room of a copy (`kv_budget`)."""
+        running = self._running
+        if running.prefixes.cuttable:
+            return True
+        kept = sum(len(other.guesses.fed) for other in running.live.values())
+        held = [*running.prefixes.lengths, *[len(row.tokens)] * kept]
+        return running.room.shortage(running.live.values(), held) <= 0
