@@ -21,7 +21,8 @@ from sealring_protocol.control.epoch.pipeline import (
     ToEngine,
     ToNext,
 )
-from sealring_protocol.errors import RemoteProtocolError
+from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
+from sealring_protocol.limits import MAX_WEIGHT_WAITING
 
 EPOCH = Epoch(1, 1)
 HIDDEN = (Tensor(DType.F16, (1,), b"hh"),)
@@ -184,3 +185,82 @@ def test_the_own_engine_may_not_answer_out_of_order(answer):
     machine.begin(step(1))
     actions = machine.output(answer)
     assert actions[0].failed.kind is FailureKind.ENGINE_ERROR
+
+
+BACK = (None, done(1, tensors=HIDDEN), done(2, tensors=HIDDEN, spent=TIMES))
+
+
+def guessing():
+    """A decode is on the chain, and behind it one that reads a guess."""
+    machine = head()
+    for n, guessed in ((1, 0), (2, 1)):
+        machine.begin(step(n, work=Decode(0, guessed)))
+        machine.output(step(n, tensors=HIDDEN))
+    return machine
+
+
+def test_a_right_guess_is_drawn_from_once_it_is_known_to_be_right():
+    early, late = guessing(), guessing()
+    for machine in (early, late):
+        assert machine.done(2, BACK[1]) == [ToEngine(BACK[1])]
+        machine.output(done(1, ids=(5,)))
+    assert late.done(2, BACK[2]) == []
+    assert late.outstanding == 1
+    assert late.decide(2, right=True) == [ToEngine(BACK[2])]
+    assert early.decide(2, right=True) == []
+    assert early.done(2, BACK[2]) == [ToEngine(BACK[2])]
+    for machine in (early, late):
+        answer = done(2, ids=(6,), spent=TIMES)
+        assert machine.output(answer) == [Answered(2, (6,), TIMES, None)]
+        assert machine.outstanding == 0
+
+
+def test_a_wrong_guess_is_answered_without_a_token():
+    early, late = guessing(), guessing()
+    for machine in (early, late):
+        machine.done(2, BACK[1])
+    assert late.done(2, BACK[2]) == []
+    assert late.decide(2, right=False) == [Answered(2, (), TIMES, None)]
+    assert early.decide(2, right=False) == []
+    assert early.done(2, BACK[2]) == [Answered(2, (), TIMES, None)]
+    for machine in (early, late):
+        assert machine.outstanding == 1
+        assert machine.output(done(1, ids=(5,))) == [Answered(1, (5,), (), None)]
+
+
+@pytest.mark.parametrize("right", [None, False, True])
+@pytest.mark.parametrize("answer", [done(2), done(2, ids=(3,))])
+def test_the_answer_to_a_guess_is_like_any_other(right, answer):
+    """Of a wrong one, too: the last rank cannot know."""
+    machine = guessing()
+    machine.done(2, BACK[1])
+    if right is not None:
+        machine.decide(2, right=right)
+    first, *_ = machine.done(2, answer)
+    assert (first.n, first.failed.kind, first.failed.rank) == (2, FailureKind.INTEGRITY, 2)
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_failure_answers_guesses_too_and_nothing_is_decided_after_it(held):
+    machine = guessing()
+    machine.done(2, BACK[1])
+    if held:
+        machine.done(2, BACK[2])
+    assert sorted(action.n for action in machine.lost(FAULT)) == [1, 2]
+    for right in (True, False):
+        assert machine.decide(2, right=right) == []
+    assert machine.outstanding == 0
+
+
+def test_answers_that_wait_for_their_guesses_are_counted():
+    machine = head()
+    large = (Tensor(DType.F16, (1,), bytes(MAX_WEIGHT_WAITING // 3 + 1)),)
+    for n in range(1, 5):
+        machine.begin(step(n, work=Decode(0, n - 1)))
+        machine.output(step(n, tensors=HIDDEN))
+    for n in (1, 2):
+        machine.done(2, done(n, tensors=large))
+    with pytest.raises(LimitExceeded):
+        machine.done(2, done(3, tensors=large))
+    machine.decide(2, right=False)
+    assert machine.done(2, done(3, tensors=large)) == []
