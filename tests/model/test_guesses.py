@@ -4,6 +4,7 @@ The head gets guesses of every row's tokens, of which some are wrong, while rows
 cancelled, are preempted, reuse prefixes, and engines and links are lost.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -17,6 +18,7 @@ from sealring_model.engine.executor import Executor
 from sealring_model.loading.assemble import LoadedStage, load_stage
 from sealring_model.loading.model_folder import describe
 from sealring_model.loading.structure import structure_of
+from sealring_model.lookahead import lookahead
 from sealring_model.lookahead.device_io import DeviceIO
 from sealring_model.sampling.rows import RowParams
 from sealring_protocol.codec.local_messages import Loaded
@@ -26,6 +28,7 @@ from sealring_protocol.control.scheduler.requests import (
     Request,
     SchedulerConfig,
 )
+from waiting_device import WaitingDeviceIO
 
 from tests.families.checkpoints import write
 from tests.sim.brains import Brains
@@ -45,7 +48,10 @@ def stage_of(folder: Path, first: int, last: int) -> LoadedStage:
 class RealEngine:
     """One rank's executor, without a process: `receive` takes a message and gives the answers."""
 
-    def __init__(self, folder: Path, random: Random) -> None:
+    def __init__(
+        self, folder: Path, random: Random, device_io: Callable[[], DeviceIO] = DeviceIO
+    ) -> None:
+        self.device_io = device_io
         self.info = describe(folder)
         self.folder = folder
         self.random = random
@@ -68,19 +74,28 @@ class RealEngine:
             case Ping(echo):
                 return [Pong(echo, Progress())]
         assert executor is not None
-        for _ in range(self.random.randrange(3)):
-            executor.work_ahead()
+        self.work_ahead()
+        if executor.device_waits and self.random.random() < 0.5:
+            executor.fill_early(message)
+            self.work_ahead()
         launch = executor.launch if isinstance(message, Step) else executor.close
         in_flight = launch(message)
         answer = executor.finish(in_flight)
+        if executor.launches_ahead:
+            self.work_ahead()
         return [*in_flight.pending_answer.preface(), answer]
+
+    def work_ahead(self) -> None:
+        assert self.executor is not None
+        for _ in range(self.random.randrange(3)):
+            self.executor.work_ahead()
 
     def bootstrap(self, place: Bootstrap) -> list:
         first, last = place.bounds[place.rank], place.bounds[place.rank + 1]
         loaded = stage_of(self.folder, first, last)
         self.params.new_epoch()
         self.executor = Executor(
-            loaded, place, self.params, PlainActivations(), 1 << 40, device_io=DeviceIO()
+            loaded, place, self.params, PlainActivations(), 1 << 40, device_io=self.device_io()
         )
         ready = Ready(place.epoch, first, last, loaded.trimmable, ROOM, loaded.cost)
         return [Loaded(loaded.read, loaded.held, 1), ready]
@@ -119,7 +134,38 @@ def test_guesses_change_no_text_of_other_caches(tmp_path, family, world):
     run_schedule(folder, Random(f"{family} {world}"), world, text)
 
 
-def run_schedule(folder: Path, random: Random, world: int, text_of) -> None:
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_guesses_change_no_text_on_a_device_that_waits(
+    models, alone, monkeypatch, family, world, seed
+):
+    """Its next decode may have been launched when what it follows is taken back."""
+    for patience in ("_SKIP_AFTER_CHANGE", "_SKIP_AFTER_TIMEOUT", "_MAX_SKIP", "_STEADY_AFTER"):
+        monkeypatch.setattr(lookahead, patience, 0)
+    random, made = Random(f"{family} {world} {seed} waits"), []
+
+    def device_io() -> WaitingDeviceIO:
+        made.append(WaitingDeviceIO(lambda: random.random() < 0.1))
+        return made[-1]
+
+    run_schedule(
+        models[family],
+        random,
+        world,
+        lambda prompt, way: alone(family, prompt, way)[:LENGTH],
+        device_io,
+    )
+    assert sum(each.waited for each in made) > 5
+
+
+def run_schedule(
+    folder: Path,
+    random: Random,
+    world: int,
+    text_of,
+    device_io: Callable[[], DeviceIO] = DeviceIO,
+) -> None:
     """A random course of a ring of *world* ranks with the model in *folder*. `text_of(prompt, way)`
     is what a row says alone, that is sampled in that way of `SAMPLING`."""
 
@@ -128,7 +174,7 @@ def run_schedule(folder: Path, random: Random, world: int, text_of) -> None:
         return text_of(request.prompt, way)[: request.max_tokens]
 
     config = SchedulerConfig(groups=2, rows=2, chunk=9, prefixes=4, retries=50)
-    ring = Brains(world, random, config, lambda: RealEngine(folder, random), expected)
+    ring = Brains(world, random, config, lambda: RealEngine(folder, random, device_io), expected)
     ring.start()
     prompts = [tuple(random.randrange(256) for _ in range(n)) for n in (3, 12, 30)]
     asked = []

@@ -166,8 +166,11 @@ class Lookahead:
             self._recent.pop(batch, None)
 
     def drop_decode(self, batch: int) -> None:
-        """Drop what was built or launched of the next decode of *batch*: it reads another token."""
-        if isinstance(self.held, BuiltDecode) and self.held.batch == batch:
+        """Drop what was built or launched of the next decode of *batch*: it reads another token.
+        The device is to do another at once, so it must not wait in a closing pass either."""
+        if isinstance(self.held, BuiltClosing):
+            self._drop_held(_SKIP_AFTER_CHANGE)
+        elif self.held is not None and self.held.batch == batch:
             self._drop_held(0)
         self._drop_decode(batch)
         self._to_build.pop(batch, None)
