@@ -70,6 +70,36 @@ def test_a_stream_that_ends_within_a_character_says_so_at_the_end(tokenizer):
     assert "�" in stream.finish()
 
 
+@pytest.mark.parametrize("decoder", ["byte level", "spm", "spm that strips", "word piece"])
+def test_ids_with_a_gap_and_beyond_the_tokenizer(folder, tmp_path, decoder):
+    """Vocabularies have gaps, and output heads are padded: such a token has no text, and those
+    after a gap keep theirs."""
+    described = json.loads((folder / "tokenizer.json").read_text())
+    replace = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    spm = [replace, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    decoders = {
+        "byte level": described["decoder"],
+        "spm": {"type": "Sequence", "decoders": spm},
+        "spm that strips": {"type": "Sequence", "decoders": [*spm, strip]},
+        "word piece": {"type": "WordPiece", "prefix": "##", "cleanup": False},
+    }
+    described["decoder"] = decoders[decoder]
+    vocabulary = described["model"]["vocab"]
+    last = max(vocabulary, key=vocabulary.get)
+    gap, vocabulary[last] = vocabulary[last], 1000
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    tokenizer = Tokenizer(tmp_path)
+    stream = tokenizer.stream()
+    known = [vocabulary["f"], 1000, 7]
+    said = [stream.add(token) for token in (known[0], gap, known[1], 1001, 2**31, known[2])]
+    text = "".join(said) + stream.finish()
+    assert text.split() == tokenizer.decode(known).split()
+    assert [tokenizer.token_bytes(token) for token in (gap, 1001)] == [b"", b""]
+
+
 def test_streams_are_independent(tokenizer):
     one, two = tokenizer.stream(), tokenizer.stream()
     one.add(tokenizer.encode("the")[0])

@@ -104,7 +104,11 @@ class Detokenizer:
         self._streaming = streaming
 
     def add(self, token: int) -> str:
-        """The text that *token* completes; it may be empty. Raises `TextError`."""
+        """The text that *token* completes; it may be empty. A token that the tokenizer does not
+        have, which a model with a wider output head may give, has none. Raises `TextError`."""
+        table = getattr(self._streaming, "tokenmap", None)
+        if table is not None and not token < len(table):
+            return ""
         return self._segment(self._streaming.add_token, token)
 
     def finish(self) -> str:
@@ -376,9 +380,22 @@ def _streaming_class(helpers: ModuleType, folder: Path) -> Any:
     decoder = json.loads(file.read_text("utf-8")).get("decoder") or {}
     steps = [step.get("type") for step in decoder.get("decoders", ())]
     if decoder.get("type") == "ByteLevel":
-        return helpers.BPEStreamingDetokenizer
-    if steps == _SPM:
-        return functools.partial(helpers.SPMStreamingDetokenizer, trim_space=False)
-    if steps == [*_SPM, "Strip"]:
-        return helpers.SPMStreamingDetokenizer
+        return lambda inner: helpers.BPEStreamingDetokenizer(_WithoutGaps(inner))
+    if steps in (_SPM, [*_SPM, "Strip"]):
+        trims = steps != _SPM
+        return lambda inner: helpers.SPMStreamingDetokenizer(_WithoutGaps(inner), trim_space=trims)
     return helpers.NaiveStreamingDetokenizer
+
+
+class _WithoutGaps:
+    """A tokenizer as mlx-lm's detokenizers take it to be: one that has all ids below its length.
+    Ids between others that stand for nothing have the empty text."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner: Final = inner
+
+    def __len__(self) -> int:
+        return max(self._inner.get_vocab().values(), default=-1) + 1
+
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+        return [token or "" for token in self._inner.convert_ids_to_tokens(ids)]
