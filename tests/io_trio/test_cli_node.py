@@ -282,6 +282,18 @@ def test_what_mlx_lm_raises_is_told_in_words(tmp_path: Path) -> None:
         pass
 
 
+def test_mlx_lm_is_compared_with_where_transformers_refuses_the_configuration(
+    tmp_path: Path,
+) -> None:
+    """As that of Nemotron-H and of Granite's hybrids, whose ring answers."""
+    folder = Path(shutil.copytree(tiny.path(), tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "initializer_range": None}))
+    with one_process(folder) as odd, one_process(tiny.path()) as single:
+        answer, expected = (each.generate("Tell me a story.", 12) for each in (odd, single))
+    assert (answer.tokens, answer.text) == (expected.tokens, expected.text)
+
+
 def test_what_is_more_than_rounding_is_no_tie() -> None:
     unit = 2.0**-23
     assert Gap(0.0, unit).is_tie

@@ -217,7 +217,8 @@ def serve(model: str, split: Split | None, backend: str = "ring") -> None:
                 groups = (group, None) if split == "pipeline" else (None, group)
                 network, tokenizer = utils.sharded_load(model, *groups)
         else:
-            network, tokenizer = utils.load(model)
+            network, config = utils.load_model(Path(model))
+            tokenizer = _tokenizer(utils, Path(model), config.get("eos_token_id"))
         generate = mlx_lm("generate")
         _say({"ready": True})
         for line in sys.stdin:
@@ -226,6 +227,19 @@ def serve(model: str, split: Split | None, backend: str = "ring") -> None:
         words = " ".join(str(error).split())[:500]
         plain = words and isinstance(error, ValueError | OSError)
         _say({"error": words if plain else f"{type(error).__name__}: {words}"})
+
+
+def _tokenizer(utils: Any, folder: Path, ends: Any) -> Any:
+    """mlx-lm's tokenizer. Where transformers refuses a configuration that mlx-lm's model takes, the
+    same one made without it, so that there is something to compare with."""
+    from sealring_model.text.tokens import transformers_tokenizer  # noqa: PLC0415 - as above
+
+    try:
+        return utils.load_tokenizer(folder, eos_token_ids=ends)
+    except Exception:  # noqa: BLE001 - whatever transformers raises
+        inner = transformers_tokenizer(folder)
+        ids = [ends] if isinstance(ends, int) else ends
+        return utils.TokenizerWrapper(inner, eos_token_ids=ids)
 
 
 def _answer(generate: Any, network: Any, tokenizer: Any, request: dict[str, Any]) -> dict[str, Any]:

@@ -134,7 +134,7 @@ class Tokenizer:
     def __init__(self, folder: Path) -> None:
         helpers = without_mlx("tokenizer_utils")
         try:
-            inner = _load(helpers, folder)
+            inner = transformers_tokenizer(folder)
             # The scheduler refuses a prompt beyond the context; transformers need not warn.
             inner.deprecation_warnings[_TOO_LONG] = True
             described = _described(inner)
@@ -298,8 +298,9 @@ def _own_code(folder: Path) -> str:
     return next((name for name in names if isinstance(name, str)), "")
 
 
-def _load(helpers: ModuleType, folder: Path) -> Any:
-    """transformers' tokenizer of the model in *folder*."""
+def transformers_tokenizer(folder: Path) -> Any:
+    """transformers' tokenizer of the model in *folder*, also where transformers refuses its
+    configuration, or its tokenizer is code and there is a tokenizer.json beside."""
     import transformers  # noqa: PLC0415 - 1.3 s, only here
 
     check_tokenizer(folder)
@@ -314,7 +315,7 @@ def _load(helpers: ModuleType, folder: Path) -> Any:
         # The tokenizer needs no more of it than this.
         config = type("UncheckedConfig", (transformers.PreTrainedConfig,), kind)()
         config.tokenizer_class = told.get("tokenizer_class")
-    return helpers.AutoTokenizer.from_pretrained(folder, config=config, **local)
+    return transformers.AutoTokenizer.from_pretrained(folder, config=config, **local)
 
 
 def _is_panic(error: BaseException) -> bool:
