@@ -97,7 +97,7 @@ def failure_of(error: Exception, rank: int) -> Failure:
         kind = error.KIND
     elif isinstance(error, SealringError):
         kind = FailureKind.LEDGER
-    elif _lacks_memory(error):
+    elif lacks_memory(error):
         kind = FailureKind.MEMORY
     return Failure(rank, kind, text)
 
@@ -109,9 +109,10 @@ def failure_of_loading(error: Exception) -> FailureKind:
         return error.KIND
     if isinstance(error, OSError):
         return FailureKind.LOAD
-    return FailureKind.MEMORY if _lacks_memory(error) else FailureKind.UNSERVABLE
+    return FailureKind.MEMORY if lacks_memory(error) else FailureKind.UNSERVABLE
 
 
-def _lacks_memory(error: Exception) -> bool:
+def lacks_memory(error: Exception) -> bool:
+    """Whether *error* says that there is too little memory."""
     text = str(error)
     return isinstance(error, MemoryError) or "malloc" in text or "out of memory" in text

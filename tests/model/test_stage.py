@@ -1,5 +1,9 @@
 """Chains of stages give what mlx-lm's whole model gives, to the last bit."""
 
+import json
+import shutil
+from pathlib import Path
+
 import mlx.core as mx
 import pytest
 from model_families import FAMILIES, reference_tokens
@@ -162,3 +166,54 @@ def test_a_stage_that_depends_on_what_stands_in_for_others_is_refused(models, mo
     first, last = (0, 2) if reads == "head" else (2, 3)
     with pytest.raises(LoadError, match="depends on what other ranks hold"):
         assemble.load_stage(info, first, last)
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [
+        ("model.layers.1.mlp.down_proj.weight", (0, 2)),
+        ("model.norm.weight", (0, 2)),
+        ("model.layers.4.self_attn.q_proj.weight", (3, 5)),
+        ("model.layers.4.self_attn.q_proj.weight", (0, 5)),
+    ],
+)
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_weights_that_are_no_numbers_are_named(models, tmp_path, name, bounds, value):
+    """And the cut is not blamed for them."""
+    from sealring_model.loading.assemble import load_stage
+    from sealring_model.loading.model_folder import describe
+
+    folder = Path(shutil.copytree(models["llama"], tmp_path / "model"))
+    (folder / "sealring.json").unlink(missing_ok=True)
+    weights = dict(mx.load(str(folder / "model.safetensors")))
+    weights[name] = weights[name] * float(value)
+    mx.eval(weights)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    with pytest.raises(LoadError, match=f"tensor {name} has values that are no numbers"):
+        load_stage(describe(folder), *bounds)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_first_run_that_gives_no_numbers(models, tmp_path, ranks):
+    from sealring_model.loading.assemble import load_stage
+    from sealring_model.loading.model_folder import describe
+
+    folder = Path(shutil.copytree(models["llama"], tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rms_norm_eps": float("nan")}))
+    with pytest.raises(LoadError, match="values that are no numbers, though its weights are"):
+        load_stage(describe(folder), 0, 5 // ranks)
+
+
+def test_what_mlx_cannot_compute_is_told_in_words(models, monkeypatch):
+    """As experts in bf16 on a CPU, where MLX multiplies them in f32 alone."""
+    from sealring_model.loading import assemble
+    from sealring_model.loading.model_folder import describe
+
+    def raising(*_):
+        raise RuntimeError("[GatherMM::eval] Currently only supports float32.")
+
+    monkeypatch.setattr(mlx_lm("models.llama").MLP, "__call__", raising)
+    words = r"MLX cannot run this llama model in F32 on this machine: \[GatherMM::eval\]"
+    with pytest.raises(LoadError, match=words):
+        assemble.load_stage(describe(models["llama"]), 0, 5)

@@ -22,7 +22,7 @@ from mlx import nn
 from sealring_protocol.codec.messages import CacheCost
 from sealring_protocol.codec.tensor import DType
 
-from sealring_model.errors import FORWARD_ERRORS, LoadError, ReadError
+from sealring_model.errors import FORWARD_ERRORS, LoadError, ReadError, lacks_memory
 from sealring_model.loading.adapter import put_into
 from sealring_model.loading.mlx_lm_import import model_loader
 from sealring_model.loading.model_folder import ModelInfo
@@ -72,7 +72,23 @@ def load_stage(info: ModelInfo, first: int, last: int) -> LoadedStage:
     reader.read(model)
     stage = stage_of(model, outline, first, last)
     mx.eval(stage.parameters())
-    return measured(info, stage, (first, last), reader.bytes_read, start)
+    try:
+        return measured(info, stage, (first, last), reader.bytes_read, start)
+    except LoadError:
+        if name := reader.not_a_number():
+            raise LoadError(
+                f"tensor {name} has values that are no numbers (NaN or infinite): the model in "
+                f"{info.folder} is damaged, or was converted wrongly"
+            ) from None
+        raise
+    except RuntimeError as error:  # MLX's
+        if lacks_memory(error):
+            raise
+        raise LoadError(
+            f"MLX cannot run this {info.kind} model in {info.dtype.name} on this machine: "
+            f"{str(error).rstrip('.')}. It may run in another dtype, or quantized: convert it with "
+            "`mlx_lm.convert`"
+        ) from error
 
 
 def measured(
@@ -171,7 +187,11 @@ def _measure(stage: Stage) -> tuple[CacheCost, bool]:
     slots = stage.new_caches()
     outputs = stage.run(stage.dummy_inputs(1, 2), slots)
     if not all(mx.isfinite(output).all().item() for output in outputs):
-        raise LoadError("this stage depends on tensors of other layers; it cannot be split so")
+        raise LoadError(
+            "its first run gives values that are no numbers, though its weights are: the "
+            "configuration is wrong, the dtype too narrow, or this stage depends on tensors of "
+            "other layers, so that it cannot be split so"
+        )
     if isinstance(stage, PartStage):
         _check_independence(stage)
     return cost_of(slots), is_trimmable(slots)

@@ -68,6 +68,20 @@ class WeightReader:
             self._read_all(model)
             check.finish()
 
+    def not_a_number(self) -> str:
+        """The first tensor of this rank with a value that is not finite; empty if there is none.
+        Reads all of them again."""
+        entries = [self._info.entries[name] for names in self._owned.values() for name in names]
+        for file in sorted({entry.file for entry in entries}):
+            arrays: dict[str, mx.array] = mx.load(str(file))  # type: ignore[assignment]
+            for entry in entries:
+                array = arrays.get(entry.name) if entry.file == file else None
+                if array is None or not mx.issubdtype(array.dtype, mx.floating):
+                    continue
+                if not mx.isfinite(array).all().item():
+                    return entry.name
+        return ""
+
     def _expected(self) -> dict[Path, str]:
         """The hub's hash of each file of which something is read, where it is known. A manifest,
         and what was fetched, have a hash of each tensor instead."""
