@@ -118,6 +118,8 @@ def test_describing_takes_no_mlx_and_no_mlx_lm(folder):
         ),
         (["config.json", "pytorch_model.bin"], "PyTorch weights .*mlx_lm.convert --hf-path"),
         (["config.json", "model.Q4_K_M.gguf"], "GGUF file, .*mlx-community"),
+        (["config.json", "consolidated.00.safetensors"], "Mistral's own layout .*mlx-community"),
+        (["config.json", "weights.safetensors"], "rename weights.safetensors"),
     ],
 )
 def test_a_folder_in_another_format_says_what_it_is_and_what_to_do(tmp_path, files, says):
@@ -175,13 +177,35 @@ def header_lies(folder):
     file.write_bytes(struct.pack("<Q", 1 << 62) + data[8:])
 
 
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 7\n"
+
 BROKEN = {
     "config missing": (lambda f: (f / "config.json").unlink(), "cannot read .*config.json"),
     "config no json": (lambda f: (f / "config.json").write_text("{"), "is not JSON"),
     "config no object": (lambda f: (f / "config.json").write_text("[]"), "not hold a JSON object"),
-    "no layer count": (
-        lambda f: rewrite(f / "config.json", lambda c: c.update(num_hidden_layers="x")),
-        "no num_hidden_layers",
+    "layers in quotes": (
+        lambda f: rewrite(f / "config.json", lambda c: c.update(num_hidden_layers="5")),
+        'has "5" for num_hidden_layers, which is no whole number above 0',
+    ),
+    "half a layer": (
+        lambda f: rewrite(f / "config.json", lambda c: c.update(num_hidden_layers=4.5)),
+        "has 4.5 for num_hidden_layers",
+    ),
+    "no kind": (
+        lambda f: rewrite(f / "config.json", lambda c: c.pop("model_type")),
+        "has no model_type",
+    ),
+    "code of its own": (
+        lambda f: rewrite(f / "config.json", lambda c: c.update(model_file="own.py")),
+        r"code of its own \(own.py\), which sealring does not run",
+    ),
+    "weights not fetched": (
+        lambda f: (f / "model-00002-of-00002.safetensors").write_text(POINTER),
+        "00002-of-00002.safetensors has not been fetched: .*git lfs pull",
+    ),
+    "config not fetched": (
+        lambda f: (f / "config.json").write_text(POINTER),
+        "config.json has not been fetched: .*git lfs pull",
     ),
     "more layers": (
         lambda f: rewrite(f / "config.json", lambda c: c.update(num_hidden_layers=6)),
@@ -233,18 +257,12 @@ def test_a_model_that_mlx_lm_does_not_know(folder):
     [
         ({"model_type": "gpt2", "n_embd": 64, "n_head": 3}, "AssertionError: n_embd must be"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "UnboundLocalError: "),
-        ({"model_type": None}, "KeyError: 'model_type'"),
     ],
 )
 def test_whatever_a_class_raises_as_it_is_built_is_told_in_words(folder, config, says):
     both = {"n_ctx": 64, "n_layer": 4, "n_positions": 64, "layer_norm_epsilon": 1e-5} | config
 
-    def change(told):
-        told.update(both)
-        if told["model_type"] is None:
-            del told["model_type"]
-
-    rewrite(folder / "config.json", change)
+    rewrite(folder / "config.json", lambda told: told.update(both))
     with pytest.raises(LoadError, match=says):
         structure_of(describe(folder))
 

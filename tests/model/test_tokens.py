@@ -158,6 +158,15 @@ def test_a_folder_without_a_tokenizer(tmp_path):
         Tokenizer(tmp_path)
 
 
+def test_a_tokenizer_that_has_not_been_fetched(folder, tmp_path):
+    copy = with_settings(folder, tmp_path / "t")
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 7\n"
+    (copy / "tokenizer.json").write_text(pointer)
+    for load in (check_tokenizer, Tokenizer):
+        with pytest.raises(LoadError, match=r"tokenizer.json has not been fetched: .*git lfs pull"):
+            load(copy)
+
+
 def with_settings(folder, copy, **settings):
     """A copy of the tokenizer in *folder* with other settings."""
     copy.mkdir()

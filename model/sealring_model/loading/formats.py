@@ -29,6 +29,18 @@ def other_format(path: Path) -> str | None:
             )
         if name.endswith(".gguf"):
             return _file(path / name)
+        if name.startswith("consolidated") and name.endswith(".safetensors"):
+            return (
+                f"{path} has its weights in Mistral's own layout ({name}), which is not read here; "
+                "take the model in Hugging Face's layout, or its conversion for MLX (on the hub: "
+                "mlx-community)"
+            )
+    for name in names:
+        if name.endswith(".safetensors"):
+            return (
+                f"{path} has no model*.safetensors, the name by which weights are known; rename "
+                f"{name} if it is them"
+            )
     return None
 
 

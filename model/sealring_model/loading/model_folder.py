@@ -206,6 +206,7 @@ def _check_files(folder: Path) -> None:
 
 
 def _describe(folder: Path, config: dict[str, Any], adapter: Adapter | None) -> ModelInfo:
+    _check_kind(folder, config)
     entries = read_entries(folder)
     manifest = read_manifest(folder)
     text = _text_config(config)
@@ -249,6 +250,17 @@ def _describe(folder: Path, config: dict[str, Any], adapter: Adapter | None) -> 
     )
 
 
+def _check_kind(folder: Path, config: dict[str, Any]) -> None:
+    """Raise `LoadError` if *config* names no class of mlx-lm's, or code of its own."""
+    if not isinstance(config.get("model_type"), str):
+        raise LoadError(f"{folder / 'config.json'} has no model_type, which names the model's kind")
+    if config.get("model_file") is not None:
+        raise LoadError(
+            f"the model in {folder} is to be computed by code of its own ({config['model_file']}), "
+            "which sealring does not run; take a model of a kind that mlx-lm knows"
+        )
+
+
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:
     """The language model's part of a configuration, which may describe more."""
     text = config.get("text_config")
@@ -264,6 +276,12 @@ def _positive(config: dict[str, Any], names: tuple[str, ...], found: int) -> int
             return value
     if found and not any(given):
         return found
+    for name in names:
+        if config.get(name) is not None:
+            raise LoadError(
+                f"config.json has {json.dumps(config[name])} for {name}, which is no whole number "
+                "above 0"
+            )
     raise LoadError(f"config.json has no {names[0]}")
 
 

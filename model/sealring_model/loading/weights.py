@@ -62,6 +62,9 @@ WIDTHS: Final = {
 }
 """Bytes per element of the dtypes that MLX reads."""
 
+_POINTER: Final = b"version https://git-lfs."
+"""How a file begins that Git LFS has in place of a large one, which it has not fetched."""
+
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _FOREIGN: Final = re.compile(r"(?:^|\.)(?:vision|visual|audio|multi_modal|mtp|mm_)")
 ENDS: Final = -1
@@ -142,6 +145,7 @@ def read_json(file: Path) -> dict[str, Any]:
         text = stream.read(MAX_JSON + 1)
     if len(text) > MAX_JSON:
         raise LoadError(f"{file} has more than {MAX_JSON >> 20} MiB")
+    refuse_pointer(file, text)
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -166,11 +170,22 @@ def open_file(file: Path) -> BufferedReader:
     return stream
 
 
+def refuse_pointer(file: Path, start: bytes) -> None:
+    """Raise `LoadError` if *file*, which begins with *start*, is what Git LFS has in its place."""
+    if start.startswith(_POINTER):
+        raise LoadError(
+            f"{file} has not been fetched: it is a pointer of Git LFS; run `git lfs pull` in "
+            f"{file.parent}"
+        )
+
+
 def _read_header(file: Path) -> list[TensorEntry]:
     with open_file(file) as stream:
         size = os.fstat(stream.fileno()).st_size
         start = stream.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER + 1
+        if start == _POINTER[:8]:
+            refuse_pointer(file, start + stream.read(len(_POINTER)))
         if length > min(MAX_HEADER, size - 8):
             raise LoadError(f"{file} is no safetensors file, or is cut short")
         text = stream.read(length)

@@ -26,7 +26,7 @@ import attrs
 
 from sealring_model.errors import LoadError, TextError
 from sealring_model.loading.mlx_lm_import import without_mlx
-from sealring_model.loading.weights import read_json
+from sealring_model.loading.weights import open_file, read_json, refuse_pointer
 from sealring_model.text.token_lengths import longest_token
 
 _SPM: Final = ["Replace", "ByteFallback", "Fuse"]
@@ -265,8 +265,11 @@ class Tokenizer:
 
 def check_tokenizer(folder: Path) -> None:
     """Raise `LoadError` if the model in *folder* has no tokenizer, or one that is code to be run.
-    Reads no tokenizer, and imports nothing."""
-    if (folder / "tokenizer.json").exists():
+    Imports nothing."""
+    file = folder / "tokenizer.json"
+    if file.exists():
+        with open_file(file) as stream:
+            refuse_pointer(file, stream.read(64))
         return
     if code := _own_code(folder):
         raise LoadError(
