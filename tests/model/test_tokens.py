@@ -152,6 +152,14 @@ def test_ends_come_from_the_settings_and_the_tokenizer(folder, tokenizer, tmp_pa
     assert Tokenizer(tmp_path).eos == {8, 9, end}
 
 
+@pytest.mark.parametrize("ends", [["</s>"], [2, None], [[2]]])
+def test_ends_that_are_no_ids(folder, tmp_path, ends):
+    copy = with_settings(folder, tmp_path / "t")
+    (copy / "config.json").write_text(json.dumps({"eos_token_id": ends}))
+    with pytest.raises(LoadError, match=r"config.json has .* for eos_token_id"):
+        Tokenizer(copy)
+
+
 def test_a_folder_without_a_tokenizer(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(LoadError, match="has no tokenizer"):

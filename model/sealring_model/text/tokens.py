@@ -372,7 +372,9 @@ def _eos_ids(folder: Path) -> frozenset[int]:
         if isinstance(value, int):
             return frozenset((value,))
         if isinstance(value, list) and value:
-            return frozenset(int(token) for token in value)
+            if not all(isinstance(token, int) for token in value):
+                raise LoadError(f"{file} has {value} for eos_token_id, which are no token ids")
+            return frozenset(value)
     return frozenset()
 
 
