@@ -141,6 +141,17 @@ def test_a_client_that_never_reads_holds_no_epoch(nodes: list[LocalNode]) -> Non
         assert not {"step", "numbers"} & kinds(unchecked(nodes[0]))
 
 
+@pytest.mark.slow
+def test_why_rows_wait_is_told() -> None:
+    with ring(tiny.path()) as own:
+        asked = {"do": "verify", "rows": LONG, "checked": True}
+        with contextlib.closing(own[0].ask(asked)) as lines:
+            assert any(event["event"] == "token" for event in lines)
+            own[1].process.kill()
+            told = next(event["text"] for event in lines if event["event"] == "waiting")
+    assert "rank1" in told
+
+
 def test_a_follower_runs_none(nodes: list[LocalNode]) -> None:
     with pytest.raises(OperationError, match="rank 1"):
         events(nodes[1], SHORT)

@@ -7,9 +7,10 @@ rank are told as they come, each as the claim of that rank. The epoch ends when 
 and its numbers have come, or the request has ended in any other way: it does not wait for a client
 to read. One verification runs at a time.
 
-Events, each a line: ``ring`` once; ``row`` with a row's number and uid; ``cached`` with the tokens
-that came from a snapshot; ``token``; ``left`` when a row is over; ``step`` and ``numbers`` of a
-checked epoch; and ``done``. Rows of others are null in a ``step``.
+Events, each a line: ``waiting`` with the reason whenever the ring does not serve; ``ring`` once;
+``row`` with a row's number and uid; ``cached`` with the tokens that came from a snapshot;
+``token``; ``left`` when a row is over; ``step`` and ``numbers`` of a checked epoch; and ``done``.
+Rows of others are null in a ``step``.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ _LATE: Final = 5.0
 
 _LOOK_SECONDS: Final = 0.02
 """Seconds between two looks at whether the ring serves."""
+
+_WHY_SECONDS: Final = 0.5
+"""Seconds between two looks at why rows wait."""
 
 Number = Annotated[int, pydantic.Field(ge=0, lt=1 << 32)]
 
@@ -196,8 +200,25 @@ class Verification:
     async def _run_rows(self) -> None:
         async with trio.open_nursery() as nursery:
             self._rows_scope = nursery.cancel_scope
-            for number in range(len(self._rows)):
-                nursery.start_soon(self._run_row, number)
+            nursery.start_soon(self._tell_why)
+            async with trio.open_nursery() as rows:
+                for number in range(len(self._rows)):
+                    rows.start_soon(self._run_row, number)
+            nursery.cancel_scope.cancel()
+
+    async def _tell_why(self) -> None:
+        """Tell why the rows wait, while they do."""
+
+        async def reply(event: dict[str, Any]) -> None:
+            self._tell(event)
+
+        waiting = Waiting(self._generator, reply)
+        while True:
+            await trio.sleep(_WHY_SECONDS)
+            try:
+                await waiting.tell()
+            except OperationError as error:
+                self._end(error)
 
     async def _run_row(self, number: int) -> None:
         row = self._rows[number]
