@@ -88,7 +88,8 @@ def test_a_ring_that_is_right_passes() -> None:
     assert verdict.tokens == 2 * COUNT
     assert verdict.ties == 0
     whats = [station.place.what for station in verdict.stations if station.drawn]
-    assert whats == ["layers", "hop", "layers", "hop", "layers", "hop", "head", "draw"]
+    before = ["layers", "hop", "layers", "hop", "layers", "hop", "head"]
+    assert whats == [*before, "draw", "scores"]
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -142,6 +143,47 @@ def test_a_tie_is_no_fault() -> None:
     assert verdict.ties == 1
 
 
+def drawn_otherwise(told: Drawn, **here: object) -> tuple[RingAnswers, list[Expected]]:
+    """A ring of which one token is *told*, and what is expected, where its score is as *here*."""
+    ring, expect = answers(rows=20), [expected(row) for row in range(20)]
+    ring.rows[0].drawn[2] = told
+    scores = list(expect[0].scores)
+    scores[2] = attrs.evolve(scores[2], **here)
+    expect[0] = attrs.evolve(expect[0], scores=tuple(scores))
+    return ring, expect
+
+
+@pytest.mark.parametrize("gap", [0.1, 3.0])
+def test_no_rounding_excuses_a_token_that_the_ring_itself_finds_less_likely(gap: float) -> None:
+    """One of 120 tokens. In 16 bits a log probability may be off by more than the smaller gap."""
+    told = Drawn(6, -0.5 - gap, (5, 6), (-0.5, -0.5 - gap))
+    for tolerance in (F32, BF16):
+        ring, expect = drawn_otherwise(told, chosen=-0.5 - gap, values=(-0.5, -0.5 - gap))
+        found = first(judge(ring, expect, tolerance))
+        assert (found.place.what, found.row, found.position) == ("draw", 0, len(PROMPT) + 2)
+        assert f"5 is likelier by {gap:.2g} nats" in difference_text(found, ring)
+
+
+def test_a_token_that_is_likeliest_by_numbers_off_by_rounding_is_a_tie() -> None:
+    told = Drawn(6, -0.5, (6, 5), (-0.5, -0.51))
+    ring, expect = drawn_otherwise(told, chosen=-0.51, values=(-0.51, -0.5))
+    verdict = judge(ring, expect, BF16)
+    assert verdict.passed
+    assert verdict.ties == 1
+
+
+def test_log_probabilities_that_are_no_numbers_are_wrong_wherever_they_are() -> None:
+    for told in (
+        Drawn(5, -0.5, (5, 6), (-0.5, math.nan)),
+        Drawn(5, math.nan, (5, 6), (-0.5, -1.0)),
+        Drawn(5, -0.5, (5, 6), (-0.5, -math.inf)),
+    ):
+        found = first(judge(*drawn_otherwise(told), BF16))
+        assert found.place.what == "scores"
+    masked = Drawn(5, -0.5, (5, 6), (-0.5, -math.inf))
+    assert judge(*drawn_otherwise(masked, values=(-0.5, -math.inf)), BF16).passed
+
+
 @pytest.mark.parametrize(("tolerance", "off"), [(F32, 1e-3), (BF16, 5e-2)])
 def test_what_is_within_the_tolerance_is_none(tolerance: Tolerance, off: float) -> None:
     assert judged(spoilt(0.9 * off, rank=1, given=True), tolerance).first.place.what == "hop"
@@ -158,6 +200,22 @@ def test_one_stray_position_is_allowed_in_16_bits_alone() -> None:
     many.claims[at] = attrs.evolve(many.claims[at], numbers=(9.0, 9.0, 1.0))
     assert judged(many, BF16).passed
     assert first(judged(many, F32)).place.rank == 2
+
+
+def test_what_is_no_number_is_no_stray() -> None:
+    many = answers(rows=20)
+    at = next(at for at, claim in enumerate(many.claims) if claim.rank == 2 and claim.given)
+    many.claims[at] = attrs.evolve(many.claims[at], numbers=(math.nan, 9.0, 1.0))
+    found = first(judged(many, BF16))
+    assert found.place.rank == 2
+    ring = RingAnswers(("ann", "ben", "cat"), "pp", bounds=(0, 2, 4, 6))
+    assert "inf" in difference_text(found, attrs.evolve(ring, rows=many.rows))
+
+
+def test_a_model_whose_numbers_are_none_has_no_wider_tolerance() -> None:
+    wrong = spoilt(0.1, rank=2, given=True, closing=False)
+    wrong.claims = [claim for claim in wrong.claims if not (claim.closing and not claim.given)]
+    assert not judged(wrong, BF16, noise=math.nan).passed
 
 
 def test_a_model_that_rounding_moves_far_has_a_wider_tolerance() -> None:
@@ -182,6 +240,15 @@ def test_a_rank_that_was_silent_is_no_pass() -> None:
     verdict = judged(ring)
     assert verdict.first is None
     assert not verdict.passed
+
+
+def test_a_rank_that_tells_of_some_tensors_alone_is_no_pass() -> None:
+    ring, expect = answers(), [expected(0), expected(1)]
+    for at, one in enumerate(expect):
+        expect[at] = attrs.evolve(one, cuts=(one.cuts[0] * 2, *one.cuts[1:]))
+    verdict = judge(ring, expect, F32)
+    assert not verdict.passed
+    assert verdict.silent == {0: 2 * READ}
 
 
 def test_numbers_of_a_token_drawn_for_a_row_that_had_ended_are_left_out() -> None:

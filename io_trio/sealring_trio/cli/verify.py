@@ -66,7 +66,8 @@ def verify(
     f32, 0.02 in f16, 0.05 in bf16, and in tensor parallelism 0.004, 0.04 and
     0.1; or 16 times what it is for mlx-lm alone, when it reads the same in
     other pieces. In 16 bits one position of 100 may differ by more. A token
-    may be another one where the two are as likely but for rounding.
+    may be another one where the two are as likely but for rounding; it must
+    be the likeliest by the ring's own numbers. All rows are greedy.
 
     Next: replace the engine, the weights or the machine of the rank that is
     named, and verify again with the --seed that is told.
@@ -152,7 +153,7 @@ def _show(verified: Verified) -> None:
                 f"{place_text(station.place, answers)}{'' if station.drawn else ' (prompts)'}",
                 str(len(station.found)),
                 f"{station.largest:.1g}",
-                f"{station.limit:.1g}" if station.place.what != "draw" else "rounding",
+                f"{station.limit:.1g}" if station.place.what != "scores" else "rounding",
             )
             for station in verdict.stations
         ],

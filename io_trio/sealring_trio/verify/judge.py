@@ -3,7 +3,12 @@
 In a pipeline everything flows one way: what a rank gives depends on the ranks before it, and not on
 those after it, for the rows are compared teacher-forced. So of all places where numbers deviate the
 first on that way is at fault, and whatever deviates after it may be a consequence. The places are,
-in order: the hop into a rank, its layers, and so on; the hop back; the output head; the draw.
+in order: the hop into a rank, its layers, and so on; the hop back; the output head; the draw; the
+log probabilities.
+
+The draw is held to what the ring itself tells of it: the token that it drew is the likeliest by its
+own log probabilities. No rounding excuses another, for both are made of the same logits. The log
+probabilities are held to those here, within rounding.
 
 In tensor parallelism the ranks compute one sum. If all of them deviate, none can be told from the
 others; if some do, those are named.
@@ -12,7 +17,7 @@ others; if some do, those are named.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import attrs
@@ -83,7 +88,10 @@ class Station:
             for each in self.found
             if not each.size <= max(limit, each.allowed)  # what is no number is beyond
         ]
-        return beyond if len(beyond) > self.tolerance.strays(self.noise, limit) else []
+        few = len(beyond) <= self.tolerance.strays(self.noise, limit)
+        if few and all(math.isfinite(each.size) for each in beyond):
+            return []
+        return beyond
 
 
 @attrs.frozen
@@ -132,11 +140,15 @@ def judge(answers: RingAnswers, expected: Sequence[Expected], tolerance: Toleran
         size = deviation(claim.numbers, reference)
         where = claim.n, claim.row, claim.position, claim.part
         station.add(Difference(key_of[0], *where, size, 0.0), noise)
-    draws = draws_of(places.draw, answers.rows, expected, tolerance)
-    stations[places.draw, True] = draws
+    draws = draws_of(places.draw, answers.rows)
+    scores = scores_of(places.scores, answers.rows, expected, tolerance)
+    stations[places.draw, True], stations[places.scores, True] = draws, scores
     found = tuple(stations[key] for key in sorted(stations))
     first = _first(found, tensor=answers.strategy == "tp")
-    return Verdict(found, first, answers.silent, len(draws.found), ties(answers.rows, expected))
+    silent = dict(answers.silent)
+    for rank in _in_part(given, expected):
+        silent[rank] = silent.get(rank, 0) + 1
+    return Verdict(found, first, silent, len(draws.found), ties(answers.rows, expected))
 
 
 def deviation(numbers: Print, reference: Print) -> float:
@@ -151,6 +163,12 @@ def _alike(one: float, other: float) -> bool:
     return one == other or (math.isnan(one) and math.isnan(other))
 
 
+def _apart(one: float, other: float) -> float:
+    if _alike(one, other):
+        return 0.0
+    return math.inf if math.isnan(one - other) else abs(one - other)
+
+
 class _Places:
     """The places of one ring."""
 
@@ -158,6 +176,7 @@ class _Places:
         self._tensor = answers.strategy == "tp"
         self._world = len(answers.names)
         self.draw = Place(2 * self._world + 2, 0, "draw")
+        self.scores = Place(2 * self._world + 3, 0, "scores")
 
     def of(self, claim: Claim) -> Place:
         """Where *claim* is of."""
@@ -191,6 +210,22 @@ def _reference(
     return cut[claim.part][claim.position], noise[claim.position]
 
 
+def _in_part(
+    given: Iterable[tuple[int, int, int, int, int, int]], expected: Sequence[Expected]
+) -> list[int]:
+    """The rank of each step in which it told numbers of some of the tensors that it *gave*, and not
+    of all."""
+    parts: dict[tuple[int, int, int], int] = {}
+    due: dict[tuple[int, int, int], int] = {}
+    for epoch, n, rank, row, _, part in given:
+        cuts = expected[row].cuts
+        cut = cuts[rank] if rank < len(cuts) else None
+        key = epoch, n, rank
+        parts[key] = max(parts.get(key, 0), part + 1)
+        due[key] = max(due.get(key, 0), len(cut or ()))
+    return [key[2] for key, count in parts.items() if count < due[key]]
+
+
 def _first(stations: Sequence[Station], *, tensor: bool) -> Difference | None:
     """The first place that is wrong, and there the first step."""
     wrong = {station.place: station.wrong() for station in stations if station.wrong()}
@@ -208,7 +243,22 @@ def _first(stations: Sequence[Station], *, tensor: bool) -> Difference | None:
 # -------------------------------------------------------------------- what was drawn
 
 
-def draws_of(
+def draws_of(place: Place, rows: Sequence[RingRow]) -> Station:
+    """For each token by how many nats another is likelier, by what the ring itself tells."""
+    station = Station(place, True, Tolerance(0.0, 0.0))
+    for number, row in enumerate(rows):
+        for at, drawn in enumerate(row.drawn):
+            size, words = 0.0, ""
+            for value, token in zip(drawn.values, drawn.ids, strict=True):
+                if value - drawn.chosen > size:  # what is no number is seen in the scores
+                    size = value - drawn.chosen
+                    words = _likelier(drawn.token, token, size)
+            position = len(row.prompt) + at
+            station.add(Difference(place, 0, number, position, 0, size, 0.0, words), 0.0)
+    return station
+
+
+def scores_of(
     place: Place, rows: Sequence[RingRow], expected: Sequence[Expected], tolerance: Tolerance
 ) -> Station:
     """For each token how far its log probabilities are from those here, in nats."""
@@ -217,22 +267,26 @@ def draws_of(
         for at, drawn in enumerate(row.drawn):
             score, rms = here.scores[at], here.logits[at][2]
             rounding = max(_ROUNDING * score.unit, 4 * tolerance.numbers * abs(rms))
-            size, words = _draw(drawn, score)
+            size, words = _score(drawn, score)
             position = len(row.prompt) + at
             found = Difference(place, 0, number, position, 0, size, rounding, words)
             station.add(found, here.scores_noise[at])
     return station
 
 
-def _draw(drawn: Drawn, score: Score) -> tuple[float, str]:
-    """By how many nats the token is less likely than it should be, or its log probabilities are
+def _score(drawn: Drawn, score: Score) -> tuple[float, str]:
+    """By how many nats the token is less likely here than another, or its log probabilities are
     off; and that in words."""
     gap = score.best_value - score.chosen
     pairs = zip((drawn.chosen, *drawn.values), (score.chosen, *score.values), strict=True)
-    size = max(abs(one - other) for one, other in pairs)
+    size = max(_apart(one, other) for one, other in pairs)
     if drawn.token != score.best and not gap < size:
-        return gap, f"token {drawn.token} was drawn, and {score.best} is likelier by {gap:.2g} nats"
+        return gap, _likelier(drawn.token, score.best, gap)
     return size, f"log probabilities are off by {size:.2g} nats"
+
+
+def _likelier(token: int, best: int, gap: float) -> str:
+    return f"token {token} was drawn, and {best} is likelier by {gap:.2g} nats"
 
 
 def ties(rows: Sequence[RingRow], expected: Sequence[Expected]) -> int:

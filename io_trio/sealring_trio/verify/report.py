@@ -7,6 +7,7 @@ does as it serves, graphs that are built ahead, it does not do in a checked epoc
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,15 @@ from sealring_model.loading.weights import check_manifest
 from sealring_trio.errors import OperationError
 from sealring_trio.files.models import describe_model
 from sealring_trio.verify.answers import Ask, RingAnswers, run_rows
-from sealring_trio.verify.judge import Difference, Place, Station, Verdict, draws_of, judge
+from sealring_trio.verify.judge import (
+    Difference,
+    Place,
+    Station,
+    Verdict,
+    draws_of,
+    judge,
+    scores_of,
+)
 from sealring_trio.verify.rows import plan_rows
 from sealring_trio.verify.tolerance import tolerance_of
 from sealring_trio.verify.yardstick import compute
@@ -107,7 +116,8 @@ def verify(ask: Ask, model: Path, options: Options, tell: Callable[[str], None])
     for number, again in zip(others, computed[len(rows) :], strict=True):
         expected[number] = again
     place = Place(0, 0, "served")
-    wrong = draws_of(place, served.rows, expected, tolerance).wrong()
+    wrong = draws_of(place, served.rows).wrong()
+    wrong += scores_of(place, served.rows, expected, tolerance).wrong()
     return Verified(verdict, wrong[0] if wrong else None, checked, seed, by_stage)
 
 
@@ -128,6 +138,7 @@ def place_text(place: Place, answers: RingAnswers) -> str:
         "hop": f"the hop from {rank} to rank {after} ({names[after]})",
         "head": f"{rank}, the output head",
         "draw": f"{rank}, the draw of tokens",
+        "scores": f"{rank}, the log probabilities",
         "served": f"{rank}, the tokens as it serves",
     }[place.what]
 
@@ -137,7 +148,7 @@ def difference_text(found: Difference, answers: RingAnswers) -> str:
     row = answers.rows[found.row]
     where = f"row {found.row}, position {found.position} of {len(row.tokens)}"
     step = f"step {found.n}, " if found.n else ""
-    if found.place.what in ("draw", "served"):
+    if found.place.what in ("draw", "scores", "served"):
         return f"{place_text(found.place, answers)}: {where}: {found.words}"
     size = f"off by {found.size:.2g} of the root mean square, where {found.allowed:.1g} may be"
     words = f" ({found.words})" if found.words else ""
@@ -170,8 +181,14 @@ def _difference_json(found: Difference | None, answers: RingAnswers) -> dict[str
     if found is None:
         return None
     about = attrs.asdict(found, filter=lambda field, _: field.name != "place")
+    about["size"] = _finite(found.size)
     named = {"what": found.place.what, "rank": found.place.rank}
     return {**named, **about, "text": difference_text(found, answers)}
+
+
+def _finite(size: float) -> float | None:
+    """*size* for JSON, which has no word for what is no number."""
+    return size if math.isfinite(size) else None
 
 
 def _station_json(station: Station, answers: RingAnswers) -> dict[str, Any]:
@@ -181,7 +198,7 @@ def _station_json(station: Station, answers: RingAnswers) -> dict[str, Any]:
         "rank": station.place.rank,
         "drawn": station.drawn,
         "numbers": len(station.found),
-        "largest": station.largest,
+        "largest": _finite(station.largest),
         "allowed": station.limit,
         "beyond": len(station.wrong()),
     }

@@ -9,6 +9,7 @@ dtype. `docs/models.md` has what was measured. A fault is larger by orders of ma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -34,15 +35,18 @@ class Tolerance:
     stray: float
 
     def limit(self, noise: Sequence[float]) -> float:
-        """The tolerance where reading in other pieces makes deviations of *noise*."""
-        if not noise:
+        """The tolerance where reading in other pieces makes deviations of *noise*. What is no
+        number tells nothing."""
+        told = sorted(filter(math.isfinite, noise))
+        if not told:
             return self.numbers
-        usual = sorted(noise)[int(0.99 * (len(noise) - 1))]
+        usual = told[int(0.99 * (len(told) - 1))]
         return max(self.numbers, min(_GREATEST, _FACTOR * usual))
 
     def strays(self, noise: Sequence[float], limit: float) -> float:
         """How many positions may be beyond *limit*, of as many as there are in *noise*."""
-        return self.stray * len(noise) + _STRAYS * sum(not size <= limit for size in noise)
+        further = sum(size > limit for size in noise if math.isfinite(size))
+        return self.stray * len(noise) + _STRAYS * further
 
 
 HOP: Final = Tolerance(1e-5, 0.0)
