@@ -6,6 +6,7 @@ import hashlib
 import shutil
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 from model_families import config_of, random_weights, write_model
 from sealring_model.errors import LoadError
@@ -66,6 +67,29 @@ def test_pins_are_of_tensors_and_not_of_how_they_are_put_into_files(folder, tmp_
     config = config_of("llama")
     write_model(tmp_path / "other", config, random_weights(config), shards=1)
     assert pins_of(describe(folder)) == pins_of(describe(tmp_path / "other"))
+
+
+def test_some_of_every_kind_of_tensor_are_in_the_sample_of_a_layer_of_many(folder, tmp_path):
+    """A fine-tuning changes the few weights of attention, and not those of the many experts."""
+    config = config_of("llama")
+    weights = random_weights(config)
+    for expert in range(200):
+        for part in ("down_proj", "gate_proj", "up_proj"):
+            name = f"model.layers.1.mlp.experts.{expert}.{part}.weight"
+            weights[name] = mx.full((8, 8), float(expert))
+    info = describe(write_model(tmp_path / "many", config, weights))
+    before, experts = pins_of(info), set()
+    for name, entry in info.entries.items():
+        if not name.startswith("model.layers.1."):
+            continue
+        flip(info, name, 0)
+        if pins_of(info)[3] != before[3]:
+            experts.add(name) if "experts" in name else None
+        else:
+            assert "experts" in name
+        flip(info, name, 0)
+    assert len(experts) == 3 * (64 // 12)  # a layer of this model has 9 tensors beside experts
+    assert len({int(name.split(".")[5]) for name in experts}) == 64 // 12
 
 
 def test_files_in_the_hubs_cache_have_a_pin_too(folder, tmp_path):

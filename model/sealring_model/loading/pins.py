@@ -15,12 +15,14 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from sealring_model.errors import LoadError
 from sealring_model.loading.model_folder import ModelInfo
 from sealring_model.loading.partial_model import PartialModel
 from sealring_model.loading.weights import ENDS, TensorEntry, open_file, owner
+
+_Thing = TypeVar("_Thing")
 
 _PIECE: Final = 4096
 _PIECES: Final = 64
@@ -28,6 +30,9 @@ _PIECES: Final = 64
 
 _OF_TENSOR: Final = 4
 """Pieces of one tensor, at most."""
+
+_NUMBER: Final = re.compile("[0-9]+")
+"""Tensors whose names differ in numbers alone are of one kind, as those of experts are."""
 
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 
@@ -65,7 +70,7 @@ def _files_pin(hashes: Mapping[str, str]) -> int:
 
 def _part_pin(entries: Sequence[TensorEntry]) -> int:
     """The pin of the sample of *entries*, which are ordered by name."""
-    chosen = _spread(entries, _PIECES)
+    chosen = _chosen(entries)
     content = [b"sealring sample 1\n"]
     for entry in chosen:
         count = max(1, min(_OF_TENSOR, _PIECES // len(chosen)))
@@ -74,10 +79,24 @@ def _part_pin(entries: Sequence[TensorEntry]) -> int:
     return _pin(content)
 
 
-def _spread(entries: Sequence[TensorEntry], most: int) -> Sequence[TensorEntry]:
-    """*entries*, or *most* of them in even steps."""
-    count = len(entries)
-    return entries if count <= most else [entries[at * count // most] for at in range(most)]
+def _chosen(entries: Sequence[TensorEntry]) -> Sequence[TensorEntry]:
+    """*entries*, or if they are many equally many of each kind: the weights of attention, which a
+    fine-tuning changes, are few beside those of experts."""
+    if len(entries) <= _PIECES:
+        return entries
+    kinds: dict[str, list[TensorEntry]] = {}
+    for entry in entries:
+        kinds.setdefault(_NUMBER.sub("0", entry.name), []).append(entry)
+    some = _spread([kinds[kind] for kind in sorted(kinds)], _PIECES)
+    each = _PIECES // len(some)
+    found = [entry for alike in some for entry in _spread(alike, each)]
+    return sorted(found, key=lambda entry: entry.name)
+
+
+def _spread(things: Sequence[_Thing], most: int) -> Sequence[_Thing]:
+    """*things*, or *most* of them in even steps."""
+    count = len(things)
+    return things if count <= most else [things[at * count // most] for at in range(most)]
 
 
 def _places(size: int, count: int) -> list[int]:
