@@ -116,6 +116,21 @@ def test_the_old_one_is_back_if_the_new_one_fails(tmp_path, other):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_old_one_is_back_if_the_new_ones_tokenizer_cannot_be_loaded(tmp_path, other, ranks):
+    """It is there, so only loading shows it."""
+    broken = Path(shutil.copytree(other, tmp_path / "broken"))
+    (broken / "tokenizer.json").write_text("{}")
+    config = write_cluster(tmp_path, ranks, tiny.path())[0]
+    with running_node(config) as node:
+        wait_until_up(node)
+        outcome = use(node, broken)
+        assert outcome.code == 1
+        assert "cannot be served: the tokenizer of" in outcome.err
+        assert str(tiny.path()) in outcome.err
+
+
+@pytest.mark.slow
 def test_a_ring_of_two_serves_once_both_have_it(tmp_path, other):
     configs = write_cluster(tmp_path, 2, tiny.path())
     with running_node(configs[0]) as head, running_node(configs[1]) as last:

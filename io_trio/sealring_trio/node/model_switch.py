@@ -19,6 +19,7 @@ import attrs
 import trio
 from sealring_model.errors import LoadError
 from sealring_model.loading.partial_model import check_whole
+from sealring_protocol.diagnosis.why import Obstacle, first_permanent
 
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import Config
@@ -189,6 +190,8 @@ class ModelSwitch:
             while not generator.serving:
                 if runtime.refused:
                     raise OperationError(runtime.refused, "")
+                if (own := _own_obstacle(generator)) is not None:
+                    raise OperationError(own.what, "")
                 if runtime.engine.restarts >= DEATHS:
                     raise OperationError(f"its engine died: {runtime.engine.lost}", "")
                 status = describe_node(runtime, generator.model, generator.leaving)
@@ -203,6 +206,12 @@ class ModelSwitch:
         if alone:
             raise OperationError(f"it did not serve within {seconds:g} s: {'; '.join(why)}", "")
         return why or ["it has not answered yet"]
+
+
+def _own_obstacle(generator: Generator) -> Obstacle | None:
+    """What lasts of what keeps the ring from serving and is no other rank's; None if nothing."""
+    own = (o for o in generator.obstacles() if o.rank is None and not o.from_head)
+    return first_permanent(tuple(own))
 
 
 async def _unheard(_: dict[str, Any]) -> None:
