@@ -341,6 +341,13 @@ def test_plan(tmp_path: Path) -> None:
     assert "0 (head)" in sealring("plan", "--model", "tiny", "--memory", "1G").out
 
 
+def test_plan_counts_the_ends_on_every_rank_of_tensor_parallelism() -> None:
+    """Each rank of the tiny model's holds 4,270,720 bytes: the norms are not shared out."""
+    asked = ("plan", "--model", "tiny", "--memory", "1G,1G", "--json", "--strategy", "tp")
+    held = [rank["weights"] for rank in sealring(*asked).json()["ranks"]]
+    assert held[0] == held[1] == pytest.approx(4_270_720, rel=0.002)
+
+
 def test_plan_counts_a_draft_model_on_the_head() -> None:
     asked = ("plan", "--model", "tiny", "--memory", "1G,1G", "--json")
     plain, beside = sealring(*asked).json(), sealring(*asked, "--draft", "tiny").json()

@@ -147,7 +147,9 @@ class _Rank:
         layers = made.layers(rank)
         bounds = layers.start, layers.stop
         share = made.world if made.strategy is Strategy.TENSOR else 1
-        weights = found.held(*bounds) // share
+        # Each rank of a collective has its share of the layers; few classes share out the ends.
+        ends = found.ends.held if share > 1 else 0
+        weights = ends + (found.held(*bounds) - ends) // share
         # A layer is read whole by each rank of a collective, and cut then.
         loading = weights + found.peak(*bounds) - found.held(*bounds)
         caches = asked.rows * found.cache(*bounds, asked.context) // share
