@@ -298,7 +298,7 @@ class Verification:
             plan = self._runtime.node.standing().plan
             drawn = plan is not None and len(plan.split.bounds) > 2 and event.is_decode
             epoch = self._runtime.node.standing().epoch.counter
-            if epoch != self._epoch:  # what an epoch that broke still owed does not come
+            if epoch != self._epoch:  # an epoch that broke sends no more
                 self._epoch = epoch
                 self._due.clear()
             self._due[event.n] = world + drawn

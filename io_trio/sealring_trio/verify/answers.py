@@ -12,7 +12,7 @@ import attrs
 from sealring_trio.errors import OperationError
 from sealring_trio.verify.rows import PlannedRow
 
-Print = tuple[float, float, float]
+Fingerprint = tuple[float, float, float]
 """A fingerprint: two projections, and the root mean square."""
 
 Ask = Callable[[dict[str, Any]], Iterator[dict[str, Any]]]
@@ -46,9 +46,9 @@ class RingRow:
 
 @attrs.frozen
 class Claim:
-    """What *rank* claims of one tensor (*part*) at one *position* of *row*, in step *n* of *epoch*:
-    what it was *given* or has received, in its layers or, if *closing*, in the head's second pass.
-    """
+    """The *numbers* that *rank* claims of one tensor (*part*) at one *position* of *row*, in step
+    *n* of *epoch*: of what its layers gave (*given*), or of what they received. With *closing* it
+    is the head's second pass."""
 
     epoch: int
     n: int
@@ -58,7 +58,7 @@ class Claim:
     row: int
     position: int
     part: int
-    numbers: Print
+    numbers: Fingerprint
 
 
 @attrs.define
@@ -89,7 +89,7 @@ class _Due:
 
     def begins(self, step: dict[str, Any], ring: RingAnswers) -> None:
         """A *step* begins, in which every rank of *ring* is to tell."""
-        if step["epoch"] != self.epoch:  # what an epoch that broke still owed does not come
+        if step["epoch"] != self.epoch:  # an epoch that broke sends no more
             self.epoch = step["epoch"]
             self.steps.clear()
             self.empty.clear()
@@ -154,7 +154,7 @@ def _claims(
         for part in range(packed["shape"][0]):
             for row, first in rows:
                 for position in range(tokens):
-                    print_ = next(numbers)
+                    claimed = next(numbers)
                     if row is not None and first is not None:
                         yield Claim(
                             event["epoch"],
@@ -165,10 +165,10 @@ def _claims(
                             row,
                             first + position,
                             part,
-                            print_,
+                            claimed,
                         )
 
 
-def unpacked(data: str) -> Iterator[Print]:
+def unpacked(data: str) -> Iterator[Fingerprint]:
     """The fingerprints in *data*, base64 of f32."""
     return struct.iter_unpack("<3f", base64.b64decode(data))

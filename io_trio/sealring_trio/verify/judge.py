@@ -22,7 +22,7 @@ from typing import Final
 
 import attrs
 
-from sealring_trio.verify.answers import Claim, Drawn, Print, RingAnswers, RingRow
+from sealring_trio.verify.answers import Claim, Drawn, Fingerprint, RingAnswers, RingRow
 from sealring_trio.verify.tolerance import HOP, Tolerance
 from sealring_trio.verify.yardstick import Expected, Score
 
@@ -41,8 +41,9 @@ class Place:
 
 @attrs.frozen
 class Difference:
-    """The numbers at *place* are off by *size* (of the root mean square, or nats of a draw) at one
-    *position* of *row*, where *allowed* may be. *n* is the step, 0 of a draw."""
+    """The numbers at *place* differ by *size* at one *position* of *row*, in step *n* (0 for a
+    draw); by *allowed* they may. Sizes are relative to the root mean square, and nats for a
+    draw."""
 
     place: Place
     n: int
@@ -56,8 +57,8 @@ class Difference:
 
 @attrs.define
 class Station:
-    """What was compared at one *place*, of prompts or of tokens being *drawn*: every deviation with
-    its *noise*, which is what the same number deviates by without a ring."""
+    """What was compared at one *place*, while prompts were read or tokens were *drawn*. Each
+    deviation has its *noise*: by how much the same number deviates without a ring."""
 
     place: Place
     drawn: bool
@@ -72,7 +73,7 @@ class Station:
 
     @property
     def limit(self) -> float:
-        """The greatest deviation that is none."""
+        """The greatest deviation that passes."""
         return self.tolerance.limit(self.noise)
 
     @property
@@ -81,12 +82,12 @@ class Station:
         return max(each.size for each in self.found)
 
     def wrong(self) -> list[Difference]:
-        """The deviations beyond the limit, in order; empty if they are no more than may be."""
+        """The deviations beyond the limit, in order; empty if so few may be beyond it."""
         limit = self.limit
         beyond = [
             attrs.evolve(each, allowed=limit)
             for each in self.found
-            if not each.size <= max(limit, each.allowed)  # what is no number is beyond
+            if not each.size <= max(limit, each.allowed)  # a NaN is beyond any limit
         ]
         few = len(beyond) <= self.tolerance.strays(self.noise, limit)
         if few and all(math.isfinite(each.size) for each in beyond):
@@ -96,9 +97,9 @@ class Station:
 
 @attrs.frozen
 class Verdict:
-    """Whether the ring is right. *first* is where it first goes wrong, *stations* all places in
-    order, *silent* the ranks that did not tell their numbers of so many steps. *ties* of *tokens*
-    are others than here by rounding alone."""
+    """Whether the ring is right. *first* is where it first goes wrong, *stations* are all places in
+    order. *silent* says, by rank, of how many steps it told no numbers. Of the *tokens*, *ties*
+    differ from those here by rounding alone."""
 
     stations: tuple[Station, ...]
     first: Difference | None
@@ -151,7 +152,7 @@ def judge(answers: RingAnswers, expected: Sequence[Expected], tolerance: Toleran
     return Verdict(found, first, silent, len(draws.found), ties(answers.rows, expected))
 
 
-def deviation(numbers: Print, reference: Print) -> float:
+def deviation(numbers: Fingerprint, reference: Fingerprint) -> float:
     """By how much two fingerprints differ, relative to the root mean square of the *reference*."""
     if not all(map(math.isfinite, (*numbers, *reference))):
         return 0.0 if all(map(_alike, numbers, reference)) else math.inf
@@ -179,7 +180,7 @@ class _Places:
         self.scores = Place(2 * self._world + 3, 0, "scores")
 
     def of(self, claim: Claim) -> Place:
-        """Where *claim* is of."""
+        """The place that *claim* belongs to."""
         if self._tensor:
             return Place(0, claim.rank, "share")
         if claim.closing:
@@ -190,14 +191,14 @@ class _Places:
         return Place(2 * claim.rank, claim.rank - 1, "hop")
 
     def before(self, claim: Claim) -> int:
-        """The rank that gave what *claim* has received."""
+        """The rank that gave what the sender of *claim* received."""
         return self._world - 1 if claim.closing else claim.rank - 1
 
 
 def _reference(
     claim: Claim, answers: RingAnswers, expected: Sequence[Expected]
-) -> tuple[Print | None, float]:
-    """What *claim* should be, and its noise."""
+) -> tuple[Fingerprint | None, float]:
+    """The numbers that *claim* should have, and their noise; None if there are none here."""
     here, row = expected[claim.row], answers.rows[claim.row]
     if claim.closing or len(answers.bounds) == 2:
         number = claim.position + 1 - len(row.prompt)
@@ -261,7 +262,7 @@ def draws_of(place: Place, rows: Sequence[RingRow]) -> Station:
 def scores_of(
     place: Place, rows: Sequence[RingRow], expected: Sequence[Expected], tolerance: Tolerance
 ) -> Station:
-    """For each token how far its log probabilities are from those here, in nats."""
+    """How far the log probabilities of each token are from those here, in nats."""
     station = Station(place, True, attrs.evolve(tolerance, numbers=0.0))
     for number, (row, here) in enumerate(zip(rows, expected, strict=True)):
         for at, drawn in enumerate(row.drawn):
@@ -290,7 +291,7 @@ def _likelier(token: int, best: int, gap: float) -> str:
 
 
 def ties(rows: Sequence[RingRow], expected: Sequence[Expected]) -> int:
-    """Tokens that are others than here."""
+    """How many tokens differ from those here."""
     return sum(
         drawn.token != score.best
         for row, here in zip(rows, expected, strict=True)

@@ -1,8 +1,8 @@
-"""One verification, from the rows to what is told of it.
+"""One verification, from the rows to the report.
 
 The ring runs the rows twice: once as it serves, where only its tokens and their log probabilities
-are known, and once in a checked epoch, where every rank tells fingerprints. Some of what a ring
-does as it serves, graphs that are built ahead, it does not do in a checked epoch.
+are known, and once in a checked epoch, where every rank tells fingerprints. A checked epoch
+builds no graphs ahead and guesses no tokens, so the first run is needed for those.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Verified:
 
 
 def verify(ask: Ask, model: Path, options: Options, tell: Callable[[str], None]) -> Verified:
-    """Verify the ring that *ask* asks, against *model* on this machine. *tell* is told
-    what is being done. Raises `OperationError`."""
+    """Verify the ring that *ask* asks, against *model* on this machine. *tell* is given each line
+    of progress. Raises `OperationError`."""
     info = describe_model(model, options.adapter)
     seed = secrets.randbits(32) if options.seed is None else options.seed
     ring = run_rows(ask, [], checked=False, waiting=tell)

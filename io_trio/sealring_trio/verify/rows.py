@@ -1,4 +1,4 @@
-"""The rows that a verification has the ring run: which mechanisms of a ring each of them takes.
+"""The rows that a verification has the ring run, chosen so that every mechanism of a ring is used.
 
 Prompts are random token ids: they reach every embedding, need no tokenizer, and no cache has them.
 One row alone reads a prompt of several chunks, and beyond a sliding window where the model has one.
@@ -19,7 +19,7 @@ _CHUNK: Final = 512
 
 _TOKENS: Final = 8
 _THOROUGH: Final = 4
-"""How many times more a thorough verification takes of everything."""
+"""A thorough verification has so many times as much of everything."""
 
 
 @attrs.frozen
@@ -46,7 +46,8 @@ def plan_rows(
     seed: int,
     thorough: bool = False,
 ) -> list[PlannedRow]:
-    """Rows for a model of so many tokens, with sliding *windows*, in a ring of *ranks*."""
+    """Rows for a model of a *vocabulary* and a *context* of so many tokens, with sliding *windows*,
+    in a ring of *ranks*."""
     draw = random.Random(seed)  # noqa: S311 - nothing secret
     scale = _THOROUGH if thorough else 1
     tokens = _TOKENS * scale

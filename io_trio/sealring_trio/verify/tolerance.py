@@ -2,9 +2,9 @@
 
 A deviation is relative to the root mean square of the vector. Rounding makes some: a ring decodes
 in batches and in other chunks, and another device adds in another order. How much that is depends
-on the model. So each row is computed twice without a ring, in different pieces, and the ring may
-deviate by some times as much as those two do, if that is more than the least tolerance of its
-dtype. `docs/models.md` has what was measured. A fault is larger by orders of magnitude.
+on the model. So each row is computed twice without a ring, in different pieces. The ring may
+deviate by a multiple of what those two do, or by the least tolerance of its dtype if that is more.
+`docs/models.md` has what was measured. A fault is larger by orders of magnitude.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import attrs
 from sealring_protocol.codec.tensor import DType
 
 _FACTOR: Final = 16.0
-"""How many times more than by reading in other pieces the ring may deviate."""
+"""How many times as far as by reading in other pieces the ring may deviate."""
 
 _GREATEST: Final = 0.3
-"""No tolerance is greater: what is off by that much is wrong in any dtype."""
+"""No tolerance is greater: a deviation of that size is wrong in any dtype."""
 
 _STRAYS: Final = 4
-"""How many times more positions than by reading in other pieces may be beyond the tolerance."""
+"""How many times as many positions as by reading in other pieces may be beyond the tolerance."""
 
 
 @attrs.frozen
 class Tolerance:
-    """The *numbers* of layers and logits may deviate by so much at least. A share of positions
-    (*stray*) may deviate by more: rounding may send a token to another expert."""
+    """Layers and logits may always deviate by *numbers*. A share of positions (*stray*) may deviate
+    by more: rounding may send a token to another expert."""
 
     numbers: float
     stray: float

@@ -16,16 +16,16 @@ import attrs
 
 from sealring_trio.errors import OperationError
 from sealring_trio.processes.interpreter import run_module
-from sealring_trio.verify.answers import Print, RingRow, unpacked
+from sealring_trio.verify.answers import Fingerprint, RingRow, unpacked
 
 _MODULE: Final = "sealring_model.verify.child"
 
 
 @attrs.frozen
 class Score:
-    """How likely the ring's token is here: *chosen*, where the *best* token has *best_value*; and
-    the *values* of the ring's alternatives. *unit* is that in the last place, in the logits'
-    dtype."""
+    """Log probabilities here: of the ring's token (*chosen*), of the *best* token (*best_value*),
+    and of the ring's alternatives (*values*). *unit* is the unit in their last place, in the
+    logits' dtype."""
 
     best: int
     best_value: float
@@ -43,8 +43,8 @@ class Expected:
     deviations, and nats of scores.
     """
 
-    cuts: tuple[tuple[tuple[Print, ...], ...] | None, ...]
-    logits: tuple[Print, ...]
+    cuts: tuple[tuple[tuple[Fingerprint, ...], ...] | None, ...]
+    logits: tuple[Fingerprint, ...]
     scores: tuple[Score, ...]
     cuts_noise: tuple[tuple[float, ...] | None, ...]
     logits_noise: tuple[float, ...]
@@ -132,7 +132,7 @@ def _expected(event: dict[str, Any]) -> Expected:
     )
 
 
-def _parts(cut: dict[str, Any]) -> tuple[tuple[Print, ...], ...]:
+def _parts(cut: dict[str, Any]) -> tuple[tuple[Fingerprint, ...], ...]:
     numbers = list(unpacked(cut["data"]))
     tokens = cut["shape"][1]
     return tuple(tuple(numbers[at : at + tokens]) for at in range(0, len(numbers), tokens))
