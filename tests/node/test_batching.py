@@ -85,8 +85,8 @@ def test_a_group_has_one_step_on_its_way_round():
         cluster.run_for(0.001)
         flights = list(head.scheduler._flights.by_number.values())
         flights = [f for f in flights if isinstance(f.work, Decode) and not f.work.guessed]
-        away = [flight.work.group for flight in flights if not flight.back]
-        back = [flight.work.group for flight in flights if flight.back]
+        away = [flight.work.group for flight in flights if not flight.returned]
+        back = [flight.work.group for flight in flights if flight.returned]
         assert len(away) == len(set(away))
         assert len(back) == len(set(back))
         followed += len(set(away) & set(back))

@@ -31,7 +31,7 @@ _RECENT: Final = 8
 """Chunks whose times count."""
 
 _LEAST: Final = 1e-9
-"""Seconds for a token where ranks tell that they took none."""
+"""Seconds for a token if ranks report none."""
 
 _APART: Final = 2
 """So many times larger than another a chunk must be for the two to tell a."""
@@ -103,7 +103,7 @@ class ChunkPace:
 
     @property
     def latency(self) -> float:
-        """What the smallest step takes to travel."""
+        """How long the smallest step travels."""
         return self._shortest_way or 0.0
 
     def took(self, timing: StepTiming) -> None:

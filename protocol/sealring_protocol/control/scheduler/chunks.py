@@ -29,8 +29,8 @@ from sealring_protocol.control.scheduler.requests import SchedulerConfig
 from sealring_protocol.control.scheduler.rows import Flight, LiveRow
 
 _SMALL: Final = 64
-"""Tokens of the smallest chunk if nothing decodes, but for a prompt's last. On two cores, 16 tokens
-took longer by a quarter for each token, and 256 no less long."""
+"""Tokens of the smallest chunk if nothing decodes, except a prompt's last. On two cores chunks of
+16 took a quarter longer for each token, and chunks of 256 no less."""
 
 _SMALLEST: Final = 8
 """The same while rows decode."""

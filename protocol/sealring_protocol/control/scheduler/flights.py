@@ -1,6 +1,6 @@
 """The steps that wait for their answers, by number.
 
-A decode that has come *back* from the ring waits only for the head's own engine. One that is
+A decode that has *returned* from the ring waits only for the head's own engine. One that is
 *wasted* read a wrong guess, and gives no token. Neither keeps its group from going on.
 """
 
@@ -62,10 +62,10 @@ class Flights:
 
     def returned(self, n: int) -> None:
         """Step *n* has come back from the ring."""
-        self._by_number[n] = attrs.evolve(self._by_number[n], back=True)
+        self._by_number[n] = attrs.evolve(self._by_number[n], returned=True)
 
     def waste(self, wrong: list[Fed]) -> None:
-        """Take the guesses *wrong*, which are wrong, or of no more use."""
+        """Mark the steps that read the guesses *wrong*, and empty that list."""
         for fed in wrong:
             self._by_number[fed.n] = attrs.evolve(self._by_number[fed.n], wasted=True)
             self._decided.append((fed.n, False))
@@ -76,7 +76,7 @@ class Flights:
         self._decided.append((right.n, True))
 
     def decided(self) -> list[tuple[int, bool]]:
-        """Take the steps of which it was decided whether their guesses were right."""
+        """Each step whose guess has been judged since the last call, and whether it was right."""
         decided, self._decided = self._decided, []
         return decided
 
@@ -102,7 +102,7 @@ class Flights:
         """How many decodes of each of *groups* groups have not come back."""
         flying = [0] * groups
         for flight in self._by_number.values():
-            if isinstance(flight.work, Decode) and not (flight.back or flight.wasted):
+            if isinstance(flight.work, Decode) and not (flight.returned or flight.wasted):
                 flying[flight.work.group] += 1
         return flying
 
@@ -118,6 +118,6 @@ class Flights:
 
     @property
     def busy(self) -> int:
-        """How many stages have something useful to do, at most. The closing pass of a decode that
-        is back is the first stage's: its token would wait for a guess that is fed meanwhile."""
+        """How many stages have something useful to do, at most. A decode that has returned counts:
+        the first stage has its closing pass, which a guess that is fed meanwhile would delay."""
         return sum(not flight.wasted for flight in self._by_number.values())

@@ -13,13 +13,13 @@ import enum
 from typing import Final
 
 _UNKNOWN: Final = 0.3
-"""The share of right guesses from which on they pay, while nothing is measured yet."""
+"""The break-even share of right guesses that is assumed until times are measured."""
 
 _STEADY: Final = 16
 """Intervals over which a time is averaged."""
 
 _OUTLIER: Final = 4.0
-"""An interval that is so many times the average counts as this: the machine did something else."""
+"""Intervals are cut off at so many times the average: the machine did something else."""
 
 _STALE: Final = 512
 """Intervals after guesses, in a row, after which it is not known any more what a token takes
@@ -62,7 +62,7 @@ class GuessCosts:
 
     @property
     def break_even(self) -> float:
-        """The share of right guesses from which on they pay; above 1 if they never do."""
+        """The share of right guesses at which they begin to pay; above 1 if they never do."""
         plain, right, wrong = map(self.seconds, Outcome)
         if plain is None or right is None:
             return _UNKNOWN

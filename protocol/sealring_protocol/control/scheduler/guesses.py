@@ -8,7 +8,8 @@ A guess comes from whoever `RowGuesses.give`s some (a draft model); or from the 
 have one for each place of the answer; or else from the row itself: what followed when its last
 tokens stood there before, in the prediction that came with the request, in the prompt or in the
 answer so far (prompt look-up: Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding).
-A row whose guesses do not pay (`guess_costs`), or that has lost a step, sits some tokens out.
+A row whose guesses do not pay (`guess_costs`), or that has lost a step, pauses guessing for some
+tokens.
 """
 
 from __future__ import annotations
@@ -24,28 +25,30 @@ from sealring_protocol.control.scheduler.requests import Request
 
 _LONG: Final = 3
 _SHORT: Final = 2
-"""Tokens after which a look-up finds what followed. The longer match is asked first."""
+"""How many last tokens a look-up matches: it tries the longer match first."""
 
 _CATCH_UP: Final = 256
-"""Tokens of a prompt that one look-up reads in, so that none takes long."""
+"""Tokens of a prompt that one look-up indexes at most, so that none takes long."""
 
 _STEADY: Final = 16
 """Guesses over which the share of right ones is averaged."""
 
-_HOPE: Final = 0.2
-_HOPE_AGAIN: Final = 0.1
-"""By so much more than what pays the share is taken to be at first, and after a pause."""
+_FIRST_MARGIN: Final = 0.2
+_LATER_MARGIN: Final = 0.1
+"""How far above break-even a row's share of right guesses is assumed to be, at first and after a
+pause, until its own guesses tell."""
 
-_LISTEN: Final = 8
-"""Tokens of a row without guesses, while it is not known how long these take."""
+_BASELINE: Final = 8
+"""Tokens that a row decodes without guesses first, while their pace has not been measured."""
 
 _PAUSE: Final = 32
 _LONGEST_PAUSE: Final = 512
-"""Tokens that a row sits out at first, and at most. Each time in a row it is twice as many."""
+"""Tokens that a row decodes without guesses once they did not pay: at first, and at most. Each
+further pause is twice as long; right guesses shorten it again."""
 
 
 class Lookup:
-    """What followed in a text each time that its last tokens stood there before."""
+    """Finds what followed the last tokens of a text where they occurred before."""
 
     def __init__(self, before: Sequence[int], tokens: list[int]) -> None:
         """The text is *before*, and then *tokens*, which grow."""
@@ -93,7 +96,7 @@ class RowGuesses:
         self.rejected = 0
         self._share = 0.0
         self._judged = False
-        self._hope = _HOPE
+        self._margin = _FIRST_MARGIN
         self._last: tuple[Outcome, float] | None = None  # of the last token, and when it came
         self._resumes = 0  # at this length
         self._pause = _PAUSE
@@ -106,7 +109,7 @@ class RowGuesses:
     def next(self, costs: GuessCosts) -> int | None:
         """The next guess, after those under way; None if there is none, or guesses do not pay by
         *costs*."""
-        first = len(self._request.prompt) + _LISTEN if costs.seconds(Outcome.PLAIN) is None else 0
+        first = len(self._request.prompt) + _BASELINE if costs.seconds(Outcome.PLAIN) is None else 0
         if len(self._tokens) < max(first, self._resumes):
             return None
         under_way = [fed.token for fed in self.fed]
@@ -128,8 +131,8 @@ class RowGuesses:
         return given[at] if list(given[:at]) == known else None
 
     def drawn(self, token: int, now: float, costs: GuessCosts, *, alone: bool) -> Fed | None:
-        """*token* was drawn. Returns the oldest guess under way if it is that; it is under way no
-        more. None if there is none, or it is another: then all of them are wrong.
+        """*token* was drawn. Returns the oldest guess under way, and forgets it, if it was right.
+        None if there is none, or if it was wrong: then all guesses under way are.
 
         If the row decodes *alone*, *costs* learn how long the token took.
         """
@@ -142,28 +145,28 @@ class RowGuesses:
             # While nothing was guessed before, a guess under way makes the token late.
             late = before[0] is Outcome.PLAIN and outcome is not Outcome.PLAIN
             if not late and costs.took(before[0], now - before[1]):
-                self._resumes = max(self._resumes, len(self._tokens) + _LISTEN)
+                self._resumes = max(self._resumes, len(self._tokens) + _BASELINE)
         return right
 
     def interrupted(self) -> None:
         """The row has lost its caches: its next token takes as long as to read it in again."""
         self._last = None
 
-    def _judge(self, right: bool, pays: float) -> Fed | None:
+    def _judge(self, right: bool, break_even: float) -> Fed | None:
         if not self._judged:
-            self._judged, self._share = True, min(1.0, pays + self._hope)
+            self._judged, self._share = True, min(1.0, break_even + self._margin)
         self._share += (right - self._share) / _STEADY
-        if self._share < pays:
+        if self._share < break_even:
             self.pause()
-            self._judged, self._hope = False, _HOPE_AGAIN
+            self._judged, self._margin = False, _LATER_MARGIN
         if right:
             self.accepted += 1
-            self._pause = max(_PAUSE, self._pause // 2) if self._share > pays else self._pause
+            self._pause = max(_PAUSE, self._pause // 2) if self._share > break_even else self._pause
             return self.fed.popleft()
         self.rejected += 1
         return None
 
     def pause(self) -> None:
-        """Sit some tokens out."""
+        """Guess nothing for some tokens."""
         self._resumes = len(self._tokens) + self._pause
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)

@@ -35,7 +35,7 @@ class Guessing:
             return None
         rows = [self._alone(group) for group in self._running.ledger.groups]
         for row in sorted(filter(None, rows), key=lambda row: len(row.guesses.fed)):
-            token = row.guesses.next(self.costs) if self._may(row) else None
+            token = row.guesses.next(self.costs) if self._may_guess(row) else None
             if token is not None:
                 return Guess(row, token)
         return None
@@ -55,9 +55,9 @@ class Guessing:
         single = len(rows) == 1 and not self._running.joiners(group)
         return self._running.rows.get(rows[0]) if single else None
 
-    def _may(self, row: LiveRow) -> bool:
-        """Whether *row*, alone in its group, may decode on a guess now: of all tokens that are to
-        come, only the next one is not guessed yet."""
+    def _may_guess(self, row: LiveRow) -> bool:
+        """Whether *row*, alone in its group, may decode on a guess now: each of its tokens in
+        flight but the last is guessed already."""
         fed = len(row.guesses.fed)
         settled = row.uid not in self._running.backs and self._running.stays(row)
         if not settled or row.coming != fed + 1 or fed == MAX_GUESSED:

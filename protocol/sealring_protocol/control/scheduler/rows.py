@@ -136,8 +136,8 @@ class Flight:
 
     *positions* are where the token of each row goes. *weight* counts bytes as
     `limits.MAX_WEIGHT_WAITING` does. *passed* is True once the head's engine has passed it on, and
-    *back* once only the head's own work on it is left. *wasted* is True once it is known to have
-    read a wrong guess: it gives no token.
+    *returned* once it has come back from the ring and only the head's own work on it is left.
+    *wasted* is True once it is known to have read a wrong guess: it gives no token.
     """
 
     work: Work
@@ -146,7 +146,7 @@ class Flight:
     sent: float
     weight: int = 0
     passed: bool = False
-    back: bool = False
+    returned: bool = False
     wasted: bool = False
 
 

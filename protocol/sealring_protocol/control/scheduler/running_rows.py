@@ -130,7 +130,8 @@ class RunningRows:
         return [RequestDone(uid, reason, message, accepted, rejected)]
 
     def waste(self, row: LiveRow) -> None:
-        """The guesses of *row* that are under way are wrong, or of no more use."""
+        """The guesses of *row* that are under way are wrong, or no longer of use: have the next
+        step take their tokens back."""
         if not (fed := row.guesses.fed):
             return
         row.wasted += len(fed)
@@ -150,7 +151,7 @@ class RunningRows:
 
     @property
     def taken_back(self) -> tuple[TakeBack, ...]:
-        """What the next step takes back."""
+        """The tokens that the next step takes back, by row."""
         return tuple(TakeBack(uid, count) for uid, count in self.backs.items())
 
     def _length(self, uid: int) -> int:

@@ -239,7 +239,7 @@ class Scheduler:
         return self._emit([], [], (), work, now, guess=(guess.token,))
 
     def decided(self) -> list[tuple[int, bool]]:
-        """Take the steps that read guesses of which it is known now whether they were right."""
+        """See `Flights.decided`."""
         self._flights.waste(self._running.wrong)
         return self._flights.decided()
 
