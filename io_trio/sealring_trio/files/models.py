@@ -21,10 +21,9 @@ from sealring_trio.errors import OperationError, UserError
 from sealring_trio.fetching.faults import FetchFault
 
 if TYPE_CHECKING:
-    from sealring_trio.fetching.hub import Hub
-
-if TYPE_CHECKING:
     from sealring_model.loading.structure import Structure
+
+    from sealring_trio.fetching.hub import Hub
 
 TINY = "tiny"
 NO_TEMPLATE = "this model has no chat template: a prompt is continued as it stands"
@@ -98,7 +97,7 @@ def find_whole_model(model: str, hub: Hub | None = None) -> Path:
 
 
 def is_hub_id(model: str) -> bool:
-    """Whether *model* cannot but be a hub id: no such file or folder is here."""
+    """Whether *model* has the form of a hub id, and is no file or folder here."""
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
         return False
     try:

@@ -25,9 +25,9 @@ from sealring_trio.weights.members import Members
 
 
 @attrs.frozen
-class Asking:
-    """As whom a node asks other members: it signs with *signer*, pinned *coordinator* and offers
-    *suites*. Its process is *instance*."""
+class OwnIdentity:
+    """Who a node is to other members: it signs with *signer*, trusts rosters that *coordinator*
+    signed, and offers *suites*. Its process is *instance*."""
 
     signer: Signer
     coordinator: bytes
@@ -42,7 +42,11 @@ class Asking:
 
 
 def find_for(
-    config: Config, asking: Asking, store: RosterStore, roster: SignedRoster, pause: Pause | None
+    config: Config,
+    identity: OwnIdentity,
+    store: RosterStore,
+    roster: SignedRoster,
+    pause: Pause | None,
 ) -> tuple[Path, SignedRoster]:
     """The folder of the model of *config*, which can be described; and the roster to begin with,
     since a member that is asked for the model may bring a newer one than *roster*.
@@ -62,14 +66,14 @@ def find_for(
         rosters.append(newer)
 
     try:
-        members = asking.members(lambda: rosters[-1], keep)
+        members = identity.members(lambda: rosters[-1], keep)
         return find_with_members(config.model, members, pause), rosters[-1]
     except LoadError as error:
         advice = "With fetch = 'members' a model is named as on the hub: owner/name."
         raise UserError(f"cannot find the model: {error}", advice) from None
 
 
-def source_for(config: Config, asking: Asking, roster: Callable[[], SignedRoster]) -> Source:
+def source_for(config: Config, identity: OwnIdentity, roster: Callable[[], SignedRoster]) -> Source:
     """Where tensors come from that are still missing, while the node runs with *roster*."""
     if config.fetch == "hub":
         hub = Hub(offline=config.offline)
@@ -78,5 +82,5 @@ def source_for(config: Config, asking: Asking, roster: Callable[[], SignedRoster
     def keep(_: SignedRoster) -> None:
         raise AskFault("a member has a newer roster, which comes over a control link first")
 
-    members = asking.members(roster, keep)
+    members = identity.members(roster, keep)
     return lambda model, names, tell: bring(model, names, members, tell)

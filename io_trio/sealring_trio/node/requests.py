@@ -16,7 +16,7 @@ from sealring_trio.errors import OperationError, UserError
 from sealring_trio.node.control import Reply
 from sealring_trio.node.generation import Answer, Generator, Job
 from sealring_trio.node.status import describe_node, describe_place
-from sealring_trio.node.step_recorder import StepRecorder, processors
+from sealring_trio.node.step_recorder import StepRecorder, processor_times
 from sealring_trio.node.trace import Trace
 from sealring_trio.node.verification import Verification
 from sealring_trio.node.verification import read_request as read_verification
@@ -121,7 +121,7 @@ class Requests:
         try:
             while True:
                 told = {"place": describe_place(runtime), **recorder.take()}
-                told["processors"] = processors(runtime.engine.pids)
+                told["processors"] = processor_times(runtime.engine.pids)
                 await reply({"event": "records", **told})
                 await trio.sleep(_RECORDS_SECONDS)
         finally:

@@ -56,13 +56,13 @@ def build_runtime(
     config = setup.config
     node = Node(
         NodeConfig(
-            public_key=setup.signer.public_key,
+            public_key=setup.identity.signer.public_key,
             roster=setup.roster,
-            coordinator=setup.coordinator,
-            instance=setup.asking.instance,
+            coordinator=setup.identity.coordinator,
+            instance=setup.identity.instance,
             unpinned=setup.unpinned,
             trust_weights=config.trust_weights,
-            suites=setup.asking.suites,
+            suites=setup.identity.suites,
             strategy=Strategy(config.strategy),
             layers=config.layers,
             collectives=Collectives(config.collectives == "trusted-link", _backend(config)),
@@ -86,7 +86,7 @@ def build_runtime(
         arguments = ("--model", str(setup.model), *used, *limit, *draft, *trust)
     return Runtime(
         node,
-        signer=setup.signer,
+        signer=setup.identity.signer,
         engine=_engine(
             config, EngineCommand(module, arguments, private=config.collectives == "sealed")
         ),
@@ -149,7 +149,7 @@ async def _live(
         runtime = build_runtime(setup)
     except LocalProtocolError as error:
         raise UserError(f"cannot run this node: {error}", "Check the config.") from None
-    source = source_for(config, setup.asking, lambda: runtime.node.roster)
+    source = source_for(config, setup.identity, lambda: runtime.node.roster)
     fetching = RankFetch(setup.model, setup.layers, source)
     runtime.placed = fetching.placed
     generator = Generator(runtime, setup.model)
@@ -212,9 +212,8 @@ async def _until_over(
     api: HeadApi,
     drain: float,
 ) -> None:
-    """Wait for a signal or for another model, then let requests finish for *drain*
-    seconds. A signal meanwhile, or the
-    end of *lifeline*, ends the wait, and the node."""
+    """Wait for a signal, or until *switch* has another model; then let requests finish for *drain*
+    seconds. A signal meanwhile ends that at once; the end of *lifeline* ends either wait."""
     lifeline.up.set()
     leave = switch.leave
     async with trio.open_nursery() as nursery:

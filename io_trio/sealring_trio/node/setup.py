@@ -15,7 +15,7 @@ import attrs
 from sealring_model.loading.model_folder import ModelInfo
 from sealring_model.text.tokens import has_chat_template
 from sealring_protocol.limits import MAX_WORLD
-from sealring_protocol.security.identity import Signer, node_id
+from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.roster import Roster, SignedRoster
 
 from sealring_trio.clock import wall_ms
@@ -26,7 +26,7 @@ from sealring_trio.files.key_files import read_key, read_public_key
 from sealring_trio.files.models import NO_TEMPLATE, check_text, describe_model, find_draft
 from sealring_trio.files.roster_store import RosterStore
 from sealring_trio.files.suites import SUITES
-from sealring_trio.node.model_source import Asking, find_for
+from sealring_trio.node.model_source import OwnIdentity, find_for
 from sealring_trio.processes.namespace import ALLOW, why_not
 from sealring_trio.weights.finding import Pause
 
@@ -38,11 +38,9 @@ class NodeSetup:
     """Everything that a node needs, read and checked."""
 
     config: Config
-    signer: Signer
-    coordinator: bytes
+    identity: OwnIdentity
     roster: SignedRoster
     store: RosterStore
-    asking: Asking
     model: Path
     layers: int  # of the model
     unpinned: bytes  # as `NodeConfig` has it
@@ -69,8 +67,8 @@ def prepare(config: Config, pause: Pause | None = time.sleep) -> NodeSetup:
             f"A ring has at most {MAX_WORLD} ranks.",
         )
     suites = tuple(SUITES[name] for name in config.suites)
-    asking = Asking(signer, coordinator, secrets.randbits(63) | 1, suites)
-    model, roster = find_for(config, asking, store, roster, pause)
+    identity = OwnIdentity(signer, coordinator, secrets.randbits(63) | 1, suites)
+    model, roster = find_for(config, identity, store, roster, pause)
     info = describe_model(model, config.adapter)
     world = len(roster.roster.members)
     if config.layers and (len(config.layers), sum(config.layers)) != (world, len(info.layers)):
@@ -80,39 +78,33 @@ def prepare(config: Config, pause: Pause | None = time.sleep) -> NodeSetup:
             "Give one number for each rank; they add up to the model's. See: sealring plan --help",
         )
     _check_strategy(config, roster.roster, info)
-    if roster.roster.rank(own) == 0:
-        check_text(model)
-    if roster.roster.rank(own) == 0 and config.api is not None:
-        from sealring_trio.api.server import check_keys  # noqa: PLC0415 - see `service`
-
-        check_keys(config)
-    if roster.roster.rank(own) == 0 and not has_chat_template(model):
-        log.warning(NO_TEMPLATE)
-    draft = None
-    if roster.roster.rank(own) == 0 and config.draft is not None:
-        draft = find_draft(config.draft, model, Hub(offline=config.offline))
+    draft = _prepare_head(config, model) if roster.roster.rank(own) == 0 else None
     for note in info.notes:
         log.info("%s", note)
-    return NodeSetup(
-        config,
-        signer,
-        coordinator,
-        roster,
-        store,
-        asking,
-        model,
-        len(info.layers),
-        info.unpinned,
-        draft,
-    )
+    return NodeSetup(config, identity, roster, store, model, len(info.layers), info.unpinned, draft)
+
+
+def _prepare_head(config: Config, model: Path) -> Path | None:
+    """Check what a head alone needs. The folder of its draft model; None if *config* names none.
+    Raises `UserError`."""
+    check_text(model)
+    if config.api is not None:
+        from sealring_trio.api.server import check_keys  # noqa: PLC0415 - imports the HTTP stack
+
+        check_keys(config)
+    if not has_chat_template(model):
+        log.warning(NO_TEMPLATE)
+    if config.draft is None:
+        return None
+    return find_draft(config.draft, model, Hub(offline=config.offline))
 
 
 def renewed(setup: NodeSetup) -> NodeSetup:
     """*setup* for another life in the same process: peers must tell the two apart, and a newer
     roster may be in force. Raises `UserError`."""
-    asking = attrs.evolve(setup.asking, instance=secrets.randbits(63) | 1)
+    identity = attrs.evolve(setup.identity, instance=secrets.randbits(63) | 1)
     roster = setup.store.newest(setup.config.roster, wall_ms())
-    return attrs.evolve(setup, asking=asking, roster=roster)
+    return attrs.evolve(setup, identity=identity, roster=roster)
 
 
 def _check_strategy(config: Config, roster: Roster, info: ModelInfo) -> None:

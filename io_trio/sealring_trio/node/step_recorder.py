@@ -92,7 +92,7 @@ def _parts(spent: Spent) -> tuple[int, int, int]:
     return spent.compute_us, spent.wait_us, spent.seal_us
 
 
-def processors(engines: Sequence[int]) -> dict[str, Any]:
+def processor_times(engines: Sequence[int]) -> dict[str, Any]:
     """Seconds that this node and the processes *engines* were on a processor, and ready without
     one, since they began; empty where the system does not tell.
 

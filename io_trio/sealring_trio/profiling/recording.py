@@ -64,8 +64,8 @@ class Step:
 
 @attrs.define
 class Recording:
-    """What one node recorded. *place* is what it said of itself at the end, the processor times
-    (`processors`) are those at the start and at the end."""
+    """What one node recorded. *place* is what it last said of itself. *first* and *last* are its
+    clock and its `processor_times` at the start and at the end."""
 
     place: Mapping[str, Any] = attrs.field(factory=dict)
     steps: list[Step] = attrs.field(factory=list)
