@@ -11,14 +11,14 @@ import sys
 import psutil
 import pytest
 from sealring_trio.processes import priority
-from sealring_trio.processes.priority import LAST, NICE, SHORT_NS, slice_ns
+from sealring_trio.processes.priority import NICE, NICE_TO_ALL, SHORT_NS, slice_ns
 
 from tests.io_trio.conftest import Ring
 
 
 def has_slices() -> bool:
     """Whether this kernel lets a thread choose its slice, asked of another process."""
-    code = "from sealring_trio.processes.priority import *; print(int(come_at_once()))"
+    code = "from sealring_trio.processes.priority import *; print(int(ask_short_slice()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.strip() == "1"
 
@@ -30,7 +30,7 @@ import json, os, sys
 from sealring_trio.processes import priority
 priority._set_slice(0)  # whoever runs the tests may have another
 if sys.argv[1] == "short":
-    priority.come_at_once()
+    priority.ask_short_slice()
 before = priority.slice_ns()
 if os.fork() == 0:
     os.setsid()
@@ -65,16 +65,16 @@ def test_without_a_short_slice_the_engine_is_nicer() -> None:
 
 @pytest.mark.parametrize("how", ["short", "usual"])
 def test_what_comes_last_does_so_in_either_case(how: str) -> None:
-    program = CHILD.replace("priority.give_way()", "priority.come_last()")
+    program = CHILD.replace("priority.give_way()", "priority.give_way_to_all()")
     command = [sys.executable, "-c", program, how]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     _, after, nice = json.loads(done.stdout)
-    assert nice == min(19, os.nice(0) + LAST)
+    assert nice == min(19, os.nice(0) + NICE_TO_ALL)
     assert after != SHORT_NS or not has_slices()
 
 
 @slices
-def test_in_a_ring_nodes_come_at_once_and_engines_are_no_nicer(ring: Ring) -> None:
+def test_in_a_ring_nodes_have_short_slices_and_engines_are_no_nicer(ring: Ring) -> None:
     list(ring.nodes[0].ask({"do": "generate", "prompt": "Hello.", "max_tokens": 1}))  # all run
     for node in ring.nodes:
         (engine,) = node.status()["engine_pids"]
@@ -85,16 +85,17 @@ def test_in_a_ring_nodes_come_at_once_and_engines_are_no_nicer(ring: Ring) -> No
 
 @slices
 def test_niceness_and_policy_stay() -> None:
-    code = "import os; from sealring_trio.processes.priority import *; os.nice(7); come_at_once(); "
-    code += "print(os.nice(0), slice_ns()); os.sched_setscheduler(0, os.SCHED_IDLE, "
-    code += "os.sched_param(0)); come_at_once(); print(os.sched_getscheduler(0))"
+    code = "import os; from sealring_trio.processes.priority import *; os.nice(7); "
+    code += "ask_short_slice(); print(os.nice(0), slice_ns()); "
+    code += "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); "
+    code += "ask_short_slice(); print(os.sched_getscheduler(0))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(os.nice(0) + 7), str(SHORT_NS), str(os.SCHED_IDLE)]
 
 
 def test_a_machine_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    assert not priority.come_at_once()
+    assert not priority.ask_short_slice()
     assert slice_ns() == 0
 
 

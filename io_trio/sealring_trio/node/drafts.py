@@ -127,7 +127,8 @@ class Drafts:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                process = EngineCommand(MODULE, arguments, way="--come-last").start(theirs.fileno())
+                command = EngineCommand(MODULE, arguments, way="--give-way-to-all")
+                process = command.start(theirs.fileno())
             except OSError:
                 ours.close()
                 raise

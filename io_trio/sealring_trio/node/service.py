@@ -40,7 +40,7 @@ from sealring_trio.node.model_source import source_for
 from sealring_trio.node.model_switch import ModelSwitch
 from sealring_trio.node.runtime import Runtime
 from sealring_trio.node.setup import NodeSetup, prepare, renewed
-from sealring_trio.processes.priority import come_at_once
+from sealring_trio.processes.priority import ask_short_slice
 from sealring_trio.processes.secrecy import hide_memory
 
 log = logging.getLogger("sealring")
@@ -113,7 +113,7 @@ async def serve(setup: NodeSetup, lifeline: int | None) -> None:
 
     Raises `UserError` or `OperationError` when it cannot begin.
     """
-    come_at_once()
+    ask_short_slice()
     hide_memory()  # it holds the node's key, and those of its links
     raise_limit()
     setup.store.begin(setup.roster)

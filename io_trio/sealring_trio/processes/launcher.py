@@ -11,7 +11,7 @@ With ``--network WAY FD TIMES`` before all else it leaves the machine's network 
   them. A member that cannot ends.
 
 With ``--give-way`` before the module it lets its parent go first (`priority`), as engines do; with
-``--come-last`` it lets everybody go first, as a draft model does.
+``--give-way-to-all`` it gives way to every other program, as a draft model does.
 
 No other process of the user can look into it (`secrecy`), and when memory runs out it goes first.
 
@@ -37,7 +37,7 @@ from sealring_trio.processes.namespace import (
     hand_over_namespace,
     hand_over_sockets,
 )
-from sealring_trio.processes.priority import come_last, give_way
+from sealring_trio.processes.priority import give_way, give_way_to_all
 from sealring_trio.processes.secrecy import be_killed_first, hide_memory
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -80,8 +80,8 @@ if __name__ == "__main__":
             sys.exit(f"sealring engine: {error}")
         sys.argv = sys.argv[4:]
     die_with_parent()
-    if sys.argv[0] in ("--give-way", "--come-last"):
-        (give_way if sys.argv[0] == "--give-way" else come_last)()
+    if sys.argv[0] in ("--give-way", "--give-way-to-all"):
+        (give_way if sys.argv[0] == "--give-way" else give_way_to_all)()
         sys.argv = sys.argv[1:]
     be_killed_first()
     hide_memory()  # last, for what is in /proc/self is root's from then on

@@ -1,14 +1,14 @@
 """Who comes first on a busy processor: a node before its engine, and neither after strangers.
 
-An engine that computes, or waits in a collective by spinning, would keep its node from the
-processor for longer than a hop takes, and everyone waits for the node. To be nicer helps, but a
-nicer engine also gives way to every stranger on the machine: beside two busy processes it gets a
-fraction of what another program would get.
+An engine that computes, or spins in a collective, would keep its node from the processor for longer
+than a hop takes, and everyone waits for the node. A greater niceness of the engine helps, but then
+it also gives way to every unrelated program: beside two busy processes it gets a fraction of what
+another program would get.
 
-Linux from 6.12 on has what is wanted. A thread may ask for a short time slice; it then gets no more
+Linux from 6.12 on has a better way. A thread may ask for a short time slice: it then gets no more
 of the processor, but gets it sooner when it wakes (EEVDF: the earlier deadline goes first). So a
 node asks for the shortest slice (its text workers, which requests wait for, inherit it), and its
-engine has the usual one. Elsewhere the engine is nicer.
+engine has the usual one. On other systems the engine is nicer.
 
 This module imports the standard library alone, for a child that is still small calls it.
 """
@@ -31,8 +31,8 @@ NICE: Final = 5
 """How much an engine is nicer than its node where there are no such slices: on a busy processor it
 gets a third of the time that its node does, and the node comes at once."""
 
-LAST: Final = 15
-"""How much a process that comes last is nicer: it gets a thirtieth of a busy processor."""
+NICE_TO_ALL: Final = 15
+"""How much nicer a process is that gives way to all: it gets a thirtieth of a busy processor."""
 
 _TRIES: Final = 10
 _PAUSE: Final = 0.1
@@ -56,8 +56,8 @@ def slice_ns(pid: int = 0) -> int:
     return attributes[_RUNTIME] if attributes else 0
 
 
-def come_at_once() -> bool:
-    """Ask for the shortest slice, for this thread and those that it starts. True if it is had."""
+def ask_short_slice() -> bool:
+    """Ask for the shortest slice, for this thread and those that it starts. True if granted."""
     _set_slice(SHORT_NS)
     return slice_ns() == SHORT_NS
 
@@ -73,12 +73,12 @@ def give_way() -> None:
     _be_nicer(NICE)
 
 
-def come_last() -> None:
-    """Let everybody go first, as what is worth having only while nobody else computes. For the
-    first process of a session, as `give_way`."""
+def give_way_to_all() -> None:
+    """Give way to every other program, for work that is of use only while nobody else computes. The
+    process must be the first of its session, as for `give_way`."""
     if slice_ns() == SHORT_NS:
         _set_slice(0)
-    _be_nicer(LAST)
+    _be_nicer(NICE_TO_ALL)
 
 
 def _be_nicer(nice: int) -> None:

@@ -57,15 +57,15 @@ def compare(
     *present*. It warns if such weights are to be trusted. None if all is the same."""
     if info is None:
         return None
-    other = _other_model(config, info, rank, hello)
-    weights = "" if other else _other_weights_of(config, info, rank, hello, present)
+    other = _why_other_model(config, info, rank, hello)
+    weights = "" if other else _why_other_weights(config, info, rank, hello, present)
     if weights and config.trust_weights:
         return Note(Level.WARNING, f"taken for trust_weights = true: {weights}")
     reason = other or weights
     return Shut(rank, Purpose.CONTROL, CloseCode.MODEL_MISMATCH, reason) if reason else None
 
 
-def _other_model(config: HeadConfig, info: EngineInfo, rank: int, hello: Hello) -> str:
+def _why_other_model(config: HeadConfig, info: EngineInfo, rank: int, hello: Hello) -> str:
     """Why *rank* has another model than the head; empty if it has not."""
     own, name = config.names[0], config.names[rank]
     if hello.model != info.model:
@@ -73,7 +73,7 @@ def _other_model(config: HeadConfig, info: EngineInfo, rank: int, hello: Hello) 
     return ""
 
 
-def _other_weights_of(
+def _why_other_weights(
     config: HeadConfig, info: EngineInfo, rank: int, hello: Hello, present: Mapping[int, Hello]
 ) -> str:
     """Why the weights of *rank* are not those of the ranks that are *present*, or cannot be told
@@ -84,7 +84,7 @@ def _other_weights_of(
     known = {peer: other.pins for peer, other in present.items()} | {0: info.pins}
     known.pop(rank, None)
     for peer, pins in known.items():
-        if reason := _other_weights(config.names[peer], pins, name, hello.pins):
+        if reason := _weights_difference(config.names[peer], pins, name, hello.pins):
             return reason
     if any(a and b for pins in known.values() for a, b in zip(pins, hello.pins, strict=False)):
         return ""
@@ -94,7 +94,7 @@ def _other_weights_of(
     return f"{unknown}; trust_weights = true in {own}'s config does without"
 
 
-def _other_weights(own: str, pins: Sequence[int], peer: str, theirs: Sequence[int]) -> str:
+def _weights_difference(own: str, pins: Sequence[int], peer: str, theirs: Sequence[int]) -> str:
     """How the weights of the node named *peer*, with the pins *theirs*, differ from those of *own*,
     with *pins*; empty if they do not. The files' pin decides only where no other does."""
     both = [(at, a == b) for at, (a, b) in enumerate(zip(pins, theirs, strict=False)) if a and b]
