@@ -346,7 +346,7 @@ async def test_what_holds_it_up_is_told_and_taken_back(hub, server, monkeypatch)
 
 
 async def test_what_is_cancelled_is_resumed(hub, server, source, monkeypatch):
-    monkeypatch.setattr(fetcher, "STEP", 256 * 1024)
+    monkeypatch.setattr(fetcher, "KEEP_BYTES", 256 * 1024)
     model = opened(hub)
     names = names_of(model, 0, 4)
     before, size = server.weights_sent, size_of(model, names)

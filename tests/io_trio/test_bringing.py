@@ -106,7 +106,7 @@ async def test_a_rank_gets_its_share_from_a_member_and_no_more(
 async def test_what_has_come_before_an_end_does_not_come_again(
     tmp_path: Path, store: Path, given: Given, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bringing, "STEP", step)
+    monkeypatch.setattr(bringing, "KEEP_BYTES", step)
     source = copy_of_tiny(tmp_path / "model")
     write_manifest(source)
     async with holding({0: source, 1: None}) as ring:

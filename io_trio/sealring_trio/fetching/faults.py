@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 
+from sealring_model.errors import LoadError
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -21,7 +23,16 @@ class FetchFault(Exception):
         self.wait = wait
 
 
-def disk_fault(error: OSError) -> FetchFault:
+def fault_of(error: FetchFault | LoadError | OSError) -> FetchFault:
+    """The fault for an *error* of fetching: of the disk, or of what was fetched."""
+    if isinstance(error, FetchFault):
+        return error
+    if isinstance(error, OSError):
+        return _disk_fault(error)
+    return FetchFault(str(error), permanent=True)
+
+
+def _disk_fault(error: OSError) -> FetchFault:
     """The fault for an *error* of writing what was fetched."""
     where = f" ({error.filename})" if error.filename else ""
     if error.errno in _FULL:

@@ -26,9 +26,9 @@ from sealring_model.loading.partial_model import PartialModel
 from sealring_model.loading.weights import TensorEntry, read_manifest
 from sealring_protocol.backoff import Backoff
 
-from sealring_trio.fetching.faults import FetchFault, disk_fault
+from sealring_trio.fetching.faults import FetchFault, fault_of
 from sealring_trio.fetching.hub import Hub
-from sealring_trio.fetching.pieces import STEP, Piece, cut
+from sealring_trio.fetching.pieces import KEEP_BYTES, Piece, cut
 from sealring_trio.fetching.progress import Progress
 
 log = logging.getLogger("sealring.fetch")
@@ -62,30 +62,17 @@ async def fetch(
     permanent, and when no byte has come for *patience* seconds.
     """
     while True:
-        with _faults_told(model), model.lock() as ours:
-            if ours:
-                await _Fetch(model, names, hub, tell, patience).run()
-                return
+        try:
+            with model.lock() as ours:
+                if ours:
+                    await _Fetch(model, names, hub, tell, patience).run()
+                    return
+        except (LoadError, OSError) as error:
+            raise fault_of(error) from None
         model.refresh()
         if not model.missing(names):
             return
         await trio.sleep(_LOOK)
-
-
-class _faults_told:  # noqa: N801 - a context manager
-    """Turns errors of the disk and of the folder into `FetchFault`."""
-
-    def __init__(self, model: PartialModel) -> None:
-        self._model = model
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError):
-            raise disk_fault(error) from None
-        if isinstance(error, LoadError):
-            raise FetchFault(str(error), permanent=True) from None
 
 
 class _Fetch:
@@ -127,19 +114,14 @@ class _Fetch:
                     await self._bring_all(cut(gaps))
                 elif not await self._files_verified() and not self._model.missing(self._names):
                     return
-        except FetchFault as fault:
+        except (FetchFault, LoadError, OSError) as error:
+            fault = fault_of(error)
             self._model.set_fault(fault.text, permanent=fault.permanent)
-            raise
-        except OSError as error:
-            self._model.set_fault(disk_fault(error).text, permanent=True)
-            raise
-        except LoadError as error:
-            self._model.set_fault(str(error), permanent=True)
             raise
 
     async def _survey(self, look: Callable[[], T]) -> T:
-        """What *look* finds. Models have up to a hundred thousand tensors, so it is for a thread;
-        nothing else uses the record meanwhile."""
+        """What *look* finds, in a thread: models have up to a hundred thousand tensors. Nothing
+        else uses the record meanwhile."""
         return await trio.to_thread.run_sync(look, limiter=self._hashers)
 
     # ------------------------------------------------------------ connections
@@ -168,14 +150,8 @@ class _Fetch:
                 await self._bring(piece)
                 for entry in self._touched(piece):
                     await self._settle(entry)
-        except FetchFault as fault:
-            self._fault = fault
-            scope.cancel()
-        except OSError as error:
-            self._fault = disk_fault(error)
-            scope.cancel()
-        except LoadError as error:
-            self._fault = FetchFault(str(error), permanent=True)
+        except (FetchFault, LoadError, OSError) as error:
+            self._fault = fault_of(error)
             scope.cancel()
 
     async def _bring(self, piece: Piece) -> None:
@@ -225,7 +201,7 @@ class _Fetch:
             trio.from_thread.check_cancelled()
             self._model.write(piece.file, piece.at, data)
             piece.at += len(data)
-            if piece.at - kept >= STEP:
+            if piece.at - kept >= KEEP_BYTES:
                 keep()
 
         try:
@@ -289,7 +265,7 @@ class _Fetch:
                 self._model.digest_of_file, file, limiter=self._hashers
             )
             if found == told.sha256:
-                self._model.verify(file)
+                self._model.keep_file(file)
                 continue
             self._model.drop(n for n, e in self._model.entries.items() if e.file.name == file)
             self._wrong(f"{file} of {self._model.origin.model}", "the hub")
@@ -297,7 +273,7 @@ class _Fetch:
         return False
 
     def _wrong(self, what: str, by: str) -> None:
-        """*what* has another hash than *by* says. Raises `FetchFault` if it had before."""
+        """*what* has another hash than *by* says. Raises `FetchFault` the second time."""
         self._tries[what] += 1
         text = f"{what} came with wrong bytes: its SHA-256 is not the one of {by}"
         if self._tries[what] >= _TRIES:

@@ -21,7 +21,7 @@ from sealring_model.loading.model_folder import NEEDED_FILES
 from sealring_model.loading.partial_model import PartialModel
 from sealring_model.loading.weights import MAX_HEADER, read_entries
 
-from sealring_trio.fetching.faults import FetchFault, disk_fault
+from sealring_trio.fetching.faults import FetchFault, fault_of
 from sealring_trio.fetching.hub import Hub, Listing
 
 log = logging.getLogger("sealring.fetch")
@@ -55,7 +55,7 @@ def find_hub_model(model: str, hub: Hub) -> Path:
         if commit is not None and PartialModel.open(model_store.folder_of(name, commit)):
             return model_store.folder_of(name, commit)
     except LoadError as error:
-        raise FetchFault(str(error), permanent=True) from None
+        raise fault_of(error) from None
     return start_model(name, revision, hub).folder
 
 
@@ -65,7 +65,7 @@ def newest_hub_model(model: str, hub: Hub) -> Path:
     try:
         name, revision = model_store.split_id(model)
     except LoadError as error:
-        raise FetchFault(str(error), permanent=True) from None
+        raise fault_of(error) from None
     if revision == model_store.known_commit(name, revision):
         return find_hub_model(model, hub)
     return in_hub_cache(name, revision) or start_model(name, revision, hub).folder
@@ -100,10 +100,8 @@ def start_model(model: str, revision: str, hub: Hub) -> PartialModel:
             log.info("fetching what %s is (%s)", model, origin.commit)
             made = _make(listing, hub, folder)
         model_store.remember_commit(model, revision, origin.commit)
-    except LoadError as error:
-        raise FetchFault(str(error), permanent=True) from None
-    except OSError as error:
-        raise disk_fault(error) from None
+    except (LoadError, OSError) as error:
+        raise fault_of(error) from None
     return made
 
 

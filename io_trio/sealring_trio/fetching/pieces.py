@@ -11,13 +11,13 @@ from sealring_model.loading.byte_ranges import Range
 PIECE: Final = 32 * 1024 * 1024
 """Bytes of a piece, at most."""
 
-STEP: Final = 4 * 1024 * 1024
-"""Bytes of a piece after which they are on the disk and kept. So much of each piece under way is
-fetched again after a kill."""
+KEEP_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of a piece that are synced to the disk and recorded at a time. So many of each piece under
+way are fetched again after a kill."""
 
 SLACK: Final = 0.01
-"""Share of a range that may be bytes between the tensors that are wanted. Asking once more would
-cost a round trip."""
+"""Share of a range that may be bytes of other tensors between the wanted ones: a further request
+would cost a round trip."""
 
 
 @attrs.define

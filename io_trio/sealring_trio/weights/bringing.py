@@ -29,23 +29,20 @@ from sealring_protocol.codec.messages import Get
 from sealring_protocol.codec.wire import clip
 from sealring_protocol.security.roster import Member
 
-from sealring_trio.fetching.faults import FetchFault, disk_fault
+from sealring_trio.fetching.faults import fault_of
 from sealring_trio.fetching.fetcher import Tell, check_room
 from sealring_trio.fetching.progress import Progress
 from sealring_trio.weights.asking import AskFault, AskingLink, pieces
-from sealring_trio.weights.members import Members, listing_of
+from sealring_trio.weights.members import MAX_TOLD, Members, listing_of
 
 log = logging.getLogger("sealring.fetch")
 
-STEP: Final = 16 * 1024 * 1024
-"""Bytes after which what has come is on the disk and kept. So much is fetched again after a
+KEEP_BYTES: Final = 16 * 1024 * 1024
+"""Bytes that are synced to the disk and recorded at a time. So many are fetched again after a
 kill."""
 
 WRONG_SECONDS: Final = 600.0
 """Seconds for which a member is not asked again for a tensor that it gave wrongly."""
-
-MAX_TOLD: Final = 2000
-"""Bytes of what is told that has members' words in it."""
 
 MAX_NAMED: Final = 120
 """Bytes of a tensor's name, for people."""
@@ -71,11 +68,7 @@ async def bring(model: PartialModel, names: Sequence[str], members: Members, tel
                     await _Bringing(model, names, members).run(tell)
                     return
         except (OSError, LoadError) as error:
-            fault = (
-                disk_fault(error)
-                if isinstance(error, OSError)
-                else FetchFault(str(error), permanent=True)
-            )
+            fault = fault_of(error)
             model.set_fault(fault.text, permanent=True)
             raise fault from None
         model.refresh()
@@ -131,7 +124,7 @@ class _Bringing:
             await trio.sleep(backoff.next())
 
     async def _round(self) -> list[str]:
-        """Ask each member once. What each of them, that could not give all, said."""
+        """Ask each member once. What those said that could not give everything."""
         faults: list[str] = []
         for member in self._members.others():
             wanted, given_wrongly = self._wanted(member)
@@ -238,7 +231,7 @@ class _Asking:
             self._written.append((get.name, get.offset, tensor.at))
             self._came(len(piece.data))
             self._unkept += len(piece.data)
-            if self._unkept >= STEP:
+            if self._unkept >= KEEP_BYTES:
                 self._keep()
         self._catch_up(link, tensor, entry.offset + entry.size)
         self._judge(link, tensor)

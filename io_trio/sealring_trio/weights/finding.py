@@ -25,7 +25,7 @@ from sealring_protocol.codec.wire import clip
 from sealring_trio.fetching.finding import MAX_HEADERS, in_hub_cache
 from sealring_trio.fetching.hub import MAX_SMALL
 from sealring_trio.weights.asking import AskFault, AskingLink, pieces
-from sealring_trio.weights.members import Listing, Members, listing_of, sum_of
+from sealring_trio.weights.members import MAX_TOLD, Listing, Members, listing_of
 from sealring_trio.weights.shared_files import is_shared
 
 log = logging.getLogger("sealring.fetch")
@@ -38,9 +38,6 @@ PAUSE: Final = 5.0
 
 TELL_SECONDS: Final = 60.0
 """Seconds after which the same reason is logged again."""
-
-MAX_TOLD: Final = 2000
-"""Bytes of a line of the log that has members' words in it."""
 
 _LENGTH: Final = 8
 
@@ -125,7 +122,7 @@ def _make(name: str, revision: str, link: AskingLink) -> Path:
     listing = listing_of(link)
     if "config.json" not in listing.files or not listing.weights:
         raise AskFault(f"{link.name} has no model with config.json and model*.safetensors")
-    if sum_of(listing.small) > MAX_SMALL:
+    if sum(listing.small.values()) > MAX_SMALL:
         raise AskFault(f"{link.name} tells more than {MAX_SMALL >> 20} MiB of configuration")
     small = {file: link.content(file, size, size) for file, size in listing.small.items()}
     headers: dict[str, bytes] = {}

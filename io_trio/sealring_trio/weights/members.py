@@ -22,6 +22,9 @@ from sealring_trio.weights.shared_files import MAX_LISTING, is_shared
 MAX_FILES: Final = 4096
 """Files of a listing."""
 
+MAX_TOLD: Final = 2000
+"""Bytes of a text for people that has members' words in it."""
+
 _HASH: Final = re.compile("[0-9a-f]{64}|")
 _PIN: Final = re.compile("[0-9]{1,20}")
 
@@ -119,8 +122,3 @@ def read_listing(text: bytes) -> Listing:
 def _is_file(name: str, size: object) -> bool:
     """Whether a file *name* of *size* may be asked for, and written beside others here."""
     return is_shared(name) and type(size) is int and 0 <= size <= MAX_SIZE
-
-
-def sum_of(sizes: dict[str, int]) -> int:
-    """Bytes of all files of *sizes*."""
-    return sum(sizes.values())

@@ -234,7 +234,7 @@ class PartialModel:
             os.close(handle)
 
     def sync(self, file: str) -> None:
-        """Have on the disk what was written to *file*, so that `wrote` may tell of it. Raises
+        """Sync *file* to the disk, so that `wrote` may record what was written. Raises
         `OSError`."""
         handle = os.open(self.folder / file, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -243,19 +243,20 @@ class PartialModel:
             os.close(handle)
 
     def wrote(self, file: str, begin: int, end: int) -> None:
-        """Keep that the bytes *begin* to *end* (excluded) of *file* are here. Raises `OSError`."""
+        """Record that the bytes *begin* to *end* (excluded) of *file* are here. Raises
+        `OSError`."""
         self._log({"file": file, "begin": begin, "end": end})
 
     def keep(self, name: str, sha256: str) -> None:
-        """Keep that tensor *name* is here, with this hash. Raises `OSError`."""
+        """Record that tensor *name* is here, with this hash. Raises `OSError`."""
         self._log({"tensor": name, "sha256": sha256})
 
-    def verify(self, file: str) -> None:
-        """Keep that the weight file *file* has the hash that its source told. Raises `OSError`."""
+    def keep_file(self, file: str) -> None:
+        """Record that the weight file *file* has its source's hash. Raises `OSError`."""
         self._log({"verified": file})
 
     def drop(self, names: Iterable[str]) -> None:
-        """Keep that the tensors *names* are not here after all. Raises `OSError`."""
+        """Record that the tensors *names* are not here after all. Raises `OSError`."""
         for name in names:
             self._log({"dropped": name})
 
