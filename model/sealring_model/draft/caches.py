@@ -1,7 +1,7 @@
 """The caches of one row of a draft model, which can go back to a shorter row.
 
-Plain caches are trimmed. One that cannot be (a recurrent state, a window that is full) is kept as
-it was before the guesses, and the row is read from there again. Both are mlx-lm's own. A copy of a
+Caches that hold every token are trimmed. Others (recurrent states, windows) are kept as they were
+before the guesses, and the row is read from there again. Both are mlx-lm's own. A copy of a
 cache shares its arrays: MLX copies one when it is next written to.
 """
 
@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from sealring_model.loading.mlx_lm_import import mlx_lm
 from sealring_model.stage.caches import arrays
+from sealring_model.stage.undo import FULL_CACHES
 
 
 class DraftCaches:
@@ -38,7 +39,7 @@ class DraftCaches:
 
     def keep(self) -> None:
         """What is read from now on may be taken back."""
-        if self._plain:
+        if self._full:
             self._kept = None
         else:
             self._kept = self.length, copy.deepcopy(self._now)
@@ -47,7 +48,7 @@ class DraftCaches:
         """Go back to the first *length* tokens, or to fewer of them."""
         if length >= self.length:
             return
-        if self._plain and self._can_cut:
+        if self._full and self._can_cut:
             for cache in self._now:
                 cache.trim(self.length - length)
             self.length = length
@@ -57,9 +58,9 @@ class DraftCaches:
             self.length, self._now, self._kept = 0, self._fresh(), None
 
     @property
-    def _plain(self) -> bool:
-        """Whether they can be cut whatever they hold."""
-        return all(type(cache).__name__ in _PLAIN for cache in self._now)
+    def _full(self) -> bool:
+        """Whether they hold every token, and so can always be cut."""
+        return all(type(cache).__name__ in FULL_CACHES for cache in self._now)
 
     @property
     def _can_cut(self) -> bool:
@@ -68,6 +69,3 @@ class DraftCaches:
     def _fresh(self) -> list[Any]:
         made: list[Any] = mlx_lm("models.cache").make_prompt_cache(self._model)
         return made
-
-
-_PLAIN: Final = ("KVCache", "QuantizedKVCache")

@@ -34,8 +34,8 @@ CHUNK: Final = 256
 
 @attrs.define(eq=False)
 class _Row:
-    """A row that is followed: its *tokens*, and the *guesses* that follow them. *processors* make
-    its logits what they are to be drawn from, after so many of the guesses."""
+    """A row that is followed: its *tokens*, and the *guesses* that follow them. *processors* apply
+    its penalties and bias to logits: one for the tokens, and one more after each guess."""
 
     row: Row
     tokens: list[int]
@@ -82,8 +82,8 @@ class Drafter:
                 raise ValueError(f"the head does not say {frame.kind.name}")
 
     def work(self) -> Frame | None:
-        """Run the model once for the row that has the fewest guesses; what it is likely to go on
-        with, if that is known now."""
+        """Run the model once for the row that has the fewest guesses. Its guesses, if there is a
+        new one; None if only a chunk was read, or there is nothing to do."""
         waiting = {uid: row for uid, row in self._rows.items() if row.wants}
         if not waiting:
             return None

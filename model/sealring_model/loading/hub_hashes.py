@@ -1,11 +1,11 @@
-"""Holds files of weights to the SHA-256 that the hub tells of them.
+"""Checks files of weights against the SHA-256 that the hub has of them.
 
 The hub's own tools keep these hashes. In its cache a file is a link to one that is named by its
-hash. In a folder of `hf download --local-dir` a file of text beside it tells it.
+hash. In a folder of `hf download --local-dir` a text file beside it has the hash.
 
 A hash of the hub is of a whole file, and a rank reads the tensors of its own layers. So a rank
-hashes each file of which it reads anything, in threads, while it reads: the disk is read once, and
-what it costs is a core for each second and GB, beside the rest of a file that two ranks share.
+hashes each file from which it reads anything, in threads, while it reads. That costs about a second
+of a core for each GB, and where two ranks share a file each reads all of it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ each."""
 _MAX_TOLD: Final = 4096
 _BUFFER: Final = 4 * 1024 * 1024
 _THREADS: Final = 4
-"""At most: a disk gives some 5 GB/s, and a core hashes one or two of them."""
+"""Threads, at most: a disk gives some 5 GB/s, and a core hashes one or two of them."""
 
 
 def hub_hashes(files: Iterable[Path]) -> dict[str, str]:
@@ -61,7 +61,8 @@ def _plain(text: str) -> str:
 
 
 class FileCheck:
-    """Hashes *files*, of which each has its expected hash, as long as the context is open."""
+    """Hashes *files* in threads while the context is open, to compare them with their expected
+    hashes."""
 
     def __init__(self, files: Mapping[Path, str]) -> None:
         self._files: Final = files

@@ -12,13 +12,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from sealring_model.errors import LoadError
-from sealring_model.loading.weights import open_file
+from sealring_model.loading.weights import open_file, write_whole
 
 VARIABLE: Final = "SEALRING_MODELS"
 _REFS: Final = "refs"
@@ -96,23 +95,6 @@ def stored_name(folder: Path) -> str | None:
     if _COMMIT.fullmatch(folder.name) and folder.parents[1] == store().resolve():
         return folder.parent.name.replace("--", "/", 1)
     return None
-
-
-def write_whole(file: Path, content: bytes) -> None:
-    """Write *content* to *file*, which appears whole or not at all. Raises `OSError`."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    # A new file of a random name: a link of a known name might lead out of the folder.
-    handle, partial = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
-    try:
-        with open(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fchmod(handle, 0o644)
-            os.fsync(handle)
-        Path(partial).replace(file)
-    except OSError:
-        Path(partial).unlink(missing_ok=True)
-        raise
 
 
 def _read_ref(file: Path) -> str | None:

@@ -29,13 +29,13 @@ import attrs
 
 from sealring_model.errors import LoadError, NotHereError
 from sealring_model.loading.byte_ranges import ByteRanges, Range
-from sealring_model.loading.model_store import write_whole
 from sealring_model.loading.weights import (
     TensorEntry,
     hash_tensor,
     open_file,
     read_entries,
     read_json,
+    write_whole,
 )
 
 OURS: Final = "sealring.partial."

@@ -1,10 +1,10 @@
 """What a model allows and what it takes, found by building and tracing it without its weights.
 
 The model is built by mlx-lm from placeholders of the checkpoint's shapes, so what is found is what
-loading will find: a class that is not there, a tensor that is missing, layers that cannot be
-parted. MLX knows the shape and dtype of an array before it computes it. So the sizes are those that
-a rank will hold, also where mlx-lm makes something else of a checkpoint's tensors (fp8 becomes
-bf16, experts are stacked), and those of the caches that its own forward has filled.
+loading will find: a class that is not there, a tensor that is missing, a cut that is not possible.
+MLX knows the shape and dtype of an array before it computes it. So the sizes are those that a rank
+will hold, also where mlx-lm makes something else of a checkpoint's tensors (fp8 becomes bf16,
+experts are stacked), and those of the caches that its own forward has filled.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _sizes(info: ModelInfo, model: nn.Module, loaded: Sequence[mx.array]) -> dic
     sizes = {}
     for part, size in zip((ENDS, *range(count)), read, strict=True):
         # While a part is read there are its tensors and what is made of them; and where they become
-        # wider (fp8), what comes between in f32 for one of them.
+        # wider (fp8), temporary arrays in f32 for one of them.
         between = _BETWEEN * largest[part] if held[part] > size else 0
         sizes[part] = PartSize(held[part], max(0, size + made[part] - held[part]) + between)
     return sizes

@@ -249,17 +249,26 @@ def write_manifest(folder: Path) -> Path:
     buffer = memoryview(bytearray(_PIECE))
     tensors = {name: hash_tensor(entry, buffer) for name, entry in read_entries(folder).items()}
     file = folder / MANIFEST
+    text = json.dumps({"version": 1, "tensors": tensors}, indent=1)
+    write_whole(file, text.encode("utf-8") + b"\n")
+    return file
+
+
+def write_whole(file: Path, content: bytes) -> None:
+    """Write *content* to *file*, which appears whole or not at all. Raises `OSError`."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     # A new file of a random name: a link of a known name might lead out of the folder.
-    handle, partial = tempfile.mkstemp(prefix=f".{MANIFEST}.", dir=folder)
+    handle, partial = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     try:
-        with open(handle, "w", encoding="utf-8") as stream:
-            stream.write(json.dumps({"version": 1, "tensors": tensors}, indent=1) + "\n")
+        with open(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
             os.fchmod(handle, 0o644)
+            os.fsync(handle)
         Path(partial).replace(file)
     except OSError:
         Path(partial).unlink(missing_ok=True)
         raise
-    return file
 
 
 def check_manifest(entries: Mapping[str, TensorEntry], manifest: Mapping[str, str]) -> None:

@@ -25,7 +25,7 @@ spreads them over the model's layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -34,6 +34,7 @@ from sealring_protocol.control.epoch.ledger import Change, Ledger, Regroup, Save
 
 from sealring_model.errors import LedgerError
 from sealring_model.stage.forks import forks
+from sealring_model.stage.layout import flat
 from sealring_model.stage.stage import Stage
 from sealring_model.stage.tensors import start
 from sealring_model.stage.undo import Undo
@@ -73,7 +74,7 @@ class CacheStore:
     def drop_last_tokens(self, batch: int) -> None:
         """Drop the last token of every row from the caches of *batch*, which must be trimmable. The
         next token is written over it."""
-        for cache in _flat(self.batch(batch)):
+        for cache in flat(self.batch(batch)):
             if not cache.empty():  # stand-ins for other ranks' layers stay empty
                 cache.trim(1)
 
@@ -140,7 +141,7 @@ class CacheStore:
 
     def trim_windows(self, uid: int) -> None:
         """Free what row *uid*'s sliding windows no longer need, after a chunk of its prompt."""
-        for cache in _flat(self.row(uid)):
+        for cache in flat(self.row(uid)):
             _trim_to_window(cache)
 
     def _snapshot_of(self, save: Saved) -> list[Any]:
@@ -218,7 +219,7 @@ def _extract(cache: Any, at: int) -> Any:
 
 def _trim(cache: Any, excess: int) -> None:
     """Drop the last *excess* tokens from *cache*, and the memory that they have in it."""
-    for part in _flat([cache]):
+    for part in flat([cache]):
         part.trim(excess)
         if not hasattr(part, "max_size"):
             part.keys = part.keys[..., : part.offset, :]
@@ -266,7 +267,7 @@ def is_trimmable(slots: Sequence[Any]) -> bool:
     # A rotating or chunked cache says that it is trimmable until it is full; then it is not.
     windows = ("max_size", "chunk_size")
     return all(
-        c.is_trimmable() and not any(hasattr(c, name) for name in windows) for c in _flat(slots)
+        c.is_trimmable() and not any(hasattr(c, name) for name in windows) for c in flat(slots)
     )
 
 
@@ -278,7 +279,7 @@ def cost_of(slots: Sequence[Any]) -> CacheCost:
     """
     fixed = per_token = 0
     windows: dict[int, int] = {}
-    for cache in _flat(slots):
+    for cache in flat(slots):
         if not hasattr(cache, "keys"):
             fixed += cache.nbytes
             continue
@@ -291,12 +292,3 @@ def cost_of(slots: Sequence[Any]) -> CacheCost:
             beyond = window - cache.step
             windows[beyond] = windows.get(beyond, 0) + pair
     return CacheCost(fixed, per_token, tuple(sorted(windows.items())))
-
-
-def _flat(slots: Iterable[Any]) -> Iterator[Any]:
-    """Each cache of *slots*; a list of caches counts as its members."""
-    for cache in slots:
-        if hasattr(cache, "caches"):
-            yield from _flat(cache.caches)
-        else:
-            yield cache

@@ -16,12 +16,12 @@ from sealring_model.errors import LedgerError
 from sealring_model.stage.forks import fork
 from sealring_model.stage.layout import flat
 
-_LONG: Final = frozenset({"KVCache", "QuantizedKVCache"})
-"""mlx-lm's caches that hold every token."""
+FULL_CACHES: Final = frozenset({"KVCache", "QuantizedKVCache"})
+"""mlx-lm's caches that hold every token, and so can always drop the last ones."""
 
 
 class Undo:
-    """What it takes to take back the guesses of every batch, each of one row."""
+    """What is kept to take back the guesses of every batch, each of one row."""
 
     def __init__(self) -> None:
         self._before: dict[int, deque[list[Any]]] = {}  # by batch: copies from before each guess
@@ -32,7 +32,7 @@ class Undo:
         before = self._before.setdefault(batch, deque())
         while len(before) >= guessed:
             before.popleft()
-        before.append([None if _forgets(cache) else fork(cache) for cache in flat(slots)])
+        before.append([None if _can_trim_next(cache) else fork(cache) for cache in flat(slots)])
 
     def forget(self, batch: int) -> None:
         """No token of *batch* will be taken back."""
@@ -53,9 +53,9 @@ class Undo:
                 cache.trim(first)
 
 
-def _forgets(cache: Any) -> bool:
-    """Whether *cache* can drop the token that is written next."""
-    if type(cache).__name__ in _LONG:
+def _can_trim_next(cache: Any) -> bool:
+    """Whether *cache* will be able to trim the token that is written next."""
+    if type(cache).__name__ in FULL_CACHES:
         return True
     window = getattr(cache, "max_size", None)
     return window is not None and not cache.empty() and cache.offset + 1 < window
