@@ -17,8 +17,8 @@ app = cyclopts.App(
     name="model",
     help="""Give a running node another model.
 
-    The old one serves until the new one is known to be right, and comes
-    back if that cannot be served.
+    The old one serves until the new one has been described and built, and
+    comes back if the new one cannot be served.
 
         sealring model use models/qwen3-8b --config desk.toml
 
@@ -33,19 +33,20 @@ Seconds = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Numb
 def use(model: str, *, config: Path, wait: Seconds = 600.0, json: bool = False) -> int:
     """Have a running node serve MODEL in place of the one it has.
 
-    The model is described first, and what cannot be served is refused while
-    the old one serves on. Then the requests that run are finished (for as
-    long as the config's 'drain' says), the model is loaded, and it answers a
-    first request. If that fails, the node takes the old one again.
+    The model is described first; one that cannot be served is refused, and
+    the old one goes on serving. Then running requests finish (within the
+    config's 'drain'), the model is loaded, and it answers a first request.
+    If that fails, the node returns to the old one.
 
         sealring pull mlx-community/Qwen3-8B-4bit
         sealring model use mlx-community/Qwen3-8B-4bit --config desk.toml
 
-    In a ring of several, ask so on each machine, in any order. The ring
-    serves once all have the model; until then each says whom it waits for.
+    In a ring of several ranks, run this on each machine, on the head first:
+    it lets requests finish. The ring serves once all have the model; until
+    then each says whom it waits for.
 
-    Next: write the model into the config too. A node that is started again
-    has the one that its config names.
+    Next: write the model into the config too, for a node that is started
+    again reads it there.
 
     Parameters
     ----------
@@ -54,8 +55,8 @@ def use(model: str, *, config: Path, wait: Seconds = 600.0, json: bool = False) 
     config
         The config of the node, as given to 'sealring up'.
     wait
-        Seconds that it may take until it serves. A ring of one goes back to
-        the old model after them.
+        Seconds that it may take until it serves. After that a ring of one
+        returns to the old model.
     json
         Print one JSON object.
     """

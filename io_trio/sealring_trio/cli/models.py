@@ -8,7 +8,7 @@ from sealring_trio.files.units import format_size
 
 
 def models(*, json: bool = False) -> None:
-    """List the models of this machine: what is here of each, how large, and where.
+    """List the models of this machine: how much of each is here, and where.
 
     Those that 'pull' or a node has fetched, whole or in part, those in the
     cache of the hub's own client, and the one that ships with sealring. Each

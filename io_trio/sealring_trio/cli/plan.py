@@ -45,7 +45,7 @@ def plan(
 
     Builds the model without its weights, as the nodes do before they load
     anything, so it finds what they would refuse: a class that mlx-lm does not
-    have, a tensor that is missing, layers that cannot be parted. Needs no
+    have, a tensor that is missing, a cut that is not possible. Needs no
     other machine. Exit code 1 if the model cannot be served so.
 
         sealring plan --model models/llama-8b --memory 32G,24G
@@ -53,9 +53,9 @@ def plan(
         sealring plan --model models/llama-8b --memory 32G,24G --strategy tp
         sealring plan --model models/llama-8b --memory 32G,24G --context 32768 --rows 4
 
-    What is told is what a rank holds, which may be more than its files: fp8
-    becomes bf16. While it loads it holds one layer's files beside. Answers
-    under way take room for their caches, --rows of --context tokens.
+    It shows what a rank holds in memory, which may be more than its files:
+    fp8 becomes bf16. While it loads, it also holds one layer's files. Running
+    requests take memory for their caches: --rows rows of --context tokens.
 
     Next: put the same split into the head's config (layers = [20, 12]), or
     leave it out to have it worked out like this from each machine's memory.

@@ -45,17 +45,17 @@ def profile(
     """Show where the time of a token goes, rank by rank.
 
     Records the steps of a running ring, or of one that it starts on this
-    machine, and sets out what each rank waited, computed and sealed, what its
-    node took, and what the wire did. It asks the ring itself, or with
-    --seconds watches whatever runs. A trace file opens in ui.perfetto.dev.
+    machine, and shows how long each rank waited, computed and sealed, and how
+    long its node and the wire took. It sends the ring requests itself, or with
+    --seconds watches those that run. A trace file opens in ui.perfetto.dev.
 
         sealring profile
         sealring profile --config desk.toml --trace ring.json
         sealring profile --config desk.toml --seconds 10
 
-    Ranks on other machines are told as far as steps carry it; what their nodes
-    took is in the wire of the rank before. Run it there for the rest, with
-    --seconds.
+    Of ranks on other machines only the times that steps carry are known; the
+    rest of their nodes' time is in the wire of the rank before. To see it, run
+    this there, with --seconds.
 
     Next: 'Where a token's time goes' in docs/operations.md says what helps.
 

@@ -19,15 +19,15 @@ from sealring_trio.files.units import format_size
 def pull(model: str, *, layers: str = "", json: bool = False) -> None:
     """Fetch MODEL from the hub, all of it or some layers, for nodes to use later.
 
-    No node needs that: each fetches its own layers once it knows them. It is
-    for a machine that is offline later, and to have what "main" is now. What
-    has come is kept if it is stopped; the same command goes on from there.
+    Nodes do not need it: each fetches its own layers once it knows them. It is
+    for a machine that will be offline, and to update what "main" is. If it is
+    stopped, what has come is kept, and the same command goes on from there.
 
         sealring pull mlx-community/Qwen3-0.6B-bf16
         sealring pull mlx-community/Qwen3-0.6B-bf16@main --layers 0:14
 
-    A model that the cache of the hub's own client has whole is not fetched
-    again. HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE mean what they mean there.
+    A model that is complete in the cache of the hub's own client is not
+    fetched again. HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE work as there.
 
     Next: sealring models, to see what is here; sealring up --help
 

@@ -45,15 +45,15 @@ def verify(
     seed: Seed | None = None,
     json: bool = False,
 ) -> int:
-    """Is what a ring answers right, and if not, where does it first go wrong?
+    """Check that a ring answers rightly, or find the rank that first goes wrong.
 
     Has the ring continue rows of random tokens: one of a single token, one
     longer than a chunk (and than a sliding window), so many short ones that
     batches form, which join and leave at different steps, and second turns.
-    One mlx-lm process on this machine then computes the same. Compared are
-    every token with its log probabilities, and, in an epoch that is begun for
-    it, numbers that every rank tells of what it computed at each position. So
-    the first rank, layers, step, row and position that differ are named. Exit
+    One mlx-lm process on this machine then computes the same. It compares
+    every token with its log probabilities and, in an epoch that is begun for
+    it, numbers that every rank tells of what it computed at each position,
+    and names the first rank, layers, step, row and position that differ. Exit
     code 0 if the ring is right, 1 if not.
 
         sealring verify --config desk.toml
@@ -62,15 +62,16 @@ def verify(
     The first is for a running ring whose head is on this machine: other
     requests wait a moment, and go on. The second starts a ring here first.
 
-    What may differ, relative to the root mean square of a position: 0.001 in
-    f32, 0.02 in f16, 0.05 in bf16, and in tensor parallelism 0.004, 0.04 and
-    0.1; or 16 times what it is for mlx-lm alone, when it reads the same in
-    other pieces. In 16 bits one position of 100 may differ by more. A token
-    may be another one where the two are as likely but for rounding; it must
-    be the likeliest by the ring's own numbers. All rows are greedy.
+    Allowed differences, relative to the root mean square of a position: 0.001
+    in f32, 0.02 in f16, 0.05 in bf16; in tensor parallelism 0.004, 0.04 and
+    0.1; or, if that is more, 16 times what mlx-lm alone differs by when it
+    reads the same in other pieces. A few positions may differ by more: 2 of
+    1,000 in f32, 10 in 16 bits. A token may differ where the two are as likely
+    but for rounding; it must be the likeliest by the ring's own numbers. All
+    rows are greedy.
 
     Next: replace the engine, the weights or the machine of the rank that is
-    named, and verify again with the --seed that is told.
+    named, and verify again with the printed --seed.
 
     Parameters
     ----------
@@ -94,7 +95,7 @@ def verify(
         Compute with sealring's own stages, one after the other, in the memory
         of one. Done anyway where this machine cannot hold the model.
     seed
-        Draw the rows from this number, as told by a run before.
+        Draw the rows from this number, which an earlier run printed.
     json
         Print one JSON object.
     """
