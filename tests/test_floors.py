@@ -18,6 +18,7 @@ PURE = {
     "collections",
     "contextlib",
     "enum",
+    "fractions",
     "functools",
     "hmac",
     "ipaddress",

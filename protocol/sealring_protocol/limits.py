@@ -18,6 +18,9 @@ MAX_SEALED_BODY: Final = 16 * 1024 * 1024
 """Bytes of a sealed frame's body, tag included. Memory: one body and one plaintext per link, 32
 MiB."""
 
+STEP_ROOM: Final = 256 * 1024
+"""Bytes of a frame kept for everything of a step but its hidden states."""
+
 MAX_FIN_BODY: Final = 64 * 1024
 """Bytes of FIN's body, which may carry a roster. Memory: 64 KiB per link in its handshake."""
 

@@ -111,3 +111,17 @@ def test_weights_and_caches_are_what_a_loaded_rank_says(tmp_path, family, bits):
 )
 def test_the_head_is_what_a_token_reads_of_it(family, head, tmp_path):
     assert structure_of(describe(write(tmp_path / family, family))).head == head
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3n", "gemma4", "kimi_k3"])
+def test_the_hop_is_what_stages_send(family, tmp_path):
+    """A hop may carry several tensors, and a prompt's chunk must fit a frame with all of them."""
+    info = describe(write(tmp_path / family, family))
+    found = structure_of(info)
+    sent = []
+    for cut in range(1, len(info.layers)):
+        if cut not in found.joined:
+            stage = load_stage(info, 0, cut).stage
+            outputs = stage.run(stage.dummy_inputs(1, 1), stage.new_caches())
+            sent.append(sum(output.nbytes for output in outputs))
+    assert found.hop == max(sent)

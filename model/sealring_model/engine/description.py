@@ -28,5 +28,6 @@ def describe_engine(info: ModelInfo, found: Structure, room: int) -> EngineInfo:
         reason=found.reason,
         batches=found.batches,
         head=found.head,
+        hop=found.hop,
         pins=pins_of(info),
     )

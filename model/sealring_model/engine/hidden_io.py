@@ -14,7 +14,7 @@ import mlx.core as mx
 from sealring_protocol.codec.messages import Bootstrap, Failure, Step, StepDone
 from sealring_protocol.codec.tensor import Tensor
 from sealring_protocol.codec.wire import Buffer
-from sealring_protocol.limits import MAX_SEALED_BODY
+from sealring_protocol.limits import MAX_SEALED_BODY, STEP_ROOM
 from sealring_protocol.security.seal import InnerContext
 
 from sealring_model.engine.activation_seal import ActivationSeal
@@ -24,10 +24,6 @@ from sealring_model.lookahead.device_io import DeviceIO, Inlet, Outlet
 from sealring_model.stage.outline import HopTensor
 from sealring_model.stage.stage import Stage
 from sealring_model.stage.tensors import dtype_of, from_data
-
-_FRAME_SLACK: Final = 256 * 1024
-"""Bytes of a frame kept for everything but the hidden states."""
-
 
 Received: TypeAlias = tuple[Buffer, ...]
 """The contents of the tensors of one message, opened."""
@@ -111,7 +107,7 @@ class HiddenIO:
         Raises `ModelError` if it is too large for a frame.
         """
         size = sum(array.nbytes for array in hidden)
-        if size > MAX_SEALED_BODY - _FRAME_SLACK:
+        if size > MAX_SEALED_BODY - STEP_ROOM:
             raise ModelError(
                 f"the hidden states of this step are {size} bytes, more than a frame takes; read "
                 "the prompt in smaller chunks"

@@ -9,6 +9,7 @@ experts are stacked), and those of the caches that its own forward has filled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -23,7 +24,7 @@ from sealring_model.loading.model_folder import ModelInfo
 from sealring_model.loading.weight_reader import placeholders
 from sealring_model.loading.weights import ENDS, owner
 from sealring_model.stage.caches import cost_of
-from sealring_model.stage.outline import Outline, can_batch, new_caches
+from sealring_model.stage.outline import Outline, Spec, can_batch, new_caches
 
 _BETWEEN: Final = 5
 """What mlx-lm's dequantizing takes at most, in sizes of its result. Measured with fp8 experts: 5 on
@@ -46,7 +47,8 @@ class Structure:
 
     What it takes, in bytes: the *ends* and each of the *layers*, and what a row costs in the caches
     of each layer (*costs*; those of no layer are with the first). The output head reads *head*
-    thousandths of what a layer reads for a token, on average.
+    thousandths of what a layer reads for a token, on average. The hidden states of a token take
+    *hop* bytes between two ranks, at most; 0 if the model cannot be cut.
     """
 
     joined: tuple[int, ...]
@@ -56,6 +58,7 @@ class Structure:
     layers: tuple[PartSize, ...]
     costs: tuple[CacheCost, ...]
     head: int
+    hop: int
 
     def held(self, first: int, last: int) -> int:
         """Bytes that a rank with layers *first* to *last* (excluded) holds."""
@@ -110,6 +113,7 @@ def structure_of(info: ModelInfo) -> Structure:
         layers=tuple(sizes[layer] for layer in range(count)),
         costs=_costs(model, outline, count),
         head=_head(info, model, sizes),
+        hop=0 if outline is None else _hop(outline, count),
     )
 
 
@@ -162,6 +166,17 @@ def _head(info: ModelInfo, model: nn.Module, sizes: dict[int, PartSize]) -> int:
     # An embedding is the output head too, unless there is one beside it.
     _, size = min(heads, default=(True, 0))
     return min(round(1000 * size / mean), 1 << 31) if mean else 0
+
+
+def _hop(outline: Outline, count: int) -> int:
+    """The most bytes that a token's hidden states take at any cut."""
+    cuts = (outline.hop(cut) for cut in range(1, count) if cut not in outline.reasons)
+    sizes = [sum(_size(tensor.spec) for tensor in tensors) for tensors in cuts]
+    return max(sizes, default=0)
+
+
+def _size(spec: Spec) -> int:
+    return math.prod(spec.shape(1, 1)) * spec.dtype.size
 
 
 def _costs(model: nn.Module, outline: Outline | None, count: int) -> tuple[CacheCost, ...]:

@@ -168,10 +168,9 @@ class Lookahead:
     def drop_decode(self, batch: int) -> None:
         """Drop what was built or launched of the next decode of *batch*: it reads another token.
         The device is to do another at once, so it must not wait in a closing pass either."""
-        if isinstance(self.held, BuiltClosing):
-            self._drop_held(_SKIP_AFTER_CHANGE)
-        elif self.held is not None and self.held.batch == batch:
-            self._drop_held(0)
+        closing = isinstance(self.held, BuiltClosing)
+        if closing or (self.held is not None and self.held.batch == batch):
+            self._drop_held(_SKIP_AFTER_CHANGE if closing else 0)
         self._drop_decode(batch)
         self._to_build.pop(batch, None)
 
@@ -247,9 +246,8 @@ class Lookahead:
         the next decode of a batch, which may follow such a closing pass. Raises what they raise,
         and then nothing has changed.
         """
-        # Not yet of a decode on a guess: it may be wrong.
-        sure = (n for n, state in awaiting_logits.items() if not state.on_guess)
-        n = next((n for n in sure if n not in self._closings), None)
+        steps = awaiting_logits.items()  # a decode on a guess may be wrong
+        n = next((n for n, of in steps if not of.on_guess and n not in self._closings), None)
         if n is not None:
             state = awaiting_logits[n]
             self._closings[n] = BuiltClosing(n, state.batch, *build_closing(state))
@@ -396,8 +394,7 @@ class Lookahead:
         self._skip = max(self._skip, skip)
 
     def _await_device(self, built: BuiltDecode | BuiltClosing) -> None:
-        """Release *built* and wait until the device is done with it. If its arrays went before, MLX
-        would reuse memory that the device still reads."""
+        """Release *built* and wait for the device, which still reads the memory of its arrays."""
         if built.launched:
             if built.inlet is not None:
                 built.inlet.release()

@@ -34,6 +34,7 @@ def encode_info(message: EngineInfo) -> list[Buffer]:
         message.room,
         message.ends,
         message.head,
+        message.hop,
         len(message.layers),
         len(message.joined),
         len(message.pins),

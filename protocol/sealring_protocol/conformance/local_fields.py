@@ -40,6 +40,7 @@ def _info(m: EngineInfo) -> dict[str, Json]:
         "room": u64(m.room),
         "ends": u64(m.ends),
         "head": m.head,
+        "hop": m.hop,
         "layers": [u64(size) for size in m.layers],
         "joined": list(m.joined),
         "reason": m.reason,
@@ -65,6 +66,7 @@ def _read_info(f: dict[str, Json]) -> EngineInfo:
         f["batches"],
         tuple(map(int, f["pins"])),
         f["head"],
+        f["hop"],
     )
 
 

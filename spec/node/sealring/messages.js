@@ -195,6 +195,7 @@ const engineInfo = struct(
     room: u64,
     ends: u64,
     head: u32,
+    hop: u32,
     layers: list(u16, MAX_LAYERS, u64),
     joined: list(u16, MAX_LAYERS, u16),
     pins,

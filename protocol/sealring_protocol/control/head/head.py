@@ -12,7 +12,6 @@ rank's engine. `Steps` exists while an epoch serves. No part knows `Head`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import attrs
 
@@ -50,14 +49,11 @@ from sealring_protocol.control.scheduler.requests import Request
 from sealring_protocol.control.scheduler.scheduler import Scheduler
 from sealring_protocol.control.standing import Standing
 from sealring_protocol.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
-from sealring_protocol.limits import MAX_SEALED_BODY, PRESENTATIONS_PER_SECOND
+from sealring_protocol.limits import MAX_SEALED_BODY, PRESENTATIONS_PER_SECOND, STEP_ROOM
 from sealring_protocol.security.admission import TokenBucket
 from sealring_protocol.security.roles import Purpose
 
 __all__ = ["Head", "HeadConfig"]
-
-_STEP_ROOM: Final = 64 * 1024
-"""Bytes of a frame reserved for the rest of a step, beside the hidden states of a prefill chunk."""
 
 
 class Head:
@@ -227,13 +223,14 @@ class Head:
         if self._engine.up(info):
             return self.epochs.engine_replaced(now)
         asked = self._config
-        largest = (MAX_SEALED_BODY - _STEP_ROOM) // (info.hidden * info.dtype.width)
+        hidden = info.hop or info.hidden * info.dtype.width
+        largest = (MAX_SEALED_BODY - STEP_ROOM) // hidden
         config = attrs.evolve(
             asked,
             groups=asked.groups or (1 if self._world == 1 else 2 * self._world),
             rows=asked.rows if info.batches else 1,
             chunk=max(1, min(asked.chunk, largest)),
-            hidden_bytes=info.hidden * info.dtype.width,
+            hidden_bytes=hidden,
         )
         if self.scheduler is None:
             self.scheduler = Scheduler(config, info.context, self._first_uid)
