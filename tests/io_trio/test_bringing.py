@@ -336,3 +336,30 @@ async def test_a_record_that_cannot_be_read_any_more_is_told(
             await fetch(ring, 1, model, shares(model.folder, 0, 1))
     assert model.fault is not None
     assert model.fault.permanent
+
+
+async def test_who_completes_what_another_member_began_wrongly_is_not_blamed(
+    tmp_path: Path, store: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One gives wrong bytes of a tensor and then no more of it; the rest of it comes right."""
+    source = copy_of_tiny(tmp_path / "model")
+    write_manifest(source)
+    async with holding({0: source, 1: source, 2: None}) as ring:
+        model = await begun(ring, 2)
+        names = shares(model.folder, 0, 2)
+        half = model.entries[max(names, key=lambda name: model.entries[name].size)]
+        assert half.size > PIECE
+
+        class Half(SharedFiles):
+            def answer(self, get: Get) -> Piece:
+                piece = super().answer(get)
+                if get.name != WEIGHTS or not 0 <= get.offset - half.offset < half.size:
+                    return piece
+                if get.offset > half.offset:
+                    return Piece(0, b"", "enough")
+                return Piece(piece.size, bytes(len(piece.data)))
+
+        ring.runtimes[0]._sockets._giving._files = Half(source)
+        await fetch(ring, 2, model, names)
+    assert_same(model, names, source)
+    assert "of node1 is not what" not in caplog.text

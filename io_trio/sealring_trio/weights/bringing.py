@@ -6,7 +6,8 @@ when they are on the disk, so a kill costs those of the last moments.
 
 A tensor must have the manifest's hash, or where the model has no manifest the one that its holder
 tells. One that has not is dropped and named, and the next member is asked for it. That member is
-not asked for it again for a while.
+not asked for it again for a while. Where some of its bytes were here before, it is first asked for
+all of them: who began a tensor wrongly must not have another blamed who completes it.
 """
 
 from __future__ import annotations
@@ -169,11 +170,13 @@ class _Bringing:
 
 @attrs.define
 class _Tensor:
-    """A tensor that comes: *hashed* are its first *at* bytes, counted in its file."""
+    """A tensor that comes: *hashed* are its first *at* bytes, counted in its file. *was_begun* if
+    some of them were here before."""
 
     entry: TensorEntry
     at: int
     hashed: hashlib._Hash = attrs.field(factory=hashlib.sha256)
+    was_begun: bool = False
 
 
 class _Asking:
@@ -245,6 +248,7 @@ class _Asking:
         """Hash what an earlier try has left on the disk, up to *until*."""
         if tensor.at >= until:
             return
+        tensor.was_begun = True
         with tensor.entry.file.open("rb", buffering=0) as stream:
             while tensor.at < until:
                 data = os.pread(stream.fileno(), min(_BUFFER, until - tensor.at), tensor.at)
@@ -263,6 +267,10 @@ class _Asking:
         self._keep()
         trio.from_thread.run_sync(self._model.drop, [name])
         self._came(-tensor.entry.size)
+        if tensor.was_begun:
+            log.warning("what was here of tensor %s was wrong", clip(name, MAX_NAMED))
+            self._fetch(link, tensor.entry)
+            return
         by = "the manifest says" if name in self._manifest else f"{link.name} itself says"
         self._is_wrong(link, tensor.entry, by)
         if len(self.wrong) >= MAX_WRONG:
