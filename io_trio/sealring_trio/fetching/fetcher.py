@@ -28,7 +28,7 @@ from sealring_protocol.backoff import Backoff
 
 from sealring_trio.fetching.faults import FetchFault, fault_of
 from sealring_trio.fetching.hub import Hub
-from sealring_trio.fetching.pieces import KEEP_BYTES, Piece, cut
+from sealring_trio.fetching.pieces import KEEP_BYTES, Piece, cut, keep_bytes_of
 from sealring_trio.fetching.progress import Progress
 
 log = logging.getLogger("sealring.fetch")
@@ -88,6 +88,8 @@ class _Fetch:
         self._patience: Final = patience
         self._manifest: Final = read_manifest(model.folder) or {}
         self._by_file: Final = _by_file(model, names)
+        size = sum(model.entries[name].size for name in names)
+        self._keep_bytes: Final = keep_bytes_of(size, KEEP_BYTES, CONNECTIONS)
         self._connections: Final = trio.CapacityLimiter(CONNECTIONS)
         self._hashers: Final = trio.CapacityLimiter(HASHERS)
         self._tries: Final[Counter[str]] = Counter()
@@ -201,7 +203,7 @@ class _Fetch:
             trio.from_thread.check_cancelled()
             self._model.write(piece.file, piece.at, data)
             piece.at += len(data)
-            if piece.at - kept >= KEEP_BYTES:
+            if piece.at - kept >= self._keep_bytes:
                 keep()
 
         try:

@@ -12,8 +12,11 @@ PIECE: Final = 32 * 1024 * 1024
 """Bytes of a piece, at most."""
 
 KEEP_BYTES: Final = 4 * 1024 * 1024
-"""Bytes of a piece that are synced to the disk and recorded at a time. So many of each piece under
-way are fetched again after a kill."""
+"""Bytes of a piece after which they are on the disk and kept, at most. So much of each piece under
+way is fetched again after a kill."""
+
+LOST: Final = 0.01
+"""Share of what is fetched that a kill may cost."""
 
 SLACK: Final = 0.01
 """Share of a range that may be bytes of other tensors between the wanted ones: a further request
@@ -28,6 +31,12 @@ class Piece:
     begin: int
     end: int
     at: int = attrs.Factory(lambda self: self.begin, takes_self=True)
+
+
+def keep_bytes_of(size: int, most: int, at_once: int = 1) -> int:
+    """Bytes after which what has come is kept, of *size* bytes that come in *at_once* pieces at a
+    time: *most*, or less so that a kill costs no more than its share."""
+    return min(most, int(size * LOST) // at_once)
 
 
 def cut(gaps: Mapping[str, Sequence[Range]]) -> list[Piece]:

@@ -32,6 +32,7 @@ from sealring_protocol.security.roster import Member
 
 from sealring_trio.fetching.faults import fault_of
 from sealring_trio.fetching.fetcher import Tell, check_room
+from sealring_trio.fetching.pieces import keep_bytes_of
 from sealring_trio.fetching.progress import Progress
 from sealring_trio.weights.asking import AskFault, AskingLink, pieces
 from sealring_trio.weights.members import MAX_TOLD, Members, listing_of
@@ -39,8 +40,8 @@ from sealring_trio.weights.members import MAX_TOLD, Members, listing_of
 log = logging.getLogger("sealring.fetch")
 
 KEEP_BYTES: Final = 16 * 1024 * 1024
-"""Bytes that are synced to the disk and recorded at a time. So many are fetched again after a
-kill."""
+"""Bytes after which what has come is on the disk and kept, at most. So much is fetched again
+after a kill."""
 
 WRONG_SECONDS: Final = 600.0
 """Seconds for which a member is not asked again for a tensor that it gave wrongly."""
@@ -199,6 +200,7 @@ class _Asking:
         self._written: list[tuple[str, int, int]] = []  # ranges that are not kept yet
         self._finished: list[tuple[str, str]] = []
         self._unkept = 0
+        self._keep_bytes: Final = keep_bytes_of(sum(entry.size for entry in wanted), KEEP_BYTES)
 
     def run(self, members: Members, member: Member) -> None:
         """Fetch what *member* has. Raises `AskFault`, also if it has nothing."""
@@ -234,7 +236,7 @@ class _Asking:
             self._written.append((get.name, get.offset, tensor.at))
             self._came(len(piece.data))
             self._unkept += len(piece.data)
-            if self._unkept >= KEEP_BYTES:
+            if self._unkept >= self._keep_bytes:
                 self._keep()
         self._catch_up(link, tensor, entry.offset + entry.size)
         self._judge(link, tensor)
