@@ -311,6 +311,34 @@ def test_bytes_that_come_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
         ends.set()
 
 
+HEADS = {
+    "a header without end": (b"HTTP/1.1 206 Partial Content\r\nX: ", b"a"),
+    "one interim answer after another": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+}
+
+
+@pytest.mark.parametrize(("first", "more"), HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("path", ["/api/", "/resolve/"])
+def test_an_answer_that_never_begins(
+    path: str, first: bytes, more: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_module, "_HEAD_SECONDS", 0.3)
+    ends = threading.Event()
+
+    def answer(request: str, send: Send) -> None:
+        if path not in request:
+            whole(listing(file("model.safetensors", 100)))(request, send)
+            return
+        send(first)
+        while not ends.wait(0.02):
+            send(more)
+
+    try:
+        assert "no answer has begun within" in refused(answer).text
+    finally:
+        ends.set()
+
+
 def test_a_server_that_is_busy_and_names_no_time_is_not_asked_at_once() -> None:
     with pytest.raises(FetchFault) as caught:
         read(whole(b"", "429 Too Many", Retry_After="0"))

@@ -17,7 +17,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from typing import Any, Final
@@ -46,6 +47,9 @@ MAX_LISTING: Final = 64 * 1024 * 1024
 _CONNECT_SECONDS: Final = 10.0
 _SILENT_SECONDS: Final = 20.0
 """Seconds without a byte after which a connection is given up."""
+
+_HEAD_SECONDS: Final = 60.0
+"""Seconds within which an answer must begin, after all redirections. Its head may trickle."""
 
 _SLOW_SECONDS: Final = 30.0
 _SLOW_BYTES: Final = 4096
@@ -135,17 +139,14 @@ class Hub:
 
     def _listed(self, model: str, revision: str) -> Any:
         """The hub's JSON about *model* at *revision*. Raises `FetchFault`."""
-        from huggingface_hub import HfApi, get_session  # noqa: PLC0415
+        from huggingface_hub import HfApi  # noqa: PLC0415
         from huggingface_hub.utils._headers import build_hf_headers  # noqa: PLC0415
 
         endpoint = HfApi(endpoint=self._endpoint).endpoint
         address = f"{endpoint}/api/models/{model}/revision/{quote(revision, safe='')}?blobs=true"
         headers = {"Accept-Encoding": "identity", **build_hf_headers()}
         text, pace = bytearray(), _Pace()
-        with (
-            _told(model),
-            get_session().stream("GET", address, headers=headers, timeout=_timeout()) as response,
-        ):
+        with _told(model), _asked(address, headers) as response:
             _check_status(response, model)
             for chunk in response.iter_raw():
                 text += chunk
@@ -172,19 +173,14 @@ class Hub:
         if begin == end:
             return
         self.check_allowed(f"{file} of {origin.model}")
-        from huggingface_hub import get_session, hf_hub_url  # noqa: PLC0415
+        from huggingface_hub import hf_hub_url  # noqa: PLC0415
         from huggingface_hub.utils._headers import build_hf_headers  # noqa: PLC0415
 
         address = hf_hub_url(origin.model, file, revision=origin.commit, endpoint=self._endpoint)
         place = self._places.get(address)
         headers = {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity"}
         headers |= {} if place else build_hf_headers()
-        with (
-            _told(f"{file} of {origin.model}"),
-            get_session().stream(
-                "GET", place or address, headers=headers, timeout=_timeout()
-            ) as response,
-        ):
+        with _told(f"{file} of {origin.model}"), _asked(place or address, headers) as response:
             if place and response.status_code in _STALE:
                 with self._places_lock:
                     self._places.pop(address, None)
@@ -250,6 +246,49 @@ def _timeout() -> Any:
     return httpx2.Timeout(_SILENT_SECONDS, connect=_CONNECT_SECONDS)
 
 
+@contextmanager
+def _asked(address: str, headers: Mapping[str, str]) -> Iterator[Any]:
+    """The answer of *address*, within the block. Raises `FetchFault` if it does not begin in time.
+
+    The client limits each silence and not the whole, so it runs in a thread that is left behind.
+    """
+    from huggingface_hub import get_session  # noqa: PLC0415
+
+    begun: Future[Any] = Future()
+
+    def ask() -> None:
+        try:
+            client = get_session()
+            request = client.build_request("GET", address, headers=headers, timeout=_timeout())
+            begun.set_result(client.send(request, stream=True))
+        except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
+            begun.set_exception(error)
+
+    try:
+        threading.Thread(target=ask, daemon=True, name="ask the hub").start()
+    except RuntimeError:
+        raise FetchFault("the system gives no thread to ask the hub", permanent=False) from None
+    try:
+        response = begun.result(_HEAD_SECONDS)
+    except TimeoutError:
+        begun.add_done_callback(_close)
+        text = f"the hub is too slow: no answer has begun within {_HEAD_SECONDS:.0f} s"
+        raise FetchFault(text, permanent=False) from None
+    except BaseException:
+        begun.add_done_callback(_close)
+        raise
+    try:
+        yield response
+    finally:
+        response.close()
+
+
+def _close(begun: Future[Any]) -> None:
+    """Close an answer that nobody waits for any more."""
+    if begun.exception() is None:
+        begun.result().close()
+
+
 def _origin_of(address: str) -> tuple[str, str]:
     parts = urlsplit(address)
     return parts.scheme, parts.netloc
@@ -260,8 +299,12 @@ def _check_status(response: Any, file: str) -> None:
     from huggingface_hub.utils._http import hf_raise_for_status  # noqa: PLC0415
 
     if response.status_code in _PASSING:
-        text = f"{_host(response)} answers {response.status_code} for {file}"
-        raise FetchFault(text, permanent=False, wait=_wait_of(response))
+        text, wait = (
+            f"{_host(response)} answers {response.status_code} for {file}",
+            _wait_of(response),
+        )
+        asks = f", and asks to wait {wait:.0f} s" if wait else ""
+        raise FetchFault(f"{text}{asks}", permanent=False, wait=wait)
     if response.status_code >= 400:
         # Without its body, which may have no end, or be no JSON of the hub's.
         told = {n: v for n, v in response.headers.items() if n.lower() not in _OF_BODY}
