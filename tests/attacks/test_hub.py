@@ -256,6 +256,24 @@ def test_a_redirection_in_circles() -> None:
     refused(whole(b"", "302 Found", Location="/api/again"))
 
 
+def test_a_place_that_is_gone_is_asked_for_again() -> None:
+    part = whole(bytes(100), "206 Partial Content", Content_Range="bytes 0-99/1000")
+    place = ""
+
+    def redirect(request: str, send: Send) -> None:
+        whole(b"", "302 Found", Location=f"{place}/x")(request, send)
+
+    with hostile(redirect) as url, hostile(part) as second:
+        hub = Hub(endpoint=url)
+        with hostile(part) as place:
+            assert hub.content(ORIGIN, "model.safetensors", 0, 100) == bytes(100)
+        place = second
+        with pytest.raises(FetchFault, match="cannot be reached") as caught:
+            hub.content(ORIGIN, "model.safetensors", 0, 100)
+        assert not caught.value.permanent
+        assert hub.content(ORIGIN, "model.safetensors", 0, 100) == bytes(100)
+
+
 # ------------------------------------------------------------------ ranges
 
 ORIGIN = Origin(MODEL, "main", COMMIT, {"model.safetensors": WeightFile(1000, "")})

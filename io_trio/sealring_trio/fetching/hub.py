@@ -174,16 +174,33 @@ class Hub:
             return
         self.check_allowed(f"{file} of {origin.model}")
         from huggingface_hub import hf_hub_url  # noqa: PLC0415
-        from huggingface_hub.utils._headers import build_hf_headers  # noqa: PLC0415
 
         address = hf_hub_url(origin.model, file, revision=origin.commit, endpoint=self._endpoint)
         place = self._places.get(address)
+        try:
+            with _told(f"{file} of {origin.model}"):
+                self._read(origin, file, (begin, end), take, (address, place))
+        except FetchFault:
+            with self._places_lock:  # its time is up, or nobody is there any more
+                self._places.pop(address, None)
+            raise
+
+    def _read(
+        self,
+        origin: Origin,
+        file: str,
+        wanted: tuple[int, int],
+        take: Callable[[bytes], None],
+        where: tuple[str, str | None],
+    ) -> None:
+        """`read` at the hub's address, or at the place that it redirected to."""
+        from huggingface_hub.utils._headers import build_hf_headers  # noqa: PLC0415
+
+        (begin, end), (address, place) = wanted, where
         headers = {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity"}
         headers |= {} if place else build_hf_headers()
-        with _told(f"{file} of {origin.model}"), _asked(place or address, headers) as response:
+        with _asked(place or address, headers) as response:
             if place and response.status_code in _STALE:
-                with self._places_lock:
-                    self._places.pop(address, None)
                 raise FetchFault("an address has run out", permanent=False, wait=0.0)
             _check_status(response, file)
             known = origin.files.get(file)
