@@ -16,6 +16,7 @@ import pytest
 from huggingface_hub import constants
 from sealring_model.loading import model_store
 from sealring_model.loading.partial_model import PartialModel
+from sealring_trio.local.ring import write_cluster
 
 from tests.fetching.conftest import MODEL
 from tests.fetching.stand_in import COMMIT, StandIn
@@ -78,6 +79,16 @@ def test_what_the_hubs_cache_has_is_not_fetched(run, server, source):
     outcome = run("pull", MODEL, "--json")
     assert outcome.json()["path"] == str(snapshots / COMMIT)
     assert outcome.json()["fetched"] == 0
+    assert not server.seen
+
+
+@pytest.mark.parametrize("line", ["offline = true", 'fetch = "members"'])
+@pytest.mark.parametrize("command", [("verify",), ("model", "use", MODEL)], ids=lambda c: c[0])
+def test_commands_ask_no_hub_that_the_config_forbids(run, server, tmp_path, line, command):
+    (config,) = write_cluster(tmp_path, 1, Path(MODEL))
+    config.write_text(config.read_text() + line + "\n")
+    outcome = run(*command, "--config", config)
+    assert outcome.code != 0
     assert not server.seen
 
 

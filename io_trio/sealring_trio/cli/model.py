@@ -10,7 +10,7 @@ import cyclopts
 
 from sealring_trio.cli.output import print_json, teller, visible
 from sealring_trio.files.config import load_config
-from sealring_trio.files.models import describe_model, find_model, structure
+from sealring_trio.files.models import describe_model, find_for_command, structure
 from sealring_trio.local.control_client import ask
 
 app = cyclopts.App(
@@ -63,7 +63,7 @@ def use(model: str, *, config: Path, wait: Seconds = 600.0, json: bool = False) 
     settings = load_config(config)
     named = str(Path(model).resolve()) if Path(model).is_dir() else model
     if settings.fetch == "hub":
-        structure(describe_model(find_model(named)))
+        structure(describe_model(find_for_command(settings, named)))
     done = {}
     tell = teller()
     for event in ask(settings.control_socket, {"do": "use", "model": named, "seconds": wait}):

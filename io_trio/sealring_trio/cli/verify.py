@@ -13,7 +13,7 @@ import cyclopts
 from sealring_trio.cli.output import print_json, print_table, teller
 from sealring_trio.errors import UserError
 from sealring_trio.files.config import CollectivesName, StrategyName, load_config
-from sealring_trio.files.models import TINY, find_whole_model
+from sealring_trio.files.models import TINY, find_whole_for_command, find_whole_model
 from sealring_trio.local.control_client import ask
 from sealring_trio.local.ring import local_ring
 from sealring_trio.verify.answers import Ask
@@ -125,7 +125,7 @@ def _ring(
                 "Leave --model, --ranks and --layers out, or --config.",
             )
         loaded = load_config(config)
-        yield partial(ask, loaded.control_socket), find_whole_model(loaded.model), loaded.adapter
+        yield partial(ask, loaded.control_socket), find_whole_for_command(loaded), loaded.adapter
         return
     counts = _counts(layers)
     world = ranks or len(counts) or 2

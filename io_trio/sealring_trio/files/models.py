@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sealring_model.loading.structure import Structure
 
     from sealring_trio.fetching.hub import Hub
+    from sealring_trio.files.config import Config
 
 TINY = "tiny"
 NO_TEMPLATE = "this model has no chat template: a prompt is continued as it stands"
@@ -93,6 +94,46 @@ def find_whole_model(model: str, hub: Hub | None = None) -> Path:
         raise UserError(f"cannot use the model: {error}", "Delete its folder.") from None
     if partial is not None:
         fetch_now(partial, list(partial.entries), hub)
+    return folder
+
+
+def find_for_command(config: Config, model: str) -> Path:
+    """The folder of *model* as the node of *config* finds it. The hub is asked only if that node
+    may ask it. Raises `UserError`."""
+    from sealring_trio.fetching.hub import Hub  # noqa: PLC0415 - as above
+
+    if config.fetch == "hub" or not is_hub_id(model):
+        return find_model(model, Hub(offline=config.offline))
+    from sealring_trio.weights.finding import known_folder  # noqa: PLC0415
+
+    try:
+        if folder := known_folder(model):
+            return folder
+    except LoadError as error:
+        raise UserError(f"cannot find the model: {error}", "Delete its folder.") from None
+    raise UserError(
+        f"{model} has not come from a member to this machine yet", "Start its node first."
+    )
+
+
+def find_whole_for_command(config: Config) -> Path:
+    """The folder of the model of *config*, as `find_for_command`, with all of its weights: what is
+    missing is fetched from the hub, if it comes from there. Raises `UserError`."""
+    from sealring_trio.fetching.hub import Hub  # noqa: PLC0415 - as above
+
+    if config.fetch == "hub" or not is_hub_id(config.model):
+        return find_whole_model(config.model, Hub(offline=config.offline))
+    folder = find_for_command(config, config.model)
+    try:
+        partial = PartialModel.open(folder)
+        missing = partial.missing(partial.entries) if partial is not None else []
+    except LoadError as error:
+        raise UserError(f"cannot use the model: {error}", "Delete its folder.") from None
+    if missing:
+        raise UserError(
+            f"this needs all of {config.model}, and only the layers of its rank are here",
+            "Ask on a machine that has the model whole.",
+        )
     return folder
 
 

@@ -52,8 +52,7 @@ def find_with_members(model: str, members: Members, pause: Pause | None = time.s
     name, revision = model_store.split_id(model)
     if cached := in_hub_cache(name, revision):
         return cached
-    commit = model_store.known_commit(name, _ref(revision))
-    known = None if commit is None else PartialModel.open(model_store.folder_of(name, commit))
+    known = _known(name, revision)
     if known is not None:
         return _as_the_head_has_it(name, revision, known, members)
     told, told_at = "", 0.0
@@ -68,6 +67,20 @@ def find_with_members(model: str, members: Members, pause: Pause | None = time.s
             told, told_at = words, time.monotonic()
             log.warning("waiting for a member that gives %s: %s", model, words)
         pause(PAUSE)
+
+
+def known_folder(model: str) -> Path | None:
+    """The folder of *model* on this machine, without asking anybody. Raises `LoadError`."""
+    name, revision = model_store.split_id(model)
+    if cached := in_hub_cache(name, revision):
+        return cached
+    known = _known(name, revision)
+    return None if known is None else known.folder
+
+
+def _known(name: str, revision: str) -> PartialModel | None:
+    commit = model_store.known_commit(name, _ref(revision))
+    return None if commit is None else PartialModel.open(model_store.folder_of(name, commit))
 
 
 def _as_the_head_has_it(name: str, revision: str, known: PartialModel, members: Members) -> Path:
