@@ -176,6 +176,17 @@ def test_another_commit_than_the_one_that_was_asked_for() -> None:
     assert fault.permanent
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
+def test_a_small_file_that_is_not_what_the_listing_says(name: str) -> None:
+    def answer(request: str, send: Send) -> None:
+        if "/api/" in request:
+            whole(listing(file(name, 2), file("model.safetensors", 100)))(request, send)
+        else:
+            whole(b"{}", "206 Partial Content", Content_Range="bytes 0-1/2")(request, send)
+
+    assert f"{name} of {MODEL} came with wrong bytes" in refused(answer).text
+
+
 def test_more_configuration_than_may_be() -> None:
     asked: list[str] = []
 

@@ -7,6 +7,7 @@ What "main" is, the hub is asked once.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import shutil
 import time
@@ -114,8 +115,8 @@ def _make(listing: Listing, hub: Hub, folder: Path) -> PartialModel:
             "conversion of it",
             permanent=True,
         )
-    _check_room(folder, sum(listing.small.values()))
-    small = _each(listing.small, lambda f: hub.content(origin, f, 0, listing.small[f]))
+    _check_room(folder, sum(file.size for file in listing.small.values()))
+    small = _each(listing.small, lambda file: _whole(listing, hub, file))
     starts = _each(origin.files, lambda file: _header_start(listing, hub, file))
     ends = {file: _LENGTH + int.from_bytes(start, "little") for file, start in starts.items()}
     if sum(ends.values()) > MAX_HEADERS:
@@ -125,6 +126,16 @@ def _make(listing: Listing, hub: Hub, folder: Path) -> PartialModel:
     rest = _each(origin.files, lambda file: hub.content(origin, file, _LENGTH, ends[file]))
     headers = {file: start + rest[file] for file, start in starts.items()}
     return PartialModel.create(folder, origin, small, headers)
+
+
+def _whole(listing: Listing, hub: Hub, file: str) -> bytes:
+    """The small file *file*, which must have the hash that the hub tells, if it tells one."""
+    told = listing.small[file]
+    content = hub.content(listing.origin, file, 0, told.size)
+    if told.sha256 and hashlib.sha256(content).hexdigest() != told.sha256:
+        text = "came with wrong bytes: its SHA-256 is not the one of the hub"
+        raise FetchFault(f"{file} of {listing.origin.model} {text}", permanent=False)
+    return content
 
 
 def _header_start(listing: Listing, hub: Hub, file: str) -> bytes:

@@ -68,10 +68,10 @@ _OF_BODY: Final = ("content-length", "content-encoding", "transfer-encoding")
 
 @attrs.frozen
 class Listing:
-    """What a model consists of at one commit: its weights, and the sizes of its *small* files."""
+    """What a model consists of at one commit: its weights, and its *small* files."""
 
     origin: Origin
-    small: dict[str, int]
+    small: dict[str, WeightFile]
 
     @property
     def weights_size(self) -> int:
@@ -125,13 +125,10 @@ class Hub:
                     f"the hub's listing of {model} tells no size that {name} could have",
                     permanent=True,
                 )
-        weights = {
-            name: WeightFile(size, _hash(hashes[name]))
-            for name, size in sizes.items()
-            if fnmatch(name, WEIGHTS)
-        }
-        small = {name: size for name, size in sizes.items() if name not in weights}
-        if sum(small.values()) > MAX_SMALL:
+        files = {name: WeightFile(size, _hash(hashes[name])) for name, size in sizes.items()}
+        weights = {name: file for name, file in files.items() if fnmatch(name, WEIGHTS)}
+        small = {name: file for name, file in files.items() if name not in weights}
+        if sum(file.size for file in small.values()) > MAX_SMALL:
             raise FetchFault(
                 f"{model} has more than {MAX_SMALL >> 20} MiB of configuration", permanent=True
             )
