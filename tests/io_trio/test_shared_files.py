@@ -96,6 +96,27 @@ def test_no_link_leads_out_of_the_folder(model: Path, tmp_path: Path) -> None:
     assert "absolute.json" not in listing(SharedFiles(model))["files"]
 
 
+def test_a_folder_that_is_swapped_while_a_file_is_opened_leads_nowhere(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "a.json").write_text("secret")
+    (model / "below").mkdir()
+    (model / "below" / "a.json").write_text("{}")
+    (model / "a.json").symlink_to("below/a.json")
+    real = os.path.realpath
+
+    def swapped(path: Path) -> str:
+        found = real(path)
+        if (model / "below").is_dir() and not (model / "below").is_symlink():
+            (model / "below").rename(tmp_path / "gone")
+            (model / "below").symlink_to(tmp_path / "elsewhere")
+        return found
+
+    monkeypatch.setattr(os.path, "realpath", swapped)
+    assert bytes(get(model, "a.json").data) == b""
+
+
 def test_a_folder_whose_name_begins_alike_is_another(model: Path) -> None:
     beside = model.with_name("model-private")
     beside.mkdir()

@@ -94,10 +94,11 @@ class SharedFiles:
 
     def _open(self, name: str) -> int:
         """A descriptor of the file *name*. Raises `Refused` and `OSError`."""
-        if name not in self._names():
+        if not is_shared(name) or name not in os.listdir(self._folder):
             raise Refused(f"the model there has no file {name} for other members")
         path = Path(os.path.realpath(self._folder / name))
-        if not any(path.is_relative_to(root) for root in self._roots()):
+        # In one of these folders itself: what is below it could be another one a moment later.
+        if path.parent not in self._roots():
             raise Refused(f"{name} is a link out of the model's folder there")
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         handle = os.open(path, flags)
