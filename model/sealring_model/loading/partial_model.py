@@ -139,13 +139,12 @@ class PartialModel:
         made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
             for name, content in small.items():
-                (made / name).write_bytes(content)
+                _write_new(made / name, content, len(content))
             for name, header in headers.items():
-                with (made / name).open("wb") as stream:
-                    stream.write(header)
-                    stream.truncate(origin.files[name].size)
+                _write_new(made / name, header, origin.files[name].size)
             here = ({"file": n, "begin": 0, "end": len(h)} for n, h in headers.items())
-            (made / LOG).write_bytes(b"".join(map(_line, here)))
+            log = b"".join(map(_line, here))
+            _write_new(made / LOG, log, len(log))
             clear_fault(made)
             read_entries(made)
             write_whole(made / ORIGIN, _line(attrs.asdict(origin)))
@@ -327,6 +326,16 @@ class PartialModel:
             yield True
         finally:
             os.close(handle)
+
+
+def _write_new(file: Path, content: bytes, size: int) -> None:
+    """Write *file*, which begins with *content* and has *size* bytes. It is on the disk then: the
+    folder might else outlive a loss of power, and its files not."""
+    with file.open("wb") as stream:
+        stream.write(content)
+        stream.truncate(size)
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def is_partial(folder: Path) -> bool:
