@@ -152,3 +152,10 @@ def test_a_pull_that_is_killed_goes_on(server, store, tmp_path, source):
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True)
     assert 0 < json.loads(done.stdout)["fetched"] < size
     assert server.weights_sent <= 1.02 * size
+
+
+def test_a_cache_of_the_hub_that_is_no_folder_is_none(run, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(tmp_path / "file"))
+    assert [model["model"] for model in run("models", "--json").json()["models"]] == ["tiny"]

@@ -61,7 +61,7 @@ def _cached() -> Iterator[FoundModel]:
 
     try:
         cache = scan_cache_dir()
-    except CacheNotFound:
+    except (CacheNotFound, ValueError, OSError):  # it is not there, no folder, or another's
         return
     for repo in sorted(cache.repos, key=lambda repo: repo.repo_id):
         for found in repo.revisions if repo.repo_type == "model" else ():

@@ -65,6 +65,8 @@ def known_commit(model: str, revision: str) -> str | None:
 
 def remember_commit(model: str, revision: str, commit: str) -> None:
     """Keep that *revision* of *model* is *commit*. Raises `OSError` if it cannot be kept."""
+    if _read_ref(_ref(model, revision)) == commit:
+        return  # the disk may be full
     write_whole(_ref(model, revision), commit.encode("ascii") + b"\n")
 
 
