@@ -25,6 +25,7 @@ TOKEN = "hf_of_a_person"
 API = re.compile(r"/api/models/([^/]+/[^/]+)/revision/([^/?]+)")
 FILE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 RANGE = re.compile(r"bytes=(\d+)-(\d+)")
+PAUSE = "1"  # seconds that a busy server asks to wait
 _CHUNK = 64 * 1024
 
 
@@ -179,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
             told = {"Location": hub.bytes_url + self.path, "X-Repo-Commit": COMMIT}
             self._answer(302, b"", told | {"X-Linked-Size": str(file.stat().st_size)})
         elif weights and hub.take("busy"):
-            self._answer(429, b"", {"Retry-After": "1"})
+            self._answer(429, b"", {"Retry-After": PAUSE})
         elif weights and hub.take("broken"):
             self._answer(503, b"", {})
         elif weights and hub.take("expired"):

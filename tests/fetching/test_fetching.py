@@ -345,6 +345,48 @@ async def test_what_holds_it_up_is_told_and_taken_back(hub, server, monkeypatch)
     assert model.fault is None
 
 
+async def test_a_long_time_that_a_server_asks_to_wait_is_told_at_once(hub, server, monkeypatch):
+    model = opened(hub)
+    monkeypatch.setattr("tests.fetching.stand_in.PAUSE", "200")
+    server.busy = 10_000
+    told = trio.Event()
+    tell = PartialModel.set_fault
+
+    def set_fault(model: PartialModel, text: str, *, permanent: bool) -> None:
+        tell(model, text, permanent=permanent)
+        told.set()
+
+    monkeypatch.setattr(PartialModel, "set_fault", set_fault)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fetch, model, names_of(model, 1, 2), hub, quiet)
+        with trio.fail_after(5):
+            await told.wait()
+        nursery.cancel_scope.cancel()
+    assert model.fault is not None
+    assert "answers 429 for model.safetensors, and asks to wait 200 s" in model.fault.text
+
+
+async def test_who_has_no_patience_for_that_long_is_told_at_once(hub, server, monkeypatch):
+    model = opened(hub)
+    monkeypatch.setattr("tests.fetching.stand_in.PAUSE", "200")
+    server.busy = 10_000
+    with trio.fail_after(10), pytest.raises(FetchFault, match="asks to wait 200 s"):
+        await fetch(model, names_of(model, 1, 2), hub, quiet, patience=60)
+
+
+async def test_who_waits_for_another_process_says_so(hub, monkeypatch, caplog):
+    monkeypatch.setattr(fetcher, "_LOOK", 0.01)
+    one, other = opened(hub), opened(hub)
+    names = names_of(one, 1, 2)
+    told: list[tuple[int, int]] = []
+    with one.lock() as ours, trio.move_on_after(0.2):
+        assert ours
+        await fetch(other, names, hub, lambda p: told.append((p.here, p.total)))
+    assert told[0] == (0, size_of(one, names))
+    assert caplog.text.count("another process fetches into") == 1
+    await fetched(other, names, hub)
+
+
 async def test_what_is_cancelled_is_resumed(hub, server, source, monkeypatch):
     monkeypatch.setattr(fetcher, "KEEP_BYTES", 256 * 1024)
     model = opened(hub)

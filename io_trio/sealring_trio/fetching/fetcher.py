@@ -61,6 +61,7 @@ async def fetch(
     Waits while another process fetches into the same folder. Raises `FetchFault` for what is
     permanent, and when no byte has come for *patience* seconds.
     """
+    waiting = Waiting(model, names, tell)
     while True:
         try:
             with model.lock() as ours:
@@ -69,10 +70,33 @@ async def fetch(
                     return
         except (LoadError, OSError) as error:
             raise fault_of(error) from None
+        if await waiting.look():
+            return
+
+
+class Waiting:
+    """Waits while another process fetches into the folder of *model*, and says so."""
+
+    def __init__(self, model: PartialModel, names: Sequence[str], tell: Tell) -> None:
+        self._model: Final = model
+        self._names: Final = names
+        self._tell: Final = tell
+        self._progress: Progress | None = None
+
+    async def look(self) -> bool:
+        """Whether the tensors *names* are all here. If not, waits for a moment."""
+        model, names = self._model, self._names
         model.refresh()
         if not model.missing(names):
-            return
+            return True
+        if self._progress is None:
+            log.warning("another process fetches into %s; waiting for it", model.folder)
+            size = sum(model.entries[name].size for name in names)
+            self._progress = Progress(size, model.bytes_here(names))
+        self._progress.came(model.bytes_here(names))
+        self._tell(self._progress)
         await trio.sleep(_LOOK)
+        return False
 
 
 class _Fetch:
@@ -177,13 +201,13 @@ class _Fetch:
     async def _wait(self, fault: FetchFault, backoff: Backoff) -> None:
         """Wait after a *fault* that may pass. The time that a server asked for is for all."""
         now = trio.current_time()
-        if now - self._heard > self._patience:
+        if max(now - self._heard, fault.wait or 0.0) > self._patience:
             raise fault
-        if not self._held_up and now - self._heard > _QUIET:
+        pause = backoff.next() if fault.wait is None else fault.wait
+        if not self._held_up and now + pause - self._heard > _QUIET:
             self._held_up = True
             log.warning("%s is held up: %s", self._model.origin.model, fault.text)
             self._model.set_fault(fault.text, permanent=False)
-        pause = backoff.next() if fault.wait is None else fault.wait
         if fault.wait:
             self._not_before = max(self._not_before, now + pause)
         await trio.sleep(pause)

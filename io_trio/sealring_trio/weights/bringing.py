@@ -31,7 +31,7 @@ from sealring_protocol.codec.wire import clip
 from sealring_protocol.security.roster import Member
 
 from sealring_trio.fetching.faults import fault_of
-from sealring_trio.fetching.fetcher import Tell, check_room
+from sealring_trio.fetching.fetcher import Tell, Waiting, check_room
 from sealring_trio.fetching.pieces import keep_bytes_of
 from sealring_trio.fetching.progress import Progress
 from sealring_trio.weights.asking import AskFault, AskingLink, pieces
@@ -63,6 +63,7 @@ async def bring(model: PartialModel, names: Sequence[str], members: Members, tel
     Waits while another process fetches into the same folder. What holds it up is told by
     `PartialModel.fault`. Raises `FetchFault` if the disk is full, say.
     """
+    waiting = Waiting(model, names, tell)
     while True:
         try:
             with model.lock() as ours:
@@ -73,10 +74,8 @@ async def bring(model: PartialModel, names: Sequence[str], members: Members, tel
             fault = fault_of(error)
             model.set_fault(fault.text, permanent=True)
             raise fault from None
-        model.refresh()
-        if not model.missing(names):
+        if await waiting.look():
             return
-        await trio.sleep(_LOOK)
 
 
 class _Bringing:
