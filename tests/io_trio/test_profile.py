@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sealring_trio.errors import OperationError
 from sealring_trio.local.control_client import ask
+from sealring_trio.profiling.balance import balance_of
 from sealring_trio.profiling.gather import gather
 from sealring_trio.profiling.parts import parts_of
 from sealring_trio.profiling.recording import Recording
@@ -259,3 +260,43 @@ def test_events_nest_whatever_was_recorded(found: list[Any], whole: bool) -> Non
         others.append([n, False, at, middle, *spent[1]])
     recordings = [recording(0, steps, stays), *([recording(1, [], others)] if whole else [])]
     assert nested(list(events(recordings)))
+
+
+# ------------------------------------------------------------------------- the split
+
+
+@pytest.mark.parametrize(
+    ("layers", "compute", "closing", "best"),
+    [
+        ((16, 16), (0.16, 0.16), 0.0, None),
+        ((16, 16), (0.16, 0.16), 0.04, (14, 18)),  # the output head is worth four layers
+        ((16, 16), (0.32, 0.16), 0.0, (11, 21)),
+        ((16, 16), (0.161, 0.16), 0.0, None),
+        ((31, 1), (0.31, 0.01), 0.5, (1, 31)),
+    ],
+)
+def test_the_split_that_would_even_out_the_ranks(layers, compute, closing, best) -> None:
+    found = balance_of(layers, compute, closing)
+    assert (found and found.layers) == best
+
+
+@given(
+    layers=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    data=st.data(),
+    closing=st.floats(0, 10),
+)
+def test_no_other_split_is_better(layers, data, closing) -> None:
+    compute = data.draw(st.lists(st.floats(0.01, 10), min_size=len(layers), max_size=len(layers)))
+
+    def longest(counts: Sequence[int]) -> float:
+        takes = [n * took / had for n, took, had in zip(counts, compute, layers, strict=True)]
+        return max(takes[0] + closing, *takes[1:], 0.0)
+
+    found = balance_of(layers, compute, closing)
+    if found is None:
+        return
+    assert sum(found.layers) == sum(layers)
+    ways = itertools.product(range(1, sum(layers) + 1), repeat=len(layers))
+    best = min(longest(way) for way in ways if sum(way) == sum(layers))
+    assert longest(found.layers) == pytest.approx(best)
+    assert found.gain == pytest.approx(longest(layers) / best)

@@ -124,7 +124,10 @@ def describe_place(runtime: Runtime) -> dict[str, Any]:
     """Which rank *runtime*'s node is, of what ring, and its part in the present epoch."""
     node = runtime.node
     names = [member.name for member in node.roster.roster.members]
-    return {"rank": node.rank, "names": names, **_place(node.standing(), node.rank)}
+    standing = node.standing()
+    split = standing.plan.split.bounds if standing.plan else ()
+    told = {"rank": node.rank, "names": names, "bounds": list(split)}
+    return told | _place(standing, node.rank)
 
 
 def _place(standing: Standing, rank: int) -> dict[str, Any]:

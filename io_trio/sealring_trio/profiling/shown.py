@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sealring_trio.cli.output import print_facts, print_table
+from sealring_trio.profiling.balance import balance_of
 from sealring_trio.profiling.parts import Parts, RankParts, parts_of
 from sealring_trio.profiling.recording import Recording
 
@@ -30,7 +32,21 @@ def describe(recordings: Sequence[Recording], seconds: float) -> dict[str, Any]:
         "decode": None if decode is None else _parts(decode),
         "prefill": None if prefill is None else _parts(prefill),
         "processors": _processors(recordings, decode),
+        "balance": _balance(place, decode),
     }
+
+
+def _balance(place: Mapping[str, Any], decode: Parts | None) -> dict[str, Any] | None:
+    """A better split of a pipeline's layers, if there is one."""
+    layers = [end - begin for begin, end in itertools.pairwise(place["bounds"])]
+    if decode is None or place["strategy"] != "pp" or [*decode.ranks] != [*range(len(layers))]:
+        return None
+    closing = decode.closing.compute if decode.closing is not None else 0.0
+    compute = [decode.ranks[rank].compute for rank in range(len(layers))]
+    found = balance_of(layers, compute, closing)
+    if found is None:
+        return None
+    return {"layers": list(found.layers), "now": layers, "gain": round(found.gain, 3)}
 
 
 def _parts(parts: Parts) -> dict[str, Any]:
@@ -95,6 +111,17 @@ def show(told: dict[str, Any]) -> None:
                 for each in told["processors"]
             ],
             numbers_from=2,
+        )
+    _show_balance(told["balance"])
+
+
+def _show_balance(balance: dict[str, Any] | None) -> None:
+    if balance is not None:
+        print()
+        print(
+            f"The longest stage takes {balance['gain']:.2f} times as long as with layers = "
+            f"{balance['layers']} in the head's config, in place of {balance['now']}. "
+            "It bounds several rows, long prompts and guesses; one row alone gains nothing else."
         )
 
 
