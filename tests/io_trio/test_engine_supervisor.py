@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import subprocess
 import sys
@@ -101,6 +102,23 @@ async def test_a_lost_engine_is_told_of_and_replaced(mode: str, reason: str) -> 
         assert isinstance(await owner.told.receive(), EngineInfo)
         assert engine.pid != first
         assert engine.restarts == 1
+
+
+async def test_an_engine_that_is_replaced_on_purpose_is_no_restart(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running("hang") as (engine, owner):
+        assert isinstance(await owner.told.receive(), EngineInfo)
+        first = engine.pid
+        with caplog.at_level(logging.INFO, "sealring.engine"):
+            engine.restart("its collective is over", planned=True)
+            assert await owner.told.receive() == "its collective is over"
+            assert isinstance(await owner.told.receive(), EngineInfo)
+        assert engine.pid != first
+        assert engine.restarts == 0
+    (told,) = caplog.records
+    assert told.levelno == logging.INFO
+    assert "ended" not in told.getMessage()
 
 
 async def test_a_hung_engine_is_killed_when_the_node_says_so() -> None:

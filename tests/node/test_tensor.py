@@ -169,6 +169,16 @@ def test_auto_says_why_it_took_a_pipeline(splits, sums, why):
     assert why in made.head.node.standing().plan.reason
 
 
+def test_a_pipeline_after_a_measurement_reads_like_one():
+    made = Cluster(2, 1, splits=2, sums=(900, 12_000))
+    made.run_until(lambda: made.ready)
+    texts = [text for _, _, text in made.notes]
+    told = [text for text in texts if "tensor parallelism was measured: it would be slower" in text]
+    assert len(told) == 1
+    assert made.warnings == []
+    assert (made.head.planned, made.hosts["host1"].planned) == (1, 1)
+
+
 def test_who_asks_for_tensor_parallelism_is_told_why_not():
     made = Cluster(2, 1, splits=3, strategy=Strategy.TENSOR)
     made.run_for(20)

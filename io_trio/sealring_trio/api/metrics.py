@@ -183,7 +183,7 @@ class _RingCollector(Collector):
             )
         yield CounterMetricFamily(
             "sealring_engine_restarts",
-            "Engines of the head that were replaced.",
+            "Engines of the head that ended and were replaced.",
             value=self._head.generator.runtime.engine.restarts,
         )
         yield InfoMetricFamily("sealring_build", "What runs here.", value=build_info())

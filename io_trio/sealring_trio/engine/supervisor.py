@@ -72,6 +72,7 @@ class Supervisor(abc.ABC):
         self._planned = False
         self._answered = 0  # steps, in this life
         self.restarts = 0
+        """Engines that ended and were replaced, without those replaced on purpose."""
         self.out_of_memory = False
         """Whether the system killed the last one for want of memory."""
         self.lost = ""
@@ -143,12 +144,13 @@ class Supervisor(abc.ABC):
             except EngineNotStarted as error:
                 reason = str(error)
             self.lost = reason
-            level = logging.INFO if self._planned else logging.WARNING
-            log.log(level, "the engine process ended: %s; starting another", reason)
+            if self._planned:
+                log.info("a new engine process is started on purpose: %s", reason)
+                self._owner.engine_lost(reason)
+                continue
+            log.warning("the engine process ended: %s; starting another", reason)
             self._owner.engine_lost(reason)
             self.restarts += 1
-            if self._planned:
-                continue
             young = trio.current_time() - started < YOUNG and self._answered < PROVEN
             if not young:
                 backoff.reset()

@@ -260,8 +260,8 @@ class Joining:
         after = self._machine.fire(JoiningEvent.LEAVE)
         if before is after:
             return []
-        end = EndCollective(self._epoch)
-        return [end, RestartEngine("the collective that it was in is over", planned=True)]
+        why = "the one before was in a collective that is over, and joins no other"
+        return [EndCollective(self._epoch), RestartEngine(why, planned=True)]
 
     def engine_lost(self) -> list[Effect]:
         """The engine process is gone, and its collective with it."""

@@ -135,7 +135,7 @@ class Epochs:
         return [] if self.membership.began else [*self._notices.tell(why, now)]
 
     def starved(self, seconds: float, now: float) -> None:
-        """An engine starved for *seconds* more: the start of an epoch gets more time."""
+        """An engine starved for *seconds* more: the start gets more time."""
         self._bootstrap.starved(seconds, now)
 
     def _missing(self) -> str:
@@ -276,8 +276,7 @@ class Epochs:
         if self.plan is not None and self.tensor:
             fast, measured = verdict(self.ranks)
             if not fast and self._plan_request.strategy is Strategy.AUTO:
-                slower = self._without_tensor(f"it would be slower: {measured}")
-                return [*slower, *self.end(now)]
+                return [*self._without_tensor(f"it would be slower: {measured}"), *self.end(now)]
             self.plan = attrs.evolve(self.plan, reason=f"{self.plan.reason}: {measured}")
             self._tries.worked()
         self._bootstrap.clear()
@@ -354,8 +353,7 @@ class Epochs:
         return [*notes, *self.end(now)]
 
     def _gives_up_tensor(self, now: float, kind: FailureKind = FailureKind.GROUP) -> bool:
-        """The epoch did not come up, by a failure of *kind*. True if `auto` now gives up tensor
-        parallelism."""
+        """The epoch did not come up, by a failure of *kind*. True if `auto` gives up on it."""
         rising = self.membership.state in (MembershipState.PREPARING, MembershipState.STARTING)
         auto = self._plan_request.strategy is Strategy.AUTO
         return rising and self.tensor and auto and self._tries.failed(kind, now)
@@ -363,7 +361,9 @@ class Epochs:
     def _without_tensor(self, reason: str) -> list[Effect]:
         """Give up tensor parallelism for good, for *reason*."""
         self._plan_request = attrs.evolve(self._plan_request, against=reason)
-        return [Note(Level.WARNING, f"no tensor parallelism: {reason}")]
+        if self.serving:  # it came up, and no fault ends it
+            return [Note(Level.INFO, f"tensor parallelism was measured: {reason}")]
+        return [Note(Level.WARNING, f"tensor parallelism is given up: {reason}")]
 
     def fails(self, failed: Failure) -> bool:
         """Record *failed* as why the ring does not serve. False if it was recorded before, so that
