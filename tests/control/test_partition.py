@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sealring_protocol.codec.local_messages import EngineInfo
+from sealring_protocol.codec.messages import Backend
 from sealring_protocol.codec.tensor import DType
-from sealring_protocol.control.head.partition import Joints, partition, with_layers
+from sealring_protocol.control.head.partition import Joints, TooLittleRoom, partition, with_layers
 from sealring_protocol.control.head.plan import PlanRequest, Strategy, make_plan
 from sealring_protocol.errors import LocalProtocolError
 
@@ -162,3 +164,13 @@ def test_plans_name_their_strategy_and_reason():
 def test_the_output_head_counts_as_layers_of_rank_0(head, memory, counts):
     split = partition([GIB] * 12, 0, [room * GIB for room in memory], head=head)
     assert [len(split.layers(rank)) for rank in range(len(memory))] == counts
+
+
+def test_every_rank_of_tensor_parallelism_holds_the_ends():
+    """Layers of 4 GiB, shared out, and ends of 6 GiB, which are not: 8 GiB on each rank."""
+    ring = 1 << Backend.RING
+    model = attrs.evolve(info(), layers=(GIB,) * 4, ends=6 * GIB, splits=2, backends=ring)
+    request = PlanRequest(Strategy.TENSOR)
+    with pytest.raises(TooLittleRoom, match=r"rank 0 would hold 8.00 GiB"):
+        make_plan(request, model, [6 * GIB, 6 * GIB])
+    assert make_plan(request, model, [9 * GIB, 9 * GIB]).split.weights == (8 * GIB,)

@@ -136,19 +136,21 @@ def with_layers(
     return Partition(tuple(bounds), tuple(weights))
 
 
-def check_share(weights: int, memory: Sequence[int]) -> int:
-    """What each rank holds, bytes, when all hold an equal share of *weights*.
+def check_share(layers: int, ends: int, memory: Sequence[int]) -> int:
+    """What each rank holds, bytes, when each has an equal share of the *layers* and all of the
+    *ends*, which few classes share out.
 
     Raises `LocalProtocolError`, with the numbers, when a rank's memory is too small for it.
     """
-    share = weights // len(memory)
+    held = ends + layers // len(memory)
     for rank, room in enumerate(memory):
-        if share > room * (1 - RESERVE):
+        if held > room * (1 - RESERVE):
             raise TooLittleRoom(
-                f"rank {rank} would hold a share of {_gib(share)} and has {_gib(room)}, of which "
-                f"{RESERVE:.0%} is kept for caches; add a machine, or use pp"
+                f"rank {rank} would hold {_gib(held)}, its share of the layers and all of the "
+                f"ends, and has {_gib(room)}, of which {RESERVE:.0%} is kept for caches; add a "
+                "machine, or use pp"
             )
-    return share
+    return held
 
 
 def _check_world(layers: int, world: int) -> None:

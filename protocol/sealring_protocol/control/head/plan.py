@@ -128,7 +128,7 @@ def _tensor(request: PlanRequest, info: EngineInfo, memory: Sequence[int]) -> Pl
             f"are {world}; use pp, or another number of ranks"
         )
     backend = _backend(request.collectives, info.backends)
-    weights = check_share(sum(info.layers) + info.ends, memory)
+    weights = check_share(sum(info.layers), info.ends, memory)
     reason = f"tensor parallelism over {world} ranks ({backend.name.lower()})"
     split = Partition((0, len(info.layers)), (weights,))
     trusted = request.collectives.trusted
