@@ -146,6 +146,16 @@ def test_a_model_without_a_tokenizer_starts_no_node(tmp_path: Path, command: str
     assert done.out == ""
 
 
+@pytest.mark.parametrize("tokenizer", ["{}", '{"version": "1.0", "model": 7}'])
+def test_a_plan_refuses_a_tokenizer_that_cannot_be_read(tmp_path: Path, tokenizer: str) -> None:
+    model = model_with(tmp_path, tokenizer)
+    done = sealring("plan", "--model", model, "--memory", "1G")
+    assert done.code == 2
+    assert f"the tokenizer of {model} cannot be loaded" in done.err
+    assert "Fetch the model again" in done.err
+    assert done.out == ""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["serve", "demo"])
 def test_a_tokenizer_that_cannot_be_read_ends_it_with_the_reason(

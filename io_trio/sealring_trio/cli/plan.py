@@ -16,11 +16,11 @@ from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import StrategyName
 from sealring_trio.files.models import (
     check_draft,
-    check_text,
     describe_model,
     draft_memory,
     engine_info,
     find_model,
+    load_text,
     structure,
 )
 from sealring_trio.files.units import format_size, parse_size
@@ -45,8 +45,9 @@ def plan(
 
     Builds the model without its weights, as the nodes do before they load
     anything, so it finds what they would refuse: a class that mlx-lm does not
-    have, a tensor that is missing, a cut that is not possible. Needs no
-    other machine. Exit code 1 if the model cannot be served so.
+    have, a tensor that is missing, a cut that is not possible, a tokenizer
+    that cannot be loaded. Needs no other machine. Exit code 1 if the model
+    cannot be served so.
 
         sealring plan --model models/llama-8b --memory 32G,24G
         sealring plan --model models/llama-8b --memory 32G,24G --layers 20,12
@@ -85,7 +86,6 @@ def plan(
         Print one JSON object.
     """
     info = describe_model(find_model(model), adapter)
-    check_text(info.folder)
     rooms = [_size(part) for part in memory.split(",")]
     counts = [_count(part) for part in layers.split(",")] if layers else []
     if context < 0 or rows < 1:
@@ -93,6 +93,7 @@ def plan(
             f"--context {context} --rows {rows}: there are no fewer than 0 tokens, and 1 row",
             "For example --context 32768 --rows 4.",
         )
+    load_text(info.folder)
     found = structure(info)
     beside = _draft_memory(draft, info.folder, rooms[0]) if draft else 0
     rooms[0] -= beside

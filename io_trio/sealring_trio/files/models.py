@@ -14,8 +14,9 @@ from sealring_model.loading.adapter import read_adapter
 from sealring_model.loading.model_folder import ModelInfo, describe, find
 from sealring_model.loading.model_store import stored_name
 from sealring_model.loading.partial_model import PartialModel
-from sealring_model.text.tokens import check_tokenizer
+from sealring_model.text.tokens import Tokenizer, check_tokenizer
 from sealring_protocol.codec.local_messages import EngineInfo
+from sealring_protocol.diagnosis.causes import ADVICE, Cause
 
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.fetching.faults import FetchFault
@@ -227,3 +228,12 @@ def check_text(folder: Path) -> None:
             str(error),
             "Take a conversion of the model that has a tokenizer.json, or copy that file there.",
         ) from None
+
+
+def load_text(folder: Path) -> None:
+    """As `check_text`, and load the tokenizer, as a head does. Takes a second or more."""
+    check_text(folder)
+    try:
+        Tokenizer(folder)
+    except LoadError as error:
+        raise UserError(str(error), ADVICE[Cause.NO_TOKENIZER]) from None

@@ -58,8 +58,8 @@ ADVICE: Final[Mapping[Cause, str]] = {
     Cause.NOT_A_MEMBER: "If it is to be one: 'sealring roster add', and sign again.",
     Cause.ENGINE_STARTING: "A large model's description takes a while to read.",
     Cause.ENGINE_DYING: "This node's log says what it died of.",
-    Cause.NO_TOKENIZER: "Fetch the model again, or take a conversion of it, and start this node "
-    "again.",
+    Cause.NO_TOKENIZER: "Fetch the model again, or take another conversion of it, and start this "
+    "node again.",
     Cause.ENGINE_UNREADABLE: "Fetch the model again, or correct 'model' in the config.",
     Cause.NO_ADDRESS: "Nothing to do here if that node can reach this one.",
     Cause.DIALING: "",
@@ -82,8 +82,8 @@ ADVICE: Final[Mapping[Cause, str]] = {
     "quantized model: see 'sealring plan'.",
     Cause.NO_PLAN: "Change the strategy, the number of ranks or the layers, or take another model: "
     "'sealring plan' tries it.",
-    Cause.UNSERVABLE: "Waiting does not help: give that rank a model folder that is whole, or take "
-    "another model or strategy. 'sealring plan' tries it.",
+    Cause.UNSERVABLE: "Waiting does not help: mend on that rank what this names, or take another "
+    "model or strategy; then start that node again.",
     Cause.CANNOT_SERVE: "That rank's log says more. It is tried again by itself.",
     Cause.COLLECTIVE: "See that the ranks reach one another, or use strategy = 'pp'.",
     Cause.LOADING: "",
