@@ -217,3 +217,27 @@ def test_what_mlx_cannot_compute_is_told_in_words(models, monkeypatch):
     words = r"MLX cannot run this llama model in F32 on this machine: \[GatherMM::eval\]"
     with pytest.raises(LoadError, match=words):
         assemble.load_stage(describe(models["llama"]), 0, 5)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("what", ["a chunk", "a token", "two rows"])
+def test_what_mlx_cannot_compute_in_steps_is_told_at_load(models, monkeypatch, what, ranks):
+    """A first run of two tokens does not show it: a chunk, a token and a batch take other
+    kernels."""
+    from sealring_model.loading import assemble
+    from sealring_model.loading.model_folder import describe
+
+    mlp = mlx_lm("models.llama").MLP
+    computes = mlp.__call__
+    shapes = {"a chunk": (1, assemble._CHUNK_ON_CPU), "a token": (1, 1), "two rows": (2, 1)}
+
+    def call(self, x):
+        output = computes(self, x)
+        if x.shape[:2] == shapes[what]:  # in bf16 this raises once it is computed, on a CPU
+            experts = mx.zeros((1, 1, 1), mx.bfloat16)
+            output += mx.gather_mm(experts, experts, rhs_indices=mx.array([0])).sum()
+        return output
+
+    monkeypatch.setattr(mlp, "__call__", call)
+    with pytest.raises(LoadError, match="MLX cannot run this llama model in F32"):
+        assemble.load_stage(describe(models["llama"]), 0, 5 // ranks)

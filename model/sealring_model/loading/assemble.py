@@ -4,9 +4,10 @@ mlx-lm's own loader builds the model, renames weights and quantizes. This module
 place where that loader has the weights by name, before they are renamed, and has `WeightReader`
 choose those of this rank.
 
-Then the stage runs twice. The first run, of two tokens, measures the dtype of its hidden states and
-what its caches cost a row. The second one is traced only, and tells whether its forward looks at
-values.
+Then the stage runs. The first run, of two tokens, measures what its caches cost a row. Further ones
+do what rows will ask for: MLX has other kernels for a long chunk, a token and a batch, and what it
+cannot compute is told here, before any row is there. The last one is traced only, and tells whether
+a forward looks at values.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ from sealring_model.stage.caches import cost_of, is_trimmable
 from sealring_model.stage.outline import Outline
 from sealring_model.stage.stage import PartStage, Stage, WholeStage, dummy_inputs
 from sealring_model.stage.trees import leaves
+
+_CHUNK: Final = 64
+"""Tokens of a chunk for which a GPU takes the kernels that it has for long ones. On a CPU few
+tokens do, and take less time."""
+_CHUNK_ON_CPU: Final = 3
 
 _MAX_WORDS: Final = 400
 """Characters of mlx-lm's words for a fault: it names every tensor that it misses."""
@@ -194,7 +200,27 @@ def _measure(stage: Stage) -> tuple[CacheCost, bool]:
         )
     if isinstance(stage, PartStage):
         _check_independence(stage)
+    _try_steps(stage)
     return cost_of(slots), is_trimmable(slots)
+
+
+def _try_steps(stage: Stage) -> None:
+    """Run *stage* as steps will: a chunk of a prompt, a token after it, and a token of two rows in
+    merged caches, with their logits. Raises what MLX raises."""
+    on_cpu = mx.default_device() == mx.Device(mx.cpu)
+    chunk = _CHUNK_ON_CPU if on_cpu else _CHUNK
+    rows = [stage.new_caches(), stage.new_caches()]
+    for tokens, slots in zip((chunk, 2), rows, strict=True):
+        mx.eval(stage.run(stage.dummy_inputs(1, tokens), slots))
+        mx.eval(stage.run(stage.dummy_inputs(1, 1), slots))
+    if stage.hop_back:
+        mx.eval(stage.logits(dummy_inputs(stage.hop_back, 2, 1)))
+    try:
+        merged = [type(pair[0]).merge(list(pair)) for pair in zip(*rows, strict=True)]
+        outputs = stage.run(stage.dummy_inputs(2, 1), merged)
+    except FORWARD_ERRORS:
+        return  # a model whose rows are decoded one by one (`can_batch`)
+    mx.eval(outputs)
 
 
 def _check_independence(stage: PartStage) -> None:

@@ -137,8 +137,8 @@ def with_layers(
 
 
 def check_share(layers: int, ends: int, memory: Sequence[int]) -> int:
-    """What each rank holds, bytes, when each has an equal share of the *layers* and all of the
-    *ends*, which few classes share out.
+    """What each rank holds at most, bytes, when each has an equal share of the *layers* and all of
+    the *ends*. (A rank may share out an output head that is no embedding; that is not counted.)
 
     Raises `LocalProtocolError`, with the numbers, when a rank's memory is too small for it.
     """
