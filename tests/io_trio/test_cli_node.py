@@ -17,6 +17,7 @@ from sealring_model import tiny
 from sealring_trio.bench import hop, measure, solo
 from sealring_trio.cli import COMMANDS
 from sealring_trio.errors import OperationError
+from sealring_trio.local.pace import pace
 from sealring_trio.local.reference import Gap, one_process
 
 from tests.io_trio.helpers import sealring
@@ -271,13 +272,30 @@ def test_a_demo_says_that_there_is_no_chat_template(tmp_path: Path) -> None:
     assert "tokens identical  yes" in done.out
 
 
+@pytest.mark.slow
+def test_a_demo_says_that_mlx_lm_itself_raised(tmp_path: Path) -> None:
+    """An eos_token_id that only mlx-lm reads, for the generation's settings have another."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny.path(), folder, ignore=shutil.ignore_patterns("sealring.json"))
+    config = json.loads((folder / "config.json").read_text())
+    settings = {"eos_token_id": config["eos_token_id"]}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 1.5}))
+    done = sealring("demo", "--model", folder, "--ranks", "1", "--max-tokens", "2")
+    assert done.code == 1
+    assert "tokens identical  not compared: mlx-lm itself raised an error" in done.out
+    assert "mlx-lm itself raised an error with this model: TypeError" in done.err
+    assert "sealring verify" in done.err
+    assert "the engines start, load their layers" in done.err
+
+
 def test_what_mlx_lm_raises_is_told_in_words(tmp_path: Path) -> None:
     """The comparison fails on what the ring does without: a class that is to be the tokenizer."""
     folder = tmp_path / "model"
     shutil.copytree(tiny.path(), folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_attention_heads": "4"}))
-    failed = pytest.raises(OperationError, match="mlx-lm cannot be compared with: TypeError")
+    failed = pytest.raises(OperationError, match="mlx-lm itself raised an error: TypeError")
     with failed, one_process(folder):
         pass
 
@@ -389,3 +407,9 @@ def test_help_teaches() -> None:
         )
         assert max(map(len, page.splitlines())) <= 80
     assert "sealring demo" in sealring("--help").out
+
+
+def test_tokens_that_come_at_once_have_no_pace() -> None:
+    """As those that stand for no text."""
+    assert pace([7.0, 7.0]) == pace([7.0]) == pace([]) == 0.0
+    assert pace([7.0, 7.5, 8.0]) == 2.0

@@ -6,10 +6,11 @@ a model, a peer or a server wrote is therefore printed by `visible`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from sealring_trio.errors import UserError
@@ -41,6 +42,22 @@ def teller() -> Callable[[str], None]:
             print(f"sealring: {visible(text)} ...", file=sys.stderr, flush=True)
 
     return tell
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """A function that tells what is waited for: in one moving line to a person, each thing once to
+    a file."""
+    if sys.stderr.isatty():
+        from rich.console import Console  # noqa: PLC0415 - as below
+        from rich.text import Text  # noqa: PLC0415
+
+        with Console(stderr=True).status("") as status:
+            yield lambda text: status.update(
+                Text(f"{visible(text[:1].upper() + text[1:])} ...", style="dim")
+            )
+        return
+    yield teller()
 
 
 def print_json(value: Any) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import cyclopts
 from sealring_model.text.tokens import has_chat_template
 
-from sealring_trio.cli.output import print_facts, print_json, teller
+from sealring_trio.cli.output import print_facts, print_json, progress
 from sealring_trio.files.config import CollectivesName, StrategyName
 from sealring_trio.files.models import NO_TEMPLATE, TINY, find_draft, find_whole_model
 
@@ -94,7 +94,7 @@ def serve(
     flags = ["--log", log, *(["--trace"] if trace else [])]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     with contextlib.ExitStack() as stack:
-        with _progress() as tell:
+        with progress() as tell:
             options = {"strategy": strategy, "collectives": collectives, **beside}
             api = stack.enter_context(
                 local_api(ranks, folder, port=port, options=options, flags=flags, tell=tell)
@@ -111,18 +111,6 @@ def serve(
         follow()
         api.check()
     return 1
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """Tells what is waited for: in one moving line to a person, each thing once to a file."""
-    if sys.stderr.isatty():
-        from rich.console import Console  # noqa: PLC0415
-
-        with Console(stderr=True).status("") as status:
-            yield lambda text: status.update(f"[dim]{text[:1].upper()}{text[1:]} ...")
-        return
-    yield teller()
 
 
 def _announce(api: LocalApi, json: bool) -> None:

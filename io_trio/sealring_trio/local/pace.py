@@ -17,8 +17,10 @@ def token_times(events: Iterable[Mapping[str, Any]]) -> list[float]:
 
 
 def pace(times: Sequence[float]) -> float:
-    """Tokens a second after the first, from the *times* (s) at which they came."""
-    return (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else 0.0
+    """Tokens a second after the first, from the *times* (s) at which they came; 0 if all came at
+    once, as tokens without a text do."""
+    took = times[-1] - times[0] if times else 0.0
+    return (len(times) - 1) / took if took else 0.0
 
 
 def joint_pace(times: Sequence[Sequence[float]]) -> float:

@@ -73,8 +73,21 @@ class Gap:
         return self.nats <= _ROUNDING * self.unit
 
 
+class MlxLmRaised(OperationError):
+    """mlx-lm itself raised an error in its own process, so that there is nothing to compare with.
+    *words* are its own."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(
+            f"there is nothing to compare with, for mlx-lm itself raised an error: {words}",
+            "Try another model, or --ranks 1 where mlx-lm cannot split this one.",
+        )
+        self.words = words
+
+
 class Reference:
-    """Running children; see `one_process` and `own_split`. Raises `OperationError` if one fails."""
+    """Running children; see `one_process` and `own_split`. Raises `OperationError` if one fails, a
+    `MlxLmRaised` if mlx-lm says why."""
 
     def __init__(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
         self._processes: Final = processes
@@ -132,10 +145,7 @@ def _read(process: subprocess.Popen[bytes]) -> dict[str, Any]:
         )
     answer: dict[str, Any] = json.loads(line)
     if "error" in answer:
-        raise OperationError(
-            f"mlx-lm cannot be compared with: {answer['error']}",
-            "Try another model, or --ranks 1 where mlx-lm cannot split this one.",
-        )
+        raise MlxLmRaised(answer["error"])
     return answer
 
 
