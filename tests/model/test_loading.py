@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
@@ -452,3 +453,28 @@ def test_what_a_configuration_leaves_out_is_read_from_the_weights(tmp_path):
         told = describe(part)
         assert (told.vocabulary, told.hidden) == (whole.vocabulary, whole.hidden)
         assert told.layers == whole.layers
+
+
+@pytest.mark.parametrize(
+    ("method", "changed"),
+    [
+        ("gptq", {}),  # mlx-lm finds nothing to convert, and fails with an UnboundLocalError
+        ("bitsandbytes", {"weight": mx.int8}),  # mlx-lm would multiply by whole numbers
+        ("bitsandbytes", {"weight": mx.int8, "SCB": mx.float32}),
+        ("hqq", {"W_q": mx.uint8}),
+    ],
+)
+def test_a_quantization_that_mlx_lm_does_not_convert_is_named(models, tmp_path, method, changed):
+    folder = Path(shutil.copytree(models["llama"], tmp_path / "model"))
+    (folder / "sealring.json").unlink(missing_ok=True)
+    weights = dict(mx.load(str(folder / "model.safetensors")))
+    name = "model.layers.1.mlp.down_proj."
+    shape = weights[f"{name}weight"].shape
+    weights |= {name + key: mx.ones(shape, dtype) for key, dtype in changed.items()}
+    mx.eval(weights)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": method, "bits": 4}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(LoadError, match=rf"quantized by {method} .*`mlx_lm.convert -q`"):
+        structure_of(describe(folder))

@@ -25,9 +25,11 @@ from sealring_protocol.codec.tensor import DType
 
 from sealring_model.errors import FORWARD_ERRORS, LoadError, ReadError, lacks_memory
 from sealring_model.loading.adapter import put_into
+from sealring_model.loading.formats import other_quantization
 from sealring_model.loading.mlx_lm_import import model_loader
 from sealring_model.loading.model_folder import ModelInfo
 from sealring_model.loading.weight_reader import WeightReader
+from sealring_model.loading.weights import read_json
 from sealring_model.stage.caches import cost_of, is_trimmable
 from sealring_model.stage.outline import Outline
 from sealring_model.stage.stage import PartStage, Stage, WholeStage, dummy_inputs
@@ -175,6 +177,8 @@ def build_model(info: ModelInfo, fill: Fill) -> nn.Module:
     except FORWARD_ERRORS as error:
         told = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         words = textwrap.shorten(told, _MAX_WORDS, placeholder=" ...")
+        if form := other_quantization(read_json(info.folder / "config.json")):
+            words = f"{form}. Its own words: {words}"
         raise LoadError(f"mlx-lm cannot load this {info.kind} model: {words}") from error
     except SystemExit:  # a class that needs another package says so on stderr, and exits
         raise LoadError(
@@ -182,9 +186,23 @@ def build_model(info: ModelInfo, fill: Fill) -> nn.Module:
             "needs is in the engine's log"
         ) from None
     model.__class__ = real[0]
+    _check_weights(info, model)
     if info.adapter is not None:
         put_into(model, info.adapter)
     return model
+
+
+def _check_weights(info: ModelInfo, model: nn.Module) -> None:
+    """Raise `LoadError` if a layer of *model* that multiplies as it is has packed weights: mlx-lm
+    took them for others than they are."""
+    for path, module in model.named_modules():
+        weight = module.get("weight") if type(module) in (nn.Linear, nn.Embedding) else None
+        if weight is not None and not mx.issubdtype(weight.dtype, mx.floating):
+            form = other_quantization(read_json(info.folder / "config.json"))
+            raise LoadError(
+                f"{path}.weight has whole numbers ({weight.dtype}), which mlx-lm takes for weights "
+                f"that are not quantized: {form or 'nothing says how they are quantized'}"
+            )
 
 
 def _measure(stage: Stage) -> tuple[CacheCost, bool]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 ADAPTER_FILES = ("adapters.safetensors", "adapter_model.safetensors", "adapter_config.json")
 
@@ -42,6 +44,23 @@ def other_format(path: Path) -> str | None:
                 f"{name} if it is them"
             )
     return None
+
+
+def other_quantization(config: Mapping[str, Any]) -> str | None:
+    """What to say of a model with this *config* that mlx-lm cannot load, if it is quantized in a
+    form that is not MLX's; None otherwise. mlx-lm converts some of GPTQ, AWQ and others itself."""
+    text = config.get("text_config")
+    told = config.get("quantization_config")
+    if told is None and isinstance(text, dict):
+        told = text.get("quantization_config")
+    method = told.get("quant_method") if isinstance(told, dict) else None
+    if not isinstance(method, str) or config.get("quantization") is not None:
+        return None
+    return (
+        f"its weights are quantized by {method} (quantization_config in config.json), in a form "
+        "that mlx-lm does not convert; take the model that it was made from, quantized with "
+        "`mlx_lm.convert -q`, or its conversion for MLX (on the hub: mlx-community)"
+    )
 
 
 def _file(path: Path) -> str | None:
