@@ -36,7 +36,8 @@ def use(model: str, *, config: Path, wait: Seconds = 600.0, json: bool = False) 
     The model is described first; one that cannot be served is refused, and
     the old one goes on serving. Then running requests finish (within the
     config's 'drain'), the model is loaded, and it answers a first request.
-    If that fails, the node returns to the old one.
+    If that fails, the node returns to the old one, and this command ends once
+    that serves again.
 
         sealring pull mlx-community/Qwen3-8B-4bit
         sealring model use mlx-community/Qwen3-8B-4bit --config desk.toml

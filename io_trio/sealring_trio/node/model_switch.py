@@ -35,6 +35,9 @@ LOOK_SECONDS: Final = 0.25
 DEATHS: Final = 2
 """Engines that may die before the new model is given up."""
 
+OTHERS_SECONDS: Final = 10.0
+"""Seconds for which the other ranks of a ring are waited for once the old model is back."""
+
 _QUESTION: Final = {"do": "generate", "prompt": "Hello.", "max_tokens": 1}
 
 
@@ -139,18 +142,31 @@ class ModelSwitch:
         new = await trio.to_thread.run_sync(self._described, old.config, model, alone)
         log.info("from now on with another model: %s", model)
         await tell({"event": "waiting", "text": "finishing what is under way"})
-        await self._live(new)
-        try:
-            why = await self._served(seconds, tell, alone=alone)
-        except OperationError as error:
-            log.warning("back to the model %s: %s", old.config.model, error.what)
-            await tell({"event": "waiting", "text": f"{error.what}; going back"})
+        if await self._live(new):
+            try:
+                why = await self._served(seconds, tell, alone=alone)
+            except OperationError as error:
+                fault = error.what
+            else:
+                return {"event": "done", "model": model, "serving": not why, "why": why}
+            log.warning("back to the model %s: %s", old.config.model, fault)
+            await tell({"event": "waiting", "text": f"{fault}; going back"})
             await self._live(old)
-            raise OperationError(
-                f"{model} cannot be served: {error.what}",
-                f"The node has {old.config.model} again.",
-            ) from None
-        return {"event": "done", "model": model, "serving": not why, "why": why}
+        else:
+            fault = f"the node cannot begin with it: {self._ended}"
+        again = await self._again(seconds if alone else min(seconds, OTHERS_SECONDS), tell)
+        raise OperationError(
+            f"{model} cannot be served: {fault}",
+            f"The node has {old.config.model} again, and {again}.",
+        )
+
+    async def _again(self, seconds: float, tell: Reply) -> str:
+        """Wait for *seconds* until the old model serves; whether it does, in words."""
+        try:
+            why = await self._served(seconds, tell, alone=False)
+        except OperationError as error:
+            why = [error.what]
+        return f"the ring does not serve yet: {'; '.join(why)}" if why else "it serves"
 
     def _described(self, config: Config, model: str, alone: bool) -> NodeSetup:
         """The setup with *model*. Raises `UserError`."""
@@ -167,16 +183,14 @@ class ModelSwitch:
                 raise UserError(str(error), "Then ask again.") from None
         return new
 
-    async def _live(self, setup: NodeSetup) -> None:
-        """End the present life, and wait for that of *setup* to begin. Raises `OperationError` if
-        it did not, and the old one has begun again."""
+    async def _live(self, setup: NodeSetup) -> bool:
+        """End the present life, and wait for that of *setup* to begin. False if it did not, and the
+        one before has begun again."""
         self._began, self._ended = trio.Event(), ""
         self.next = setup
         self.leave.set()
         await self._began.wait()
-        if self._ended:
-            what = f"the node cannot begin with it: {self._ended}"
-            raise OperationError(what, "It has its old model again.")
+        return not self._ended
 
     async def _served(self, seconds: float, tell: Reply, *, alone: bool) -> list[str]:
         """Wait for *seconds* until this life serves; why it does not, if that is for others to
