@@ -125,3 +125,18 @@ def test_the_hop_is_what_stages_send(family, tmp_path):
             outputs = stage.run(stage.dummy_inputs(1, 1), stage.new_caches())
             sent.append(sum(output.nbytes for output in outputs))
     assert found.hop == max(sent)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_a_plan_names_experts_that_mlx_cannot_multiply_here(
+    tmp_path: Path, dtype: mx.Dtype
+) -> None:
+    folder = write(tmp_path / "mixtral", "mixtral")
+    weights = mx.load(str(folder / "model.safetensors"))
+    assert isinstance(weights, dict)
+    mx.save_safetensors(
+        str(folder / "model.safetensors"), {name: a.astype(dtype) for name, a in weights.items()}
+    )
+    told = structure_of(describe(folder)).lacks
+    fails = dtype == mx.bfloat16 and mx.default_device() == mx.Device(mx.cpu)
+    assert ("MLX cannot run this mixtral model in BF16" in told) is fails

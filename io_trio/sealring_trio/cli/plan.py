@@ -203,6 +203,10 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _notes(info: ModelInfo, found: Structure) -> list[str]:
+    return [*info.notes, *([found.lacks] if found.lacks else [])]
+
+
 def _hop_bytes(info: ModelInfo) -> int:
     return info.hidden * info.dtype.width
 
@@ -223,7 +227,7 @@ def _describe(
         "hidden_state_per_hop": _hop_bytes(info),
         "context": asked.context,
         "rows": asked.rows,
-        "notes": list(info.notes),
+        "notes": _notes(info, found),
         "ranks": [
             {
                 "rank": number,
@@ -257,7 +261,7 @@ def _show(
             ("per hop", f"{format_size(_hop_bytes(info))} of hidden state for each row and token"),
             ("caches", f"{asked.rows} x {asked.context} tokens (--rows, --context)"),
             *([("draft model", f"{format_size(beside)} of rank 0's memory")] if beside else []),
-            *(("note", note) for note in info.notes),
+            *(("note", note) for note in _notes(info, found)),
         ]
     )
     print_table(

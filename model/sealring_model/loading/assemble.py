@@ -92,11 +92,16 @@ def load_stage(info: ModelInfo, first: int, last: int) -> LoadedStage:
     except RuntimeError as error:  # MLX's
         if lacks_memory(error):
             raise
-        raise LoadError(
-            f"MLX cannot run this {info.kind} model in {info.dtype.name} on this machine: "
-            f"{str(error).rstrip('.')}. It may run in another dtype, or quantized: convert it with "
-            "`mlx_lm.convert`"
-        ) from error
+        raise LoadError(lacks(info, error)) from error
+
+
+def lacks(info: ModelInfo, error: RuntimeError) -> str:
+    """The words for *error*, in which MLX says that it cannot compute the model *info*."""
+    return (
+        f"MLX cannot run this {info.kind} model in {info.dtype.name} on this machine: "
+        f"{str(error).rstrip('.')}. It may run in another dtype, or quantized: convert it with "
+        "`mlx_lm.convert`"
+    )
 
 
 def measured(

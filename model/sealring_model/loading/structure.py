@@ -19,7 +19,7 @@ from mlx import nn
 from sealring_protocol.codec.messages import CacheCost
 
 from sealring_model.errors import FORWARD_ERRORS, LoadError
-from sealring_model.loading.assemble import build_model
+from sealring_model.loading.assemble import build_model, lacks
 from sealring_model.loading.model_folder import ModelInfo
 from sealring_model.loading.weight_reader import placeholders
 from sealring_model.loading.weights import ENDS, owner
@@ -48,7 +48,8 @@ class Structure:
     What it takes, in bytes: the *ends* and each of the *layers*, and what a row costs in the caches
     of each layer (*costs*; those of no layer are with the first). The output head reads *head*
     thousandths of what a layer reads for a token, on average. The hidden states of a token take
-    *hop* bytes between two ranks, at most; 0 if the model cannot be cut.
+    *hop* bytes between two ranks, at most; 0 if the model cannot be cut. *lacks* says what
+    MLX seems to lack for it on this machine; it is empty if nothing is known.
     """
 
     joined: tuple[int, ...]
@@ -59,6 +60,7 @@ class Structure:
     costs: tuple[CacheCost, ...]
     head: int
     hop: int
+    lacks: str = ""
 
     def held(self, first: int, last: int) -> int:
         """Bytes that a rank with layers *first* to *last* (excluded) holds."""
@@ -114,6 +116,7 @@ def structure_of(info: ModelInfo) -> Structure:
         costs=_costs(model, outline, count),
         head=_head(info, model, sizes),
         hop=0 if outline is None else _hop(outline, count),
+        lacks=_lacks(info, model),
     )
 
 
@@ -177,6 +180,24 @@ def _hop(outline: Outline, count: int) -> int:
 
 def _size(spec: Spec) -> int:
     return math.prod(spec.shape(1, 1)) * spec.dtype.size
+
+
+def _lacks(info: ModelInfo, model: nn.Module) -> str:
+    """What MLX lacks here for the experts of *model*, by a product of one number. A class may
+    compute in another dtype than its experts have, so this is no refusal: loading finds out."""
+    kinds = {
+        module["weight"].dtype
+        for _, module in model.named_modules()
+        if "weight" in module and getattr(module, "num_experts", 0)  # mlx-lm's SwitchLinear
+    }
+    for kind in kinds:
+        if mx.issubdtype(kind, mx.floating):
+            one = mx.zeros((1, 1, 1), kind)
+            try:
+                mx.eval(mx.gather_mm(one, one, rhs_indices=mx.array([0])))
+            except RuntimeError as error:
+                return f"this machine may refuse the model once it is loaded: {lacks(info, error)}"
+    return ""
 
 
 def _costs(model: nn.Module, outline: Outline | None, count: int) -> tuple[CacheCost, ...]:
