@@ -226,6 +226,16 @@ def test_a_model_that_rounding_moves_far_has_a_wider_tolerance() -> None:
     assert not judged(spoilt(0.5, rank=2, given=True), F32, noise=0.2).passed
 
 
+def test_a_model_that_rounding_moves_while_it_draws_may_be_moved_in_prompts() -> None:
+    """A second turn begins with what drawing left in the caches."""
+    wrong = spoilt(0.05, rank=2, given=True, closing=False, position=3)
+    wrong.claims = [claim for claim in wrong.claims if not (claim.closing and not claim.given)]
+    drawing = (0.0,) * (len(PROMPT) - 1) + (0.01,) * COUNT
+    here = [attrs.evolve(expected(row), cuts_noise=(drawing,) * 3) for row in range(2)]
+    assert judge(wrong, here, F32).passed
+    assert not judge(wrong, [expected(row) for row in range(2)], F32).passed
+
+
 def test_what_is_no_number_is_wrong_unless_it_should_be_none() -> None:
     nan = math.nan
     assert deviation((nan, 0.0, 1.0), (0.0, 0.0, 1.0)) == math.inf

@@ -58,13 +58,16 @@ class Difference:
 @attrs.define
 class Station:
     """What was compared at one *place*, while prompts were read or tokens were *drawn*. Each
-    deviation has its *noise*: by how much the same number deviates without a ring."""
+    deviation has its *noise*: by how much the same number deviates without a ring. How much a model
+    amplifies rounding also shows *elsewhere*, in the noise of the place's other half: a row whose
+    keys are off by some goes on with them."""
 
     place: Place
     drawn: bool
     tolerance: Tolerance
     found: list[Difference] = attrs.field(factory=list)
     noise: list[float] = attrs.field(factory=list)
+    elsewhere: list[float] = attrs.field(factory=list)
 
     def add(self, found: Difference, noise: float) -> None:
         """Add one number."""
@@ -74,7 +77,7 @@ class Station:
     @property
     def limit(self) -> float:
         """The greatest deviation that passes."""
-        return self.tolerance.limit(self.noise)
+        return self.tolerance.limit([*self.noise, *self.elsewhere])
 
     @property
     def largest(self) -> float:
@@ -141,6 +144,9 @@ def judge(answers: RingAnswers, expected: Sequence[Expected], tolerance: Toleran
         size = deviation(claim.numbers, reference)
         where = claim.n, claim.row, claim.position, claim.part
         station.add(Difference(key_of[0], *where, size, 0.0), noise)
+    for (place, drawn), station in stations.items():
+        if (half := stations.get((place, not drawn))) is not None:
+            station.elsewhere = half.noise
     draws = draws_of(places.draw, answers.rows)
     scores = scores_of(places.scores, answers.rows, expected, tolerance)
     stations[places.draw, True], stations[places.scores, True] = draws, scores

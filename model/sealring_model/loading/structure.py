@@ -188,7 +188,7 @@ def _lacks(info: ModelInfo, model: nn.Module) -> str:
     kinds = {
         module["weight"].dtype
         for _, module in model.named_modules()
-        if "weight" in module and getattr(module, "num_experts", 0)  # mlx-lm's SwitchLinear
+        if "weight" in module and getattr(module, "num_experts", None)  # mlx-lm's SwitchLinear
     }
     for kind in kinds:
         if mx.issubdtype(kind, mx.floating):
