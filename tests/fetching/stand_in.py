@@ -44,6 +44,7 @@ class StandIn:
         self.cut = 0  # so many end after half of what they should send
         self.wrong: dict[str, list[int]] = {}  # by file: offsets that come wrong, once each
         self.ranges = True
+        self.small_ranges = True  # the same, of files that are no weights
         self.headers: dict[str, str] = {}  # in place of those of each part of weights
         self.expired = 0  # so many redirections are refused later
         self.stop_at: int | None = None  # bytes of weights, after which it falls silent
@@ -186,8 +187,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif weights and hub.take("expired"):
             self._answer(403, b"", {})
         else:
+            serves = hub.ranges if weights else hub.small_ranges
             with hub.sending():
-                self._send(file, wanted if hub.ranges else "", weights=weights)
+                self._send(file, wanted if serves else "", weights=weights)
 
     def _send(self, file: Path, wanted: str, *, weights: bool) -> None:
         hub, size = self.hub, file.stat().st_size

@@ -64,6 +64,21 @@ def test_some_layers_and_then_the_rest(run, server, source):
     assert str(folder) in told.out
 
 
+def test_offline_what_is_here_is_here(run, server, monkeypatch):
+    assert run("pull", MODEL, "--layers", "2:4").code == 0
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    asked = len(server.seen)
+    again = run("pull", MODEL, "--layers", "2:4", "--json")
+    assert (again.code, again.json()["fetched"]) == (0, 0)
+    rest = run("pull", MODEL)
+    assert rest.code == 1
+    assert f"a part of model.safetensors of {MODEL} is not on this machine, and HF_HUB" in rest.err
+    other = run("pull", "someone/nothing")
+    assert other.code == 1
+    assert "someone/nothing is not on this machine, and HF_HUB_OFFLINE forbids" in other.err
+    assert len(server.seen) == asked
+
+
 def test_in_part_for_people(run):
     assert run("pull", MODEL, "--layers", "0:3").code == 0
     told = run("models").out

@@ -252,6 +252,16 @@ async def test_with_a_manifest_they_are_named_by_the_tensor(hub, server, source,
         await fetched(model, names, hub)
 
 
+def test_a_mirror_without_ranges_gives_what_is_wanted_whole(hub, server, source):
+    server.ranges = server.small_ranges = False
+    with pytest.raises(FetchFault, match=r"does not serve parts of model\.safetensors; fetch"):
+        find_hub_model(MODEL, hub)
+    server.ranges = True
+    folder = find_hub_model(MODEL, hub)
+    for name in ("config.json", "tokenizer.json"):
+        assert (folder / name).read_bytes() == (source / name).read_bytes()
+
+
 async def test_a_server_that_ignores_ranges_is_noticed(hub, server):
     model = opened(hub)
     server.ranges = False

@@ -62,12 +62,16 @@ def find_hub_model(model: str, hub: Hub) -> Path:
 
 def newest_hub_model(model: str, hub: Hub) -> Path:
     """The folder of *model* as `find_hub_model` gives it, but the hub is asked what its revision is
-    now. Raises `FetchFault`."""
+    now, if it may be. Raises `FetchFault`."""
     try:
         name, revision = model_store.split_id(model)
     except LoadError as error:
         raise fault_of(error) from None
-    if revision == model_store.known_commit(name, revision):
+    known = model_store.known_commit(name, revision)
+    if known is not None and known != revision and (by := hub.forbidden_by):
+        log.warning("%s forbids to ask the hub what %s is now: taking what is here", by, model)
+        return find_hub_model(model, hub)
+    if revision == known:
         return find_hub_model(model, hub)
     return in_hub_cache(name, revision) or start_model(name, revision, hub).folder
 

@@ -88,19 +88,21 @@ class Hub:
         self._places: dict[str, str] = {}  # by address: where the hub redirected to
         self._places_lock: Final = threading.Lock()
 
-    def check_allowed(self, what: str) -> None:
-        """Raise `FetchFault` if the hub may not be asked for *what*."""
+    @property
+    def forbidden_by(self) -> str:
+        """What forbids to ask the hub; empty if nothing does."""
         from huggingface_hub.constants import is_offline_mode  # noqa: PLC0415 - 0.2 s
 
         if self._offline:
-            by = "offline = true"
-        elif is_offline_mode():
-            by = "HF_HUB_OFFLINE"
-        else:
-            return
-        raise FetchFault(
-            f"{what} is not on this machine, and {by} forbids to ask the hub", permanent=True
-        )
+            return "offline = true"
+        return "HF_HUB_OFFLINE" if is_offline_mode() else ""
+
+    def check_allowed(self, what: str) -> None:
+        """Raise `FetchFault` if the hub may not be asked for *what*, which is not here."""
+        if by := self.forbidden_by:
+            raise FetchFault(
+                f"{what} is not on this machine, and {by} forbids to ask the hub", permanent=True
+            )
 
     def list(self, model: str, revision: str) -> Listing:
         """What *model* consists of at *revision*. Raises `FetchFault`."""
@@ -169,7 +171,7 @@ class Hub:
         """
         if begin == end:
             return
-        self.check_allowed(f"{file} of {origin.model}")
+        self.check_allowed(f"a part of {file} of {origin.model}")
         from huggingface_hub import hf_hub_url  # noqa: PLC0415
 
         address = hf_hub_url(origin.model, file, revision=origin.commit, endpoint=self._endpoint)
@@ -334,7 +336,12 @@ def _wait_of(response: Any) -> float | None:
 
 def _check_range(response: Any, file: str, begin: int, end: int, size: int | None) -> None:
     """Raise `FetchFault` unless *response* is the range that was asked for, as it is, of a file of
-    *size* bytes (None: of any size)."""
+    *size* bytes (None: of any size). A server without ranges gives the whole, which may be it."""
+    encoded = response.headers.get("Content-Encoding", "identity") != "identity"
+    whole = begin == 0 and size in (None, end)
+    whole = whole and response.headers.get("Content-Length") == str(end)
+    if response.status_code == 200 and whole and not encoded:
+        return
     if response.status_code != 206:
         raise FetchFault(
             f"{_host(response)} does not serve parts of {file}; fetch the model whole with `hf "
@@ -344,7 +351,7 @@ def _check_range(response: Any, file: str, begin: int, end: int, size: int | Non
     match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
     another = match is None or (int(match[1]), int(match[2])) != (begin, end - 1)
     resized = match is not None and size is not None and match[3] not in ("*", str(size))
-    if another or resized or response.headers.get("Content-Encoding", "identity") != "identity":
+    if another or resized or encoded:
         raise FetchFault(
             f"{_host(response)} sent another part of {file} than was asked for", permanent=True
         )
