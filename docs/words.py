@@ -196,6 +196,7 @@ CAUSES: Final = {
     "something, its tensors do not fit, or the model cannot be split there.",
     Cause.CANNOT_SERVE: "That rank could not load its layers, or failed while it ran.",
     Cause.COLLECTIVE: "The ranks do not find each other for tensor parallelism.",
+    Cause.FETCHING: "Ranks fetch the weights that they own; the text tells how far each is.",
     Cause.LOADING: "A rank loads its layers.",
     Cause.NO_EPOCH: "This rank is linked to the head, which has not begun.",
     Cause.BEGINNING: "The ring is about to begin.",

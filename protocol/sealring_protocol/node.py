@@ -95,11 +95,6 @@ class Node:
         """The engine's description of its model; None while no engine is up."""
         return self._report.info
 
-    @property
-    def progress(self) -> Progress:
-        """The engine's counters."""
-        return self._report.progress
-
     def links(self) -> list[tuple[int, Purpose, Link]]:
         """Every established link: the peer's rank, the purpose, and the link."""
         return self._links.links()
@@ -234,6 +229,10 @@ class Node:
         """The present engine process has starved for *seconds* in all (`Starvation`)."""
         self._say(self._report.hear_own_starvation(seconds, self._brain, now), now)
         self._deliver_news(now)
+
+    def fetched(self, here: int, size: int) -> None:
+        """*here* of the *size* bytes of this rank's tensors are here; 0 of 0: none is to come."""
+        self._report.fetched(here, size)
 
     def engine_lost(self, reason: str, now: float, *, out_of_memory: bool = False) -> None:
         """The engine process is gone, and the caller starts another. *out_of_memory*: the system

@@ -44,7 +44,7 @@ class NodeReport:
         self.ping_due: float | None = None
         """When to ask the engine for its counters; None while no engine is up."""
         self.progress = Progress()
-        """The engine's counters."""
+        """The engine's counters, and how far this node's fetching is."""
 
     def renumber(self, rank: int) -> None:
         """A newer roster gives this node *rank*, and the others new ranks, too."""
@@ -69,7 +69,16 @@ class NodeReport:
             None if self._wall is None else int((now + self._wall) * 1000),
             unpinned=self._unpinned,
             starved=self._starved_ranks.of(*ranks),
+            progress=self._heard() | {self.rank: self.progress},
         )
+
+    def _heard(self) -> dict[int, Progress]:
+        """What the linked ranks last reported."""
+        return {
+            rank: link.keepalive.peer_progress
+            for rank, purpose, link in self._links.links()
+            if purpose is Purpose.CONTROL
+        }
 
     # ---------------------------------------------------------------- engine
 
@@ -108,6 +117,17 @@ class NodeReport:
 
     def report(self, progress: Progress) -> None:
         """Record the engine's *progress*, and report it to the peers."""
+        known = self.progress
+        progress = attrs.evolve(
+            progress, fetched_bytes=known.fetched_bytes, fetch_bytes=known.fetch_bytes
+        )
+        self._report(progress)
+
+    def fetched(self, here: int, size: int) -> None:
+        """Report that *here* of the *size* bytes of this rank's tensors are here."""
+        self._report(attrs.evolve(self.progress, fetched_bytes=here, fetch_bytes=size))
+
+    def _report(self, progress: Progress) -> None:
         self.progress, told = self._starved_ranks.added_to(progress)
         self._links.set_progress(told)
 

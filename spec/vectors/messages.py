@@ -75,7 +75,7 @@ def vectors() -> Iterator[Vector]:
         yield valid(
             f"message/{name}",
             "message",
-            "CV-01",
+            "CV-01 MS-19" if name == "pong-fetched" else "CV-01",
             about,
             plaintext_input(data),
             {"fields": to_fields(message)},

@@ -128,8 +128,12 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
     "accept": ("ACCEPT without a roster", Accept(bytes(range(32)), 7, b"")),
     "accept-roster": ("ACCEPT with a roster", Accept(bytes(32), 6, HOME_6)),
     "ping-zero": ("PING of a node that has done nothing", Ping(0, Progress())),
-    "ping-full": ("every counter of PING", Ping(2**64 - 1, Progress(1, 2, 3, 4, 5, 6, 7, 8))),
+    "ping-full": ("every counter of PING", Ping(2**64 - 1, Progress(*range(1, 11)))),
     "pong": ("PONG", Pong(77, Progress(steps_received=9, starved_us=2**64 - 1))),
+    "pong-fetched": (
+        "PONG of a rank that says that it has more than it needs",
+        Pong(77, Progress(fetched_bytes=2**64 - 1, fetch_bytes=1)),
+    ),
     "close": ("CLOSE without a reason", Close(0, "")),
     "close-reason": ("a reason beyond ASCII", Close(6, "another model — naïve")),
     "close-longest": ("a reason of 256 bytes", Close(1, "é" * 128)),

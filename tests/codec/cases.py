@@ -59,7 +59,7 @@ MESSAGES: dict[str, Message] = {
     "accept": Accept(bytes(range(32)), 7, b""),
     "accept-with-roster": Accept(bytes(32), 2**64 - 1, b"a roster"),
     "ping": Ping(1, Progress()),
-    "ping-full": Ping(2**64 - 1, Progress(1, 2, 3, 4, 5, 6, 7, 8)),
+    "ping-full": Ping(2**64 - 1, Progress(*range(1, 11))),
     "pong": Pong(77, Progress(steps_received=9)),
     "waiting": Waiting(),
     "waiting-why": Waiting(

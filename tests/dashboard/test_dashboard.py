@@ -146,6 +146,24 @@ def test_links_that_carry_open_sums_have_no_lock(page: Page) -> None:
     assert page.evaluate(DRAWN_OPEN) == [[2, False], [0, True]]
 
 
+DRAWN_FETCHING = """async () => {
+  const { Ring } = await import("/dashboard/ring.js");
+  const cluster = await (await fetch("/v1/cluster")).json();
+  const drawn = ["svg", "p", "ul"].map((name) => document.createElementNS(
+    name === "svg" ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml", name));
+  document.body.append(...drawn);
+  new Ring(...drawn).show({ ...cluster, ranks: cluster.ranks.map((rank) => ({
+    ...rank, ready: false, fetched_bytes: rank.rank, fetch_bytes: 4 * rank.rank })) });
+  return [...drawn[2].children].map((card) => [
+    card.querySelector("progress:not([hidden])")?.value ?? null,
+    card.querySelector(".is").textContent]);
+}"""
+
+
+def test_a_rank_that_fetches_has_a_bar(page: Page) -> None:
+    assert page.evaluate(DRAWN_FETCHING) == [[None, "loading"], [0.25, "fetching"]]
+
+
 def test_a_load_is_seen(page: Page, served: Served) -> None:
     with busy(served):
         expect(page.locator("#now-tokens")).not_to_have_text("0")

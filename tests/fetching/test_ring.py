@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import trio
 from sealring_model.loading import model_store
 from sealring_model.loading.partial_model import PartialModel
 from sealring_model.loading.weights import tensors_of
+from sealring_trio.collective.ports import free_ports
 from sealring_trio.errors import OperationError
 from sealring_trio.fetching.fetcher import fetch
 from sealring_trio.fetching.finding import find_hub_model
 from sealring_trio.fetching.hub import Hub
+from sealring_trio.files.config import NO_API
 from sealring_trio.local.ring import (
     LocalNode,
     local_ring,
@@ -28,19 +32,23 @@ from sealring_trio.local.ring import (
 
 from tests.fetching.conftest import MODEL
 from tests.fetching.stand_in import COMMIT, StandIn
+from tests.io_trio.helpers import sealring
 
 PATIENCE = 90.0
 PROMPT = "Once upon a time"
 SPLIT = [2, 3, 2]
+ASKED = {"do": "generate", "prompt": PROMPT, "max_tokens": 12}
 
 
 class Ring:
     """Three nodes with a store each, that know the model by its hub id."""
 
-    def __init__(self, folder: Path, server: StandIn, **options: str | float | bool) -> None:
+    def __init__(
+        self, folder: Path, server: StandIn, api: str = NO_API, **options: str | float | bool
+    ) -> None:
         self.folder = folder
         self.url = server.url
-        self.configs = write_cluster(folder, 3, Path(MODEL), SPLIT, options=options)
+        self.configs = write_cluster(folder, 3, Path(MODEL), SPLIT, api, options)
 
     def store(self, rank: int) -> Path:
         return self.folder / f"store{rank}"
@@ -80,9 +88,8 @@ class Ring:
 
 
 def tokens(head: LocalNode) -> list[int]:
-    asked = {"do": "generate", "prompt": PROMPT, "max_tokens": 12}
     found = []
-    for event in head.ask(asked):
+    for event in head.ask(ASKED):
         assert event["event"] in ("waiting", "text", "done"), json.dumps(event)
         found += event.get("token_ids", [])
     return found
@@ -127,7 +134,7 @@ def test_a_rank_that_has_nothing_gets_its_share_and_resumes(
             server.stop_at = server.weights_sent + size // 2
             assert server.fell_silent.wait(PATIENCE)
             for each in (head, node, last):
-                assert " MB are here" in why(each, "its layers are still being fetched; ")
+                why(each, "layers are still being fetched; rank 1 (rank1): ")
             node.process.kill()
             node.process.wait()
         model, names = ring.share(1)
@@ -141,6 +148,46 @@ def test_a_rank_that_has_nothing_gets_its_share_and_resumes(
         assert server.weights_sent - before <= 1.02 * (size - here)
         model, names = ring.share(1)
         assert sorted(model.hashes) == sorted(names)
+
+
+@pytest.mark.slow
+def test_every_rank_that_fetches_is_told_of_everywhere(
+    tmp_path, server, expected, store, monkeypatch
+):
+    api = f"127.0.0.1:{free_ports(1)[0]}"
+    ring = Ring(tmp_path, server, api)
+    ring.have_all(0, monkeypatch)
+    server.stop_at = server.weights_sent + 4 * 1024 * 1024
+    with ring.running(0, 1, 2) as (head, one, two), httpx2.Client(base_url=f"http://{api}") as http:
+
+        def ranks() -> list[tuple[int, int]]:
+            told = http.get("/v1/cluster").json()["ranks"]
+            return [(rank["fetched_bytes"], rank["fetch_bytes"]) for rank in told]
+
+        assert server.fell_silent.wait(PATIENCE)
+        until(lambda: all(size for _, size in ranks()[1:]))
+        sizes = [
+            sum(model.entries[name].size for name in names)
+            for model, names in map(ring.share, (1, 2))
+        ]
+        assert [size for _, size in ranks()] == [0, *sizes]
+        until(lambda: sum(here for here, _ in ranks()) > 1024 * 1024)
+        told = r"rank 1 \(rank1\): \d+\.\d of \d+\.\d MB; rank 2 \(rank2\): \d+\.\d of \d+\.\d MB"
+        for node in (head, one, two):
+            assert re.search(f"layers are still being fetched; {told}", why(node, "; rank 2 "))
+        assert re.search(told, next(e for e in head.ask(ASKED) if e["event"] == "waiting")["text"])
+        shown = sealring("status", "--config", ring.configs[0]).out
+        assert re.search(rf"fetching +{told}\n", shown)
+        assert re.search(
+            r"fetching +rank 2 \(rank2\)", sealring("status", "--config", ring.configs[2]).out
+        )
+        metric = re.search(r'rank_fetch_bytes{of="all",rank="2"} (.*)', http.get("/metrics").text)
+        assert metric is not None
+        assert float(metric[1]) == sizes[1]
+        assert [each["cause"] for each in http.get("/health").json()["why"]] == ["fetching"]
+        server.speak_again()
+        assert tokens(head) == expected
+        assert ranks() == [(0, 0)] * 3
 
 
 @pytest.mark.long

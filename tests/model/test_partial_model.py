@@ -271,7 +271,7 @@ def test_layers_that_are_here_are_loaded_and_no_others_are_needed(model, whole):
 def test_what_holds_the_rest_up_is_told(model):
     info = describe(model.folder)
     model.set_fault("the hub does not answer", permanent=False)
-    with pytest.raises(NotHereError, match=r"waits: the hub does not answer"):
+    with pytest.raises(NotHereError, match=r"held up .*: the hub does not answer; 0\.0 of"):
         load_stage(info, 1, 2)
     model.set_fault("the hub asks for consent", permanent=True)
     with pytest.raises(LoadError, match="cannot be fetched: the hub asks for consent") as told:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import attrs
 import pytest
 from sealring_protocol.codec.local_messages import LocalMessage
-from sealring_protocol.codec.messages import NO_EPOCH, Bootstrap, CannotServe, FailureKind
+from sealring_protocol.codec.messages import (
+    NO_EPOCH,
+    Bootstrap,
+    CannotServe,
+    FailureKind,
+    Pong,
+    Progress,
+)
 from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.control.head.plan import Strategy
 from sealring_protocol.control.standing import Phase
@@ -79,18 +87,19 @@ class Unloadable(FakeEngine):
 
 
 class Ring(Cluster):
-    """One whose engines have *room*, and of which rank 1's cannot load if that is *unloadable*."""
+    """One whose engines have *room*, and of which those after the head cannot load if they are
+    *unloadable*."""
 
-    def __init__(self, *, room: int = 1 << 30, unloadable: str = "") -> None:
+    def __init__(self, world: int = 2, *, room: int = 1 << 30, unloadable: str = "") -> None:
         self.room = room
         self.unloadable = unloadable
-        super().__init__(2, 1)
+        super().__init__(world, 1)
 
     def start_engine(self, host: Host) -> None:
         if not host.alive or host.engine is not None:
             return
         model = attrs.evolve(info(), room=self.room)
-        broken = self.unloadable if host.name == "host1" else ""
+        broken = self.unloadable if host.name != "host0" else ""
         host.engine = Unloadable(model, why=broken) if broken else FakeEngine(model)
         host.node.engine_message(host.engine.model, self.now)
         self.settle(host)
@@ -303,6 +312,47 @@ def test_the_head_says_what_a_rank_that_is_not_ready_may_wait_for():
     made.run_for(25.0)  # a person wonders by now
     hint = "on a GPU that compiles kernels the first time, or waits for its link to rank 2"
     assert any(hint in text for _, text in says(made, "host0"))
+
+
+def test_the_head_names_every_rank_that_fetches_and_the_other_ranks_hear_it():
+    made = Ring(3, unloadable="its layers are still being fetched; 1.0 of 2.0 GB are here")
+    made.hosts["host1"].node.fetched(4 * 10**9, 16 * 10**9)
+    made.hosts["host2"].node.fetched(2 * 10**9, 8 * 10**9)
+    made.run_for(5.0)
+    told = "rank 1 (node1): 4.0 of 16.0 GB; rank 2 (node2): 2.0 of 8.0 GB"
+    for _ in range(3):  # whichever rank refused last
+        assert says(made, "host0") == [(Cause.FETCHING, f"layers are still being fetched; {told}")]
+        assert any(
+            f"the head says: layers are still being fetched; {told}" in text
+            for _, text in says(made, "host2")
+        )
+        made.run_for(5.0)
+    lines = [at for at, who, text in made.notes if who == "host0" and text.count(told)]
+    assert [round(b - a) for a, b in pairwise(lines)] == [10]
+    made.hosts["host1"].node.fetched(0, 0)
+    made.run_for(1.0)
+    assert "node1" not in says(made, "host0")[0][1]
+    assert made.head.node.facts(made.now).progress[2].here == 2 * 10**9
+
+
+def test_what_holds_fetching_up_and_numbers_that_cannot_be_are_told_all_the_same():
+    made = Ring(unloadable="its layers are held up on their way: no answer; 0 of 1 GB")
+    made.hosts["host1"].node.fetched(2**64 - 1, 10**9)
+    made.run_for(5.0)
+    assert [text.partition(" (for")[0] for _, text in says(made, "host0")] == [
+        "layers are still being fetched; rank 1 (node1): 1.0 of 1.0 GB",
+        "rank 1 (node1) could not serve: its layers are held up on their way: no answer; 0 of 1 GB",
+    ]
+
+
+def test_an_engine_does_not_say_what_its_node_fetches():
+    made = Cluster(2, 1)
+    made.run_for(1.0)
+    made.head.node.fetched(3, 4)
+    told = Progress(rows=5, fetched_bytes=1, fetch_bytes=2)
+    made.head.node.engine_message(Pong(0, told), made.now)
+    known = made.head.node.facts(made.now).progress[0]
+    assert known == attrs.evolve(told, fetched_bytes=3, fetch_bytes=4)
 
 
 def test_the_same_refusal_is_one_warning():

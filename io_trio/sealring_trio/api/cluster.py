@@ -9,6 +9,7 @@ import json
 from typing import Any, Final
 
 import trio
+from sealring_protocol.codec.messages import Progress
 from sealring_protocol.security.roles import Purpose
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -22,6 +23,7 @@ from sealring_trio.node.activations import told_seals
 from sealring_trio.node.status import (
     collective_of,
     describe_collective,
+    describe_fetching,
     describe_guesses,
     describe_roster,
     describe_trouble,
@@ -31,6 +33,7 @@ from sealring_trio.node.status import (
 from sealring_trio.node.trace import Trace
 from sealring_trio.node.versions import VERSION
 
+_NOTHING: Final = Progress()
 _AT_ONCE: Final = 16  # traces that are told before others have their turn
 
 
@@ -82,7 +85,6 @@ def _ranks(head: ApiHead) -> list[dict[str, Any]]:
     standing = node.standing()
     present, ready = standing.present, standing.ready
     plan = standing.plan if node.rank == 0 else None
-    progress = head.progress()
     links = {(rank, purpose): link for rank, purpose, link in node.links()}
     world = node.world
     summing = collective_of(standing)
@@ -91,7 +93,7 @@ def _ranks(head: ApiHead) -> list[dict[str, Any]]:
     told = []
     for rank, member in enumerate(node.roster.roster.members):
         control = links.get((rank, Purpose.CONTROL))
-        done = progress.get(rank)
+        done = facts.progress.get(rank, _NOTHING)
         near = rank in (1, world - 1)
         told.append(
             {
@@ -106,12 +108,13 @@ def _ranks(head: ApiHead) -> list[dict[str, Any]]:
                 "sum_us": ready[rank].sum_us if rank in ready else 0,
                 "token_us": ready[rank].token_us if rank in ready else 0,
                 "room": ready[rank].room if rank in ready else 0,
-                "memory": done.memory if done else 0,
-                "cache": done.cache if done else 0,
-                "rows": done.rows if done else 0,
-                "compute_us": done.compute_us if done else 0,
-                "seal_us": done.seal_us if done else 0,
-                "starved_us": done.starved_us if done else 0,
+                "memory": done.memory,
+                "cache": done.cache,
+                "rows": done.rows,
+                **describe_fetching(done),
+                "compute_us": done.compute_us,
+                "seal_us": done.seal_us,
+                "starved_us": done.starved_us,
                 "links": {
                     "control": control is not None,
                     # The head sees its own links; those between others show in the state.

@@ -12,10 +12,8 @@ from weakref import WeakKeyDictionary
 import attrs
 import trio
 from sealring_model.text.tokens import has_chat_template
-from sealring_protocol.codec.messages import Progress
 from sealring_protocol.diagnosis.why import starving
 from sealring_protocol.link import Link
-from sealring_protocol.security.roles import Purpose
 
 from sealring_trio.api.bodies import Bodies
 from sealring_trio.api.errors import unavailable
@@ -111,12 +109,3 @@ class ApiHead:
             self._seen_updates[link] = latest = max(seen, link.key_updates)
             self._key_updates += latest - seen
         return self._key_updates
-
-    def progress(self) -> dict[int, Progress]:
-        """What each rank last said of its engine."""
-        runtime = self.generator.runtime
-        told = {0: runtime.node.progress}
-        for rank, purpose, link in runtime.links():
-            if purpose is Purpose.CONTROL:
-                told[rank] = link.keepalive.peer_progress
-        return told

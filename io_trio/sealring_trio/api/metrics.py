@@ -264,19 +264,24 @@ class _RingCollector(Collector):
         memory = GaugeMetricFamily(
             "sealring_rank_memory_bytes", "Memory of each rank's engine.", labels=["rank", "of"]
         )
-        for rank, progress in self._head.progress().items():
-            memory.add_metric([str(rank), "all"], progress.memory)
-            memory.add_metric([str(rank), "caches"], progress.cache)
-        yield memory
+        fetched = GaugeMetricFamily(
+            "sealring_rank_fetch_bytes",
+            "Weights of each rank while it fetches some of them: all, and what is here; else 0.",
+            labels=["rank", "of"],
+        )
         starved = CounterMetricFamily(
             "sealring_rank_starved_seconds",
             "Time that each rank's engine was ready to run and had no processor, or waited for "
             "memory to be read back from disk.",
             labels=["rank"],
         )
-        for rank, progress in self._head.progress().items():
+        for rank, progress in self._head.generator.runtime.facts().progress.items():
+            memory.add_metric([str(rank), "all"], progress.memory)
+            memory.add_metric([str(rank), "caches"], progress.cache)
+            fetched.add_metric([str(rank), "all"], progress.fetch_bytes)
+            fetched.add_metric([str(rank), "here"], progress.here)
             starved.add_metric([str(rank)], progress.starved_us * _US)
-        yield starved
+        yield from (memory, fetched, starved)
 
 
 async def metrics(request: Request) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sealring_protocol.diagnosis.words import ago, lasting
+from sealring_protocol.diagnosis.words import ago, lasting, told_here
 
 from sealring_trio.cli.output import print_facts, print_json, print_table, told_guesses
 from sealring_trio.files.config import load_config
@@ -79,6 +79,7 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("strategy", f"{facts['strategy']}: {facts['reason']}" if facts["reason"] else ""),
         ("epoch", str(facts["epoch"])),
         ("layers", f"{layers[0]} to {layers[1] - 1}" if layers else "none yet"),
+        ("fetching", _fetching(facts)),
         ("weights held", format_size(facts["weights_held"])),
         ("weights read", format_size(facts["weights_read"])),
         ("memory", format_size(facts["memory"])),
@@ -101,6 +102,17 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
 def _outs(peers: list[dict[str, Any]]) -> str:
     names = ", ".join(peer["name"] for peer in peers if peer["put_out"])
     return names and f"{names}: their newer roster does not name this node"
+
+
+def _fetching(facts: dict[str, Any]) -> str:
+    """How far the ranks are that fetch weights, as far as this node hears."""
+    ranks = sorted([facts, *facts["peers"]], key=lambda rank: int(rank["rank"]))
+    return "; ".join(
+        f"rank {rank['rank']} ({rank['name']}): "
+        f"{told_here(rank['fetched_bytes'], rank['fetch_bytes'])}"
+        for rank in ranks
+        if rank["fetch_bytes"]
+    )
 
 
 def _draft(draft: dict[str, Any] | None) -> str:

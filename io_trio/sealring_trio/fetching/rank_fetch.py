@@ -35,12 +35,16 @@ Source = Callable[[PartialModel, Sequence[str], Tell], Awaitable[None]]
 
 class RankFetch:
     """Fetches the layers of one node's rank into *folder*, by *source*. The model has *layers*
-    layers. Does nothing for a model that was not fetched by sealring."""
+    layers. Does nothing for a model that was not fetched by sealring. *report* is told each second
+    how many bytes are here, and of how many; 0 of 0 at the end."""
 
-    def __init__(self, folder: Path, layers: int, source: Source) -> None:
+    def __init__(
+        self, folder: Path, layers: int, source: Source, report: Callable[[int, int], None]
+    ) -> None:
         self._folder: Final = folder
         self._layers: Final = layers
         self._source: Final = source
+        self._report: Final = report
         self._wanted: tuple[int, int] | None = None
         self._changed = trio.Event()
         self._scope: trio.CancelScope | None = None  # of what is fetched now
@@ -81,6 +85,8 @@ class RankFetch:
             log.log(logging.ERROR, "%s cannot be fetched: %s", span, fault)
         else:
             log.info("%s of %s are here", span, model.origin.model)
+        finally:
+            self._report(0, 0)
 
     def _owned(self, first: int, last: int) -> tuple[PartialModel | None, list[str]]:
         """The model, and the names of its tensors of layers *first* to *last* (excluded)."""
@@ -91,6 +97,7 @@ class RankFetch:
         return model, [name for layer in owned for name in layer]
 
     def _tell(self, progress: Progress) -> None:
+        self._report(progress.here, progress.total)
         now = trio.current_time()
         if now - self._told >= LOG_SECONDS:
             self._told = now

@@ -150,7 +150,7 @@ async def _live(
     except LocalProtocolError as error:
         raise UserError(f"cannot run this node: {error}", "Check the config.") from None
     source = source_for(config, setup.identity, lambda: runtime.node.roster)
-    fetching = RankFetch(setup.model, setup.layers, source)
+    fetching = RankFetch(setup.model, setup.layers, source, runtime.node.fetched)
     runtime.placed = fetching.placed
     generator = Generator(runtime, setup.model)
     async with trio.open_nursery() as nursery:

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import trio
-from sealring_protocol.codec.messages import Backend, Decode
+from sealring_protocol.codec.messages import Backend, Decode, Progress
 from sealring_protocol.control.head.plan import Plan, Strategy
 from sealring_protocol.control.standing import Standing
 from sealring_protocol.diagnosis.why import Facts, link_trouble, obstacles, starving
@@ -63,6 +63,7 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
             }
             for stranger in facts.strangers
         ],
+        **describe_fetching(facts.progress[node.rank]),
         "weights_read": runtime.weights_read,
         "weights_held": node.loaded.held if node.loaded else 0,
         "memory": sum(map(_memory, runtime.engine.pids)),
@@ -82,6 +83,7 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
                 "rank": rank,
                 "name": member.name,
                 "addresses": list(member.addresses),
+                **describe_fetching(facts.progress.get(rank, Progress())),
                 "trouble": describe_trouble(facts, rank, now),
                 "control": (rank, Purpose.CONTROL) in up,
                 "step": (rank, Purpose.STEP) in up,
@@ -108,6 +110,11 @@ def describe_roster(roster: Roster) -> dict[str, Any]:
         "inner_seal": roster.inner_seal,
         "tensor_parallelism": roster.tensor_parallelism,
     }
+
+
+def describe_fetching(told: Progress) -> dict[str, int]:
+    """How far a rank is that fetches weights; 0 of 0 if nothing is to come."""
+    return {"fetched_bytes": told.here, "fetch_bytes": told.fetch_bytes}
 
 
 def describe_trouble(facts: Facts, rank: int, now: float) -> list[dict[str, Any]]:

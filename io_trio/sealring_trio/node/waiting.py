@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+import trio
+from sealring_protocol.diagnosis.why import Cause
+
 from sealring_trio.errors import OperationError
 from sealring_trio.node.control import Reply
 from sealring_trio.node.generation import Generator
 
+FETCHING_SECONDS: Final = 10.0
+"""Seconds after which a client is told again how far the ranks are that fetch."""
+
 
 class Waiting:
-    """Tells a client by *reply* why it waits, each time that the reasons change."""
+    """Tells a client by *reply* why it waits, each time that the reasons change, and now and then
+    while ranks fetch."""
 
     def __init__(self, generator: Generator, reply: Reply) -> None:
         self._generator = generator
         self._reply = reply
         self._told: list[str] = []
+        self._told_at = 0.0
 
     async def tell(self) -> None:
-        """Tell the reasons, if they are others than before. Raises as `check`."""
+        """Tell the reasons, if that is due. Raises as `check`."""
         self.check()
         found = [] if self._generator.serving else self._generator.obstacles()
         reasons = [obstacle.constant for obstacle in found]
-        if reasons and reasons != self._told:
+        now = trio.current_time()
+        fetching = any(obstacle.cause is Cause.FETCHING for obstacle in found)
+        again = fetching and now >= self._told_at + FETCHING_SECONDS
+        if reasons and (again or reasons != self._told):
+            self._told_at = now
             text = f"not serving yet: {self._generator.missing()}"
             await self._reply({"event": "waiting", "text": text})
         self._told = reasons

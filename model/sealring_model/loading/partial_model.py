@@ -370,11 +370,5 @@ def check_whole(folder: Path) -> None:
         )
 
 
-def told_here(here: int, size: int) -> str:
-    """How much of *size* bytes is here, for people: "3.1 of 16.0 GB"."""
-    unit, width = ("GB", 1e9) if size >= 10**8 else ("MB", 1e6)
-    return f"{here / width:.1f} of {size / width:.1f} {unit}"
-
-
 def _line(value: dict[str, Any]) -> bytes:
     return json.dumps(value, ensure_ascii=True).encode("ascii") + b"\n"

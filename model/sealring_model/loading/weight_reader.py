@@ -26,11 +26,12 @@ from typing import Final
 
 import mlx.core as mx
 from mlx import nn
+from sealring_protocol.diagnosis.words import STILL_FETCHED, told_here
 
 from sealring_model.errors import LoadError, NotHereError, ReadError
 from sealring_model.loading.hub_hashes import FileCheck
 from sealring_model.loading.model_folder import ModelInfo
-from sealring_model.loading.partial_model import PartialModel, told_here
+from sealring_model.loading.partial_model import PartialModel
 from sealring_model.loading.weights import owner, tensors_of
 from sealring_model.stage.tensors import memory_of
 
@@ -141,8 +142,9 @@ def check_here(partial: PartialModel, names: Sequence[str]) -> None:
             f"its layers cannot be fetched: {fault.text}. Start this node again once that is "
             f"mended; {here}"
         )
-    waits = "" if fault is None else f", and the rest waits: {fault.text}"
-    raise NotHereError(f"its layers are still being fetched; {here}{waits}")
+    if fault is not None:
+        raise NotHereError(f"its layers are held up on their way: {fault.text}; {here}")
+    raise NotHereError(f"its {STILL_FETCHED}; {here}")
 
 
 def placeholders(weights: dict[str, mx.array]) -> dict[str, mx.array]:

@@ -37,7 +37,8 @@ FIELDS: Final[Mapping[str, str]] = {
     "INNER": "cluster bytes 32, instance u64, counter u64, n u64, group u16, boundary u16, "
     "dtype u8, dimensions u8, rows u32",
     "PING": "code u8, echo u64, steps_received u64, steps_answered u64, compute_us u64, "
-    "seal_us u64, rows u64, memory u64, cache u64, starved_us u64",
+    "seal_us u64, rows u64, memory u64, cache u64, starved_us u64, fetched_bytes u64, "
+    "fetch_bytes u64",
     "ACCEPT": "code u8, transcript bytes 32, serial u64, roster u32",
     "CLOSE": "code u8, why u16, reason u16",
     "HELLO": "code u8, model bytes 32, layers u16, dtype u8, hidden u32, room u64, pins u16",

@@ -121,6 +121,8 @@ def encode_progress(message: Ping | Pong) -> list[Buffer]:
             p.memory,
             p.cache,
             p.starved_us,
+            p.fetched_bytes,
+            p.fetch_bytes,
         )
     ]
 

@@ -44,6 +44,8 @@ COUNTERS: Final = (
     "memory",
     "cache",
     "starved_us",
+    "fetched_bytes",
+    "fetch_bytes",
 )
 """Fields of a PING or PONG."""
 

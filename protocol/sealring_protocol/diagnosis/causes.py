@@ -42,6 +42,7 @@ class Cause(enum.Enum):
     UNSERVABLE = "model_unservable"
     CANNOT_SERVE = "cannot_serve"
     COLLECTIVE = "collective"
+    FETCHING = "fetching"
     LOADING = "loading"
     NO_EPOCH = "no_epoch"
     BEGINNING = "beginning"
@@ -86,6 +87,7 @@ ADVICE: Final[Mapping[Cause, str]] = {
     "model or strategy; then start that node again.",
     Cause.CANNOT_SERVE: "That rank's log says more. It is tried again by itself.",
     Cause.COLLECTIVE: "See that the ranks reach one another, or use strategy = 'pp'.",
+    Cause.FETCHING: "Each rank goes on by itself; its log says how fast.",
     Cause.LOADING: "",
     Cause.BEGINNING: "",
     Cause.NO_EPOCH: "'sealring status' on the head says what it waits for.",
@@ -106,7 +108,7 @@ PERMANENT: Final = frozenset(
 """Causes that last until somebody changes a model, a config or a machine. Nobody should wait for
 them to go away."""
 
-RINGWIDE: Final = frozenset({Cause.TOO_LITTLE_ROOM, Cause.NO_PLAN})
+RINGWIDE: Final = frozenset({Cause.TOO_LITTLE_ROOM, Cause.NO_PLAN, Cause.FETCHING})
 """Causes that concern no rank in particular."""
 
 OWN_LOG: Final = "This node's log says more. It is tried again by itself."
@@ -149,6 +151,7 @@ HINDRANCES: Final[Mapping[Cause, Hindrance | None]] = {
     Cause.UNSERVABLE: Hindrance.UNSERVABLE,
     Cause.CANNOT_SERVE: Hindrance.FAILED,
     Cause.COLLECTIVE: Hindrance.COLLECTIVE,
+    Cause.FETCHING: Hindrance.FAILED,
     Cause.LOADING: None,
     Cause.NO_EPOCH: None,
     Cause.BEGINNING: None,

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import attrs
 
+from sealring_protocol.codec.messages import Progress
 from sealring_protocol.control.standing import Standing
 from sealring_protocol.diagnosis.causes import PERMANENT, Cause
 from sealring_protocol.diagnosis.peers import PeerState
@@ -121,7 +122,8 @@ class Facts:
     when the engine will be started again (monotonic seconds). *draining* is why the node takes no
     requests (empty if it does). *textless* is why the head can make no text of tokens (empty if it
     can), which only whoever faces its clients knows. *unpinned* is `NodeConfig.unpinned`. *own* is
-    what the obstacles call this node.
+    what the obstacles call this node. *progress* is what this rank and those linked with it last
+    reported.
     """
 
     rank: int
@@ -137,6 +139,7 @@ class Facts:
     unpinned: bytes = b""
     own: str = "this node"
     starved: Sequence[Starved] = ()
+    progress: Mapping[int, Progress] = attrs.field(factory=dict)
 
     def name(self, rank: int) -> str:
         """The name of the member of *rank*, for people."""

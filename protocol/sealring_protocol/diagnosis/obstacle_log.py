@@ -19,6 +19,9 @@ from sealring_protocol.diagnosis.why import Obstacle
 TELL_SECONDS: Final = 60.0
 """Seconds between two lines about the same obstacle."""
 
+FETCHING_SECONDS: Final = 10.0
+"""Seconds between two lines about ranks that fetch: people want to see how far they are."""
+
 PASSING_SECONDS: Final = 10.0
 """Seconds that a normal stage of a start may last before it is logged."""
 
@@ -77,7 +80,8 @@ class ObstacleLog:
                 if obstacle.from_head:
                     kind = "the head's reasons"  # one kind for all: the head chooses these texts
                 notes.append(Note(Level.INFO, text, kind))
-                told = _Told(now + TELL_SECONDS, True)
+                fetching = obstacle.cause is Cause.FETCHING
+                told = _Told(now + (FETCHING_SECONDS if fetching else TELL_SECONDS), True)
             elif told.before and obstacle.from_head:  # the head's log has it each minute
                 told = _Told(now + TELL_SECONDS, True)
             self._told[key] = told

@@ -13,7 +13,7 @@ from typing import Final
 
 import attrs
 
-from sealring_protocol.codec.messages import FailureKind, Reason, Waiting
+from sealring_protocol.codec.messages import FailureKind, Progress, Reason, Waiting
 from sealring_protocol.control.head.models import ONE_SIDED, one_sided, short
 from sealring_protocol.control.standing import Phase
 from sealring_protocol.diagnosis.causes import (
@@ -27,7 +27,7 @@ from sealring_protocol.diagnosis.causes import (
 )
 from sealring_protocol.diagnosis.facts import EngineFacts, Facts, Obstacle, Starved
 from sealring_protocol.diagnosis.peers import NO_MEMBER, Fault, PeerState, Trouble
-from sealring_protocol.diagnosis.words import lasting
+from sealring_protocol.diagnosis.words import STILL_FETCHED, lasting, told_here
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.limits import MAX_REASONS, NO_RANK
 from sealring_protocol.security.roles import Purpose
@@ -70,7 +70,7 @@ def obstacles(facts: Facts, now: float) -> list[Obstacle]:
             ring = [each for each in ring if each.cause is not Cause.ROSTER_EXPIRED]
         if engine:  # without an engine, these causes only follow from it
             ring = [each for each in ring if each.rank is not None or each.cause not in _OWN]
-        found += engine + ring
+        found += engine + _fetching(facts) + ring
         told = _told(facts)
         found += [each for each in told if each.rank != facts.rank] if found else told
         if not found:
@@ -175,6 +175,20 @@ def _engine(facts: Facts, now: float) -> list[Obstacle]:
     return [_obstacle(Cause.ENGINE_DYING, what, since=engine.since)]
 
 
+def _fetching(facts: Facts) -> list[Obstacle]:
+    told = "; ".join(
+        f"{facts.name(rank)}: {told_here(each.here, each.fetch_bytes)}"
+        for rank, each in sorted(facts.progress.items())
+        if _fetches(facts, rank)
+    )
+    return [_obstacle(Cause.FETCHING, f"{STILL_FETCHED}; {told}")] if told else []
+
+
+def _fetches(facts: Facts, rank: int) -> bool:
+    """Whether the head has heard that *rank* fetches."""
+    return not facts.rank and facts.progress.get(rank, Progress()).fetch_bytes > 0
+
+
 def _ring(facts: Facts, now: float) -> list[Obstacle]:
     standing = facts.standing
     match standing.phase:
@@ -238,6 +252,8 @@ def _loading(facts: Facts, now: float) -> list[Obstacle]:
         return [_obstacle(cause, f"this node {does}", since=since)]
     found = []
     for rank in facts.standing.missing:
+        if _fetches(facts, rank):
+            continue
         link = _link(facts, 1, Purpose.STEP, now) if rank == 0 else None
         who = "this node" if rank == 0 else facts.name(rank)
         what = f"{who} {does}{_or_link(facts, rank)}"
@@ -256,6 +272,8 @@ def _or_link(facts: Facts, rank: int) -> str:
 def _failed(facts: Facts) -> list[Obstacle]:
     failed = facts.standing.failed
     if failed is None or failed.rank >= len(facts.roster.members):
+        return []
+    if _fetches(facts, failed.rank) and STILL_FETCHED in failed.message.partition(";")[0]:
         return []
     cause = _BY_FAILURE.get(failed.kind, Cause.CANNOT_SERVE)
     own = failed.rank == facts.rank

@@ -1,8 +1,11 @@
-"""Durations in words: for logs, and for people who wait."""
+"""Durations and progress in words: for logs, and for people who wait."""
 
 from __future__ import annotations
 
 from typing import Final
+
+STILL_FETCHED: Final = "layers are still being fetched"
+"""How a rank begins to say why it cannot load its layers yet, and the head for all ranks."""
 
 _UNITS: Final = ((86_400, "day"), (3600, "hour"), (60, "minute"))
 
@@ -19,3 +22,9 @@ def lasting(seconds: float) -> str:
 def ago(seconds: float) -> str:
     """How long ago something was: "just now", "12 s ago"."""
     return "just now" if seconds < 1 else f"{lasting(seconds)} ago"
+
+
+def told_here(here: int, size: int) -> str:
+    """How much of *size* bytes is here: "3.1 of 16.0 GB"."""
+    unit, width = ("GB", 1e9) if size >= 10**8 else ("MB", 1e6)
+    return f"{here / width:.1f} of {size / width:.1f} {unit}"

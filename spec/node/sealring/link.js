@@ -72,6 +72,8 @@ const NO_LOAD = Object.freeze({
   memory: 0n,
   cache: 0n,
   starved_us: 0n,
+  fetched_bytes: 0n,
+  fetch_bytes: 0n,
 });
 
 /**

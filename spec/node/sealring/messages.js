@@ -47,6 +47,8 @@ const load = struct({
   memory: u64,
   cache: u64,
   starved_us: u64,
+  fetched_bytes: u64,
+  fetch_bytes: u64,
 });
 
 const accept = struct({ transcript: bytes(32), serial: u64, roster: wire.blob(MAX_ROSTER) });

@@ -41,7 +41,7 @@ function showWhy({ why, starved, faults }) {
     say(lasts, each.lasts);
     say(advice, each.advice);
   });
-  const known = why.map((each) => each.what).join("; ");
+  const known = why.map((each) => each.what.split(";")[0]).join("; "); // without what runs
   if (known && known !== blamed) announce(`The ring does not serve: ${known}.`);
   blamed = known;
   notice(why.length ? "" : faults.join(" "));

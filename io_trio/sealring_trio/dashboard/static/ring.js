@@ -185,6 +185,7 @@ const span = ({ layers: [first, end] }) =>
 
 /** What a rank does that is not ready. */
 function state(rank, cluster) {
+  if (rank.fetch_bytes) return "fetching";
   if (!rank.present) return "missing";
   return cluster.state === "gathering" ? "waiting" : "loading";
 }
@@ -220,6 +221,7 @@ function card(rank) {
     "li",
     { class: "rank" },
     make("h3", {}, make("span", { class: "dot", "aria-hidden": "true" }), make("span", { class: "who" }), make("span", { class: "is" })),
+    make("progress", { "aria-label": "fetched" }),
     make("dl", {}, ...values),
     make("p", { class: "trouble" }),
   );
@@ -231,6 +233,9 @@ function showCard(element, rank, cluster) {
   const part = rank.rank === 0 ? "head" : `rank ${rank.rank}`;
   say(element.querySelector(".is"), rank.ready ? part : state(rank, cluster));
   say(element.querySelector(".trouble"), rank.ready ? trouble(rank) : "");
+  const bar = element.querySelector("progress");
+  bar.hidden = !rank.fetch_bytes;
+  if (rank.fetch_bytes) bar.value = rank.fetched_bytes / rank.fetch_bytes;
   const places = element.querySelectorAll("dd");
   DETAILS.forEach(([, value], index) => say(places[index], value(rank)));
 }

@@ -14,7 +14,9 @@ class Progress:
     """The counters in PING and PONG, all since the process began.
 
     Times are in microseconds, sizes in bytes. *starved_us* is how long the engine was ready to run
-    and had no processor, or waited for memory to be read back from disk.
+    and had no processor, or waited for memory to be read back from disk. While the node fetches
+    tensors of its model, *fetch_bytes* is the size of all that its rank owns, and *fetched_bytes*
+    what is here of them; else both are 0. A peer may tell any number.
     """
 
     steps_received: int = 0
@@ -25,6 +27,13 @@ class Progress:
     memory: int = 0
     cache: int = 0
     starved_us: int = 0
+    fetched_bytes: int = 0
+    fetch_bytes: int = 0
+
+    @property
+    def here(self) -> int:
+        """*fetched_bytes*, and no more than *fetch_bytes*."""
+        return min(self.fetched_bytes, self.fetch_bytes)
 
 
 @attrs.frozen
