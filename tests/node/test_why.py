@@ -327,6 +327,8 @@ def test_the_head_names_every_rank_that_fetches_and_the_other_ranks_hear_it():
             for _, text in says(made, "host2")
         )
         made.run_for(5.0)
+    refusals = [text for who, text in made.warnings if who == "host0" and "cannot serve" in text]
+    assert len(refusals) == 2, refusals  # once for each
     lines = [at for at, who, text in made.notes if who == "host0" and text.count(told)]
     assert [round(b - a) for a, b in pairwise(lines)] == [10]
     made.hosts["host1"].node.fetched(0, 0)

@@ -33,7 +33,7 @@ from sealring_protocol.control.head.backoff import LONGEST_PAUSE, EpochBackoff
 from sealring_protocol.control.head.config import HeadConfig
 from sealring_protocol.control.head.membership import Membership, MembershipState
 from sealring_protocol.control.head.models import compare
-from sealring_protocol.control.head.notices import Notices, constant
+from sealring_protocol.control.head.notices import FailureLog, Notices
 from sealring_protocol.control.head.partition import TooLittleRoom
 from sealring_protocol.control.head.plan import (
     Plan,
@@ -75,7 +75,7 @@ class Epochs:
         self._next_up = self._world == 1  # the step link to rank 1
         self._tries = TensorTries()
         self._since = now  # when the membership's state last changed
-        self._failed: Failure | None = None  # why the last epoch, or the last try at one, ended
+        self._failures = FailureLog()  # why the last epoch, or the last try at one, ended
         self._unplanned: Failure | None = None  # why there is no plan
         self._unreadable: dict[int, Failure] = {}  # what absent ranks said of their models
         self.checked = False
@@ -98,7 +98,7 @@ class Epochs:
             phase,
             self._since,
             missing,
-            self._failed,
+            self._failures.latest,
             self._unplanned,
             again,
             dict(self._unreadable),
@@ -198,8 +198,8 @@ class Epochs:
             return [Note(Level.ERROR, f"no plan: {error}")]
         self.plan = plan
         self._unplanned, self._since = None, now
-        if self._failed is not None and self._failed.kind is FailureKind.UNSERVABLE:
-            self._failed = None  # somebody has changed something: no request is refused for it now
+        if (last := self._failures.latest) is not None and last.kind is FailureKind.UNSERVABLE:
+            self._failures.clear()  # somebody has changed something: nothing is refused for it
         self._notices.withdraw()
         epoch = self.membership.start(prepare=self.tensor)
         self._bootstrap.set(now, self._config.bootstrap_seconds)
@@ -282,7 +282,7 @@ class Epochs:
         self._bootstrap.clear()
         self._backoff.serving(now)
         self._since = now
-        self._failed = None
+        self._failures.clear()
         return [Note(Level.INFO, f"the ring is ready: epoch {self.membership.epoch.counter}")]
 
     # --------------------------------------------------------- engine, links
@@ -368,10 +368,9 @@ class Epochs:
     def fails(self, failed: Failure) -> bool:
         """Record *failed* as why the ring does not serve. False if it was recorded before, so that
         it is not logged again. If no rank can ever serve so, the next epoch waits for a change."""
-        known, self._failed = self._failed, failed
         if failed.kind is FailureKind.UNSERVABLE:
             self._backoff.wait_for_change()
-        return known is None or constant(known) != constant(failed)
+        return self._failures.is_news(failed)
 
     def progressed(self) -> None:
         """A step of the present epoch was answered: the next epoch need not wait."""

@@ -1,4 +1,4 @@
-"""What the head has told each rank about why there is no epoch.
+"""What the head has told each rank about why there is no epoch, and which failures it has logged.
 
 A rank is told when the reasons differ from those it was told last, at most once every
 `NOTICE_SECONDS`, so reasons that alternate cost one message a second.
@@ -44,7 +44,25 @@ class Notices:
         return [Send(rank, Purpose.CONTROL, why) for rank in due]
 
 
-def constant(failed: Failure) -> Failure:
-    """*failed* without what may change with each try: what stands after a ";", as in
-    `Obstacle.constant`."""
-    return attrs.evolve(failed, message=failed.message.partition(";")[0])
+class FailureLog:
+    """The last failure of each rank, so that one that comes with each try is logged once."""
+
+    __slots__ = ("_last", "latest")
+
+    def __init__(self) -> None:
+        self._last: dict[int, Failure] = {}
+        self.latest: Failure | None = None
+        """The last of any rank."""
+
+    def is_news(self, failed: Failure) -> bool:
+        """Record *failed*. False if the last failure of that rank was the same. What stands after a
+        ";" may change with each try, as in `Obstacle.constant`."""
+        constant = attrs.evolve(failed, message=failed.message.partition(";")[0])
+        self.latest, known = failed, self._last.get(failed.rank)
+        self._last[failed.rank] = constant
+        return known != constant
+
+    def clear(self) -> None:
+        """There is no failure: what fails from now on is news."""
+        self._last.clear()
+        self.latest = None
