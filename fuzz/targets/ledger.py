@@ -62,8 +62,8 @@ def _told(step: Step) -> bytes:
         case Prefill(uid, position, count):
             length = _LENGTHS.index(count) if count in _LENGTHS else 0
             return told + bytes([1, uid % 9, 1, position % 8, length])
-        case Decode(group, guessed):
-            return told + bytes([2, group % 3, guessed % 5])
+        case Decode(group, guessed, ahead):
+            return told + bytes([2, group % 3, guessed % 5, ahead > 0])
         case _:
             return told + b"\0"
 
@@ -115,7 +115,8 @@ def _work(source: Source, ledger: Ledger) -> Work:
             position = source.below(8) if source.flag() else known
             return Prefill(uid, position, source.pick(_LENGTHS))
         case 2:
-            return Decode(source.below(3), source.below(5))
+            group, guessed = source.below(3), source.below(5)
+            return Decode(group, guessed, guessed * source.below(2))
         case _:
             return NO_WORK
 
@@ -187,13 +188,15 @@ class Model:
             case Prefill(uid, position, count):
                 yield self.private.get(uid) == position and position + count < 2**32
                 self.private[uid] = position + count
-            case Decode(group, guessed):
+            case Decode(group, guessed, ahead):
                 yield group in self.groups
                 (uid, _), *others = self.groups[group]
-                yield not guessed or (not others and guessed <= self.guessed[uid] + 1)
+                most = ahead or self.guessed[uid] + 1
+                yield not guessed or (not others and guessed <= most)
                 self.guessed[uid] = guessed
-                yield all(length < 2**32 - 1 for _, length in self.groups[group])
-                self.groups[group] = [(uid, length + 1) for uid, length in self.groups[group]]
+                reads = 1 + ahead
+                yield all(length + reads < 2**32 for _, length in self.groups[group])
+                self.groups[group] = [(uid, length + reads) for uid, length in self.groups[group]]
             case _:
                 yield True
 

@@ -44,11 +44,14 @@ EOS: Final = 7
 EPOCH: Final = Epoch(1, 1)
 CONFIGS: Final = (
     (SchedulerConfig(), 1),
-    (SchedulerConfig(groups=2, rows=2, chunk=3), 1),
-    (SchedulerConfig(groups=1, rows=1, chunk=1), 2),
+    (SchedulerConfig(groups=2, rows=2, chunk=3, ahead=4), 1),
+    (SchedulerConfig(groups=1, rows=1, chunk=1, ahead=3), 2),
     (SchedulerConfig(groups=3, rows=2, chunk=5, retries=1), 2),
-    (SchedulerConfig(groups=2, rows=2, chunk=30, prefixes=3, prefix_share=0.5, queue=4), 1),
-    (SchedulerConfig(groups=1, rows=4, chunk=40, prefixes=2, prefix_share=1.0), 2),
+    (
+        SchedulerConfig(groups=2, rows=2, chunk=30, prefixes=3, prefix_share=0.5, queue=4, ahead=2),
+        1,
+    ),
+    (SchedulerConfig(groups=1, rows=4, chunk=40, prefixes=2, prefix_share=1.0, ahead=16), 2),
 )
 """Settings, and the decodes that a group may have in flight."""
 
@@ -78,12 +81,26 @@ def seeds() -> Iterator[bytes]:
 
 
 class AlwaysPay(guess_costs.GuessCosts):
-    """Guesses pay, however few are right."""
+    """Guesses pay, however few are right; each time another number of them is read ahead."""
 
-    @property
-    def break_even(self) -> float:
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def break_even(self, ways: guess_costs.Ways) -> float:
         """Any share will do."""
         return 0.0
+
+    @property
+    def break_even_piped(self) -> float:
+        """Any share will do."""
+        return 0.0
+
+    def ahead(self, share: float, most: int, ways: guess_costs.Ways) -> int:
+        """Any number that there may be."""
+        self.asked += 1
+        sizes = [0, *(guesses for guesses in ways.sizes if guesses <= most)]
+        return sizes[self.asked % len(sizes)]
 
     def seconds(self, outcome: guess_costs.Outcome) -> float | None:
         """They are known from the beginning."""
@@ -95,7 +112,7 @@ class Ring:
 
     def __init__(self, config: SchedulerConfig, window: int, room: int, *, cuttable: bool) -> None:
         self.scheduler = Scheduler(config, CONTEXT)
-        self.scheduler.shape(config.groups, window, 3, guesses=window == 1)
+        self.scheduler.shape(config.groups, window, 3 if window == 1 else 1, guesses=True)
         self.scheduler._guessing.costs = AlwaysPay()
         self.decided: dict[int, bool] = {}  # by step that read a guess: whether it was right
         self.config = config
@@ -160,9 +177,10 @@ class Ring:
         assert {row.uid for row in planned.rows} == {row.uid for row in step.open}
         count = step.work.count if isinstance(step.work, Prefill) else 0
         if isinstance(step.work, Decode):
-            count = int(step.work.guessed > 0)
+            count = step.work.guesses
             same = sum(self.is_sure(other, step.work.group) for other in self.flying)
-            assert count or same < self.window
+            assert same < self.window or (count and not step.work.ahead)
+            assert not step.work.ahead or (self.ready.trimmable and same == 0)
         assert len(step.ids) == len(step.join) + count
         self.flying.append(planned)
         return True
@@ -186,11 +204,17 @@ class Ring:
             return False
         step = self.flying.pop(0).step
         self.decided.update(self.scheduler.decided())
-        count = self.scheduler.expects(step.n)
+        count, drawn = self.scheduler.expects(step.n), ()
         if isinstance(step.work, Decode):
-            right = not step.work.guessed or self.decided.pop(step.n)
-            assert count == right * len(self.scheduler.uids(step.n))
-        self.take(self.scheduler.answered(step.n, (token,) * count, self.now))
+            ahead = step.work.ahead
+            right = not step.work.guessed or ahead or self.decided.pop(step.n)
+            assert count == bool(right) * len(self.scheduler.uids(step.n)) + ahead
+            guesses = step.ids[len(step.ids) - ahead :]
+            drawn = guesses[: token % (ahead + 1)]
+            if len(drawn) < ahead and guesses[len(drawn)] == token:
+                token += 1
+            count -= ahead
+        self.take(self.scheduler.answered(step.n, (*drawn, *(token,) * count), self.now))
         return True
 
     def fail(self, kind: FailureKind) -> None:

@@ -113,7 +113,7 @@ class Liar:
 
     def _n(self) -> int:
         brain = self._cluster.head.node._brain
-        done = brain.scheduler._n if isinstance(brain, Head) and brain.scheduler else 1
+        done = brain.scheduler._maker.n if isinstance(brain, Head) and brain.scheduler else 1
         return self._any(done, done)
 
     def _uid(self) -> int:

@@ -29,6 +29,7 @@ from sealring_protocol.codec.messages import (
     Save,
     Step,
     StepDone,
+    TakeBack,
 )
 from sealring_protocol.control.epoch.ledger import Ledger
 
@@ -219,6 +220,18 @@ class Ring:
             self.text[uid].append(token)
             self.last[uid] = token
         return done.ids
+
+    def decode_ahead(self, guesses: Sequence[int], back: int = 0) -> int:
+        """Take *back* so many tokens of the only row, and read *guesses* after its last one.
+        Returns how many of them were wrong."""
+        ((uid, *_),) = self.author.ledger.groups.values()
+        done = self.step(
+            back=(TakeBack(uid, back),) if back else (),
+            ids=tuple(guesses),
+            work=Decode(0, len(guesses), len(guesses)),
+        )
+        self.text[uid] += done.ids
+        return len(guesses) + 1 - len(done.ids)
 
     def evict(self, *uids: int) -> None:
         self.step(evict=uids, work=NO_WORK)

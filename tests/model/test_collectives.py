@@ -178,8 +178,25 @@ def one_has_no_room(members: Members, folder: Path) -> None:
     raise AssertionError("there was room for everything")
 
 
+def reads_ahead(members: Members, folder: Path) -> None:
+    """All members draw the same tokens up to the first wrong guess, those that one token at a time
+    gives."""
+    text = members.generate(PROMPT, 12, seed=3, temperature=0.8, repetition=1.3)
+    uid = members.admit(PROMPT, seed=3, temperature=0.8, repetition=1.3)
+    members.decode(join=[uid])
+    back = 0
+    for right in (2, 0, 1):
+        at = len(members.text[uid])
+        back = members.decode_ahead([*text[at : at + right], *[1] * (2 - right)], back)
+        assert back == 2 - right
+    members.decode_ahead([], back)  # one that reads none is a plain one
+    assert members.text[uid] == text[: len(members.text[uid])]
+    assert len(members.text[uid]) == 8
+    members.evict(uid)
+
+
 AFTER = {
-    "llama": (steps_ahead, no_other_place, the_same_place_again),
+    "llama": (reads_ahead, steps_ahead, no_other_place, the_same_place_again),
     "qwen3": (a_member_dies,),
     "gpt-oss": (a_member_stops,),
     "qwen3-5": (one_has_no_room,),

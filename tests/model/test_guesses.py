@@ -22,7 +22,22 @@ from sealring_model.lookahead import lookahead
 from sealring_model.lookahead.device_io import DeviceIO
 from sealring_model.sampling.rows import RowParams
 from sealring_protocol.codec.local_messages import Loaded
-from sealring_protocol.codec.messages import Bootstrap, Ping, Pong, Progress, Ready, Row, Step
+from sealring_protocol.codec.messages import (
+    Backend,
+    Bootstrap,
+    Decode,
+    Epoch,
+    Join,
+    Open,
+    Ping,
+    Pong,
+    Prefill,
+    Progress,
+    Ready,
+    Row,
+    Step,
+)
+from sealring_protocol.control.epoch.ledger import Ledger
 from sealring_protocol.control.scheduler.requests import (
     FinishReason,
     Request,
@@ -31,7 +46,7 @@ from sealring_protocol.control.scheduler.requests import (
 from waiting_device import WaitingDeviceIO
 
 from tests.families.checkpoints import write
-from tests.sim.brains import Brains
+from tests.sim.brains import AlwaysPay, Brains
 
 LENGTH = 20
 ROOM = 1 << 30
@@ -143,7 +158,7 @@ def test_guesses_change_no_text_on_a_device_that_waits(
     """Its next decode may have been launched when what it follows is taken back."""
     for patience in ("_SKIP_AFTER_CHANGE", "_SKIP_AFTER_TIMEOUT", "_MAX_SKIP", "_STEADY_AFTER"):
         monkeypatch.setattr(lookahead, patience, 0)
-    random, made = Random(f"{family} {world} {seed} waits"), []
+    random, made = Random(f"{family} {world} {seed} a device that waits"), []
 
     def device_io() -> WaitingDeviceIO:
         made.append(WaitingDeviceIO(lambda: random.random() < 0.1))
@@ -173,7 +188,7 @@ def run_schedule(
         way = next(n for n, way in enumerate(SAMPLING) if Row(0, **way) == request.sampling)
         return text_of(request.prompt, way)[: request.max_tokens]
 
-    config = SchedulerConfig(groups=2, rows=2, chunk=9, prefixes=4, retries=50)
+    config = SchedulerConfig(groups=2, rows=2, chunk=9, prefixes=4, retries=50, ahead=4)
     ring = Brains(world, random, config, lambda: RealEngine(folder, random, device_io), expected)
     ring.start()
     prompts = [tuple(random.randrange(256) for _ in range(n)) for n in (3, 12, 30)]
@@ -218,7 +233,7 @@ def test_a_guess_follows_a_decode_of_more_rows(models, alone, world, way):
     prompts = [(1, 2, 3, 4, 5), (9, 8, 7, 6)]
     for seed in range(3):
         random = Random(f"{world} {seed}")
-        config = SchedulerConfig(groups=1, rows=2)
+        config = SchedulerConfig(groups=1, rows=2, ahead=4)
         ring = Brains(
             world,
             random,
@@ -241,3 +256,75 @@ def test_a_guess_follows_a_decode_of_more_rows(models, alone, world, way):
         ring.run()
         assert ring.tokens[uids[0]] == expected
         assert not any("failed" in note for note in ring.notes)
+
+
+def ask_ahead(folder: Path, world: int, request: Request, expected: list[int]) -> list[int]:
+    """What a ring of *world* ranks answers to *request*, whose guesses are read as far ahead as may
+    be. Returns how many were read with each decode."""
+    random = Random(f"{folder.name} {world} {request}")
+    ring = Brains(
+        world,
+        random,
+        SchedulerConfig(ahead=4, prefixes=2),
+        lambda: RealEngine(folder, random),
+        lambda _: expected,
+    )
+    ring.start()
+    uid = ring.submit(request)
+    ring.head.scheduler._guessing.costs = AlwaysPay()
+    ring.head.guess(uid, len(request.prompt), [], ring.now)  # those of the request alone
+    ring.run()
+    assert ring.tokens[uid] == expected
+    return [step.work.ahead for step in ring.timings if isinstance(step.work, Decode)]
+
+
+PROMPT = (1, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("way", range(3))
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_several_guesses_are_read_with_one_step(models, alone, family, way, world):
+    """Right ones save steps; after a wrong one the text goes on as it would without."""
+    text = alone(family, PROMPT, way)[:LENGTH]
+    for wrong in ((), (2,), (0, 1, 7, 9), tuple(range(LENGTH))):
+        guesses = tuple(3 if n in wrong else token for n, token in enumerate(text))
+        request = Request(PROMPT, LENGTH, sampling=Row(0, **SAMPLING[way]), guesses=guesses)
+        ahead = ask_ahead(models[family], world, request, text)
+        assert sum(ahead) > LENGTH // 2
+        assert wrong or len(ahead) <= LENGTH // 5 + 3
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("family", ["gemma3", "qwen3-next"])
+def test_caches_that_cannot_be_cut_read_nothing_ahead(models, alone, family, world):
+    text = alone(family, PROMPT, 0)[:LENGTH]
+    request = Request(PROMPT, LENGTH, sampling=Row(0, **SAMPLING[0]), guesses=tuple(text))
+    assert not sum(ask_ahead(models[family], world, request, text))
+
+
+def test_a_row_with_log_probabilities_reads_nothing_ahead(models, alone):
+    text = alone("llama", PROMPT, 0)[:LENGTH]
+    sampling = Row(0, **SAMPLING[0], logprobs=0)
+    request = Request(PROMPT, LENGTH, sampling=sampling, guesses=tuple(text))
+    assert not sum(ask_ahead(models["llama"], 1, request, text))
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen3-next"])
+def test_an_engine_refuses_to_read_ahead_what_it_could_not_take_back(models, family):
+    engine = RealEngine(models[family], Random(1))
+    epoch = Epoch(1, 1)
+    bounds = (0, len(engine.info.layers))
+    engine.bootstrap(Bootstrap(epoch, Backend.PIPELINE, 0, False, 1000, bytes(32), bounds))
+    engine.params.add(Row(1))
+    ledger = Ledger()
+    for n, step in enumerate(
+        (
+            Step(epoch, 1, b"", open=(Open(1),), work=Prefill(1, 0, 3), ids=(1, 2, 3)),
+            Step(epoch, 2, b"", join=(Join(1, 0),), work=Decode(0, 2, 2), ids=(4, 5, 6)),
+        )
+    ):
+        ledger.apply(step)
+        (answer,) = engine.receive(attrs.evolve(step, digest=ledger.digest(n + 1)))
+    assert answer.failed is not None
+    assert "cannot be cut" in answer.failed.message

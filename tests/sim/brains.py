@@ -23,7 +23,7 @@ from sealring_protocol.control.effects import (
 )
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.head import Head, HeadConfig
-from sealring_protocol.control.scheduler.guess_costs import GuessCosts, Outcome
+from sealring_protocol.control.scheduler.guess_costs import GuessCosts, Outcome, Ways
 from sealring_protocol.control.scheduler.requests import (
     FinishReason,
     Request,
@@ -41,11 +41,23 @@ def _expected(request: Request) -> list[int]:
 
 
 class AlwaysPay(GuessCosts):
-    """Guesses pay, however few are right."""
+    """Guesses pay, however few are right: in one way or the other, as *random* has it, of as many
+    as there are without."""
+
+    def __init__(self, random: Random | None = None) -> None:
+        super().__init__()
+        self.random = random
+
+    def break_even(self, ways: Ways) -> float:
+        return 0.0
 
     @property
-    def break_even(self) -> float:
+    def break_even_piped(self) -> float:
         return 0.0
+
+    def ahead(self, share: float, most: int, ways: Ways) -> int:
+        sizes = [0, *(guesses for guesses in ways.sizes if guesses <= most)]
+        return max(sizes) if self.random is None else self.random.choice(sizes)
 
     def seconds(self, outcome: Outcome) -> float | None:
         return 1.0
@@ -133,7 +145,7 @@ class Brains:
         self.absorb(0, effects)
         scheduler = self.head.scheduler
         if scheduler is not None:
-            scheduler._guessing.costs = AlwaysPay()
+            scheduler._guessing.costs = AlwaysPay(self.random)
         spoilt = self.random.choice((0.0, 0.3, 0.9, None))
         if spoilt is not None:
             guesses = [

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import attrs
 from sealring_protocol.codec.local_messages import EngineInfo, Group, HopKey, Loaded, LocalMessage
@@ -35,6 +36,7 @@ from sealring_protocol.codec.messages import (
 )
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_protocol.control.epoch.ledger import Change, Ledger
+from sealring_protocol.control.scheduler.guesses import right_ones
 from sealring_protocol.errors import SealringError
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.seal import (
@@ -105,6 +107,15 @@ def info(
 History = list[tuple[int, ...]]
 
 
+class Pending(NamedTuple):
+    """A decode whose hidden states are away: its rows, the greatest length of one with the token
+    that it draws from, and the guesses that it reads ahead."""
+
+    uids: tuple[int, ...]
+    length: int
+    guesses: tuple[int, ...]
+
+
 class PoisonError(Exception):
     """The forward raised."""
 
@@ -121,7 +132,7 @@ class FakeEngine:
     groups: dict[int, list[History]] = attrs.field(factory=dict)
     snaps: dict[int, History] = attrs.field(factory=dict)
     last: dict[int, int] = attrs.field(factory=dict)
-    pending: dict[int, tuple[tuple[int, ...], int]] = attrs.field(factory=dict)
+    pending: dict[int, Pending] = attrs.field(factory=dict)
     sealer: InnerSealer | None = None
     opener: InnerOpener | None = None
     forwards: int = 0
@@ -249,8 +260,8 @@ class FakeEngine:
         match step.work:
             case Prefill(_, _, count):
                 rows, tokens = 1, count
-            case Decode(group):
-                rows, tokens = len(self.groups[group]), 1
+            case Decode(group, _, ahead):
+                rows, tokens = len(self.groups[group]), 1 + ahead
             case _:
                 return []
         data = struct.pack("<f", self.order.rank) * (3 * rows * tokens)
@@ -270,8 +281,8 @@ class FakeEngine:
             (history,) = self.groups[back.group]
             del history[-back.count :]
             assert len(history) == back.length + 1
-            for n, (uids, length) in list(self.pending.items()):
-                if back.uid in uids and length > back.length:
+            for n, away in list(self.pending.items()):
+                if back.uid in away.uids and away.length > back.length:
                     del self.pending[n]  # nobody draws from a wrong guess
         for save in change.saved:
             alone = save.group is None
@@ -307,13 +318,13 @@ class FakeEngine:
             case Prefill(_, _, count):
                 assert len(ids) == count
                 return [embed(token) for token in self._safe(ids)]
-            case Decode(group, guessed):
-                if guessed:
-                    assert len(ids) == 1
-                    return [embed(token) for token in self._safe(ids)]
+            case Decode(group, guessed, ahead):
+                assert len(ids) == step.work.guesses
                 uids = self.ledger.rows(group)
-                assert not any({*uids} & {*away} for away, _ in self.pending.values())
-                return [embed(token) for token in self._safe([self.last[u] for u in uids])]
+                if not guessed or ahead:
+                    assert not any({*uids} & {*p.uids} for p in self.pending.values())
+                    ids = [*(self.last[uid] for uid in uids), *ids]
+                return [embed(token) for token in self._safe(ids)]
             case _:
                 return []
 
@@ -327,10 +338,11 @@ class FakeEngine:
             case Prefill(uid):
                 self.forwards += 1
                 rows = [self.private[uid]] * len(hidden)
-            case Decode(group):
+            case Decode(group, _, ahead):
                 self.forwards += 1
-                rows = self.groups[group]
+                rows = self.groups[group] * (1 + ahead)
                 assert len(rows) == len(hidden)
+                assert not ahead or self.model.trimmable
             case NoWork():
                 return []
         out = []
@@ -350,7 +362,9 @@ class FakeEngine:
         decode = isinstance(step.work, Decode)
         if rank == 0 and decode:
             uids = self.ledger.rows(step.work.group)
-            self.pending[step.n] = uids, max(map(self.ledger.length, uids))
+            lengths = max(map(self.ledger.length, uids))
+            guesses = step.ids[-step.work.ahead :] if step.work.ahead else ()
+            self.pending[step.n] = Pending(uids, lengths - len(guesses), guesses)
         if world == 1:
             ids = self._sample(step.n, out) if decode else ()
             return StepDone(step.epoch, step.n, ids=ids, spent=(self.spent or Spent(3),))
@@ -373,10 +387,14 @@ class FakeEngine:
         return StepDone(done.epoch, done.n, ids, spent=(*done.spent, self.spent or Spent(2)))
 
     def _sample(self, n: int, out: list[int]) -> tuple[int, ...]:
-        uids, _ = self.pending.pop(n)
-        assert len(uids) == len(out)
+        uids, _, guesses = self.pending.pop(n)
+        assert len(uids) + len(guesses) == len(out)
         ids = tuple((value + self.wrong) % VOCABULARY for value in out)
-        self.last.update(zip(uids, ids, strict=True))
+        if guesses:
+            ids = ids[: 1 + right_ones(guesses, ids)]
+            self.last[uids[0]] = ids[-1]
+        else:
+            self.last.update(zip(uids, ids, strict=True))
         if self.doubles:
             self.doubles -= 1
             return ids * 2
@@ -386,7 +404,7 @@ class FakeEngine:
 
     def _context(self, step: Step | StepDone, boundary: int) -> InnerContext:
         if isinstance(step, StepDone):
-            return InnerContext(step.epoch, step.n, 0, boundary, self.pending[step.n][0])
+            return InnerContext(step.epoch, step.n, 0, boundary, self.pending[step.n].uids)
         match step.work:
             case Prefill(uid):
                 return InnerContext(step.epoch, step.n, PREFILL_GROUP, boundary, (uid,))

@@ -241,8 +241,8 @@ class Executor:
             self._forward.forget_wrong(back.uid, back.length)
         self._update_rows(step, change)
         match step.work:
-            case Decode(batch, guessed):
-                return self._decode(step, batch, guessed)
+            case Decode() as work:
+                return self._decode(step, work)
             case Prefill(uid, _, count):
                 return self._forward.prefill(step, uid, count)
             case NoWork():
@@ -252,8 +252,8 @@ class Executor:
         match step.work:
             case Prefill(_, _, count):
                 pass
-            case Decode(_, guessed):
-                count = int(guessed > 0)
+            case Decode() as work:
+                count = work.guesses
             case _:
                 count = 0
         expected = len(step.join) + count if self._first else 0
@@ -305,21 +305,24 @@ class Executor:
             self._clear_due = False
             mx.clear_cache()
 
-    def _decode(self, step: Step, batch: int, guessed: int) -> PendingAnswer:
-        uids = self._ledger.rows(batch)
+    def _decode(self, step: Step, work: Decode) -> PendingAnswer:
+        batch, uids = work.group, self._ledger.rows(work.group)
         awaiting = self._forward.awaiting_logits.values()
-        if not guessed and any(state.batch == batch for state in awaiting):
+        on_guess = work.guessed and not work.ahead
+        if not on_guess and any(state.batch == batch for state in awaiting):
             raise LedgerError(f"group {batch} decodes, and its last tokens have not come back")
-        received = None if self._first else self._open_hidden(step, batch, uids)
+        received = None if self._first else self._open_hidden(step, batch, uids, 1 + work.ahead)
+        # What is built ahead reads one token, and on rank 0 the one drawn last.
+        as_built = not work.ahead and not (on_guess and self._first)
+        if not as_built:
+            self._lookahead.drop_decode(batch)
+        self._caches.reads(batch, work.guessed, work.ahead)
         built = None
-        if guessed and self._first:
-            self._lookahead.drop_decode(batch)  # it reads the token drawn last
-        self._caches.reads(batch, guessed)
-        if not (guessed and self._first):
+        if as_built:
             first = received[0] if received else None
             built = self._lookahead.take_decode(batch, first, self._forward.build_decode)
         pending_answer = self._forward.decode(step, batch, received, built)
-        if self._place.world > 1 and not (guessed and self._first):
+        if self._place.world > 1 and as_built:
             self._lookahead.decode_issued(batch, step.n)
         if self._ledger.length(uids[0]) % _EVALUATE_EVERY == 0:
             self._caches.evaluate(batch)
@@ -329,16 +332,19 @@ class Executor:
         state = self._forward.awaiting_logits.pop(done.n, None)
         if state is None:
             raise LedgerError(f"hidden states of step {done.n} came back, and none are away")
-        received = self._open_hidden(done, state.batch, state.uids)
+        received = self._open_hidden(done, state.batch, state.uids, 1 + len(state.guesses))
         built = self._lookahead.take_closing(done.n, received[0])
         return self._forward.close(done, state, received, built)
 
-    def _open_hidden(self, message: Step | StepDone, batch: int, uids: tuple[int, ...]) -> Received:
-        """The hidden states in *message*, which may have been opened early."""
+    def _open_hidden(
+        self, message: Step | StepDone, batch: int, uids: tuple[int, ...], tokens: int
+    ) -> Received:
+        """The hidden states in *message*, of *tokens* tokens of each row, which may have been
+        opened early."""
         early, self._early_fill = self._early_fill, None
         if early is not None and early.message is message:
             return early.contents
-        return self._hidden_io.open(message, batch, uids)
+        return self._hidden_io.open(message, batch, uids, tokens)
 
     # ---------------------------------------------------------------- look-ahead
 

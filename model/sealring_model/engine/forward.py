@@ -120,18 +120,20 @@ class Forward:
     ) -> PendingAnswer:
         """Launch the decode of *batch* on the *received* hidden states, which rank 0 has not; or
         answer *built*, which was launched ahead."""
-        uids = self._ledger.rows(batch)
+        uids, ahead = self._ledger.rows(batch), _ahead(step)
         prints = None
         if built is None:
             if received is None:
                 inputs = [self._tokens(step, batch)]
             else:
-                inputs = self._hidden_io.to_arrays(step, received, len(uids))
+                inputs = self._hidden_io.to_arrays(step, received, len(uids), 1 + ahead)
             outputs = self._stage.run(inputs, self._caches.batch(batch))
-            prints = self._fingerprints(step, len(uids), 1, inputs, outputs)
+            prints = self._fingerprints(step, len(uids), 1 + ahead, inputs, outputs)
         if self._first:
-            positions = tuple(self._ledger.length(uid) for uid in uids)
-            state = self._sampler.begin(batch, uids, positions, on_guess=_is_guess(step))
+            positions = tuple(self._ledger.length(uid) - ahead for uid in uids)
+            guesses = step.ids[len(step.ids) - ahead :]
+            on_guess = _is_guess(step)
+            state = self._sampler.begin(batch, uids, positions, guesses, on_guess=on_guess)
             if self._last:
                 return self._sample(step, state, outputs, prints)
             self.awaiting_logits[step.n] = state
@@ -150,13 +152,17 @@ class Forward:
         launched ahead."""
         if built is not None:
             return self._answer(done, built.sampled, built.inlet, None)
-        rows = len(state.uids)
-        return self._sample(done, state, self._hidden_io.to_arrays(done, received, rows), None)
+        rows, tokens = len(state.uids), 1 + len(state.guesses)
+        outputs = self._hidden_io.to_arrays(done, received, rows, tokens)
+        return self._sample(done, state, outputs, None)
 
     def _tokens(self, step: Step, batch: int) -> mx.array:
         if _is_guess(step):
             return mx.array([step.ids[-1:]], mx.uint32)
-        return self._sampled_last(batch)
+        last, ahead = self._sampled_last(batch), _ahead(step)
+        if not ahead:
+            return last
+        return mx.concatenate([last, mx.array([step.ids[-ahead:]], mx.uint32)], axis=1)
 
     def _sampled_last(self, batch: int) -> mx.array:
         return self._sampler.inputs(batch, self._ledger.rows(batch))[:, None]
@@ -200,7 +206,7 @@ class Forward:
         outputs: Sequence[mx.array],
         prints: Fingerprints | None,
     ) -> PendingAnswer:
-        logits = self._stage.logits(outputs)
+        logits = self._stage.logits(outputs, 1 + len(state.guesses))
         sampled = self._sampler.end(state, logits)
         if self._checked and prints is None:  # the second pass
             received = of_hop(self._stage.hop_back, outputs)
@@ -236,8 +242,14 @@ class Forward:
         return _prefaced(PendingAnswer(sampled.arrays, answer, logprobs), prints)
 
 
+def _ahead(step: Step) -> int:
+    """How many guesses the decode *step* reads after the token drawn last."""
+    return step.work.ahead if isinstance(step.work, Decode) else 0
+
+
 def _is_guess(step: Step) -> bool:
-    return isinstance(step.work, Decode) and step.work.guessed > 0
+    """Whether *step* reads a guess in place of the token drawn last."""
+    return isinstance(step.work, Decode) and step.work.guessed > 0 and not step.work.ahead
 
 
 def _prefaced(pending: PendingAnswer, prints: Fingerprints | None) -> PendingAnswer:

@@ -222,8 +222,10 @@ class Lookahead:
         if isinstance(message, StepDone):
             return held if isinstance(held, BuiltClosing) and held.n == message.n else None
         plain = message.n == next_step and not message.changes
-        decodes = isinstance(message.work, Decode) and message.work.group == held.batch
-        return held if plain and decodes and isinstance(held, BuiltDecode) else None
+        match message.work:
+            case Decode(held.batch, _, 0) if plain and isinstance(held, BuiltDecode):
+                return held
+        return None
 
     def end(self) -> None:
         """Release the device and wait for what was launched: nothing of it will be asked for."""
@@ -242,12 +244,12 @@ class Lookahead:
     ) -> bool:
         """Build one graph; False if there is none to build.
 
-        *build_closing* builds the closing pass of a step among *awaiting_logits*, *build_decode*
-        the next decode of a batch, which may follow such a closing pass. Raises what they raise,
-        and then nothing has changed.
+        *build_closing* builds the closing pass of a step among *awaiting_logits* (of a decode on a
+        guess, which may be wrong, or of several tokens, none), *build_decode* the next decode of a
+        batch, which may follow such a pass. Raises what they raise, and then nothing has changed.
         """
-        steps = awaiting_logits.items()  # a decode on a guess may be wrong
-        n = next((n for n, of in steps if not of.on_guess and n not in self._closings), None)
+        sure = {n for n, of in awaiting_logits.items() if not (of.on_guess or of.guesses)}
+        n = min(sure - self._closings.keys(), default=None)
         if n is not None:
             state = awaiting_logits[n]
             self._closings[n] = BuiltClosing(n, state.batch, *build_closing(state))

@@ -78,6 +78,11 @@ class _Counts:
         output = self.output.at[lines, tokens[self.places]].add(1)
         return attrs.evolve(self, output=output)
 
+    def after_ahead(self, tokens: mx.array, right: mx.array) -> _Counts:
+        sampled = (mx.arange(len(tokens)) <= right).astype(self.output.dtype)
+        lines = mx.zeros(tokens.shape, mx.int32)
+        return attrs.evolve(self, output=self.output.at[lines, tokens].add(sampled))
+
     def line(self, row: Row) -> tuple[mx.array, mx.array] | None:
         """The counts of *row*, if it is one of these: prompt and output, one line each."""
         for at, known in enumerate(self.rows):
@@ -108,6 +113,23 @@ class LogitProcessor:
         if self.counts is None:
             return self
         return attrs.evolve(self, counts=self.counts.after(tokens))
+
+    def apply_ahead(self, logits: mx.array, guesses: mx.array) -> mx.array:
+        """*logits* ``(1 + guesses, vocabulary)`` of the only row with bias and penalties, each as
+        if the *guesses* before it had been sampled."""
+        adjusted, processor = [], self
+        for place in range(len(logits)):
+            adjusted.append(processor.apply(logits[place : place + 1]))
+            if place < len(guesses):
+                processor = processor.after(guesses[place : place + 1])
+        return mx.concatenate(adjusted)
+
+    def after_ahead(self, tokens: mx.array, right: mx.array) -> LogitProcessor:
+        """The processor once the first of *tokens*, and the *right* ones after it, have been
+        sampled for the only row."""
+        if self.counts is None:
+            return self
+        return attrs.evolve(self, counts=self.counts.after_ahead(tokens, right))
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:

@@ -15,6 +15,7 @@ import attrs
 import mlx.core as mx
 from sealring_protocol.codec.local_messages import Logprobs
 from sealring_protocol.codec.messages import Row
+from sealring_protocol.control.scheduler.guesses import right_ones
 
 from sealring_model.lookahead.device_io import DeviceIO, Outlet
 from sealring_model.sampling.logit_processors import LogitProcessor, LogitProcessors
@@ -30,6 +31,9 @@ class SamplerState:
 
     A decode on a guess begins before the token that it reads is drawn, by the decode *before*. Its
     processor follows the one *after* that.
+
+    A decode that reads *guesses* ahead has one row. A token is drawn for the place of each guess,
+    and one more. *positions* has that of the first.
     """
 
     batch: int
@@ -40,11 +44,13 @@ class SamplerState:
     before: SamplerState | None = None
     after: LogitProcessor | None = None
     on_guess: bool = False
+    guesses: tuple[int, ...] = ()
 
 
 @attrs.frozen(eq=False)
 class Sampled:
-    """What was sampled: *tokens*, uint32, one for each row, and their log probabilities.
+    """What was sampled: *tokens*, uint32, one for each row, and their log probabilities. If
+    *guesses* were read ahead, one for the place of each, and one more.
 
     Both are for the answer alone, as the next decode reads an array of its own. *changed* is what
     the next sampling starts from, to be evaluated with them.
@@ -53,6 +59,7 @@ class Sampled:
     tokens: Outlet
     logprobs: LogprobArrays | None
     changed: tuple[mx.array, ...]
+    guesses: tuple[int, ...] = ()
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:
@@ -60,8 +67,10 @@ class Sampled:
         return (self.tokens.ready, *(self.logprobs.arrays if self.logprobs else ()))
 
     def ids(self) -> tuple[int, ...]:
-        """The tokens; they must have been computed."""
-        return tuple(self.tokens.data().cast("I"))
+        """The tokens, which must have been computed, up to the first that is not the guess in its
+        place."""
+        tokens = tuple(self.tokens.data().cast("I"))
+        return tokens[: 1 + right_ones(self.guesses, tokens)] if self.guesses else tokens
 
     def messages(self, n: int) -> tuple[Logprobs, ...]:
         """The LOGPROBS messages that go before the answer to step *n*."""
@@ -102,20 +111,25 @@ class Sampler:
         batch: int,
         uids: tuple[int, ...],
         positions: tuple[int, ...],
+        guesses: tuple[int, ...] = (),
         *,
         on_guess: bool = False,
     ) -> SamplerState:
         """The state that the decode of *batch* is sampled with; *positions* are those of the new
-        tokens."""
+        tokens, the first one's where *guesses* are read ahead."""
         rows = self._params.get(uids)
         processor = None if on_guess else self._processors.take(batch, rows)
         before = self._begun.get(batch) if on_guess else None
-        state = SamplerState(batch, uids, rows, positions, processor, before, on_guess=on_guess)
+        state = SamplerState(
+            batch, uids, rows, positions, processor, before, on_guess=on_guess, guesses=guesses
+        )
         self._begun[batch] = state
         return state
 
     def end(self, state: SamplerState, logits: mx.array) -> Sampled:
         """Sample from *logits* ``(rows, vocabulary)``; builds a graph and launches nothing."""
+        if state.guesses:
+            return self._end_ahead(state, logits)
         before, state.before = state.before, None
         processor = state.processor
         if before is not None:  # rows may have left in between
@@ -127,9 +141,33 @@ class Sampler:
         sampled = Sampled(
             self._device_io.outlet(tokens), logprobs_of(logits, state.rows, tokens), changed
         )
-        # Last, when nothing can fail any more: from now on the next sampling follows this one.
-        self._last.sampled(state.batch, state.uids, tokens)
+        self._ended(state, tokens, after)
+        return sampled
+
+    def _end_ahead(self, state: SamplerState, logits: mx.array) -> Sampled:
+        """Sample the tokens of one row from *logits* ``(1 + guesses, vocabulary)``.
+
+        Each is drawn as if the guesses before it were right. The next decode reads the last one
+        that was drawn before, or in place of, the first wrong guess.
+        """
+        (first,) = state.positions
+        places, guesses = len(state.guesses) + 1, mx.array(state.guesses, mx.uint32)
+        processor, adjusted = state.processor, logits
+        if processor is not None:
+            adjusted = processor.apply_ahead(logits, guesses)
+        positions = range(first, first + places)
+        tokens = sample(adjusted, state.rows * places, positions)
+        right = mx.cumprod((tokens[:-1] == guesses).astype(mx.int32)).sum(keepdims=True)
+        after = None if processor is None else processor.after_ahead(tokens, right)
+        changed = () if after is None else after.arrays
+        sampled = Sampled(self._device_io.outlet(tokens), None, changed, state.guesses)
+        self._ended(state, tokens[right], after)
+        return sampled
+
+    def _ended(self, state: SamplerState, last: mx.array, after: LogitProcessor | None) -> None:
+        """Nothing can fail any more: from now on the next sampling follows this one, which drew
+        *last*."""
+        self._last.sampled(state.batch, state.uids, last)
         state.after = after
         if after is not None:
             self._processors.put(state.batch, after)
-        return sampled

@@ -115,9 +115,12 @@ class CacheStore:
             needed += cost.of(step.work.position + step.work.count) - cost.of(step.work.position)
         return needed
 
-    def reads(self, batch: int, guessed: int) -> None:
-        """The next token of *batch* is written; the last *guessed* ones may be taken back."""
-        if guessed:
+    def reads(self, batch: int, guessed: int, ahead: int = 0) -> None:
+        """The next token of *batch* is written, and *ahead* guesses after it; the last *guessed*
+        ones may be taken back."""
+        if ahead:
+            self._undo.keep_ahead(batch, self.batch(batch), ahead)
+        elif guessed:
             self._undo.keep(batch, self.batch(batch), guessed)
         else:
             self._undo.forget(batch)

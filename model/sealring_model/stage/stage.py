@@ -168,8 +168,9 @@ class Stage:
         caches."""
         raise NotImplementedError
 
-    def logits(self, outputs: Sequence[mx.array]) -> mx.array:
-        """Logits of the last token of every row, from the *outputs* of the last stage's `run`."""
+    def logits(self, outputs: Sequence[mx.array], tokens: int = 1) -> mx.array:
+        """Logits of the last token of every row, or of the last *tokens* of the only row, from the
+        *outputs* of the last stage's `run`."""
         raise NotImplementedError
 
 
@@ -185,9 +186,9 @@ class WholeStage(Stage):
         """Logits ``(rows, tokens, vocabulary)`` of ids ``(rows, tokens)``."""
         return (self._model(inputs[0], cache=self.layout.spread(slots)),)
 
-    def logits(self, outputs: Sequence[mx.array]) -> mx.array:
-        """The last token's part of *outputs*."""
-        return outputs[0][:, -1, :]
+    def logits(self, outputs: Sequence[mx.array], tokens: int = 1) -> mx.array:
+        """The last tokens' part of *outputs*."""
+        return _by_token(outputs[0], tokens)
 
 
 class PartStage(Stage):
@@ -262,17 +263,19 @@ class PartStage(Stage):
         self.layout.advance(slots, rows, tokens, self.filler)
         return outputs
 
-    def logits(self, outputs: Sequence[mx.array]) -> mx.array:
-        """Logits of the last token of every row, from what the last rank returned."""
+    def logits(self, outputs: Sequence[mx.array], tokens: int = 1) -> mx.array:
+        """Logits of the last token of every row, or of the last *tokens* of the only row, from what
+        the last rank returned."""
         if self._head is None:
             raise LoadError("this rank has no output head")
         rows, _ = _sizes(self.hop_back, outputs)
         last = [
-            _last_token(tensor, array) for tensor, array in zip(self.hop_back, outputs, strict=True)
+            some_tokens(tensor, array, slice(-tokens, None))
+            for tensor, array in zip(self.hop_back, outputs, strict=True)
         ]
-        with self._values.holding(rows, 1, _parted(self.hop_back, last)):
-            logits: mx.array = self._head(mx.full((rows, 1), self.filler, mx.int32))[:, -1, :]
-            return logits
+        with self._values.holding(rows, tokens, _parted(self.hop_back, last)):
+            logits = self._head(mx.full((rows, tokens), self.filler, mx.int32))
+            return _by_token(logits, tokens)
 
 
 def dummy_inputs(tensors: Sequence[HopTensor], rows: int, tokens: int) -> list[mx.array]:
@@ -312,8 +315,10 @@ def _sizes(tensors: Sequence[HopTensor], arrays: Sequence[mx.array]) -> tuple[in
     return sizes[Axis.ROWS], sizes[Axis.TOKENS]
 
 
-def _last_token(tensor: HopTensor, array: mx.array) -> mx.array:
-    return some_tokens(tensor, array, slice(-1, None))
+def _by_token(logits: mx.array, tokens: int) -> mx.array:
+    """*logits* ``(rows, tokens, vocabulary)`` of the last token of every row, or of the last
+    *tokens* of the only row."""
+    return logits[:, -1, :] if tokens == 1 else logits[0, -tokens:, :]
 
 
 def some_tokens(tensor: HopTensor, array: mx.array, tokens: slice) -> mx.array:

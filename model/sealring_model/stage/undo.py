@@ -34,6 +34,14 @@ class Undo:
             before.popleft()
         before.append([None if _can_trim_next(cache) else fork(cache) for cache in flat(slots)])
 
+    def keep_ahead(self, batch: int, slots: Sequence[Any], guesses: int) -> None:
+        """So many *guesses* are about to be written to *slots*, the caches of *batch*, at once.
+        Raises `LedgerError` if these cannot drop some of them alone."""
+        caches = list(flat(slots))
+        if not all(cache.empty() or type(cache).__name__ in FULL_CACHES for cache in caches):
+            raise LedgerError(f"group {batch} reads guesses ahead, and its caches cannot be cut")
+        self._before[batch] = deque([None] * len(caches) for _ in range(guesses))
+
     def forget(self, batch: int) -> None:
         """No token of *batch* will be taken back."""
         self._before.pop(batch, None)

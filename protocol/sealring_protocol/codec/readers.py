@@ -291,8 +291,8 @@ def decode_step(reader: Reader) -> Step:
 
 
 def _work(kind: int, target: int, position: int, count: int) -> Work:
-    if kind == DECODE and not position and target <= NO_GROUP:
-        return _decode(target, count)
+    if kind == DECODE and target <= NO_GROUP:
+        return _decode(target, count, position)
     if kind == PREFILL:
         return Prefill(target, position, count)
     if kind == IDLE and not (target or position or count):

@@ -209,7 +209,7 @@ def encode_step(message: Step) -> list[Buffer]:
     """The parts of STEP."""
     work = message.work
     if isinstance(work, Decode):
-        kind, target, position, count = DECODE, work.group, 0, work.guessed
+        kind, target, position, count = DECODE, work.group, work.ahead, work.guessed
     elif isinstance(work, Prefill):
         kind, target, position, count = PREFILL, work.uid, work.position, work.count
     else:

@@ -90,8 +90,8 @@ def work_fields(work: Work) -> dict[str, Json]:
             return {"work": 0, "target": "0", "position": 0, "count": 0}
         case Prefill(uid, position, count):
             return {"work": 1, "target": u64(uid), "position": position, "count": count}
-        case Decode(group, guessed):
-            return {"work": 2, "target": u64(group), "position": 0, "count": guessed}
+        case Decode(group, guessed, ahead):
+            return {"work": 2, "target": u64(group), "position": ahead, "count": guessed}
 
 
 def read_work(f: dict[str, Json]) -> Work:
@@ -99,7 +99,7 @@ def read_work(f: dict[str, Json]) -> Work:
     works: tuple[Callable[[], Work], ...] = (
         lambda: NO_WORK,
         lambda: Prefill(int(f["target"]), f["position"], f["count"]),
-        lambda: Decode(int(f["target"]), f["count"]),
+        lambda: Decode(int(f["target"]), f["count"], f["position"]),
     )
     return works[f["work"]]()
 

@@ -40,14 +40,24 @@ class Decode:
 
     With *guessed* the group has one row, and the token that it reads now is a guess of the head's.
     The last *guessed* tokens of its cache, this one included, may be taken back.
+
+    With *ahead*, which then equals *guessed*, the row reads the token drawn last and after it so
+    many guesses. It draws a token after each of them, up to the first that is not the next guess.
     """
 
     group: int
     guessed: int = 0
+    ahead: int = 0
 
     def __attrs_post_init__(self) -> None:
         rule(self.group != NO_GROUP, "no group has the number 0xFFFF")
         rule(self.guessed <= MAX_GUESSED, "more guesses than a row may have")
+        rule(self.ahead in (0, self.guessed), "other guesses than those that it reads ahead")
+
+    @property
+    def guesses(self) -> int:
+        """How many guesses it reads."""
+        return self.ahead or int(self.guessed > 0)
 
 
 Work = NoWork | Prefill | Decode
@@ -106,7 +116,7 @@ class Step:
     """All inputs of one step, applied in the order of the fields.
 
     *digest* is the ledger's after the step. *ids* has one token per join, in order, and then the
-    tokens of a prefill, or the guess that a decode reads. They go to engines that hold the
+    tokens of a prefill, or the guesses that a decode reads. They go to engines that hold the
     embedding, and never down a chain. *drop* has row uids and snapshot handles, which share one
     number space. *spent* has an entry for every rank that has finished its part, in order.
     """

@@ -86,8 +86,8 @@ _UNCHANGED: Final = Change()
 class Ledger:
     """The rows and snapshots of one epoch. Lengths count the tokens in a cache.
 
-    The last tokens of a row that is alone in its group may be guesses. They are none any more once
-    the group decodes on a token that was drawn, or its rows change.
+    The last tokens of a row that is alone in its group may be guesses. Those before are none any
+    more once the group decodes on a token that was drawn, or its rows change.
 
     A step that does not fit raises `RemoteProtocolError`. Discard the ledger then, and end the
     epoch.
@@ -143,16 +143,16 @@ class Ledger:
         fit."""
         change = self._compose(step) if step.changes else _UNCHANGED
         match step.work:
-            case Decode(group, guessed):
+            case Decode(group, guessed, ahead):
                 rows = self._groups.get(group)
                 if not rows:
                     raise RemoteProtocolError(
                         f"step {step.n} decodes group {group}, which is empty"
                     )
                 if guessed or self._guessed:
-                    self._guess(step.n, rows, guessed)
+                    self._guess(step.n, rows, guessed, ahead)
                 for uid in rows:
-                    self._lengths[uid] = self._longer(step.n, self._lengths[uid], 1)
+                    self._lengths[uid] = self._longer(step.n, self._lengths[uid], 1 + ahead)
             case Prefill(uid, position, count):
                 if self._private.get(uid) != position:
                     raise RemoteProtocolError(
@@ -170,10 +170,11 @@ class Ledger:
             raise RemoteProtocolError(f"step {n} makes a row longer than {MAX_TOKENS} tokens")
         return length + count
 
-    def _guess(self, n: int, rows: list[int], guessed: int) -> None:
-        """Of the only one of *rows* the last *guessed* tokens are guesses now, with the one to
-        come; those before are none any more."""
-        if guessed and (len(rows) > 1 or guessed > self.guessed(rows[0]) + 1):
+    def _guess(self, n: int, rows: list[int], guessed: int, ahead: int) -> None:
+        """Of the only one of *rows* the last *guessed* tokens are guesses now, with the one or the
+        *ahead* ones to come; those before are none any more."""
+        many = not ahead and guessed > self.guessed(rows[0]) + 1
+        if guessed and (len(rows) > 1 or many):
             raise RemoteProtocolError(f"step {n} has {guessed} guesses, more than there can be")
         for uid in rows:
             self._guessed.pop(uid, None)

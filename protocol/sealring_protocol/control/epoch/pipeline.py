@@ -275,7 +275,7 @@ class HeadPipeline:
         self._engine.append(step.n)
         if isinstance(step.work, Decode):
             self._drawn.add(step.n)
-            if step.work.guessed:
+            if step.work.guessed and not step.work.ahead:
                 self._undecided.add(step.n)
         return [ToEngine(step)]
 

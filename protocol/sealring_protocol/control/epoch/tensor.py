@@ -312,7 +312,9 @@ class StepDeadline:
         if not self._owed:
             self._begin(now)
         work = step.work
-        tokens = work.count if isinstance(work, Prefill) else rows * isinstance(work, Decode)
+        tokens = work.count if isinstance(work, Prefill) else 0
+        if isinstance(work, Decode):
+            tokens = rows + work.ahead
         copies = bool(step.save or step.open)
         shape = _Shape(type(work), tokens.bit_length(), bool(step.evict), copies)
         self._owed.append(_Owed(shape, tokens, bool(step.join)))

@@ -41,7 +41,7 @@ from sealring_protocol.control.effects import Effect
 from sealring_protocol.control.epoch.deadlines import earliest, is_due
 from sealring_protocol.control.epoch.engine import RankEngine
 from sealring_protocol.control.epoch.orders import renewed_keys
-from sealring_protocol.control.head.config import HeadConfig
+from sealring_protocol.control.head.config import HeadConfig, scheduler_config
 from sealring_protocol.control.head.epochs import EffectsAndLoss, Epochs
 from sealring_protocol.control.head.membership import hello
 from sealring_protocol.control.head.steps import Steps, Timekeeper, memory_notes
@@ -49,7 +49,7 @@ from sealring_protocol.control.scheduler.requests import Request
 from sealring_protocol.control.scheduler.scheduler import Scheduler
 from sealring_protocol.control.standing import Standing
 from sealring_protocol.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
-from sealring_protocol.limits import MAX_SEALED_BODY, PRESENTATIONS_PER_SECOND, STEP_ROOM
+from sealring_protocol.limits import PRESENTATIONS_PER_SECOND
 from sealring_protocol.security.admission import TokenBucket
 from sealring_protocol.security.roles import Purpose
 
@@ -222,16 +222,7 @@ class Head:
             raise RemoteProtocolError("the engine's model has a size of 0")
         if self._engine.up(info):
             return self.epochs.engine_replaced(now)
-        asked = self._config
-        hidden = info.hop or info.hidden * info.dtype.width
-        largest = (MAX_SEALED_BODY - STEP_ROOM) // hidden
-        config = attrs.evolve(
-            asked,
-            groups=asked.groups or (1 if self._world == 1 else 2 * self._world),
-            rows=asked.rows if info.batches else 1,
-            chunk=max(1, min(asked.chunk, largest)),
-            hidden_bytes=hidden,
-        )
+        config = scheduler_config(self._config, info, self._world)
         if self.scheduler is None:
             self.scheduler = Scheduler(config, info.context, self._first_uid)
         elif self.scheduler.config != config:

@@ -99,11 +99,11 @@ class Steps:
         """A step was answered, or a request given up."""
         self.over = False
         """A step failed."""
+        # A checked epoch has no guesses, for what wrong ones compute is compared with nothing.
         token_stays_here = parallel or self._world == 1  # on the devices: no hop is waited for
         if token_stays_here:
-            scheduler.shape(groups=1, window=2)
+            scheduler.shape(groups=1, window=2, guesses=not checked)
         else:
-            # A checked epoch has no guesses, for what wrong ones compute is compared with nothing.
             scheduler.shape(times.groups, window=1, stages=self._world, guesses=not checked)
         scheduler.begin(epoch, ranks)
 
@@ -207,13 +207,12 @@ class Steps:
 
     def engine_answered(self, message: Step | StepDone, now: float) -> list[Effect]:
         """The head's engine returned *message* of this epoch."""
-        if isinstance(message, StepDone) and not message.failed:
-            expected = self._scheduler.expects(message.n)
-            if len(message.ids) != expected:
-                got = f"{len(message.ids)} of {expected} tokens"
-                text = f"the engine answered step {message.n} with {got}"
-                failed = Failure(0, FailureKind.ENGINE_ERROR, text)
-                message = StepDone(message.epoch, message.n, failed=failed)
+        done = isinstance(message, StepDone) and not message.failed
+        if done and not self._scheduler.gives(message.n, message.ids):
+            got = f"{len(message.ids)} of {self._scheduler.expects(message.n)} tokens"
+            text = f"the engine answered step {message.n} with {got}"
+            failed = Failure(0, FailureKind.ENGINE_ERROR, text)
+            message = StepDone(message.epoch, message.n, failed=failed)
         return self._act(self._machine.output(message), now)
 
     def rank_answered(

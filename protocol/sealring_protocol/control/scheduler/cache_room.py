@@ -28,6 +28,7 @@ class CacheRoom:
     def __init__(self, context: int) -> None:
         """*context* is the longest row in tokens that the model allows."""
         self.longest = context  # tokens of the longest row that fits, alone
+        self.ahead = 0  # guesses that a row may read with one step
         self.learnt: dict[int, int] = {}  # limit in bytes, by rank whose memory ran out
         self._context: Final = context
         self._ranks: tuple[Ready, ...] = ()
@@ -93,12 +94,12 @@ class CacheRoom:
         )
 
     def _shapes(self, rows: Collection[LiveRow], entering: LiveRow | None) -> list[Shape]:
-        """The shape of each group after one more token for each row, with *entering* and its
+        """The shape of each group after one more step for each row, with *entering* and its
         reserve."""
         shapes: dict[int, Shape] = {}
         for row in rows:
             count, longest = shapes.get(row.group, (0, 0))
-            shapes[row.group] = count + 1, max(longest, self._need(row, 1))
+            shapes[row.group] = count + 1, max(longest, self._need(row, 1 + self.ahead))
         if entering is not None:
             count, longest = shapes.get(entering.group, (0, 0))
             shapes[entering.group] = count + 1, max(longest, self._need(entering, _RESERVE))
@@ -106,5 +107,5 @@ class CacheRoom:
 
     def _need(self, row: LiveRow, growth: int) -> int:
         """The tokens of *row* after it has grown by *growth*, or as far as it may."""
-        left = min(row.end, self.longest) - len(row.tokens)
-        return len(row.tokens) + row.flying + max(1, min(left, growth))
+        tokens = len(row.tokens) + row.flying + row.ahead
+        return tokens + max(1, min(min(row.end, self.longest) - tokens, growth))

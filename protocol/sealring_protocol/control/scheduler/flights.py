@@ -6,13 +6,13 @@ A decode that has *returned* from the ring waits only for the head's own engine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import attrs
 
 from sealring_protocol.codec.messages import Decode, Prefill
-from sealring_protocol.control.scheduler.guesses import Fed
+from sealring_protocol.control.scheduler.guesses import Fed, right_ones
 from sealring_protocol.control.scheduler.requests import SchedulerConfig
 from sealring_protocol.control.scheduler.rows import Flight
 from sealring_protocol.limits import (
@@ -81,17 +81,25 @@ class Flights:
         return decided
 
     def expects(self, n: int) -> int:
-        """The number of tokens in the answer to step *n*; 0 if it is not under way."""
+        """The number of tokens in the answer to step *n*, at most; 0 if it is not under way."""
         flight = self._by_number.get(n)
         if flight is None or flight.wasted or not isinstance(flight.work, Decode):
             return 0
-        return len(flight.uids)
+        return len(flight.uids) + len(flight.guesses)
+
+    def gives(self, n: int, ids: Sequence[int]) -> bool:
+        """Whether step *n* may be answered with *ids*. One that reads ahead gives the tokens up to
+        the first that is not the guess in its place."""
+        flight = self._by_number.get(n)
+        if flight is None or not flight.guesses:
+            return len(ids) == self.expects(n)
+        return len(ids) == 1 + right_ones(flight.guesses, ids)
 
     def is_full(self, config: SchedulerConfig) -> bool:
         """True if no rank may be sent a further step, even of the greatest weight."""
         if not self._by_number:
             return False
-        tokens = max(config.chunk, config.rows)
+        tokens = max(config.chunk, config.rows, 1 + (config.ahead or 0))
         hidden = min(tokens * config.hidden_bytes, MAX_SEALED_BODY)
         heaviest = hidden + tokens * ENTRY_WEIGHT + _LISTS + MAX_ROW_WEIGHT
         waiting = sum([flight.weight for flight in self._by_number.values()])

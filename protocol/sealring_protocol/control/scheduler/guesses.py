@@ -1,8 +1,9 @@
 """Guesses: which token is likely to come next, before the ring has drawn it.
 
 In a pipeline the stages wait for each other while one row decodes. So the head has them work on a
-guess of the next token. A guess is right if it is the token that is drawn; else what was computed
-on it is taken back. Guesses therefore never change a text.
+guess of the next token. And where a step takes hardly longer with several tokens than with one, it
+has a row read several guesses *ahead* with one step. A guess is right if it is the token that is
+drawn; else what was computed on it is taken back. Guesses therefore never change a text.
 
 A guess comes from whoever `RowGuesses.give`s some (a draft model); or from the request, which may
 have one for each place of the answer; or else from the row itself: what followed when its last
@@ -14,13 +15,14 @@ tokens.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
 import attrs
 
-from sealring_protocol.control.scheduler.guess_costs import GuessCosts, Outcome
+from sealring_protocol.control.scheduler.guess_costs import GuessCosts, Outcome, Ways
 from sealring_protocol.control.scheduler.requests import Request
 
 _LONG: Final = 3
@@ -74,6 +76,12 @@ class Lookup:
         return None
 
 
+def right_ones(guesses: Sequence[int], drawn: Sequence[int]) -> int:
+    """How many of *guesses*, from the first on, were right, if *drawn* came in their places."""
+    same = (one == other for one, other in zip(guesses, drawn, strict=False))
+    return sum(itertools.takewhile(bool, same))
+
+
 @attrs.frozen
 class Fed:
     """The guess *token*, which step *n* reads."""
@@ -92,12 +100,14 @@ class RowGuesses:
         self._given: tuple[int, Sequence[int]] = (0, ())  # from a position on
         self.fed: Final[deque[Fed]] = deque()
         """Guesses under way, of the tokens after those that are known."""
+        self.ways = Ways()
         self.accepted = 0
         self.rejected = 0
         self._share = 0.0
         self._judged = False
         self._margin = _FIRST_MARGIN
-        self._last: tuple[Outcome, float] | None = None  # of the last token, and when it came
+        self._last: tuple[Outcome | None, float] | None = None
+        """What the last token came after, and when; None after several that were read ahead."""
         self._resumes = 0  # at this length
         self._pause = _PAUSE
 
@@ -109,17 +119,38 @@ class RowGuesses:
     def next(self, costs: GuessCosts) -> int | None:
         """The next guess, after those under way; None if there is none, or guesses do not pay by
         *costs*."""
-        first = len(self._request.prompt) + _BASELINE if costs.seconds(Outcome.PLAIN) is None else 0
-        if len(self._tokens) < max(first, self._resumes):
+        if not self._may_guess(costs) or self._assumed(costs) < costs.break_even_piped:
             return None
-        under_way = [fed.token for fed in self.fed]
-        given = self._from_given(under_way)
+        return self._after([fed.token for fed in self.fed])
+
+    def ahead(self, costs: GuessCosts, coming: int, most: int) -> tuple[int, ...]:
+        """The guesses that the row is to read ahead with one step, *most* at most, once *coming*
+        tokens have come that are not known yet, and none if that does not pay by *costs*."""
+        if not self._may_guess(costs) or not costs.ahead(self._assumed(costs), most, self.ways):
+            return ()
+        chain: list[int] = []
+        while len(chain) < coming + most and (guess := self._after(chain)) is not None:
+            chain.append(guess)
+        count = costs.ahead(self._assumed(costs), len(chain) - coming, self.ways)
+        return tuple(chain[coming : coming + count])
+
+    def _may_guess(self, costs: GuessCosts) -> bool:
+        first = len(self._request.prompt) + _BASELINE if costs.seconds(Outcome.PLAIN) is None else 0
+        return len(self._tokens) >= max(first, self._resumes)
+
+    def _assumed(self, costs: GuessCosts) -> float:
+        """The share of its guesses that is taken to be right."""
+        return self._share if self._judged else min(1.0, costs.break_even(self.ways) + self._margin)
+
+    def _after(self, guesses: Sequence[int]) -> int | None:
+        """What is likely to follow the tokens so far and then *guesses*; None if nothing is."""
+        given = self._from_given(guesses)
         if given is not None:
             return given
         expected = self._request.guesses
         if expected is None:
-            return self._lookup.after(under_way)
-        place = len(self._tokens) + len(under_way) - len(self._request.prompt)
+            return self._lookup.after(guesses)
+        place = len(self._tokens) + len(guesses) - len(self._request.prompt)
         return expected[place] if place < len(expected) else None
 
     def _from_given(self, under_way: Sequence[int]) -> int | None:
@@ -139,32 +170,58 @@ class RowGuesses:
         outcome, right = Outcome.PLAIN, None
         if self.fed:
             outcome = Outcome.RIGHT if self.fed[0].token == token else Outcome.WRONG
-            right = self._judge(outcome is Outcome.RIGHT, costs.break_even)
+            right = self.fed.popleft() if outcome is Outcome.RIGHT else None
+            self._judge(outcome is Outcome.RIGHT, costs)
         before, self._last = self._last, (outcome, now) if alone else None
-        if alone and before is not None:
+        if alone and before is not None and before[0] is not None:
             # While nothing was guessed before, a guess under way makes the token late.
             late = before[0] is Outcome.PLAIN and outcome is not Outcome.PLAIN
             if not late and costs.took(before[0], now - before[1]):
-                self._resumes = max(self._resumes, len(self._tokens) + _BASELINE)
+                self._measure()
         return right
+
+    def drawn_ahead(
+        self,
+        guesses: Sequence[int],
+        drawn: Sequence[int],
+        now: float,
+        costs: GuessCosts,
+        *,
+        alone: bool,
+    ) -> None:
+        """A step that read *guesses* ahead gave the tokens *drawn*. If the row decodes *alone*,
+        *costs* learn how long the step took."""
+        right = right_ones(guesses, drawn)
+        for _ in range(right):
+            self._judge(True, costs)
+        if right < len(guesses):
+            self._judge(False, costs)
+        before, self._last = self._last, (None, now) if alone else None
+        if alone and before is not None and costs.took_ahead(len(guesses), now - before[1]):
+            self._measure()
+
+    def _measure(self) -> None:
+        """Guess nothing for a while, to see how long a token takes then."""
+        self._resumes = max(self._resumes, len(self._tokens) + _BASELINE)
 
     def interrupted(self) -> None:
         """The row has lost its caches: its next token takes as long as to read it in again."""
         self._last = None
 
-    def _judge(self, right: bool, break_even: float) -> Fed | None:
+    def _judge(self, right: bool, costs: GuessCosts) -> None:
+        break_even = costs.break_even(self.ways)
         if not self._judged:
             self._judged, self._share = True, min(1.0, break_even + self._margin)
         self._share += (right - self._share) / _STEADY
         if self._share < break_even:
             self.pause()
             self._judged, self._margin = False, _LATER_MARGIN
-        if right:
-            self.accepted += 1
-            self._pause = max(_PAUSE, self._pause // 2) if self._share > break_even else self._pause
-            return self.fed.popleft()
-        self.rejected += 1
-        return None
+        if not right:
+            self.rejected += 1
+            return
+        self.accepted += 1
+        if self._share > break_even:
+            self._pause = max(_PAUSE, self._pause // 2)
 
     def pause(self) -> None:
         """Guess nothing for some tokens."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import attrs
@@ -75,6 +76,7 @@ class LiveRow:
     kept: int = 0  # tokens of that snapshot
     flying: int = 0  # decode steps in flight
     wasted: int = 0  # those of them that read a wrong guess
+    ahead: int = 0  # guesses that a decode in flight reads after the row's last token
     guesses: RowGuesses = attrs.field(init=False)
     group: int = 0
     failures: int = 0
@@ -134,10 +136,11 @@ _BEFORE_READY = (RowState.QUEUED, RowState.PREFILL, RowState.PREEMPTED)
 class Flight:
     """A step that waits for its answer.
 
-    *positions* are where the token of each row goes. *weight* counts bytes as
+    *positions* are where the (first) token of each row goes. *weight* counts bytes as
     `limits.MAX_WEIGHT_WAITING` does. *passed* is True once the head's engine has passed it on, and
     *returned* once it has come back from the ring and only the head's own work on it is left.
-    *wasted* is True once it is known to have read a wrong guess: it gives no token.
+    *wasted* is True once it is known to have read a wrong guess: it gives no token. *guesses* are
+    those that a decode reads ahead.
     """
 
     work: Work
@@ -148,6 +151,14 @@ class Flight:
     passed: bool = False
     returned: bool = False
     wasted: bool = False
+    guesses: tuple[int, ...] = ()
+
+    def tokens(self, ids: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        """Each of *ids*, which it is answered with, as the last of (row, position, token)."""
+        if self.guesses:
+            (uid,), (first,) = self.uids, self.positions
+            return ((uid, first + at, token) for at, token in enumerate(ids))
+        return zip(self.uids, self.positions, ids, strict=False)
 
 
 @attrs.frozen

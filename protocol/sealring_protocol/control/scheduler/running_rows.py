@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from sealring_protocol.codec.messages import Ready, Save, Step, TakeBack
+from sealring_protocol.codec.messages import Decode, Ready, Save, Step, TakeBack
 from sealring_protocol.control.epoch.ledger import Ledger
 from sealring_protocol.control.scheduler.cache_room import CacheRoom
 from sealring_protocol.control.scheduler.guesses import Fed
@@ -31,7 +31,7 @@ from sealring_protocol.control.scheduler.requests import (
     RoomOverflow,
     SchedulerConfig,
 )
-from sealring_protocol.control.scheduler.rows import LiveRow, RowEvent, RowState
+from sealring_protocol.control.scheduler.rows import Flight, LiveRow, RowEvent, RowState
 from sealring_protocol.control.scheduler.waiting import Waiting
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import MAX_IDS, MAX_ROW_WEIGHT
@@ -132,22 +132,22 @@ class RunningRows:
     def waste(self, row: LiveRow) -> None:
         """The guesses of *row* that are under way are wrong, or no longer of use: have the next
         step take their tokens back."""
-        if not (fed := row.guesses.fed):
-            return
+        fed = row.guesses.fed
+        wrong = len(fed) + row.ahead
         row.wasted += len(fed)
-        row.position -= len(fed)
+        row.position -= wrong
         self.wrong += fed
-        if self.stays(row):
-            self.backs[row.uid] = len(fed)
+        if wrong and self.stays(row):
+            self.backs[row.uid] = wrong
         fed.clear()
 
-    def wasted_one(self, uids: Iterable[int]) -> None:
-        """A step for rows *uids* that read a wrong guess is over."""
-        for uid in uids:
-            row = self.rows.get(uid)
-            if row is not None:
+    def landed(self, flight: Flight) -> None:
+        """The step *flight* is over."""
+        for row in filter(None, map(self.rows.get, flight.uids)):
+            if isinstance(flight.work, Decode):
                 row.flying -= 1
-                row.wasted -= 1
+                row.wasted -= flight.wasted
+                row.ahead -= len(flight.guesses)
 
     @property
     def taken_back(self) -> tuple[TakeBack, ...]:
@@ -273,7 +273,7 @@ class RunningRows:
             self.waste(row)
             self._requeue(row)
         for row in self.rows.values():
-            row.flying = row.wasted = 0
+            row.flying = row.wasted = row.ahead = 0
         self.wrong.clear()
 
     # ------------------------------------------------------------ who comes in
@@ -350,7 +350,8 @@ class RunningRows:
 
     def make_room(self) -> None:
         """Drop snapshots, then preempt the youngest rows, until all rows fit after growing."""
-        if all((len(row.tokens) + row.coming) % GRAIN for row in self.live.values()):
+        lengths = [len(row.tokens) + row.coming + row.ahead for row in self.live.values()]
+        if all(-length % GRAIN > self.room.ahead for length in lengths):
             return
         while self.live and self._shortage() > 0:
             youngest = max(self.live)

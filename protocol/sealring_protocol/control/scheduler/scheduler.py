@@ -15,8 +15,9 @@ row is gone or has that token already.
 In a pipeline, a group has one decode on its way round (*window* 1), because its next one needs the
 token; several groups in flight keep the stages busy. Where stages would still be idle, a row that
 is alone in its group decodes on guesses of its next tokens (`guesses`), until as many decodes are
-under way as there are stages. Wrong guesses are taken back by the next step. In a pipeline, a
-decode stops counting when its hidden states are back at the head.
+under way as there are stages. Or it reads several guesses with one step (*ahead*), where that pays,
+on one rank and in tensor parallelism as well. Wrong guesses are taken back by the next step. In a
+pipeline, a decode stops counting when its hidden states are back at the head.
 
 The rank that draws the token has it on the device at once, so the next decode can follow before the
 head knows the token. With one rank, or in tensor parallelism, two may therefore be in flight
@@ -30,25 +31,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-import attrs
-
 from sealring_protocol.codec.local_messages import Logprobs
 from sealring_protocol.codec.messages import (
     NO_WORK,
     Decode,
     Epoch,
     Failure,
-    Join,
-    Open,
-    Prefill,
     Ready,
-    Save,
-    Step,
-    Work,
 )
 from sealring_protocol.control.effects import StepTiming
-from sealring_protocol.control.epoch.ledger import DIGEST_SIZE, Ledger
-from sealring_protocol.control.epoch.pipeline import weight
+from sealring_protocol.control.epoch.ledger import Ledger
 from sealring_protocol.control.scheduler.chunks import Chunks
 from sealring_protocol.control.scheduler.flights import Flights
 from sealring_protocol.control.scheduler.guesses import Fed
@@ -58,12 +50,12 @@ from sealring_protocol.control.scheduler.requests import (
     FinishReason,
     Outcome,
     Request,
-    RowOpened,
     SchedulerConfig,
     TokenOut,
 )
-from sealring_protocol.control.scheduler.rows import Flight, LiveRow, Planned
+from sealring_protocol.control.scheduler.rows import LiveRow, Planned
 from sealring_protocol.control.scheduler.running_rows import RunningRows
+from sealring_protocol.control.scheduler.step_making import StepMaker
 from sealring_protocol.errors import RemoteProtocolError
 
 _NO_LOGPROBS: Final[Mapping[int, Logprobs]] = {}
@@ -76,12 +68,10 @@ class Scheduler:
         """*context* is the longest row in tokens; uids rise from *first_uid*."""
         self.config = config
         self._running = RunningRows(config, context, first_uid)
-        self._epoch: Epoch | None = None
-        self._n = 0
         self._flights = Flights()
+        self._maker = StepMaker(self._running, self._flights)
         self._chunks = Chunks(config)
         self._read_last = False
-        self._decoded = [0] * max(1, config.groups)  # the number of each group's latest decode step
         self._losses = Losses(self._running)
         self._window = 1
         self._guessing = Guessing(self._running, self._flights)
@@ -145,14 +135,14 @@ class Scheduler:
 
     def tune(self, groups: int) -> None:
         """Spread new rows over *groups* groups, at most as many as are configured."""
-        self._running.groups = max(1, min(groups, len(self._decoded)))
+        self._running.groups = max(1, min(groups, max(1, self.config.groups)))
 
     def shape(self, groups: int, window: int, stages: int = 1, *, guesses: bool = False) -> None:
         """Use *groups* groups, each with at most *window* decodes in flight. A step passes *stages*
-        ranks, one after the other; with *guesses* idle ones decode on guesses. Call only between
-        epochs."""
+        ranks, one after the other; with *guesses* idle ones decode on guesses, and rows may read
+        several ahead. Call only between epochs."""
         self._window = window
-        self._guessing.stages = stages if guesses else 0
+        self._guessing.shape(stages if guesses else 0)
         self._chunks.shape(stages)
         self.tune(groups)
 
@@ -161,8 +151,7 @@ class Scheduler:
         self.config = config
         self._running.config = config
         self._chunks.resize(config)
-        self._decoded = [0] * max(1, config.groups)
-        self.tune(len(self._decoded))
+        self.tune(config.groups)
 
     def forget_ranks(self) -> None:
         """Forget the ranks' memory limits: each may be another machine now. Call only between
@@ -176,22 +165,20 @@ class Scheduler:
         """Start *epoch* with an empty ledger; open rows are prefilled again. *ranks* report their
         room."""
         self.abandon()
-        self._epoch = epoch
-        self._n = 0
-        self._decoded = [0] * len(self._decoded)
+        self._maker.begin(epoch)
         self._running.begin(ranks)
 
     def abandon(self) -> None:
         """The epoch is over: no step is in flight, and every row waits to be prefilled again."""
-        if self._epoch is not None:
-            self._epoch = None
+        if self._maker.epoch is not None:
+            self._maker.end()
             self._flights.clear()
             self._running.abandon()
 
     def failed(self, n: int, failure: Failure) -> list[Outcome]:
         """Step *n* failed, and its epoch with it. Its rows become suspects if a forward was at
         fault. A row that has used up its retries, or makes no progress, ends."""
-        loss = self._losses.of(self._epoch, self._flights.by_number, n, failure.kind)
+        loss = self._losses.of(self._maker.epoch, self._flights.by_number, n, failure.kind)
         self.abandon()
         return self._losses.settle(loss, failure)
 
@@ -208,7 +195,7 @@ class Scheduler:
 
     def plan(self, now: float) -> Planned | None:
         """The next step; None while there is nothing to do, or no credit for it."""
-        if self._epoch is None or self._flights.is_full(self.config):
+        if self._maker.epoch is None or self._flights.is_full(self.config):
             return None
         self._flights.waste(self._running.wrong)
         self._running.retire()
@@ -221,22 +208,24 @@ class Scheduler:
         if row is not None and (group is None or not self._read_last):
             self._read_last = True
             chunk = self._chunks.cut(row, self._running.unread(), decoding=self._decoding)
-            return self._emit(saves, opened, (), chunk, now)
+            return self._maker.make(saves, opened, (), chunk, now)
         self._read_last = False
         if group is not None:
             room = self.config.rows - self._running.staying(group)
             joining = self._running.joiners(group)[:room]
-            return self._emit(saves, opened, joining, Decode(group), now)
+            ahead = self._guessing.ahead(group)
+            work = Decode(group, len(ahead), len(ahead))
+            return self._maker.make(saves, opened, joining, work, now, ahead)
         changes = saves or self._running.leaving or self._running.dropping
-        return self._emit(saves, opened, (), NO_WORK, now) if changes else self._guess(now)
+        return self._maker.make(saves, opened, (), NO_WORK, now) if changes else self._guess(now)
 
     def _guess(self, now: float) -> Planned | None:
         """A decode of a row on a guess, if stages are idle and there is a guess; else None."""
         if (guess := self._guessing.next()) is None:
             return None
-        guess.row.guesses.fed.append(Fed(self._n + 1, guess.token))
+        guess.row.guesses.fed.append(Fed(self._maker.n + 1, guess.token))
         work = Decode(guess.row.group, len(guess.row.guesses.fed))
-        return self._emit([], [], (), work, now, guess=(guess.token,))
+        return self._maker.make([], [], (), work, now, (guess.token,))
 
     def decided(self) -> list[tuple[int, bool]]:
         """See `Flights.decided`."""
@@ -253,10 +242,11 @@ class Scheduler:
     def _next_group(self) -> int | None:
         """Of the groups with rows and credit, the one that has waited longest; None if there is
         none."""
-        running, decodes = self._running, self._flights.decodes(len(self._decoded))
+        running, decodes = self._running, self._flights.decodes(max(1, self.config.groups))
         credit = [group for group, steps in enumerate(decodes) if steps < self._window]
         ready = [group for group in credit if running.staying(group) or running.joiners(group)]
-        return min(ready, key=lambda group: self._decoded[group], default=None)
+        ready = [group for group in ready if not self._guessing.waits(group)]
+        return min(ready, key=self._maker.decoded, default=None)
 
     def _next_chunk(self) -> LiveRow | None:
         """The row to prefill next; None if there is none, or no credit for it."""
@@ -268,63 +258,6 @@ class Scheduler:
     def _decoding(self) -> bool:
         """Whether rows wait for tokens."""
         return bool(self.ledger.groups) or self._flights.decoding
-
-    def _emit(
-        self,
-        saves: list[Save],
-        opened: list[LiveRow],
-        joining: Sequence[LiveRow],
-        work: Work,
-        now: float,
-        guess: tuple[int, ...] = (),
-    ) -> Planned:
-        ids = [*(row.tokens[-1] for row in joining), *guess]
-        for row in joining:
-            self._running.join(row)
-        if isinstance(work, Prefill):
-            ids += self._running.rows[work.uid].tokens[work.position : work.position + work.count]
-        assert self._epoch is not None  # noqa: S101  plan() checked it
-        self._n += 1
-        step = Step(
-            self._epoch,
-            self._n,
-            bytes(DIGEST_SIZE),
-            back=self._running.taken_back,
-            save=tuple(saves),
-            evict=tuple(self._running.leaving),
-            drop=tuple(self._running.dropping),
-            open=tuple(Open(row.uid, row.handle, row.kept) for row in opened),
-            join=tuple(Join(row.uid, row.group) for row in joining),
-            work=work,
-            ids=tuple(ids),
-        )
-        self._running.carried_out(step)
-        flight = self._flight(work, now)
-        tokens = work.count if isinstance(work, Prefill) else len(flight.uids)
-        heavy = weight(step) + sum(row.row_weight for row in opened)
-        heavy += tokens * self.config.hidden_bytes
-        self._flights.add(self._n, attrs.evolve(flight, weight=heavy))
-        told = tuple(RowOpened(row.uid, len(row.tokens), row.kept) for row in opened)
-        step = attrs.evolve(step, digest=self._running.ledger.digest(self._n))
-        return Planned(step, tuple(row.sampling for row in opened), told)
-
-    def _flight(self, work: Work, now: float) -> Flight:
-        match work:
-            case Decode(group):
-                uids = self.ledger.rows(group)
-                self._decoded[group] = self._n
-                for uid in uids:
-                    self._running.rows[uid].position += 1
-                    self._running.rows[uid].flying += 1
-                return Flight(work, uids, tuple(map(self.ledger.length, uids)), now)
-            case Prefill(uid, _, count):
-                row = self._running.rows[uid]
-                row.position += count
-                if row.unread == 0:
-                    self._running.read(row)
-                return Flight(work, (uid,), (), now)
-            case _:
-                return Flight(work, (), (), now)
 
     def uids(self, n: int) -> tuple[int, ...]:
         """The rows that step *n* works on; it must be in flight."""
@@ -355,8 +288,12 @@ class Scheduler:
         self._flights.returned(n)
 
     def expects(self, n: int) -> int:
-        """The number of tokens in the answer to step *n*; 0 if it is not in flight."""
+        """The number of tokens in the answer to step *n*, at most; 0 if it is not in flight."""
         return self._flights.expects(n)
+
+    def gives(self, n: int, ids: Sequence[int]) -> bool:
+        """See `Flights.gives`."""
+        return self._flights.gives(n, ids)
 
     def answered(
         self,
@@ -365,35 +302,36 @@ class Scheduler:
         now: float,
         logprobs: Mapping[int, Logprobs] = _NO_LOGPROBS,
     ) -> list[Outcome]:
-        """Step *n* is done: it gave *ids*, one for each of its rows, and *logprobs* for some.
+        """Step *n* is done: it gave *ids*, for each of its rows one, and *logprobs* for some. One
+        that reads ahead gives its only row several.
 
         Raises `RemoteProtocolError` for a step that is not in flight, or for a wrong number of
         tokens.
         """
-        expected = self.expects(n)
+        right, expected = self.gives(n, ids), self.expects(n)
         flight = self._flights.pop(n)
         if flight is None:
             raise RemoteProtocolError(f"an answer to step {n}, which waits for none")
-        if len(ids) != expected:
+        if not right:
             raise RemoteProtocolError(f"step {n} was answered with {len(ids)} of {expected} tokens")
-        if flight.wasted:
-            self._running.wasted_one(flight.uids)
+        self._running.landed(flight)
+        stays = self._guessing.landed(flight, ids, now)
         outcomes: list[Outcome] = []
-        for uid, position, token in zip(flight.uids, flight.positions, ids, strict=False):
+        for uid, position, token in flight.tokens(ids):
             row = self._running.rows.get(uid)
-            if row is not None:
-                row.flying -= 1
-                # Ignore the surplus token of a row that is in prefill again: it will be drawn
-                # again, with the same result.
-                if position == len(row.tokens) and row.uid not in self._running.reading:
-                    outcomes += self._token(row, token, logprobs.get(uid), now)
+            # Ignore the surplus token of a row that is in prefill again: it will be drawn again,
+            # with the same result.
+            if row is None or position != len(row.tokens) or uid in self._running.reading:
+                continue
+            if not flight.guesses:
+                self._guessing.drawn(row, token, now)
+            outcomes += self._token(row, token, logprobs.get(uid))
+        if stays is not None:
+            self._guessing.take_back(stays, flight)
         return outcomes
 
-    def _token(
-        self, row: LiveRow, token: int, logprobs: Logprobs | None, now: float
-    ) -> list[Outcome]:
+    def _token(self, row: LiveRow, token: int, logprobs: Logprobs | None) -> list[Outcome]:
         position = len(row.tokens)
-        self._guessing.drawn(row, token, now)
         row.tokens.append(token)
         row.stalls = row.tries = 0
         if token in row.request.eos:
