@@ -1,15 +1,24 @@
 """Which tokens are guessed, and when guessing stops because it does not pay."""
 
+from collections import Counter, deque
 from random import Random
 
+import attrs
 import pytest
-from sealring_protocol.codec.messages import CacheCost, Decode, Epoch, Ready
-from sealring_protocol.control.scheduler.guess_costs import GuessCosts, Outcome
-from sealring_protocol.control.scheduler.guesses import Fed, Lookup, RowGuesses
+from sealring_protocol.codec.messages import CacheCost, Decode, Epoch, Ready, Step, TakeBack
+from sealring_protocol.codec.tensor import DType
+from sealring_protocol.control.head.config import scheduler_config
+from sealring_protocol.control.scheduler.guess_costs import GuessCosts, Outcome, Ways
+from sealring_protocol.control.scheduler.guesses import Fed, Lookup, RowGuesses, right_ones
 from sealring_protocol.control.scheduler.requests import Request, SchedulerConfig
 from sealring_protocol.control.scheduler.scheduler import Scheduler
+from sealring_protocol.errors import RemoteProtocolError
 
 from tests.sim.brains import AlwaysPay
+from tests.sim.fake_engine import info
+
+EPOCH = Epoch(1, 1)
+READY = Ready(EPOCH, 0, 1, True, 1 << 30, CacheCost(0, 1))
 
 LOOKUPS = {
     "nothing-known": ([], [1, 2, 3], [], None),
@@ -123,3 +132,213 @@ def test_no_more_guesses_than_there_is_room_to_take_back(
         if not isinstance(planned.step.work, Decode):
             scheduler.answered(planned.step.n, (), 0.0)
     assert [work.guessed for work in steps if isinstance(work, Decode)] == [*range(guesses + 1)]
+
+
+# ------------------------------------------------------------- several with one step
+
+
+class Machine:
+    """One row on a machine whose steps take, with so many guesses read ahead, *seconds*."""
+
+    def __init__(self, seconds: dict[int, float], share: float, stages: int = 1) -> None:
+        self.seconds, self.random, self.share = seconds, Random(1), share
+        self.scheduler = Scheduler(SchedulerConfig(groups=1, ahead=4), 100_000)
+        self.scheduler.shape(1, 2 if stages == 1 else 1, stages, guesses=True)
+        self.scheduler.begin(EPOCH, [READY])
+        self.now = 0.0
+        self.uid = self.scheduler.submit(Request((1, 2)))
+        self.flying: deque[Step] = deque()
+        self.ahead: list[int] = []
+        self.tokens = 0
+
+    def run(self, tokens: int) -> float:
+        """Draw so many tokens, each 5. Returns the seconds that one took."""
+        start, until = self.now, self.tokens + tokens
+        before = self.tokens
+        while self.tokens < until:
+            guesses = [5 if self.random.random() < self.share else 6 for _ in range(4)]
+            self.scheduler.guess(self.uid, 2 + self.tokens, guesses)
+            while (planned := self.scheduler.plan(self.now)) is not None:
+                self.flying.append(planned.step)
+            step = self.flying.popleft()
+            ids: tuple[int, ...] = ()
+            if isinstance(step.work, Decode):
+                ahead = step.work.ahead
+                self.ahead.append(ahead)
+                self.now += self.seconds[ahead]
+                right = right_ones(step.ids[len(step.ids) - ahead :], (5,) * ahead)
+                ids = (5,) * (1 + right)
+            self.tokens += len(ids)
+            self.scheduler.answered(step.n, ids, self.now)
+        return (self.now - start) / (self.tokens - before)
+
+
+FLAT = {0: 1.0, 1: 1.05, 2: 1.1, 4: 1.2}
+"""Of a device that waits for its memory."""
+
+STEEP = {0: 1.0, 1: 1.9, 2: 2.8, 4: 4.6}
+"""Of one that computes as fast as it can."""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "share", "size", "most"),
+    [
+        (FLAT, 1.0, 4, 0.27),
+        (FLAT, 0.8, 4, 0.42),
+        (FLAT, 0.0, 0, 1 / 0.97),
+        (STEEP, 0.5, 0, 1 / 0.97),
+        (STEEP, 0.0, 0, 1 / 0.97),
+        ({0: 1.0, 1: 1.1, 2: 2.5, 4: 3.0}, 0.6, 1, 0.75),
+    ],
+)
+def test_as_many_guesses_are_read_ahead_as_pay(seconds, share, size, most):
+    machine = Machine(seconds, share)
+    machine.run(500)
+    machine.ahead.clear()
+    assert machine.run(4000) < most
+    assert Counter(machine.ahead).most_common(1)[0][0] == size
+
+
+def test_a_machine_that_changes_is_measured_again():
+    machine = Machine(dict(STEEP), 0.9)
+    machine.run(3000)
+    machine.seconds.update(FLAT)
+    machine.run(3000)
+    assert machine.run(1000) < 0.4
+
+
+def test_nothing_is_read_ahead_before_a_plain_token_was_timed():
+    machine = Machine(FLAT, 1.0)
+    machine.run(6)
+    assert not any(machine.ahead)
+
+
+def test_a_step_that_reads_ahead_is_alone_and_its_wrong_guesses_go():
+    """The next step waits for it, and takes back what was wrong."""
+    scheduler = Scheduler(SchedulerConfig(groups=1, ahead=4), 1000)
+    scheduler.shape(1, 2, guesses=True)
+    scheduler._guessing.costs = AlwaysPay()
+    scheduler.begin(EPOCH, [READY])
+    scheduler.submit(Request((1,), 20, guesses=(7, 8, 9, 10, 11, 12, 13, 14)))
+    first = scheduler.plan(0.0).step
+    assert first.work == Decode(0)
+    assert scheduler.plan(0.0) is None  # it waits: what it draws is guessed, and what follows
+    scheduler.answered(first.n, (7,), 0.0)
+    ahead = scheduler.plan(0.0).step
+    assert (ahead.work, ahead.ids) == (Decode(0, 4, 4), (8, 9, 10, 11))
+    assert scheduler.plan(0.0) is None
+    assert scheduler.expects(ahead.n) == 5
+    for wrong in ((), (8,), (8, 9), (9, 9), (8, 9, 10, 11), (8, 3, 10), (8, 9, 10, 11, 1, 1)):
+        assert not scheduler.gives(ahead.n, wrong)
+    with pytest.raises(RemoteProtocolError, match="2 of 5"):
+        scheduler.answered(ahead.n, (8, 9), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "back", "then"),
+    [((3,), 4, (8, 9, 10)), ((8, 9, 3), 2, (10,)), ((8, 9, 10, 11, 12), 0, (13, 14))],
+)
+def test_the_next_step_takes_wrong_guesses_back(drawn, back, then):
+    scheduler = Scheduler(SchedulerConfig(groups=1, ahead=4), 1000)
+    scheduler.shape(1, 2, guesses=True)
+    scheduler._guessing.costs = AlwaysPay()
+    scheduler.begin(EPOCH, [READY])
+    uid = scheduler.submit(Request((1,), 20, guesses=(7, 8, 9, 10, 11, 12, 13, 14)))
+    scheduler.answered(scheduler.plan(0.0).step.n, (7,), 0.0)
+    ahead = scheduler.plan(0.0).step
+    outcomes = scheduler.answered(ahead.n, drawn, 0.0)
+    assert [outcome.token for outcome in outcomes] == [*drawn]
+    scheduler.guess(uid, 2 + len(drawn), then)
+    step = scheduler.plan(0.0).step
+    assert step.back == ((TakeBack(uid, back),) if back else ())
+    assert step.ids[: len(then)] == then
+    assert scheduler.ledger.length(uid) == 2 + len(drawn) + step.work.ahead
+
+
+def test_a_row_that_ends_within_a_step_leaves_a_snapshot_of_its_text():
+    scheduler = Scheduler(SchedulerConfig(groups=1, ahead=4, prefixes=2), 1000)
+    scheduler.shape(1, 2, guesses=True)
+    scheduler._guessing.costs = AlwaysPay()
+    scheduler.begin(EPOCH, [READY])
+    prompt = tuple(range(20, 60))
+    uid = scheduler.submit(Request(prompt, 20, frozenset({9}), guesses=(7, 8, 9, 10, 11, 12)))
+    scheduler.answered(scheduler.plan(0.0).step.n, (), 0.0)
+    scheduler.answered(scheduler.plan(0.0).step.n, (7,), 0.0)
+    ahead = scheduler.plan(0.0).step
+    scheduler.answered(ahead.n, (8, 9, 10, 11, 12), 0.0)  # 9 ends it
+    step = scheduler.plan(0.0).step
+    assert step.back == (TakeBack(uid, 3),)
+    assert step.evict == (uid,)
+    ((handle, length),) = scheduler.ledger.snaps.items()
+    assert length == len(prompt) + 2
+    assert [save.handle for save in step.save] == [handle]
+
+
+def test_a_row_that_is_cut_short_while_it_reads_ahead_keeps_what_is_known():
+    scheduler = Scheduler(SchedulerConfig(groups=1, ahead=4, prefixes=2), 1000)
+    scheduler.shape(1, 2, guesses=True)
+    scheduler._guessing.costs = AlwaysPay()
+    scheduler.begin(EPOCH, [READY])
+    prompt = tuple(range(20, 60))
+    uid = scheduler.submit(Request(prompt, 20, guesses=(7, 8, 9, 10, 11, 12)))
+    scheduler.answered(scheduler.plan(0.0).step.n, (), 0.0)
+    scheduler.answered(scheduler.plan(0.0).step.n, (7,), 0.0)
+    ahead = scheduler.plan(0.0).step
+    scheduler.finish(uid)
+    step = scheduler.plan(0.0).step
+    assert step.back == (TakeBack(uid, 4),)
+    assert [*scheduler.ledger.snaps.values()] == [len(prompt) + 1]
+    assert scheduler.answered(ahead.n, (8, 3), 0.0) == []
+
+
+def test_rows_that_share_a_group_read_nothing_ahead():
+    scheduler = Scheduler(SchedulerConfig(groups=1, ahead=4), 1000)
+    scheduler.shape(1, 2, guesses=True)
+    scheduler._guessing.costs = AlwaysPay()
+    scheduler.begin(EPOCH, [READY])
+    for prompt in ((1,), (2,)):
+        scheduler.submit(Request(prompt, 20, guesses=(7,) * 20))
+    for _ in range(5):
+        planned = scheduler.plan(0.0)
+        assert planned.step.work == Decode(0)
+        scheduler.answered(planned.step.n, (7, 7), 0.0)
+
+
+@pytest.mark.parametrize("config", [SchedulerConfig(groups=1), SchedulerConfig(groups=1, ahead=0)])
+def test_nothing_is_read_ahead_that_is_not_asked_for(config):
+    scheduler = Scheduler(config, 1000)
+    scheduler.shape(1, 2, guesses=True)
+    scheduler._guessing.costs = AlwaysPay()
+    scheduler.begin(EPOCH, [READY])
+    scheduler.submit(Request((1,), 20, guesses=(7,) * 20))
+    assert [scheduler.plan(0.0).step.work for _ in range(2)] == [Decode(0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "asked", "most"),
+    [(DType.F32, None, 0), (DType.BF16, None, 4), (DType.F32, 3, 3), (DType.F16, 0, 0)],
+)
+def test_a_model_in_f32_reads_ahead_only_if_that_is_asked_for(dtype, asked, most):
+    """There the text is promised to be that of one token a step, bit for bit."""
+    told = attrs.evolve(info(), dtype=dtype)
+    assert scheduler_config(SchedulerConfig(ahead=asked), told, 1).ahead == most
+
+
+def test_a_pipeline_guesses_in_the_way_that_is_faster():
+    """Reading ahead takes hardly longer than one token; a guess for each stage gains little."""
+    costs, ways = GuessCosts(), Ways(piped=True, sizes=(1, 2, 4))
+    for seconds, outcome in ((1.0, Outcome.PLAIN), (0.8, Outcome.RIGHT), (1.1, Outcome.WRONG)):
+        for _ in range(8):
+            costs.took(outcome, seconds)
+    assert costs.ahead(0.8, 4, ways) == 1  # not known yet
+    for _ in range(8):
+        for size in (1, 2, 4):
+            costs.took_ahead(size, FLAT[size])
+    assert costs.ahead(0.8, 4, ways) == 4
+    assert costs.ahead(0.8, 3, ways) == 2
+    assert costs.ahead(0.0, 4, ways) == 0
+    for _ in range(40):
+        for size in (1, 2, 4):
+            costs.took_ahead(size, STEEP[size])
+        costs.took(Outcome.PLAIN, 1.0)
+    assert costs.ahead(0.8, 4, ways) == 0

@@ -40,6 +40,10 @@ _FORGOTTEN: Final = 2048
 """Intervals after which it is not known any more what a step takes that was not measured
 meanwhile."""
 
+_GAIN: Final = 1.05
+"""How much faster than without guesses it must be to read some ahead, as the share of right ones is
+known roughly."""
+
 _LEAST: Final = 1e-9
 """Seconds that a token takes at least."""
 
@@ -151,7 +155,7 @@ class GuessCosts:
         plain, seconds = self.seconds(Outcome.PLAIN), self.seconds_ahead(guesses)
         if plain is None or seconds is None:
             return unknown
-        wanted = seconds / max(plain, _LEAST)
+        wanted = _GAIN * seconds / max(plain, _LEAST)
         if wanted >= 1 + guesses:
             return 2.0
         low, high = 0.02, 1.0
@@ -167,7 +171,7 @@ class GuessCosts:
         plain = self.seconds(Outcome.PLAIN)
         if plain is None or not ways.sizes:
             return 0
-        best, pace = 0, 1 / max(plain, _LEAST)
+        best, pace = 0, _GAIN / max(plain, _LEAST)
         if ways.piped:
             pace = max(pace, self._piped_pace(plain, share))
         smaller = plain
