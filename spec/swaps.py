@@ -174,8 +174,8 @@ SWAPS: Final = (
     Swap(
         "LG-01",
         "control.epoch.ledger",
-        "self._longer(step.n, self._lengths[uid], 1)",
-        "(self._lengths[uid] + 1) % (1 << 32)",
+        "self._longer(step.n, self._lengths[uid], 1 + ahead)",
+        "(self._lengths[uid] + 1 + ahead) % (1 << 32)",
     ),
     Swap(
         "LG-01",

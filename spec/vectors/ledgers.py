@@ -93,6 +93,35 @@ GUESSES: Final[dict[str, tuple[str, Course]]] = {
         "a row reads 16 guesses",
         (*ONE_ROW, *((step(work=Decode(0, n)), alone(6 + n, n)) for n in range(1, 17))),
     ),
+    "guess-ahead": (
+        "a row reads two guesses ahead with one step",
+        (*ONE_ROW, (step(work=Decode(0, 2, 2)), alone(9, 2))),
+    ),
+    "guess-ahead-most": (
+        "a row reads 16 guesses ahead",
+        (*ONE_ROW, (step(work=Decode(0, 16, 16)), alone(23, 16))),
+    ),
+    "guess-ahead-after": (
+        "guesses that are read ahead come after a token that was drawn: those before are none any "
+        "more",
+        (*GUESSED, (step(work=Decode(0, 3, 3)), alone(12, 3))),
+    ),
+    "guess-ahead-back": (
+        "one of three is right, and others are read ahead with the step that takes the rest back",
+        (
+            *ONE_ROW,
+            (step(work=Decode(0, 3, 3)), alone(10, 3)),
+            (step(back=(TakeBack(1, 2),), work=Decode(0, 2, 2)), alone(11, 2)),
+        ),
+    ),
+    "guess-ahead-drawn": (
+        "all of them are right, and one guess is read after them",
+        (
+            *ONE_ROW,
+            (step(work=Decode(0, 2, 2)), alone(9, 2)),
+            (step(work=Decode(0, 1)), alone(10, 1)),
+        ),
+    ),
     "guess-back": (
         "both guesses are taken back, and the token that was drawn is read",
         (*GUESSED, (step(back=(TakeBack(1, 2),), work=Decode(0)), alone(7))),
@@ -310,6 +339,11 @@ FAULTS: Final[dict[str, tuple[str, Course, dict[str, Any]]]] = {
         COURSES["longest"][1],
         step(work=Prefill(1, 2**32 - 1, 1)),
     ),
+    "decode-ahead-long": (
+        "makes a row longer than 2^32 - 1, by a guess that it reads ahead",
+        (COURSES["longest-decoded"][1][0],),
+        step(join=(Join(1, 0),), work=Decode(0, 1, 1)),
+    ),
     "decode-long": (
         "makes a row longer than 2^32 - 1, by a decode",
         COURSES["longest"][1],
@@ -354,6 +388,12 @@ FAULTS: Final[dict[str, tuple[str, Course, dict[str, Any]]]] = {
         "takes back the guess that it reads itself",
         ONE_ROW,
         step(back=BACK_1, work=Decode(0, 1)),
+    ),
+    "guess-ahead-two": ("two rows read ahead", TWO_ROWS, step(work=Decode(0, 2, 2))),
+    "guess-ahead-back-more": (
+        "takes back more than was read ahead",
+        COURSES["guess-ahead-after"][1],
+        step(back=(TakeBack(1, 4),)),
     ),
     "guess-two": ("decodes two rows on a guess", TWO_ROWS, step(work=Decode(0, 1))),
     "guess-two-each": ("decodes two rows on a guess", TWO_ROWS, step(work=Decode(0, 1))),
@@ -407,6 +447,7 @@ CARELESS: Final[dict[str, LedgerState]] = {
     "prefill-again-added": state({1: 6}),
     "prefill-long": state({1: 0}),
     "decode-long": state({}, {0: ((1, 0),)}),
+    "decode-ahead-long": state({}, {0: ((1, 0),)}, {}, {1: 1}),
     "evict-private-stays": state({1: 5}),
     "back-unknown": state({1: 5}),
     "back-private": state({1: 4}),
@@ -419,6 +460,8 @@ CARELESS: Final[dict[str, LedgerState]] = {
     "back-joined": state({}, {0: ((1, 7), (2, 0))}),
     "back-evicted": alone(2),
     "back-itself": alone(6, 1),
+    "guess-ahead-two": state({}, {0: ((1, 10), (2, 4))}, {}, {1: 2}),
+    "guess-ahead-back-more": alone(8),
     "guess-two": state({}, {0: ((1, 8), (2, 2))}, {}, {1: 1}),
     "guess-two-each": state({}, {0: ((1, 8), (2, 2))}, {}, {1: 1, 2: 1}),
     "guess-leap": alone(7, 2),

@@ -280,13 +280,17 @@ def _rows() -> Iterator[Case]:
 def _steps() -> Iterator[Case]:
     idle, decode = flat(STEP), flat(attrs.evolve(STEP, work=Decode(1)))
     prefill = flat(attrs.evolve(STEP, work=Prefill(5, 2, 3)))
+    ahead = flat(attrs.evolve(STEP, work=Decode(1, 3, 3)))
     join = flat(attrs.evolve(STEP, join=(Join(5, 0),)))
     for name, about, data in [
         ("work-3", "work 3", put(idle, 53, b"\3")),
         ("idle-target", "a target and no work", put(idle, 61, b"\1")),
         ("idle-position", "a position and no work", put(idle, 65, b"\1")),
         ("idle-count", "a count and no work", put(idle, 69, b"\1")),
-        ("decode-position", "a decode with a position", put(decode, 65, b"\1")),
+        ("decode-position", "a decode without guesses that reads one", put(decode, 65, b"\1")),
+        ("decode-ahead-few", "two guesses are read ahead, of three", put(ahead, 65, b"\2")),
+        ("decode-ahead-many", "four guesses are read ahead, of three", put(ahead, 65, b"\4")),
+        ("decode-ahead-17", "17 guesses are read ahead", put(ahead, 62, u32(17) + u32(17))),
         ("decode-17", "a decode of the 17th guess", put(decode, 69, b"\x11")),
         ("decode-256", "a decode of the 256th guess", put(decode, 68, b"\1")),
         ("decode-no-group", "a decode of group 65,535", put(decode, 60, u16(65535))),

@@ -199,6 +199,10 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
         attrs.evolve(STEP, n=2**64 - 1, work=Decode(7), tensors=(SEALED,), spent=(Spent(5),)),
     ),
     "step-guess": ("a decode of the 16th guess", attrs.evolve(TENSOR, work=Decode(1, 16))),
+    "step-ahead": (
+        "a decode that reads 16 guesses ahead",
+        attrs.evolve(STEP, work=Decode(1, 16, 16), ids=tuple(range(16))),
+    ),
     "step-guess-id": (
         "a row joins, and its group decodes a guess: a token id for each",
         attrs.evolve(STEP, join=(Join(5, 1),), work=Decode(1, 1), ids=(8, 2**32 - 1)),

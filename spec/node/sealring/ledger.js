@@ -135,7 +135,7 @@ export class Ledger {
       this.groups.set(group, rows.set(uid, length));
     }
     if (step.work === WORK.PREFILL) this.#prefill(step);
-    if (step.work === WORK.DECODE) this.#decode(Number(step.target), step.count);
+    if (step.work === WORK.DECODE) this.#decode(Number(step.target), step.count, step.position);
   }
 
   /**
@@ -169,18 +169,19 @@ export class Ledger {
 
   /**
    * @param {number} group
-   * @param {number} count how many of its row's last tokens, with the one that it reads, are guesses
+   * @param {number} count how many of its row's last tokens, with those that it reads, are guesses
+   * @param {number} ahead how many guesses it reads after the token drawn last
    */
-  #decode(group, count) {
+  #decode(group, count, ahead) {
     const rows = this.groups.get(group);
     must(rows, "decodes a group without rows");
     const [first] = rows.keys();
     must(count === 0 || rows.size === 1, "guesses for several rows");
-    must(count <= (this.guessed.get(first) ?? 0) + 1, "more guesses than there can be");
+    must(ahead > 0 || count <= (this.guessed.get(first) ?? 0) + 1, "more guesses than there can be");
     this.#setGuessed(first, count);
     for (const [uid, length] of rows) {
-      must(length < MAX_TOKENS, "a row that is too long");
-      rows.set(uid, length + 1);
+      must(length + 1 + ahead <= MAX_TOKENS, "a row that is too long");
+      rows.set(uid, length + 1 + ahead);
     }
   }
 }

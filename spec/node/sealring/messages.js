@@ -128,7 +128,8 @@ export const WORK = Object.freeze({ NONE: 0, PREFILL: 1, DECODE: 2 });
 /** @param {{work: number, target: bigint, position: number, count: number}} step */
 function checkWork({ work, target, position, count }) {
   if (work === WORK.PREFILL) must(count > 0, "a prefill of no tokens");
-  else must(position === 0, "a position without a prefill");
+  else if (work === WORK.DECODE) must(position === 0 || position === count, "reads other guesses ahead than it has");
+  else must(position === 0, "a position without work");
   if (work === WORK.DECODE) {
     must(target < NO_GROUP, "a decode of no group");
     must(count <= MAX_GUESSED, "more guesses than a row may have");
