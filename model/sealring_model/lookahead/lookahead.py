@@ -303,8 +303,6 @@ class Lookahead:
         _, last = self._recent.get(batch, (0, 0))
         return last <= answered
 
-    # ------------------------------------------------------------------ inside
-
     @property
     def _built(self) -> list[BuiltDecode | BuiltClosing]:
         return [*self._closings.values(), *self._decodes.values()]
