@@ -25,11 +25,12 @@ from sealring_trio.bench.random_model import SizeName, write_random_model
 from sealring_trio.local.reference import one_process, own_split
 from sealring_trio.local.ring import local_ring
 
-_TENSOR: Final[dict[str, str | float]] = {
+NCCL: Final[dict[str, str | float]] = {
     "strategy": "tp",
     "collectives": "trusted-link",
     "backend": "nccl",
 }
+"""Keys of the configs of ranks that share every layer over NCCL."""
 
 THEIRS: Final = "mlx-lm tensor parallel"
 THEIR_ONE: Final = "mlx-lm on one GPU"
@@ -142,6 +143,6 @@ def _sides(setup: Setup, model: Path) -> dict[str, Callable[[], AbstractContextM
         THEIR_ONE: partial(theirs, 1),
         ONE: partial(ours, 1, 1),
         THEIRS: partial(theirs, 2),
-        TP: partial(ours, 2, 1, **_TENSOR),
+        TP: partial(ours, 2, 1, **NCCL),
         PP: partial(ours, 2, 2),
     }

@@ -57,7 +57,7 @@ TEXTS: Final[Mapping[str, tuple[str, float | None]]] = {
 class Setup:
     """Rings of so many *ranks*, *tokens* of an answer, *turns*, and the *shares* of right guesses.
     *layers* is the split among the ranks, by memory where it is empty. *places* is what each rank
-    finds in its environment: its GPU, say."""
+    finds in its environment: its GPU, say. *options* are keys of the nodes' configs."""
 
     ranks: int = 2
     shares: tuple[float, ...] = (0.0, 0.6, 0.7, 0.8, 0.9)
@@ -65,6 +65,7 @@ class Setup:
     turns: int = 5
     layers: tuple[int, ...] = ()
     places: Sequence[Mapping[str, str]] = ()
+    options: Mapping[str, str | float] = attrs.field(factory=dict)
 
 
 def measure(setup: Setup, model: Path, name: str, tell: Callable[[str], None]) -> list[Result]:
@@ -77,7 +78,7 @@ def measure(setup: Setup, model: Path, name: str, tell: Callable[[str], None]) -
         tell("bringing everybody up")
         one = stack.enter_context(one_process(model))
         (head, *_) = stack.enter_context(
-            local_ring(setup.ranks, model, setup.layers, places=setup.places)
+            local_ring(setup.ranks, model, setup.layers, options=setup.options, places=setup.places)
         )
         _, done = _ask(head, text, setup.tokens, guesses=())
         answer: Sequence[int] = done["token_ids"]
@@ -108,7 +109,7 @@ def measure_lookup(setup: Setup, tell: Callable[[str], None]) -> list[Result]:
     without."""
     sides: dict[Side, Callable[[], float]] = {}
     case = Case(setup.ranks, 1, 1)
-    with local_ring(setup.ranks, tiny.path()) as (head, *_):
+    with local_ring(setup.ranks, tiny.path(), options=setup.options) as (head, *_):
         for about, (text, _) in TEXTS.items():
             for guesses, side in ((None, about), ((), f"{about}, without")):
                 sides[side, case] = partial(_chat, head, text, guesses)

@@ -206,6 +206,9 @@ def speculate(
     layers: Counts = (),
     tokens: Count = 128,
     turns: Count = 5,
+    ahead: Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0))]
+    | None = None,
+    strategy: Literal["pp", "tp"] = "pp",
     lookup: bool = False,
     gpus: bool = False,
     check: bool = False,
@@ -222,6 +225,7 @@ def speculate(
         sealring bench speculate --size 450m --dtype bf16 --share 0.7
         sealring bench speculate --gpus --size 8b --dtype bf16 --share 0.7
         sealring bench speculate --lookup
+        sealring bench speculate --ranks 1 --size 450m --dtype bf16
 
     Parameters
     ----------
@@ -241,6 +245,12 @@ def speculate(
         Tokens of the answer.
     turns
         Turns that each side has.
+    ahead
+        Guesses that a row reads with one step, at most; as the ring chooses if
+        left out.
+    strategy
+        tp gives each of several ranks a share of every layer, over loopback or,
+        with --gpus, NCCL.
     lookup
         The tiny model with looked-up guesses, in place of an oracle.
     gpus
@@ -251,11 +261,15 @@ def speculate(
     json
         Print a JSON list.
     """
-    from sealring_trio.bench.gpus import gpu_places  # noqa: PLC0415
+    from sealring_trio.bench.gpus import NCCL, gpu_places  # noqa: PLC0415
     from sealring_trio.bench.random_model import model_or_random  # noqa: PLC0415
     from sealring_trio.bench.speculate import Setup, measure, measure_lookup  # noqa: PLC0415
 
-    setup = Setup(ranks, share, tokens, turns, layers, gpu_places(ranks) if gpus else ())
+    options: dict[str, str | float] = {} if ahead is None else {"ahead": ahead}
+    if strategy == "tp":
+        options |= NCCL if gpus else {"strategy": "tp", "collectives": "shared-loopback"}
+    places = gpu_places(ranks) if gpus else ()
+    setup = Setup(ranks, share, tokens, turns, layers, places, options)
     if lookup:
         return report(measure_lookup(setup, teller()), json=json, check=check)
     with model_or_random(model, size, dtype) as (folder, name):

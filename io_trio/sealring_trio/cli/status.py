@@ -88,6 +88,7 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("hop", f"{hop['p50']} us median, {hop['p99']} us at p99" if hop else ""),
         ("links", facts["slow_links"]),
         ("guesses", told_guesses(facts["guesses"])),
+        ("a token takes", ", ".join(f"{ms} ms {way}" for way, ms in facts["guess_ms"].items())),
         ("draft model", _draft(facts["draft"])),
         ("engine", _engine(facts)),
         ("its processes", _members(facts["members"])),

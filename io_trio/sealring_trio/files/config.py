@@ -12,7 +12,8 @@ from typing import Annotated, Final, Literal
 
 import attrs
 import pydantic
-from sealring_protocol.limits import MAX_WORLD, PING_TIMEOUT
+from sealring_protocol.control.scheduler.requests import AHEAD
+from sealring_protocol.limits import MAX_GUESSED, MAX_WORLD, PING_TIMEOUT
 
 from sealring_trio.errors import UserError
 from sealring_trio.files.private_files import is_there
@@ -191,6 +192,12 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
         "again; none if 0 (head)",
         examples=["64"],
     )
+    ahead: Annotated[int, pydantic.Field(ge=0, le=MAX_GUESSED)] | None = pydantic.Field(
+        default=None,
+        description="guesses that a row alone reads with one step at most, where that pays; if "
+        f"left out, {AHEAD}, but none of a model in f32, whose last bits may be others then (head)",
+        examples=["8"],
+    )
     prefix_sharing: SharingName = pydantic.Field(
         default="connection",
         description="which prompts a caller without a key continues: those of its 'connection', "
@@ -251,6 +258,7 @@ class Config:
     rows: int
     queue: int
     prefixes: int
+    ahead: int | None
     prefix_sharing: SharingName
     suites: tuple[SuiteName, ...]
     state: Path
@@ -301,6 +309,7 @@ def load_config(path: Path, strategy: StrategyName | None = None) -> Config:
         rows=file.rows,
         queue=file.queue,
         prefixes=file.prefixes,
+        ahead=file.ahead,
         prefix_sharing=file.prefix_sharing,
         suites=tuple(file.suites),
         state=base / state,

@@ -74,6 +74,7 @@ def build_runtime(
                 rows=config.rows,
                 queue=config.queue,
                 prefixes=config.prefixes,
+                ahead=config.ahead,
             ),
         ),
         trio.current_time(),

@@ -150,6 +150,7 @@ def _place(standing: Standing, rank: int) -> dict[str, Any]:
         "layers": span(plan.layers(rank)) if plan else [],
         "requests": standing.requests,
         "slow_links": standing.slow_links,
+        "guess_ms": {name: round(1e3 * s, 3) for name, s in standing.guess_seconds.items()},
     }
 
 

@@ -68,8 +68,8 @@ class StepRecorder:
         if not isinstance(event, StepTiming):
             return
         match event.work:
-            case Decode(group):
-                work, of, tokens = "decode", group, len(event.uids)
+            case Decode(group, _, ahead):
+                work, of, tokens = "decode", group, len(event.uids) + ahead
             case Prefill(_, _, count):
                 work, of, tokens = "prefill", -1, count
             case _:

@@ -320,8 +320,12 @@ class Tracer:
 def describe_step(timing: StepTiming) -> str:
     """*timing* as one line for the log."""
     match timing.work:
-        case Decode(group):
+        case Decode(group, guessed, ahead):
             work = f"decode of group {group}, rows {', '.join(map(str, timing.uids))}"
+            if ahead:
+                work += f", {ahead} guesses read ahead"
+            elif guessed:
+                work += f", on guess {guessed}"
         case Prefill(uid, position, count):
             work = f"prefill of row {uid} from {position}, {count} tokens"
         case _:

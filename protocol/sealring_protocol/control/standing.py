@@ -39,7 +39,7 @@ class Standing:
     is its plan, as far as this rank knows it: a follower knows neither reason nor weights. On the
     head, *requests* is how many are not over, *present* who is there, and *ready* the READY of each
     rank that has sent it in this epoch; it is *checked* if fingerprints of its steps are told;
-    *slow_links* says that prompts wait for links, if they do.
+    *slow_links* says that prompts wait for links, if they do; *guess_seconds* is `GuessCosts.told`.
     """
 
     phase: Phase
@@ -58,3 +58,4 @@ class Standing:
     ready: Mapping[int, Ready] = attrs.field(factory=dict)
     checked: bool = False
     slow_links: str = ""
+    guess_seconds: Mapping[str, float] = attrs.field(factory=dict)

@@ -78,9 +78,15 @@ class Head:
     def standing(self) -> Standing:
         """The status of the ring: its phase, and what it waits for."""
         standing = self.epochs.standing(0 if self.scheduler is None else self.scheduler.live)
-        slow_links = "" if self.scheduler is None else self.scheduler.slow_links
         checked = self._steps is not None and self._steps.is_checked
-        return attrs.evolve(standing, checked=checked, slow_links=slow_links)
+        if (scheduler := self.scheduler) is None:
+            return attrs.evolve(standing, checked=checked)
+        return attrs.evolve(
+            standing,
+            checked=checked,
+            slow_links=scheduler.slow_links,
+            guess_seconds=scheduler.guess_seconds,
+        )
 
     @property
     def serving(self) -> bool:

@@ -142,6 +142,14 @@ class GuessCosts:
         return min(shares)
 
     @property
+    def told(self) -> dict[str, float]:
+        """The mean seconds that are known: of a token after no guess (`plain`), after a right and
+        after a wrong one, and of a step that reads so many ahead (`ahead 4`)."""
+        found = {outcome.value: self.seconds(outcome) for outcome in Outcome}
+        found |= {f"ahead {size}": self.seconds_ahead(size) for size in sorted(self._ahead)}
+        return {name: seconds for name, seconds in found.items() if seconds is not None}
+
+    @property
     def break_even_piped(self) -> float:
         """The share of right guesses at which one for each idle stage begins to pay."""
         plain, right, wrong = map(self.seconds, Outcome)

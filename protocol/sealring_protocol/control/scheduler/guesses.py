@@ -35,6 +35,9 @@ _CATCH_UP: Final = 256
 _STEADY: Final = 16
 """Guesses over which the share of right ones is averaged."""
 
+_ASSUMED: Final = 4
+"""Guesses that the share which is assumed at first counts as much as."""
+
 _FIRST_MARGIN: Final = 0.2
 _LATER_MARGIN: Final = 0.1
 """How far above break-even a row's share of right guesses is assumed to be, at first and after a
@@ -104,7 +107,7 @@ class RowGuesses:
         self.accepted = 0
         self.rejected = 0
         self._share = 0.0
-        self._judged = False
+        self._judged = 0  # guesses that the share is made of
         self._margin = _FIRST_MARGIN
         self._last: tuple[Outcome | None, float] | None = None
         """What the last token came after, and when; None after several that were read ahead."""
@@ -211,11 +214,12 @@ class RowGuesses:
     def _judge(self, right: bool, costs: GuessCosts) -> None:
         break_even = costs.break_even(self.ways)
         if not self._judged:
-            self._judged, self._share = True, min(1.0, break_even + self._margin)
-        self._share += (right - self._share) / _STEADY
+            self._share = min(1.0, break_even + self._margin)
+        self._judged = min(self._judged + 1, _STEADY - _ASSUMED)
+        self._share += (right - self._share) / (self._judged + _ASSUMED)
         if self._share < break_even:
             self.pause()
-            self._judged, self._margin = False, _LATER_MARGIN
+            self._judged, self._margin = 0, _LATER_MARGIN
         if not right:
             self.rejected += 1
             return

@@ -278,6 +278,11 @@ class Scheduler:
         """See `ChunkPace.slow_links`."""
         return self._chunks.slow_links
 
+    @property
+    def guess_seconds(self) -> dict[str, float]:
+        """See `GuessCosts.told`."""
+        return self._guessing.costs.told
+
     def took(self, timing: StepTiming) -> None:
         """Learn from *timing*, of a step that was answered."""
         self._chunks.took(timing)
