@@ -9,6 +9,7 @@ from sealring_protocol.control.head.plan import Strategy
 from sealring_protocol.control.scheduler.requests import FinishReason, Request, SchedulerConfig
 from sealring_protocol.security.roster import sign_roster
 
+from tests.sim.brains import AlwaysPay
 from tests.sim.cluster import Cluster
 from tests.sim.fake_engine import reference
 from tests.sim.hosts import Collective
@@ -247,3 +248,30 @@ def test_an_engine_that_left_its_group_is_replaced_and_nothing_is_wrong_with_it(
     made.run_until(lambda: made.all_done)
     assert made.head.planned == 1
     assert isinstance(made.head.collective, Collective)
+
+
+@pytest.mark.parametrize("fault", ["none", "engine", "diverge"])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_all_ranks_read_the_same_guesses_ahead(world, fault):
+    """One row, some of whose guesses are wrong, has the text of one process in fewer steps."""
+    made = cluster(world)
+    text = reference(PROMPTS[0], 200, 6)
+    guesses = tuple(token if n % 7 else 3 for n, token in enumerate(text))
+    uid = made.submit(Request(PROMPTS[0], 200, guesses=guesses))
+    made.head.node._brain.scheduler._guessing.costs = AlwaysPay()
+    made.run_until(lambda: len(made.tokens[uid]) > 40)
+    (flight,) = flights(made)
+    assert flight.guesses
+    last = made.hosts[f"host{world - 1}"]
+    if fault == "engine":
+        made.kill_engine(last)
+    if fault == "diverge" and world > 1:
+        last.engine.wrong = True
+    made.run_until(lambda: made.all_done, 200)
+    assert made.tokens[uid] == text
+    assert made.done[uid].accepted > 100
+    assert made.done[uid].rejected > 10
+
+
+def flights(made):
+    return list(made.head.node._brain.scheduler._flights.by_number.values())

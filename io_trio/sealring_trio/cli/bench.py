@@ -269,7 +269,8 @@ def speculate(
     if strategy == "tp":
         options |= NCCL if gpus else {"strategy": "tp", "collectives": "shared-loopback"}
     places = gpu_places(ranks) if gpus else ()
-    setup = Setup(ranks, share, tokens, turns, layers, places, options)
+    exact = model is None and dtype == "f32"
+    setup = Setup(ranks, share, tokens, turns, layers, places, options, exact)
     if lookup:
         return report(measure_lookup(setup, teller()), json=json, check=check)
     with model_or_random(model, size, dtype) as (folder, name):
