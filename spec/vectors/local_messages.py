@@ -71,7 +71,19 @@ GOOD: Final[dict[str, tuple[str, LocalMessage]]] = {
     "info-alone": (
         "a model whose rows are decoded one by one",
         EngineInfo(
-            MODEL, DType.F32, 160, 1024, 2048, True, 1, 2, (3,), batches=False, head=1500, hop=640
+            MODEL,
+            DType.F32,
+            160,
+            1024,
+            2048,
+            True,
+            1,
+            2,
+            (3,),
+            batches=False,
+            head=1500,
+            hop=640,
+            ahead=4,
         ),
     ),
     "info-1024": (
@@ -120,10 +132,10 @@ def vectors() -> Iterator[Vector]:
     bare = flat(Logprobs(4, 7, -0.25))
     many, hosts = grown(bare, 25, b"\x15", 21 * 12), flat(GOOD["group-16"][1])
     hosts = put(hosts, 10, u16(17)) + u16(1) + b"h" + u16(65535)
-    long = grown(info, 75, u16(1025), 1022 * 8)
+    long = grown(info, 76, u16(1025), 1022 * 8)
     joined, pinned = flat(GOOD["info-joined"][1]), flat(GOOD["info-pins"][1])
-    swapped = put(joined, 115, u16(3) + u16(2))
-    worded = put(joined, 81, u16(257)) + b"a" * (257 - 28)
+    swapped = put(joined, 116, u16(3) + u16(2))
+    worded = put(joined, 82, u16(257)) + b"a" * (257 - 28)
     for name, ids, about, data, why in [
         ("accept", "LM-01", "ACCEPT", flat(Accept(bytes(32), 1, b"")), MALFORMED),
         ("close", "LM-01", "CLOSE", flat(Close(0, "")), MALFORMED),
@@ -137,13 +149,13 @@ def vectors() -> Iterator[Vector]:
         ("info-trimmable", "CV-05", "ENGINE_INFO, trimmable 2", put(info, 46, b"\2"), MALFORMED),
         ("info-batches", "CV-05", "ENGINE_INFO, batches 2", put(info, 47, b"\2"), MALFORMED),
         ("info-layers", "CV-02", "1,025 layers", long, LIMIT),
-        ("info-pins-few", "MS-15", "2 layers, 3 pins", put(pinned, 79, u16(3))[:-8], MALFORMED),
-        ("info-pins-many", "CV-02", "1,027 pins", grown(info, 79, u16(1027), 1027 * 8), LIMIT),
-        ("info-joined-many", "LM-03", "4 of 4 layers joined", put(joined, 77, u16(4)), MALFORMED),
+        ("info-pins-few", "MS-15", "2 layers, 3 pins", put(pinned, 80, u16(3))[:-8], MALFORMED),
+        ("info-pins-many", "CV-02", "1,027 pins", grown(info, 80, u16(1027), 1027 * 8), LIMIT),
+        ("info-joined-many", "LM-03", "4 of 4 layers joined", put(joined, 78, u16(4)), MALFORMED),
         ("info-joined-order", "LM-03", "layers 3 and 2 joined", swapped, MALFORMED),
-        ("info-joined-0", "LM-03", "layer 0 joined", put(joined, 115, u16(0)), MALFORMED),
-        ("info-joined-4", "LM-03", "layer 4 of 4 joined", put(joined, 117, u16(4)), MALFORMED),
-        ("info-reason", "MS-05", "a reason with a line feed", put(joined, 119, b"\n"), MALFORMED),
+        ("info-joined-0", "LM-03", "layer 0 joined", put(joined, 116, u16(0)), MALFORMED),
+        ("info-joined-4", "LM-03", "layer 4 of 4 joined", put(joined, 118, u16(4)), MALFORMED),
+        ("info-reason", "MS-05", "a reason with a line feed", put(joined, 120, b"\n"), MALFORMED),
         ("info-reason-long", "CV-02", "a reason of 257 bytes", worded, LIMIT),
         ("row-nan", "MS-08", "a temperature that is no number", COLD, MALFORMED),
         ("logprobs-many", "CV-02", "21 alternatives", many, LIMIT),

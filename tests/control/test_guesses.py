@@ -6,13 +6,13 @@ from random import Random
 import attrs
 import pytest
 from sealring_protocol.codec.messages import CacheCost, Decode, Epoch, Ready, Step, TakeBack
-from sealring_protocol.codec.tensor import DType
 from sealring_protocol.control.head.config import scheduler_config
 from sealring_protocol.control.scheduler.guess_costs import GuessCosts, Outcome, Ways
 from sealring_protocol.control.scheduler.guesses import Fed, Lookup, RowGuesses, right_ones
 from sealring_protocol.control.scheduler.requests import Request, SchedulerConfig
 from sealring_protocol.control.scheduler.scheduler import Scheduler
 from sealring_protocol.errors import RemoteProtocolError
+from sealring_protocol.limits import MAX_SEALED_BODY, MAX_WEIGHT_WAITING, STEP_ROOM
 
 from tests.sim.brains import AlwaysPay
 from tests.sim.fake_engine import info
@@ -315,13 +315,20 @@ def test_nothing_is_read_ahead_that_is_not_asked_for(config):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "asked", "most"),
-    [(DType.F32, None, 0), (DType.BF16, None, 4), (DType.F32, 3, 3), (DType.F16, 0, 0)],
+    ("told", "asked", "most"), [(0, None, 0), (4, None, 4), (0, 3, 3), (4, 0, 0)]
 )
-def test_a_model_in_f32_reads_ahead_only_if_that_is_asked_for(dtype, asked, most):
-    """There the text is promised to be that of one token a step, bit for bit."""
-    told = attrs.evolve(info(), dtype=dtype)
-    assert scheduler_config(SchedulerConfig(ahead=asked), told, 1).ahead == most
+def test_a_row_reads_as_many_ahead_as_its_engine_says_or_as_are_asked_for(told, asked, most):
+    config = scheduler_config(SchedulerConfig(ahead=asked), attrs.evolve(info(), ahead=told), 1)
+    assert config.ahead == most
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 16])
+def test_a_chunk_for_each_rank_and_two_more_may_wait(world):
+    hidden = 8192
+    config = scheduler_config(SchedulerConfig(), attrs.evolve(info(), hop=hidden), world)
+    assert config.chunk * hidden <= MAX_SEALED_BODY - STEP_ROOM
+    assert (world + 2) * config.chunk * hidden <= MAX_WEIGHT_WAITING
+    assert config.chunk >= 400
 
 
 def test_a_pipeline_guesses_in_the_way_that_is_faster():

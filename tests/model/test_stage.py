@@ -241,3 +241,23 @@ def test_what_mlx_cannot_compute_in_steps_is_told_at_load(models, monkeypatch, w
     monkeypatch.setattr(mlp, "__call__", call)
     with pytest.raises(LoadError, match="MLX cannot run this llama model in F32"):
         assemble.load_stage(describe(models["llama"]), 0, 5 // ranks)
+
+
+@pytest.mark.skipif(mx.default_device().type != mx.DeviceType.cpu, reason="is about CPUs")
+@pytest.mark.parametrize("tokens", [2, 3, 5, 17])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_on_a_cpu_several_tokens_at_once_give_the_bits_of_one_after_the_other(
+    models, family, tokens
+):
+    """So a model in f32 may read guesses ahead (`engine/description.py`)."""
+    loaded = stage_of(models[family], 0, layers_of(family))
+    if not loaded.trimmable:
+        pytest.skip("its caches cannot be cut, so it reads nothing ahead")
+    stage = loaded.stage
+    slots = [stage.new_caches(), stage.new_caches()]
+    for each in slots:
+        stage.run([mx.array([PROMPT[:20]], mx.uint32)], each)
+    ids = PROMPT[20 : 20 + tokens]
+    many = stage.logits(stage.run([mx.array([ids], mx.uint32)], slots[0]), tokens)
+    single = [stage.logits(stage.run([mx.array([[each]], mx.uint32)], slots[1])) for each in ids]
+    assert mx.array_equal(many.reshape(tokens, -1), mx.concatenate(single))

@@ -12,7 +12,6 @@ from typing import Annotated, Final, Literal
 
 import attrs
 import pydantic
-from sealring_protocol.control.scheduler.requests import AHEAD
 from sealring_protocol.limits import MAX_GUESSED, MAX_WORLD, PING_TIMEOUT
 
 from sealring_trio.errors import UserError
@@ -195,7 +194,7 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
     ahead: Annotated[int, pydantic.Field(ge=0, le=MAX_GUESSED)] | None = pydantic.Field(
         default=None,
         description="guesses that a row alone reads with one step at most, where that pays; if "
-        f"left out, {AHEAD}, but none of a model in f32, whose last bits may be others then (head)",
+        "left out, 4 where MLX computes on a CPU, and none on a GPU (head)",
         examples=["8"],
     )
     prefix_sharing: SharingName = pydantic.Field(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import attrs
+import mlx.core as mx
 from sealring_protocol.codec.local_messages import EngineInfo
 
 from sealring_model.engine.collective import backends
@@ -10,6 +13,12 @@ from sealring_model.loading.model_folder import ModelInfo
 from sealring_model.loading.pins import pins_of
 from sealring_model.loading.structure import Structure
 from sealring_model.loading.tp_shards import splits_of
+
+AHEAD: Final = 4
+"""Guesses that a row reads with one step on a CPU, at most, if nobody says otherwise. There a
+forward of several tokens gives the bits of one token at a time, which `tests/model/test_stage.py`
+holds it to, and takes less time for each. On CUDA it gives others, and was slower: attention over
+several tokens is prepared anew for each length."""
 
 
 def describe_engine(info: ModelInfo, found: Structure, room: int) -> EngineInfo:
@@ -29,5 +38,6 @@ def describe_engine(info: ModelInfo, found: Structure, room: int) -> EngineInfo:
         batches=found.batches,
         head=found.head,
         hop=found.hop,
+        ahead=AHEAD if mx.default_device().type == mx.DeviceType.cpu else 0,
         pins=pins_of(info),
     )

@@ -72,7 +72,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "PIECE": "code u8, size u64, data u32, reason u16",
     "ENGINE_INFO": "code u8, model bytes 32, dtype u8, hidden u32, vocabulary u32, context u32, "
     "trimmable bool, batches bool, splits u16, backends u8, room u64, ends u64, head u32, "
-    "hop u32, layers u16, joined u16, pins u16, reason u16",
+    "hop u32, ahead u8, layers u16, joined u16, pins u16, reason u16",
     "HOP_KEY": "code u8, outgoing bool, suite u8, cluster bytes 32, secret bytes 32",
     "LOADED": "code u8, read u64, held u64, load_us u64",
     "LOGPROBS": "code u8, n u64, uid u64, chosen f64, alternatives u8",

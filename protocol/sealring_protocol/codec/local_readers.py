@@ -23,7 +23,7 @@ def decode_info(reader: Reader) -> EngineInfo:
     """Read ENGINE_INFO."""
     fields = reader.unpack(INFO)
     _, model, dtype, hidden, vocabulary, context, trim, batches, *rest = fields
-    splits, backends, room, ends, head, hop, count, joined_count, pinned, size = rest
+    splits, backends, room, ends, head, hop, ahead, count, joined_count, pinned, size = rest
     if (most := max(count, joined_count, pinned - 2)) > MAX_LAYERS:
         raise LimitExceeded(f"ENGINE_INFO declares {most} layers")
     if dtype not in DTYPES or max(trim, batches) > 1:
@@ -51,6 +51,7 @@ def decode_info(reader: Reader) -> EngineInfo:
         pins,
         head,
         hop,
+        ahead,
     )
 
 

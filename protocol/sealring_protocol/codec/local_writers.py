@@ -35,6 +35,7 @@ def encode_info(message: EngineInfo) -> list[Buffer]:
         message.ends,
         message.head,
         message.hop,
+        message.ahead,
         len(message.layers),
         len(message.joined),
         len(message.pins),

@@ -41,6 +41,7 @@ def _info(m: EngineInfo) -> dict[str, Json]:
         "ends": u64(m.ends),
         "head": m.head,
         "hop": m.hop,
+        "ahead": m.ahead,
         "layers": [u64(size) for size in m.layers],
         "joined": list(m.joined),
         "reason": m.reason,
@@ -67,6 +68,7 @@ def _read_info(f: dict[str, Json]) -> EngineInfo:
         tuple(map(int, f["pins"])),
         f["head"],
         f["hop"],
+        f["ahead"],
     )
 
 

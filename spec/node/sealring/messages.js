@@ -199,6 +199,7 @@ const engineInfo = struct(
     ends: u64,
     head: u32,
     hop: u32,
+    ahead: u8,
     layers: list(u16, MAX_LAYERS, u64),
     joined: list(u16, MAX_LAYERS, u16),
     pins,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import attrs
 
 from sealring_protocol.codec.local_messages import EngineInfo
-from sealring_protocol.codec.tensor import DType
 from sealring_protocol.control.head.plan import PlanRequest
-from sealring_protocol.control.scheduler.requests import AHEAD, SchedulerConfig
+from sealring_protocol.control.scheduler.requests import SchedulerConfig
 from sealring_protocol.limits import (
     MAX_SEALED_BODY,
     MAX_WEIGHT_WAITING,
@@ -45,12 +44,11 @@ def scheduler_config(asked: SchedulerConfig, info: EngineInfo, world: int) -> Sc
     and one for each rank, and two more, may be under way."""
     hidden = info.hop or info.hidden * info.dtype.width
     room = min(MAX_SEALED_BODY - STEP_ROOM, MAX_WEIGHT_WAITING // (world + 2))
-    ahead = 0 if info.dtype is DType.F32 else AHEAD
     return attrs.evolve(
         asked,
         groups=asked.groups or (1 if world == 1 else 2 * world),
         rows=asked.rows if info.batches else 1,
         chunk=max(1, min(asked.chunk, room // hidden)),
         hidden_bytes=hidden,
-        ahead=ahead if asked.ahead is None else asked.ahead,
+        ahead=info.ahead if asked.ahead is None else asked.ahead,
     )

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import enum
-from typing import Final
 
 import attrs
 
 from sealring_protocol.codec.local_messages import Logprobs
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.errors import LocalProtocolError
-
-AHEAD: Final = 4
-"""Guesses that a row reads ahead with one step, at most, if nobody says otherwise."""
 
 
 @attrs.frozen
@@ -28,8 +24,7 @@ class SchedulerConfig:
     *hidden_bytes* bytes.
 
     A row that is alone in its group may read up to *ahead* guesses with one step, where that pays.
-    None means `AHEAD` of a model whose arithmetic depends on the shape of a batch anyway, and none
-    of one in f32: of that the texts are those of one token a step, bit for bit.
+    None means what the head's engine says (`EngineInfo.ahead`).
     """
 
     groups: int = 0
