@@ -18,6 +18,7 @@ from model_families import FAMILIES, config_of, make_model, random_weights, writ
 from model_rings import Ring
 from sealring_model.errors import LoadError
 from sealring_model.loading.assemble import load_stage
+from sealring_model.loading.mlx_lm_import import mlx_lm
 from sealring_model.loading.model_folder import describe, find, memory_budget
 from sealring_model.loading.structure import structure_of
 from sealring_model.loading.tp_shards import load_shard
@@ -478,3 +479,18 @@ def test_a_quantization_that_mlx_lm_does_not_convert_is_named(models, tmp_path, 
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(LoadError, match=rf"quantized by {method} .*`mlx_lm.convert -q`"):
         structure_of(describe(folder))
+
+
+def test_what_was_read_is_told_before_the_first_run(folder, monkeypatch):
+    """A GPU may compile for a minute in that run."""
+    info, told = describe(folder), []
+
+    def raising(*_):
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(mlx_lm("models.llama").MLP, "__call__", raising)
+    with pytest.raises(LoadError, match="no kernel"):
+        load_stage(info, 0, len(info.layers), told.append)
+    (loaded,) = told
+    assert loaded.read > 0
+    assert loaded.held > 0

@@ -21,6 +21,7 @@ from sealring_protocol.control.head.plan import Strategy
 from sealring_protocol.control.standing import Phase
 from sealring_protocol.diagnosis.causes import ADVICE, Cause
 from sealring_protocol.diagnosis.obstacle_log import TELL_SECONDS
+from sealring_protocol.diagnosis.why import obstacles
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.events import NodeEvent
 from sealring_protocol.security.roster import Member, SignedRoster, sign_roster
@@ -414,6 +415,21 @@ def test_a_rank_says_what_it_does():
     made.crash(made.head)
     made.run_for(1.0)
     assert rank.standing().phase is Phase.NO_HEAD
+
+
+def test_a_node_says_that_its_engine_tries_its_layers():
+    made = Ring(unloadable="no such tensor")
+    node = made.hosts["host1"].node
+    made.run_until(lambda: node.standing().phase is Phase.LOADING)
+    facts = node.facts(made.now)
+    (before,) = [o for o in obstacles(facts, made.now) if o.cause is Cause.LOADING]
+    facts = attrs.evolve(facts, trying=True)
+    (after,) = [o for o in obstacles(facts, made.now) if o.cause is Cause.LOADING]
+    assert before.what == "this node loads its layers"
+    assert after.what.startswith(
+        "this node has read its weights, and runs its layers for the first"
+    )
+    assert "a GPU compiles kernels" in after.what
 
 
 def test_every_cause_has_advice_or_needs_none():

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final, TypeVarTuple
 import attrs
 import trio
 from sealring_model.engine.threads import set_switch_interval
-from sealring_protocol.codec.local_messages import EngineInfo, Loaded, LocalMessage
+from sealring_protocol.codec.local_messages import EngineInfo, Group, Loaded, LocalMessage
 from sealring_protocol.codec.messages import Bootstrap, CannotServe, FailureKind
 from sealring_protocol.control.effects import (
     Level,
@@ -109,6 +109,8 @@ class Runtime:
         self.recorder: StepRecorder | None = None  # while somebody profiles this node
         self.checker: Callable[[StepToCheck | StepChecked], None] | None = None  # of an epoch
         self.refused = ""  # why the engine can never serve what it was told to
+        self._trying = False  # the engine has read its weights, and runs them for the first time
+        self._sharing = False  # it is told to load a share, which it does not run by itself
         self.textless = ""  # why the model's tokenizer cannot be used
         self.roster_changed = trio.Event()  # set, and another made, when another is in force
         self.informed = trio.Event()  # the engine has said once what its model is
@@ -225,6 +227,7 @@ class Runtime:
             next_start=self.engine.next_start,
             draining=draining,
             textless=self.textless,
+            trying=self._trying,
         )
 
     def links(self) -> list[tuple[int, Purpose, Link]]:
@@ -242,6 +245,7 @@ class Runtime:
             self.informed.set()
         elif isinstance(message, Loaded):
             self.weights_read += message.read
+            self._trying = not self._sharing
         elif isinstance(message, CannotServe) and message.kind is FailureKind.UNSERVABLE:
             self.refused = message.reason
         self.enter(self.node.engine_message, message)
@@ -253,6 +257,7 @@ class Runtime:
     def engine_lost(self, reason: str) -> None:
         """The engine process is gone."""
         self.weights_read = 0
+        self._trying = self._sharing = False
         self.engine_heard = -math.inf
         self.enter(partial(self.node.engine_lost, out_of_memory=self.engine.out_of_memory), reason)
 
@@ -327,6 +332,10 @@ class Runtime:
             self.placed(message)
         if self.recorder is not None:
             self.recorder.given(message)
+        if isinstance(message, Group):
+            self._sharing = True
+        elif isinstance(message, Bootstrap):
+            self._trying = False
         self.engine.send(message)
 
     def _watched(self, event: StepTiming | RowOpened) -> None:

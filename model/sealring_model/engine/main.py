@@ -228,11 +228,10 @@ class Engine:
         try:
             self._check_bootstrap(place)
             first, last = place.bounds[place.rank], place.bounds[place.rank + 1]
-            loaded, cost = self._load(first, last)
+            loaded = self._load(first, last)
         except (OSError, *FORWARD_ERRORS) as error:
             self._send_refusal(error, failure_of_loading(error))
             return
-        self._channel.send(cost)
         if isinstance(loaded, LoadedStage):
             self._start_epoch(place, loaded)
 
@@ -282,10 +281,12 @@ class Engine:
         mine = place.bounds[place.rank], place.bounds[place.rank + 1]
         return isinstance(loaded, LoadedStage) and (loaded.first, loaded.last) == mine
 
-    def _load(self, first: int, last: int) -> tuple[LoadedStage | TpShard, Loaded]:
-        """Layers *first* to *last*, or this member's shard of them, and what loading them cost."""
+    def _load(self, first: int, last: int) -> LoadedStage | TpShard:
+        """Layers *first* to *last*, or this member's shard of them. Says LOADED once the weights
+        are read: what a stage does then, its first run, may take as long again."""
         if self._loaded is not None and (self._loaded.first, self._loaded.last) == (first, last):
-            return self._loaded, Loaded(0, self._loaded.held, 0)
+            self._channel.send(Loaded(0, self._loaded.held, 0))
+            return self._loaded
         self._loaded = None
         gc.collect()
         mx.clear_cache()
@@ -296,13 +297,12 @@ class Engine:
             layers=(last - first) % len(self._info.layers),
         )
         attention.install()  # launches something, so after `choose`
-        loaded = (
-            load_stage(self._info, first, last)
-            if order is None
-            else load_shard(self._info, first, last, order.rank, order.size)
-        )
-        self._loaded = loaded
-        return loaded, Loaded(loaded.read, loaded.held, loaded.load_us)
+        if order is None:
+            self._loaded = load_stage(self._info, first, last, self._channel.send)
+            return self._loaded
+        self._loaded = shard = load_shard(self._info, first, last, order.rank, order.size)
+        self._channel.send(Loaded(shard.read, shard.held, shard.load_us))
+        return shard
 
     def _handle_order(self, order: Group) -> None:
         self._answers.drain()

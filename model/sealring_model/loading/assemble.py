@@ -20,6 +20,7 @@ from typing import Any, Final
 import attrs
 import mlx.core as mx
 from mlx import nn
+from sealring_protocol.codec.local_messages import Loaded
 from sealring_protocol.codec.messages import CacheCost
 from sealring_protocol.codec.tensor import DType
 
@@ -67,8 +68,11 @@ class LoadedStage:
     load_us: int
 
 
-def load_stage(info: ModelInfo, first: int, last: int) -> LoadedStage:
-    """Load layers *first* to *last* (excluded), and the ends too when *first* is 0.
+def load_stage(
+    info: ModelInfo, first: int, last: int, has_read: Callable[[Loaded], None] | None = None
+) -> LoadedStage:
+    """Load layers *first* to *last* (excluded), and the ends too when *first* is 0. *has_read* is
+    called once the weights are read, before the first run.
 
     Raises `LoadError` if a tensor does not match the manifest, or the model cannot be built or
     split like this.
@@ -80,6 +84,9 @@ def load_stage(info: ModelInfo, first: int, last: int) -> LoadedStage:
     reader.read(model)
     stage = stage_of(model, outline, first, last)
     mx.eval(stage.parameters())
+    if has_read is not None:
+        took = (time.perf_counter_ns() - start) // 1000
+        has_read(Loaded(reader.bytes_read, held_by(stage), took))
     try:
         return measured(info, stage, (first, last), reader.bytes_read, start)
     except LoadError:

@@ -121,9 +121,10 @@ class Facts:
     *wall_ms* is the time of day in milliseconds since 1970, or None if unknown. *next_start* is
     when the engine will be started again (monotonic seconds). *draining* is why the node takes no
     requests (empty if it does). *textless* is why the head can make no text of tokens (empty if it
-    can), which only whoever faces its clients knows. *unpinned* is `NodeConfig.unpinned`. *own* is
-    what the obstacles call this node. *progress* is what this rank and those linked with it last
-    reported.
+    can), which only whoever faces its clients knows. *unpinned* is `NodeConfig.unpinned`. *trying*
+    is whether its engine has read its weights, and runs its layers for the first time, as only
+    whoever speaks with the engine knows. *own* is what the obstacles call this node. *progress* is
+    what this rank and those linked with it last reported.
     """
 
     rank: int
@@ -140,6 +141,7 @@ class Facts:
     own: str = "this node"
     starved: Sequence[Starved] = ()
     progress: Mapping[int, Progress] = attrs.field(factory=dict)
+    trying: bool = False
 
     def name(self, rank: int) -> str:
         """The name of the member of *rank*, for people."""

@@ -45,6 +45,10 @@ _BY_CODE: Final[Mapping[int, Cause]] = {
 _LONG_LOADING: Final = 15.0
 """Seconds after which a person is told what may take so long."""
 
+_TRIES: Final = (
+    "has read its weights, and runs its layers for the first time; a GPU compiles kernels for that"
+)
+
 _OWN: Final = {Cause.CANNOT_SERVE, Cause.LOADING, Cause.COLLECTIVE}
 """Causes that follow, for this node itself, from an engine that is not up."""
 
@@ -240,23 +244,24 @@ def _absent(facts: Facts, rank: int, now: float) -> list[Obstacle]:
 
 
 def _loading(facts: Facts, now: float) -> list[Obstacle]:
-    since = facts.standing.since
+    standing, since = facts.standing, facts.standing.since
     cause, does = Cause.LOADING, "loads its layers"
     if now - since > _LONG_LOADING:
         does = "loads its layers, and tries them; on a GPU that compiles kernels the first time"
-    if facts.standing.phase is Phase.JOINING:
+    if standing.phase is Phase.JOINING:
         cause, does = Cause.COLLECTIVE, "joins the collective of tensor parallelism"
-    elif facts.standing.phase is Phase.PREPARED:
+    elif standing.phase is Phase.PREPARED:
         does = "has loaded its share, and waits for the other ranks to load theirs"
+    own = _TRIES if facts.trying and standing.phase is Phase.LOADING else does
     if facts.rank:
-        return [_obstacle(cause, f"this node {does}", since=since)]
+        return [_obstacle(cause, f"this node {own}", since=since)]
     found = []
-    for rank in facts.standing.missing:
+    for rank in standing.missing:
         if _fetches(facts, rank):
             continue
         link = _link(facts, 1, Purpose.STEP, now) if rank == 0 else None
-        who = "this node" if rank == 0 else facts.name(rank)
-        what = f"{who} {does}{_or_link(facts, rank)}"
+        who = f"this node {own}" if rank == 0 else f"{facts.name(rank)} {does}"
+        what = f"{who}{_or_link(facts, rank)}"
         found.append(link or _obstacle(cause, what, rank or None, since=since))
     return found
 
