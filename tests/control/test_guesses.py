@@ -349,3 +349,24 @@ def test_a_pipeline_guesses_in_the_way_that_is_faster():
             costs.took_ahead(size, STEEP[size])
         costs.took(Outcome.PLAIN, 1.0)
     assert costs.ahead(0.8, 4, ways) == 0
+
+
+def test_guesses_end_before_the_first_that_is_beyond_the_vocabulary():
+    """A step with such a token would end the epoch, for everybody."""
+    scheduler = Scheduler(SchedulerConfig(groups=1, ahead=4, vocabulary=100), 1000)
+    scheduler.shape(1, 2, guesses=True)
+    scheduler._guessing.costs = AlwaysPay()
+    scheduler.begin(EPOCH, [READY])
+    text = (5, 6, 7, 8, 100, 9)
+    uid = scheduler.submit(Request((1,), 20, guesses=text, prediction=text))
+    request = scheduler._running.rows[uid].request
+    assert request.guesses == request.prediction == (5, 6, 7, 8)
+    scheduler.guess(uid, 1, (200, 5))
+    assert max(scheduler.plan(0.0).step.ids) < 100
+
+
+def test_guesses_of_what_comes_after_the_end_are_not_counted():
+    request = Request((1, 2), 20, eos=frozenset({99}))
+    guesses = RowGuesses([1, 2], request)
+    guesses.drawn_ahead((5, 99, 7, 8), (5, 99, 7, 8, 9), 0.0, AlwaysPay(), alone=True)
+    assert (guesses.accepted, guesses.rejected) == (1, 0)

@@ -97,7 +97,8 @@ def test_status_tells_both_ranks(ring: Ring) -> None:
     links = {"control": True, "step": True, "tunnel": False, "collective": ""}
     (peer,) = head["peers"]
     assert peer.pop("addresses")[0].startswith("127.0.0.1:")
-    assert peer == {"rank": 1, "name": "rank1", "trouble": [], "put_out": False, **links}
+    fetch = {"fetched_bytes": 0, "fetch_bytes": 0}
+    assert peer == {"rank": 1, "name": "rank1", "trouble": [], "put_out": False, **links, **fetch}
     assert (head["why"], rank["why"]) == ([], [])
     assert (head["members"], head["engine_pids"]) == (None, [head["engine_pid"]])
     for facts in (head, rank):

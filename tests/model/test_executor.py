@@ -166,7 +166,7 @@ def test_a_long_failure_is_cut_to_what_the_wire_takes(ring, monkeypatch):
 def test_a_chunk_whose_hidden_state_fits_no_frame(models, monkeypatch):
     from sealring_model.engine import hidden_io
 
-    monkeypatch.setattr(hidden_io, "MAX_SEALED_BODY", hidden_io._FRAME_SLACK + 20 * 64 * 4)
+    monkeypatch.setattr(hidden_io, "MAX_SEALED_BODY", hidden_io.STEP_ROOM + 20 * 64 * 4)
     ring = Ring(models["llama"], (0, 2, 5))
     ring.admit(PROMPT[:21])
     with pytest.raises(StepFailed, match="smaller chunks"):

@@ -11,7 +11,7 @@ from random import Random
 import attrs
 import pytest
 from model_families import FAMILIES
-from model_rings import SAMPLING, Ring
+from model_rings import SAMPLING, Ring, StepFailed
 from sealring_model.engine.activation_seal import PlainActivations
 from sealring_model.engine.description import describe_engine
 from sealring_model.engine.executor import Executor
@@ -328,3 +328,13 @@ def test_an_engine_refuses_to_read_ahead_what_it_could_not_take_back(models, fam
         (answer,) = engine.receive(attrs.evolve(step, digest=ledger.digest(n + 1)))
     assert answer.failed is not None
     assert "cannot be cut" in answer.failed.message
+
+
+@pytest.mark.parametrize("family", ["llama-sliding", "qwen3-next"])
+def test_no_guesses_are_read_ahead_into_empty_caches_that_cannot_be_cut(models, family):
+    """A head that is not ours may have a row decode before any of its prompt was read."""
+    ring = Ring(models[family])
+    ring.params.add(Row(1))
+    ring.step(open=(Open(1),))
+    with pytest.raises(StepFailed, match="cannot be cut"):
+        ring.step(join=(Join(1, 0),), work=Decode(0, 4, 4), ids=(5, 1, 2, 3, 4))

@@ -101,6 +101,7 @@ def info(
         splits,
         1 << Backend.RING,
         pins=pins,
+        ahead=4,
     )
 
 

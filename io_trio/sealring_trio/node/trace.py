@@ -323,7 +323,7 @@ def describe_step(timing: StepTiming) -> str:
         case Decode(group, guessed, ahead):
             work = f"decode of group {group}, rows {', '.join(map(str, timing.uids))}"
             if ahead:
-                work += f", {ahead} guesses read ahead"
+                work += f", {ahead} {'guess' if ahead == 1 else 'guesses'} read ahead"
             elif guessed:
                 work += f", on guess {guessed}"
         case Prefill(uid, position, count):

@@ -316,6 +316,8 @@ class Executor:
         as_built = not work.ahead and not (on_guess and self._first)
         if not as_built:
             self._lookahead.drop_decode(batch)
+        if work.ahead and not self._loaded.trimmable:
+            raise LedgerError(f"group {work.group} reads ahead, and its caches cannot be cut")
         self._caches.reads(batch, work.guessed, work.ahead)
         built = None
         if as_built:

@@ -194,10 +194,12 @@ class RowGuesses:
     ) -> None:
         """A step that read *guesses* ahead gave the tokens *drawn*. If the row decodes *alone*,
         *costs* learn how long the step took."""
-        right = right_ones(guesses, drawn)
+        ended = next((at for at, token in enumerate(drawn) if token in self._request.eos), None)
+        judged = guesses if ended is None else guesses[:ended]
+        right = right_ones(judged, drawn)
         for _ in range(right):
             self._judge(True, costs)
-        if right < len(guesses):
+        if right < len(judged):
             self._judge(False, costs)
         before, self._last = self._last, (None, now) if alone else None
         if alone and before is not None and costs.took_ahead(len(guesses), now - before[1]):

@@ -24,7 +24,8 @@ class SchedulerConfig:
     *hidden_bytes* bytes.
 
     A row that is alone in its group may read up to *ahead* guesses with one step, where that pays.
-    None means what the head's engine says (`EngineInfo.ahead`).
+    None means what the head's engine says (`EngineInfo.ahead`). Guesses are below *vocabulary*; 0
+    is no bound.
     """
 
     groups: int = 0
@@ -38,6 +39,7 @@ class SchedulerConfig:
     stalls: int = 32
     hidden_bytes: int = 0
     ahead: int | None = None
+    vocabulary: int = 0
 
 
 @attrs.frozen

@@ -28,8 +28,11 @@ head knows the token. With one rank, or in tensor parallelism, two may therefore
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Final
+
+import attrs
 
 from sealring_protocol.codec.local_messages import Logprobs
 from sealring_protocol.codec.messages import (
@@ -114,7 +117,16 @@ class Scheduler:
         Raises `ContextOverflow` or `RoomOverflow` if it can never fit, `QueueFull` if the queue is
         full, and another `LocalProtocolError` for an empty prompt.
         """
-        return self._running.submit(request)
+        prediction = self._known(request.prediction)
+        guesses = None if request.guesses is None else self._known(request.guesses)
+        return self._running.submit(attrs.evolve(request, prediction=prediction, guesses=guesses))
+
+    def _known(self, guesses: Sequence[int]) -> tuple[int, ...]:
+        """*guesses* up to the first beyond the vocabulary, which no step may have."""
+        most = self.config.vocabulary
+        if not most or max(guesses, default=0) < most:
+            return tuple(guesses)
+        return tuple(itertools.takewhile(lambda token: token < most, guesses))
 
     def cancel(self, uid: int) -> list[Outcome]:
         """Cancel *uid* in any state; the next step frees its caches. It may be unknown."""
@@ -189,7 +201,7 @@ class Scheduler:
     def guess(self, uid: int, position: int, tokens: Sequence[int]) -> None:
         """From *position* on row *uid*, if there is one, is likely to go on with *tokens*."""
         if (row := self._running.rows.get(uid)) is not None:
-            row.guesses.give(position, tokens)
+            row.guesses.give(position, self._known(tokens))
 
     # ----------------------------------------------------------------- steps
 
