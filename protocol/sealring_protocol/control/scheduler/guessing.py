@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
+
+import attrs
 
 from sealring_protocol.codec.messages import NO_LOGPROBS
 from sealring_protocol.control.scheduler.flights import Flights
@@ -17,7 +19,8 @@ _SIZES: Final = (1, 2, 4, 8, MAX_GUESSED)
 itself."""
 
 
-class Guess(NamedTuple):
+@attrs.frozen
+class Guess:
     """*row*, alone in its group, is likely to go on with *token*."""
 
     row: LiveRow
