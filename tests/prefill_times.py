@@ -6,29 +6,12 @@ Ranks are equal; what they take is in `tests.node.test_prefill`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from sealring_protocol.control.scheduler.requests import Request
 
-from tests.node.test_prefill import TOKEN, read, ring
-from tests.sim.cluster import Cluster
+from tests.node.test_prefill import TOKEN, longest_wait, read, ring
 
 TOKENS = 4000
 ROWS = 8
-
-
-def longest_wait(cluster: Cluster, rows: list[int], ended: Callable[[], bool]) -> float:
-    """The longest that one of *rows* waits for a token until *ended*."""
-    last = dict.fromkeys(rows, cluster.now)
-    counts = {uid: len(cluster.tokens[uid]) for uid in rows}
-    longest = 0.0
-    while not ended():
-        cluster.step()
-        for uid in rows:
-            if len(cluster.tokens[uid]) > counts[uid]:
-                longest = max(longest, cluster.now - last[uid])
-                counts[uid], last[uid] = len(cluster.tokens[uid]), cluster.now
-    return longest
 
 
 def beside_rows(world: int) -> tuple[float, float]:

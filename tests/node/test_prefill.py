@@ -45,6 +45,20 @@ def read(cluster, token, count):
     return cluster.now - start
 
 
+def longest_wait(cluster, rows, ended):
+    """The longest (s) that one of *rows* waits for a token until *ended*."""
+    last = dict.fromkeys(rows, cluster.now)
+    counts = {uid: len(cluster.tokens[uid]) for uid in rows}
+    longest = 0.0
+    while not ended():
+        cluster.step()
+        for uid in rows:
+            if len(cluster.tokens[uid]) > counts[uid]:
+                longest = max(longest, cluster.now - last[uid])
+                counts[uid], last[uid] = len(cluster.tokens[uid]), cluster.now
+    return longest
+
+
 @pytest.mark.parametrize(("world", "gain"), [(1, 0.97), (2, 1.85), (3, 2.65), (4, 3.35)])
 def test_a_prompt_is_read_by_all_stages_at_once(world, gain):
     """Each rank takes as long as one of *world* equal parts of the model."""
@@ -95,24 +109,11 @@ def test_tokens_of_other_rows_come_later_by_the_bound_at_most(world, slower):
     read(cluster, 9, 200)
     rows = [cluster.submit(Request((1, 2, 3 + row), 3000)) for row in range(8)]
     cluster.run_until(lambda: all(len(cluster.tokens[uid]) > 8 for uid in rows))
-
-    def longest_wait(ended):
-        last = dict.fromkeys(rows, cluster.now)
-        counts = {uid: len(cluster.tokens[uid]) for uid in rows}
-        longest = 0.0
-        while not ended():
-            cluster.step()
-            for uid in rows:
-                if len(cluster.tokens[uid]) > counts[uid]:
-                    longest = max(longest, cluster.now - last[uid])
-                    counts[uid], last[uid] = len(cluster.tokens[uid]), cluster.now
-        return longest
-
     until = cluster.now + 3.0
-    alone = longest_wait(lambda: cluster.now > until)
+    alone = longest_wait(cluster, rows, lambda: cluster.now > until)
     prompt = cluster.submit(Request((7,) * 3000, 1))
     start = cluster.now
-    beside = longest_wait(lambda: cluster.tokens[prompt])
+    beside = longest_wait(cluster, rows, lambda: cluster.tokens[prompt])
     assert cluster.tokens[prompt] == reference((7,) * 3000, 1, LAYERS)
     assert beside <= alone + bound
     assert beside >= alone + bound / 4, "the bound is there to be used"

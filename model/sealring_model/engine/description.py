@@ -17,8 +17,7 @@ from sealring_model.loading.tp_shards import splits_of
 AHEAD: Final = 4
 """Guesses that a row reads with one step on a CPU, at most, if nobody says otherwise. There a
 forward of several tokens gives the bits of one token at a time, which `tests/model/test_stage.py`
-holds it to, and takes less time for each. On CUDA it gives others, and was slower: attention over
-several tokens is prepared anew for each length."""
+holds it to, and takes less time for each. On CUDA it gives others, and was slower."""
 
 
 def describe_engine(info: ModelInfo, found: Structure, room: int) -> EngineInfo:
