@@ -11,10 +11,11 @@
 | `bodies` | reads a request's body within its limits |
 | `schema`, `messages` | what a body may say; a conversation as the chat template takes it |
 | `sampling` | how its rows are drawn |
-| `generate`, `kinds` | from a request to its answers; what is special about chat and text |
-| `chat`, `completions` | what one choice of an answer looks like |
-| `parsing` | reasoning and tool calls in a model's text |
-| `replies`, `streaming` | whole answers, and answers as server-sent events |
+| `generate`, `kinds` | from a request to its answers; what is special about each kind of it |
+| `parsing`, `choices` | reasoning and tool calls in a model's text; what each piece adds to a choice |
+| `replies` | what clients see of an answer: a shape for each API |
+| `chat`, `completions` | the shapes of OpenAI's chat and text completions |
+| `streaming` | answers as server-sent events |
 | `keys` | API keys, hashed at rest |
 | `errors` | every error in OpenAI's shape |
 | `head` | what all of them share |

@@ -1,143 +1,103 @@
-"""``POST /v1/chat/completions``: one choice of an answer, with its reasoning and tool calls."""
+"""``POST /v1/chat/completions``: answers as OpenAI's chat completions, whole and in chunks."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
 from typing import Any
 
+import attrs
 from sealring_model.text.tokens import ToolCall
-from sealring_protocol.control.scheduler.requests import FinishReason, RequestDone, TokenOut
+from sealring_protocol.control.scheduler.requests import TokenOut
 
-from sealring_trio.api.parsing import AnswerText, CallText, Content, Part, Reasoning
-from sealring_trio.api.replies import TokenBytes, chat_logprobs, finish_reason
-from sealring_trio.node.generation import Piece
-
-ReadCall = Callable[[str], Awaitable[list[ToolCall]]]
-"""The tool calls in what a model wrote between the marks of one; none if it is no call."""
+from sealring_trio.api.choices import Delta
+from sealring_trio.api.parsing import Content, Reasoning
+from sealring_trio.api.replies import Chunks, Envelope, TokenBytes, chat_logprobs
 
 
-class ChatChoice:
-    """One assistant message on its way to the client, whose tool calls *read_call* reads.
+@attrs.define
+class _Message:
+    """One choice's message so far."""
 
-    With *single_call* the answer ends after its first tool call. Log probabilities are told, with
-    *bytes_of* each token, when that is given.
-    """
+    content: list[str] = attrs.field(factory=list)
+    reasoning: list[str] = attrs.field(factory=list)
+    calls: list[dict[str, Any]] = attrs.field(factory=list)
+    logprobs: list[dict[str, Any]] = attrs.field(factory=list)
+    finish: str = ""
 
-    def __init__(
-        self,
-        index: int,
-        text: AnswerText,
-        read_call: ReadCall,
-        *,
-        single_call: bool,
-        bytes_of: TokenBytes | None,
-    ) -> None:
-        self._index = index
-        self._text = text
-        self._read_call = read_call
-        self._single_call = single_call
+
+class ChatShape(Chunks):
+    """The answer of *choices* messages. Log probabilities are told, with *bytes_of* each token,
+    when that is given."""
+
+    def __init__(self, envelope: Envelope, choices: int, bytes_of: TokenBytes | None) -> None:
+        super().__init__(envelope)
         self._bytes_of = bytes_of
-        self._unsaid: list[TokenOut] = []  # tokens of text that is still held back
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
-        self._calls: list[dict[str, Any]] = []
-        self._logprobs: list[dict[str, Any]] = []
-        self._finish = ""
+        self._messages = [_Message() for _ in range(choices)]
 
-    @property
-    def complete(self) -> bool:
-        """Whether it may have one tool call only, and has it."""
-        return self._single_call and bool(self._calls)
+    def opening_choices(self) -> list[dict[str, Any]]:
+        """The deltas that say whose messages these are."""
+        delta = {"role": "assistant", "content": ""}
+        return [_choice(index, delta, None, None) for index in range(len(self._messages))]
 
-    def opening(self) -> dict[str, Any]:
-        """The delta that says whose message it is."""
-        return self._chunk({"role": "assistant", "content": ""}, [], None)
+    def choice(self, delta: Delta) -> dict[str, Any]:
+        """*delta* as a chunk has it."""
+        message = self._messages[delta.index]
+        told: dict[str, Any] = {}
+        for part in delta.said:
+            match part:
+                case Content(text):
+                    message.content.append(text)
+                    told["content"] = told.get("content", "") + text
+                case Reasoning(text):
+                    message.reasoning.append(text)
+                    told["reasoning_content"] = told.get("reasoning_content", "") + text
+                case ToolCall():
+                    call = _call(part)
+                    told.setdefault("tool_calls", []).append({"index": len(message.calls), **call})
+                    message.calls.append(call)
+        logprobs = self._logprobs(delta.tokens)
+        message.logprobs += logprobs
+        if delta.finish is not None:
+            message.finish = delta.finish.reason
+        return _choice(
+            delta.index, told, self._with(logprobs) if logprobs else None, message.finish or None
+        )
 
-    async def take(self, piece: Piece) -> dict[str, Any] | None:
-        """The delta that *piece* adds to the message."""
-        self._unsaid += piece.tokens
-        delta = await self._delta(self._text.add(piece.text))
-        return self._chunk(delta, self._told(), None) if delta else None
+    def whole_choices(self) -> list[dict[str, Any]]:
+        """The messages in one piece each."""
+        return [self._whole(index, message) for index, message in enumerate(self._messages)]
 
-    async def finish(self, done: RequestDone) -> dict[str, Any]:
-        """The delta with what was held back, and why the message ends."""
-        delta = await self._delta(self._text.end())
-        stopped = done.reason is FinishReason.STOP
-        self._finish = "tool_calls" if self._calls and stopped else finish_reason(done)
-        return self._chunk(delta, self._told(), self._finish)
-
-    def whole(self) -> dict[str, Any]:
-        """The message in one piece."""
-        content = "".join(self._content)
+    def _whole(self, index: int, made: _Message) -> dict[str, Any]:
+        content = "".join(made.content)
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": content if content or not self._calls else None,
+            "content": content if content or not made.calls else None,
             "refusal": None,
         }
-        if self._reasoning:
-            message["reasoning_content"] = "".join(self._reasoning)
-        if self._calls:
-            message["tool_calls"] = [
-                {name: value for name, value in call.items() if name != "index"}
-                for call in self._calls
-            ]
+        if made.reasoning:
+            message["reasoning_content"] = "".join(made.reasoning)
+        if made.calls:
+            message["tool_calls"] = made.calls
         return {
-            "index": self._index,
+            "index": index,
             "message": message,
-            "logprobs": self._with(self._logprobs),
-            "finish_reason": self._finish,
+            "logprobs": self._with(made.logprobs),
+            "finish_reason": made.finish,
         }
 
-    def _chunk(
-        self, delta: dict[str, Any], told: list[dict[str, Any]], finish: str | None
-    ) -> dict[str, Any]:
-        return {
-            "index": self._index,
-            "delta": delta,
-            "logprobs": self._with(told) if told else None,
-            "finish_reason": finish,
-        }
+    def _logprobs(self, tokens: Sequence[TokenOut]) -> list[dict[str, Any]]:
+        return [] if self._bytes_of is None else chat_logprobs(tokens, self._bytes_of)
 
     def _with(self, told: list[dict[str, Any]]) -> dict[str, Any] | None:
         return None if self._bytes_of is None else {"content": told, "refusal": None}
 
-    def _told(self) -> list[dict[str, Any]]:
-        if self._bytes_of is None:
-            self._unsaid.clear()
-            return []
-        told = chat_logprobs(self._unsaid, self._bytes_of)
-        self._unsaid.clear()
-        self._logprobs += told
-        return told
 
-    async def _delta(self, parts: list[Part]) -> dict[str, Any]:
-        """*parts* as a delta, and added to the message."""
-        delta: dict[str, Any] = {}
-        for part in parts:
-            if self.complete:
-                break
-            told: Part | list[ToolCall] = part
-            if isinstance(part, CallText):
-                told = await self._read_call(part.text) or Content(part.otherwise)
-            match told:
-                case Content(text):
-                    self._content.append(text)
-                    delta["content"] = delta.get("content", "") + text
-                case Reasoning(text):
-                    self._reasoning.append(text)
-                    delta["reasoning_content"] = delta.get("reasoning_content", "") + text
-                case [*calls]:
-                    made = (self._call(call) for call in calls if not self.complete)
-                    delta.setdefault("tool_calls", []).extend(made)
-        return delta
+def _choice(
+    index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None, finish: str | None
+) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
-    def _call(self, call: ToolCall) -> dict[str, Any]:
-        told = {
-            "index": len(self._calls),
-            "id": call.id or f"call_{secrets.token_hex(12)}",
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
-        }
-        self._calls.append(told)
-        return told
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}

@@ -1,68 +1,80 @@
-"""``POST /v1/completions``: one choice of an answer, which is text and nothing else."""
+"""``POST /v1/completions``: answers as OpenAI's text completions, which are text and nothing
+else."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sealring_protocol.control.scheduler.requests import RequestDone, TokenOut
+import attrs
+from sealring_protocol.control.scheduler.requests import TokenOut
 
-from sealring_trio.api.replies import TextLogprobs, TokenBytes, finish_reason
-from sealring_trio.node.generation import Piece
+from sealring_trio.api.choices import Delta
+from sealring_trio.api.parsing import Content
+from sealring_trio.api.replies import Chunks, Envelope, TextLogprobs, TokenBytes
 
 
-class TextChoice:
-    """One continuation on its way to the client; *echo* is the prompt, where that comes first."""
+@attrs.define
+class _Text:
+    """One choice's text so far."""
 
-    complete = False
+    text: list[str]
+    logprobs: TextLogprobs | None
+    columns: dict[str, list[Any]] = attrs.field(factory=dict)
+    finish: str = ""
 
-    def __init__(self, index: int, echo: str, bytes_of: TokenBytes | None) -> None:
-        self._index = index
-        self._echo = echo
-        self._logprobs = TextLogprobs(bytes_of) if bytes_of is not None else None
-        self._unsaid: list[TokenOut] = []
-        self._text = [echo]
-        self._columns: dict[str, list[Any]] = {}
-        self._finish = ""
-
-    def opening(self) -> dict[str, Any] | None:
-        """The prompt, if it is to be echoed."""
-        return self._chunk(self._echo, None) if self._echo else None
-
-    async def take(self, piece: Piece) -> dict[str, Any] | None:
-        """What *piece* adds to the continuation."""
-        self._unsaid += piece.tokens
-        if not piece.text:
+    def tell(self, tokens: Sequence[TokenOut]) -> dict[str, Any] | None:
+        """The columns of *tokens*, also added to the text's; None if there are none."""
+        if self.logprobs is None:
             return None
-        self._text.append(piece.text)
-        return self._chunk(piece.text, None)
-
-    async def finish(self, done: RequestDone) -> dict[str, Any]:
-        """Why it ends."""
-        self._finish = finish_reason(done)
-        return self._chunk("", self._finish)
-
-    def whole(self) -> dict[str, Any]:
-        """The continuation in one piece."""
-        return {
-            "index": self._index,
-            "text": "".join(self._text),
-            "logprobs": self._columns if self._logprobs is not None else None,
-            "finish_reason": self._finish,
-        }
-
-    def _chunk(self, text: str, finish: str | None) -> dict[str, Any]:
-        return {
-            "index": self._index,
-            "text": text,
-            "logprobs": self._told(),
-            "finish_reason": finish,
-        }
-
-    def _told(self) -> dict[str, Any] | None:
-        unsaid, self._unsaid = self._unsaid, []
-        if self._logprobs is None:
-            return None
-        columns = self._logprobs.columns(unsaid)
+        columns = self.logprobs.columns(tokens)
         for name, values in columns.items():
-            self._columns.setdefault(name, []).extend(values)
-        return columns if unsaid else None
+            self.columns.setdefault(name, []).extend(values)
+        return columns if tokens else None
+
+
+class TextShape(Chunks):
+    """Continuations on their way to the client: one for each of *echoes*, which are the prompts
+    where those come first. Log probabilities are told, with *bytes_of* each token, when that is
+    given."""
+
+    def __init__(
+        self, envelope: Envelope, echoes: Iterable[str], bytes_of: TokenBytes | None
+    ) -> None:
+        super().__init__(envelope)
+        self._texts = [
+            _Text([echo], TextLogprobs(bytes_of) if bytes_of is not None else None)
+            for echo in echoes
+        ]
+
+    def opening_choices(self) -> list[dict[str, Any]]:
+        """The prompts, if they are to be echoed."""
+        echoes = (made.text[0] for made in self._texts)
+        return [_choice(index, echo, None, None) for index, echo in enumerate(echoes) if echo]
+
+    def choice(self, delta: Delta) -> dict[str, Any]:
+        """*delta* as a chunk has it."""
+        made = self._texts[delta.index]
+        text = "".join(part.text for part in delta.said if isinstance(part, Content))
+        made.text.append(text)
+        if delta.finish is not None:
+            made.finish = delta.finish.reason
+        return _choice(delta.index, text, made.tell(delta.tokens), made.finish or None)
+
+    def whole_choices(self) -> list[dict[str, Any]]:
+        """The continuations in one piece each."""
+        return [
+            _choice(
+                index,
+                "".join(made.text),
+                made.columns if made.logprobs is not None else None,
+                made.finish,
+            )
+            for index, made in enumerate(self._texts)
+        ]
+
+
+def _choice(
+    index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None
+) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}

@@ -1,6 +1,6 @@
 """The endpoints that generate: from the body of a request to its answers, whole or streamed.
 
-What differs between chat and text completions is in `kinds`. The rest is here: read and check the
+What differs between kinds of request is in `kinds`. The rest is here: read and check the
 body, make token ids, open a row for each choice, and send the tokens until the answer ends, the
 client leaves or its time is up. An error before the first byte of the answer has a status of its
 own; a later one is the last event of the stream.
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Generic
+from typing import Generic
 
 import attrs
 import trio
@@ -20,9 +20,10 @@ from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.control.scheduler.requests import RequestDone
 from sealring_protocol.errors import LocalProtocolError
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from sealring_trio.api.choices import Choice, Delta
 from sealring_trio.api.errors import (
     ApiError,
     from_end,
@@ -35,7 +36,7 @@ from sealring_trio.api.errors import (
 from sealring_trio.api.gate import Caller
 from sealring_trio.api.head import ApiHead
 from sealring_trio.api.kinds import A, ChoiceContext, Kind
-from sealring_trio.api.replies import DONE, Choice, Envelope, event, usage
+from sealring_trio.api.replies import About, Shape
 from sealring_trio.api.sampling import jobs
 from sealring_trio.api.streaming import ClientGone, EventStream, attended
 from sealring_trio.errors import OperationError
@@ -47,16 +48,18 @@ from sealring_trio.text.parsed import ParsedRequest
 log = logging.getLogger("sealring.api")
 
 Pair = tuple[Answer, Choice]
-Emit = Callable[[dict[str, Any]], Awaitable[None]]
+Emit = Callable[[Delta], Awaitable[None]]
 
 
 @attrs.define
 class Call:
-    """One request on its way: who asks, its times, and the stream that is open for its answer."""
+    """One request on its way: who asks, its times, the stream that is open for its answer, and the
+    answer's shape."""
 
     caller: Caller
     trace: Trace
     stream: EventStream | None = None
+    shape: Shape | None = None
 
 
 class Generate(Generic[A]):
@@ -98,7 +101,8 @@ class Generate(Generic[A]):
         except ApiError as error:
             if not stream.opened:
                 raise
-            await stream.write(event(error.body()))
+            if call.shape is not None:
+                await stream.write(call.shape.failure(error))
             trace.outcome = error.code
         else:
             if not stream.opened:
@@ -142,34 +146,24 @@ class Generate(Generic[A]):
         tokenizer = await self._tokenizer()
         parsed = await self._parse(texts.pop(), call)
         asked = self._kind.options(parsed.told["options"])
-        stream = call.stream if asked.stream else None
         choices = self._kind.choices(
             asked, parsed, ChoiceContext(self._head.generator, tokenizer, call.caller.owner)
         )
-        envelope = Envelope(
-            id=trace.id,
-            kind=self._kind.whole,
-            chunk_kind=self._kind.chunk,
-            created=trace.began_ms // 1000,
-            model=self._head.model,
-            fingerprint=self._head.fingerprint,
-            usage_in_chunks=asked.wants_usage,
-        )
+        head = self._head
+        about = About(trace.id, trace.began_ms // 1000, head.model, head.fingerprint)
+        call.shape = shape = self._kind.shape(asked, parsed, tokenizer, about)
+        stream = call.stream if asked.stream else None
         with contextlib.ExitStack() as stack:
             answers = self._open(asked, tokenizer, parsed, call, stack)
             pairs = list(zip(answers, choices, strict=True))
             if stream is not None:
-                await _stream(pairs, envelope, stream, trace)
+                await _stream(pairs, shape, stream, trace)
             else:
-                reasons = [await _follow(answer, choice, _nowhere) for answer, choice in pairs]
-                trace.outcome = _outcome(reasons)
-        counts = usage(trace)
-        if stream is not None:
-            last = envelope.chunk([], counts) if asked.wants_usage else b""
-            await stream.write(last + DONE)
+                await _fill(pairs, shape, trace)
+        if stream is not None:  # now that the rows are over, their counts are known
+            await stream.write(shape.closing(trace))
             return Response()
-        whole = [choice.whole() for choice in choices]
-        return JSONResponse(envelope.whole(whole, counts), headers=_timing(trace))
+        return Response(shape.whole(trace), headers=_timing(trace), media_type="application/json")
 
     async def _tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises `ApiError`."""
@@ -226,43 +220,48 @@ def _check_prompt(prompt: tuple[int, ...], vocabulary: int) -> None:
         )
 
 
-async def _nowhere(chunk: dict[str, Any]) -> None:
-    """Drops the chunks of an answer that is sent in one piece."""
-
-
-async def _follow(answer: Answer, choice: Choice, emit: Emit) -> str:
-    """Fill *choice* with *answer*, and *emit* each chunk of it; returns why it ended. Raises
-    `ApiError`."""
+async def _follow(answer: Answer, choice: Choice, emit: Emit) -> None:
+    """Fill *choice* with *answer*, and *emit* each delta of it. Raises `ApiError`."""
     while not isinstance(piece := await answer.next(), RequestDone):
-        if (chunk := await choice.take(piece)) is not None:
-            await emit(chunk)
+        if (delta := await choice.take(piece)) is not None:
+            await emit(delta)
         if choice.complete:
             answer.finish()
     if (error := from_end(piece)) is not None:
         raise error
-    last = await choice.finish(piece)
-    await emit(last)
-    return str(last["finish_reason"])
+    await emit(await choice.finish(piece, answer.stopped_by))
 
 
-def _outcome(reasons: Iterable[str]) -> str:
-    """The outcome of a request whose choices ended for *reasons*."""
-    return ",".join(sorted(set(reasons)))
+def _note(delta: Delta, reasons: list[str], choices: int, trace: Trace) -> None:
+    """Add to *reasons* why *delta* ends its choice, if it does; the last of so many *choices* gives
+    *trace* its outcome."""
+    if delta.finish is not None:
+        reasons.append(delta.finish.reason)
+        if len(reasons) == choices:
+            trace.outcome = ",".join(sorted(set(reasons)))
 
 
-async def _stream(
-    pairs: Sequence[Pair], envelope: Envelope, stream: EventStream, trace: Trace
-) -> None:
-    """All choices at once, each chunk as it comes. Raises `ApiError`."""
+async def _fill(pairs: Sequence[Pair], shape: Shape, trace: Trace) -> None:
+    """All choices into *shape*, for an answer in one piece. Raises `ApiError`."""
+    reasons: list[str] = []
+
+    async def keep(delta: Delta) -> None:
+        shape.add(delta)
+        _note(delta, reasons, len(pairs), trace)
+
+    for answer, choice in pairs:
+        await _follow(answer, choice, keep)
+
+
+async def _stream(pairs: Sequence[Pair], shape: Shape, stream: EventStream, trace: Trace) -> None:
+    """All choices at once, each delta as it comes. Raises `ApiError`."""
     errors: list[ApiError] = []
     reasons: list[str] = []
 
-    async def emit(chunk: dict[str, Any]) -> None:
-        if reason := chunk["finish_reason"]:
-            reasons.append(reason)
-            if len(reasons) == len(pairs):
-                trace.outcome = _outcome(reasons)  # a client may go when it has this chunk
-        await stream.write(envelope.chunk([chunk]))
+    async def emit(delta: Delta) -> None:
+        events = shape.add(delta)
+        _note(delta, reasons, len(pairs), trace)  # a client may go when it has this
+        await stream.write(b"".join(map(shape.event, events)))
 
     async def run(answer: Answer, choice: Choice, scope: trio.CancelScope) -> None:
         try:
@@ -272,11 +271,10 @@ async def _stream(
             scope.cancel()
 
     await stream.open()
-    openings = [opening for _, choice in pairs if (opening := choice.opening()) is not None]
-    if openings:
-        await stream.write(b"".join(envelope.chunk([opening]) for opening in openings))
+    if opening := shape.opening():
+        await stream.write(opening)
     async with trio.open_nursery() as beside:
-        beside.start_soon(stream.keep_alive)
+        beside.start_soon(stream.keep_alive, shape.silence)
         async with trio.open_nursery() as choices:
             for answer, choice in pairs:
                 choices.start_soon(run, answer, choice, beside.cancel_scope)

@@ -1,18 +1,20 @@
-"""What is special about each kind of request: its job for a text worker, and its choices."""
+"""What is special about each kind of request: its job for a text worker, its choices, and the shape
+of its answer."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar
 
 import attrs
 from sealring_model.text.tokens import Tokenizer, ToolCall
 
-from sealring_trio.api.chat import ChatChoice
-from sealring_trio.api.completions import TextChoice
+from sealring_trio.api.chat import ChatShape
+from sealring_trio.api.choices import Choice
+from sealring_trio.api.completions import TextShape
 from sealring_trio.api.parsing import AnswerText
-from sealring_trio.api.replies import Choice
+from sealring_trio.api.replies import About, Envelope, Shape
 from sealring_trio.api.schema import ChatOptions, CompletionOptions
 from sealring_trio.errors import OperationError
 from sealring_trio.node.generation import Generator
@@ -36,18 +38,19 @@ class ChoiceContext:
 
 class Kind(Protocol[A]):
     """One kind of request. *name* is also that of its job in `texts`; *prompt* is the field of its
-    prompt, *whole* and *chunk* are the types of its answers."""
+    prompt."""
 
     name: str
     prompt: str
-    whole: str
-    chunk: str
 
     def options(self, told: Mapping[str, Any]) -> A:
         """The options in *told*, without the texts."""
 
-    def choices(self, asked: A, parsed: ParsedRequest, context: ChoiceContext) -> Sequence[Choice]:
+    def choices(self, asked: A, parsed: ParsedRequest, context: ChoiceContext) -> list[Choice]:
         """A choice to be filled for each answer."""
+
+    def shape(self, asked: A, parsed: ParsedRequest, tokenizer: Tokenizer, about: About) -> Shape:
+        """The shape of the answer that *about* names."""
 
 
 class ChatKind:
@@ -55,8 +58,6 @@ class ChatKind:
 
     name = "chat"
     prompt = "messages"
-    whole = "chat.completion"
-    chunk = "chat.completion.chunk"
 
     def options(self, told: Mapping[str, Any]) -> ChatOptions:
         """The options in *told*, without the texts."""
@@ -64,12 +65,12 @@ class ChatKind:
 
     def choices(
         self, asked: ChatOptions, parsed: ParsedRequest, context: ChoiceContext
-    ) -> list[ChatChoice]:
+    ) -> list[Choice]:
         """A message for each."""
         tokenizer, told = context.tokenizer, parsed.told
         calls = CallReader(context, parsed.rest)
         return [
-            ChatChoice(
+            Choice(
                 index,
                 AnswerText(
                     tokenizer.think,
@@ -79,10 +80,16 @@ class ChatKind:
                 ),
                 calls.read,
                 single_call=asked.parallel_tool_calls is False,
-                bytes_of=tokenizer.token_bytes if asked.logprobs else None,
             )
             for index in range(asked.n or 1)
         ]
+
+    def shape(
+        self, asked: ChatOptions, parsed: ParsedRequest, tokenizer: Tokenizer, about: About
+    ) -> Shape:
+        """OpenAI's messages."""
+        envelope = Envelope(about, "chat.completion", "chat.completion.chunk", asked.wants_usage)
+        return ChatShape(envelope, asked.n or 1, tokenizer.token_bytes if asked.logprobs else None)
 
 
 class CompletionKind:
@@ -90,8 +97,6 @@ class CompletionKind:
 
     name = "completion"
     prompt = "prompt"
-    whole = "text_completion"
-    chunk = "text_completion"
 
     def options(self, told: Mapping[str, Any]) -> CompletionOptions:
         """The options in *told*, without the texts."""
@@ -99,14 +104,21 @@ class CompletionKind:
 
     def choices(
         self, asked: CompletionOptions, parsed: ParsedRequest, context: ChoiceContext
-    ) -> list[TextChoice]:
-        """The continuations of each prompt."""
-        bytes_of = context.tokenizer.token_bytes if asked.logprobs is not None else None
+    ) -> list[Choice]:
+        """The continuations of each prompt: plain text, in which nothing is told apart."""
+        calls = CallReader(context, b"")
+        count = (asked.n or 1) * len(parsed.prompts)
+        return [Choice(index, AnswerText(), calls.read) for index in range(count)]
+
+    def shape(
+        self, asked: CompletionOptions, parsed: ParsedRequest, tokenizer: Tokenizer, about: About
+    ) -> Shape:
+        """OpenAI's continuations."""
+        envelope = Envelope(about, "text_completion", "text_completion", asked.wants_usage)
+        bytes_of = tokenizer.token_bytes if asked.logprobs is not None else None
         texts = parsed.told["texts"] or [""] * len(parsed.prompts)
-        each = asked.n or 1
-        return [
-            TextChoice(index, texts[index // each], bytes_of) for index in range(each * len(texts))
-        ]
+        echoes = [text for text in texts for _ in range(asked.n or 1)]
+        return TextShape(envelope, echoes, bytes_of)
 
 
 @attrs.frozen

@@ -79,6 +79,11 @@ class AnswerText:
         self._called = 0  # characters of it
         self._trim = reasoning
 
+    @property
+    def thinks(self) -> bool:
+        """Whether what comes next is reasoning."""
+        return self._place is _Place.REASONING
+
     def add(self, text: str) -> list[Part]:
         """The parts that *text* completes."""
         self._held += text

@@ -1,64 +1,78 @@
-"""What one choice of an answer looks like, for each kind of request.
+"""What clients see of an answer: a shape for each API.
 
-A choice turns pieces of an answer into deltas. A stream sends each delta as a chunk; an answer in
-one piece is their sum. Both forms come from one source, so they cannot differ.
+A choice (`choices`) says what is new in an answer. A shape keeps it, and makes of it the events of
+a stream or the whole body. Both forms come from one source, so they cannot differ.
 """
 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import attrs
-from sealring_protocol.control.scheduler.requests import FinishReason, RequestDone, TokenOut
+from sealring_protocol.control.scheduler.requests import TokenOut
 
-from sealring_trio.node.generation import Piece
+from sealring_trio.api.choices import Delta
+from sealring_trio.api.errors import ApiError
 from sealring_trio.node.trace import Trace
-
-_FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 TokenBytes = Callable[[int], bytes]
 
 
-class Choice(Protocol):
-    """One answer on its way to the client."""
-
-    def opening(self) -> dict[str, Any] | None:
-        """The first chunk's choice, before any text; None if there is none."""
-
-    async def take(self, piece: Piece) -> dict[str, Any] | None:
-        """The chunk's choice for *piece*; None if nothing of it can be sent yet."""
-
-    async def finish(self, done: RequestDone) -> dict[str, Any]:
-        """The last chunk's choice."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing more may come, whatever the model would add."""
-
-    def whole(self) -> dict[str, Any]:
-        """The choice in one piece, after `finish`."""
-
-
-@attrs.define
-class Envelope:
-    """The fields around the choices: the same in every chunk of an answer."""
+@attrs.frozen
+class About:
+    """What every answer tells of itself: its *id*, when it was *created* (Unix seconds), the name
+    of the *model* and its *fingerprint*."""
 
     id: str
-    kind: str
-    chunk_kind: str
     created: int
     model: str
     fingerprint: str
+
+
+class Shape(Protocol):
+    """One answer as one API tells it. Of a stream `opening` comes first, then an `event` for each
+    delta's `add`, then `closing`, or else `failure`."""
+
+    silence: bytes
+    """What breaks the silence of a stream."""
+
+    def opening(self) -> bytes:
+        """The events before any text."""
+
+    def add(self, delta: Delta) -> Sequence[dict[str, Any]]:
+        """Keep *delta*; the bodies of its events."""
+
+    def event(self, body: dict[str, Any]) -> bytes:
+        """The event of *body*."""
+
+    def closing(self, trace: Trace) -> bytes:
+        """The events after all deltas. *trace* has the counts."""
+
+    def failure(self, error: ApiError) -> bytes:
+        """The last event of a stream that *error* ends."""
+
+    def whole(self, trace: Trace) -> bytes:
+        """The answer in one piece, after all deltas."""
+
+
+@attrs.frozen
+class Envelope:
+    """The fields around the choices: the same in every chunk of an answer."""
+
+    about: About
+    kind: str
+    chunk_kind: str
     usage_in_chunks: bool = False
 
-    def chunk(self, choices: Sequence[dict[str, Any]], usage: Any = None) -> bytes:
-        """An event of a stream."""
+    def chunk(self, choices: Sequence[dict[str, Any]], usage: Any = None) -> dict[str, Any]:
+        """The body of an event."""
         body = self._around(self.chunk_kind, choices)
         if self.usage_in_chunks:
             body["usage"] = usage
-        return event(body)
+        return body
 
     def whole(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
         """An answer in one piece."""
@@ -66,24 +80,73 @@ class Envelope:
 
     def _around(self, kind: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": self.id,
+            "id": self.about.id,
             "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
+            "created": self.about.created,
+            "model": self.about.model,
+            "system_fingerprint": self.about.fingerprint,
             "choices": list(choices),
         }
 
 
+def json_bytes(body: Any) -> bytes:
+    """*body* as JSON, as short as it can be."""
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+
+
 def event(body: dict[str, Any]) -> bytes:
     """*body* as a server-sent event."""
-    return (
-        b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
-    )
+    return b"data: " + json_bytes(body) + b"\n\n"
 
 
-DONE = b"data: [DONE]\n\n"
-KEEPALIVE = b": keepalive\n\n"
+DONE: Final = b"data: [DONE]\n\n"
+KEEPALIVE: Final = b": keepalive\n\n"
+
+
+class Chunks(ABC):
+    """A `Shape` of choices in chunks, as chat and text completions have them."""
+
+    silence = KEEPALIVE
+
+    def __init__(self, envelope: Envelope) -> None:
+        self._envelope = envelope
+
+    @abstractmethod
+    def opening_choices(self) -> list[dict[str, Any]]:
+        """The choices of the chunks that come first, one each."""
+
+    @abstractmethod
+    def choice(self, delta: Delta) -> dict[str, Any]:
+        """Keep *delta*; the choice of its chunk."""
+
+    @abstractmethod
+    def whole_choices(self) -> list[dict[str, Any]]:
+        """The choices in one piece."""
+
+    def opening(self) -> bytes:
+        """A chunk for each choice that has something to open with."""
+        return b"".join(event(self._envelope.chunk([choice])) for choice in self.opening_choices())
+
+    def add(self, delta: Delta) -> list[dict[str, Any]]:
+        """One chunk."""
+        return [self._envelope.chunk([self.choice(delta)])]
+
+    def event(self, body: dict[str, Any]) -> bytes:
+        """A chunk as an event."""
+        return event(body)
+
+    def closing(self, trace: Trace) -> bytes:
+        """The counts if they were asked for, and the end."""
+        last = self._envelope.chunk([], usage(trace))
+        return (event(last) if self._envelope.usage_in_chunks else b"") + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """*error* as an event."""
+        return event(error.body())
+
+    def whole(self, trace: Trace) -> bytes:
+        """The body of the answer."""
+        return json_bytes(self._envelope.whole(self.whole_choices(), usage(trace)))
 
 
 def usage(trace: Trace) -> dict[str, Any]:
@@ -98,11 +161,6 @@ def usage(trace: Trace) -> dict[str, Any]:
             "rejected_prediction_tokens": trace.rejected,
         },
     }
-
-
-def finish_reason(done: RequestDone) -> str:
-    """OpenAI's word for how *done* ended."""
-    return _FINISH[done.reason]
 
 
 def chat_logprobs(tokens: Iterable[TokenOut], bytes_of: TokenBytes) -> list[dict[str, Any]]:

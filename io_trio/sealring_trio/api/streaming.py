@@ -81,9 +81,11 @@ class EventStream:
         """No more events."""
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def keep_alive(self, seconds: float = KEEPALIVE_SECONDS) -> None:
-        """Break every silence of *seconds*, until cancelled."""
+    async def keep_alive(
+        self, events: bytes = KEEPALIVE, seconds: float = KEEPALIVE_SECONDS
+    ) -> None:
+        """Break every silence of *seconds* by *events*, until cancelled."""
         while True:
             await trio.sleep_until(self._last + seconds)
             if trio.current_time() >= self._last + seconds:
-                await self.write(KEEPALIVE)
+                await self.write(events)

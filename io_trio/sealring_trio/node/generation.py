@@ -101,6 +101,11 @@ class Answer:
         self._last: float | None = None
         self._done: RequestDone | None = None
 
+    @property
+    def stopped_by(self) -> str:
+        """The stop string that the answer ended before; empty if it did not."""
+        return self._stop.found
+
     async def next(self) -> Piece | RequestDone:
         """Wait for the next piece, or for how the answer ended."""
         if self._done is not None:

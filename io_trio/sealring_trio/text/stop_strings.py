@@ -49,6 +49,7 @@ class StopText:
         self._stops = tuple(stops)
         self._held = ""
         self.reached = False
+        self.found = ""  # the stop string that was reached
 
     def add(self, text: str) -> str:
         """What may be given out after *text*; nothing more once `reached`."""
@@ -56,7 +57,7 @@ class StopText:
             return "" if self.reached else text
         text = self._held + text
         if found := find(text, self._stops):
-            self.reached, self._held = True, ""
+            self.reached, self._held, self.found = True, "", found.mark
             return found.before
         keep = unsure(text, self._stops)
         self._held = text[len(text) - keep :]

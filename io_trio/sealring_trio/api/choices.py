@@ -1,0 +1,107 @@
+"""One choice of an answer: from pieces of text to what they add to it, for every kind of API.
+
+A choice knows no API. It gives `Delta`s, from which a `replies.Shape` makes what clients see.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+
+import attrs
+from sealring_model.text.tokens import ToolCall
+from sealring_protocol.control.scheduler.requests import FinishReason, RequestDone, TokenOut
+
+from sealring_trio.api.parsing import AnswerText, CallText, Content, Part, Reasoning
+from sealring_trio.node.generation import Piece
+
+ReadCall = Callable[[str], Awaitable[list[ToolCall]]]
+"""The tool calls in what a model wrote between the marks of one; none if it is no call."""
+
+Said = Reasoning | Content | ToolCall
+"""What a model says: it thinks, it writes, or it calls a tool, always with an id."""
+
+
+@attrs.frozen
+class Finish:
+    """Why a choice ends: ``stop``, ``length`` or ``tool_calls``. *stop* is the stop string that it
+    ended before, if it did."""
+
+    reason: str
+    stop: str = ""
+
+
+@attrs.frozen
+class Delta:
+    """What is new in choice *index*: what was *said*, in order; the *tokens* since the last delta,
+    of which *thought* are reasoning; in the last delta, how the choice ends."""
+
+    index: int
+    said: tuple[Said, ...]
+    tokens: tuple[TokenOut, ...]
+    thought: int = 0
+    finish: Finish | None = None
+
+
+_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+
+class Choice:
+    """Choice *index* on its way, whose *text* has tool calls that *read_call* reads. With
+    *single_call* it ends after its first tool call."""
+
+    def __init__(
+        self, index: int, text: AnswerText, read_call: ReadCall, *, single_call: bool = False
+    ) -> None:
+        self._index = index
+        self._text = text
+        self._read_call = read_call
+        self._single_call = single_call
+        self._untold: list[TokenOut] = []  # tokens of text that is still held back
+        self._thought = 0  # of them
+        self._calls = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing more may come, whatever the model would add: it may have one tool call
+        only, and has it."""
+        return self._single_call and self._calls > 0
+
+    async def take(self, piece: Piece) -> Delta | None:
+        """What *piece* adds; None if nothing of it can be told yet."""
+        self._untold += piece.tokens
+        parts = self._text.add(piece.text)
+        if self._text.thinks:
+            self._thought += len(piece.tokens)
+        return self._delta(said, None) if (said := await self._said(parts)) else None
+
+    async def finish(self, done: RequestDone, stop: str = "") -> Delta:
+        """What was held back, and why the choice ends; *stop* is the stop string that ended it."""
+        said = await self._said(self._text.end())
+        reason = _REASONS[done.reason]
+        if self._calls and done.reason is FinishReason.STOP:
+            reason = "tool_calls"
+        return self._delta(said, Finish(reason, stop))
+
+    def _delta(self, said: list[Said], finish: Finish | None) -> Delta:
+        tokens, self._untold = tuple(self._untold), []
+        thought, self._thought = self._thought, 0
+        return Delta(self._index, tuple(said), tokens, thought, finish)
+
+    async def _said(self, parts: list[Part]) -> list[Said]:
+        said: list[Said] = []
+        for part in parts:
+            if self.complete:
+                break
+            if not isinstance(part, CallText):
+                said.append(part)
+            elif calls := await self._read_call(part.text):
+                said += [_named(call) for call in (calls[:1] if self._single_call else calls)]
+                self._calls += len(calls)
+            else:
+                said.append(Content(part.otherwise))
+        return said
+
+
+def _named(call: ToolCall) -> ToolCall:
+    return call if call.id else attrs.evolve(call, id=f"call_{secrets.token_hex(12)}")
