@@ -21,7 +21,7 @@ from sealring_trio.api.errors import INVALID, ApiError
 from sealring_trio.api.gate import Gate
 from sealring_trio.api.generate import Generate
 from sealring_trio.api.head import ApiHead
-from sealring_trio.api.health import health
+from sealring_trio.api.health import health, livez, readyz
 from sealring_trio.api.kinds import ChatKind, CompletionKind
 from sealring_trio.api.metrics import metrics
 
@@ -41,6 +41,8 @@ def build_app(head: ApiHead, pages: Sequence[BaseRoute] = ()) -> Starlette:
             Route("/v1/requests/{id}", cluster.cancel, methods=["DELETE"]),
             Route("/v1/requests/{id}/trace", cluster.trace),
             Route("/health", health),
+            Route("/livez", livez),
+            Route("/readyz", readyz),
             Route("/metrics", metrics),
             *pages,
         ],
@@ -48,7 +50,6 @@ def build_app(head: ApiHead, pages: Sequence[BaseRoute] = ()) -> Starlette:
         exception_handlers={
             ApiError: _api_error,
             HTTPException: _http_error,
-            Exception: _bug,
         },
     )
     app.state.head = head
@@ -98,11 +99,4 @@ async def _http_error(request: Request, error: Exception) -> Response:
         message, code = f"There is nothing at {path}.", "not_found"
     return ApiError(
         error.status_code, message, code, kind=INVALID, headers=error.headers or {}
-    ).response()
-
-
-async def _bug(request: Request, error: Exception) -> Response:
-    """The answer to a fault of this server; the log has the traceback."""
-    return ApiError(
-        500, "The server failed; its log says how.", "internal_error", kind="server_error"
     ).response()

@@ -154,12 +154,19 @@ async def requests(request: Request) -> Response:
 
 async def trace(request: Request) -> JSONResponse:
     """``GET /v1/requests/{id}/trace``: where its time went."""
-    return JSONResponse(_find(request).describe())
+    return JSONResponse(_find(request)[0].describe())
 
 
 async def cancel(request: Request) -> Response:
     """``DELETE /v1/requests/{id}``: end a request that is under way."""
-    found = _find(request)
+    found, *others = _find(request)
+    if any(each.ended is None for each in others):
+        raise ApiError(
+            409,
+            f"Several requests under way are called '{found.asked}': name the one to be cancelled "
+            "by the id of its answer, which /v1/requests tells.",
+            "request_ambiguous",
+        )
     if found.ended is not None:
         raise ApiError(
             409, f"The request '{found.id}' is over already: {found.outcome}.", "request_over"
@@ -168,10 +175,10 @@ async def cancel(request: Request) -> Response:
     return JSONResponse({"id": found.id, "object": "request", "cancelled": True})
 
 
-def _find(request: Request) -> Trace:
+def _find(request: Request) -> list[Trace]:
     head: ApiHead = request.app.state.head
     name = request.path_params["id"]
     found = head.generator.tracer.find(name)
-    if found is None:
+    if not found:
         raise ApiError(404, f"There is no request '{name}', or no longer.", "request_not_found")
     return found

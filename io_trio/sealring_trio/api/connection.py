@@ -11,6 +11,8 @@ be given up, and it is told so in case it still listens.
 from __future__ import annotations
 
 import json
+import logging
+import secrets
 from typing import Final
 
 import attrs
@@ -24,12 +26,21 @@ from sealring_trio.api.errors import INVALID, ApiError
 from sealring_trio.api.exchange import Endpoints, Exchange, answer
 from sealring_trio.api.http1 import MAX_HEADER, Http1
 
+log = logging.getLogger("sealring.api")
+
 HEADER_SECONDS: Final = 20.0
 """Seconds for a request's header, from the connection's start or from the last answer on it."""
 
 _SHOWN: Final = 200
 _VERSIONS: Final = (b"1.0", b"1.1")
-_HEADERS: Final = {"content-type": "application/json", "x-content-type-options": "nosniff"}
+
+
+def _headers(error: ApiError) -> dict[str, str]:
+    """The headers of an answer that no app gives."""
+    name = f"req-{secrets.token_hex(12)}"
+    log.debug("%s: refused: %d %s", name, error.status, error.code)
+    told = {"content-type": "application/json", "x-content-type-options": "nosniff"}
+    return {**told, **error.headers, "x-request-id": name}
 
 
 @attrs.define
@@ -107,7 +118,7 @@ class Connection:
         if self._http.refusable:
             body = json.dumps(error.body()).encode()
             only_header = self._method == b"HEAD"
-            for event in answer(error.status, _HEADERS, body, only_header=only_header):
+            for event in answer(error.status, _headers(error), body, only_header=only_header):
                 self._http.put(event)
             await self._http.flush()
 
@@ -116,8 +127,8 @@ def refusal(error: ApiError) -> bytes:
     """The bytes of an answer with *error*, for a client from which nothing more is read."""
     http = h11.Connection(h11.SERVER)
     body = json.dumps(error.body()).encode()
-    headers = {**_HEADERS, **error.headers}
-    return b"".join(http.send(event) or b"" for event in answer(error.status, headers, body))
+    parts = answer(error.status, _headers(error), body)
+    return b"".join(http.send(event) or b"" for event in parts)
 
 
 def _malformed(fault: h11.RemoteProtocolError) -> ApiError:

@@ -1,13 +1,15 @@
 """The checks before a request is read: it gets an id, its caller is found, and the caller's
-requests are counted.
+requests are counted. A fault in what comes after is answered here too, so that every answer has the
+headers that this adds.
 
 Once an API key has been made, each request needs one, except for `PUBLIC` paths, which tell no
 secrets. Beyond loopback there must be keys. A config may exempt loopback, by name.
 
 Any web page can make a browser on the head's machine send requests to loopback. So while the API
-listens on loopback without keys, a request must name loopback as its host, which an attack by DNS
-rebinding does not. A request that names an origin, as those of web pages do, must come from this
-server's own page. There are no CORS headers: other origins get no answer to read.
+listens on loopback without keys, a request must name loopback as its host, or one of the config's
+`allowed_hosts`, which an attack by DNS rebinding does not. A request that names an origin, as those
+of web pages do, must come from this server's own page, or from one of `allowed_origins`. Only the
+latter get CORS headers (`cors`): other origins get no answer to read.
 
 The time that a prompt takes, and how much of it was cached, would reveal what others asked before.
 So a request shares cached prefixes with requests of the same known key only; without a key, with
@@ -18,13 +20,13 @@ same address and port.
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
-from urllib.parse import urlsplit
 
 import attrs
 import trio
@@ -32,12 +34,14 @@ from sealring_protocol.codec.wire import clip
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sealring_trio.api import cors
 from sealring_trio.api.connections import MAX_CONNECTIONS
 from sealring_trio.api.errors import INVALID, ApiError, unavailable
 from sealring_trio.api.head import ApiHead
 from sealring_trio.api.keys import digest
+from sealring_trio.api.trace_context import TraceContext, request_id
 from sealring_trio.errors import UserError
-from sealring_trio.files.units import is_loopback
+from sealring_trio.files.origins import parse_authority, parse_origin
 
 log = logging.getLogger("sealring.api")
 
@@ -45,7 +49,7 @@ MAX_OF_ONE: Final = MAX_CONNECTIONS // 2
 """Requests with one key that are being answered at once: slow bodies with it leave room for
 everybody else's."""
 
-PUBLIC: Final = ("/health", "/")
+PUBLIC: Final = ("/health", "/livez", "/readyz", "/")
 PUBLIC_BELOW: Final = "/dashboard/"
 """Paths that need no key, and the folder of the dashboard's files."""
 
@@ -61,6 +65,10 @@ _KNOWN: Final = "known "  # how the owner of a known key begins; its digest foll
 _FOREIGN: Final = ("cross-site", "same-site")
 _VISIT: Final = "navigate"
 
+_BUG: Final = ApiError(
+    500, "The server failed; its log says how.", "internal_error", kind="server_error"
+)
+
 _HEADERS: Final = {
     "x-content-type-options": "nosniff",
     "cross-origin-resource-policy": "same-origin",
@@ -70,13 +78,16 @@ _HEADERS: Final = {
 @attrs.frozen
 class Caller:
     """Who sent a request: its *id*, the caller's name in logs, and when it came (trio's clock).
-    Callers take turns by *owner*; cached prefixes are shared within *scope*."""
+    Callers take turns by *owner*; cached prefixes are shared within *scope*. *asked* is what the
+    client calls the request, if it does, and *trace_id* the trace that it belongs to."""
 
     id: str
     name: str
     owner: str
     scope: str
     arrived: float
+    asked: str = ""
+    trace_id: str = ""
 
     @property
     def keyed(self) -> bool:
@@ -115,27 +126,54 @@ class Gate:
         path = scope["path"]
         name = PREFIXES.get(path, "req-") + secrets.token_hex(12)
         status = 499  # of a client that has gone before its answer began
+        begun = False
+        headers = Headers(scope=scope)
+        asked, context = request_id(headers), TraceContext.of(headers)
+        shared = cors.shared_with(headers, self._head.config.allowed_origins)
 
         async def answer(message: Message) -> None:
-            nonlocal status
+            nonlocal status, begun
             if message["type"] == "http.response.start":
-                status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = name
+                status, begun = message["status"], True
+                told = MutableHeaders(scope=message)
+                told["x-request-id"] = asked or name
+                told["traceparent"] = context.parent
+                if context.state:
+                    told["tracestate"] = context.state
                 for header, value in _HEADERS.items():
-                    headers[header] = value
+                    told[header] = value
+                cors.share(told, shared)
             await send(message)
 
         try:
-            caller = self._admit(scope, path, name)
+            needed = self._keys_needed()
+            self._check_host(headers, needed)
+            if not shared:
+                self._check_page(headers, secure=scope["scheme"] == "https")
+            if shared and cors.is_preflight(scope["method"], headers):
+                await cors.preflight(headers)(scope, receive, answer)
+                return
+            caller = self._admit(scope, headers, name, needed)
+            caller = attrs.evolve(caller, asked=asked, trace_id=context.trace_id)
             scope.setdefault("state", {})["visitor"] = caller
             with self._counted(caller):
                 await self._app(scope, receive, answer)
         except ApiError as error:
             await error.response()(scope, receive, answer)
+        except Exception:
+            if not begun:
+                await _BUG.response()(scope, receive, answer)
+            raise
         finally:
             self._head.metrics.answered(path, status)
-            log.debug("%s: %s %s: %d", name, scope["method"], clip(path, _SHOWN), status)
+            log.debug(
+                "%s: %s %s: %d%s",
+                name,
+                scope["method"],
+                clip(path, _SHOWN),
+                status,
+                named(asked, context.trace_id),
+            )
 
     @contextmanager
     def _counted(self, caller: Caller) -> Iterator[None]:
@@ -153,16 +191,16 @@ class Gate:
             if not self._of_owner[owner]:
                 del self._of_owner[owner]
 
-    def _admit(self, scope: Scope, path: str, name: str) -> Caller:
-        """The caller of request *name*. Raises `ApiError` if it may not pass."""
-        headers = Headers(scope=scope)
+    def _keys_needed(self) -> bool:
         with _told_if_unreadable():
-            needed = self._head.keys_needed
-        self._check_origin(headers, needed)
+            return self._head.keys_needed
+
+    def _admit(self, scope: Scope, headers: Headers, name: str, needed: bool) -> Caller:
+        """The caller of request *name*. Raises `ApiError` if it may not pass."""
         presented = _presented(headers)
         with _told_if_unreadable():
             owner = self._head.keys.owner(presented) if presented else None
-        if needed and owner is None and not is_public(path):
+        if needed and owner is None and not is_public(scope["path"]):
             what = "This API needs a key" if not presented else "The API key is not known"
             raise ApiError(
                 401,
@@ -192,25 +230,58 @@ class Gate:
             case _:
                 return f"request {name}"
 
-    def _check_origin(self, headers: Headers, keys_needed: bool) -> None:
-        host = headers.get("host", "")
-        if not keys_needed and not self._is_own(host):
-            message = f"The host '{host}' is not this server; use its address on loopback."
+    def _check_host(self, headers: Headers, keys_needed: bool) -> None:
+        """Raise `ApiError` for a host that may be another's name for loopback."""
+        if keys_needed:
+            return
+        given = headers.get("host", "")
+        host = parse_authority(given)
+        if host is None or not self._head.config.allowed_hosts.allow(host.host):
+            message = f"The host '{clip(given, _SHOWN)}' is not one of this server's names."
+            if host is not None:
+                message += (
+                    f" If it is to be one, add it to the head's config: "
+                    f"allowed_hosts = [{json.dumps(host.host)}] "
+                    f"(sealring serve: --allowed-hosts {host.host})."
+                )
+            message += " An address on loopback needs no such line."
             raise ApiError(403, message, "wrong_host", kind=INVALID, param="host")
-        origin = headers.get("origin")
-        if origin is not None and not _is_at(origin, host):
-            message = f"Pages of the origin '{origin}' may not use this server."
-            raise ApiError(403, message, "wrong_origin", kind=INVALID, param="origin")
+
+    def _check_page(self, headers: Headers, *, secure: bool) -> None:
+        """Raise `ApiError` for a request of a page that is not this server's own."""
+        for given in headers.getlist("origin"):
+            page, host = parse_origin(given), parse_authority(headers.get("host", ""))
+            if page is None or host is None or not page.is_at(host, secure=secure):
+                raise ApiError(403, _foreign(given), "wrong_origin", kind=INVALID, param="origin")
         # A page's request for a picture or a script names no origin, but says where it is from.
         if headers.get("sec-fetch-site") in _FOREIGN and headers.get("sec-fetch-mode") != _VISIT:
-            message = "Pages of another site may not use this server."
+            message = (
+                "Pages of another site may not use this server. If one is to, have it ask by CORS, "
+                "and add its origin to the head's config: allowed_origins = [...]."
+            )
             raise ApiError(403, message, "wrong_site", kind=INVALID, param="sec-fetch-site")
 
-    def _is_own(self, host: str) -> bool:
-        try:
-            return is_loopback(urlsplit(f"//{host}").hostname or "")
-        except ValueError:
-            return False
+
+def named(asked: str, trace_id: str) -> str:
+    """What a line of the log says of the names that others gave a request."""
+    return f" (trace {trace_id}{', called ' + asked if asked else ''})"
+
+
+def _foreign(origin: str) -> str:
+    """What pages of *origin*, which may not use the API, are told."""
+    message = f"Pages of the origin '{clip(origin, _SHOWN)}' may not use this server."
+    if parse_origin(origin) is not None:
+        return (
+            f"{message} If they are to, add it to the head's config: "
+            f"allowed_origins = [{json.dumps(origin)}] "
+            f"(sealring serve: --allowed-origins {origin})."
+        )
+    if origin == "null":
+        return (
+            f"{message} A file or a sandboxed frame has no origin of its own, so it cannot be told "
+            "from any other page: serve the page by HTTP, and allow its origin."
+        )
+    return message
 
 
 @contextmanager
@@ -221,14 +292,6 @@ def _told_if_unreadable() -> Iterator[None]:
     except UserError as error:
         log.warning("%s", error)
         raise unavailable("The API keys cannot be read.", "keys_unreadable") from None
-
-
-def _is_at(origin: str, host: str) -> bool:
-    """Whether pages of *origin* come from *host*."""
-    try:
-        return bool(host) and urlsplit(origin).netloc == host
-    except ValueError:
-        return False
 
 
 def _presented(headers: Headers) -> str:

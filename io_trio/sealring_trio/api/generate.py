@@ -72,7 +72,14 @@ class Generate(Generic[A]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         caller: Caller = scope["state"]["visitor"]
-        trace = Trace(caller.id, self._kind.name, caller.name, began=caller.arrived)
+        trace = Trace(
+            caller.id,
+            self._kind.name,
+            caller.name,
+            began=caller.arrived,
+            asked=caller.asked,
+            trace_id=caller.trace_id,
+        )
         tracer = self._head.generator.tracer
         tracer.begin(trace)
         outcome = "cancelled"

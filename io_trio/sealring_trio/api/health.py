@@ -17,7 +17,9 @@ from starlette.responses import JSONResponse
 
 from sealring_trio.api.errors import ApiError
 from sealring_trio.api.head import ApiHead
+from sealring_trio.api.history import count_rows
 from sealring_trio.clock import wall_ms
+from sealring_trio.errors import UserError
 from sealring_trio.node.expiry import left
 
 ENGINE_SECONDS: Final = 15.0
@@ -67,3 +69,33 @@ async def health(request: Request) -> JSONResponse:
     status, body = describe(request.app.state.head)
     headers = {"Retry-After": "1"} if status != 200 else None
     return JSONResponse(body, status, headers)
+
+
+def not_ready(head: ApiHead) -> list[str]:
+    """Why a request that came now would not be answered; empty if it would be."""
+    told = faults(head)
+    if head.generator.draining:
+        told.append("the head is shutting down")
+    try:
+        head.keys_needed  # noqa: B018  reads the file
+    except UserError as error:
+        told.append(error.what)
+    waiting = count_rows(head.generator.tracer)["queued"]
+    if waiting >= head.config.queue:
+        told.append(f"the queue is full: {waiting} choices wait")
+    return told
+
+
+async def readyz(request: Request) -> JSONResponse:
+    """``GET /readyz``: whether to send requests here."""
+    told = not_ready(request.app.state.head)
+    if told:
+        body = {"status": "unavailable", "reasons": told}
+        return JSONResponse(body, 503, {"Retry-After": "1"})
+    return JSONResponse({"status": "ready", "reasons": []})
+
+
+async def livez(request: Request) -> JSONResponse:
+    """``GET /livez``: whether to let this process live. It does while its event loop answers: what
+    keeps a ring from serving is seldom cured by another process."""
+    return JSONResponse({"status": "alive"})

@@ -15,6 +15,7 @@ import pydantic
 from sealring_protocol.limits import MAX_GUESSED, MAX_WORLD, PING_TIMEOUT
 
 from sealring_trio.errors import UserError
+from sealring_trio.files.origins import AllowedHosts, AllowedOrigins, check_host, check_origin
 from sealring_trio.files.private_files import is_there
 from sealring_trio.files.toml_file import read_toml
 from sealring_trio.files.units import parse_address, parse_size
@@ -32,6 +33,8 @@ DEFAULT_API: Final = "127.0.0.1:7480"
 DEFAULT_TIMEOUT: Final = 600.0
 DEFAULT_DRAIN: Final = 30.0
 DEFAULT_GROUP_TIMEOUT: Final = 20.0
+MAX_ALLOWED: Final = 256
+"""Names of `allowed_hosts` and `allowed_origins`, which each request is compared with."""
 
 
 def _check_address(value: str) -> str:
@@ -46,6 +49,10 @@ def _check_api(value: str) -> str:
 def _check_memory(value: str) -> str:
     parse_size(value)
     return value
+
+
+HostName = Annotated[str, pydantic.AfterValidator(check_host)]
+OriginName = Annotated[str, pydantic.AfterValidator(check_origin)]
 
 
 class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
@@ -114,6 +121,21 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
         description="where API keys, once there are any, are asked for: 'everywhere', or "
         "'beyond-loopback' alone (head)",
         examples=['"beyond-loopback"'],
+    )
+    allowed_hosts: list[HostName] = pydantic.Field(
+        default=[],
+        max_length=MAX_ALLOWED,
+        description="names besides loopback by which clients without a key may address the API: "
+        "exact, or '*.' and a name for all below it; '*' for any, which lets every web page in "
+        "(head)",
+        examples=['["host.docker.internal", "mymac.local"]'],
+    )
+    allowed_origins: list[OriginName] = pydantic.Field(
+        default=[],
+        max_length=MAX_ALLOWED,
+        description="origins besides its own whose pages may use the API: exact, with '*.' before "
+        "the host, or with the host '*' for schemes of programs; '*' for any (head)",
+        examples=['["https://chat.example.com", "app://obsidian.md", "vscode-webview://*"]'],
     )
     timeout: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)] = pydantic.Field(
         default=DEFAULT_TIMEOUT,
@@ -245,6 +267,8 @@ class Config:
     memory: int
     api: tuple[str, int] | None
     api_keys: KeysName
+    allowed_hosts: AllowedHosts
+    allowed_origins: AllowedOrigins
     timeout: float
     drain: float
     strategy: StrategyName
@@ -296,6 +320,8 @@ def load_config(path: Path, strategy: StrategyName | None = None) -> Config:
         memory=parse_size(file.memory) if file.memory else 0,
         api=None if file.api == NO_API else parse_address(file.api),
         api_keys=file.api_keys,
+        allowed_hosts=AllowedHosts(tuple(file.allowed_hosts)),
+        allowed_origins=AllowedOrigins(tuple(file.allowed_origins)),
         timeout=file.timeout,
         drain=file.drain,
         strategy=file.strategy,

@@ -77,6 +77,8 @@ class Trace:
     owner: str
     began: float = attrs.field(factory=trio.current_time)
     began_ms: int = attrs.field(factory=wall_ms)
+    asked: str = ""  # what the client calls the request
+    trace_id: str = ""  # W3C Trace Context's
     body: float = 0.0
     parse: float = 0.0
     tokenise: float = 0.0
@@ -175,6 +177,8 @@ class Trace:
         """The trace as a JSON object."""
         return {
             "id": self.id,
+            "request_id": self.asked or self.id,
+            "trace_id": self.trace_id,
             "kind": self.kind,
             "owner": self.owner,
             "began_ms": self.began_ms,
@@ -201,6 +205,8 @@ class Trace:
                 parts += [f"rank {rank} {spent}" for rank, spent in enumerate(ranks)]
             parts.append(f"{name} {'-' if spent is None else spent}")
         who = f" for {self.owner}" if self.owner else ""
+        who += f", called {self.asked}" if self.asked else ""
+        who += f", trace {self.trace_id}" if self.trace_id else ""
         return (
             f"{self.id}{who}: {self.outcome}; {self.prompt_tokens} tokens in "
             f"({self.cached_tokens} known), {self.tokens} out, {self.tokens_per_s:.1f} tokens/s; "
@@ -251,9 +257,12 @@ class Tracer:
         """Those that are over, the latest first."""
         return reversed(self._past.values())
 
-    def find(self, name: str) -> Trace | None:
-        """The trace of the request with the id *name*, if it is known."""
-        return self._live.get(name) or self._past.get(name)
+    def find(self, name: str) -> list[Trace]:
+        """The trace of the request with the id *name*, if it is known; or else of those which their
+        clients call so, those under way first, and then the latest first."""
+        if (found := self._live.get(name) or self._past.get(name)) is not None:
+            return [found]
+        return [each for each in (*self.live, *self.latest) if each.asked == name]
 
     def rows(self, trace: Trace) -> list[int]:
         """The uids of *trace*'s rows."""
