@@ -45,12 +45,13 @@ def _headers(error: ApiError) -> dict[str, str]:
 
 @attrs.define
 class Connection:
-    """A connection to *app*, which has *place*."""
+    """A connection to *app*, which has *place*. With *wrong*, its first request gets that error."""
 
     _app: ASGIApp
     _place: Place
     _http: Http1
     _ends: Endpoints
+    _wrong: ApiError | None = None
     _method: bytes = b""
 
     async def run(self) -> None:
@@ -100,6 +101,8 @@ class Connection:
         if not isinstance(event, h11.Request):
             return None
         self._method = event.method
+        if self._wrong is not None:
+            raise self._wrong
         _check(event)
         return event
 

@@ -30,10 +30,11 @@ _ABSOLUTE: Final = re.compile(rb"https?://([^/?#]+)(.*)", re.IGNORECASE)
 
 @attrs.define
 class Endpoints:
-    """Host and port of a connection's client, and of this server."""
+    """Host and port of a connection's client, and of this server; *secure* if they speak TLS."""
 
     client: tuple[str, int]
     server: tuple[str, int]
+    secure: bool = False
 
 
 @attrs.define
@@ -71,7 +72,7 @@ class Exchange:
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": self._request.http_version.decode(),
             "method": self._request.method.decode(),
-            "scheme": "http",
+            "scheme": "https" if self._ends.secure else "http",
             "path": unquote(path.decode()),
             "raw_path": path,
             "query_string": query,

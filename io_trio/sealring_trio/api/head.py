@@ -20,6 +20,7 @@ from sealring_trio.api.errors import unavailable
 from sealring_trio.api.history import History
 from sealring_trio.api.keys import ApiKeys
 from sealring_trio.api.metrics import Metrics
+from sealring_trio.api.tls import Tls
 from sealring_trio.files.config import Config
 from sealring_trio.files.units import is_loopback
 from sealring_trio.node.generation import Generator
@@ -37,6 +38,7 @@ class ApiHead:
     config: Config
     model: str
     keys: ApiKeys
+    tls: Tls | None = None
     metrics: Metrics = attrs.field(factory=Metrics)
     bodies: Bodies = attrs.field(factory=Bodies)
     has_chat_template: bool = attrs.field(

@@ -1,4 +1,5 @@
-"""HTTP/1.1 on one socket: h11 says what the bytes mean, and this reads and writes them.
+"""HTTP/1.1 on one socket: h11 says what the bytes mean, and this reads and writes them. The socket
+may be one of TLS (`tls`), which is read and written in the same way.
 
 Bytes to be sent stay in a buffer until the kernel has taken them. A task that is cancelled while it
 waits for that loses nothing: the next one to send begins with what is left. So when a request times
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 from typing import Final
 
 import h11
@@ -116,7 +118,7 @@ class Http1:
         while self._unsent and not self.gone:
             try:
                 sent = self._socket.send(self._unsent)
-            except BlockingIOError:
+            except (BlockingIOError, ssl.SSLWantWriteError):
                 sent = 0
             except OSError:
                 self._give_up()
@@ -156,6 +158,7 @@ class Http1:
         """Let a client that still sends read its answer before the connection is closed."""
         if self.gone or self.left or self._http.their_state not in _SENDS:
             return
+        self._end_tls()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
         rest = MAX_LINGER
@@ -165,8 +168,15 @@ class Http1:
 
     def close(self) -> None:
         """Close the socket."""
+        self._end_tls()
         trio.lowlevel.notify_closing(self._socket)
         self._socket.close()
+
+    def _end_tls(self) -> None:
+        """Tell a client of TLS that nothing more comes, so that it can tell the end from a cut."""
+        if isinstance(self._socket, ssl.SSLSocket) and not self.gone:
+            with contextlib.suppress(OSError, ValueError):
+                self._socket.unwrap()  # says so at once, and does not wait for the client's own end
 
     async def _read(self) -> bytes:
         """Bytes, at least one; none when no more will come. Whoever is cancelled has taken none."""
@@ -182,7 +192,7 @@ class Http1:
         """What is there; None if nothing is yet."""
         try:
             return self._socket.recv(_READ)
-        except BlockingIOError:
+        except (BlockingIOError, ssl.SSLWantReadError):
             return None
         except OSError:
             self._give_up()

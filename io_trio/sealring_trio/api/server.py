@@ -22,16 +22,18 @@ from starlette.types import ASGIApp
 
 from sealring_trio.api.app import build_app
 from sealring_trio.api.connection import Connection, refusal
-from sealring_trio.api.connections import MAX_CONNECTIONS, Connections, source_of
-from sealring_trio.api.errors import unavailable
+from sealring_trio.api.connections import MAX_CONNECTIONS, Connections, Place, source_of
+from sealring_trio.api.errors import INVALID, ApiError, unavailable
 from sealring_trio.api.exchange import Endpoints
 from sealring_trio.api.head import ApiHead
 from sealring_trio.api.http1 import STUCK_SECONDS, Http1
 from sealring_trio.api.keys import KEY_FILE, ApiKeys, read_keys
+from sealring_trio.api.tls import Tls
 from sealring_trio.clock import wall_ms
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import Config
 from sealring_trio.files.models import model_name
+from sealring_trio.files.tls_files import read_pair
 from sealring_trio.files.units import format_address, is_loopback
 from sealring_trio.net import descriptors
 from sealring_trio.node.generation import Generator
@@ -50,9 +52,14 @@ FULL_SECONDS: Final = 0.1
 _FULL: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-def check_keys(config: Config) -> None:
-    """Raise `UserError` when the API would listen beyond loopback without a key."""
-    if config.api is None or is_loopback(config.api[0]):
+def check_api(config: Config) -> None:
+    """Raise `UserError` when the API would listen beyond loopback without a key, or cannot speak
+    the TLS that *config* asks for."""
+    if config.api is None:
+        return
+    if config.tls is not None:
+        read_pair(*config.tls)
+    if is_loopback(config.api[0]):
         return
     if not read_keys(config.state / KEY_FILE).keys:
         raise UserError(
@@ -73,9 +80,10 @@ class ApiServer:
 
     @classmethod
     def of(cls, generator: Generator, config: Config, pages: Sequence[BaseRoute] = ()) -> ApiServer:
-        """The server that *config* asks for."""
+        """The server that *config* asks for. Raises `UserError`."""
         keys = ApiKeys(config.state / KEY_FILE)
-        return cls(ApiHead(generator, config, model_name(generator.model), keys), pages)
+        tls = None if config.tls is None else Tls.read(*config.tls)
+        return cls(ApiHead(generator, config, model_name(generator.model), keys, tls), pages)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until `close`. Raises `OperationError` when it cannot listen."""
@@ -87,11 +95,12 @@ class ApiServer:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._sample)
+                if self.head.tls is not None:
+                    nursery.start_soon(self.head.tls.watch)
                 task_status.started()
                 self._tell(*address)
-                await serve_connections(
-                    build_app(self.head, self.pages), listeners, book, self._closing
-                )
+                app = build_app(self.head, self.pages)
+                await serve_connections(app, listeners, book, self._closing, self.head.tls)
                 nursery.cancel_scope.cancel()
         finally:
             self._closed.set()
@@ -103,17 +112,33 @@ class ApiServer:
             await self._closed.wait()
 
     def _tell(self, host: str, port: int) -> None:
-        log.info("the API is at http://%s/v1", format_address(host, port))
-        if not is_loopback(host):
+        config, tls = self.head.config, self.head.tls
+        scheme = "http" if tls is None else "https"
+        log.info("the API is at %s://%s/v1", scheme, format_address(host, port))
+        if tls is None and not is_loopback(host):
             log.warning(
-                "it is plain HTTP: keys and texts can be read on the way. Put a proxy that "
-                "speaks TLS before it, or reach it through a tunnel"
+                "it is plain HTTP: keys and texts can be read on the way. Give it a certificate "
+                "(tls_certificate and tls_key in the config), put a proxy that speaks TLS before "
+                "it, or reach it through a tunnel"
             )
-        elif self.head.keys.made and self.head.config.api_keys != "everywhere":
+        if self.head.keys_needed:
+            return
+        if self.head.keys.made:
             log.warning(
                 "it asks for no key on loopback, as the config says: whoever reaches this "
                 "address has the API, through a proxy too"
             )
+        for name, allowed in (
+            ("allowed_hosts", config.allowed_hosts),
+            ("allowed_origins", config.allowed_origins),
+        ):
+            if allowed.everyone:
+                log.warning(
+                    '%s = ["*"], and there are no keys: every web page that a browser on this '
+                    "machine opens can use the API. Make a key (sealring apikey new), or name "
+                    "those that may",
+                    name,
+                )
 
     async def _sample(self) -> None:
         while True:
@@ -157,14 +182,16 @@ async def serve_connections(
     listeners: Sequence[trio.SocketListener],
     book: Connections,
     closing: trio.Event,
+    tls: Tls | None = None,
 ) -> None:
-    """Serve *app* at *listeners*, which are closed at the end, until *closing*; what is still
-    being answered then has `CLOSE_SECONDS`."""
+    """Serve *app* at *listeners*, which are closed at the end, until *closing*, with *tls* if it is
+    given; what is still being answered then has `CLOSE_SECONDS`."""
     try:
         async with trio.open_nursery() as connections:
             async with trio.open_nursery() as accepting:
                 for listener in listeners:
-                    accepting.start_soon(_accept, app, listener, book, connections)
+                    door = _Door(app, book, tls, connections)
+                    accepting.start_soon(door.accept, listener)
                 await closing.wait()
                 accepting.cancel_scope.cancel()
             for listener in listeners:
@@ -176,42 +203,69 @@ async def serve_connections(
             listener.socket.close()
 
 
-async def _accept(
-    app: ASGIApp, listener: trio.SocketListener, book: Connections, connections: trio.Nursery
-) -> None:
-    """Take every connection that comes, and begin to serve it in *connections*."""
-    while True:
+@attrs.frozen
+class _Door:
+    """Where connections to *app* come in, to be served in *connections*."""
+
+    app: ASGIApp
+    book: Connections
+    tls: Tls | None
+    connections: trio.Nursery
+
+    async def accept(self, listener: trio.SocketListener) -> None:
+        """Take every connection that comes, and begin to serve it."""
+        while True:
+            try:
+                stream = await listener.accept()
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                self.book.make_room()
+                await trio.sleep(FULL_SECONDS)
+                continue
+            taken = stream.socket
+            # Python asks for what it is not told, which macOS refuses for a connection that was
+            # reset.
+            sock = socket.socket(taken.family, taken.type, taken.proto, taken.detach())
+            try:
+                ends = Endpoints(
+                    sock.getpeername()[:2], sock.getsockname()[:2], secure=self.tls is not None
+                )
+            except OSError:
+                sock.close()  # it has been cut off already
+                continue
+            place = self.book.admit(source_of(ends.client[0]))
+            if place is not None:
+                self.connections.start_soon(self._serve, sock, ends, place)
+            elif self.tls is None:
+                _turn_away(sock)
+            else:
+                sock.close()  # an answer would cost a handshake
+
+    async def _serve(self, sock: socket.socket, ends: Endpoints, place: Place) -> None:
+        """Serve one client. What goes wrong is logged, and ends with its connection."""
         try:
-            stream = await listener.accept()
-        except OSError as error:
-            if error.errno not in _FULL:
+            with place.scope:
+                await self._greet_and_serve(sock, ends, place)
+        except* Exception:
+            log.exception("a connection of the API failed")
+
+    async def _greet_and_serve(self, sock: socket.socket, ends: Endpoints, place: Place) -> None:
+        wrong = None
+        if self.tls is not None:
+            try:
+                greeted = await self.tls.greet(sock)
+            except BaseException:
+                place.leave()
                 raise
-            book.make_room()
-            await trio.sleep(FULL_SECONDS)
-            continue
-        taken = stream.socket
-        # Python asks for what it is not told, which macOS refuses for a connection that was reset.
-        sock = socket.socket(taken.family, taken.type, taken.proto, taken.detach())
-        try:
-            ends = Endpoints(sock.getpeername()[:2], sock.getsockname()[:2])
-        except OSError:
-            sock.close()  # it has been cut off already
-            continue
-        place = book.admit(source_of(ends.client[0]))
-        if place is None:
-            _turn_away(sock)
-            continue
-        connection = Connection(app, place, Http1(sock, place), ends)
-        connections.start_soon(_serve, connection, place.scope)
-
-
-async def _serve(connection: Connection, scope: trio.CancelScope) -> None:
-    """Serve one client within *scope*. What goes wrong is logged, and ends with its connection."""
-    try:
-        with scope:
-            await connection.run()
-    except* Exception:
-        log.exception("a connection of the API failed")
+            if greeted is None:
+                place.leave()
+                return
+            if greeted is sock:
+                text = "This port speaks TLS, and the request was plain HTTP: use https://."
+                wrong = ApiError(400, text, "tls_needed", kind=INVALID)
+            sock = greeted
+        await Connection(self.app, place, Http1(sock, place), ends, wrong).run()
 
 
 def _turn_away(sock: socket.socket) -> None:

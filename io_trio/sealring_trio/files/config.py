@@ -137,6 +137,17 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
         "the host, or with the host '*' for schemes of programs; '*' for any (head)",
         examples=['["https://chat.example.com", "app://obsidian.md", "vscode-webview://*"]'],
     )
+    tls_certificate: str | None = pydantic.Field(
+        default=None,
+        description="file of the certificate with which the API speaks TLS, in PEM, followed by "
+        "those of its issuers; a renewed one is taken up within seconds (head)",
+        examples=['"desk.crt"'],
+    )
+    tls_key: str | None = pydantic.Field(
+        default=None,
+        description="file of that certificate's private key, in PEM without a password (head)",
+        examples=['"desk-tls.key"'],
+    )
     timeout: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)] = pydantic.Field(
         default=DEFAULT_TIMEOUT,
         description="seconds that a request of the API may take (head)",
@@ -249,7 +260,7 @@ class Config:
     """What `sealring up` runs: absolute paths, sizes in bytes, times in seconds.
 
     *layers* is empty, *memory* and *groups* are 0 where the machine decides; *api* is None where
-    there is none.
+    there is none, and *tls*, which is the files of a certificate and its key, where that is plain.
     """
 
     path: Path
@@ -269,6 +280,7 @@ class Config:
     api_keys: KeysName
     allowed_hosts: AllowedHosts
     allowed_origins: AllowedOrigins
+    tls: tuple[Path, Path] | None
     timeout: float
     drain: float
     strategy: StrategyName
@@ -322,6 +334,7 @@ def load_config(path: Path, strategy: StrategyName | None = None) -> Config:
         api_keys=file.api_keys,
         allowed_hosts=AllowedHosts(tuple(file.allowed_hosts)),
         allowed_origins=AllowedOrigins(tuple(file.allowed_origins)),
+        tls=_tls(path, file),
         timeout=file.timeout,
         drain=file.drain,
         strategy=file.strategy,
@@ -339,6 +352,22 @@ def load_config(path: Path, strategy: StrategyName | None = None) -> Config:
         suites=tuple(file.suites),
         state=base / state,
         keylog=None if file.keylog is None else base / file.keylog,
+    )
+
+
+def _tls(path: Path, file: NodeFile) -> tuple[Path, Path] | None:
+    """The files of the API's certificate and of its key. Raises `UserError` for one alone."""
+    if file.tls_certificate is not None and file.tls_key is not None:
+        base = path.resolve().parent
+        return base / file.tls_certificate, base / file.tls_key
+    if (file.tls_certificate, file.tls_key) == (None, None):
+        return None
+    given, lacks = ("tls_key", "tls_certificate")
+    if file.tls_key is None:
+        given, lacks = lacks, given
+    raise UserError(
+        f"{path}: '{given}' is there, and '{lacks}' is not",
+        "TLS needs both: a certificate, and its private key.",
     )
 
 

@@ -74,10 +74,10 @@ class HeadApi:
 
     async def _serve(self, nursery: trio.Nursery) -> None:
         # Imports that only a node which serves the API pays for.
-        from sealring_trio.api.server import ApiServer, check_keys  # noqa: PLC0415
+        from sealring_trio.api.server import ApiServer, check_api  # noqa: PLC0415
         from sealring_trio.dashboard.pages import routes  # noqa: PLC0415
 
-        check_keys(self._config)
+        check_api(self._config)
         if self._made is None:
             self._made = ApiServer.of(self._generator, self._config, routes())
         else:

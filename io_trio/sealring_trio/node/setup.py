@@ -89,9 +89,9 @@ def _prepare_head(config: Config, model: Path) -> Path | None:
     Raises `UserError`."""
     check_text(model)
     if config.api is not None:
-        from sealring_trio.api.server import check_keys  # noqa: PLC0415 - imports the HTTP stack
+        from sealring_trio.api.server import check_api  # noqa: PLC0415 - imports the HTTP stack
 
-        check_keys(config)
+        check_api(config)
     if not has_chat_template(model):
         log.warning(NO_TEMPLATE)
     if config.draft is None:

@@ -1,0 +1,157 @@
+"""TLS of the API's server: the handshake of each connection, and certificates that are renewed.
+
+OpenSSL keeps a connection's half-sent record itself, so a non-blocking `ssl.SSLSocket` has what
+`Http1` needs of a socket: whoever is cancelled while it waits has lost nothing. (`trio.SSLStream`
+cannot go on after a send was cancelled.)
+
+A handshake costs a signature, which takes milliseconds with a long RSA key; so its steps are done
+in threads, few at once, and the event loop goes on. Until it is over the connection is idle in the
+book of `connections`, like one that has sent no request: it is the first to be closed for another.
+After `HANDSHAKE_SECONDS` it is closed anyway.
+
+The two files are looked at every few seconds. When they have changed, connections that come from
+then on get the new pair. A pair that is wrong changes nothing, and is told once: a program that
+renews a certificate may replace one file after the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+from pathlib import Path
+from typing import Final
+
+import attrs
+import trio
+
+from sealring_trio.clock import wall_ms
+from sealring_trio.errors import UserError
+from sealring_trio.files.tls_files import Stamp, TlsPair, read_pair, stamp_of
+
+log = logging.getLogger("sealring.api")
+
+HANDSHAKE_SECONDS: Final = 10.0
+"""Seconds for a TLS handshake, from the connection's start on."""
+
+MAX_STEPS: Final = 2
+"""Steps of handshakes that are computed at once; others wait for their turn."""
+
+LOOK_SECONDS: Final = 5.0
+"""Time between two looks at the files of the certificate and its key."""
+
+WARN_DAYS: Final = 14
+"""From so many days before the certificate expires, the log says so each day."""
+
+_HANDSHAKE: Final = 22  # the type of the first record of TLS, which no request of HTTP begins with
+_DAY_MS: Final = 24 * 3600 * 1000
+
+
+@attrs.define
+class Tls:
+    """What the API's TLS is done with: the files, and the *pair* that they held."""
+
+    certificate: Path
+    key: Path
+    pair: TlsPair
+    _steps: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(MAX_STEPS))
+    _wrong: Stamp | None = None  # of files that were no pair when they were looked at last
+    _told_wrong: bool = False
+    _told_days: int = WARN_DAYS
+
+    @classmethod
+    def read(cls, certificate: Path, key: Path) -> Tls:
+        """The TLS of the pair in these files. Raises `UserError`."""
+        return cls(certificate, key, read_pair(certificate, key))
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the certificate expires; negative once it has."""
+        return (self.pair.expires_ms - wall_ms()) / 1000
+
+    async def greet(self, sock: socket.socket) -> socket.socket | None:
+        """The client at *sock* after the handshake: an `ssl.SSLSocket`; *sock* itself if the client
+        does not speak TLS; None if it has left, or took too long. Closes *sock* if it is not what
+        it returns."""
+        sock.setblocking(False)
+        taken: list[socket.socket] = [sock]
+        done = False
+        try:
+            with trio.move_on_after(HANDSHAKE_SECONDS):
+                first = await _first(sock)
+                if first and first[0] != _HANDSHAKE:
+                    done = True
+                    return sock
+                if first:
+                    secure = self.pair.context.wrap_socket(
+                        sock, server_side=True, do_handshake_on_connect=False
+                    )
+                    taken[0] = secure
+                    await self._shake(secure)
+                    done = True
+                    return secure
+        except OSError as error:  # as all of OpenSSL's are
+            log.debug("a TLS handshake failed: %s", error)
+        finally:
+            if not done:
+                trio.lowlevel.notify_closing(taken[0])
+                taken[0].close()
+        return None
+
+    async def _shake(self, secure: ssl.SSLSocket) -> None:
+        while True:
+            try:
+                await trio.to_thread.run_sync(secure.do_handshake, limiter=self._steps)
+            except ssl.SSLWantReadError:
+                await trio.lowlevel.wait_readable(secure)
+            except ssl.SSLWantWriteError:
+                await trio.lowlevel.wait_writable(secure)
+            else:
+                return
+
+    async def watch(self) -> None:
+        """Look after the files until cancelled."""
+        while True:
+            self._warn()
+            await trio.sleep(LOOK_SECONDS)
+            await self.look()
+
+    async def look(self) -> None:
+        """Take a renewed pair up, if there is one."""
+        stamp = await trio.to_thread.run_sync(stamp_of, self.certificate, self.key)
+        if stamp == self.pair.stamp or (stamp == self._wrong and self._told_wrong):
+            return
+        try:
+            self.pair = await trio.to_thread.run_sync(read_pair, self.certificate, self.key)
+        except UserError as error:
+            if stamp == self._wrong:  # for a whole look: nobody is in the middle of replacing it
+                self._told_wrong = True
+                log.warning(
+                    "the API goes on with the certificate that it has: %s. %s",
+                    error.what,
+                    error.advice,
+                )
+            else:
+                self._wrong, self._told_wrong = stamp, False
+        else:
+            self._wrong, self._told_days = None, WARN_DAYS
+            log.info("the API has a renewed certificate, for %d days", self.seconds_left // 86_400)
+
+    def _warn(self) -> None:
+        days = (self.pair.expires_ms - wall_ms()) // _DAY_MS
+        if days < self._told_days:
+            self._told_days = days
+            log.warning(
+                "the API's certificate %s %s: renew it, and it is taken up at once",
+                self.certificate,
+                f"expires in {days + 1} days" if days >= 0 else "has expired",
+            )
+
+
+async def _first(sock: socket.socket) -> bytes:
+    """The first byte that comes at *sock*, which is left there; none if nothing comes any more."""
+    while True:
+        try:
+            return sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            await trio.lowlevel.wait_readable(sock)
