@@ -1,8 +1,9 @@
 """The page at ``/`` and its files below ``/dashboard/``.
 
-A page that holds an API key must not run what others wrote. So scripts and styles come from its own
-files alone, nothing is loaded from elsewhere, no text is ever taken for markup, and no other page
-may frame it: `POLICY` has the browser enforce all of it.
+A page that holds an API key must not run what others wrote, and a model may write anything. So
+scripts and styles come from its own files alone, nothing is loaded from elsewhere, no text is ever
+taken for markup, and no other page may frame it: `POLICY` has the browser enforce all of it. Scripts
+may make one policy of trusted types, ``sealring``, which begins the worker that reads Markdown.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ POLICY: Final = "; ".join(
         "style-src 'self'",
         "img-src 'self'",
         "connect-src 'self'",
+        "worker-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
         "require-trusted-types-for 'script'",
+        "trusted-types sealring",
     ]
 )
 

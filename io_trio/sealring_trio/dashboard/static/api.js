@@ -2,13 +2,18 @@
 
 const KEY = "sealring-key";
 
-/** What the API said no with. */
+/** What the API said no with. `wait` is how many seconds it asks to be left alone, if it does. */
 export class ApiError extends Error {
-  constructor(status, message) {
+  constructor(status, message, code = "", wait = null) {
     super(message);
     this.status = status;
+    this.code = code;
+    this.wait = wait;
   }
 }
+
+/** The head went away, or fell silent. */
+export class Lost extends Error {}
 
 /** Remember a key for as long as this tab is open. */
 export function setKey(key) {
@@ -18,44 +23,55 @@ export function setKey(key) {
 /** Whether there is a key that could be wrong. */
 export const hasKey = () => sessionStorage.getItem(KEY) !== null;
 
-/** Call the API; throws ApiError, or whatever fetch does. */
+/** Call the API; throws ApiError, Lost, or what the signal was aborted with. */
 export async function call(path, { method = "GET", body, signal } = {}) {
   const headers = {};
   const key = sessionStorage.getItem(KEY);
   if (key) headers.authorization = `Bearer ${key}`;
   if (body !== undefined) headers["content-type"] = "application/json";
-  const response = await fetch(path, {
-    method,
-    headers,
-    body: body === undefined ? undefined : JSON.stringify(body),
-    signal,
-    cache: "no-store",
-  });
-  if (!response.ok) throw new ApiError(response.status, await reason(response));
+  const settings = { method, headers, signal, cache: "no-store" };
+  if (body !== undefined) settings.body = JSON.stringify(body);
+  const response = await fetch(path, settings).catch(lost);
+  if (!response.ok) throw await refusal(response);
   return response;
 }
 
-async function reason(response) {
+/** Fetch and streams throw a TypeError where the other side is gone. */
+function lost(error) {
+  throw error instanceof TypeError ? new Lost("The head does not answer.") : error;
+}
+
+async function refusal(response) {
+  const after = Number(response.headers.get("retry-after") || NaN);
+  const wait = Number.isFinite(after) ? after : null;
   try {
-    return (await response.json()).error.message;
+    const { message, code } = (await response.json()).error;
+    return new ApiError(response.status, message, code ?? "", wait);
   } catch {
-    return `The head answered ${response.status}.`;
+    return new ApiError(response.status, `The head answered ${response.status}.`, "", wait);
   }
 }
 
-/** The events of a stream, parsed, until it ends. */
-export async function* events(response) {
+/**
+ * The events of a stream, parsed. It throws Lost where the stream breaks; with `whole`, also where it ends
+ * without saying so.
+ */
+export async function* events(response, whole = false) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
     for (;;) {
-      const { done, value } = await reader.read();
-      if (done) return;
+      const { done, value } = await reader.read().catch(lost);
+      if (done) {
+        if (whole) throw new Lost("The head closed the connection.");
+        return;
+      }
       const parts = (rest + value).split("\n\n");
       rest = parts.pop();
       for (const part of parts) {
         const data = part.startsWith("data: ") ? part.slice(6) : "";
-        if (data && data !== "[DONE]") yield JSON.parse(data);
+        if (data === "[DONE]") return;
+        if (data) yield JSON.parse(data);
       }
     }
   } finally {

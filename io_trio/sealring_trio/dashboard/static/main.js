@@ -1,31 +1,31 @@
-// The page: listens to the head, and hands what it hears to its parts.
+// The page: two views, of the chat and of the ring, and the head that feeds both.
 
-import { ApiError, call, events, hasKey, setKey } from "./api.js";
-import { Chat } from "./chat.js";
+import { Chat } from "./chat/chat.js";
 import { byId, keep, make, say } from "./dom.js";
-import { few, time } from "./format.js";
-import { Plots } from "./plot.js";
-import { Requests } from "./requests.js";
-import { Ring, isOpen } from "./ring.js";
+import { few } from "./format.js";
+import { listen } from "./head.js";
+import { decorate } from "./icons.js";
+import { askForKey } from "./key.js";
+import { Monitor } from "./monitor.js";
 
-const LONGEST_PAUSE = 4000;
-const SILENCE = 6000; // an event comes every second; a head that says nothing for this long hangs
+const NEWS = 6000; // how long good news stays
 
-const ring = new Ring(byId("ring"), byId("ring-summary"), byId("ranks"));
-const plots = new Plots(byId("plots"));
-const requests = new Requests(announce);
-const chat = new Chat(askForKey);
+decorate(document);
+const monitor = new Monitor(announce);
+const chat = new Chat({ announce, askForKey: ask });
 
 let told = ""; // the state that was last announced
 let blamed = ""; // and what was in the way
+let away = false; // whether the head is gone
 
 /** Tell a screen reader, once. */
 function announce(text) {
   say(byId("spoken"), text);
 }
 
-function notice(text) {
+function notice(text, good = false) {
   const place = byId("notice");
+  place.classList.toggle("good", good);
   say(place, text);
   place.hidden = !text;
 }
@@ -44,7 +44,7 @@ function showWhy({ why, starved, faults }) {
   const known = why.map((each) => each.what.split(";")[0]).join("; "); // without what runs
   if (known && known !== blamed) announce(`The ring does not serve: ${known}.`);
   blamed = known;
-  notice(why.length ? "" : faults.join(" "));
+  if (!byId("notice").classList.contains("good")) notice(why.length ? "" : faults.join(" "));
 }
 
 const reason = () =>
@@ -58,115 +58,75 @@ function setState(state, text) {
 }
 
 /** Show one event. */
-function show({ cluster, samples, over }) {
-  say(byId("cluster"), cluster.cluster);
-  say(byId("model"), cluster.model);
-  say(byId("trust"), cluster.trust);
-  say(byId("roster"), `${cluster.serial}, ${cluster.roster_left}`);
-  say(byId("version"), cluster.version);
-  say(byId("suite"), cluster.suite === "none" ? "no hops yet" : sealed(cluster));
-  byId("suite").title = cluster.activations;
+function heard(event) {
+  const { cluster } = event;
+  if (away) welcome();
+  say(byId("serves"), cluster.model);
   document.title = `${cluster.model} · sealring`;
+  say(byId("rate-now"), cluster.tokens_per_s ? `${few(cluster.tokens_per_s)} tokens/s` : "");
   if (cluster.draining) setState("waiting", "shutting down");
   else if (cluster.healthy) setState("good", "serving");
   else setState("bad", "not serving");
   showWhy(cluster);
-
-  const { queued, prefill, decode } = cluster.rows;
-  say(byId("now-tokens"), few(cluster.tokens_per_s));
-  say(byId("now-prompt"), few(cluster.prompt_tokens_per_s));
-  say(byId("now-queued"), queued);
-  say(byId("now-prefill"), prefill);
-  say(byId("now-decode"), decode);
-  say(byId("now-hop"), cluster.hop_us ? time(cluster.hop_us.p50 / 1000) : "–");
-  const { accepted, rejected } = cluster.guesses;
-  const made = accepted + rejected;
-  say(byId("now-guesses"), made ? `${Math.round((100 * accepted) / made)} %` : "–");
-  byId("now-guesses").title = made ? `${accepted} of ${made} tokens that the head guessed` : "";
-  ring.show(cluster);
-  plots.add(samples);
-  requests.show(cluster.requests, over);
-  chat.serve(cluster.model, cluster.healthy);
+  monitor.show(event);
+  chat.serve(cluster);
 }
 
-function sealed(cluster) {
-  if (isOpen(cluster)) return `${cluster.suite}, but for the sums: NOT SEALED`;
-  if (cluster.collective) return `${cluster.suite}, from node to node`;
-  return `${cluster.suite}${cluster.inner_seal ? ", twice" : ""}`;
+function lost(why) {
+  away = true;
+  setState("bad", "out of reach");
+  say(byId("rate-now"), "");
+  byId("why").hidden = true;
+  notice(`${why.replace(/\.$/, "")}. Trying again by itself; what you have typed stays here.`);
+  monitor.lost();
+  chat.lost();
 }
 
-/** Listen until the stream ends; throws when it cannot. */
-async function listen() {
-  const stop = new AbortController();
-  let timer = 0;
-  const watch = () => {
-    clearTimeout(timer);
-    timer = setTimeout(() => stop.abort(), SILENCE);
-  };
-  try {
-    watch();
-    const response = await call("/v1/cluster/events", { signal: stop.signal });
-    plots.clear(); // the first event has all of the last minutes again
-    for await (const event of events(response)) {
-      watch();
-      show(event);
-    }
-  } finally {
-    clearTimeout(timer);
-  }
+function welcome() {
+  away = false;
+  notice("Connected again.", true);
+  setTimeout(() => {
+    if (byId("notice").classList.contains("good")) notice("");
+  }, NEWS);
 }
 
-async function keepListening() {
-  let pause = 500;
-  for (;;) {
-    const began = Date.now();
-    let why = "The head has closed the connection";
-    try {
-      await listen();
-    } catch (error) {
-      if (error instanceof ApiError && error.status === 401) {
-        await askForKey();
-        continue;
-      }
-      why = error instanceof ApiError ? error.message : "The head does not answer";
-      const lost = error instanceof ApiError || error instanceof TypeError || error.name === "AbortError";
-      if (!lost) console.error(error); // a fault of this page, whatever the head does
-    }
-    pause = Date.now() - began > LONGEST_PAUSE ? 500 : Math.min(2 * pause, LONGEST_PAUSE);
-    setState("bad", "out of reach");
-    chat.serve("", false);
-    byId("why").hidden = true;
-    notice(`${why.replace(/\.$/, "")}. Trying again.`);
-    await new Promise((resolve) => setTimeout(resolve, pause));
-  }
+function ask() {
+  setState("waiting", "waiting for a key");
+  return askForKey();
 }
 
-let asking = null;
-
-/** Ask for a key; settles when there is one to try. */
-function askForKey() {
-  asking ??= new Promise((resolve) => {
-    const dialog = byId("key-dialog");
-    byId("key-wrong").hidden = !hasKey();
-    byId("key").value = "";
-    setState("waiting", "waiting for a key");
-    byId("key-form").addEventListener(
-      "submit",
-      (event) => {
-        event.preventDefault();
-        setKey(byId("key").value.trim());
-        dialog.close();
-        asking = null;
-        resolve();
-      },
-      { once: true },
-    );
-    dialog.showModal();
-  });
-  return asking;
+/** Show what the address says: `#ring`, or a conversation. */
+function route() {
+  const place = location.hash.slice(1);
+  const ring = place === "ring";
+  byId("ring-view").hidden = !ring;
+  byId("chat-view").hidden = ring;
+  byId("to-ring").ariaCurrent = ring ? "page" : null;
+  byId("to-chat").ariaCurrent = ring ? null : "page";
+  document.documentElement.dataset.view = ring ? "ring" : "chat";
+  if (!ring) chat.open(place);
+  else scrollTo(0, 0);
 }
 
-// Without a key there is nothing to see behind the dialog, so Escape does not close it.
-byId("key-dialog").addEventListener("cancel", (event) => event.preventDefault());
-say(byId("api-url"), `${location.origin}/v1`);
-keepListening();
+/** On a phone, the part of the screen that its keyboard leaves. */
+function fit() {
+  const { height, offsetTop } = visualViewport;
+  const { style } = document.documentElement;
+  style.setProperty("--screen", `${height}px`);
+  style.setProperty("--screen-top", `${offsetTop}px`);
+}
+
+if (globalThis.visualViewport && matchMedia("(pointer: coarse)").matches) {
+  visualViewport.addEventListener("resize", fit);
+  visualViewport.addEventListener("scroll", fit);
+  fit();
+}
+
+byId("skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  if (location.hash === "#ring") location.hash = byId("to-chat").hash;
+  setTimeout(() => byId("chat-text").focus());
+});
+addEventListener("hashchange", route);
+route();
+listen({ heard, lost, opened: () => monitor.clear(), askForKey: ask });

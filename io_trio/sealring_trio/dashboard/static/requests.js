@@ -47,6 +47,13 @@ export class Requests {
     keep(byId("over"), this.over, (each) => each.id, finished, () => {});
   }
 
+  /** The head is gone: which requests run is not known. */
+  lost() {
+    say(byId("request-count"), "");
+    byId("live").replaceChildren();
+    byId("idle").hidden = true;
+  }
+
   row(request) {
     const cancel = make(
       "button",

@@ -53,6 +53,20 @@ export class Ring {
     keep(this.cards, ranks, (rank) => rank.rank, card, (element, rank) => showCard(element, rank, cluster));
   }
 
+  /** The head is gone, and with it all that is known. */
+  lost() {
+    if (!this.rate) return;
+    say(this.rate, "–");
+    this.svg.classList.remove("flowing");
+    say(this.summary, "The head is out of reach; how the ring is, is not known.");
+    for (const { group } of this.nodes) group.dataset.state = "waiting";
+    for (const { group } of this.hops) group.dataset.state = "bad";
+    for (const element of this.cards.children) {
+      element.dataset.state = "waiting";
+      say(element.querySelector(".is"), "not known");
+    }
+  }
+
   build(ranks) {
     const { radius, node } = scale(ranks.length);
     const circle = new Circle(radius, node, ranks.length);
@@ -189,6 +203,9 @@ function state(rank, cluster) {
   if (!rank.present) return "missing";
   return cluster.state === "gathering" ? "waiting" : "loading";
 }
+
+/** Where in the model a rank is: its layers, in words. */
+export const place = (rank) => (rank.layers.length ? span(rank) : "");
 
 const bare = (rank) => span(rank).replace(/^layers? /, "");
 

@@ -1,0 +1,224 @@
+// The chat: conversations with the model, by the API that every client has.
+
+import { ApiError, Lost } from "../api.js";
+import { byId, say } from "../dom.js";
+import { Composer } from "./composer.js";
+import { fresh, openCall, question, titleOf, unanswered } from "./conversation.js";
+import { cost, ask } from "./ask.js";
+import { List } from "./list.js";
+import { Log } from "./log.js";
+import { Settings } from "./settings.js";
+import { Full, Store } from "./store.js";
+import { explain } from "./trouble.js";
+
+const STATES = { parse: "arriving", queued: "waiting for a place", prefill: "reading the conversation", decode: "" };
+const SHORT = 400; // characters of an answer that are read out at its end
+const KEEP_EVERY = 3000; // milliseconds between two savings of an answer that comes
+
+export class Chat {
+  /** `on` has announce(text) and askForKey(). */
+  constructor(on) {
+    this.on = on;
+    this.cluster = null; // as the head told it last
+    this.ready = false;
+    this.current = fresh();
+    this.running = new Map(); // by conversation: {conversation, message, stop}
+    this.store = new Store();
+    this.store.changed = (id) => this.#changedElsewhere(id);
+    this.log = new Log({
+      announce: on.announce,
+      again: (message) => this.again(message),
+      edit: (message, text) => this.edit(message, text),
+      left: () => byId("chat-text").focus(),
+    });
+    this.list = new List(this.store, {
+      announce: on.announce,
+      gone: (id) => this.#gone(id),
+      alive: () => new Set(this.running.keys()),
+    });
+    this.settings = new Settings((conversation) => this.#changed(conversation), (id) => this.list.remove(id));
+    this.composer = new Composer({
+      announce: on.announce,
+      send: (text) => this.send(text),
+      stop: () => this.stop(),
+      last: () => this.editLast(),
+    });
+    byId("settings-open").addEventListener("click", () => this.settings.open(this.current));
+    this.store.opened.then(() => this.list.show());
+    this.refresh();
+  }
+
+  /** What the head says of itself. */
+  serve(cluster) {
+    this.cluster = cluster;
+    this.ready = cluster.healthy && !cluster.draining;
+    for (const { message } of this.running.values()) this.#showComing(message);
+    this.refresh();
+  }
+
+  /** The head is gone, and so are all answers of it. */
+  lost() {
+    this.ready = false;
+    for (const { stop } of this.running.values()) stop.abort(new Lost("The head does not answer."));
+    this.refresh();
+  }
+
+  /** Show the conversation with this id, or a new one. */
+  async open(id) {
+    if (id ? id === this.current.id : !this.current.messages.length) return;
+    this.wanted = id;
+    const found = id ? (this.running.get(id)?.conversation ?? (await this.store.get(id))) : fresh();
+    if (this.wanted !== id) return; // somebody was quicker
+    if (!found) history.replaceState(null, "", "#");
+    this.#show(found ?? fresh());
+    if (!this.composer.touch) byId("chat-text").focus(); // a phone's keyboard would cover half of it
+  }
+
+  #show(conversation) {
+    this.current = conversation;
+    this.log.show(conversation.messages);
+    for (const message of conversation.messages) {
+      if (message.role !== "assistant") continue;
+      if (this.running.get(conversation.id)?.message === message) this.#showComing(message);
+      else this.log.find(message).complete();
+    }
+    this.list.show(conversation.id);
+    byId("to-chat").href = `#${conversation.messages.length ? conversation.id : ""}`;
+    this.refresh();
+  }
+
+  refresh() {
+    const { current } = this;
+    const model = this.cluster?.model ?? "";
+    const busy = this.running.has(current.id);
+    this.composer.show({ ready: this.ready, busy, model, call: busy ? null : openCall(current) });
+    say(byId("chat-title"), titleOf(current));
+    say(byId("greeting"), model ? `What shall ${model} answer?` : "One moment");
+    byId("chat-empty").hidden = current.messages.length > 0;
+    byId("settings-open").classList.toggle("set", Object.keys(current.settings).length > 0);
+  }
+
+  /** Say something; returns whether it was taken. */
+  send(text) {
+    const { current } = this;
+    if (!this.ready || this.running.has(current.id)) return false;
+    const call = openCall(current);
+    const said = call ? { role: "tool", call: call.id, name: call.name, content: text } : { role: "user", content: text };
+    current.messages.push(said);
+    this.log.add(said);
+    if (openCall(current)) this.#changed(current); // the model waits for more results
+    else this.#answer(current);
+    return true;
+  }
+
+  /** Have an answer given once more. */
+  again(message) {
+    if (!this.ready || this.running.has(this.current.id)) return;
+    this.#cut(message);
+    this.#answer(this.current);
+  }
+
+  /** Say something else in the place of `message`; returns whether it was taken. */
+  edit(message, text) {
+    if (!this.ready || this.running.has(this.current.id)) return false;
+    this.#cut(message);
+    return this.send(text);
+  }
+
+  /** Edit what was said last; returns whether there is something. */
+  editLast() {
+    if (this.running.has(this.current.id)) return false;
+    const said = this.current.messages.findLast(({ role }) => role === "user");
+    if (said) this.log.find(said).edit();
+    return Boolean(said);
+  }
+
+  stop() {
+    this.running.get(this.current.id)?.stop.abort(new DOMException("stopped", "AbortError"));
+  }
+
+  #cut(message) {
+    this.log.cut(message);
+    this.current.messages.length = this.current.messages.indexOf(message);
+  }
+
+  async #answer(conversation) {
+    const message = unanswered();
+    conversation.messages.push(message);
+    const stop = new AbortController();
+    this.running.set(conversation.id, { conversation, message, stop });
+    this.log.add(message);
+    this.log.toEnd();
+    this.#begun(conversation);
+    this.on.announce("The model answers.");
+    const body = () => question(conversation, conversation.messages.length - 1, this.cluster.model);
+    const saving = setInterval(() => this.#keep(conversation), KEEP_EVERY);
+    try {
+      await ask(message, body(), stop.signal, () => this.#showComing(message));
+    } catch (error) {
+      message.end = "stopped";
+      if (error.name !== "AbortError") message.trouble = explain(error);
+      if (error instanceof ApiError && error.status === 401) this.on.askForKey();
+    }
+    clearInterval(saving);
+    await cost(message, this.cluster);
+    this.running.delete(conversation.id);
+    this.refresh();
+    const shown = this.log.find(message)?.complete();
+    await this.#changed(conversation);
+    await shown;
+    this.#announce(message);
+  }
+
+  /** The address of a conversation is its id, once something is said in it. */
+  #begun(conversation) {
+    if (location.hash.slice(1) !== conversation.id) history.pushState(null, "", `#${conversation.id}`);
+    byId("to-chat").href = `#${conversation.id}`;
+    this.#changed(conversation);
+  }
+
+  #showComing(message) {
+    const state = this.cluster?.requests.find(({ id }) => id === message.id)?.state;
+    this.log.find(message)?.coming(STATES[state] ?? "asking");
+  }
+
+  #announce({ content, trouble, end }) {
+    if (trouble) this.on.announce(`There is no whole answer: ${trouble.what}`);
+    else if (end === "stopped") this.on.announce("The answer is stopped.");
+    else if (content.length > SHORT) this.on.announce(`The answer is complete: ${content.split(/\s+/).length} words.`);
+    else this.on.announce(`The model says: ${content}`);
+  }
+
+  async #changed(conversation) {
+    conversation.changed = Date.now();
+    this.refresh();
+    await this.#keep(conversation);
+    this.list.show(this.current.id);
+  }
+
+  async #keep(conversation) {
+    if (!conversation.messages.length || conversation.deleted) return;
+    try {
+      await this.store.put(conversation);
+    } catch (error) {
+      if (!(error instanceof Full)) throw error;
+      this.composer.hint(`Not kept: ${error.message} Delete or export some.`);
+    }
+  }
+
+  #gone(id) {
+    const run = this.running.get(id);
+    if (run) {
+      run.conversation.deleted = true;
+      run.stop.abort(new DOMException("stopped", "AbortError"));
+    }
+    if (id === this.current.id) location.hash = "";
+  }
+
+  async #changedElsewhere(id) {
+    this.list.show();
+    if (id !== this.current.id || this.running.has(id)) return;
+    const found = await this.store.get(id);
+    if (found && id === this.current.id && !byId("log-list").querySelector(".edited")) this.#show(found);
+  }
+}

@@ -1,0 +1,192 @@
+// Reads Markdown and code, away from the page: a text that takes too long costs this worker, and nothing else.
+//
+// A job is a text. Its blocks go back as trees: a string is text, and [name, attributes, children] an element. They
+// come in several messages, so that the page can show each without a pause. `settled` is how many characters of
+// the text can no longer change its last block, as long as text is only added.
+
+import hljs from "../vendor/highlight.js";
+import MarkdownIt from "../vendor/markdown-it.js";
+
+const MAX_NESTING = 40; // of blocks and marks; markdown-it leaves out what is deeper
+const MAX_BLOCK = 6000; // elements in one block; a block with more is shown as it was written
+const MAX_ALL = 60_000; // and in one text
+const MAX_CODE = 100_000; // characters of code that are told apart
+const BATCH = 1500; // elements, or this many characters, in one message
+const BATCH_TEXT = 100_000;
+const PIECE = 8000; // characters of a plain text in one element
+
+const markdown = new MarkdownIt({ html: false, linkify: true, typographer: false, maxNesting: MAX_NESTING });
+markdown.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
+
+const HEADINGS = { h1: "h3", h2: "h4", h3: "h5", h4: "h6", h5: "h6", h6: "h6" }; // below those of the page
+
+onmessage = ({ data: { id, text } }) => {
+  const tops = split(markdown.parse(text, {}));
+  const lines = beginnings(text);
+  const settled = tops.length ? lines[tops.at(-1)[0].map[0]] : 0;
+  let all = 0;
+  let batch = [];
+  let weight = 0;
+  let sent = 0;
+  const send = (last) => {
+    postMessage({ id, at: sent, blocks: batch, last, settled });
+    sent += batch.length;
+    batch = [];
+    weight = 0;
+  };
+  for (const tokens of tops) {
+    const [from, end] = tokens[0].map;
+    const source = text.slice(lines[from], lines[end] ?? text.length);
+    const { tree, size } = read(tokens, source, MAX_ALL - all);
+    all += size;
+    batch.push(tree);
+    weight += size + (source.length * BATCH) / BATCH_TEXT;
+    if (weight >= BATCH) send(false);
+  }
+  send(true);
+};
+
+/** The tokens of each block that is in no other. */
+function split(tokens) {
+  const tops = [];
+  let depth = 0;
+  for (const token of tokens) {
+    if (depth === 0 && token.nesting >= 0) tops.push([]);
+    tops.at(-1).push(token);
+    depth += token.nesting;
+  }
+  return tops;
+}
+
+/** Where each line of a text begins, and one place beyond the last. */
+function beginnings(text) {
+  const places = [0];
+  for (let at = text.indexOf("\n"); at >= 0; at = text.indexOf("\n", at + 1)) places.push(at + 1);
+  places.push(text.length);
+  return places;
+}
+
+/** One block as a tree, and how many elements that has. */
+function read(tokens, source, room) {
+  const deepest = tokens.some((token) => token.level >= MAX_NESTING - 1);
+  const grown = deepest ? null : grow(tokens, Math.min(MAX_BLOCK, room));
+  if (grown) return grown;
+  const pieces = [];
+  for (let at = 0; at < source.length; at += PIECE) pieces.push(["span", null, [source.slice(at, at + PIECE)]]);
+  return { tree: ["p", { class: "plain" }, pieces], size: pieces.length };
+}
+
+/** The tree of a block's tokens; null if it would have more than `room` elements. */
+function grow(tokens, room) {
+  const root = ["", null, []];
+  const open = [root];
+  let size = 0;
+  const add = (tree) => {
+    size += weigh(tree);
+    open.at(-1)[2].push(tree);
+  };
+  const walk = (token) => {
+    if (token.nesting > 0) {
+      if (token.hidden) return open.push(open.at(-1)); // a tight list has no paragraphs
+      const tree = [HEADINGS[token.tag] ?? token.tag, attributes(token), []];
+      size += 1;
+      open.at(-1)[2].push(tree);
+      return open.push(tree);
+    }
+    if (token.nesting < 0) return open.pop();
+    if (token.type === "inline") {
+      for (const child of token.children) {
+        walk(child);
+        if (size > room) return undefined;
+      }
+      return undefined;
+    }
+    return add(leaf(token));
+  };
+  for (const token of tokens) {
+    walk(token);
+    if (size > room) return null;
+  }
+  return { tree: root[2][0] ?? ["p", null, []], size };
+}
+
+function weigh(tree) {
+  if (typeof tree === "string") return 0;
+  return 1 + tree[2].reduce((sum, each) => sum + weigh(each), 0);
+}
+
+function attributes(token) {
+  if (token.tag === "a") return { href: token.attrGet("href") };
+  if (token.tag === "ol") {
+    const start = token.attrGet("start");
+    return start === null ? null : { start: String(start) };
+  }
+  const align = /text-align:(left|center|right)/.exec(token.attrGet("style") ?? "");
+  return align ? { class: align[1] } : null;
+}
+
+/** What has no contents that are tokens. */
+function leaf(token) {
+  switch (token.type) {
+    case "text":
+      return token.content;
+    case "softbreak":
+      return "\n";
+    case "hardbreak":
+      return ["br", null, []];
+    case "hr":
+      return ["hr", null, []];
+    case "code_inline":
+      return ["code", null, [token.content]];
+    case "image":
+      return picture(token);
+    case "fence":
+      return code(token.content, token.info.trim().split(/\s+/)[0]);
+    case "code_block":
+      return code(token.content, "");
+    default:
+      return token.content;
+  }
+}
+
+/** A picture is not loaded: whoever has it would learn who reads this, and could be told what. */
+function picture(token) {
+  const name = token.content || "without a name";
+  return ["a", { href: token.attrGet("src"), class: "picture" }, [`Picture: ${name}`]];
+}
+
+function code(text, language) {
+  const known = /^[\w+#.-]{1,30}$/.test(language) ? language : "";
+  const body = ["code", null, parts(text, known)];
+  const bar = [
+    "figcaption",
+    null,
+    [
+      ["span", null, [known || "text"]],
+      ["button", { class: "copy-code" }, ["Copy"]],
+    ],
+  ];
+  return ["figure", { class: "code" }, [bar, ["pre", null, [body]]]];
+}
+
+/** Code, its parts marked where the language is known. */
+function parts(text, language) {
+  if (text.length <= MAX_CODE && hljs.getLanguage(language)) {
+    const found = hljs.highlight(text, { language, ignoreIllegals: true });
+    return found._emitter.rootNode.children.map(marked); // where others are given HTML, these are the parts
+  }
+  const lines = [];
+  for (let at = 0; at < text.length; ) {
+    const end = text.length - at <= PIECE ? text.length : text.indexOf("\n", at + PIECE) + 1 || text.length;
+    lines.push(["span", { class: "lines" }, [text.slice(at, end)]]);
+    at = end;
+  }
+  return lines.length > 1 ? lines : [text];
+}
+
+function marked(node) {
+  if (typeof node === "string") return node;
+  const children = node.children.map(marked);
+  const name = /^[a-z]+/.exec(node.scope ?? "");
+  return ["span", name ? { class: `hl-${name[0]}` } : null, children];
+}
