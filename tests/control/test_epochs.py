@@ -234,6 +234,14 @@ def test_a_rank_with_another_model_is_shut_out_whenever_it_is_found_out():
         assert not of(effects, Send)
 
 
+def test_a_rank_with_other_hidden_states_between_ranks_is_told_which_key_differs():
+    head = Head(HeadConfig(HEAD, ("n0", "n1"), inner_seal=False))
+    head.engine_message(info(), 0.0)
+    (shut,) = of(head.message(1, CONTROL, attrs.evolve(HELLO, dtype=DType.BF16), 0.0), Shut)
+    assert (shut.rank, shut.code) == (1, CloseCode.MODEL_MISMATCH)
+    assert "hop_dtype" in shut.reason
+
+
 def test_a_request_before_the_model_is_read_is_refused_with_what_to_do():
     head = Head(HeadConfig(HEAD, ("n0",), inner_seal=False))
     with pytest.raises(LocalProtocolError, match="try again"):

@@ -17,8 +17,9 @@ from sealring_trio.errors import OperationError
 from sealring_trio.local.control_client import ask
 from sealring_trio.profiling.balance import balance_of
 from sealring_trio.profiling.gather import gather
-from sealring_trio.profiling.parts import parts_of
+from sealring_trio.profiling.parts import RankParts, parts_of
 from sealring_trio.profiling.recording import Recording
+from sealring_trio.profiling.slow_links import slow_links_of
 from sealring_trio.profiling.trace_file import events
 
 from tests.io_trio.conftest import Ring
@@ -300,3 +301,20 @@ def test_no_other_split_is_better(layers, data, closing) -> None:
     best = min(longest(way) for way in ways if sum(way) == sum(layers))
     assert longest(found.layers) == pytest.approx(best)
     assert found.gain == pytest.approx(longest(layers) / best)
+
+
+@pytest.mark.parametrize(
+    ("took", "slow"),
+    [
+        ([(0.02, 0.05), (0.02, 0.9)], [0]),  # the last rank's way back carries no hidden states
+        ([(0.02, 0.01), (0.02, 0.01)], []),
+        ([(0.0001, 0.0005), (0.0001, 0.0005)], []),
+        ([(0.02, 0.05), (0.02, 0.03), (0.02, 0.0)], [0, 1]),
+        ([(0.02, 0.9)], []),
+    ],
+)
+def test_links_that_hold_up_the_reading_of_prompts(took, slow) -> None:
+    ranks = {
+        rank: RankParts(0.0, compute, 0.0, 0.0, wire) for rank, (compute, wire) in enumerate(took)
+    }
+    assert [link.rank for link in slow_links_of(ranks)] == slow

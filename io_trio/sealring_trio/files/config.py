@@ -24,6 +24,7 @@ SuiteName = Literal["aes-256-gcm", "chacha20-poly1305"]
 StrategyName = Literal["auto", "tp", "pp", "single"]
 CollectivesName = Literal["sealed", "shared-loopback", "trusted-link"]
 BackendName = Literal["auto", "ring", "jaccl", "nccl"]
+HopDTypeName = Literal["model", "bf16"]
 SharingName = Literal["connection", "off", "everyone"]
 KeysName = Literal["everywhere", "beyond-loopback"]
 FetchName = Literal["hub", "members"]
@@ -230,6 +231,13 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
         "left out, 4 where MLX computes on a CPU, and none on a GPU (head)",
         examples=["8"],
     )
+    hop_dtype: HopDTypeName = pydantic.Field(
+        default="model",
+        description="how hidden states pass between ranks: as the 'model' has them, or those in "
+        "F32 as 'bf16', which halves the bytes of a slow link and rounds, so that answers may "
+        "differ; all ranks need the same",
+        examples=['"bf16"'],
+    )
     prefix_sharing: SharingName = pydantic.Field(
         default="connection",
         description="which prompts a caller without a key continues: those of its 'connection', "
@@ -294,6 +302,7 @@ class Config:
     queue: int
     prefixes: int
     ahead: int | None
+    hop_dtype: HopDTypeName
     prefix_sharing: SharingName
     suites: tuple[SuiteName, ...]
     state: Path
@@ -348,6 +357,7 @@ def load_config(path: Path, strategy: StrategyName | None = None) -> Config:
         queue=file.queue,
         prefixes=file.prefixes,
         ahead=file.ahead,
+        hop_dtype=file.hop_dtype,
         prefix_sharing=file.prefix_sharing,
         suites=tuple(file.suites),
         state=base / state,

@@ -84,7 +84,8 @@ def build_runtime(
         used = ("--adapter", str(config.adapter)) if config.adapter is not None else ()
         draft = ("--draft", str(setup.draft)) if setup.draft is not None else ()
         trust = ("--trust-weights",) if config.trust_weights else ()
-        arguments = ("--model", str(setup.model), *used, *limit, *draft, *trust)
+        narrow = ("--narrow-hops",) if config.hop_dtype == "bf16" else ()
+        arguments = ("--model", str(setup.model), *used, *limit, *draft, *trust, *narrow)
     return Runtime(
         node,
         signer=setup.identity.signer,

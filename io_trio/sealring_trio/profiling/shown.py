@@ -10,6 +10,7 @@ from sealring_trio.cli.output import print_facts, print_table
 from sealring_trio.profiling.balance import balance_of
 from sealring_trio.profiling.parts import Parts, RankParts, parts_of
 from sealring_trio.profiling.recording import Recording
+from sealring_trio.profiling.slow_links import slow_links_of
 
 _MS: Final = 1e3
 _WHO: Final = {
@@ -33,7 +34,18 @@ def describe(recordings: Sequence[Recording], seconds: float) -> dict[str, Any]:
         "prefill": None if prefill is None else _parts(prefill),
         "processors": _processors(recordings, decode),
         "balance": _balance(place, decode),
+        "slow_links": _slow_links(place, prefill),
     }
+
+
+def _slow_links(place: Mapping[str, Any], prefill: Parts | None) -> list[dict[str, Any]]:
+    """Links of a pipeline that hold up the reading of prompts."""
+    if prefill is None or place["strategy"] != "pp":
+        return []
+    return [
+        {"rank": link.rank, "wire_ms": _ms(link.wire), "compute_ms": _ms(link.compute)}
+        for link in slow_links_of(prefill.ranks)
+    ]
 
 
 def _balance(place: Mapping[str, Any], decode: Parts | None) -> dict[str, Any] | None:
@@ -113,6 +125,14 @@ def show(told: dict[str, Any]) -> None:
             numbers_from=2,
         )
     _show_balance(told["balance"])
+    for link in told["slow_links"]:
+        print()
+        print(
+            f"A chunk of a prompt takes {link['wire_ms']:.1f} ms from rank {link['rank']} to the "
+            f"next, and {link['compute_ms']:.1f} ms in it: the link holds up the reading of "
+            'prompts. For a model in F32, hop_dtype = "bf16" in all configs halves what it '
+            "carries, and rounds."
+        )
 
 
 def _show_balance(balance: dict[str, Any] | None) -> None:

@@ -36,6 +36,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
+import attrs
 import mlx.core as mx
 from sealring_protocol.codec.local_messages import (
     Group,
@@ -361,7 +362,8 @@ def serve(sock: socket.socket, options: argparse.Namespace, memory_limit: int) -
     channel = Channel(sock)
     channel.open()
     try:
-        info = describe(find(options.model), options.adapter, trusted=options.trust_weights)
+        told = describe(find(options.model), options.adapter, trusted=options.trust_weights)
+        info = attrs.evolve(told, narrow=options.narrow_hops)
         budget = memory_budget(memory_limit)
         if memory_limit:
             mx.set_memory_limit(memory_limit)
@@ -388,6 +390,7 @@ def main() -> int:
     parser.add_argument("--model", required=True)
     parser.add_argument("--adapter", type=Path)
     parser.add_argument("--trust-weights", action="store_true")
+    parser.add_argument("--narrow-hops", action="store_true")  # F32 between ranks as BF16
     parser.add_argument("--memory-limit", type=int, default=0)
     parser.add_argument("--draft", type=Path)  # a model that runs beside, whose memory is its own
     options = parser.parse_args()

@@ -124,7 +124,7 @@ def measured(
         last=bounds[1],
         hidden=info.hidden,
         vocabulary=info.vocabulary,
-        dtype=info.dtype,
+        dtype=info.hop_dtype,
         cost=cost,
         trimmable=trimmable,
         blind=_is_blind(stage),
@@ -147,7 +147,7 @@ def outline_of(info: ModelInfo, model: nn.Module, first: int, last: int) -> Outl
     outline = Outline.of(model)
     for cut in (first, last):
         outline.hop(cut)
-    return outline
+    return outline.narrowed() if info.narrow else outline
 
 
 def stage_of(model: nn.Module, outline: Outline | None, first: int, last: int) -> Stage:

@@ -100,7 +100,8 @@ class ModelInfo:
     of heads that tensor parallelism would divide: of attention, of keys and values, of any other
     kind. A token takes *experts* of each layer's. *hub_hashes* are of the files of weights, by name
     (see `hub_hashes`); if the weights are *trusted*, nothing is held to them. *notes* are for the
-    user. The model is used with its *adapter*, if it has one.
+    user. The model is used with its *adapter*, if it has one. With *narrow* hops, hidden states in
+    F32 pass between ranks in BF16.
     """
 
     folder: Path
@@ -122,6 +123,12 @@ class ModelInfo:
     trusted: bool = False
     notes: tuple[str, ...] = ()
     adapter: Adapter | None = None
+    narrow: bool = False
+
+    @property
+    def hop_dtype(self) -> DType:
+        """The dtype of hidden states between ranks."""
+        return DType.BF16 if self.narrow and self.dtype is DType.F32 else self.dtype
 
     @property
     def size(self) -> int:
@@ -140,7 +147,7 @@ class ModelInfo:
         """
         return EngineInfo(
             self.digest,
-            self.dtype,
+            self.hop_dtype,
             self.hidden,
             self.vocabulary,
             self.context,

@@ -101,6 +101,7 @@ def structure_of(info: ModelInfo) -> Structure:
     if count > 1:
         try:
             outline = Outline.of(model)
+            outline = outline.narrowed() if info.narrow else outline
         except LoadError as error:
             why = str(error)
     joined = tuple(range(1, count)) if why else ()

@@ -82,6 +82,15 @@ class HopTensor:
 
     parts: tuple[Carried, ...]
     spec: Spec
+    within: mx.Dtype | None = None
+    """The dtype that its arrays have in the model, where a hop carries them in another."""
+
+    def narrowed(self) -> HopTensor:
+        """This tensor in BF16, if it is in F32."""
+        if self.spec.dtype != mx.float32:
+            return self
+        spec = attrs.evolve(self.spec, dtype=mx.bfloat16)
+        return attrs.evolve(self, spec=spec, within=mx.float32)
 
 
 @attrs.frozen(eq=False)
@@ -123,6 +132,12 @@ class Outline:
                 f"{module_of(model)} cannot be split: without its other layers it stops with "
                 f"{type(error).__name__}: {error}"
             ) from error
+
+    def narrowed(self) -> Outline:
+        """This outline, with hops that carry in BF16 what is in F32: half as many bytes, and
+        rounded."""
+        hops = tuple(tuple(tensor.narrowed() for tensor in tensors) for tensors in self._hops)
+        return attrs.evolve(self, hops=hops)
 
     def hop(self, cut: int) -> tuple[HopTensor, ...]:
         """What passes from layer *cut* - 1 to layer *cut*. Raises `LoadError` if the model cannot

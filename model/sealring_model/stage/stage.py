@@ -290,7 +290,8 @@ def dummy_inputs(tensors: Sequence[HopTensor], rows: int, tokens: int) -> list[m
 def _parted(tensors: Sequence[HopTensor], arrays: Sequence[mx.array]) -> dict[Carried, mx.array]:
     """The arrays that *arrays*, which are *tensors*, carry."""
     parts: dict[Carried, mx.array] = {}
-    for tensor, array in zip(tensors, arrays, strict=True):
+    for tensor, carried in zip(tensors, arrays, strict=True):
+        array = carried if tensor.within is None else carried.astype(tensor.within)
         if len(tensor.parts) == 1:
             parts[tensor.parts[0]] = array
         else:
@@ -301,8 +302,10 @@ def _parted(tensors: Sequence[HopTensor], arrays: Sequence[mx.array]) -> dict[Ca
 def joined(tensor: HopTensor, sent: Mapping[Carried, mx.array]) -> mx.array:
     """*tensor*, made of what is *sent*."""
     if len(tensor.parts) == 1:
-        return sent[tensor.parts[0]]
-    return mx.stack([sent[part] for part in tensor.parts])
+        array = sent[tensor.parts[0]]
+    else:
+        array = mx.stack([sent[part] for part in tensor.parts])
+    return array if tensor.within is None else array.astype(tensor.spec.dtype)
 
 
 def _sizes(tensors: Sequence[HopTensor], arrays: Sequence[mx.array]) -> tuple[int, int]:

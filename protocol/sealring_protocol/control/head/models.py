@@ -70,6 +70,11 @@ def _why_other_model(config: HeadConfig, info: EngineInfo, rank: int, hello: Hel
     own, name = config.names[0], config.names[rank]
     if hello.model != info.model:
         return differ(own, info.model, config.unpinned, name, hello.model)
+    if hello.dtype is not info.dtype:
+        return (
+            f"{name} has hidden states in {hello.dtype.name} between ranks, and {own} in "
+            f"{info.dtype.name}; set hop_dtype alike in both configs"
+        )
     return ""
 
 

@@ -1,0 +1,71 @@
+"""What guesses bring one row in virtual time, beside the same ring without.
+
+``uv run python -m tests.guess_times`` prints tokens/s as a ratio to a ring that never guesses, for
+stages whose step takes so much longer with each token that is read ahead as a CPU's does (bf16) or
+as that of a device which waits for its memory. An oracle guesses; a given share of it is right.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from sealring_protocol.codec.messages import Decode, Step, StepDone
+from sealring_protocol.control.scheduler.requests import Request
+
+from tests.node.test_prefill import LAYERS, STAGE, ring
+from tests.sim.fake_engine import reference
+
+SLOPES = {"CPU, bf16": 0.35, "CPU, f32": 1.0, "memory-bound": 0.03}
+"""By how much of a step of one token each further one makes it longer."""
+
+SHARES = (0.0, 0.5, 0.7, 0.9)
+
+
+def paced(slope, world):
+    """The pace of stages that share one model among *world* ranks."""
+
+    def pace(message):
+        match message:
+            case Step(work=Decode(ahead=ahead)):
+                return 2 * STAGE / world * (1 + slope * ahead)
+            case StepDone():
+                return 0.0005
+            case _:
+                return 0.001
+
+    return pace
+
+
+def asked(cluster, token, count, share):
+    """Virtual seconds of *count* tokens; *share* None: without guesses."""
+    prompt = (token, 1, 2, 3)
+    answer = reference(prompt, count, LAYERS)
+    chance = Random(str((share, token)))
+    guesses = () if share is None else [t if chance.random() < share else t + 1 for t in answer]
+    uid = cluster.submit(Request(prompt, count, guesses=tuple(guesses)))
+    cluster.run_until(lambda: cluster.tokens[uid])
+    start = cluster.now
+    cluster.run_until(lambda: len(cluster.tokens[uid]) == count)
+    assert cluster.tokens[uid] == answer
+    return cluster.now - start
+
+
+def main() -> None:
+    """Print all of it."""
+    for name, slope in SLOPES.items():
+        for world in (1, 2, 3):
+            print(f"{name}, {world} ranks: share: first answer of 40, of 128; sixth of 40, of 128")
+            for share in SHARES:
+                told = []
+                for warm in (False, True):
+                    for count in (40, 128):
+                        cluster = ring(world, pace=paced(slope, world))
+                        plain = asked(ring(world, pace=paced(slope, world)), 9, count, None)
+                        for turn in range(5 if warm else 0):
+                            asked(cluster, 20 + turn, 60, None if turn == 0 else share)
+                        told.append(plain / asked(cluster, 9, count, share))
+                print(f"  {share:.1f}: " + "  ".join(f"{ratio:.2f}" for ratio in told))
+
+
+if __name__ == "__main__":
+    main()
