@@ -13,6 +13,7 @@ import h11
 import trio
 from sealring_trio.api.connections import Connections
 from sealring_trio.api.server import serve_connections
+from sealring_trio.api.tls import Tls
 
 LINUX = sys.platform == "linux"  # where all of 127/8 is loopback
 HOST = f"127.{random.randrange(1, 255)}.0.{random.randrange(1, 255)}" if LINUX else "127.0.0.1"
@@ -85,7 +86,7 @@ async def rest(stream: trio.SocketStream) -> bytes:
     return got
 
 
-async def one(stream: trio.SocketStream) -> tuple[int, bytes]:
+async def one(stream: trio.abc.Stream) -> tuple[int, bytes]:
     """The next answer, its status and body, and nothing after it."""
     http = h11.Connection(h11.CLIENT)
     http.send(h11.Request(method="GET", target="/", headers=[("host", "x")]))
@@ -108,12 +109,12 @@ def get(path: str, *headers: str) -> bytes:
 
 
 @asynccontextmanager
-async def door(app: Any = hello, limit: int = 32) -> AsyncIterator[Door]:
-    """*app*, served to *limit* connections at once."""
+async def door(app: Any = hello, limit: int = 32, tls: Tls | None = None) -> AsyncIterator[Door]:
+    """*app*, served to *limit* connections at once, with *tls* if it is given."""
     listeners = await trio.open_tcp_listeners(0, host=HOST)
     served = Door(listeners[0].socket.getsockname()[1], Connections(limit), trio.Event())
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(serve_connections, app, listeners, served.book, served.closing)
+            nursery.start_soon(serve_connections, app, listeners, served.book, served.closing, tls)
             yield served
             served.closing.set()
