@@ -1,9 +1,10 @@
 """API keys: made here, shown once, and kept as hashes in the head's state folder.
 
-A key is 256 random bits, so to invert a plain SHA-256 of it is as hard as to guess the key; slow
-hashes are for passwords that people choose. A key that is presented is hashed and compared with
-every stored hash, each in constant time. The file is read again when it has changed: a revoked key
-is refused from the next request on.
+A key that is made here is 256 random bits, so to invert a plain SHA-256 of it is as hard as to
+guess the key; slow hashes are for passwords that people choose. (`add_key` takes one that somebody
+else made, for `sealring serve`, whose folder goes with it.) A key that is presented is hashed and
+compared with every stored hash, each in constant time. The file is read again when it has changed:
+a revoked key is refused from the next request on.
 
 Once a key has been made, keys are asked for until the file is removed. That the last one is revoked
 does not open the API: it is closed to all.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 import secrets
 from pathlib import Path
 from typing import Annotated, Final
@@ -35,6 +37,10 @@ KEY_PREFIX: Final = "sk-sealring-"
 KEY_BYTES: Final = 32
 KEY_FILE: Final = "api_keys.json"
 
+SHORTEST_KEY: Final = 16
+"""Characters of a key that a person has chosen."""
+
+_KEY: Final = re.compile(rf"[\x21-\x7e]{{{SHORTEST_KEY},256}}")
 _NO_FILE: Final = (0, 0, 0)
 
 Name = Annotated[str, pydantic.StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
@@ -80,13 +86,25 @@ def _unreadable(path: Path, reason: str) -> UserError:
 
 def new_key(path: Path, name: str) -> str:
     """Make a key called *name* and add its hash to *path*; the key. Raises `UserError`."""
+    key = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
+    add_key(path, name, key)
+    return key
+
+
+def add_key(path: Path, name: str, key: str) -> None:
+    """Add the hash of *key*, called *name*, to *path*. Raises `UserError`."""
+    if not _KEY.fullmatch(key):
+        raise UserError(
+            f"an API key has {SHORTEST_KEY} to 256 characters, of ASCII and without spaces, and "
+            "this one has not",
+            "Make one that nobody guesses: openssl rand -hex 32",
+        )
     file = read_keys(path)
     if any(record.name == name for record in file.keys):
         raise UserError(
             f"there is a key called '{name}' already",
             "Choose another name, or revoke that one first: sealring apikey revoke",
         )
-    key = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
     try:
         record = KeyRecord(name=name, created_ms=wall_ms(), sha256=_hash(key).hex())
     except pydantic.ValidationError:
@@ -95,7 +113,6 @@ def new_key(path: Path, name: str) -> str:
             "Use up to 64 letters, digits, dots, hyphens, underscores and @, with no space.",
         ) from None
     _write(path, [*file.keys, record])
-    return key
 
 
 def revoke_key(path: Path, name: str) -> None:

@@ -15,9 +15,14 @@ from collections.abc import Sequence
 from typing import Final
 
 import cyclopts
+from cyclopts.config import Env
 
 from sealring_trio.cli.output import tell_error
 from sealring_trio.errors import UserError
+
+ENVIRONMENT: Final = "SEALRING_"
+"""How the environment variables begin that stand for options: its command and its name follow, as
+in SEALRING_SERVE_PORT. The command line goes before them."""
 
 HELP: Final = """\
 Run one language model across several machines you own, with every hop
@@ -30,6 +35,9 @@ Try it on this machine alone:
 Then on two machines: make a key on each (keygen), list both in a roster
 and sign it (roster), write a config for each and start them (up), and
 ask (generate). Every command explains itself: sealring COMMAND --help
+
+Every option may also be an environment variable, which --help names: for
+'serve --port' it is SEALRING_SERVE_PORT.
 """
 
 COMMANDS: Final = {
@@ -65,6 +73,7 @@ def build_app(asked: str = "") -> cyclopts.App:
         help_format="rich",
         version=_version,
         default_parameter=cyclopts.Parameter(negative=()),
+        config=Env(ENVIRONMENT),
     )
     for name, (place, summary) in COMMANDS.items():
         app.command(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import cyclopts
@@ -30,6 +31,8 @@ def chat(
     *,
     url: str | None = None,
     api_key: str | None = None,
+    api_key_file: Path | None = None,
+    certificate: Path | None = None,
     model: str | None = None,
     system: str = "",
     temperature: FromZero | None = None,
@@ -53,7 +56,13 @@ def chat(
         The head's address; http://127.0.0.1:7480 if left out.
     api_key
         A key of 'sealring apikey new', where one is needed; SEALRING_API_KEY
-        or OPENAI_API_KEY of the environment if left out.
+        or OPENAI_API_KEY of the environment if left out. On the command line
+        every user of this machine can see it.
+    api_key_file
+        File that holds that key, which nobody else may read.
+    certificate
+        For https://, the server's certificate or that of its issuer, in PEM;
+        those that this machine trusts if left out.
     model
         Which model, where several are served; the only one if left out.
     system
@@ -72,7 +81,9 @@ def chat(
     base = client.base_url(url or client.DEFAULT_URL)
     chosen = {"temperature": temperature, "max_completion_tokens": max_tokens}
     settings = {name: value for name, value in chosen.items() if value is not None}
-    with httpx2.Client(**client.settings(base, client.api_key(api_key))) as http:
+    key = client.api_key(api_key, api_key_file)
+    trust = None if certificate is None else client.trusting(certificate)
+    with httpx2.Client(**client.settings(base, key, trust)) as http:
         card = {"id": model} if model else client.model_at(http, base)
         if card.get("chat_template") is False:
             print(f"sealring: {NO_TEMPLATE}", file=sys.stderr)

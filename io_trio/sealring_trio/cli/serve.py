@@ -17,8 +17,12 @@ import cyclopts
 from sealring_model.text.tokens import has_chat_template
 
 from sealring_trio.cli.output import print_facts, print_json, progress
+from sealring_trio.errors import UserError
 from sealring_trio.files.config import CollectivesName, StrategyName
 from sealring_trio.files.models import NO_TEMPLATE, TINY, find_draft, find_whole_model
+from sealring_trio.files.origins import check_host, check_origin
+from sealring_trio.files.tls_files import read_pair
+from sealring_trio.files.units import is_loopback
 
 if TYPE_CHECKING:
     from sealring_trio.local.api import LocalApi
@@ -39,7 +43,14 @@ def serve(
     draft: str | None = None,
     strategy: StrategyName = "pp",
     collectives: CollectivesName = "sealed",
+    host: str = "127.0.0.1",
     port: Port = 7480,
+    api_key: Annotated[str | None, cyclopts.Parameter(env_var="SEALRING_API_KEY")] = None,
+    api_key_file: Path | None = None,
+    allowed_hosts: tuple[str, ...] = (),
+    allowed_origins: tuple[str, ...] = (),
+    tls_certificate: Path | None = None,
+    tls_key: Path | None = None,
     log: Literal["debug", "info", "warning", "error"] = "info",
     trace: bool = False,
     json: bool = False,
@@ -55,7 +66,13 @@ def serve(
         sealring serve
         sealring serve --ranks 3 --model models/llama-8b --port 8000
 
-    Only this machine can reach it. For machines of your own: sealring up.
+    Only this machine can reach it, unless --host says otherwise; beyond
+    this machine it needs a key, and should have TLS:
+
+        export SEALRING_API_KEY="$(openssl rand -hex 32)"
+        sealring serve --host 0.0.0.0 --tls-certificate a.crt --tls-key a.key
+
+    A ring of several machines: sealring up.
 
     Next, in a second terminal: sealring chat
 
@@ -76,8 +93,26 @@ def serve(
         'shared-loopback' has the sums of 'tp' within reach of every user of
         this machine, where engines can have no network of their own.
         'trusted-link' has them go beside the sealed links.
+    host
+        Address at which the API listens; 0.0.0.0 for all of this machine's.
     port
         Port of the API and the dashboard; 0 for any that is free.
+    api_key
+        The key that clients must present; none if left out. On the command
+        line every user of this machine can see it: set the environment
+        variable instead, or use --api-key-file.
+    api_key_file
+        File that holds that key, which nobody else may read.
+    allowed_hosts
+        Names besides loopback by which clients without a key may address it,
+        such as host.docker.internal; repeat the option for several.
+    allowed_origins
+        Origins whose web pages may use it, such as app://obsidian.md; repeat
+        the option for several.
+    tls_certificate
+        Certificate in PEM to speak TLS with, its issuers' after it.
+    tls_key
+        The certificate's private key, in PEM.
     log
         How much the log says.
     trace
@@ -90,16 +125,38 @@ def serve(
     folder = find_whole_model(model)
     if not has_chat_template(folder):
         print(f"sealring: {NO_TEMPLATE}", file=sys.stderr)
-    beside = {} if draft is None else {"draft": str(find_draft(draft, folder))}
+    key = _key(host, api_key, api_key_file)
+    options: dict[str, str | list[str]] = {"strategy": strategy, "collectives": collectives}
+    if draft is not None:
+        options["draft"] = str(find_draft(draft, folder))
+    for name, given in (("allowed_hosts", allowed_hosts), ("allowed_origins", allowed_origins)):
+        if given:
+            options[name] = [_checked(name, each) for each in given]
+    for name, path in (("tls_certificate", tls_certificate), ("tls_key", tls_key)):
+        if path is not None:
+            options[name] = str(path.resolve())
+    if tls_certificate is not None and tls_key is not None:
+        read_pair(tls_certificate, tls_key)
+    elif tls_certificate is not None or tls_key is not None:
+        raise UserError("TLS needs a certificate and its key", "Give the other option as well.")
     flags = ["--log", log, *(["--trace"] if trace else [])]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     with contextlib.ExitStack() as stack:
         with progress() as tell:
-            options = {"strategy": strategy, "collectives": collectives, **beside}
             api = stack.enter_context(
-                local_api(ranks, folder, port=port, options=options, flags=flags, tell=tell)
+                local_api(
+                    ranks,
+                    folder,
+                    host=host,
+                    port=port,
+                    options=options,
+                    flags=flags,
+                    api_key=key,
+                    certificate=tls_certificate,
+                    tell=tell,
+                )
             )
-        _announce(api, json)
+        _announce(api, json=json, keyed=bool(key), certificate=tls_certificate)
         head = api.nodes[0]
         follow = stack.enter_context(_following(head.log))
         try:
@@ -113,7 +170,29 @@ def serve(
     return 1
 
 
-def _announce(api: LocalApi, json: bool) -> None:
+def _key(host: str, given: str | None, file: Path | None) -> str:
+    """The key that the API asks for; empty for none. Raises `UserError`."""
+    from sealring_trio.local.client import read_api_key  # noqa: PLC0415 - see `up`
+
+    key = given or (read_api_key(file) if file is not None else "")
+    if not key and not is_loopback(host):
+        raise UserError(
+            f"the API is to listen beyond loopback, at {host}, and there is no API key",
+            "Set SEALRING_API_KEY, or give --api-key-file. One that nobody guesses: "
+            "openssl rand -hex 32",
+        )
+    return key
+
+
+def _checked(name: str, value: str) -> str:
+    """*value*, if the config's key *name* may have it. Raises `UserError`."""
+    try:
+        return check_host(value) if name == "allowed_hosts" else check_origin(value)
+    except ValueError as error:
+        raise UserError(f"--{name.replace('_', '-')}: {error}", "Give it in that form.") from None
+
+
+def _announce(api: LocalApi, *, json: bool, keyed: bool, certificate: Path | None) -> None:
     """Print where everything is."""
     ranks = [node.status() for node in api.nodes]
     spans = [f"{first} to {end - 1}" for first, end in (rank["layers"] for rank in ranks)]
@@ -141,10 +220,13 @@ def _announce(api: LocalApi, json: bool) -> None:
             ("API", f"{api.url}/v1"),
         ]
     )
+    trust = "" if certificate is None else f" --certificate {shlex.quote(str(certificate))}"
+    cacert = "" if certificate is None else f" --cacert {shlex.quote(str(certificate))}"
+    bearer = '        -H "Authorization: Bearer $SEALRING_API_KEY" \\\n' if keyed else ""
     print(
-        f"\nTry it from another terminal:\n\n    sealring chat --url {api.url}\n\n"
-        f"    curl {api.url}/v1/chat/completions \\\n"
-        f"        -H 'Content-Type: application/json' \\\n"
+        f"\nTry it from another terminal:\n\n    sealring chat --url {api.url}{trust}\n\n"
+        f"    curl{cacert} {api.url}/v1/chat/completions \\\n"
+        f"        -H 'Content-Type: application/json' \\\n{bearer}"
         f"        -d {shlex.quote(jsons.dumps(body))}\n\n"
         "Ctrl-C finishes what runs, and stops. The head's log follows.\n",
         flush=True,

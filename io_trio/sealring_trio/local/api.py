@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -20,10 +21,14 @@ import httpx2
 from sealring_trio.collective.ports import free_ports
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.models import model_name
+from sealring_trio.files.units import format_address
 from sealring_trio.local import client
-from sealring_trio.local.ring import LocalNode, check_ring, local_ring
+from sealring_trio.local.ring import LocalNode, Setting, check_ring, local_ring
 
 POLL_SECONDS: Final = 0.2
+
+LOOPBACK: Final = "127.0.0.1"
+_WILD: Final = {"0.0.0.0": LOOPBACK, "::": "::1"}  # noqa: S104  what stands for every address
 
 Tell = Callable[[str], None]
 
@@ -57,41 +62,52 @@ def local_api(
     ranks: int,
     model: Path,
     *,
+    host: str = LOOPBACK,
     port: int = 0,
     layers: Sequence[int] = (),
-    options: Mapping[str, str | float] = {},
+    options: Mapping[str, Setting] = {},
     flags: Sequence[str] = (),
+    api_key: str = "",
+    certificate: Path | None = None,
     tell: Tell = lambda _: None,
 ) -> Iterator[LocalApi]:
-    """A ring of *ranks* with *model* that serves at *port* (0: any free one) of loopback, and ends
-    with the block; see `ring.local_ring`. *tell* is called with what it waits for. Raises
-    `UserError` for what is impossible, `OperationError` when the ring does not come up."""
+    """A ring of *ranks* with *model* that serves at *port* (0: any free one) of *host*, and ends
+    with the block; see `ring.local_ring`. It speaks TLS with *certificate*, if there is one, whose
+    keys of the config are in *options*. *tell* is called with what it waits for. Raises `UserError`
+    for what is impossible, `OperationError` when the ring does not come up."""
     check_ring(ranks, model)
-    port = check_port(port)
+    port = check_port(port, host)
+    trust = None
+    if certificate is not None:
+        trust = client.trusting(certificate)
+        trust.check_hostname = False  # it is trusted because it is this very one
     tell(f"starting {ranks} node{'s' if ranks != 1 else ''}")
-    address = f"127.0.0.1:{port}"
-    with local_ring(ranks, model, layers, address, options, flags) as nodes:
-        api = LocalApi(nodes, f"http://{address}", model_name(model))
-        _wait_until_serving(api, tell)
+    address = format_address(host, port)
+    with local_ring(ranks, model, layers, address, options, flags, api_key=api_key) as nodes:
+        scheme = "http" if certificate is None else "https"
+        url = f"{scheme}://{format_address(_WILD.get(host, host), port)}"
+        api = LocalApi(nodes, url, model_name(model))
+        _wait_until_serving(api, trust, tell)
         yield api
 
 
-def check_port(port: int) -> int:
-    """*port* if it is free on loopback, or a free one for 0. Raises `UserError`."""
+def check_port(port: int, host: str = LOOPBACK) -> int:
+    """*port* if it is free at *host*, or a free one for 0. Raises `UserError`."""
     if not port:
         return free_ports(1)[0]
     try:
-        socket.create_server(("127.0.0.1", port)).close()
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        socket.create_server(address[:2], family=family).close()
     except OSError as error:
         raise UserError(
-            f"cannot listen at port {port}: {error.strerror}",
-            "Choose another with --port, or stop what listens there.",
+            f"cannot listen at {format_address(host, port)}: {error.strerror}",
+            "Choose another with --port or --host, or stop what listens there.",
         ) from None
     return port
 
 
-def _wait_until_serving(api: LocalApi, tell: Tell) -> None:
-    with httpx2.Client(**client.settings(api.url, "")) as http:
+def _wait_until_serving(api: LocalApi, trust: ssl.SSLContext | None, tell: Tell) -> None:
+    with httpx2.Client(**client.settings(api.url, "", trust)) as http:
         while True:
             try:
                 response = http.get("/health")

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
+import stat
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import httpx2
 
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import DEFAULT_API
+from sealring_trio.files.private_files import READABLE, read_file
 
 DEFAULT_URL: Final = f"http://{DEFAULT_API}"
 KEY_VARIABLES: Final = ("SEALRING_API_KEY", "OPENAI_API_KEY")
@@ -27,11 +31,47 @@ _DATA: Final = "data: "
 _DONE: Final = "[DONE]"
 
 
-def api_key(given: str | None) -> str:
-    """The key to present: the one *given*, or the environment's, or none."""
+def api_key(given: str | None, file: Path | None = None) -> str:
+    """The key to present: the one *given*, or the one in *file*, or the environment's, or none.
+    Raises `UserError`."""
     if given is not None:
         return given
+    if file is not None:
+        return read_api_key(file)
     return next((value for name in KEY_VARIABLES if (value := os.environ.get(name))), "")
+
+
+def read_api_key(path: Path) -> str:
+    """The API key in the file *path*. Raises `UserError`."""
+    try:
+        data, status = read_file(path)
+        key = data.decode("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no ASCII text"
+        raise UserError(
+            f"cannot read the API key in {path}: {reason}", "The file should hold the key alone."
+        ) from None
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & READABLE:
+        raise UserError(
+            f"others can read the API key in {path} (mode {mode:04o})",
+            f"If you trust everyone who could: chmod 600 {path}. If not, make a new key.",
+        )
+    return key
+
+
+def trusting(certificate: Path) -> ssl.SSLContext:
+    """A context that trusts the *certificate*, and those that it has issued, alone. Raises
+    `UserError`."""
+    try:
+        context = ssl.create_default_context(cafile=str(certificate))
+    except OSError as error:  # as OpenSSL's are
+        raise UserError(
+            f"cannot read the certificate {certificate}: {error.strerror or error}",
+            "Give a file in PEM: the server's own, or that of its issuer.",
+        ) from None
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # also one that its issuer has signed
+    return context
 
 
 def base_url(given: str) -> str:
@@ -46,12 +86,14 @@ def base_url(given: str) -> str:
     return text.rstrip("/").removesuffix("/v1")
 
 
-def settings(url: str, key: str) -> dict[str, Any]:
-    """The arguments of an HTTP client for the API at *url*, with *key* if there is one."""
+def settings(url: str, key: str, trust: ssl.SSLContext | None = None) -> dict[str, Any]:
+    """The arguments of an HTTP client for the API at *url*, with *key* if there is one; *trust*
+    says which certificates it takes, if not those that this machine does."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     timeout = httpx2.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
     # Proxies of the environment are for the world outside, not for machines of one's own.
-    return {"base_url": url, "headers": headers, "timeout": timeout, "trust_env": False}
+    told = {"base_url": url, "headers": headers, "timeout": timeout, "trust_env": False}
+    return told if trust is None else {**told, "verify": trust}
 
 
 def told(response: httpx2.Response) -> str:
@@ -69,6 +111,13 @@ def _error(response: httpx2.Response) -> dict[str, str]:
 
 def unreachable(url: str, error: httpx2.HTTPError) -> OperationError:
     """The error for a server at *url* that nobody reaches."""
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return OperationError(
+            f"the certificate of {url} is none that this machine trusts for that name: {error}",
+            "Give it, or its issuer's, with --certificate; and use a name that is in it.",
+        )
+    if "WRONG_VERSION_NUMBER" in str(error):
+        return OperationError(f"{url} does not speak TLS", "Use http:// instead.")
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
         return OperationError(
             f"no head answers at {url}", "Start one: sealring serve. Or give its address: --url"
@@ -82,7 +131,9 @@ def refused(response: httpx2.Response) -> OperationError:
     """The error for a request that the API refused."""
     message = told(response)
     if response.status_code == 401:
-        return OperationError(message, f"Give it with --api-key, or in {KEY_VARIABLES[0]}.")
+        return OperationError(
+            message, f"Give it in {KEY_VARIABLES[0]}, with --api-key-file, or with --api-key."
+        )
     if _error(response).get("code") == "context_length_exceeded":
         return OperationError(message, "Ask for less; in a conversation, begin again: /reset")
     return OperationError(message, "The head's log says more.")

@@ -54,6 +54,11 @@ _COMPLAINT: Final = "sealring: "
 
 _DAY_MS: Final = 24 * 3600 * 1000
 
+_UP: Final = "SEALRING_UP_"  # how variables begin that stand for options of `sealring up`
+
+Setting = str | float | Sequence[str]
+"""The value of a key in a node's config."""
+
 
 @attrs.frozen
 class LocalNode:
@@ -105,14 +110,16 @@ def local_ring(
     model: Path,
     layers: Sequence[int] = (),
     api: str = NO_API,
-    options: Mapping[str, str | float] = {},
+    options: Mapping[str, Setting] = {},
     flags: Sequence[str] = (),
     places: Sequence[Mapping[str, str]] = (),
+    api_key: str = "",
 ) -> Iterator[list[LocalNode]]:
     """*ranks* nodes of a throwaway cluster with *model*, in rank order; all end with the block, the
     head first, so that what it still answers has the ring to do it. *api* is the address of its
-    HTTP API; *options* are other keys of the nodes' configs, *flags* more of `sealring up`'s, and
-    *places* what each rank finds in its environment besides.
+    HTTP API, and *api_key* the key that it asks for, if it asks for one; *options* are other keys
+    of the nodes' configs, *flags* more of `sealring up`'s, and *places* what each rank finds in its
+    environment besides.
 
     Raises `UserError` for a number of ranks that cannot be, `OperationError` when a node does
     not start.
@@ -122,6 +129,10 @@ def local_ring(
         # Short, for the sockets' sake.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
         configs = write_cluster(folder, ranks, model, layers, api, options)
+        if api_key:
+            from sealring_trio.api.keys import KEY_FILE, add_key  # noqa: PLC0415 - as in `setup`
+
+            add_key(folder / f"{configs[0].stem}.state" / KEY_FILE, "serve", api_key)
         nodes = [
             stack.enter_context(running_node(config, flags, places[rank] if places else {}))
             for rank, config in reversed(list(enumerate(configs)))
@@ -156,7 +167,7 @@ def write_cluster(
     model: Path,
     layers: Sequence[int] = (),
     api: str = NO_API,
-    options: Mapping[str, str | float] = {},
+    options: Mapping[str, Setting] = {},
 ) -> list[Path]:
     """Keys, a signed roster and a config for each rank, in *folder*; the configs."""
     coordinator = create_key(folder / "coordinator.key")
@@ -210,7 +221,7 @@ def running_node(
             stderr=sink,
             pass_fds=[theirs.fileno()],
             start_new_session=True,
-            env={**os.environ, **place},
+            env={**_environment(), **place},
         )
         theirs.close()
         state = config.parent / f"{config.stem}.state"
@@ -218,6 +229,11 @@ def running_node(
             yield LocalNode(config.stem, config, log, state / "control.sock", process, ours)
         finally:
             stop_process(process)
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment, without what a person has set for `sealring up` of their own."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_UP)}
 
 
 def stop_process(process: subprocess.Popen[bytes]) -> None:
