@@ -144,11 +144,15 @@ _FAMILIES: Final = {
     "GaugeMetricFamily": ("gauge", ""),
     "InfoMetricFamily": ("info", "_info"),
     "_histogram": ("histogram", ""),
+    "_gen_ai": ("histogram", ""),
 }
 
 
+_COUNTING: Final = ("metrics", "gen_ai")
+
+
 def _metrics() -> str:
-    source = (_SOURCE / "metrics.py").read_text(encoding="utf-8")
+    source = "".join((_SOURCE / f"{each}.py").read_text("utf-8") for each in _COUNTING)
     rows = []
     for node in ast.walk(ast.parse(source)):
         match node:
@@ -165,9 +169,11 @@ def _metrics() -> str:
                     if isinstance(each, ast.List)
                     for item in each.elts
                 ]
-                name = texts[0].removeprefix("sealring_")
+                name = texts[0]
+                if not name.startswith(("sealring_", "gen_ai_")):
+                    name = f"sealring_{name}"
                 told, ending = _FAMILIES[kind]
-                rows.append((f"`sealring_{name}{ending}`", told, ", ".join(labels), texts[1]))
+                rows.append((f"`{name}{ending}`", told, ", ".join(labels), texts[1]))
     return table(("metric", "kind", "labels", "what it tells"), *sorted(rows))
 
 

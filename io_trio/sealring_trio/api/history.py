@@ -95,3 +95,9 @@ def count_rows(tracer: Tracer) -> dict[str, int]:
         if trace.state in counts:
             counts[trace.state] += trace.choices
     return counts
+
+
+def count_requests(tracer: Tracer) -> tuple[int, int]:
+    """How many requests wait (to be read, or in the queue), and how many have begun."""
+    running = sum(trace.state in ("prefill", "decode") for trace in tracer.live)
+    return len(tracer.live) - running, running

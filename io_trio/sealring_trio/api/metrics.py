@@ -2,7 +2,7 @@
 
 The traces feed counters and histograms as requests go on. Gauges, and counters that the node keeps
 itself, are read when Prometheus asks (`_RingCollector`). Names follow Prometheus' rules: base
-units, and ``_total`` for counters.
+units, and ``_total`` for counters. `gen_ai` has those of OpenTelemetry's names.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from sealring_protocol.control.effects import StepTiming
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sealring_trio.api.history import count_rows
+from sealring_trio.api.gen_ai import GenAi, ServedModel
+from sealring_trio.api.history import count_requests, count_rows
 from sealring_trio.clock import wall_ms
 from sealring_trio.node.expiry import seconds_left
 from sealring_trio.node.trace import Trace
@@ -47,6 +48,8 @@ _TOKEN: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _LONG: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
 
 _PATHS: Final = (
+    "/livez",
+    "/readyz",
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/models",
@@ -63,6 +66,8 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         registry = self.registry = CollectorRegistry()
+        self._gen_ai = GenAi(registry)
+        self._served = ServedModel("", "", 0)
         self._http = Counter(
             "sealring_http_requests",
             "HTTP requests answered.",
@@ -103,7 +108,8 @@ class Metrics:
         self.generated = 0
 
     def watch(self, head: ApiHead) -> None:
-        """Read *head*'s gauges too."""
+        """Read *head*'s gauges too, and name its model."""
+        self._served = ServedModel(head.model, *(head.config.api or ("", 0)))
         self.registry.register(_RingCollector(head))
 
     def answered(self, path: str, status: int) -> None:
@@ -146,6 +152,7 @@ class Metrics:
     def over(self, trace: Trace) -> None:
         """A request is over."""
         self._requests.labels(trace.outcome).inc()
+        self._gen_ai.over(trace, self._served)
         self._parse.observe(trace.parse)
         if trace.opened is not None and trace.submitted is not None:
             self._queue.observe(trace.opened - trace.submitted)
@@ -199,6 +206,17 @@ class _RingCollector(Collector):
         for state, count in count_rows(self._head.generator.tracer).items():
             rows.add_metric([state], count)
         yield rows
+        waiting, running = count_requests(self._head.generator.tracer)
+        yield GaugeMetricFamily(
+            "sealring_requests_waiting",
+            "Requests that have come and wait, be it to be read.",
+            value=waiting,
+        )
+        yield GaugeMetricFamily(
+            "sealring_requests_running",
+            "Requests whose prompt is read in, or whose answer is made.",
+            value=running,
+        )
         serving = self._head.generator.serving
         roster = self._head.generator.runtime.node.roster.roster
         yield GaugeMetricFamily(
@@ -260,6 +278,13 @@ class _RingCollector(Collector):
                 rtt.add_metric([str(rank), purpose.name.lower()], link.keepalive.rtt)
         yield rtt
 
+        if (tls := self._head.tls) is not None:
+            yield GaugeMetricFamily(
+                "sealring_tls_certificate_expires_seconds",
+                "Time until the API's certificate expires; negative after that.",
+                value=tls.seconds_left,
+            )
+
     def _ranks(self) -> Iterable[Metric]:
         memory = GaugeMetricFamily(
             "sealring_rank_memory_bytes", "Memory of each rank's engine.", labels=["rank", "of"]
@@ -275,7 +300,20 @@ class _RingCollector(Collector):
             "memory to be read back from disk.",
             labels=["rank"],
         )
-        for rank, progress in self._head.generator.runtime.facts().progress.items():
+        runtime = self._head.generator.runtime
+        progresses = runtime.facts().progress
+        ready = runtime.node.standing().ready
+        shares = [
+            progresses[rank].cache / told.room
+            for rank, told in ready.items()
+            if told.room and rank in progresses
+        ]
+        yield GaugeMetricFamily(
+            "sealring_kv_cache_usage_ratio",
+            "Part of the memory for caches that is taken, on the rank with the least left; 0 to 1.",
+            value=min(1.0, max(shares, default=0.0)),
+        )
+        for rank, progress in progresses.items():
             memory.add_metric([str(rank), "all"], progress.memory)
             memory.add_metric([str(rank), "caches"], progress.cache)
             fetched.add_metric([str(rank), "all"], progress.fetch_bytes)

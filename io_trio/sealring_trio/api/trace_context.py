@@ -31,7 +31,7 @@ _PARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a
 _KEY: Final = r"(?:[a-z][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13})"
 _VALUE: Final = r"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
 _MEMBER: Final = re.compile(rf"({_KEY})={_VALUE}")
-_REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._~:/+=@-]{{1,{MAX_REQUEST_ID}}}")
+_REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._~:+=@-]{{1,{MAX_REQUEST_ID}}}")
 
 _KNOWN_FLAGS: Final = 0x03  # sampled, and random
 _RANDOM: Final = 0x02
