@@ -14,10 +14,21 @@ from typing import Any, Final, cast
 
 import pydantic
 import sealring_trio.api
-from sealring_trio.api import bodies, connection, connections, gate, http1, parsing, schema
+from sealring_trio.api import (
+    bodies,
+    connection,
+    connections,
+    gate,
+    http1,
+    parsing,
+    schema,
+    tls,
+    trace_context,
+)
 from sealring_trio.api.app import build_app
 from sealring_trio.api.head import ApiHead
 from sealring_trio.dashboard import events, pages
+from sealring_trio.files import config
 from sealring_trio.text import workers
 from starlette.routing import Route
 
@@ -134,7 +145,10 @@ def _limits() -> str:
 
 _LIMITED: Final[Mapping[str, ModuleType]] = {
     module.__name__.rpartition(".")[2]: module
-    for module in (bodies, connection, connections, events, gate, http1, parsing, schema, workers)
+    for module in (
+        *(bodies, config, connection, connections, events, gate, http1, parsing, schema),
+        *(tls, trace_context, workers),
+    )
 }
 
 

@@ -19,6 +19,9 @@ ENDPOINTS: Final = {
     "DELETE /v1/requests/{id}": "Ends a request that is under way.",
     "GET /v1/requests/{id}/trace": "Where the time of one request went.",
     "GET /health": "Whether the ring can answer now, and why not: 200 or 503.",
+    "GET /livez": "Whether the process lives: 200 as long as it answers at all.",
+    "GET /readyz": "Whether to send requests here: 200 if one would be answered now, else 503 with "
+    "the reasons, also while the head drains or its queue is full.",
     "GET /metrics": "Counters, histograms and gauges for Prometheus.",
     "GET /": "The page.",
 }
@@ -108,16 +111,20 @@ ERRORS: Final = {
     "invalid_value": ("400", "A field is wrong; `param` names it."),
     "missing_required_parameter": ("400", "A field is missing; `param` names it."),
     "too_many_values": ("400", "The body has too many values."),
+    "tls_needed": ("400", "The port speaks TLS, and the request was plain HTTP."),
     "unsupported_parameter": ("400", "A field is known, and cannot be honoured here."),
     "invalid_api_key": ("401", "A key is needed, and none or an unknown one came."),
-    "wrong_host": ("403", "Without keys: the request names a host that is not loopback."),
-    "wrong_origin": ("403", "The request comes from a page of another origin."),
+    "wrong_host": ("403", "Without keys: the request names a host that is neither loopback nor in "
+                   "the config's `allowed_hosts`. The message has the line to add."),
+    "wrong_origin": ("403", "The request comes from a page of another origin, which the config's "
+                     "`allowed_origins` does not name. The message has the line to add."),
     "wrong_site": ("403", "The request comes from a page of another site."),
     "model_not_found": ("404", "There is no such model."),
     "not_found": ("404", "There is nothing at this path."),
     "request_not_found": ("404", "There is no such request, or no longer."),
     "method_not_allowed": ("405", "The path does not take this method."),
     "request_timeout": ("408", "The header or the body did not arrive in time."),
+    "request_ambiguous": ("409", "Several requests under way are called so by their clients."),
     "request_over": ("409", "The request that is to be cancelled is over."),
     "request_too_large": ("413", "The body is too large."),
     "unsupported_media_type": ("415", "The body is not `application/json`, or is encoded."),
@@ -144,11 +151,15 @@ ERRORS: Final = {
 """Status and meaning of each code."""
 
 LIMITS: Final = {
+    "trace_context.MAX_REQUEST_ID": "Characters of an `x-request-id` that is taken up.",
+    "trace_context.MAX_STATE": "Characters of a `tracestate` that is taken up.",
+    "config.MAX_ALLOWED": "Names in `allowed_hosts`, and in `allowed_origins`.",
     "bodies.MAX_BODY": "Bytes of one body.",
     "bodies.MAX_BODIES": "Bytes of all bodies that are being read; one caller has half at most.",
     "bodies.BODY_SECONDS": "Seconds for a body to arrive.",
     "http1.MAX_HEADER": "Bytes of a header.",
     "connection.HEADER_SECONDS": "Seconds for a header to arrive.",
+    "tls.HANDSHAKE_SECONDS": "Seconds for a TLS handshake.",
     "http1.STUCK_SECONDS": "Seconds after which a client that takes no bytes is given up.",
     "connections.MAX_CONNECTIONS": "Connections at once, or fewer where the system allows fewer "
     "open files.",
