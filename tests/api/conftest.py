@@ -99,6 +99,7 @@ def ring() -> Iterator[Served]:
         wait_until_up(head)
         served = stack.enter_context(connected(head, f"http://{address}", "", "tiny"))
         served.alone = [served.http.get("/health"), served.post(served.chat("Hello."))]
+        served.alone += [served.http.get(path) for path in ("/readyz", "/livez")]
         served.others = [stack.enter_context(running_node(configs[1]))]
         served.until("/health", lambda told: told["status"] == "ok")
         yield served

@@ -166,7 +166,10 @@ def test_a_model_that_is_not_there(ring: Served) -> None:
 
 
 def test_a_ring_that_is_not_up(ring: Served) -> None:
-    health, answer = ring.alone
+    health, answer, ready, live = ring.alone
+    assert live.status_code == 200
+    assert (ready.status_code, ready.headers["retry-after"]) == (503, "1")
+    assert any(reason.startswith("rank 1 (rank1)") for reason in ready.json()["reasons"])
     assert health.status_code == answer.status_code == 503
     error = answer.json()["error"]
     assert error["code"] == "ring_not_ready"

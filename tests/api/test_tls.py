@@ -89,7 +89,11 @@ async def connect(served: Door, context: ssl.SSLContext) -> trio.SSLStream[trio.
     stream = trio.SSLStream(
         await served.connect(), context, server_hostname="localhost", https_compatible=True
     )
-    await stream.do_handshake()
+    try:
+        await stream.do_handshake()
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
     return stream
 
 
@@ -124,6 +128,7 @@ async def test_much_is_sent_to_a_client_that_takes_it_slowly(
             got += data
         # The end was told (`close_notify`): it was not cut off.
         assert bytes(got).partition(b"\r\n\r\n")[2] == bytes(range(256)) * (size // 256)
+        await stream.aclose()
 
 
 async def test_older_versions_are_refused(tls: Tls) -> None:
@@ -218,7 +223,7 @@ async def test_a_client_that_breaks_off_in_the_middle(tls: Tls) -> None:
         stream = await connect(served, trusting(tls.certificate))
         await stream.send_all(get("/"))
         await wait_all_tasks_blocked()
-        await stream.transport_stream.aclose()  # with no word of TLS
+        await trio.aclose_forcefully(stream)  # with no word of TLS
         await left.wait()
         assert seen == ["http.disconnect"]
 
