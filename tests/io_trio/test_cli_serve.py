@@ -181,5 +181,5 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         port = server.getsockname()[1]
         done = sealring("serve", "--port", str(port))
     assert done.code == 2
-    assert f"cannot listen at port {port}: Address already in use" in done.err
+    assert f"cannot listen at 127.0.0.1:{port}: Address already in use\n" in done.err
     assert "--port" in done.err

@@ -100,7 +100,8 @@ def check_port(port: int, host: str = LOOPBACK) -> int:
         socket.create_server(address[:2], family=family).close()
     except OSError as error:
         raise UserError(
-            f"cannot listen at {format_address(host, port)}: {error.strerror}",
+            f"cannot listen at {format_address(host, port)}: "
+            f"{str(error.strerror).partition(' (')[0]}",
             "Choose another with --port or --host, or stop what listens there.",
         ) from None
     return port
