@@ -10,9 +10,10 @@ pass waits for the next chunk, t[0]. So a decode waits for chunks, in all and at
 
     sum(t) + w + (N - 1) * (max(t) - t[0]) + t[0]
 
-A chunk of n tokens takes about a + b * n. A device may take long for a alone: a GPU that has not
-had such shapes yet prepares its kernels. The smallest and the largest of the recent chunks tell a,
-and the largest tells b, of which the fastest count: a machine is at times slower than it can be. A
+A chunk of n tokens takes about a + b * n. A device may take long for a alone: a GPU computes little
+while its kernels are launched. The smallest of the recent chunks and a larger one tell a, and the
+largest tells b, of which the fastest count: a machine is at times slower than it can be, and a GPU
+that has not had such a shape yet prepares its kernels. A
 decode is taken to wait as much longer than that as the slowest of the recent chunks took: late ones
 of a long prompt do, for their attention. Of w the least counts, since latency that varies is no
 chunk's. The next chunk is at most twice as large as a recent one, as all of this is a guess.
@@ -38,11 +39,12 @@ _APART: Final = 2
 
 
 class _Chunk(NamedTuple):
-    """A chunk of *tokens*: what the slowest rank takes for it, and what a decode behind it waits
-    for the ranks and, for each token, for the links."""
+    """A chunk of *tokens*: what the slowest rank takes for it, how long it is between ranks, and
+    what a decode behind it waits for the ranks and, for each token, for the links."""
 
     tokens: int
     stage: float
+    way: float
     waits: float
     sent: float
 
@@ -57,9 +59,12 @@ class ChunkPace:
         self._shortest_way: float | None = None
         self.on_the_way = 0
         """Chunks that are between ranks while each rank has one."""
+        self.sent = 0.0
+        """What all links take for each token of a chunk."""
 
     def begin(self) -> None:
         """An epoch begins, perhaps over other links."""
+        self.sent = 0.0
         self._slow_links.clear()
         self._shortest_way = None
         self.on_the_way = 0
@@ -128,8 +133,11 @@ class ChunkPace:
             self._slow_links.append(text if sent > slowest else "")
         count = timing.work.count
         sent = (way - self._shortest_way) / count
-        self._recent.append(_Chunk(count, max(_LEAST, slowest), max(_LEAST, waits), sent))
-        (small, fast), (large, slow) = self._fastest(min), self._fastest(max)
-        if large >= _APART * small and slow > fast:
-            each = (slow - fast) / (large - small)
+        self._recent.append(_Chunk(count, max(_LEAST, slowest), way, max(_LEAST, waits), sent))
+        small, fast = self._fastest(min)
+        larger = [of for of in self._recent if of.tokens >= _APART * small and of.stage > fast]
+        if larger:
+            each = min((of.stage - fast) / (of.tokens - small) for of in larger)
             self._alone = max(0.0, fast - each * small)
+            short = min(of.way for of in self._recent if of.tokens == small)
+            self.sent = max(0.0, min((of.way - short) / (of.tokens - small) for of in larger))

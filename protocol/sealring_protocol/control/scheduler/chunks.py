@@ -9,11 +9,12 @@ as there are stages, and one more. Where chunks spend much of their time between
 are. While rows decode there are only as many as stages, and stage 0 has one at a time.
 
 **How large.** Let a prompt of T tokens be read in chunks of n on N equal stages, and a chunk take
-a + b * n on each (see `chunk_pace`). The last stage ends N - 1 chunks after the first, so all takes
-(T / n + N - 1) * (a + b * n), which is least for n = sqrt(a * T / ((N - 1) * b)). A chunk must also
-be so small that a decode behind it waits no longer than `SchedulerConfig.chunk_seconds` because of
-chunks. It is while nothing decodes, too, for whoever comes next, as far as a device computes such
-small chunks no slower. Few sizes are used, so that what a GPU prepares for a shape serves again.
+a + b * n on each (see `chunk_pace`). The last stage ends N - 1 chunks after the first, and waits
+s * n for the links that send it a chunk. So all takes (T / n + N - 1) * (a + b * n) + s * n. That is
+least for n = sqrt(a * T / ((N - 1) * b + s)). A chunk must also be so small that a decode behind it
+waits no longer than `SchedulerConfig.chunk_seconds` because of chunks. It is while nothing decodes,
+too, for whoever comes next, as far as a device computes such small chunks no slower. Few sizes are
+used, so that what a GPU prepares for a shape serves again.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class Chunks:
         alone, each = self._pace.parts
         # While a chunk travels, twice as many as stages are read (see `has_room`).
         far = self._pace.latency / self._stages
-        best = math.sqrt(alone * tokens / (later * each))
+        best = math.sqrt(alone * tokens / (later * each + self._pace.sent))
         return 1.1 * max(best, far / each, self._pace.apart)
 
 
