@@ -23,7 +23,7 @@ ENDPOINTS: Final = {
     "GET /readyz": "Whether to send requests here: 200 if one would be answered now, else 503 with "
     "the reasons, also while the head drains or its queue is full.",
     "GET /metrics": "Counters, histograms and gauges for Prometheus.",
-    "GET /": "The page.",
+    "GET /": "The page: a chat, and at `#ring` the ring at work.",
 }
 
 FIELDS: Final = {

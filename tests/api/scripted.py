@@ -8,6 +8,7 @@ first word. It is loaded, split, run and sampled like every other model.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -36,13 +37,13 @@ TEMPLATE = (
 CONTEXT = 1 << 20
 
 
-def build(folder: Path) -> Path:
-    """The model, in *folder*."""
-    words = ["<unk>", *sorted({word for script in SCRIPTS for word in script})]
+def build(folder: Path, scripts: Sequence[Sequence[str]] = SCRIPTS) -> Path:
+    """The model that plays *scripts*, in *folder*."""
+    words = ["<unk>", *sorted({word for script in scripts for word in script})]
     ids = {word: number for number, word in enumerate(words)}
     size = len(words)
     follows = np.zeros((size, size), np.float32)
-    for script in SCRIPTS:
+    for script in scripts:
         for word, after in pairwise(script):
             follows[ids[after], ids[word]] = 50
     hidden = -(-size // 4) * 4

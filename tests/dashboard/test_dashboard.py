@@ -1,15 +1,9 @@
-"""The dashboard in a real Chromium, in front of a real ring.
-
-Every page is watched: a message on the console or a fault of a script fails the test, and the
-browser reports there whatever breaks the page's policy.
-"""
+"""The ring's view of the page, in front of a real ring; and what holds of both views."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,62 +11,23 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 from sealring_trio.collective.ports import free_ports
 from sealring_trio.files.models import TINY, find_model
 from sealring_trio.local.ring import running_node, wait_until_up, write_cluster
 
-from tests.dashboard.guarded import Guarded, guarded
+from tests.dashboard.browser import needs_chromium, window
+from tests.dashboard.rings import Guarded, guarded
+from tests.dashboard.texts import EVERYTHING, show
 from tests.serving import PATIENCE, Served
 
-CHROMIUM = os.environ.get("CHROMIUM") or next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None,
-    reason="no Chromium: install it (apt-get install chromium), or name one in CHROMIUM",
-)
-
-FLAGS = [
-    "--no-sandbox",  # tests run as root in containers
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
-expect.set_options(timeout=PATIENCE * 1000)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
-
-
-@contextmanager
-def window(browser: Browser, url: str, expected: str = "", **settings: object) -> Iterator[Page]:
-    """The dashboard at *url* in a window of its own; messages with *expected* are no news."""
-    context = browser.new_context(**settings)
-    context.set_default_timeout(PATIENCE * 1000)
-    page = context.new_page()
-    faults: list[str] = []
-    page.on("console", lambda message: faults.append(message.text))
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    page.goto(f"{url}/")
-    yield page
-    context.close()
-    assert [fault for fault in faults if not expected or expected not in fault] == []
+pytestmark = needs_chromium
 
 
 @pytest.fixture
 def page(browser: Browser, served: Served) -> Iterator[Page]:
-    with window(browser, served.url, viewport={"width": 1280, "height": 900}) as page:
+    size = {"width": 1280, "height": 900}
+    with window(browser, f"{served.url}/#ring", viewport=size) as page:
         expect(page.locator("#state")).to_have_text("serving")
         yield page
 
@@ -122,7 +77,7 @@ def test_the_ring_is_told_to_the_eye_and_to_the_ear(page: Page) -> None:
     assert re.search(r"round trip\s+[\d.]+ (µs|ms)", cards.nth(1).inner_text())
     for role in ("banner", "main"):
         expect(page.get_by_role(role)).to_be_visible()
-    for name in ("Ring", "Load last five minutes", "Requests", "Chat"):
+    for name in ("Ring", "Load last five minutes", "Requests"):
         expect(page.get_by_role("region", name=name, exact=True)).to_be_visible()
 
 
@@ -194,59 +149,10 @@ def test_a_running_request_is_cancelled_by_its_button(page: Page, served: Served
     assert "compute" in bar.get_attribute("aria-label")
 
 
-def test_the_chat_goes_on_and_begins_again(page: Page, served: Served) -> None:
-    box = page.get_by_role("textbox", name="Your message")
-    log = page.get_by_role("log", name="Conversation")
-    box.fill("Count to twenty.")
-    box.press("Enter")
-    expect(log.locator(".cost")).to_have_text(re.compile(r"\d+ tokens · .* first after"))
-    assert log.locator(".assistant .text").inner_text().endswith(".")
-    box.fill("And again?")
-    page.get_by_role("button", name="Send").click()
-    expect(log.locator(".cost")).to_have_count(2)
-    second, first = httpx2.get(f"{served.url}/v1/requests").json()["data"][:2]
-    assert second["prompt_tokens"] > first["prompt_tokens"] + first["tokens"]  # it goes on
-    page.get_by_role("button", name="New conversation").click()
-    expect(log.locator(".message")).to_have_count(0)
-    expect(box).to_be_focused()
-
-
-def test_an_answer_is_stopped(page: Page, served: Served) -> None:
-    page.get_by_role("textbox", name="Your message").fill("Tell me a long story about a fox.")
-    page.keyboard.press("Enter")
-    stop = page.get_by_role("button", name="Stop")
-    expect(page.locator(".assistant .content")).not_to_be_empty()
-    stop.click()
-    expect(page.locator(".cost")).to_contain_text("stopped")
-    expect(page.get_by_role("button", name="Send")).to_be_visible()
-    assert httpx2.get(f"{served.url}/v1/requests").json()["data"][0]["state"] == "client_gone"
-
-
-def test_the_keyboard_reaches_everything(page: Page) -> None:
-    seen = []
-    for _ in range(4):
-        page.keyboard.press("Tab")
-        seen.append(page.evaluate(FOCUSED))
-    assert seen == [
-        ["Skip to the chat", "solid"],
-        ["log", "solid"],
-        ["chat-text", "solid"],
-        ["chat-send", "solid"],
-    ]
-
-
-FOCUSED = """
-() => {
-  const e = document.activeElement;
-  return [e.id || e.textContent, getComputedStyle(e).outlineStyle];
-}
-"""
-
-
 @pytest.mark.parametrize(("width", "height"), [(320, 640), (768, 1024), (1920, 1080)])
 def test_any_width_is_enough(browser: Browser, served: Served, width: int, height: int) -> None:
     size = {"width": width, "height": height}
-    with window(browser, served.url, viewport=size) as page:
+    with window(browser, f"{served.url}/#ring", viewport=size) as page:
         expect(page.locator("#state")).to_have_text("serving")
         assert page.evaluate("document.documentElement.scrollWidth") == width
         for part in page.locator("section.panel").all():
@@ -265,10 +171,13 @@ def luminance(colour: str) -> float:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_stands_out(browser: Browser, served: Served, scheme: str) -> None:
     """At least 4.5 to 1, as WCAG asks of text, for every colour of text on its own ground."""
-    with window(browser, served.url, color_scheme=scheme) as page:
+    with window(browser, f"{served.url}/#ring", color_scheme=scheme) as page:
         expect(page.locator("#state")).to_have_text("serving")
         pairs = json.loads(page.evaluate(CONTRASTS))
-    assert len(pairs) > 5
+        page.get_by_role("link", name="Chat", exact=True).click()
+        show(page, EVERYTHING)
+        pairs += json.loads(page.evaluate(CONTRASTS))
+    assert len(pairs) > 15
     assert (luminance(pairs[0][1]) < 0.1) == (scheme == "dark")
     for ink, ground, text in pairs:
         low, high = sorted((luminance(ink), luminance(ground)))
@@ -296,7 +205,8 @@ CONTRASTS = """
 
 
 def test_nothing_moves_for_whoever_wants_it_still(browser: Browser, served: Served) -> None:
-    with window(browser, served.url, reduced_motion="reduce") as page, busy(served):
+    place = f"{served.url}/#ring"
+    with window(browser, place, reduced_motion="reduce") as page, busy(served):
         expect(page.locator("#ring")).to_have_class("flowing")
         assert page.evaluate("document.getAnimations().length") == 0
 
@@ -307,6 +217,7 @@ def test_the_page_runs_and_shows_nothing_of_others(served: Served) -> None:
         policy = headers["content-security-policy"]
         assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
         assert "unsafe" not in policy
+        assert policy.endswith("require-trusted-types-for 'script'; trusted-types sealring")
         assert "frame-ancestors 'none'" in policy
         assert headers["x-content-type-options"] == "nosniff"
     text = httpx2.get(f"{served.url}/").text
@@ -340,7 +251,7 @@ def test_a_key_is_asked_for_and_kept_in_this_tab(browser: Browser, closed: Guard
         page.reload()
         expect(page.locator("#state")).to_have_text("serving")
         assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
-        page.get_by_role("textbox").fill("Hello.")
+        page.get_by_role("textbox", name="Your message").fill("Hello.")
         page.keyboard.press("Enter")
         expect(page.locator(".cost")).to_be_visible()
 
@@ -356,6 +267,10 @@ def test_a_head_that_goes_away_and_comes_back(browser: Browser, closed: Guarded)
         expect(page.locator("#notice")).to_contain_text("Trying again")
         expect(page.get_by_role("status")).to_have_text("The ring is out of reach.")
         expect(page.get_by_role("button", name="Send")).to_be_disabled()
+        page.get_by_role("link", name="Ring").click()
+        for name in ("tokens", "prompt", "queued", "prefill", "decode", "hop", "guesses"):
+            expect(page.locator(f"#now-{name}")).to_have_text("–")
+        expect(page.locator("#ring .rate")).to_have_text("–")
         closed.start()
         expect(page.locator("#state")).to_have_text("serving")
         expect(page.locator("#notice")).to_be_hidden()

@@ -2,8 +2,9 @@
 
 A page that holds an API key must not run what others wrote, and a model may write anything. So
 scripts and styles come from its own files alone, nothing is loaded from elsewhere, no text is ever
-taken for markup, and no other page may frame it: `POLICY` has the browser enforce all of it. Scripts
-may make one policy of trusted types, ``sealring``, which begins the worker that reads Markdown.
+taken for markup, and no other page may frame it: `POLICY` has the browser enforce all of it. Its
+scripts may make one policy of trusted types, ``sealring``, which begins the worker that reads
+Markdown.
 """
 
 from __future__ import annotations

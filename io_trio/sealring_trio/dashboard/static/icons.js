@@ -21,7 +21,7 @@ const PATHS = {
 
 /** A drawing by its name. */
 export function icon(name) {
-  return draw("svg", { viewBox: "0 0 24 24", class: `icon ${name}`, "aria-hidden": "true" }, draw("path", { d: PATHS[name] }));
+  return draw("svg", { viewBox: "0 0 24 24", class: `icon icon-${name}`, "aria-hidden": "true" }, draw("path", { d: PATHS[name] }));
 }
 
 /** Draw what the elements below `root` ask for. */

@@ -82,6 +82,7 @@ export class List {
     const field = byId("import-file");
     const [file] = field.files;
     if (!file) return;
+    byId("import-told").hidden = true;
     try {
       const found = await load(file);
       await this.#keep(found);
@@ -102,6 +103,7 @@ export class List {
   #say(text) {
     say(byId("import-told"), text);
     byId("import-told").hidden = false;
+    this.on.announce(text);
   }
 }
 

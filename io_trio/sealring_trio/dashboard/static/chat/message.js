@@ -38,6 +38,7 @@ export class Message {
     this.wait = make("p", { class: "wait" });
     this.trouble = make("div", { class: "trouble-box", role: "group", "aria-label": "Why there is no answer", hidden: "" });
     this.body.append(this.reasoning, this.text, this.calls, this.wait, this.trouble);
+    this.element.setAttribute("aria-busy", "true"); // until all of it is shown
     this.prose = new Prose(this.text, this.on.grown);
     this.thoughts = new Prose(thoughts, this.on.grown);
     this.actions = make(
@@ -54,7 +55,6 @@ export class Message {
   coming(state = "") {
     const { content, reasoning, calls } = this.message;
     this.element.classList.add("writing");
-    this.element.setAttribute("aria-busy", "true");
     this.actions.hidden = true;
     if (reasoning) {
       this.reasoning.hidden = false;

@@ -4,9 +4,11 @@
 // grows only its last block is read again: those before it are settled. At the end all is read once more, since
 // a link's address may stand below it.
 
-import { make } from "../dom.js";
+import { plain } from "./plain.js";
 import { TooLong, read } from "./reader.js";
-import { change } from "./trees.js";
+import { build, change } from "./trees.js";
+
+const NOTHING = { blocks: 0, size: 0 };
 
 export class Prose {
   /** Shows a text in `place`, and calls `grown` whenever it has changed that. */
@@ -15,12 +17,12 @@ export class Prose {
     this.grown = grown;
     this.text = "";
     this.trees = []; // of what is shown, by block
-    this.settled = 0; // blocks that are settled, and the characters that they were
-    this.offset = 0;
+    this.offset = 0; // characters that are settled
+    this.before = NOTHING; // and what they are
     this.over = false;
     this.stale = false;
     this.work = null;
-    this.plain = null; // the element of a text that takes too long to read
+    this.slow = false; // whether it takes too long to read
   }
 
   /** Show this much of it. */
@@ -51,7 +53,7 @@ export class Prose {
       const began = performance.now();
       await shown();
       this.stale = false;
-      if (this.plain) this.plain.textContent = this.text;
+      if (this.slow) this.#plain();
       else await this.#read(this.over);
       this.grown();
       const took = performance.now() - began;
@@ -60,19 +62,25 @@ export class Prose {
   }
 
   async #read(whole) {
-    const [first, from] = whole ? [0, 0] : [this.settled, this.offset];
+    const [from, before] = whole ? [0, NOTHING] : [this.offset, this.before];
+    const first = before.blocks;
     try {
-      const { count, settled } = await read(this.text.slice(from), (at, blocks) => this.#take(first + at, blocks));
+      const found = await read(this.text.slice(from), before, (at, blocks) => this.#take(first + at, blocks));
+      const { count } = found;
       for (let index = first + count; index < this.trees.length; index += 1) this.place.lastChild.remove();
       this.trees.length = first + count;
-      this.settled = first + Math.max(0, count - 1);
-      this.offset = from + settled;
+      if (!count) return;
+      this.offset = from + found.settled;
+      this.before = found.before;
     } catch (error) {
       if (!(error instanceof TooLong)) throw error;
-      this.trees = [];
-      this.plain = make("p", { class: "plain" }, this.text);
-      this.place.replaceChildren(this.plain);
+      this.slow = true;
+      this.#plain();
     }
+  }
+
+  #plain() {
+    this.place.replaceChildren(build(plain(this.text)));
   }
 
   #take(at, blocks) {

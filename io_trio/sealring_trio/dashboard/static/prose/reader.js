@@ -15,12 +15,12 @@ let number = 0;
 const waiting = [];
 
 /**
- * Have a text read. `take(at, blocks)` gets its blocks, in one call or several. Settles with how many blocks there
- * are, and how many characters are settled; throws TooLong.
+ * Have a text read, with what came before it. `take(at, blocks)` gets its blocks, in one call or several. Settles
+ * with how many blocks there are, how many characters are settled, and what there is of them; throws TooLong.
  */
-export function read(text, take) {
+export function read(text, before, take) {
   return new Promise((resolve, reject) => {
-    waiting.push({ text, take, resolve, reject });
+    waiting.push({ text, before, take, resolve, reject });
     next();
   });
 }
@@ -34,13 +34,13 @@ function next() {
     worker.addEventListener("error", giveUp); // a text that it cannot read, or it could not be loaded
   }
   job.timer = setTimeout(giveUp, LONGEST);
-  worker.postMessage({ id: job.id, text: job.text });
+  worker.postMessage({ id: job.id, text: job.text, before: job.before });
 }
 
-function heard({ id, at, blocks, last, settled }) {
+function heard({ id, at, blocks, last, settled, before }) {
   if (id !== job?.id) return;
   job.take(at, blocks);
-  if (last) over(job.resolve, { count: at + blocks.length, settled });
+  if (last) over(job.resolve, { count: at + blocks.length, settled, before });
 }
 
 function giveUp() {

@@ -8,7 +8,7 @@ const NAMES = new Set(
   ("p h3 h4 h5 h6 ul ol li blockquote pre code em strong s a br hr table thead tbody tr th td span figure " +
     "figcaption button").split(" "),
 );
-const CLASS = /^(?:left|center|right|plain|picture|code|copy-code|lines|hl-[a-z]+)$/;
+const CLASS = /^(?:left|center|right|plain|picture|code|copy-code|lines|piece|hl-[a-z]+)$/;
 const OTHERS = ["http:", "https:", "mailto:"]; // where a link may lead
 
 /** The element or text of a tree. */

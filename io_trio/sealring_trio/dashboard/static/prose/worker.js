@@ -1,46 +1,57 @@
 // Reads Markdown and code, away from the page: a text that takes too long costs this worker, and nothing else.
 //
-// A job is a text. Its blocks go back as trees: a string is text, and [name, attributes, children] an element. They
-// come in several messages, so that the page can show each without a pause. `settled` is how many characters of
-// the text can no longer change its last block, as long as text is only added.
+// A job is a text, and what came `before` it: how many blocks, of how many elements. Its blocks go back as trees: a
+// string is text, and [name, attributes, children] an element. They come in several messages, so that the page can
+// show each without a pause. `settled` is how many characters stand before the last block: as long as text is only
+// added, they change nothing any more, and `before` is what there is of them.
 
 import hljs from "../vendor/highlight.js";
 import MarkdownIt from "../vendor/markdown-it.js";
+import { plain } from "./plain.js";
 
 const MAX_NESTING = 40; // of blocks and marks; markdown-it leaves out what is deeper
 const MAX_BLOCK = 6000; // elements in one block; a block with more is shown as it was written
-const MAX_ALL = 60_000; // and in one text
+const MAX_BLOCKS = 3000; // in one text, and
+const MAX_SIZE = 40_000; // elements; the rest is shown as it was written
 const MAX_CODE = 100_000; // characters of code that are told apart
 const BATCH = 1500; // elements, or this many characters, in one message
 const BATCH_TEXT = 100_000;
-const PIECE = 8000; // characters of a plain text in one element
+const MAX_PARAGRAPH = 50_000; // characters; longer ones are shown as they were written
+const LINES = 8000; // characters of code in one element, and what there is up to the line's end
 
 const markdown = new MarkdownIt({ html: false, linkify: true, typographer: false, maxNesting: MAX_NESTING });
 markdown.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
 
 const HEADINGS = { h1: "h3", h2: "h4", h3: "h5", h4: "h6", h5: "h6", h6: "h6" }; // below those of the page
 
-onmessage = ({ data: { id, text } }) => {
+onmessage = ({ data: { id, text, before } }) => {
   const tops = split(markdown.parse(text, {}));
   const lines = beginnings(text);
-  const settled = tops.length ? lines[tops.at(-1)[0].map[0]] : 0;
-  let all = 0;
+  const sizes = [];
+  let { blocks, size } = before;
+  let settled = 0;
   let batch = [];
   let weight = 0;
   let sent = 0;
   const send = (last) => {
-    postMessage({ id, at: sent, blocks: batch, last, settled });
+    const then = { blocks: before.blocks + sent + batch.length - 1, size: size - (sizes.at(-1) ?? 0) };
+    postMessage({ id, at: sent, blocks: batch, last, settled, before: then });
     sent += batch.length;
     batch = [];
     weight = 0;
   };
   for (const tokens of tops) {
     const [from, end] = tokens[0].map;
-    const source = text.slice(lines[from], lines[end] ?? text.length);
-    const { tree, size } = read(tokens, source, MAX_ALL - all);
-    all += size;
+    const full = blocks >= MAX_BLOCKS || size >= MAX_SIZE; // then the rest is one block
+    const source = text.slice(lines[from], full ? text.length : (lines[end] ?? text.length));
+    const tree = full ? plain(source) : read(tokens, source);
+    settled = lines[from];
+    sizes.push(weigh(tree));
+    size += sizes.at(-1);
+    blocks += 1;
     batch.push(tree);
-    weight += size + (source.length * BATCH) / BATCH_TEXT;
+    weight += sizes.at(-1) + (source.length * BATCH) / BATCH_TEXT;
+    if (full) break;
     if (weight >= BATCH) send(false);
   }
   send(true);
@@ -66,18 +77,15 @@ function beginnings(text) {
   return places;
 }
 
-/** One block as a tree, and how many elements that has. */
-function read(tokens, source, room) {
+/** One block as a tree. */
+function read(tokens, source) {
   const deepest = tokens.some((token) => token.level >= MAX_NESTING - 1);
-  const grown = deepest ? null : grow(tokens, Math.min(MAX_BLOCK, room));
-  if (grown) return grown;
-  const pieces = [];
-  for (let at = 0; at < source.length; at += PIECE) pieces.push(["span", null, [source.slice(at, at + PIECE)]]);
-  return { tree: ["p", { class: "plain" }, pieces], size: pieces.length };
+  const long = tokens[0].tag === "p" && source.length > MAX_PARAGRAPH;
+  return (deepest || long ? null : grow(tokens)) ?? plain(source);
 }
 
-/** The tree of a block's tokens; null if it would have more than `room` elements. */
-function grow(tokens, room) {
+/** The tree of a block's tokens; null if it would have too many elements. */
+function grow(tokens) {
   const root = ["", null, []];
   const open = [root];
   let size = 0;
@@ -97,7 +105,7 @@ function grow(tokens, room) {
     if (token.type === "inline") {
       for (const child of token.children) {
         walk(child);
-        if (size > room) return undefined;
+        if (size > MAX_BLOCK) return undefined;
       }
       return undefined;
     }
@@ -105,9 +113,9 @@ function grow(tokens, room) {
   };
   for (const token of tokens) {
     walk(token);
-    if (size > room) return null;
+    if (size > MAX_BLOCK) return null;
   }
-  return { tree: root[2][0] ?? ["p", null, []], size };
+  return root[2][0] ?? ["p", null, []];
 }
 
 function weigh(tree) {
@@ -177,7 +185,8 @@ function parts(text, language) {
   }
   const lines = [];
   for (let at = 0; at < text.length; ) {
-    const end = text.length - at <= PIECE ? text.length : text.indexOf("\n", at + PIECE) + 1 || text.length;
+    const line = text.indexOf("\n", at + LINES) + 1 || text.length;
+    const end = Math.min(line, at + 2 * LINES); // a line that has no end is cut
     lines.push(["span", { class: "lines" }, [text.slice(at, end)]]);
     at = end;
   }

@@ -1,4 +1,5 @@
-"""A ring of one rank that listens on every address, and so asks for a key."""
+"""Rings of one rank that a test may stop and start: one that listens on every address, and so asks
+for a key, and any other."""
 
 from __future__ import annotations
 
@@ -13,21 +14,28 @@ from sealring_trio.collective.ports import free_ports
 from sealring_trio.local.ring import running_node, wait_until_up, write_cluster
 
 
-class Guarded:
-    """The ring: where it serves, and a key for it."""
+class OneRank:
+    """The ring of *model*: where it serves, and its config."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, model: Path, host: str = "127.0.0.1") -> None:
         port = free_ports(1)[0]
-        (self._config,) = write_cluster(folder, 1, tiny.path(), api=f"0.0.0.0:{port}")
+        (self.config,) = write_cluster(folder, 1, model, api=f"{host}:{port}")
         self._running = contextlib.ExitStack()
         self.url = f"http://127.0.0.1:{port}"
-        self.key = new_key(folder / f"{self._config.stem}.state" / KEY_FILE, "alice")
 
     def start(self) -> None:
-        wait_until_up(self._running.enter_context(running_node(self._config)))
+        wait_until_up(self._running.enter_context(running_node(self.config)))
 
     def stop(self) -> None:
         self._running.close()
+
+
+class Guarded(OneRank):
+    """The ring that asks for a key, and a key for it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, tiny.path(), "0.0.0.0")
+        self.key = new_key(folder / f"{self.config.stem}.state" / KEY_FILE, "alice")
 
 
 @contextlib.contextmanager

@@ -1,0 +1,327 @@
+"""The chat, in front of a ring of the tiny model, and of one whose every answer is known."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from tests.api import scripted
+from tests.dashboard.browser import needs_chromium, window
+from tests.dashboard.rings import OneRank
+from tests.dashboard.test_prose import WATCH
+from tests.dashboard.texts import show
+from tests.serving import Served
+
+pytestmark = needs_chromium
+
+DESKTOP = {"width": 1280, "height": 900}
+LINES = [f"Line {n} of *{n}* and `{n}`.\n" + "\n" * (n % 9 == 0) for n in range(900)]
+CODE = [f"def f{n}(x):  # {n}\n    return x + {n}\n" for n in range(600)]
+SCRIPTS = [
+    *scripted.SCRIPTS,
+    ["document", *LINES, "\n```python\n", *CODE, "```\n", "That is all.", scripted.END],
+]
+
+
+@pytest.fixture
+def page(browser: Browser, served: Served) -> Iterator[Page]:
+    with window(browser, served.url, viewport=DESKTOP) as page:
+        expect(page.locator("#state")).to_have_text("serving")
+        yield page
+
+
+def ask(page: Page, text: str) -> None:
+    box = page.locator("#chat-text")
+    box.fill(text)
+    box.press("Enter")
+
+
+def answers(page: Page, count: int) -> Locator:
+    """The answers on the page, once there are *count* of them, all complete."""
+    shown = page.locator(".message.assistant:not(.writing)")
+    expect(shown).to_have_count(count)
+    expect(page.locator(".message[aria-busy]")).to_have_count(0)
+    return shown
+
+
+def exported(page: Page, button: str) -> str:
+    """What a download of the conversation's settings holds."""
+    page.locator("#settings-open").click()
+    with page.expect_download() as saving:
+        page.get_by_role("button", name=button, exact=True).click()
+    page.get_by_role("button", name="Cancel").click()
+    return Path(saving.value.path()).read_text()
+
+
+def test_one_types_at_once_and_the_answer_says_what_it_cost(page: Page, served: Served) -> None:
+    expect(page.locator("#chat-text")).to_be_focused()
+    page.keyboard.type("Count to twenty.")
+    page.keyboard.press("Enter")
+    (cost,) = answers(page, 1).locator(".cost").all_inner_texts()
+    assert re.fullmatch(
+        r"\d+ tokens · [\d.]+ tokens/s · first after [\d.]+ m?s( · \d+ known from before)?"
+        r" · rank0 \(layers 0–3\) → rank1 \(layers 4–7\)",
+        cost,
+    )
+    expect(page.get_by_role("status")).to_have_text(re.compile("^The model says: |words"))
+    ask(page, "And again?")
+    answers(page, 2)
+    second, first = httpx2.get(f"{served.url}/v1/requests").json()["data"][:2]
+    assert second["prompt_tokens"] > first["prompt_tokens"] + first["tokens"]  # it goes on
+    page.get_by_role("link", name="New conversation").click()
+    expect(page.locator(".message")).to_have_count(0)
+    expect(page.locator("#chat-text")).to_be_focused()
+
+
+def test_conversations_stay_in_this_browser(page: Page) -> None:
+    ask(page, "Hello.")
+    said = answers(page, 1).locator(".text").inner_text()
+    page.locator("#settings-open").click()
+    page.get_by_label("Title").fill("A greeting")
+    page.get_by_label("System prompt").fill("Be kind.")
+    page.get_by_label("Temperature").fill("3")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator("#wrong-temperature")).to_contain_text("a number from 0 to 2")
+    page.get_by_label("Temperature").fill("0")
+    page.get_by_label("Seed").fill("7")
+    page.get_by_role("button", name="Save").click()
+    page.reload()
+    answer = answers(page, 1)
+    expect(answer.locator(".text")).to_have_text(said)
+    expect(answer.locator(".cost")).to_contain_text("rank0")
+    saved = json.loads(exported(page, "JSON"))
+    (conversation,) = saved["conversations"]
+    assert conversation["settings"] == {"system": "Be kind.", "temperature": 0, "seed": 7}
+    assert [each["content"] for each in conversation["messages"]] == ["Hello.", said]
+    text = exported(page, "Markdown")
+    parts = ("# A greeting", "## System prompt\n\nBe kind.", "## You\n\nHello.", said)
+    assert all(part in text for part in parts)
+    items = page.get_by_role("list", name="Conversations in this browser").get_by_role("listitem")
+    expect(items).to_have_text(["A greeting"])
+    items.get_by_role("button", name="Delete “A greeting”").click()
+    expect(items).to_have_count(0)
+    expect(page.locator(".message")).to_have_count(0)
+    page.get_by_role("button", name="Undo").click()
+    items.get_by_role("link", name="A greeting").click()
+    answers(page, 1)
+    assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+
+
+def test_files_that_are_no_conversations_are_refused(page: Page) -> None:
+    (head,) = [{"format": "sealring-conversations", "version": 1}]
+    for data, why in (
+        (b"{", "no JSON"),
+        (b'{"conversations": []}', "no file of conversations"),
+        (json.dumps({**head, "conversations": [{"messages": 1}]}).encode(), "no list of at most"),
+        (json.dumps({**head, "conversations": [{"messages": [{}]}]}).encode(), "of no known kind"),
+    ):
+        file: Any = {"name": "a.json", "mimeType": "application/json", "buffer": data}
+        page.locator("#import-file").set_input_files(file)
+        expect(page.locator("#import-told")).to_contain_text(why)
+
+
+def test_the_keyboard_stops_edits_and_copies(page: Page, served: Served) -> None:
+    ask(page, "Tell me a long story about a fox.")
+    expect(page.locator(".assistant .text")).not_to_be_empty()
+    page.keyboard.press("Escape")
+    expect(page.locator(".cost")).to_contain_text("stopped")
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    assert httpx2.get(f"{served.url}/v1/requests").json()["data"][0]["state"] == "client_gone"
+    page.locator("#chat-text").press("ArrowUp")
+    field = page.get_by_role("textbox", name="The message, to be changed")
+    expect(field).to_have_value("Tell me a long story about a fox.")
+    field.fill("Hello.")
+    field.press("Enter")
+    expect(page.locator(".message.user")).to_have_text("Hello.")
+    first = answers(page, 1)
+    name = page.url
+    first.get_by_role("button", name="Answer again").click()
+    answers(page, 1)
+    assert page.url == name
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy this answer").click()
+    expect(page.get_by_role("status")).to_have_text("Copied.")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == page.locator(".assistant .text").inner_text()
+
+
+def test_the_keyboard_reaches_everything(page: Page) -> None:
+    page.locator("#chat-text").evaluate("e => e.blur()")
+    page.evaluate("document.body.focus()")
+    seen = []
+    for _ in range(9):
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate(FOCUSED))
+    names = [name for name, outline in seen]
+    assert names == [
+        *("skip", "to-chat", "to-ring", "conversation-new", "import"),
+        *("settings-open", "log", "chat-text", "chat-picture"),
+    ]
+    assert [name for name, outline in seen if outline != "solid"] == []
+
+
+FOCUSED = """
+() => {
+  const e = document.activeElement;
+  const drawn = e.id === 'chat-text' ? e.form : e;
+  return [e.id || e.textContent, getComputedStyle(drawn).outlineStyle];
+}
+"""
+
+
+@pytest.mark.parametrize(("width", "height"), [(320, 568), (844, 390)])
+def test_a_phone_has_all_of_it(browser: Browser, served: Served, width: int, height: int) -> None:
+    phone = {"viewport": {"width": width, "height": height}, "has_touch": True, "is_mobile": True}
+    with window(browser, served.url, **phone) as page:
+        expect(page.locator("#state")).to_have_text("serving")
+        show(page, "```\n" + "x" * 300 + "\n```\n\n" + "y" * 300 + "\n\n|a|b|\n|-|-|\n|1|2|\n")
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.evaluate("document.documentElement.scrollHeight") <= height
+        for name in ("state", "to-ring", "chat-text", "chat-send", "settings-open"):
+            box = page.locator(f"#{name}").bounding_box()
+            assert box is not None
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= width
+            assert box["y"] + box["height"] <= height
+        assert page.locator("#chat-text").evaluate("e => getComputedStyle(e).fontSize") == "16px"
+        page.get_by_role("button", name="Conversations").tap()
+        expect(page.get_by_role("link", name="New conversation")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("link", name="New conversation")).to_be_hidden()
+        page.locator("#to-ring").tap()
+        expect(page.get_by_role("region", name="Ring", exact=True)).to_be_visible()
+
+
+def test_a_picture_is_refused_with_the_reason(page: Page) -> None:
+    button = page.get_by_role("button", name="Add a picture")
+    expect(button).to_have_attribute("aria-disabled", "true")
+    button.click(force=True)
+    expect(page.locator("#chat-hint")).to_have_text("No pictures: tiny is given text alone")
+
+
+@pytest.fixture(scope="module")
+def played() -> Iterator[OneRank]:
+    """One rank of a model whose every answer is known."""
+    with tempfile.TemporaryDirectory(prefix="sealring-") as folder:
+        model = Path(folder) / "scripted"
+        model.mkdir()
+        scripted.build(model, SCRIPTS)
+        ring = OneRank(Path(folder), model)
+        ring.start()
+        try:
+            yield ring
+        finally:
+            ring.stop()
+
+
+@pytest.fixture
+def stage(browser: Browser, played: OneRank) -> Iterator[Page]:
+    with window(browser, played.url, expected="Failed to load resource", viewport=DESKTOP) as page:
+        expect(page.locator("#state")).to_have_text("serving")
+        yield page
+
+
+def test_reasoning_is_folded(stage: Page) -> None:
+    ask(stage, "think")
+    answer = answers(stage, 1)
+    expect(answer.locator(".text")).to_have_text("The answer.")
+    expect(answer.locator(".reasoning .prose")).to_be_hidden()
+    answer.locator("summary").click()
+    expect(answer.locator(".reasoning .prose")).to_have_text("I ponder.")
+
+
+TOOL = '[{"type": "function", "function": {"name": "get_weather"}}]'
+
+
+def test_a_tool_is_called_and_its_result_goes_back(stage: Page) -> None:
+    stage.locator("#settings-open").click()
+    stage.locator("#set-more summary").click()
+    stage.locator("#set-tools").fill("[")
+    stage.get_by_role("button", name="Save").click()
+    expect(stage.locator("#wrong-tools")).to_contain_text("JSON list of tools")
+    stage.locator("#set-tools").fill(TOOL)
+    stage.get_by_role("button", name="Save").click()
+    ask(stage, "weather")
+    call = answers(stage, 1).locator(".call")
+    expect(call).to_contain_text("Calls the tool get_weather")
+    expect(call.locator("code")).to_have_text('{\n  "city": "Paris"\n}')
+    result = stage.get_by_role("textbox", name="Result of get_weather")
+    result.fill("fruit")
+    result.press("Enter")
+    expect(answers(stage, 2).nth(1).locator(".text")).to_have_text("apple banana cherry")
+    expect(stage.get_by_role("textbox", name="Your message")).to_be_visible()
+
+
+def test_what_the_head_refuses_is_said_in_its_place(stage: Page) -> None:
+    stage.locator("#settings-open").click()
+    stage.get_by_label("Most tokens").fill(str(scripted.CONTEXT))
+    stage.get_by_role("button", name="Save").click()
+    ask(stage, "fruit")
+    trouble = stage.get_by_role("group", name="Why there is no answer")
+    expect(trouble).to_contain_text("maximum context length")
+    expect(trouble).to_contain_text("ask for fewer tokens in this conversation's settings")
+    stage.locator("#settings-open").click()
+    stage.get_by_label("Most tokens").fill("")
+    stage.get_by_role("button", name="Save").click()
+    trouble.get_by_role("button", name="Ask again").click()
+    expect(answers(stage, 1).locator(".text")).to_have_text("apple banana cherry")
+    expect(trouble).to_be_hidden()
+
+
+def test_a_refusal_with_a_time_is_waited_for(stage: Page) -> None:
+    """The head's own answer to a full queue, given by the browser in its place."""
+    error = {"message": "The ring is busy.", "type": "x", "code": "rate_limit_exceeded"}
+    refusal = {"status": 429, "headers": {"retry-after": "2"}, "body": json.dumps({"error": error})}
+    place = "**/v1/chat/completions"
+    stage.route(place, lambda route: route.fulfill(content_type="application/json", **refusal))
+    ask(stage, "fruit")
+    again = stage.get_by_role("button", name="Ask again")
+    expect(again).to_have_text(re.compile(r"in [12] s"))
+    expect(again).to_be_disabled()
+    stage.unroute(place)
+    expect(again).to_be_enabled()
+    again.click()
+    expect(answers(stage, 1).locator(".text")).to_have_text("apple banana cherry")
+
+
+def test_a_long_answer_comes_smoothly_and_whole(stage: Page) -> None:
+    stage.evaluate(WATCH)
+    ask(stage, "document")
+    answer = answers(stage, 1)
+    expect(answer.locator(".text > p").last).to_have_text("That is all.")
+    code = answer.locator("figure code").evaluate("e => e.textContent")
+    assert code == "".join(CODE)
+    assert answer.locator("em").count() == len(LINES)
+    top = "e => e.scrollHeight - e.scrollTop - e.clientHeight"
+    assert stage.locator("#log").evaluate(top) < 2  # it was followed to its end
+    stage.reload()
+    assert answers(stage, 1).locator("figure code").evaluate("e => e.textContent") == code
+
+
+def test_a_head_that_dies_takes_nothing_along(stage: Page, played: OneRank) -> None:
+    ask(stage, "endless")
+    expect(stage.locator(".assistant .text")).to_contain_text("lala")
+    stage.locator("#chat-text").fill("What I was about to say")
+    expect(stage.locator("#rate-now")).to_contain_text("tokens/s")
+    played.stop()
+    expect(stage.locator("#state")).to_have_text("out of reach")
+    expect(stage.locator("#rate-now")).to_have_text("")
+    expect(stage.get_by_role("alert")).to_contain_text("what you have typed stays here")
+    expect(stage.get_by_role("group", name="Why there is no answer")).to_contain_text(
+        "What had come stays here"
+    )
+    assert "lala" in stage.locator(".assistant .text").inner_text()
+    expect(stage.get_by_role("button", name="Send")).to_be_disabled()
+    played.start()
+    expect(stage.get_by_role("alert")).to_have_text("Connected again.")
+    expect(stage.locator("#state")).to_have_text("serving")
+    expect(stage.locator("#chat-text")).to_have_value("What I was about to say")
+    expect(stage.get_by_role("button", name="Send")).to_be_enabled()

@@ -1,0 +1,194 @@
+"""What a model writes is shown as it is meant, and is never more than text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.dashboard.browser import needs_chromium, window
+from tests.dashboard.texts import CATASTROPHES, EVERYTHING, HOSTILE, show
+from tests.serving import Served
+
+pytestmark = needs_chromium
+
+
+@pytest.fixture
+def page(browser: Browser, served: Served) -> Iterator[Page]:
+    size = {"width": 1280, "height": 900}
+    with window(browser, served.url, viewport=size) as page:
+        elsewhere: list[str] = []
+        page.on("request", lambda request: elsewhere.append(request.url))
+        expect(page.locator("#state")).to_have_text("serving")
+        yield page
+        home = urlsplit(served.url).netloc
+        assert [url for url in elsewhere if urlsplit(url).netloc not in (home, "")] == []
+
+
+def test_markdown_is_shown_as_it_is_meant(page: Page) -> None:
+    answer = show(page, EVERYTHING, reasoning="I *think*.").locator(".text")
+    assert answer.evaluate(OUTLINE) == [
+        "h3 A heading",
+        "p There are two ways, code, this and that; see the docs. A bare "
+        "https://example.org/a_b_c and Picture: a chart.",
+        "ol one two inside",
+        "blockquote A quotation.",
+        "table n of 1 2",
+        "figure python Copy @decorated def norm(self, x: float = 1e-3) -> float: "
+        '"""Text.""" return self.x ** 2 + "s" # comment',
+        "figure diff Copy - gone + new",
+        "figure html Copy <a href=\"x\" class='y'>&amp;</a>",
+        "figure text Copy indented",
+    ]
+    link = answer.get_by_role("link", name="the docs")
+    assert link.get_attribute("href") == "https://docs.example/"
+    assert link.get_attribute("rel") == "noopener noreferrer"
+    assert link.get_attribute("target") == "_blank"
+    picture = answer.get_by_role("link", name="Picture: a chart")
+    assert "not loaded" in (picture.get_attribute("title") or "")
+    assert answer.locator("img").count() == 0
+    expect(answer.locator("figure").first.locator(".hl-keyword").first).to_have_text("def")
+    thoughts = page.locator(".reasoning")
+    expect(thoughts.locator("em")).to_be_hidden()
+    thoughts.locator("summary").click()
+    expect(thoughts.locator("em")).to_have_text("think")
+
+
+OUTLINE = r"""
+(e) => [...e.children].map((b) => `${b.localName} ${b.innerText.replace(/\s+/g, ' ').trim()}`)
+"""
+
+ELEMENTS = {
+    "article",
+    "a",
+    "blockquote",
+    "br",
+    "button",
+    "code",
+    "del",
+    "details",
+    "div",
+    "em",
+    "figcaption",
+    "figure",
+    "h3",
+    "h4",
+    "h5",
+    "h6",
+    "hr",
+    "li",
+    "ol",
+    "p",
+    "path",
+    "pre",
+    "s",
+    "span",
+    "strong",
+    "summary",
+    "svg",
+    "table",
+    "tbody",
+    "td",
+    "th",
+    "thead",
+    "tr",
+    "ul",
+    "b",
+}
+ATTRIBUTES = {
+    "aria-busy",
+    "aria-hidden",
+    "aria-label",
+    "class",
+    "d",
+    "hidden",
+    "href",
+    "rel",
+    "role",
+    "start",
+    "tabindex",
+    "target",
+    "title",
+    "type",
+    "viewBox",
+}
+
+
+def test_what_is_hostile_is_text(page: Page) -> None:
+    texts = ["\n\n".join(HOSTILE), *HOSTILE[:3]]
+    shown = show(page, *texts, reasoning="\n\n".join(HOSTILE), end="stop")
+    found = json.loads(page.locator("#log-list").evaluate(CONTENTS))
+    assert set(found["elements"]) <= ELEMENTS
+    assert set(found["attributes"]) <= ATTRIBUTES
+    assert set(found["schemes"]) <= {"http:", "https:"}
+    assert all(cls.isascii() and "constructor" not in cls for cls in found["classes"])
+    assert page.evaluate("globalThis.hit ?? null") is None
+    expect(shown.nth(1)).to_contain_text("<script>globalThis.hit = 1</script>")
+    expect(page.get_by_role("textbox", name="Your message")).to_be_visible()
+
+
+CONTENTS = """
+(list) => {
+  const all = [...list.querySelectorAll('*')];
+  const unique = (values) => [...new Set(values)];
+  return JSON.stringify({
+    elements: unique(all.map((e) => e.localName)),
+    attributes: unique(all.flatMap((e) => [...e.attributes].map((a) => a.name))),
+    classes: unique(all.flatMap((e) => [...e.classList])),
+    schemes: unique(all.filter((e) => e.href).map((e) => e.protocol)),
+  });
+}
+"""
+
+
+def test_titles_tools_and_questions_are_text_too(page: Page) -> None:
+    bad = "<img src=x onerror='globalThis.hit = 1'>"
+    call = {"id": bad, "name": bad, "arguments": bad}
+    show(page, "x", calls=[call], end="tool_calls")
+    for name in ("settings-open",):
+        page.locator(f"#{name}").click()
+    page.get_by_label("Title").fill(bad)
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator("#chat-title")).to_have_text(bad)
+    expect(page.locator(".call b")).to_have_text(bad)
+    expect(page.get_by_role("textbox", name=f"Result of {bad}")).to_be_visible()
+    assert page.locator("img").count() == 0
+    assert page.evaluate("globalThis.hit ?? null") is None
+
+
+LONGEST_TASK = 1000
+"""Milliseconds that the page may be held up by one text; some 100 on a quiet machine."""
+
+
+def holds(page: Page, name: str) -> None:
+    page.evaluate(WATCH)
+    show(page, CATASTROPHES[name])
+    assert max(page.evaluate("globalThis.tasks"), default=0) < LONGEST_TASK, name
+    box = page.get_by_role("textbox", name="Your message")
+    box.fill(f"After {name} it types.")
+    expect(box).to_have_value(f"After {name} it types.")
+
+
+def test_no_text_stops_the_page(page: Page) -> None:
+    for name in ("quotations in quotations", "open brackets", "one word", "many elements"):
+        holds(page, name)
+    expect(page.locator(".message.assistant .plain")).to_be_visible()
+
+
+@pytest.mark.slow
+def test_no_other_text_does(page: Page) -> None:
+    for name in CATASTROPHES:
+        holds(page, name)
+
+
+WATCH = """
+() => {
+  globalThis.tasks = [];
+  new PerformanceObserver((list) => {
+    for (const each of list.getEntries()) globalThis.tasks.push(each.duration);
+  }).observe({ type: "longtask" });
+}
+"""
