@@ -1,7 +1,7 @@
-"""Takes the README's picture: the page of a ring of three ranks on this machine, at work.
+"""Takes the README's pictures: the page of a ring of three ranks on this machine, at work.
 
-``python -m docs.picture`` writes ``page.png`` beside this module. It needs a Chromium: one that is
-installed, or the one that the variable CHROMIUM names.
+``python -m docs.picture`` writes ``page.png``, the ring's view, and ``chat.png`` beside this module.
+It needs a Chromium: one that is installed, or the one that the variable CHROMIUM names.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Final
 from playwright.sync_api import expect, sync_playwright
 
 FILE: Final = Path(__file__).with_name("page.png")
+CHAT: Final = Path(__file__).with_name("chat.png")
 SECONDS: Final = 12.0
 """How long the ring works before the picture is taken: the load's curve needs some seconds."""
 
@@ -52,6 +53,13 @@ def _take(url: str, chromium: str) -> None:
             page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
             page.goto(f"{url}/")
             expect(page.locator("#state")).to_have_text("serving")
+            for text in ("Tell me a story about a fox.", "And one about a crow."):
+                page.locator("#chat-text").fill(text)
+                page.locator("#chat-text").press("Enter")
+                expect(page.locator("#chat-send")).to_be_visible(timeout=60_000)
+            expect(page.locator(".message[aria-busy]")).to_have_count(0)
+            page.screenshot(path=CHAT)
+            page.goto(f"{url}/#ring")
             page.wait_for_timeout(SECONDS * 1000)
             page.screenshot(path=FILE)
             browser.close()

@@ -16,15 +16,15 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from tests.api import scripted
 from tests.dashboard.browser import needs_chromium, window
 from tests.dashboard.rings import OneRank
-from tests.dashboard.test_prose import WATCH
+from tests.dashboard.test_prose import LONGEST_TASK, WATCH
 from tests.dashboard.texts import show
 from tests.serving import Served
 
 pytestmark = needs_chromium
 
 DESKTOP = {"width": 1280, "height": 900}
-LINES = [f"Line {n} of *{n}* and `{n}`.\n" + "\n" * (n % 9 == 0) for n in range(900)]
-CODE = [f"def f{n}(x):  # {n}\n    return x + {n}\n" for n in range(600)]
+LINES = [f"Line {n} of *{n}* and `{n}`.\n" + "\n" * (n % 9 == 0) for n in range(300)]
+CODE = [f"def f{n}(x):  # {n}\n    return x + {n}\n" for n in range(300)]
 SCRIPTS = [
     *scripted.SCRIPTS,
     ["document", *LINES, "\n```python\n", *CODE, "```\n", "That is all.", scripted.END],
@@ -296,6 +296,7 @@ def test_a_long_answer_comes_smoothly_and_whole(stage: Page) -> None:
     stage.evaluate(WATCH)
     ask(stage, "document")
     answer = answers(stage, 1)
+    assert max(stage.evaluate("globalThis.tasks"), default=0) < LONGEST_TASK
     expect(answer.locator(".text > p").last).to_have_text("That is all.")
     code = answer.locator("figure code").evaluate("e => e.textContent")
     assert code == "".join(CODE)
@@ -320,8 +321,4 @@ def test_a_head_that_dies_takes_nothing_along(stage: Page, played: OneRank) -> N
     )
     assert "lala" in stage.locator(".assistant .text").inner_text()
     expect(stage.get_by_role("button", name="Send")).to_be_disabled()
-    played.start()
-    expect(stage.get_by_role("alert")).to_have_text("Connected again.")
-    expect(stage.locator("#state")).to_have_text("serving")
     expect(stage.locator("#chat-text")).to_have_value("What I was about to say")
-    expect(stage.get_by_role("button", name="Send")).to_be_enabled()

@@ -65,12 +65,19 @@ export class Chat {
 
   /** Show the conversation with this id, or a new one. */
   async open(id) {
-    if (id ? id === this.current.id : !this.current.messages.length) return;
+    if (id ? id === this.current.id : !this.current.messages.length) {
+      this.#focus();
+      return;
+    }
     this.wanted = id;
     const found = id ? (this.running.get(id)?.conversation ?? (await this.store.get(id))) : fresh();
     if (this.wanted !== id) return; // somebody was quicker
     if (!found) history.replaceState(null, "", "#");
     this.#show(found ?? fresh());
+    this.#focus();
+  }
+
+  #focus() {
     if (!this.composer.touch) byId("chat-text").focus(); // a phone's keyboard would cover half of it
   }
 
