@@ -1,7 +1,7 @@
 """Takes the README's pictures: the page of a ring of three ranks on this machine, at work.
 
-``python -m docs.picture`` writes ``page.png``, the ring's view, and ``chat.png`` beside this module.
-It needs a Chromium: one that is installed, or the one that the variable CHROMIUM names.
+``python -m docs.picture`` writes ``page.png``, the ring's view, and ``chat.png`` beside this
+module. It needs a Chromium: one that is installed, or the one that the variable CHROMIUM names.
 """
 
 from __future__ import annotations

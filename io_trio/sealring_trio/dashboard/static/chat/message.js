@@ -48,7 +48,7 @@ export class Message {
       action("again", "Answer again", () => this.on.again(this.message)),
     );
     this.cost = make("span", { class: "cost", hidden: "" });
-    this.foot.append(this.actions, this.cost);
+    this.foot.append(this.cost, this.actions);
   }
 
   /** Show an answer that is still coming; `state` is what the ring does with it. */
