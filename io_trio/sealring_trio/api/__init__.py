@@ -5,9 +5,11 @@
 | `server` | listens, and ends in good order |
 | `connections` | how many clients there may be, and who gives way |
 | `connection`, `exchange` | one client, request after request; one request as the app takes it |
+| `tls` | TLS of that socket: handshakes, and certificates that are renewed |
 | `http1` | HTTP/1.1 on a socket |
 | `app` | which path is answered by what |
 | `gate` | what every request passes first: who it comes from, keys, limits, its id |
+| `cors`, `trace_context` | what pages of other origins are told; the trace that a request belongs to |
 | `bodies` | reads a request's body within its limits |
 | `schema`, `messages` | what a body may say; a conversation as the chat template takes it |
 | `sampling` | how its rows are drawn |
@@ -19,7 +21,7 @@
 | `keys` | API keys, hashed at rest |
 | `errors` | every error in OpenAI's shape |
 | `head` | what all of them share |
-| `health`, `cluster`, `history`, `metrics` | what the ring tells of itself |
+| `health`, `cluster`, `history`, `metrics`, `gen_ai` | what the ring tells of itself |
 
 All of it runs in the event loop that moves the ring's hops, so nothing here computes for long.
 """

@@ -44,6 +44,8 @@ WARN_DAYS: Final = 14
 """From so many days before the certificate expires, the log says so each day."""
 
 _HANDSHAKE: Final = 22  # the type of the first record of TLS, which no request of HTTP begins with
+_RECORD_HEADER: Final = 5  # bytes: type, version, and the length of what follows
+_MAX_RECORD: Final = 1 << 14
 _DAY_MS: Final = 24 * 3600 * 1000
 
 
@@ -78,7 +80,7 @@ class Tls:
         done = False
         try:
             with trio.move_on_after(HANDSHAKE_SECONDS):
-                first = await _first(sock)
+                first = await _first_record(sock)
                 if first and first[0] != _HANDSHAKE:
                     done = True
                     return sock
@@ -148,10 +150,26 @@ class Tls:
             )
 
 
-async def _first(sock: socket.socket) -> bytes:
-    """The first byte that comes at *sock*, which is left there; none if nothing comes any more."""
-    while True:
-        try:
-            return sock.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
+async def _first_record(sock: socket.socket) -> bytes:
+    """What comes first at *sock*, which is left there: a whole record of TLS, or a byte of what is
+    none; nothing if the client leaves. It is less than a record if the client sends no more.
+
+    Whoever sends a record byte by byte is not looked at before it is whole, and costs no step.
+    """
+    need = 1
+    try:
+        while True:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, need)
             await trio.lowlevel.wait_readable(sock)
+            try:
+                seen = sock.recv(need, socket.MSG_PEEK)
+            except BlockingIOError:
+                continue
+            if len(seen) < need or need > _RECORD_HEADER or seen[0] != _HANDSHAKE:
+                return seen
+            size = int.from_bytes(seen[-2:], "big") if need == _RECORD_HEADER else 0
+            need = _RECORD_HEADER + min(size, _MAX_RECORD)
+            if need == len(seen):  # an empty record
+                return seen
+    finally:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
