@@ -8,13 +8,13 @@
 | `tls` | TLS of that socket: handshakes, and certificates that are renewed |
 | `http1` | HTTP/1.1 on a socket |
 | `app` | which path is answered by what |
-| `gate` | what every request passes first: who it comes from, keys, limits, its id |
+| `gate` | what every request passes first: who it is from, keys, limits, its id |
 | `cors`, `trace_context` | what pages of other origins are told; the trace that a request belongs to |
 | `bodies` | reads a request's body within its limits |
 | `schema`, `messages` | what a body may say; a conversation as the chat template takes it |
 | `sampling` | how its rows are drawn |
 | `generate`, `kinds` | from a request to its answers; what is special about each kind of it |
-| `parsing`, `choices` | reasoning and tool calls in a model's text; what each piece adds to a choice |
+| `parsing`, `choices` | reasoning and tool calls in a text; what each piece adds to a choice |
 | `replies` | what clients see of an answer: a shape for each API |
 | `chat`, `completions` | the shapes of OpenAI's chat and text completions |
 | `streaming` | answers as server-sent events |

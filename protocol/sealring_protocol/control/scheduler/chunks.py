@@ -10,11 +10,11 @@ are. While rows decode there are only as many as stages, and stage 0 has one at 
 
 **How large.** Let a prompt of T tokens be read in chunks of n on N equal stages, and a chunk take
 a + b * n on each (see `chunk_pace`). The last stage ends N - 1 chunks after the first, and waits
-s * n for the links that send it a chunk. So all takes (T / n + N - 1) * (a + b * n) + s * n. That is
-least for n = sqrt(a * T / ((N - 1) * b + s)). A chunk must also be so small that a decode behind it
-waits no longer than `SchedulerConfig.chunk_seconds` because of chunks. It is while nothing decodes,
-too, for whoever comes next, as far as a device computes such small chunks no slower. Few sizes are
-used, so that what a GPU prepares for a shape serves again.
+s * n for the links that send it a chunk. So all takes (T / n + N - 1) * (a + b * n) + s * n. It
+is least for n = sqrt(a * T / ((N - 1) * b + s)). A chunk must also be so small that a decode behind
+it waits no longer than `SchedulerConfig.chunk_seconds` because of chunks. It is while nothing
+decodes, too, for whoever comes next, as far as a device computes such small chunks no slower. Few
+sizes are used, so that what a GPU prepares for a shape serves again.
 """
 
 from __future__ import annotations
