@@ -9,7 +9,7 @@
 | `http1` | HTTP/1.1 on a socket |
 | `app` | which path is answered by what |
 | `gate` | what every request passes first: who it is from, keys, limits, its id |
-| `cors`, `trace_context` | what pages of other origins are told; the trace that a request belongs to |
+| `cors`, `trace_context` | what pages of other origins are told; the trace of a request |
 | `bodies` | reads a request's body within its limits |
 | `schema`, `messages` | what a body may say; a conversation as the chat template takes it |
 | `sampling` | how its rows are drawn |
