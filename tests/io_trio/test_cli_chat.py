@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import re
-import select
+import json
+import stat
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Self
+from pathlib import Path
 
 import httpx2
 import pytest
+from sealring_trio.errors import UserError
+from sealring_trio.local.chat_session import ChatSession
+from sealring_trio.local.saved_chat import load
 
 from tests.io_trio.helpers import sealring
+from tests.io_trio.strange_head import BREAKS, COMMENT, strange_head
+from tests.io_trio.terminal import PROMPT, Terminal
 from tests.serving import PATIENCE, Served
-
-CONTROLLED = """\
-import fcntl, os, sys, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-"""A program that makes its terminal the one that Ctrl-C comes from, and becomes another."""
 
 CHAT = [sys.executable, "-m", "sealring_trio", "chat"]
 
@@ -65,77 +61,150 @@ def test_commands(served: Served) -> None:
         "(begun again, with a system prompt)\n(begun again)\nThere is no command /what."
         in done.stdout
     )
-    assert done.stdout.count("/reset") == 2
+    assert done.stdout.count("/clear") == 1
     assert "Hello" not in done.stdout
 
 
-AGAIN = 5.0
-"""Seconds after which a person presses Ctrl-C again: the interpreter's line editor misses a signal
-that comes after it has shown its prompt and before it waits."""
+EVIL = (
+    "\x1b]52;c;aGk=\x07 \x1b]0;title\x07 \x9b31m \x9d0;x\x9c \x1b[?2004l",
+    " \u202eabc\u202c \u2066x\u2069",
+    " &#27;[31m &#x9b;31m &#x202e; <http://a/%1b]52;c;aGk=%07%C2%9B%E2%80%AE> [a](http://b/%1b)",
+    " \u2028 and \x85 in one event",
+)
+"""What an answer may hold to have a terminal obey it, or show what is not so."""
+
+OBEYED = ("\x1b]", "\x07", "\x9b", "\x9d", "\u202e", "\u2066", "\x1b[31m")
 
 
-class Terminal:
-    """A chat in a terminal of its own."""
-
-    def __init__(self, url: str) -> None:
-        self.ours, theirs = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", CONTROLLED, *CHAT, "--url", url, "--temperature", "0"],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-            env={**os.environ, "TERM": "dumb"},
-        )
-        os.close(theirs)
-        self.seen = ""
-
-    def type(self, text: str) -> None:
-        os.write(self.ours, text.encode())
-
-    def until(self, pattern: str) -> str:
-        """Read until *pattern*; what came up to its end."""
-        while not (match := re.search(pattern, self.seen, re.DOTALL)):
-            assert self._read(PATIENCE), self.seen
-        before, self.seen = self.seen[: match.end()], self.seen[match.end() :]
-        return before
-
-    def interrupt(self, pattern: str) -> None:
-        """Press Ctrl-C, and read until *pattern*."""
-        self.type("\x03")
-        while not self._read(AGAIN):
-            self.type("\x03")
-        self.until(pattern)
-
-    def _read(self, patience: float) -> bool:
-        ready, _, _ = select.select([self.ours], [], [], patience)
-        if ready:
-            self.seen += os.read(self.ours, 4096).decode(errors="replace")
-        return bool(ready)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait(PATIENCE)
-        os.close(self.ours)
+def typed(terminal: Terminal, line: str, pattern: str = "") -> str:
+    """Type *line*; what came until *pattern* and the next prompt."""
+    terminal.type(f"{line}\r")
+    return terminal.until(pattern + ".*?" + PROMPT)
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_chat(served: Served) -> None:
-    with Terminal(served.url) as terminal:
-        assert f"tiny at {served.url}" in terminal.until(r"\r\n> ")
-        terminal.type("Tell me a story about a fox.\n")
-        terminal.until(r"fox\.\r\n.*?\w+ \w+")  # the echo, and then the first words
-        terminal.interrupt(r"\[stopped\]\r\n\r\n> ")
-        terminal.interrupt(r"leaves\)\r\n\r\n> ")
-        terminal.type("What is two plus two?\n")
-        terminal.until(r"two\?\r\n\w.*?\r\n\r\n> ")
-        terminal.type("\x04")
-        assert terminal.process.wait(PATIENCE) == 0
+def test_ctrl_c_stops_the_answer_and_not_the_chat(served: Served, tmp_path: Path) -> None:
+    with Terminal("chat", "--url", served.url, XDG_STATE_HOME=str(tmp_path)) as terminal:
+        assert f"tiny at {served.url}" in terminal.until(PROMPT)
+        typed(terminal, "/set temperature 0")
+        terminal.type("Tell me a story about a fox.\r")
+        terminal.until(r"fox\.\s.*?\w+ \w+")  # the echo, and then the first words
+        terminal.interrupt(r"\[stopped\].*?" + PROMPT)
+        told = typed(terminal, "What is two plus two?", r"tokens/s, ")
+        assert "by rank0, rank1" in told
+        terminal.type("half a question")
+        terminal.until("half a question")
+        terminal.interrupt("")  # empties the line
+        terminal.interrupt(r"leaves\)" + ".*?" + PROMPT)
+        terminal.type("\x03")
+        assert terminal.ended() == 0
     asked, stopped = latest(served)[:2]
     assert (stopped["state"], asked["state"]) == ("client_gone", "stop")
     assert asked["prompt_tokens"] > stopped["prompt_tokens"]  # what came of the first answer stays
+    history = tmp_path / "sealring" / "chat_history"
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+    assert "+What is two plus two?" in history.read_text()
+
+
+def test_what_is_typed(tmp_path: Path) -> None:
+    """Lines of one question, earlier ones, files, and a head that goes away."""
+    questions = {
+        "one\n  two": ["first"],
+        "three\nfour": ["second"],
+        "five\nsix": ["third"],
+        "broken": ["half an ans", BREAKS],
+        "lost": [BREAKS],
+        "thinks": [COMMENT, {"reasoning_content": "hm"}, "aha"],
+    }
+    health = {"why": [{"what": "rank 1 is away"}], "faults": []}
+    saved = tmp_path / "saved.json"
+    state = {"XDG_STATE_HOME": str(tmp_path)}
+    with strange_head(questions, health=health) as head:
+        with Terminal("chat", "--url", head.url, **state) as terminal:
+            terminal.until(PROMPT)
+            assert "first" in typed(terminal, "\x1b[200~one\n  two\x1b[201~")  # pasted
+            assert "second" in typed(terminal, "three\x1b\rfour")
+            assert "third" in typed(terminal, '"""five\rsix"""')
+            assert "forgotten: five" in typed(terminal, "/undo")
+            assert "/retry asks again" in typed(terminal, "lost")
+            assert "went away" in typed(terminal, "/retry")
+            told = typed(terminal, "thinks", "aha")
+            assert told.index("rank 1 is away ...") < told.index("hm") < told.index("aha")
+            typed(terminal, "/set seed 7")
+            assert "cannot be 9" in typed(terminal, "/set temperature 9")
+            assert "text alone" in typed(terminal, "/image cat.png")
+            typed(terminal, f"/save {saved}")
+            assert "is there already" in typed(terminal, f"/save {tmp_path}/sealring/chat_history")
+            typed(terminal, f"/save {tmp_path / 'saved.md'}")
+            assert "broken" not in typed(terminal, "/clear")
+            terminal.type("\x04")
+            assert terminal.ended() == 0
+        asked = [body["messages"] for body in head.asked]
+        assert [messages[-1]["content"] for messages in asked[:5]] == [
+            *("one\n  two", "three\nfour", "five\nsix", "lost", "lost"),
+        ]
+        assert stat.S_IMODE(saved.stat().st_mode) == 0o600
+        assert json.loads(saved.read_text())["messages"] == [
+            *asked[-1],
+            {"role": "assistant", "content": "aha"},
+        ]
+        assert "## Question\n\nthree\nfour\n\n## Answer" in (tmp_path / "saved.md").read_text()
+        with Terminal("chat", "--url", head.url, **state) as terminal:
+            terminal.until(PROMPT)
+            assert "(6 messages)" in typed(terminal, f"/load {saved}")
+            terminal.type("\x12thi")  # Ctrl-R finds what another session was asked
+            terminal.until("thinks")
+            terminal.type("\r")
+            assert "aha" in typed(terminal, "")
+        assert head.asked[-1]["messages"] == [
+            *json.loads(saved.read_text())["messages"],
+            asked[-1][-1],
+        ]
+        assert head.asked[-1]["seed"] == 7
+
+
+@pytest.mark.parametrize("look", [{}, {"NO_COLOR": "1"}])
+def test_no_answer_reaches_the_terminal_as_a_command(tmp_path: Path, look: dict[str, str]) -> None:
+    with strange_head({"evil": EVIL}, model="str\x1b]0;x\x07ange") as head:
+        with Terminal("chat", "--url", head.url, XDG_STATE_HOME=str(tmp_path), **look) as terminal:
+            assert "str]0;xange at" in terminal.until(f"{PROMPT}|> ")
+            terminal.type("evil\r")
+            told = terminal.until("in one event")
+            raw = terminal.raw
+        assert not [each for each in OBEYED if each in raw]
+        assert "]52;c;aGk=" in told  # it is shown, as the text that it is
+        assert "abc" in told
+        command = [*CHAT, "--url", head.url]
+        done = subprocess.run(command, input=b"evil\n", capture_output=True, check=False)
+        out = done.stdout.decode()
+        assert not [each for each in OBEYED if each in out]
+
+
+SAVED = [
+    ("[]", "holds no conversation"),
+    ("{", "is not JSON"),
+    ("[" * 100_000, "is not JSON"),
+    ('{"messages": [{"role": "tool", "content": "x"}]}', "message 1"),
+    ('{"messages": [{"role": "user", "content": 7}]}', "message 1"),
+    ('{"messages": [], "settings": {"temperature": NaN}}', "temperature cannot be nan"),
+    (
+        '{"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}',
+        "message 2",
+    ),
+]
+
+
+def test_files_that_hold_no_conversation(tmp_path: Path) -> None:
+    before = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    path = tmp_path / "saved.json"
+    with httpx2.Client() as http:
+        talk = ChatSession(http, "http://127.0.0.1:1", "tiny", history=list(before))
+        for text, what in [*SAVED, (" " * (9 << 20), "has more than 8 MiB")]:
+            path.write_text(text)
+            with pytest.raises(UserError, match=what):
+                load(talk, path)
+        with pytest.raises(UserError, match="no regular file"):
+            load(talk, Path("/dev/zero"))
+        assert talk.messages == before
 
 
 @pytest.mark.parametrize(
@@ -163,7 +232,7 @@ def test_a_question_that_is_refused(served: Served) -> None:
     done = chat(served.url, ["word " * 4000, "Hello."])
     assert done.returncode == 1
     assert "This model's maximum context length is 2048 tokens" in done.stderr
-    assert "/reset" in done.stderr
+    assert "/clear" in done.stderr
     assert "Traceback" not in done.stderr
     done = chat(served.url, ["Hello."], "--model", "gpt-9")
     assert "The model 'gpt-9' does not exist here" in done.stderr

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import attrs
-import cyclopts
 from sealring_model.text.tokens import has_chat_template
 
+from sealring_trio.cli.options import Positive
 from sealring_trio.cli.output import (
     print_facts,
     print_json,
@@ -44,8 +44,6 @@ _GAVE_UP: Final = (
     "If these are MLX's words, it lacks what this model needs on this machine: convert the model "
     "to another dtype or quantize it (`mlx_lm.convert`), or take another."
 )
-
-Positive = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
 
 
 @attrs.frozen

@@ -1,7 +1,8 @@
 """What commands print: a table for people, or one JSON value for programs.
 
-A terminal obeys some characters: it moves its cursor, gets another title, fills the clipboard. What
-a model, a peer or a server wrote is therefore printed by `visible`.
+A terminal obeys some characters: it moves its cursor, gets another title, fills the clipboard, or
+shows text in another order than it has. What a model, a peer or a server wrote is therefore printed
+by `visible`.
 """
 
 from __future__ import annotations
@@ -15,19 +16,33 @@ from typing import Any, Final
 
 from sealring_trio.errors import UserError
 
-_UNSEEN: Final = dict.fromkeys(
-    code for code in (*range(32), *range(127, 160)) if code not in (9, 10)
+_OBEYED: Final = (
+    *(code for code in range(32) if code not in (9, 10)),
+    *range(127, 160),  # DEL, and C1: U+009B alone begins a sequence as ESC [ does
+    *range(0x202A, 0x202F),  # embeddings and overrides of direction
+    *range(0x2066, 0x206A),  # isolates
 )
+_UNSEEN: Final = dict.fromkeys(_OBEYED)
+_ESCAPED: Final = {code: f"\\u{code:04x}" for code in _OBEYED if code >= 127}
 
 
 def visible(text: str) -> str:
-    """*text* without the characters that a terminal may obey, but for tabs and ends of lines."""
+    """*text* without the characters that a terminal may obey, but for tabs and ends of lines.
+
+    What else of an escape sequence there is stays, and is no more than text. Marks that a script
+    needs (U+200E, U+200F, joiners) stay too: they move no other text.
+    """
     return text.translate(_UNSEEN)
 
 
 def tell_error(error: UserError) -> None:
     """Say on standard error what was wrong and what to do."""
     print(f"sealring: {visible(error.what)}\n{visible(error.advice)}", file=sys.stderr)
+
+
+def tell_note(text: str) -> None:
+    """Say on standard error what a person may want to know."""
+    print(f"sealring: {visible(text)}", file=sys.stderr, flush=True)
 
 
 def teller() -> Callable[[str], None]:
@@ -61,9 +76,9 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 
 def print_json(value: Any) -> None:
-    """*value* as indented JSON on standard output."""
-    json.dump(value, sys.stdout, indent=2, ensure_ascii=False)
-    sys.stdout.write("\n")
+    """*value* as indented JSON on standard output, with what a terminal may obey escaped."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    print(text.translate(_ESCAPED))
 
 
 def print_table(

@@ -11,12 +11,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-import cyclopts
 from sealring_model.text.tokens import has_chat_template
 
-from sealring_trio.cli.output import print_facts, print_json, progress
+from sealring_trio.cli.options import Port, Positive
+from sealring_trio.cli.output import print_facts, print_json, progress, visible
 from sealring_trio.errors import UserError
 from sealring_trio.files.config import CollectivesName, StrategyName
 from sealring_trio.files.models import NO_TEMPLATE, TINY, find_draft, find_whole_model
@@ -26,9 +26,6 @@ from sealring_trio.files.units import is_loopback
 
 if TYPE_CHECKING:
     from sealring_trio.local.api import LocalApi
-
-Positive = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
-Port = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0, lte=65_535))]
 
 LOOK_SECONDS: Final = 0.25
 """Seconds between looks at the head's log, which is passed on."""
@@ -240,7 +237,7 @@ def _following(log: Path) -> Iterator[Callable[[], None]]:
         file.seek(0, os.SEEK_END)
 
         def follow() -> None:
-            sys.stderr.write(file.read().decode(errors="replace"))
+            sys.stderr.write(visible(file.read().decode(errors="replace")))
             sys.stderr.flush()
 
         yield follow

@@ -80,9 +80,9 @@ def is_there(path: Path) -> bool:
     return True
 
 
-def read_file(path: Path) -> tuple[bytes, os.stat_result]:
+def read_file(path: Path, most: int = MAX_FILE) -> tuple[bytes, os.stat_result]:
     """What is in *path*, and its status as it was read. Raises `OSError`, also for what is no file
-    or larger than `MAX_FILE`: a pipe may never begin, and a device never end."""
+    or larger than *most* bytes: a pipe may never begin, and a device never end."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except ValueError:  # a zero byte in its name
@@ -91,9 +91,9 @@ def read_file(path: Path) -> tuple[bytes, os.stat_result]:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file")
-        data = file.read(MAX_FILE + 1)
-    if len(data) > MAX_FILE:
-        raise OSError(errno.EFBIG, f"it has more than {MAX_FILE >> 20} MiB")
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most >> 20} MiB")
     return data, status
 
 

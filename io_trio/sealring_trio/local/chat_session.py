@@ -1,23 +1,26 @@
 """A conversation with a model that is served: its history, and one streamed answer at a time.
 
 An answer that is stopped half-way stays in the history as far as it came, as both sides have seen
-it. A question that got no answer at all does not stay.
+it. A question that got no answer at all does not stay; it can be asked again (`ChatSession.again`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
 from typing import Any
 
 import attrs
 import httpx2
 
-from sealring_trio.local import client
+from sealring_trio.local.answering import CHAT, Answer, Pieces, encodable, stream
 
 
 @attrs.define
 class ChatSession:
-    """One conversation over *http*, whose server is at *url*. *settings* go into each request."""
+    """One conversation over *http*, whose server is at *url*. *settings* go into each request.
+
+    *unanswered* is the latest question if nothing came back. *answer* is the latest answer, also
+    one that failed.
+    """
 
     http: httpx2.Client
     url: str
@@ -25,56 +28,42 @@ class ChatSession:
     settings: dict[str, Any] = attrs.field(factory=dict)
     system: str = ""
     history: list[dict[str, str]] = attrs.field(factory=list)
+    unanswered: str = ""
+    answer: Answer = attrs.field(factory=Answer)
 
-    def reset(self) -> None:
+    def clear(self) -> None:
         """Forget what has been said, but for the system prompt."""
         self.history.clear()
+        self.unanswered = ""
 
-    def ask(self, text: str) -> Generator[tuple[str, str]]:
-        """The pieces of the answer to *text*: a kind, ``content`` or ``reasoning``, and a text.
+    def undo(self) -> str:
+        """Forget the latest question with what was answered; that question, empty if there is
+        none."""
+        if question := self.unanswered:
+            self.unanswered = ""
+            return question
+        while self.history:
+            message = self.history.pop()
+            if message["role"] == "user":
+                return message["content"]
+        return ""
 
-        Closing the iterator stops the answer. Raises `OperationError` when the server does not
-        answer.
-        """
-        question = {"role": "user", "content": text}
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation in OpenAI's form, with the system prompt."""
         opening = [{"role": "system", "content": self.system}] if self.system else []
-        body = {
-            "model": self.model,
-            "messages": [*opening, *self.history, question],
-            "stream": True,
-            **self.settings,
-        }
-        content = ""
+        return [*opening, *self.history]
+
+    def ask(self, text: str) -> Pieces:
+        """The pieces of the answer to *text*. Closing the iterator stops the answer. Raises
+        `OperationError` when the server does not answer."""
+        question = {"role": "user", "content": encodable(text)}
+        body = {"model": self.model, "messages": [*self.messages, question], **self.settings}
+        self.answer = answer = Answer()
+        self.unanswered = question["content"]
         try:
-            for delta in self._deltas(body):
-                if piece := delta.get("reasoning_content"):
-                    yield "reasoning", piece
-                if piece := delta.get("content"):
-                    content += piece
-                    yield "content", piece
+            yield from stream(self.http, self.url, CHAT, body, answer)
         finally:
-            if content:
-                self.history += [question, {"role": "assistant", "content": content}]
-
-    def _deltas(self, body: dict[str, Any]) -> Iterator[dict[str, str]]:
-        try:
-            with self.http.stream("POST", "/v1/chat/completions", json=body) as response:
-                if response.status_code != 200:
-                    response.read()
-                    raise client.refused(response)
-                for event in client.events(response.iter_lines()):
-                    if "error" in event:
-                        raise client.broken_off(event)
-                    for choice in event["choices"]:
-                        yield _texts(choice["delta"])
-        except httpx2.HTTPError as error:
-            raise client.unreachable(self.url, error) from None
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise client.no_api(self.url) from None
-
-
-def _texts(delta: dict[str, Any]) -> dict[str, str]:
-    """The texts in *delta*. Lone surrogates, which JSON can carry, become "?": they cannot be
-    encoded, so the next request could not send them back."""
-    texts = {name: value for name, value in delta.items() if isinstance(value, str)}
-    return {name: text.encode("utf-8", "replace").decode() for name, text in texts.items()}
+            if answer.content:
+                self.history += [question, {"role": "assistant", "content": answer.content}]
+                self.unanswered = ""

@@ -10,7 +10,7 @@ import json
 import os
 import ssl
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +26,12 @@ KEY_VARIABLES: Final = ("SEALRING_API_KEY", "OPENAI_API_KEY")
 CONNECT_SECONDS: Final = 10.0
 READ_SECONDS: Final = 900.0
 """Silence after which an answer is given up. The head itself gives up earlier."""
+
+CARD_SECONDS: Final = 10.0
+"""Seconds within which a head says what it serves. It answers that while it waits for its ring."""
+
+MAX_LINE: Final = 16 << 20
+"""Bytes of one line of a stream; more is no event of this API."""
 
 _DATA: Final = "data: "
 _DONE: Final = "[DONE]"
@@ -97,6 +103,10 @@ def settings(url: str, key: str, trust: ssl.SSLContext | None = None) -> dict[st
     return told if trust is None else {**told, "verify": trust}
 
 
+class Unreachable(OperationError):
+    """Nobody listens at the address of a head."""
+
+
 def told(response: httpx2.Response) -> str:
     """The message of an error answer."""
     return _error(response).get("message") or f"it answered {response.status_code}"
@@ -120,11 +130,16 @@ def unreachable(url: str, error: httpx2.HTTPError) -> OperationError:
     if "WRONG_VERSION_NUMBER" in str(error):
         return OperationError(f"{url} does not speak TLS", "Use http:// instead.")
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-        return OperationError(
+        return Unreachable(
             f"no head answers at {url}", "Start one: sealring serve. Or give its address: --url"
         )
+    if isinstance(error, httpx2.TimeoutException):
+        return OperationError(
+            f"the head at {url} says nothing", "It or its machine hangs. Its log may say more."
+        )
     return OperationError(
-        f"the head at {url} went away: {error or type(error).__name__}", "Try again."
+        f"the head at {url} went away: {error or type(error).__name__}",
+        "Start it again if it has ended, and ask again.",
     )
 
 
@@ -136,7 +151,7 @@ def refused(response: httpx2.Response) -> OperationError:
             message, f"Give it in {KEY_VARIABLES[0]}, with --api-key-file, or with --api-key."
         )
     if _error(response).get("code") == "context_length_exceeded":
-        return OperationError(message, "Ask for less; in a conversation, begin again: /reset")
+        return OperationError(message, "Ask for less; in a conversation, /undo or /clear")
     return OperationError(message, "The head's log says more.")
 
 
@@ -152,7 +167,7 @@ def model_at(client: httpx2.Client, url: str) -> dict[str, Any]:
     """What the server at *url* tells of its model; its name is under ``id``. Raises
     `OperationError`."""
     try:
-        response = client.get("/v1/models")
+        response = client.get("/v1/models", timeout=CARD_SECONDS)
     except httpx2.HTTPError as error:
         raise unreachable(url, error) from None
     if response.status_code != 200:
@@ -171,16 +186,24 @@ def no_api(url: str) -> OperationError:
     )
 
 
+def lines(response: httpx2.Response) -> Iterator[str]:
+    """The lines of a stream of events. Only a line feed ends one: an answer may hold what else
+    Unicode has for that (U+2028, U+0085), which `httpx2.Response.iter_lines` cuts at too. Raises
+    `ValueError` for a line that is too long."""
+    begun = bytearray()
+    for data in response.iter_bytes():
+        *whole, rest = data.split(b"\n")
+        for line in whole:
+            yield (begun + line).decode("utf-8", "replace").rstrip("\r")
+            begun.clear()
+        begun += rest
+        if len(begun) > MAX_LINE:
+            raise ValueError("a line is too long")
+
+
 def event_of(line: str) -> dict[str, Any] | None:
     """The event in a *line* of a stream; None for a line that has none."""
     if not line.startswith(_DATA) or line == _DATA + _DONE:
         return None
     event: dict[str, Any] = json.loads(line.removeprefix(_DATA))
     return event
-
-
-def events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The events in the *lines* of a stream."""
-    for line in lines:
-        if (event := event_of(line)) is not None:
-            yield event
