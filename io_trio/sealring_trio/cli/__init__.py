@@ -31,6 +31,7 @@ mutually authenticated and sealed.
 Try it on this machine alone:
 
     sealring demo
+    sealring run tiny "Tell me a story."
 
 Then on two machines: make a key on each (keygen), list both in a roster
 and sign it (roster), write a config for each and start them (up), and
@@ -46,6 +47,7 @@ COMMANDS: Final = {
     "roster": ("roster:app", "Say who belongs to the cluster, and sign it."),
     "up": ("up:up", "Run one node of a ring."),
     "serve": ("serve:serve", "Serve a model on this machine: a ring, an API and a dashboard."),
+    "run": ("run:run", "Ask a model one thing; where no ring serves it, start one for that."),
     "chat": ("chat:chat", "Talk to a model that is served, in the terminal."),
     "generate": ("generate:generate", "Ask a running ring, and stream the answer."),
     "verify": ("verify:verify", "Check that a ring's answers are right, or find what is not."),

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Annotated
 
-import cyclopts
-
-from sealring_trio.cli.output import print_json, visible
+from sealring_trio.cli.options import Count, Fraction, FromZero, Positive, Seed, TopP
+from sealring_trio.cli.output import print_json
+from sealring_trio.cli.prompts import STDIN, Prompt, read_prompt
+from sealring_trio.cli.speaking import PlainSpeaker, Silent, Speaker
 from sealring_trio.files.config import load_config
 from sealring_trio.local.control_client import ask
-
-Positive = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
-Fraction = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0, lte=1))]
-TopP = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gt=0, lte=1))]
-FromZero = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0))]
-Count = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0, lt=1 << 32))]
-Seed = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0, lt=1 << 64))]
 
 
 def generate(
     *,
     config: Path,
-    prompt: str,
+    prompt: Prompt,
     max_tokens: Positive = 256,
     temperature: FromZero = 0.0,
     top_p: TopP = 1.0,
@@ -41,14 +33,18 @@ def generate(
 
         sealring generate --config desk.toml --prompt "Why is the sky blue?"
 
-    Next: sealring status --config desk.toml shows what it cost.
+        sealring generate --config desk.toml --prompt - < question.txt
+
+    Next: sealring status --config desk.toml shows what it cost. Without a
+    config, by its API or with a ring of its own: sealring run
 
     Parameters
     ----------
     config
         The config of the head, as given to 'sealring up'.
     prompt
-        What to ask. The model's chat template is put around it.
+        What to ask; - reads it from standard input. The model's chat template
+        is put around it.
     max_tokens
         The most tokens to give.
     temperature
@@ -70,7 +66,7 @@ def generate(
     socket = load_config(config).control_socket
     request = {
         "do": "generate",
-        "prompt": prompt,
+        "prompt": read_prompt(prompt) if prompt == STDIN else prompt,
         "raw": raw,
         "max_tokens": max_tokens,
         "temperature": temperature,
@@ -79,18 +75,20 @@ def generate(
         "min_p": min_p,
         "seed": seed,
     }
-    text = []
-    for event in ask(socket, request):
-        match event["event"]:
-            case "waiting":
-                print(f"sealring: {visible(event['text'])}", file=sys.stderr)
-            case "text":
-                text.append(event["text"])
-                if not json:
-                    print(visible(event["text"]), end="", flush=True)
-            case "done":
-                facts = {key: value for key, value in event.items() if key != "event"}
-                if json:
-                    print_json({"text": "".join(text), **facts})
-                else:
-                    print()
+    text = ""
+    speaker: Speaker = Silent() if json else PlainSpeaker()
+    facts = {}
+    try:
+        for event in ask(socket, request):
+            match event["event"]:
+                case "waiting":
+                    speaker.say("waiting", event["text"])
+                case "text":
+                    text += event["text"]
+                    speaker.say("content", event["text"])
+                case "done":
+                    facts = {key: value for key, value in event.items() if key != "event"}
+    finally:
+        speaker.end()
+    if json:
+        print_json({"text": text, **facts})

@@ -11,8 +11,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
+import cyclopts
 from sealring_model.text.tokens import has_chat_template
 
 from sealring_trio.cli.options import Port, Positive

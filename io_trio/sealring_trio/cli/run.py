@@ -1,0 +1,289 @@
+"""`sealring run`."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from sealring_trio.cli.options import Positive, Seed, Temperature, TopP
+from sealring_trio.cli.output import print_json, progress, tell_note
+from sealring_trio.cli.prompts import Prompt, is_piped, read_prompt
+from sealring_trio.cli.speaking import Silent, speaker
+from sealring_trio.errors import OperationError, UserError
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from sealring_trio.local.answering import Answer
+    from sealring_trio.local.api import LocalApi
+
+RAW_TOKENS: Final = 256
+"""Tokens of a continuation that is given no limit, as in 'generate'."""
+
+DEATH_SECONDS: Final = 2.0
+"""Seconds in which a node that broke off an answer is seen to have ended."""
+
+
+def run(
+    model: str,
+    prompt: Prompt | None = None,
+    /,
+    *,
+    system: str = "",
+    max_tokens: Positive | None = None,
+    temperature: Temperature | None = None,
+    top_p: TopP | None = None,
+    seed: Seed | None = None,
+    raw: bool = False,
+    json: bool = False,
+    url: str | None = None,
+    api_key: str | None = None,
+    api_key_file: Path | None = None,
+    certificate: Path | None = None,
+    plain: bool = False,
+    no_history: bool = False,
+) -> int:
+    """Ask a model one thing, and print the answer.
+
+    A ring that runs on this machine answers if it serves the model. Else a
+    ring of one is started for it, and ends with the answer. Standard output
+    has the answer and nothing else; what is going on is told on standard
+    error. Without a prompt, in a terminal, this is a chat with the model.
+
+        sealring run tiny "Tell me a story."
+        cat notes.txt | sealring run tiny "Summarise this."
+        sealring run tiny - < question.txt
+        sealring run tiny "Hello." --json --seed 7 --max-tokens 20
+        sealring run tiny
+
+    A pipe's text comes before the prompt, with an empty line between. The
+    exit code is 0 after a whole answer, 1 if there is none or it broke off,
+    2 for a mistake and 130 after Ctrl-C.
+
+    Next: sealring serve, so that the next answer need not wait for the model.
+
+    Parameters
+    ----------
+    model
+        Folder of a model, its hub id, or 'tiny' for the one that ships with
+        sealring. What a ring serves is known by its name.
+    prompt
+        What to ask; - reads it from standard input.
+    system
+        What the model is told before.
+    max_tokens
+        The most tokens of the answer.
+    temperature
+        0 always takes the likeliest token; higher is more varied.
+    top_p
+        Choose among the likeliest tokens that together have this probability.
+    seed
+        The same seed, settings and prompt give the same text; random if left
+        out.
+    raw
+        Continue the prompt as it stands, without the chat template.
+    json
+        Print one JSON object at the end: the answer, its tokens and times.
+    url
+        Ask this head and no other; it must serve the model.
+    api_key
+        A key of 'sealring apikey new', where one is needed; SEALRING_API_KEY
+        or OPENAI_API_KEY of the environment if left out. On the command line
+        every user of this machine can see it.
+    api_key_file
+        File that holds that key, which nobody else may read.
+    certificate
+        For https://, the server's certificate or that of its issuer, in PEM;
+        those that this machine trusts if left out.
+    plain
+        Show the answer as it is written, without colours, in a terminal too.
+    no_history
+        Keep nothing of what you type in a chat.
+    """
+    asks = prompt is not None or is_piped()
+    if raw and (system or not asks):
+        raise UserError("--raw takes a prompt, and no system prompt", "See: sealring run --help")
+    if json and not asks:
+        raise UserError("--json needs a prompt", 'sealring run MODEL "PROMPT" --json')
+    text = read_prompt(prompt) if asks else ""
+    chosen = {
+        "max_completion_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "seed": seed,
+    }
+    settings = {name: value for name, value in chosen.items() if value is not None}
+    began = time.perf_counter()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    with _head(model, url, (api_key, api_key_file), certificate, raw=raw) as head:
+        if not asks:
+            from sealring_trio.cli.chatting import Chat, begin  # noqa: PLC0415 - as below
+
+            begin(Chat(head.session(settings, system), plain), keep=not no_history)
+            return 0
+        answer = _answer(head, text, settings, system, raw=raw, json=json, plain=plain)
+        _report(head, answer, began, json=json)
+    return 0
+
+
+@attrs.frozen
+class _Head:
+    """Whom to ask, and the ring that was started for it."""
+
+    http: httpx2.Client
+    url: str
+    model: str
+    own: LocalApi | None = None
+
+    def session(self, settings: dict[str, Any], system: str) -> Any:
+        """A conversation with it."""
+        from sealring_trio.local.chat_session import ChatSession  # noqa: PLC0415 - as below
+
+        return ChatSession(self.http, self.url, self.model, settings, system)
+
+
+@contextlib.contextmanager
+def _head(
+    model: str,
+    url: str | None,
+    key: tuple[str | None, Path | None],
+    certificate: Path | None,
+    *,
+    raw: bool,
+) -> Iterator[_Head]:
+    """The head that serves *model*: the one at *url*, the one on this machine, or one of its own
+    that ends with the block."""
+    import httpx2  # noqa: PLC0415 - a tenth of a second, which a mistake need not wait for
+    from sealring_model.text.tokens import has_chat_template  # noqa: PLC0415
+
+    from sealring_trio.files.models import NO_TEMPLATE, find_whole_model  # noqa: PLC0415
+    from sealring_trio.local import client  # noqa: PLC0415
+    from sealring_trio.local.api import local_api  # noqa: PLC0415
+
+    base = client.base_url(url or client.DEFAULT_URL)
+    trust = None if certificate is None else client.trusting(certificate)
+    with contextlib.ExitStack() as stack:
+        settings = client.settings(base, client.api_key(*key), trust)
+        http = stack.enter_context(httpx2.Client(**settings))
+        card = _card(http, base, sure=url is not None)
+        served = card.get("id", "")
+        template = card.get("chat_template") is not False
+        if served and (served == model or served == _name(model)):
+            head = _Head(http, base, served)
+            tell_note(f"the ring at {base} answers")
+        elif url is not None:
+            raise UserError(
+                f"the head at {base} serves {served}, and not {model}",
+                "Leave --url out, and a ring of its own is started for the model.",
+            )
+        else:
+            folder = find_whole_model(model)
+            template = has_chat_template(folder)
+            tell_note(f"no ring here serves {model}: one is started, and ends with the answer")
+            with progress() as tell:
+                own = stack.enter_context(local_api(1, folder, tell=tell))
+            http = stack.enter_context(httpx2.Client(**client.settings(own.url, "")))
+            head = _Head(http, own.url, own.model, own)
+        if not template and not raw:
+            tell_note(NO_TEMPLATE)
+        yield head
+
+
+def _name(model: str) -> str:
+    """What a head calls *model*. Raises `UserError` when there is none."""
+    from sealring_trio.files.models import find_model, is_hub_id, model_name  # noqa: PLC0415
+
+    return model if is_hub_id(model) else model_name(find_model(model))
+
+
+def _card(http: httpx2.Client, base: str, *, sure: bool) -> dict[str, Any]:
+    """What the head at *base* tells of its model. Unless it is *sure* to be the one to ask, nothing
+    where none can be asked."""
+    from sealring_trio.local import client  # noqa: PLC0415 - as above
+    from sealring_trio.local.listener import strangers_uid  # noqa: PLC0415
+
+    if not sure and (uid := strangers_uid(base)) is not None:
+        tell_note(f"what listens at {base} belongs to another user (uid {uid}), and is not asked")
+        return {}
+    try:
+        return client.model_at(http, base)
+    except client.Unreachable:
+        if sure:
+            raise
+    except OperationError as error:
+        if sure:
+            raise
+        tell_note(f"the head at {base} cannot be asked: {error.what}")
+    return {}
+
+
+def _answer(
+    head: _Head,
+    text: str,
+    settings: dict[str, Any],
+    system: str,
+    *,
+    raw: bool,
+    json: bool,
+    plain: bool,
+) -> Answer:
+    """Have *text* answered, and print the answer as it comes."""
+    from sealring_trio.local.answering import COMPLETION, Answer, stream  # noqa: PLC0415 - as above
+
+    if raw:
+        answer = Answer()
+        most = settings.pop("max_completion_tokens", RAW_TOKENS)
+        body = {"model": head.model, "prompt": text, "max_tokens": most, **settings}
+        pieces = stream(head.http, head.url, COMPLETION, body, answer)
+    else:
+        session = head.session(settings, system)
+        pieces = session.ask(text)
+    out = Silent() if json else speaker(plain)
+    try:
+        for kind, piece in pieces:
+            out.say(kind, piece)
+    except OperationError:
+        if head.own is not None and head.own.dead(DEATH_SECONDS):
+            head.own.check()
+        raise
+    finally:
+        pieces.close()
+        out.end()
+    return answer if raw else session.answer
+
+
+def _report(head: _Head, answer: Answer, began: float, *, json: bool) -> None:
+    """Print *answer* as JSON, or how it came, for a person."""
+    from sealring_trio.local.answering import machines  # noqa: PLC0415 - as above
+
+    if not json:
+        if sys.stderr.isatty():
+            tell_note(answer.told(machines(head.http)))
+        return
+    print_json(
+        {
+            "answer": answer.content,
+            "reasoning": answer.reasoning,
+            "model": head.model,
+            "ring": {
+                "url": head.url,
+                "started": head.own is not None,
+                "machines": machines(head.http),
+            },
+            "finish_reason": answer.finish,
+            "usage": answer.usage,
+            "tokens_per_s": round(answer.tokens_per_s, 2),
+            "times_s": {
+                "start": round(answer.began - began, 3),
+                "first_text": None if answer.first_s is None else round(answer.first_s, 3),
+                "answer": round(answer.took_s, 3),
+            },
+        }
+    )

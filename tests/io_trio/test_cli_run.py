@@ -1,0 +1,143 @@
+"""`sealring run`: one question, by a ring that is there or by one of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.io_trio.strange_head import BREAKS, strange_head
+from tests.io_trio.terminal import PROMPT, Terminal
+from tests.serving import PATIENCE, Served
+
+RUN = [sys.executable, "-m", "sealring_trio", "run"]
+ASKED = ("--temperature", "0", "--max-tokens", "12")
+
+
+def run(*arguments: str, stdin: str | None = None, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run it without a terminal."""
+    given = {"input": stdin} if stdin is not None else {"stdin": subprocess.DEVNULL}
+    return subprocess.run(
+        [*RUN, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        **given,
+        **more,
+    )
+
+
+def test_a_ring_that_is_there_answers(served: Served) -> None:
+    asked = served.ask("Count to twenty.", temperature=0, max_tokens=12).json()
+    text = asked["choices"][0]["message"]["content"]
+    done = run("tiny", "Count to twenty.", *ASKED, "--url", served.url)
+    assert (done.returncode, done.stdout) == (0, f"{text}\n")
+    assert done.stderr == f"sealring: the ring at {served.url} answers\n"
+    done = run("tiny", "-", *ASKED, "--json", "--url", served.url, stdin="Count to twenty.\n")
+    assert done.returncode == 0, done
+    told = json.loads(done.stdout)
+    assert (told["answer"], told["finish_reason"]) == (text, "length")
+    assert told["usage"]["completion_tokens"] == 12
+    assert told["ring"] == {"url": served.url, "started": False, "machines": ["rank0", "rank1"]}
+    assert 0 <= told["times_s"]["first_text"] <= told["times_s"]["answer"]
+
+
+def test_what_is_asked() -> None:
+    body: dict[str, Any] = {"model": "strange", "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    with strange_head({"the text\n\nsummarise": ["short"], "go on": ["raw"]}) as head:
+        options = ("--system", "Be brief.", "--seed", "7", "--top-p", "0.5", "--url", head.url)
+        done = run("strange", "summarise", *options, stdin="the text\n")
+        assert done.stdout == "short\n"
+        opening = {"role": "system", "content": "Be brief."}
+        question = {"role": "user", "content": "the text\n\nsummarise"}
+        chosen = {"seed": 7, "top_p": 0.5}
+        assert head.asked.pop() == {**body, "messages": [opening, question], **chosen}
+        done = run("strange", "--raw", "--url", head.url, stdin="go on")
+        assert head.asked.pop() == {**body, "prompt": "go on", "max_tokens": 256}
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder for temporary files whose path is short, for the sockets' sake."""
+    with tempfile.TemporaryDirectory(prefix="run-") as folder:
+        yield Path(folder)
+
+
+def test_a_ring_of_its_own(place: Path) -> None:
+    """Nothing but the answer on standard output, and no process afterwards."""
+    env = {**os.environ, "TMPDIR": str(place)}
+    first = run("tiny", "Count to twenty.", *ASKED, "--json", env=env)
+    told = json.loads(first.stdout)
+    assert told["ring"]["started"]
+    assert told["answer"]
+    assert "no ring here serves tiny: one is started" in first.stderr
+    assert not list(place.iterdir())
+
+
+def test_an_interrupt_ends_the_ring_too(place: Path) -> None:
+    with subprocess.Popen(
+        [*RUN, "tiny", "Tell me a long story about a fox named Pip."],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(place)},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert not list(place.iterdir())
+
+
+def test_in_a_terminal_without_a_prompt_it_is_a_chat(served: Served, tmp_path: Path) -> None:
+    arguments = ("run", "tiny", "--url", served.url, "--no-history", "--system", "Be brief.")
+    with Terminal(*arguments, XDG_STATE_HOME=str(tmp_path)) as terminal:
+        terminal.until("/help shows the commands")
+        terminal.until(PROMPT)
+        terminal.type("/stats\r")
+        terminal.until("rank0, rank1.*?" + PROMPT)
+        terminal.type("\x04")
+        assert terminal.ended() == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_answer_that_breaks_off() -> None:
+    with strange_head({"hello": ["half an ans", BREAKS]}) as head:
+        done = run("strange", "hello", "--url", head.url)
+    assert (done.returncode, done.stdout) == (1, "half an ans\n")
+    assert "went away" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "what"),
+    [
+        (["tiny", "hello", "--url", "http://127.0.0.1:1"], 1, "no head answers"),
+        (["./none", "hello"], 2, "cannot find the model"),
+        (["tiny", " "], 2, "there is no prompt"),
+        (["tiny", "hello", "--raw", "--system", "x"], 2, "--raw takes a prompt"),
+        (["tiny", "hello", "--temperature", "3"], 2, "--temperature"),
+    ],
+)
+def test_mistakes(arguments: list[str], code: int, what: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == code
+    assert what in done.stderr
+    assert done.stdout == ""
+
+
+def test_another_model_is_not_asked_for_it(served: Served) -> None:
+    done = run("owner/other", "hello", "--url", served.url)
+    assert done.returncode == 2
+    assert f"the head at {served.url} serves tiny, and not owner/other" in done.stderr
