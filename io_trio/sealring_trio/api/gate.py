@@ -149,7 +149,7 @@ class Gate:
             needed = self._keys_needed()
             self._check_host(headers, needed)
             if not shared:
-                self._check_page(headers, secure=scope["scheme"] == "https")
+                self._check_page(headers, secure=scope.get("scheme") == "https")
             if shared and cors.is_preflight(scope["method"], headers):
                 await cors.preflight(headers)(scope, receive, answer)
                 return
