@@ -4,6 +4,7 @@ for a key, and any other."""
 from __future__ import annotations
 
 import contextlib
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,17 @@ class OneRank:
         self.url = f"http://127.0.0.1:{port}"
 
     def start(self) -> None:
-        wait_until_up(self._running.enter_context(running_node(self.config)))
+        self._node = self._running.enter_context(running_node(self.config))
+        wait_until_up(self._node)
+
+    @contextlib.contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Its process does nothing until the block ends, and its connections stay open."""
+        self._node.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._node.process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         self._running.close()

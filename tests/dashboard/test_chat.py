@@ -306,18 +306,22 @@ def test_a_long_answer_comes_smoothly_and_whole(stage: Page) -> None:
     assert answers(stage, 1).locator("figure code").evaluate("e => e.textContent") == code
 
 
-def test_a_head_that_dies_takes_nothing_along(stage: Page, played: OneRank) -> None:
+def test_a_head_that_hangs_takes_nothing_along(stage: Page, played: OneRank) -> None:
     ask(stage, "endless")
     expect(stage.locator(".assistant .text")).to_contain_text("lala")
     stage.locator("#chat-text").fill("What I was about to say")
     expect(stage.locator("#rate-now")).to_contain_text("tokens/s")
-    played.stop()
-    expect(stage.locator("#state")).to_have_text("out of reach")
-    expect(stage.locator("#rate-now")).to_have_text("")
-    expect(stage.get_by_role("alert")).to_contain_text("what you have typed stays here")
-    expect(stage.get_by_role("group", name="Why there is no answer")).to_contain_text(
-        "What had come stays here"
-    )
-    assert "lala" in stage.locator(".assistant .text").inner_text()
-    expect(stage.get_by_role("button", name="Send")).to_be_disabled()
+    with played.hanging():
+        expect(stage.locator("#state")).to_have_text("out of reach")
+        expect(stage.locator("#rate-now")).to_have_text("")
+        expect(stage.get_by_role("alert")).to_contain_text("what you have typed stays here")
+        trouble = stage.get_by_role("group", name="Why there is no answer")
+        expect(trouble).to_contain_text("What had come stays here")
+        assert "lala" in stage.locator(".assistant .text").inner_text()
+        expect(stage.get_by_role("button", name="Send")).to_be_disabled()
+        trouble.get_by_role("button", name="Ask again").click()
+        expect(stage.locator("#chat-hint")).to_have_text("The ring does not serve just now.")
+    expect(stage.get_by_role("alert")).to_have_text("Connected again.")
+    expect(stage.locator("#state")).to_have_text("serving")
     expect(stage.locator("#chat-text")).to_have_value("What I was about to say")
+    expect(stage.get_by_role("button", name="Send")).to_be_enabled()

@@ -3,6 +3,8 @@
 import { ApiError, call, events } from "../api.js";
 import { isOpen, place } from "../ring.js";
 
+const PATIENCE = 2000;
+
 /**
  * Fill `message` with the answer to `body`, and call `changed` after each piece. Throws ApiError, Lost, or what
  * `signal` was aborted with; the message then has what had come.
@@ -39,7 +41,8 @@ export async function cost(message, cluster) {
   stats.open = Boolean(cluster && isOpen(cluster));
   if (!message.id) return;
   try {
-    const response = await call(`/v1/requests/${encodeURIComponent(message.id)}/trace`);
+    const signal = AbortSignal.timeout(PATIENCE); // a head that hangs does not hold the answer up
+    const response = await call(`/v1/requests/${encodeURIComponent(message.id)}/trace`, { signal });
     const trace = await response.json();
     stats.tokens = trace.tokens;
     stats.rate = trace.tokens_per_s;

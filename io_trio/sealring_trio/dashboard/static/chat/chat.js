@@ -108,7 +108,7 @@ export class Chat {
   /** Say something; returns whether it was taken. */
   send(text) {
     const { current } = this;
-    if (!this.ready || this.running.has(current.id)) return false;
+    if (!this.#may()) return false;
     const call = openCall(current);
     const said = call ? { role: "tool", call: call.id, name: call.name, content: text } : { role: "user", content: text };
     current.messages.push(said);
@@ -118,16 +118,27 @@ export class Chat {
     return true;
   }
 
+  /** Whether something can be asked now; says why not. */
+  #may() {
+    const why = this.running.has(this.current.id) ? "An answer is coming: Escape stops it." : "The ring does not serve just now.";
+    const may = this.ready && !this.running.has(this.current.id);
+    if (!may) {
+      this.composer.hint(why);
+      this.on.announce(why);
+    }
+    return may;
+  }
+
   /** Have an answer given once more. */
   again(message) {
-    if (!this.ready || this.running.has(this.current.id)) return;
+    if (!this.#may()) return;
     this.#cut(message);
     this.#answer(this.current);
   }
 
   /** Say something else in the place of `message`; returns whether it was taken. */
   edit(message, text) {
-    if (!this.ready || this.running.has(this.current.id)) return false;
+    if (!this.#may()) return false;
     this.#cut(message);
     return this.send(text);
   }
@@ -163,12 +174,12 @@ export class Chat {
     try {
       await ask(message, body(), stop.signal, () => this.#showComing(message));
     } catch (error) {
-      message.end = "stopped";
-      if (error.name !== "AbortError") message.trouble = explain(error);
+      message.end = error.name === "AbortError" ? "stopped" : "broken off";
+      if (message.end !== "stopped") message.trouble = explain(error);
       if (error instanceof ApiError && error.status === 401) this.on.askForKey();
     }
     clearInterval(saving);
-    await cost(message, this.cluster);
+    if (!(stop.signal.reason instanceof Lost)) await cost(message, this.cluster);
     this.running.delete(conversation.id);
     this.refresh();
     const shown = this.log.find(message)?.complete();
