@@ -303,42 +303,12 @@ def test_a_chunk_is_at_most_twice_as_large_as_a_recent_one():
     made = scheduler(chunk=2048, context=8000)
     made.submit(Request((2,) * 7000, 1))
     counts = []
-    for _ in range(7):
+    for _ in range(6):
         step = plan(made)
         counts.append(step.work.count)
         made.took(timing(step, 0.001))
         answer(made, step)
-    assert counts == [
-        64,
-        128,
-        256,
-        512,
-        1024,
-        1088,
-        2048,
-    ]  # the last two end at a multiple of 1,024
-
-
-def test_one_slow_chunk_does_not_hide_what_chunks_take_beside_their_tokens():
-    """The largest was slow once, as a GPU is that prepares for its shape."""
-    made = scheduler(chunk=512, stages=2, context=8000)
-    for count, seconds in ((64, 0.0107), (256, 0.0128), (512, 0.080)):
-        work = attrs.evolve(NOTHING, work=Prefill(1, 0, count))
-        made.took(timing(work, seconds, seconds))
-    made.submit(Request((2,) * 4097, 1))
-    assert plan(made).work.count >= 384
-
-
-@pytest.mark.parametrize(("sent", "count"), [(0.0, 1024), (0.00005, 896), (0.001, 192)])
-def test_chunks_are_smaller_where_links_take_long_for_each_token(sent, count):
-    made = scheduler(chunk=1024, stages=2, context=8000)
-    made.took(timing(NOTHING, 0.001, 0.001, away=0.003))
-    for size in (256, 1024):
-        seconds = 0.010 + 0.00001 * size
-        work = attrs.evolve(NOTHING, work=Prefill(1, 0, size))
-        made.took(timing(work, seconds, seconds, away=0.003 + sent * size))
-    made.submit(Request((2,) * 4097, 1))
-    assert plan(made).work.count == count
+    assert counts == [64, 128, 256, 512, 1024, 2048]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ import functools
 from typing import Any, Final
 
 import mlx.core as mx
-from sealring_protocol.control.scheduler.chunks import CELL
 
 _WARPS: Final = 8
 _EACH: Final = 8
@@ -43,9 +42,9 @@ _KEYS_PER_BLOCK: Final = 32
 """Keys of a row for each block, up to which this kernel is used. On an H200 it was faster there,
 from 2 rows with 500 keys to 32 rows with 4,000, and slower for 2 rows with 2,000."""
 
-_GRID: Final = CELL
-"""Queries, and keys, for which cuDNN plans once. All chunks that lie between two multiples of this
-have one plan, and those that cross one have another: 32 serve all prompts up to 16,384 tokens."""
+_GRID: Final = 512
+"""Queries, and keys, for which cuDNN plans once. More would have it compute more that nobody needs,
+and fewer would have it plan more often."""
 _FEW: Final = 17
 """Tokens up to which plain products attend: one, and as many guesses as a row may read ahead."""
 _CUDNN_WIDTH: Final = 128

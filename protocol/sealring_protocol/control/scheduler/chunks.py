@@ -10,12 +10,11 @@ are. While rows decode there are only as many as stages, and stage 0 has one at 
 
 **How large.** Let a prompt of T tokens be read in chunks of n on N equal stages, and a chunk take
 a + b * n on each (see `chunk_pace`). The last stage ends N - 1 chunks after the first, and waits
-s * n for the links that send it a chunk. So all takes (T / n + N - 1) * (a + b * n) + s * n. That
+s * n for the links that send it a chunk. So all takes (T / n + N - 1) * (a + b * n) + s * n. It
 is least for n = sqrt(a * T / ((N - 1) * b + s)). A chunk must also be so small that a decode behind
 it waits no longer than `SchedulerConfig.chunk_seconds` because of chunks. It is while nothing
 decodes, too, for whoever comes next, as far as a device computes such small chunks no slower. Few
-sizes are used, and chunks end at a multiple of `CELL` where one is near, so that what a GPU
-prepares for a shape serves again.
+sizes are used, so that what a GPU prepares for a shape serves again.
 """
 
 from __future__ import annotations
@@ -36,10 +35,6 @@ _SMALL: Final = 64
 
 _SMALLEST: Final = 8
 """The same while rows decode."""
-
-CELL: Final = 1024
-"""Tokens of a row, from a multiple of this to the next, for which attention on a GPU is prepared
-once. A chunk that would reach a little into the next such part of the row ends before it."""
 
 _OVERTAKES: Final = 2
 """Chunks of shorter prompts that may overtake the oldest prompt."""
@@ -91,11 +86,7 @@ class Chunks:
     def cut(self, row: LiveRow, rows: Sequence[LiveRow], *, decoding: bool) -> Prefill:
         """The next chunk of *row*, which is one of *rows* as in `next`."""
         self._overtaken = 0 if row is rows[0] else self._overtaken + 1
-        size = min(row.unread, self._size(row, decoding=decoding))
-        over = (row.position + size) % CELL
-        if not decoding and 2 * over <= size:
-            size -= over
-        return Prefill(row.uid, row.position, size)
+        return Prefill(row.uid, row.position, min(row.unread, self._size(row, decoding=decoding)))
 
     def _size(self, row: LiveRow, *, decoding: bool) -> int:
         most, pace = self._config.chunk, self._pace
