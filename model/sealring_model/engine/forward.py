@@ -74,13 +74,11 @@ class Forward:
 
     def prefill(self, step: Step, uid: int, count: int) -> PendingAnswer:
         """Launch the prefill of *count* tokens of row *uid*."""
-        inlets: list[Inlet] = []
         if self._first:
             inputs = [mx.array(step.ids[len(step.join) :], mx.uint32)[None]]
         else:
             received = self._hidden_io.open(step, PREFILL_GROUP, (uid,), count)
-            inlets = self._hidden_io.inlets(step, received, 1, count)
-            inputs = [inlet.array for inlet in inlets]
+            inputs = self._hidden_io.to_arrays(step, received, 1, count)
         slots = self._caches.row(uid)
         outputs = self._stage.run(inputs, slots)
         self._caches.trim_windows(uid)
@@ -91,15 +89,10 @@ class Forward:
         launched = (*written, *(prints.arrays if prints else ()))
         if self._last:
             self._device_io.start(*launched)
-
-            def answer(clock: Clock) -> Step | StepDone:
-                check_filled(*inlets)
-                return self._hidden_io.forward(step, clock)
-
-            pending = PendingAnswer(launched, answer)
+            pending = PendingAnswer(launched, lambda clock: self._hidden_io.forward(step, clock))
         else:
             context = self._hidden_io.outgoing_context(step.n, PREFILL_GROUP, (uid,))
-            pending = self._hidden_io.start_and_send(step, context, outputs, launched, inlets)
+            pending = self._hidden_io.start_and_send(step, context, outputs, launched)
         return _prefaced(pending, prints)
 
     def _fingerprints(
@@ -150,8 +143,7 @@ class Forward:
             pending = self._hidden_io.start_and_send(step, context, outputs, launched)
             return _prefaced(pending, prints)
         shapes = [tensor.spec.shape(len(uids), 1) for tensor in self._stage.hop_out]
-        inlets = [built.inlet] if built.inlet else []
-        return self._hidden_io.send_when_done(step, context, shapes, [built.outlet], inlets)
+        return self._hidden_io.send_when_done(step, context, shapes, [built.outlet], built.inlet)
 
     def close(
         self, done: StepDone, state: SamplerState, received: Received, built: BuiltClosing | None
@@ -241,7 +233,7 @@ class Forward:
         """Answer *message* with what is *sampled* on *inlet*, if it was launched ahead."""
 
         def answer(clock: Clock) -> StepDone:
-            check_filled(*([inlet] if inlet else []))
+            check_filled(inlet)
             spent = (*message.spent, clock())
             return StepDone(message.epoch, message.n, sampled.ids(), spent=spent)
 

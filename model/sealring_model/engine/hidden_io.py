@@ -88,17 +88,6 @@ class HiddenIO:
             for tensor, data in zip(self._expected(message), received, strict=True)
         ]
 
-    def inlets(
-        self, message: Step | StepDone, received: Received, rows: int, tokens: int
-    ) -> list[Inlet]:
-        """The same, as inlets that are filled already: faster for the hidden states of a prompt."""
-        return [
-            self._device_io.filled(
-                dtype_of(tensor.spec.dtype), tensor.spec.shape(rows, tokens), data
-            )
-            for tensor, data in zip(self._expected(message), received, strict=True)
-        ]
-
     def inlet(self, tensors: Sequence[HopTensor], rows: int) -> Inlet:
         """An inlet for what the next message of *rows* rows brings, which must be one tensor."""
         (tensor,) = tensors
@@ -112,9 +101,8 @@ class HiddenIO:
         context: InnerContext,
         hidden: Sequence[mx.array],
         others: tuple[mx.array, ...] = (),
-        inlets: Sequence[Inlet] = (),
     ) -> PendingAnswer:
-        """Launch *hidden* and *others*, and send *hidden* on once it is computed from *inlets*.
+        """Launch *hidden* and *others*, and send *hidden* on once it is computed.
 
         Raises `ModelError` if it is too large for a frame.
         """
@@ -127,7 +115,7 @@ class HiddenIO:
         outlets = tuple(map(self._device_io.outlet, hidden))
         self._device_io.start(*(outlet.ready for outlet in outlets), *others)
         shapes = [array.shape for array in hidden]
-        return self.send_when_done(step, context, shapes, outlets, inlets, others)
+        return self.send_when_done(step, context, shapes, outlets, None, others)
 
     def send_when_done(
         self,
@@ -135,14 +123,14 @@ class HiddenIO:
         context: InnerContext,
         shapes: Sequence[tuple[int, ...]],
         outlets: Sequence[Outlet],
-        inlets: Sequence[Inlet],
+        inlet: Inlet | None,
         others: tuple[mx.array, ...] = (),
     ) -> PendingAnswer:
-        """Send on what comes out of *outlets*, with *shapes*, of a graph that was launched before
-        on *inlets*."""
+        """Send on what comes out of *outlets*, with *shapes*, of a graph that was launched before,
+        on *inlet* if it was launched ahead."""
 
         def answer(clock: Clock) -> Step | StepDone:
-            check_filled(*inlets)
+            check_filled(inlet)
             seal = self._activation_seal.seal
             tensors = tuple(
                 seal(context, dtype_of(tensor.spec.dtype), shape, outlet.data())
@@ -168,7 +156,7 @@ class HiddenIO:
         return attrs.evolve(message, ids=(), tensors=(), failed=failure)
 
 
-def check_filled(*inlets: Inlet) -> None:
-    """Raise `ModelError` if the device went on before all *inlets* were filled."""
-    if not all(inlet.was_filled for inlet in inlets):
+def check_filled(inlet: Inlet | None) -> None:
+    """Raise `ModelError` if the device went on before *inlet* was filled."""
+    if inlet is not None and not inlet.was_filled:
         raise ModelError("the device did not wait for the hidden states that came")

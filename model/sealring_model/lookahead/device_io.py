@@ -21,7 +21,6 @@ from sealring_model.stage.tensors import (
     MLX_DTYPES,
     check_size,
     data_of,
-    from_data,
     memory_of,
     outgoing,
     start,
@@ -91,10 +90,6 @@ class DeviceIO:
     def inlet(self, dtype: DType, shape: tuple[int, ...]) -> Inlet:
         """An inlet for an array of *dtype* and *shape*."""
         return _HostInlet(dtype, shape)
-
-    def filled(self, dtype: DType, shape: tuple[int, ...], data: Buffer) -> Inlet:
-        """An inlet that holds a copy of *data* already. Keep it until its graph is evaluated."""
-        return Inlet(dtype, shape, from_data(dtype, shape, data))
 
     def outlet(self, array: mx.array) -> Outlet:
         """The outlet of *array*, as a part of its graph."""

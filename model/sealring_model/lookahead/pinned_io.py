@@ -33,7 +33,6 @@ from typing import Any, Final
 import mlx.core as mx
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.codec.wire import Buffer
-from sealring_protocol.limits import MAX_SEALED_BODY
 
 from sealring_model.engine.devices import keep_device_memory
 from sealring_model.lookahead.device_io import DeviceIO, Inlet, Outlet
@@ -49,15 +48,8 @@ and the last ticket whose contents the device saw."""
 _RELEASED, _SEEN = 0, 1
 
 _SMALLEST: Final = 4096
-_LARGEST: Final = MAX_SEALED_BODY
-"""Bytes of contents: the hidden states of one message. An engine has two steps in flight, so memory
-for three or four of that size is pinned, and as much again for those that come in."""
-_COPIERS: Final = 16
-"""Blocks of threads that copy the contents of an inlet that is filled beforehand. One that the
-device waits at has a single block, which alone looks whether it may go on."""
-
-_PER_COPIER: Final = 1 << 18
-"""Bytes from which on there is more than one."""
+_LARGEST: Final = 1 << 20
+"""Bytes of contents. A prompt's hidden states may be more; they leave as on any other device."""
 
 _HELPERS: Final = """
 __device__ void sealring_copy(
@@ -87,9 +79,8 @@ _WAIT: Final = f"""
     }}
     __syncthreads();
     char* to = reinterpret_cast<char*>(contents);
-    unsigned at = blockIdx.x * blockDim.x + threadIdx.x, step = blockDim.x * gridDim.x;
-    if (told) sealring_copy(to, box + {_HEADER}, what[1], at, step);
-    else for (unsigned i = at; i < what[1]; i += step) to[i] = 0;
+    if (told) sealring_copy(to, box + {_HEADER}, what[1], threadIdx.x, blockDim.x);
+    else for (unsigned i = threadIdx.x; i < what[1]; i += blockDim.x) to[i] = 0;
 """
 
 _POST: Final = f"""
@@ -138,13 +129,7 @@ class _WaitingInlet(Inlet):
     """An inlet at which the device waits."""
 
     def __init__(
-        self,
-        lease: _Lease,
-        kernel: Any,
-        dtype: DType,
-        shape: tuple[int, ...],
-        timeout_ns: int,
-        blocks: int = 1,
+        self, lease: _Lease, kernel: Any, dtype: DType, shape: tuple[int, ...], timeout_ns: int
     ) -> None:
         self._lease: Final = lease
         self._timeout_ns: Final = timeout_ns
@@ -157,7 +142,7 @@ class _WaitingInlet(Inlet):
             inputs=[self._buffer.where, what],
             output_shapes=[shape],
             output_dtypes=[MLX_DTYPES[dtype]],
-            grid=(1024 * blocks, 1, 1),
+            grid=(1024, 1, 1),
             threadgroup=(1024, 1, 1),
         )
         super().__init__(dtype, shape, array)
@@ -229,17 +214,6 @@ class PinnedIO(DeviceIO):
             return super().inlet(dtype, shape)
         lease = self._lease(self._inlet_buffers, prod(shape) * dtype.width)
         return _WaitingInlet(lease, self._wait, dtype, shape, self._timeout_ns)
-
-    def filled(self, dtype: DType, shape: tuple[int, ...], data: Buffer) -> Inlet:
-        """An inlet that holds a copy of *data* already, in pinned memory unless it is too large."""
-        size = prod(shape) * dtype.width
-        if size > _LARGEST:
-            return super().filled(dtype, shape, data)
-        lease = self._lease(self._inlet_buffers, size)
-        blocks = min(_COPIERS, 1 + size // _PER_COPIER)
-        inlet = _WaitingInlet(lease, self._wait, dtype, shape, self._timeout_ns, blocks)
-        inlet.fill(data)
-        return inlet
 
     def outlet(self, array: mx.array) -> Outlet:
         """The outlet of *array*, in pinned memory unless it is too large."""
