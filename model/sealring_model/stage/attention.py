@@ -1,10 +1,9 @@
-"""Attention on CUDA where MLX's own is slow: for rows of different lengths that decode, and for
-lengths that have not been there before.
+"""Attention of one token per row over masked keys, on CUDA: a decode of rows of different lengths.
 
-**One token per row over masked keys.** The rows of a batch stand in left-padded rectangles, so each
-of their decodes has a mask. MLX's own kernel takes no mask. With a mask MLX falls back to batched
-matrix products, a product with the mask and a softmax: half a dozen kernels, whose launches take
-longer than their work. Here it is one kernel.
+The rows of a batch stand in left-padded rectangles, so each of their decodes has a mask. MLX's own
+kernel takes no mask. With a mask MLX falls back to batched matrix products, a product with the mask
+and a softmax: half a dozen kernels, whose launches take longer than their work. Here it is one
+kernel.
 
 Each block of threads has the keys of one row and one head, and all queries that go with them
 (grouped queries, arXiv:2305.13245), so that each key and value is read once. A thread has eight
@@ -14,13 +13,6 @@ keeps the softmax of the keys that it has seen as their maximum, their sum and a
 in f32, whatever the queries are.
 
 Few rows with many keys do not give enough blocks for the device, and the fallback is faster.
-
-**Several tokens of a row.** MLX has cuDNN attend, which plans anew for each number of queries and
-of keys. A plan takes 60 to 80 ms on an H100, where attention of 16 layers takes 2 ms. Every prompt
-has another length, and each of its chunks other keys. So both are filled up to multiples of `_GRID`
-(`on_grid`), and a plan serves again. The last query sees the last key; where the keys are filled up
-by more than the queries, empty queries go before the first. A few tokens, as where a row reads
-guesses ahead, are attended to by plain products instead (`few`), which need no plan.
 """
 
 from __future__ import annotations
@@ -41,14 +33,6 @@ memory."""
 _KEYS_PER_BLOCK: Final = 32
 """Keys of a row for each block, up to which this kernel is used. On an H200 it was faster there,
 from 2 rows with 500 keys to 32 rows with 4,000, and slower for 2 rows with 2,000."""
-
-_GRID: Final = 512
-"""Queries, and keys, for which cuDNN plans once. More would have it compute more that nobody needs,
-and fewer would have it plan more often."""
-_FEW: Final = 17
-"""Tokens up to which plain products attend: one, and as many guesses as a row may read ahead."""
-_CUDNN_WIDTH: Final = 128
-"""The widest heads that MLX gives to cuDNN."""
 
 _SOURCE: Final = f"""
     constexpr int WARPS = {_WARPS}, EACH = {_EACH};
@@ -241,59 +225,9 @@ def attend(
     return out
 
 
-def needs_plan(queries: mx.array, keys: mx.array, mask: object) -> bool:
-    """Whether cuDNN would attend, to several tokens that each see the tokens before them."""
-    return (
-        mask == "causal"
-        and queries.shape[2] > 1
-        and queries.shape[3] <= _CUDNN_WIDTH
-        and queries.dtype == keys.dtype
-        and queries.dtype in _TYPES
-    )
-
-
-def few(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
-    """Causal attention by plain products, with the softmax in f32. Shapes as in `attend`, with any
-    number of tokens."""
-    rows, heads, tokens, width = queries.shape
-    kv_heads, length = keys.shape[1:3]
-    grouped = (scale * queries).reshape(rows, kv_heads, -1, width)
-    scores = (grouped @ keys.swapaxes(2, 3)).reshape(rows, heads, tokens, length)
-    seen = mx.arange(length - tokens, length)[:, None] >= mx.arange(length)
-    weights = mx.softmax(mx.where(seen, scores, -mx.inf), axis=-1, precise=True)
-    return (weights.reshape(rows, kv_heads, -1, length) @ values).reshape(queries.shape)
-
-
-def on_grid(
-    queries: mx.array, keys: mx.array, values: mx.array
-) -> tuple[mx.array, mx.array, mx.array, int]:
-    """The arguments of causal attention, filled up with zeros, and where the queries begin then."""
-    tokens, length = queries.shape[2], keys.shape[2]
-    long = _filled_up(length)
-    before = length - tokens  # keys that all queries see
-    wide = _filled_up(long - before)
-    first = before - (long - wide)
-    return (
-        _padded(queries, first, wide - first - tokens),
-        _padded(keys, 0, long - length),
-        _padded(values, 0, long - length),
-        first,
-    )
-
-
-def _filled_up(size: int) -> int:
-    return -(-size // _GRID) * _GRID
-
-
-def _padded(array: mx.array, before: int, after: int) -> mx.array:
-    if not before and not after:
-        return array
-    return mx.pad(array, [(0, 0), (0, 0), (before, after), (0, 0)])
-
-
 @functools.cache
 def install() -> None:
-    """Have every model of this process attend as told here, if there is CUDA and the kernel
+    """Have every model of this process use `attend` where it fits, if there is CUDA and the kernel
     compiles. Launches the kernel once, so `LaunchSettings.choose` must have been called before."""
     if not mx.cuda.is_available() or not _compiles():
         return
@@ -311,18 +245,12 @@ def install() -> None:
         **others: Any,
     ) -> mx.array:
         """Takes the arguments of MLX's own."""
-        plain = sinks is None and not others
-        if plain and fits(queries, keys, values, mask):
+        if sinks is None and not others and fits(queries, keys, values, mask):
             return attend(queries, keys, values, scale, mask)
-        first, tokens = 0, queries.shape[2]
-        if plain and needs_plan(queries, keys, mask):
-            if tokens <= _FEW:
-                return few(queries, keys, values, scale)
-            queries, keys, values, first = on_grid(queries, keys, values)
         found: mx.array = theirs(
             queries, keys, values, scale=scale, mask=mask, sinks=sinks, **others
         )
-        return found[:, :, first : first + tokens]
+        return found
 
     fast.scaled_dot_product_attention = attention
 
