@@ -93,7 +93,9 @@ class InThread(Child):
         self.sock, self._theirs = socket.socketpair()
         self.sock.settimeout(60)
         self._decoder = FrameDecoder({FrameKind.LOCAL: MAX_SEALED_BODY})
-        options = argparse.Namespace(model=str(folder), adapter=None, trust_weights=False)
+        options = argparse.Namespace(
+            model=str(folder), adapter=None, trust_weights=False, narrow_hops=False
+        )
         self._thread = threading.Thread(target=serve, args=(self._theirs, options, 0))
         self._thread.start()
 
