@@ -12,15 +12,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, cast
 
+import attrs
 import pydantic
 import sealring_trio.api
 from sealring_trio.api import (
+    anthropic_body,
     bodies,
     connection,
     connections,
     gate,
     http1,
     parsing,
+    responses_body,
+    responses_store,
     schema,
     tls,
     trace_context,
@@ -32,7 +36,7 @@ from sealring_trio.files import config
 from sealring_trio.text import workers
 from starlette.routing import Route
 
-from docs import words
+from docs import words, words_shapes
 from docs.schemas import table, told_type
 
 _SOURCE: Final = Path(sealring_trio.api.__file__).parent
@@ -59,17 +63,29 @@ def _endpoints() -> str:
     return table(("endpoint", "needs a key, once there are any", "what it gives"), *rows)
 
 
-def _rows(
-    told: Mapping[str, Any], meanings: Mapping[str, str], kinds: Mapping[str, Any], prefix: str
-) -> Iterator[tuple[str, str, str]]:
-    """Name, type and meaning of each field of the schema *told*, and of what is in it."""
-    for name, field in told["properties"].items():
-        needed = " (needed)" if name in told.get("required", []) else ""
-        refused = schema.REFUSED.get(name) if not prefix else None
-        kind = "refused" if refused else told_type(field) + needed
-        yield f"`{prefix}{name}`", kind, refused or meanings[f"{prefix}{name}"]
-        for below, marks in _refs(field, ""):
-            yield from _rows(kinds[below], meanings, kinds, f"{prefix}{name}{marks}.")
+@attrs.frozen
+class _Words:
+    """The *meanings* of fields, what is said of those that are *refused*, and the schemas of the
+    *kinds* of objects that they hold."""
+
+    meanings: Mapping[str, str]
+    refused: Mapping[str, str]
+    kinds: Mapping[str, Any]
+
+    def rows(
+        self, told: Mapping[str, Any], prefix: str = "", within: tuple[str, ...] = ()
+    ) -> Iterator[tuple[str, str, str]]:
+        """Name, type and meaning of each field of the schema *told*, and of what is in it; not
+        again of kinds that it is *within*."""
+        for name, field in told["properties"].items():
+            needed = " (needed)" if name in told.get("required", []) else ""
+            refused = self.refused.get(name) if not prefix else None
+            kind = "refused" if refused else told_type(field) + needed
+            yield f"`{prefix}{name}`", kind, refused or self.meanings[f"{prefix}{name}"]
+            for below, marks in _refs(field, ""):
+                if below not in within:
+                    place = f"{prefix}{name}{marks}."
+                    yield from self.rows(self.kinds[below], place, (*within, below))
 
 
 def _refs(field: Mapping[str, Any], marks: str) -> Iterator[tuple[str, str]]:
@@ -82,9 +98,14 @@ def _refs(field: Mapping[str, Any], marks: str) -> Iterator[tuple[str, str]]:
         yield from _refs(field["items"], f"{marks}[]")
 
 
-def _body(model: type[pydantic.BaseModel], meanings: Mapping[str, str]) -> str:
+def _body(
+    model: type[pydantic.BaseModel],
+    meanings: Mapping[str, str],
+    refused: Mapping[str, str] = schema.REFUSED,
+) -> str:
     told = model.model_json_schema()
-    return table(("field", "type", "meaning"), *_rows(told, meanings, told.get("$defs", {}), ""))
+    rows = _Words(meanings, refused, told.get("$defs", {})).rows(told)
+    return table(("field", "type", "meaning"), *rows)
 
 
 def _errors() -> str:
@@ -146,8 +167,8 @@ def _limits() -> str:
 _LIMITED: Final[Mapping[str, ModuleType]] = {
     module.__name__.rpartition(".")[2]: module
     for module in (
-        *(bodies, config, connection, connections, events, gate, http1, parsing, schema),
-        *(tls, trace_context, workers),
+        *(bodies, config, connection, connections, events, gate, http1, parsing),
+        *(responses_body, responses_store, schema, tls, trace_context, workers),
     )
 }
 
@@ -196,6 +217,12 @@ SECTIONS: Final[Mapping[str, Callable[[], str]]] = {
     "chat": lambda: _body(schema.ChatRequest, words.FIELDS),
     "completion": lambda: _body(
         schema.CompletionRequest, {**words.FIELDS, **words.COMPLETION_FIELDS}
+    ),
+    "responses": lambda: _body(
+        responses_body.ResponsesRequest, words_shapes.RESPONSES, responses_body.REFUSED
+    ),
+    "messages": lambda: _body(
+        anthropic_body.MessagesRequest, words_shapes.MESSAGES, anthropic_body.REFUSED
     ),
     "errors": _errors,
     "limits": _limits,

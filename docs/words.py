@@ -9,6 +9,14 @@ from sealring_protocol.diagnosis.causes import Cause
 ENDPOINTS: Final = {
     "POST /v1/chat/completions": "An answer to a conversation, whole or streamed.",
     "POST /v1/completions": "A continuation of a text, whole or streamed.",
+    "POST /v1/responses": "An answer as OpenAI's responses have it, whole or streamed.",
+    "GET /v1/responses/{id}": "A response that is kept.",
+    "DELETE /v1/responses/{id}": "Keeps a response no longer.",
+    "GET /v1/responses/{id}/input_items": "The items of its input; `limit`, `order` and `after` "
+    "choose among them.",
+    "POST /v1/responses/{id}/cancel": "Always an error: none is made in the background.",
+    "POST /v1/messages": "An answer as Anthropic's messages have it, whole or streamed.",
+    "POST /v1/messages/count_tokens": "How many tokens a prompt of that form has.",
     "GET /v1/models": "The model, the length of its context, and whether it has a chat template.",
     "GET /v1/models/{id}": "The same for one model.",
     "GET /v1/cluster": "The state of the ring: ranks, links, strategy, rows, what is in the way. "
@@ -119,6 +127,9 @@ ERRORS: Final = {
     "wrong_origin": ("403", "The request comes from a page of another origin, which the config's "
                      "`allowed_origins` does not name. The message has the line to add."),
     "wrong_site": ("403", "The request comes from a page of another site."),
+    "not_in_background": ("400", "A response that is to be cancelled is not made in the "
+                          "background."),
+    "response_not_found": ("404", "There is no such response of this caller's, or no longer."),
     "model_not_found": ("404", "There is no such model."),
     "not_found": ("404", "There is nothing at this path."),
     "request_not_found": ("404", "There is no such request, or no longer."),
@@ -174,6 +185,12 @@ LIMITS: Final = {
     "schema.MAX_VALUES": "Values in a body.",
     "schema.MAX_STOPS": "Stop texts.",
     "schema.MAX_STOP": "Characters of a stop text.",
+    "responses_body.MAX_METADATA": "Entries of a response's metadata.",
+    "responses_store.MAX_KEPT": "Bytes of all responses that are kept, each with the items before "
+    "it; when there are more, the oldest of whoever has most go.",
+    "responses_store.MAX_KEPT_OF_ONE": "Bytes of those of one caller; the oldest go first.",
+    "responses_store.MAX_KEPT_COUNT": "How many of one caller are kept.",
+    "responses_store.MAX_KEPT_EACH": "Bytes of one; a larger one is not kept.",
     "parsing.MAX_CALL": "Characters of a tool call in an answer; a longer one is text.",
     "workers.MAX_WAITING": "Bytes of texts that wait for a text worker; one caller has half at "
     "most.",

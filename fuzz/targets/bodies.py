@@ -5,6 +5,7 @@ Input: which kind of request, then its body.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, Final, cast
@@ -13,19 +14,26 @@ import attrs
 from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.codec.encoding import decode_local, encode
-from sealring_trio.api.errors import ApiError
+from sealring_trio.api.errors import ANTHROPIC, ApiError
 from sealring_trio.api.gate import Caller
-from sealring_trio.api.kinds import ChatKind, ChoiceContext, CompletionKind
+from sealring_trio.api.kinds import (
+    ChatKind,
+    ChoiceContext,
+    CompletionKind,
+    MessagesKind,
+    ResponsesKind,
+)
+from sealring_trio.api.replies import About
 from sealring_trio.api.sampling import jobs
 from sealring_trio.api.schema import MAX_CHOICES, MAX_STOPS
-from sealring_trio.api.texts import chat, completion
+from sealring_trio.api.texts import JOBS
 from sealring_trio.node.generation import Generator
+from sealring_trio.node.trace import Trace
 from sealring_trio.text.parsed import ParsedRequest
 
 from fuzz.source import Source
 
-CHAT: Final[Any] = ChatKind()
-TEXT: Final[Any] = CompletionKind()
+KINDS: Final[tuple[Any, ...]] = (ChatKind(), CompletionKind(), ResponsesKind(), MessagesKind())
 ASKED: Final = {"model": "m", "context": 2048}
 VISITOR: Final = Caller("req-1", "", "", "", 0.0)
 VOCABULARY: Final = 1500
@@ -55,12 +63,35 @@ TEXTS: Final = (
     '{"model":"m","prompt":[1,2,3],"max_tokens":1,"frequency_penalty":2,"suffix":null}',
     '{"model":"m","prompt":[[1],[2,1499]],"repetition_penalty":1.1,"user":"u","stop":"."}',
 )
+RESPONSES: Final = (
+    '{"model":"m","input":"x","instructions":"y","stream":true,"metadata":{"a":"b"}}',
+    '{"model":"m","input":[{"role":"developer","content":[{"type":"input_text","text":"x"}]},'
+    '{"type":"reasoning","summary":[{"type":"summary_text","text":"y"}]},'
+    '{"type":"function_call","name":"f","call_id":"c","arguments":"{}"},'
+    '{"type":"function_call_output","call_id":"c","output":"z"},'
+    '{"type":"custom_tool_call","name":"g","namespace":"n","call_id":"d","input":"i"}]}',
+    '{"model":"m","input":"x","tools":[{"type":"custom","name":"f","format":{"type":"grammar",'
+    '"syntax":"lark","definition":"d"}},{"type":"namespace","name":"n","tools":[{"type":'
+    '"function","name":"g","parameters":{}}]},{"type":"web_search"}],"tool_choice":{"type":'
+    '"allowed_tools","mode":"required","tools":[{"type":"custom","name":"f"}]}}',
+    '{"model":"m","input":"x","previous_response_id":"r","text":{"format":{"type":"json_schema",'
+    '"name":"n","schema":{}}},"reasoning":{"effort":"none","summary":"auto"}}',
+)
+MESSAGES: Final = (
+    '{"model":"m","max_tokens":9,"messages":[{"role":"user","content":"x"}],"system":"y",'
+    '"stop_sequences":["a"],"thinking":{"type":"adaptive"},"stream":true}',
+    '{"model":"m","max_tokens":4000,"messages":[{"role":"user","content":[{"type":"text","text":'
+    '"x"}]},{"role":"assistant","content":[{"type":"thinking","thinking":"t"},{"type":"tool_use",'
+    '"id":"c","name":"f","input":{"a":1}}]},{"role":"user","content":[{"type":"tool_result",'
+    '"tool_use_id":"c","is_error":true,"content":[{"type":"text","text":"z"}]}]}],"tools":[{"name":'
+    '"f","input_schema":{}}],"tool_choice":{"type":"any","disable_parallel_tool_use":true}}',
+)
 
 
 def seeds() -> Iterator[bytes]:
     """Requests with every field, whole and cut off."""
     _tokenizer()  # now, and not in the time of the first input
-    for number, bodies in enumerate((CHATS, TEXTS)):
+    for number, bodies in enumerate((CHATS, TEXTS, RESPONSES, MESSAGES)):
         for body in bodies:
             yield bytes([number]) + body.encode()
             yield bytes([number]) + body[:-3].encode()
@@ -74,22 +105,19 @@ def _tokenizer() -> Tokenizer:
 def check(data: bytes) -> None:
     """What is not refused becomes rows with one encoding each, as many as were asked for."""
     source = Source(data)
-    is_text, body = source.flag(), source.rest()
+    kind, body = KINDS[source.below(len(KINDS))], source.rest()
     context = ChoiceContext(cast(Generator, None), _tokenizer(), "")  # no call is read here
     try:
-        work = completion if is_text else chat
-        prepared = ParsedRequest.of(*work(_tokenizer(), ASKED, body, lambda stage: None))
-        told = prepared.told["options"]
-        asked = (TEXT if is_text else CHAT).options(told)
+        prepared = ParsedRequest.of(*JOBS[kind.name](_tokenizer(), ASKED, body, lambda stage: None))
+        kind.before(prepared.told, context)  # refuses: no response is kept here
+        asked = kind.options(prepared.told["options"])
         made = list(jobs(asked, prepared, VOCABULARY, VISITOR))
     except ApiError as error:
         _check_refusal(error)
         return
-    filled = (
-        TEXT.choices(asked, prepared, context)
-        if is_text
-        else CHAT.choices(asked, prepared, context)
-    )
+    filled = kind.choices(asked, prepared, context)
+    shape = kind.shape(asked, prepared, context, About("a", 0, "m", "f"))
+    json.loads(shape.whole(Trace("a", kind.name, "", began=0.0)))
     choices = asked.n or 1
     assert choices <= MAX_CHOICES
     assert len(made) == len(filled) == len(prepared.prompts) * choices
@@ -106,3 +134,4 @@ def check(data: bytes) -> None:
 def _check_refusal(error: ApiError) -> None:
     assert error.status in (400, 404)
     assert len(error.response().body) < LONGEST_ANSWER
+    assert len(error.response(ANTHROPIC).body) < LONGEST_ANSWER

@@ -16,7 +16,9 @@
 | `generate`, `kinds` | from a request to its answers; what is special about each kind of it |
 | `parsing`, `choices` | reasoning and tool calls in a text; what each piece adds to a choice |
 | `replies` | what clients see of an answer: a shape for each API |
-| `chat`, `completions` | the shapes of OpenAI's chat and text completions |
+| `chat`, `completions`, `responses_shape` | the shapes of OpenAI's APIs |
+| `responses_body`, `responses_input` | a body of `/v1/responses`, and the inner request of it |
+| `responses`, `responses_store` | responses that are kept |
 | `streaming` | answers as server-sent events |
 | `keys` | API keys, hashed at rest |
 | `errors` | every error in OpenAI's shape |

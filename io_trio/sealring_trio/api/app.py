@@ -16,13 +16,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from sealring_trio.api import cluster
+from sealring_trio.api import cluster, responses
+from sealring_trio.api.anthropic import CountTokens
 from sealring_trio.api.errors import INVALID, ApiError
 from sealring_trio.api.gate import Gate
 from sealring_trio.api.generate import Generate
 from sealring_trio.api.head import ApiHead
 from sealring_trio.api.health import health, livez, readyz
-from sealring_trio.api.kinds import ChatKind, CompletionKind
+from sealring_trio.api.kinds import ChatKind, CompletionKind, MessagesKind, ResponsesKind
 from sealring_trio.api.metrics import metrics
 
 log = logging.getLogger("sealring.api")
@@ -34,6 +35,13 @@ def build_app(head: ApiHead, pages: Sequence[BaseRoute] = ()) -> Starlette:
         routes=[
             Route("/v1/chat/completions", Generate(head, ChatKind()), methods=["POST"]),
             Route("/v1/completions", Generate(head, CompletionKind()), methods=["POST"]),
+            Route("/v1/responses", Generate(head, ResponsesKind()), methods=["POST"]),
+            Route("/v1/responses/{id}", responses.retrieve),
+            Route("/v1/responses/{id}", responses.delete, methods=["DELETE"]),
+            Route("/v1/responses/{id}/cancel", responses.cancel, methods=["POST"]),
+            Route("/v1/responses/{id}/input_items", responses.input_items),
+            Route("/v1/messages", Generate(head, MessagesKind()), methods=["POST"]),
+            Route("/v1/messages/count_tokens", CountTokens(head), methods=["POST"]),
             Route("/v1/models", models),
             Route("/v1/models/{id:path}", model),
             Route("/v1/cluster", cluster.cluster),
@@ -85,7 +93,7 @@ async def model(request: Request) -> JSONResponse:
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)  # noqa: S101  the app calls it for nothing else
-    return error.response()
+    return error.response(request.url.path)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -99,4 +107,4 @@ async def _http_error(request: Request, error: Exception) -> Response:
         message, code = f"There is nothing at {path}.", "not_found"
     return ApiError(
         error.status_code, message, code, kind=INVALID, headers=error.headers or {}
-    ).response()
+    ).response(path)

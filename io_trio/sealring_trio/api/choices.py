@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Callable
+from itertools import zip_longest
 
 import attrs
 from sealring_model.text.tokens import ToolCall
@@ -34,7 +35,7 @@ class Finish:
 @attrs.frozen
 class Delta:
     """What is new in choice *index*: what was *said*, in order; the *tokens* since the last delta,
-    of which *thought* are reasoning; in the last delta, how the choice ends."""
+    of which the first *thought* are reasoning; in the last delta, how the choice ends."""
 
     index: int
     said: tuple[Said, ...]
@@ -69,10 +70,13 @@ class Choice:
 
     async def take(self, piece: Piece) -> Delta | None:
         """What *piece* adds; None if nothing of it can be told yet."""
-        self._untold += piece.tokens
-        parts = self._text.add(piece.text)
-        if self._text.thinks:
-            self._thought += len(piece.tokens)
+        parts: list[Part] = []
+        for text, token in zip_longest(piece.texts, piece.tokens):
+            thinks = self._text.thinks
+            parts += self._text.add(text or "")
+            if token is not None:
+                self._untold.append(token)
+                self._thought += thinks or self._text.thinks  # so its marks count, too
         return self._delta(said, None) if (said := await self._said(parts)) else None
 
     async def finish(self, done: RequestDone, stop: str = "") -> Delta:

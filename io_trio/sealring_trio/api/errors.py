@@ -1,4 +1,4 @@
-"""Every error of the API, in OpenAI's shape and with the status that its clients act on.
+"""Every error of the API, in OpenAI's or Anthropic's shape and with the status that clients act on.
 
 A client of OpenAI's retries what is 408, 409, 429 or 500 and above, and gives everything else to
 its caller. So a request that can never succeed gets 400; one that may succeed later gets 429 or 503
@@ -7,7 +7,9 @@ with `Retry-After`; a cancelled one gets 499, which nobody retries.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import pydantic
@@ -22,12 +24,33 @@ from sealring_protocol.control.scheduler.requests import (
 from sealring_protocol.errors import LocalProtocolError
 from starlette.responses import JSONResponse
 
-from sealring_trio.errors import Withdrawn
+from sealring_trio.errors import OperationError, Withdrawn
 from sealring_trio.text.frames import Exceeded, Lost, Refused, TextQueueFull
+
+log = logging.getLogger("sealring.api")
 
 INVALID: Final = "invalid_request_error"
 RETRY_SECONDS: Final = 1
 """What `Retry-After` says where nothing better is known."""
+
+
+ANTHROPIC: Final = "/v1/messages"
+"""The path of Anthropic's API: below it errors have Anthropic's form."""
+
+_ANTHROPIC: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether *path* is of Anthropic's API."""
+    return path == ANTHROPIC or path.startswith(f"{ANTHROPIC}/")
 
 
 class ApiError(Exception):
@@ -62,9 +85,18 @@ class ApiError(Exception):
             }
         }
 
-    def response(self) -> JSONResponse:
-        """The error as an HTTP response."""
-        return JSONResponse(self.body(), self.status, self.headers)
+    def anthropic_body(self) -> dict[str, Any]:
+        """Anthropic's error object."""
+        kind = _ANTHROPIC.get(self.status, INVALID if self.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    def response(self, path: str = "") -> JSONResponse:
+        """The error as an HTTP response to a request for *path*."""
+        if not is_anthropic(path):
+            return JSONResponse(self.body(), self.status, self.headers)
+        # Anthropic's clients know "overloaded" by a status of its own.
+        status = 529 if self.status == 503 else self.status
+        return JSONResponse(self.anthropic_body(), status, self.headers)
 
     def fields(self) -> dict[str, Any]:
         """All of the error, for `from_fields` in another process."""
@@ -106,6 +138,8 @@ _FORMS: Final[Mapping[str, str]] = {
     "images, are not supported",
     "prompt": "a prompt is a text, a list of texts, a list of token ids, or a list of such lists",
     "stop": "stop is a text or a list of texts, none of them empty or very long",
+    "output": "the output of a call is a text or a list of text parts",
+    "system": "system is a text or a list of text blocks",
     "tool_choice": "tool_choice is 'none', 'auto', 'required' or a function of the tools",
 }
 """What fields look like that have several forms, of which validation blames the wrong one."""
@@ -191,6 +225,32 @@ def from_text(error: TextQueueFull | Exceeded | Lost | Refused) -> ApiError:
             return unavailable("Too many long prompts wait to be read.", "overloaded")
         case Lost():
             return unavailable(f"The text could not be read: {error}.", "text_worker_lost")
+
+
+@contextmanager
+def text_errors(name: str) -> Iterator[None]:
+    """Turns what a text worker raises within the block, for request *name*, into an `ApiError`."""
+    try:
+        yield
+    except (TextQueueFull, Exceeded, Lost, Refused) as error:
+        if isinstance(error, Exceeded):
+            log.warning("%s: %s", name, error)
+        raise from_text(error) from None
+    except OperationError as error:
+        raise unavailable(f"The text cannot be read: {error.what}.", "no_worker") from None
+
+
+@contextmanager
+def named_as(params: Mapping[str, str]) -> Iterator[None]:
+    """Errors within the block are of an inner request. Those fields that have another name in the
+    body that it was made of are called by that: *params*."""
+    try:
+        yield
+    except ApiError as error:
+        first, dot, rest = (error.param or "").partition(".")
+        if first in params:
+            error.param = params[first] + dot + rest
+        raise
 
 
 def timed_out(seconds: float) -> ApiError:

@@ -36,7 +36,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sealring_trio.api import cors
 from sealring_trio.api.connections import MAX_CONNECTIONS
-from sealring_trio.api.errors import INVALID, ApiError, unavailable
+from sealring_trio.api.errors import INVALID, ApiError, is_anthropic, unavailable
 from sealring_trio.api.head import ApiHead
 from sealring_trio.api.keys import digest
 from sealring_trio.api.trace_context import TraceContext, request_id
@@ -56,6 +56,8 @@ PUBLIC_BELOW: Final = "/dashboard/"
 PREFIXES: Final[Mapping[str, str]] = {
     "/v1/chat/completions": "chatcmpl-",
     "/v1/completions": "cmpl-",
+    "/v1/responses": "resp_",
+    "/v1/messages": "msg_",
 }
 """How the ids of answers begin; those of other requests begin with ``req-``."""
 
@@ -137,6 +139,8 @@ class Gate:
                 status, begun = message["status"], True
                 told = MutableHeaders(scope=message)
                 told["x-request-id"] = asked or name
+                if is_anthropic(path):
+                    told["request-id"] = asked or name
                 told["traceparent"] = context.parent
                 if context.state:
                     told["tracestate"] = context.state
@@ -159,10 +163,10 @@ class Gate:
             with self._counted(caller):
                 await self._app(scope, receive, answer)
         except ApiError as error:
-            await error.response()(scope, receive, answer)
+            await error.response(path)(scope, receive, answer)
         except Exception:
             if not begun:
-                await _BUG.response()(scope, receive, answer)
+                await _BUG.response(path)(scope, receive, answer)
             raise
         finally:
             self._head.metrics.answered(path, status)
@@ -204,7 +208,8 @@ class Gate:
             what = "This API needs a key" if not presented else "The API key is not known"
             raise ApiError(
                 401,
-                f"{what}: send 'Authorization: Bearer KEY' with one of 'sealring apikey new'.",
+                f"{what}: send 'Authorization: Bearer KEY' or 'x-api-key: KEY' with one of "
+                "'sealring apikey new'.",
                 "invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
@@ -296,4 +301,4 @@ def _told_if_unreadable() -> Iterator[None]:
 
 def _presented(headers: Headers) -> str:
     scheme, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else ""
+    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()

@@ -9,10 +9,9 @@ own; a later one is the last event of the stream.
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Generic
+from typing import Any, Generic
 
 import attrs
 import trio
@@ -28,8 +27,8 @@ from sealring_trio.api.errors import (
     ApiError,
     from_end,
     from_refusal,
-    from_text,
     invalid,
+    text_errors,
     timed_out,
     unavailable,
 )
@@ -42,10 +41,7 @@ from sealring_trio.api.streaming import ClientGone, EventStream, attended
 from sealring_trio.errors import OperationError
 from sealring_trio.node.generation import Answer
 from sealring_trio.node.trace import Trace
-from sealring_trio.text.frames import Exceeded, Lost, Refused, TextQueueFull
 from sealring_trio.text.parsed import ParsedRequest
-
-log = logging.getLogger("sealring.api")
 
 Pair = tuple[Answer, Choice]
 Emit = Callable[[Delta], Awaitable[None]]
@@ -149,16 +145,14 @@ class Generate(Generic[A]):
     async def _generate(self, texts: list[bytes], call: Call) -> Response:
         """Have the ring answer the body that *texts* reads: into the stream if one is asked for, or
         else in one piece."""
-        trace = call.trace
+        head, trace = self._head, call.trace
         tokenizer = await self._tokenizer()
-        parsed = await self._parse(texts.pop(), call)
+        owned = ChoiceContext(head.generator, tokenizer, call.caller.owner, head.responses)
+        parsed, context = await self._parse(texts.pop(), call, owned)
         asked = self._kind.options(parsed.told["options"])
-        choices = self._kind.choices(
-            asked, parsed, ChoiceContext(self._head.generator, tokenizer, call.caller.owner)
-        )
-        head = self._head
+        choices = self._kind.choices(asked, parsed, context)
         about = About(trace.id, trace.began_ms // 1000, head.model, head.fingerprint)
-        call.shape = shape = self._kind.shape(asked, parsed, tokenizer, about)
+        call.shape = shape = self._kind.shape(asked, parsed, context, about)
         stream = call.stream if asked.stream else None
         with contextlib.ExitStack() as stack:
             answers = self._open(asked, tokenizer, parsed, call, stack)
@@ -170,7 +164,8 @@ class Generate(Generic[A]):
         if stream is not None:  # now that the rows are over, their counts are known
             await stream.write(shape.closing(trace))
             return Response()
-        return Response(shape.whole(trace), headers=_timing(trace), media_type="application/json")
+        headers = {**_timing(trace), **shape.headers}
+        return Response(shape.whole(trace), headers=headers, media_type="application/json")
 
     async def _tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises `ApiError`."""
@@ -181,19 +176,26 @@ class Generate(Generic[A]):
                 f"The model's tokenizer is missing: {error.what}.", "no_tokenizer"
             ) from None
 
-    async def _parse(self, body: bytes, call: Call) -> ParsedRequest:
-        """What a text worker reads in *body*. Raises `ApiError`."""
-        trace, about = call.trace, {"model": self._head.model}
-        try:
+    async def _parse(
+        self, body: bytes, call: Call, context: ChoiceContext
+    ) -> tuple[ParsedRequest, ChoiceContext]:
+        """What a text worker reads in *body*, and *context* with the items that come before it.
+        Raises `ApiError`."""
+        parsed = await self._read(body, {}, call)
+        before = self._kind.before(parsed.told, context)
+        if before is None:
+            return parsed, context
+        lines = b"\n".join(before)
+        parsed = await self._read(lines + body, {"before": len(lines)}, call)
+        return parsed, attrs.evolve(context, before=before)
+
+    async def _read(self, body: bytes, about: Mapping[str, Any], call: Call) -> ParsedRequest:
+        """What a text worker reads in *body* with *about*. Raises `ApiError`."""
+        about = {"model": self._head.model, **about}
+        with text_errors(call.trace.id):
             return await self._head.generator.parse(
-                self._kind.name, about, body, call.caller.owner, trace
+                self._kind.name, about, body, call.caller.owner, call.trace
             )
-        except (TextQueueFull, Exceeded, Lost, Refused) as error:
-            if isinstance(error, Exceeded):
-                log.warning("%s: %s", trace.id, error)
-            raise from_text(error) from None
-        except OperationError as error:
-            raise unavailable(f"The text cannot be read: {error.what}.", "no_worker") from None
 
     def _open(
         self,
@@ -277,7 +279,7 @@ async def _stream(pairs: Sequence[Pair], shape: Shape, stream: EventStream, trac
             errors.append(error)
             scope.cancel()
 
-    await stream.open()
+    await stream.open(shape.headers)
     if opening := shape.opening():
         await stream.write(opening)
     async with trio.open_nursery() as beside:

@@ -20,6 +20,7 @@ from sealring_trio.api.errors import unavailable
 from sealring_trio.api.history import History
 from sealring_trio.api.keys import ApiKeys
 from sealring_trio.api.metrics import Metrics
+from sealring_trio.api.responses_store import ResponseStore
 from sealring_trio.api.tls import Tls
 from sealring_trio.files.config import Config
 from sealring_trio.files.units import is_loopback
@@ -41,6 +42,7 @@ class ApiHead:
     tls: Tls | None = None
     metrics: Metrics = attrs.field(factory=Metrics)
     bodies: Bodies = attrs.field(factory=Bodies)
+    responses: ResponseStore = attrs.field(factory=ResponseStore)
     has_chat_template: bool = attrs.field(
         default=attrs.Factory(lambda self: has_chat_template(self.generator.model), takes_self=True)
     )

@@ -10,11 +10,15 @@ from typing import Any, Protocol, TypeVar
 import attrs
 from sealring_model.text.tokens import Tokenizer, ToolCall
 
+from sealring_trio.api.anthropic_shape import MessageShape
 from sealring_trio.api.chat import ChatShape
 from sealring_trio.api.choices import Choice
 from sealring_trio.api.completions import TextShape
 from sealring_trio.api.parsing import AnswerText
-from sealring_trio.api.replies import About, Envelope, Shape
+from sealring_trio.api.replies import About, Envelope, Shape, TokenBytes
+from sealring_trio.api.responses import not_kept
+from sealring_trio.api.responses_shape import ResponseShape, Wanted
+from sealring_trio.api.responses_store import Kept, ResponseStore
 from sealring_trio.api.schema import ChatOptions, CompletionOptions
 from sealring_trio.errors import OperationError
 from sealring_trio.node.generation import Generator
@@ -29,11 +33,13 @@ A = TypeVar("A", ChatOptions, CompletionOptions)
 @attrs.frozen
 class ChoiceContext:
     """What the choices of a request share: the *tokenizer*, and the text workers of *generator*
-    for *owner*."""
+    for *owner*. The items *before* its own are of earlier *responses* that are kept."""
 
     generator: Generator
     tokenizer: Tokenizer
     owner: str
+    responses: ResponseStore = attrs.field(factory=ResponseStore)
+    before: tuple[bytes, ...] = ()
 
 
 class Kind(Protocol[A]):
@@ -46,10 +52,14 @@ class Kind(Protocol[A]):
     def options(self, told: Mapping[str, Any]) -> A:
         """The options in *told*, without the texts."""
 
+    def before(self, told: Mapping[str, Any], context: ChoiceContext) -> tuple[bytes, ...] | None:
+        """The items that the job needs before the body, as it *told*; None if it is done. Raises
+        `ApiError`."""
+
     def choices(self, asked: A, parsed: ParsedRequest, context: ChoiceContext) -> list[Choice]:
         """A choice to be filled for each answer."""
 
-    def shape(self, asked: A, parsed: ParsedRequest, tokenizer: Tokenizer, about: About) -> Shape:
+    def shape(self, asked: A, parsed: ParsedRequest, context: ChoiceContext, about: About) -> Shape:
         """The shape of the answer that *about* names."""
 
 
@@ -63,18 +73,23 @@ class ChatKind:
         """The options in *told*, without the texts."""
         return ChatOptions.model_validate(told)
 
+    def before(self, told: Mapping[str, Any], context: ChoiceContext) -> tuple[bytes, ...] | None:
+        """Nothing."""
+        return None
+
     def choices(
         self, asked: ChatOptions, parsed: ParsedRequest, context: ChoiceContext
     ) -> list[Choice]:
         """A message for each."""
         tokenizer, told = context.tokenizer, parsed.told
-        calls = CallReader(context, parsed.rest)
+        tools = parsed.rest[: told["tools"]]
+        calls = CallReader(context, tools)
         return [
             Choice(
                 index,
                 AnswerText(
                     tokenizer.think,
-                    tokenizer.tools if parsed.rest else None,
+                    tokenizer.tools if tools else None,
                     reasoning=told["reasoning"],
                     calling=told["calling"],
                 ),
@@ -85,11 +100,59 @@ class ChatKind:
         ]
 
     def shape(
-        self, asked: ChatOptions, parsed: ParsedRequest, tokenizer: Tokenizer, about: About
+        self, asked: ChatOptions, parsed: ParsedRequest, context: ChoiceContext, about: About
     ) -> Shape:
         """OpenAI's messages."""
         envelope = Envelope(about, "chat.completion", "chat.completion.chunk", asked.wants_usage)
-        return ChatShape(envelope, asked.n or 1, tokenizer.token_bytes if asked.logprobs else None)
+        return ChatShape(envelope, asked.n or 1, _bytes_of(asked, context))
+
+
+def _bytes_of(asked: ChatOptions, context: ChoiceContext) -> TokenBytes | None:
+    return context.tokenizer.token_bytes if asked.logprobs else None
+
+
+class ResponsesKind(ChatKind):
+    """OpenAI's responses."""
+
+    name = "responses"
+    prompt = "input"
+
+    def before(self, told: Mapping[str, Any], context: ChoiceContext) -> tuple[bytes, ...] | None:
+        """The items of the response that the body names."""
+        if (name := told.get("previous")) is None:
+            return None
+        if (kept := context.responses.find(context.owner, name)) is None:
+            raise not_kept(name, "previous_response_id")
+        return kept.items
+
+    def shape(
+        self, asked: ChatOptions, parsed: ParsedRequest, context: ChoiceContext, about: About
+    ) -> Shape:
+        """Items, kept when they are complete unless the client said no."""
+        told = parsed.told
+        begin, end = told["tools"], told["tools"] + told["echo"]
+        inputs = tuple(parsed.rest[end:].splitlines())
+
+        def keep(response: bytes, outputs: tuple[bytes, ...]) -> None:
+            kept = Kept(response, context.before, inputs, outputs)
+            context.responses.keep(context.owner, about.id, kept)
+
+        wanted = Wanted(parsed.rest[begin:end], told["names"], told["summary"], told["ignored"])
+        return ResponseShape(
+            about, wanted, _bytes_of(asked, context), keep if told["store"] else None
+        )
+
+
+class MessagesKind(ChatKind):
+    """Anthropic's messages."""
+
+    name = "messages"
+
+    def shape(
+        self, asked: ChatOptions, parsed: ParsedRequest, context: ChoiceContext, about: About
+    ) -> Shape:
+        """Blocks."""
+        return MessageShape(about, len(parsed.prompts[0]), fitted=parsed.told["fitted"])
 
 
 class CompletionKind:
@@ -102,6 +165,10 @@ class CompletionKind:
         """The options in *told*, without the texts."""
         return CompletionOptions.model_validate(told)
 
+    def before(self, told: Mapping[str, Any], context: ChoiceContext) -> tuple[bytes, ...] | None:
+        """Nothing."""
+        return None
+
     def choices(
         self, asked: CompletionOptions, parsed: ParsedRequest, context: ChoiceContext
     ) -> list[Choice]:
@@ -111,11 +178,11 @@ class CompletionKind:
         return [Choice(index, AnswerText(), calls.read) for index in range(count)]
 
     def shape(
-        self, asked: CompletionOptions, parsed: ParsedRequest, tokenizer: Tokenizer, about: About
+        self, asked: CompletionOptions, parsed: ParsedRequest, context: ChoiceContext, about: About
     ) -> Shape:
         """OpenAI's continuations."""
         envelope = Envelope(about, "text_completion", "text_completion", asked.wants_usage)
-        bytes_of = tokenizer.token_bytes if asked.logprobs is not None else None
+        bytes_of = context.tokenizer.token_bytes if asked.logprobs is not None else None
         texts = parsed.told["texts"] or [""] * len(parsed.prompts)
         echoes = [text for text in texts for _ in range(asked.n or 1)]
         return TextShape(envelope, echoes, bytes_of)

@@ -52,6 +52,8 @@ _PATHS: Final = (
     "/readyz",
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
     "/v1/models",
     "/v1/cluster",
     "/v1/requests",

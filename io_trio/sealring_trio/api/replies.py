@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import attrs
@@ -38,6 +38,9 @@ class Shape(Protocol):
 
     silence: bytes
     """What breaks the silence of a stream."""
+
+    headers: Mapping[str, str]
+    """What is said beside the answer."""
 
     def opening(self) -> bytes:
         """The events before any text."""
@@ -107,6 +110,7 @@ class Chunks(ABC):
     """A `Shape` of choices in chunks, as chat and text completions have them."""
 
     silence = KEEPALIVE
+    headers: Mapping[str, str] = {}
 
     def __init__(self, envelope: Envelope) -> None:
         self._envelope = envelope

@@ -265,6 +265,7 @@ class CompletionRequest(CompletionOptions):
 
 
 M = TypeVar("M", ChatRequest, CompletionRequest)
+T = TypeVar("T", bound=Model)
 
 REFUSED: Final[Mapping[str, str]] = {
     "functions": "'functions' is the old form of 'tools'; use that.",
@@ -277,10 +278,20 @@ REFUSED: Final[Mapping[str, str]] = {
 
 def read(model: type[M], body: bytes) -> M:
     """*body* as a *model*. Raises `ApiError` for the first fault in it."""
+    return checked(validated(model, parse(body)))
+
+
+def validated(model: type[T], value: Any) -> T:
+    """*value* as a *model*. Raises `ApiError` for the first fault in its form."""
     try:
-        asked = model.model_validate(_parse(body))
+        return model.model_validate(value)
     except pydantic.ValidationError as error:
         raise from_validation(error) from None
+
+
+def checked(asked: M) -> M:
+    """*asked*. Raises `ApiError` for what this server does not support in it, or what contradicts
+    itself."""
     fault = _chat_fault(asked) if isinstance(asked, ChatRequest) else _completion_fault(asked)
     if fault is not None:
         raise fault
@@ -290,7 +301,7 @@ def read(model: type[M], body: bytes) -> M:
 _TEXT: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
-def _parse(body: bytes) -> Any:
+def parse(body: bytes) -> Any:
     """What the JSON text *body* says. Raises `ApiError`.
 
     By itself, since faults that are found while a text is parsed keep copies of what they blame,

@@ -18,15 +18,20 @@ from typing import Any, Final
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.control.scheduler.requests import ContextOverflow
 
-from sealring_trio.api.errors import ApiError, from_refusal, invalid
+from sealring_trio.api import anthropic_input, responses_input
+from sealring_trio.api.anthropic_body import CountRequest, MessagesRequest
+from sealring_trio.api.errors import ApiError, from_refusal, invalid, named_as
 from sealring_trio.api.messages import render, tokenise
+from sealring_trio.api.replies import json_bytes
 from sealring_trio.api.schema import (
     ChatOptions,
     ChatRequest,
     CompletionOptions,
     CompletionRequest,
-    M,
+    Sampled,
+    parse,
     read,
+    validated,
 )
 from sealring_trio.text.frames import CALL, READ, RENDER, TOKENISE
 from sealring_trio.text.parsed import ID
@@ -38,12 +43,82 @@ Work = Callable[[Tokenizer, Mapping[str, Any], bytes, Enter], Done]
 
 def chat(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
     """The prompt of a chat completion: its ids, then its tools as JSON."""
-    request, seconds = _read(ChatRequest, asked, body, enter)
+    enter(READ)
+    began = time.perf_counter()
+    request = read(ChatRequest, body)
+    return _chat(tokenizer, request, asked, began, enter)
+
+
+def responses(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
+    """The prompt of a response, as `chat` has it; then the fields that the response repeats, as
+    JSON, and the items of its input, as JSON in lines.
+
+    The body comes after ``before`` bytes: the items of earlier responses, in lines. If the body
+    names an earlier response, and there are none, the job ends with that response's id as
+    ``previous``, and is to be done again with its items.
+    """
+    enter(READ)
+    began = time.perf_counter()
+    before = int(asked.get("before", -1))
+    wanted = responses_input.read_responses(body[max(0, before) :])
+    if before < 0 and wanted.previous_response_id is not None:
+        return {"read": 0.0, "lengths": [0], "previous": wanted.previous_response_id}, b""
+    made = responses_input.convert(wanted, body[: max(0, before)])
+    with named_as(responses_input.PARAMS):
+        told, data = _chat(tokenizer, made.request, asked, began, enter)
+    echo = json_bytes(made.echo)
+    told |= {
+        "echo": len(echo),
+        "store": wanted.store is not False,
+        "summary": bool(wanted.reasoning and wanted.reasoning.summary),
+        "names": made.names,
+        "ignored": made.ignored,
+    }
+    return told, data + echo + b"\n".join(map(json_bytes, made.items))
+
+
+def messages(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
+    """The prompt of one of Anthropic's messages, as `chat` has it. An answer that may be longer
+    than the context gets what the context has, as Anthropic's API does it."""
+    enter(READ)
+    began = time.perf_counter()
+    request = anthropic_input.convert(validated(MessagesRequest, parse(body)))
+    with named_as(anthropic_input.PARAMS):
+        told, data = _chat(tokenizer, request, asked, began, enter, fit=True)
+    return told, data
+
+
+def count(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
+    """The number of tokens of a prompt of Anthropic's."""
+    enter(READ)
+    request = anthropic_input.convert(validated(CountRequest, parse(body)))
+    with named_as(anthropic_input.PARAMS):
+        told, _ = _chat(tokenizer, request, asked, time.perf_counter(), enter)
+    return {"tokens": told["lengths"][0]}, b""
+
+
+def _chat(
+    tokenizer: Tokenizer,
+    request: ChatRequest,
+    asked: Mapping[str, Any],
+    began: float,
+    enter: Enter,
+    *,
+    fit: bool = False,
+) -> Done:
+    """The prompt of a conversation: its ids, then its tools as JSON. Its body has been read since
+    *began*. With *fit* the answer's limit is what the context has, where it would be more."""
+    _check_model(request, asked)
+    seconds = time.perf_counter() - began
     enter(RENDER)
     talk = render(tokenizer, request)
     _check_length(tokenizer, talk.text, asked["context"], "messages")
     enter(TOKENISE)
     opening = tokenise(tokenizer, talk)
+    room = asked["context"] - len(opening.ids)
+    fitted = fit and 0 < room < request.limit
+    if fitted:
+        request.max_completion_tokens = room
     _check_room(len(opening.ids), request.limit, asked["context"], "messages")
     predicted = _predicted(tokenizer, request, asked["context"])
     tools = json.dumps(talk.tools).encode() if talk.tools else b""
@@ -55,13 +130,18 @@ def chat(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Ent
         "tools": len(tools),
         "reasoning": opening.reasoning,
         "calling": opening.calling,
+        "fitted": fitted,
     }
     return told, _packed([opening.ids, predicted]) + tools
 
 
 def completion(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
     """The prompts of a text completion: the ids of all of them; with ``echo`` their texts too."""
-    request, seconds = _read(CompletionRequest, asked, body, enter)
+    enter(READ)
+    began = time.perf_counter()
+    request = read(CompletionRequest, body)
+    _check_model(request, asked)
+    seconds = time.perf_counter() - began
     enter(TOKENISE)
     context = asked["context"]
     prompts: list[list[int]] = []
@@ -120,19 +200,18 @@ def call(tokenizer: Tokenizer, asked: Mapping[str, Any], data: bytes, enter: Ent
 JOBS: Final[Mapping[str, Work]] = {
     "chat": chat,
     "completion": completion,
+    "responses": responses,
+    "messages": messages,
+    "count": count,
     "prompt": prompt,
     "call": call,
 }
 
 
-def _read(kind: type[M], asked: Mapping[str, Any], body: bytes, enter: Enter) -> tuple[M, float]:
-    enter(READ)
-    began = time.perf_counter()
-    request = read(kind, body)
+def _check_model(request: Sampled, asked: Mapping[str, Any]) -> None:
     if request.model != asked["model"]:
         message = f"The model '{request.model}' does not exist here; there is '{asked['model']}'."
         raise ApiError(404, message, "model_not_found", param="model")
-    return request, time.perf_counter() - began
 
 
 def _predicted(

@@ -63,10 +63,16 @@ class Job:
 
 @attrs.frozen
 class Piece:
-    """The next *text*, and the *tokens* since the last piece. Either may be empty."""
+    """The *tokens* since the last piece, and the *texts* that each of them completed, maybe empty;
+    at the end there is one more text, of what was held back."""
 
-    text: str
+    texts: tuple[str, ...]
     tokens: tuple[TokenOut, ...]
+
+    @property
+    def text(self) -> str:
+        """All of its text."""
+        return "".join(self.texts)
 
 
 _DRAIN_LOOK: Final = 0.05  # seconds between looks at what is still under way
@@ -111,24 +117,24 @@ class Answer:
         if self._done is not None:
             return self._done
         events = await self._stream.take()
-        text, tokens = "", []
+        texts, tokens = [], []
         try:
             for event in events:
                 if isinstance(event, RequestDone):
                     self._done = event
-                    text += self._stop.add(self._detokenise(None)) + self._stop.rest()
+                    texts.append(self._stop.add(self._detokenise(None)) + self._stop.rest())
                     if self._stop.reached and event.reason is FinishReason.LENGTH:
                         self._done = RequestDone(self.uid, FinishReason.STOP)
                     break
                 tokens.append(event)
-                text += self._stop.add(self._detokenise(event.token))
+                texts.append(self._stop.add(self._detokenise(event.token)))
                 if self._stop.reached:
                     self.finish()
                     break
         except TextError as error:
             self.finish()
             self._done = RequestDone(self.uid, FinishReason.FAILED, str(error))
-        return Piece(text, tuple(tokens))
+        return Piece(tuple(texts), tuple(tokens))
 
     def finish(self) -> None:
         """End the answer here, whatever the model would have added."""

@@ -1,0 +1,156 @@
+"""What the fields of ``/v1/responses`` and ``/v1/messages`` mean, by name as in `words`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_DRAWN: Final = {
+    "model": "The model's name, as `GET /v1/models` has it.",
+    "stream": "Give the answer as server-sent events while it is made.",
+    "temperature": "0 always takes the likeliest token; 1 if left out.",
+    "top_p": "Choose among the likeliest tokens that make up this share; 1 if left out.",
+    "top_k": "Choose among this many likeliest tokens; all if left out or 0.",
+}
+
+_PARTS: Final = {
+    "type": "`input_text`, `output_text`, `text`, `refusal`, or in reasoning `reasoning_text` and "
+    "`summary_text`. Others, such as images, are refused.",
+    "text": "Its text.",
+    "refusal": "The text of a refusal.",
+}
+
+
+def _below(prefix: str, words: dict[str, str]) -> dict[str, str]:
+    return {f"{prefix}.{name}": meaning for name, meaning in words.items()}
+
+
+_TOOL: Final = {
+    "type": "`function`, `custom` (its input is free text) or `namespace` (a group of both). "
+    "`web_search`, `web_search_preview` and `tool_search` are left out, which the header "
+    "`sealring-ignored` says; other tools that a server would run are refused.",
+    "name": "Its name.",
+    "description": "What it does, for the model.",
+    "parameters": "A JSON schema of its arguments, for the model.",
+    "strict": "Taken, and not used.",
+    "format": "The form of a custom tool's input. The model is told of it, and not held to it.",
+    "format.type": "`text` or `grammar`.",
+    "format.syntax": "The language of the grammar.",
+    "format.definition": "The grammar.",
+    "tools": "The tools of a namespace.",
+}
+
+RESPONSES: Final = {
+    **_DRAWN,
+    "input": "A text of the user's, or the items of a conversation.",
+    "input[].type": "`message` (also if left out), `reasoning`, `function_call`, "
+    "`function_call_output`, `custom_tool_call` or `custom_tool_call_output`. Others are refused.",
+    "input[].id": "Its id; one is made if left out.",
+    "input[].role": "Whose message it is. The instructions and the messages of `system` and "
+    "`developer` that come first are one message of the system's for the model.",
+    "input[].content": "The text of a message, or of reasoning.",
+    **_below("input[].content[]", _PARTS),
+    "input[].name": "The tool that was called.",
+    "input[].namespace": "The namespace of that tool.",
+    "input[].call_id": "Which call it is, or the output is of.",
+    "input[].arguments": "The arguments of a function's call, as a JSON text.",
+    "input[].input": "The input of a custom tool's call.",
+    "input[].output": "What a call gave.",
+    **_below("input[].output[]", _PARTS),
+    "input[].summary": "The summary of reasoning, read where there is no `content`.",
+    **_below("input[].summary[]", _PARTS),
+    "input[].encrypted_content": "Taken, and not used: nothing is encrypted here.",
+    "instructions": "What the system says first. Those of an earlier response do not count.",
+    "previous_response_id": "The response whose conversation goes on. It must be kept.",
+    "store": "With false nothing is kept of the response.",
+    "max_output_tokens": "The most tokens of the answer, reasoning included; what the context "
+    "allows if left out.",
+    "min_p": "Leave out tokens less likely than this share of the likeliest; 0 if left out.",
+    "presence_penalty": "Off the logit of every token that the answer has; 0 if left out.",
+    "frequency_penalty": "The same, once for each time that the answer has it; 0 if left out.",
+    "seed": "The same seed, settings and prompt give the same text; random if left out.",
+    "tools": "The tools that the model may call. Refused where the model's template has none.",
+    **_below("tools[]", _TOOL),
+    "tool_choice": "`auto` if left out. `required` and a tool begin the call for the model.",
+    "tool_choice.type": "`function`, `custom`, or `allowed_tools`.",
+    "tool_choice.name": "The tool that has to be called.",
+    "tool_choice.namespace": "Its namespace.",
+    "tool_choice.mode": "Of allowed tools: whether one has to be called.",
+    "tool_choice.tools": "The tools that may be called.",
+    "tool_choice.tools[].type": "`function` or `custom`.",
+    "tool_choice.tools[].name": "Its name.",
+    "tool_choice.tools[].namespace": "Its namespace.",
+    "parallel_tool_calls": "With false the answer ends after its first call.",
+    "text": "What the answer's text has to be like.",
+    "text.format": "The form of the answer, as `response_format` of chat completions.",
+    "text.format.type": "As there.",
+    "text.format.name": "The name of a schema.",
+    "text.format.description": "What it is for.",
+    "text.format.schema": "The JSON schema.",
+    "text.format.strict": "Whether the answer must follow it exactly.",
+    "text.verbosity": "Taken, and not used.",
+    "reasoning": "How the model thinks.",
+    "reasoning.effort": "Given to the model's template; `none` turns thinking off where the model "
+    "thinks.",
+    "reasoning.summary": "With any value the reasoning is given as its own summary, whole.",
+    "chat_template_kwargs": "More settings for the model's template; none that it reserves.",
+    "top_logprobs": "How many of the likeliest tokens to tell log probabilities for.",
+    "include": "`message.output_text.logprobs` tells log probabilities; others change nothing.",
+    "metadata": "Kept and given back.",
+    "truncation": "Nothing is cut off with either: what is too long is refused.",
+    "background": "Only false.",
+    "user": "Taken, and not used.",
+}
+
+_BLOCK: Final = {
+    "text": "Its text.",
+    "thinking": "What the model thought.",
+    "id": "The call's id, which its result names.",
+    "name": "The tool that was called.",
+    "input": "Its arguments.",
+    "tool_use_id": "Of which call it is the result.",
+    "content": "What the call gave: a text, or blocks of text.",
+    "is_error": "Whether the call failed; the model is told so.",
+}
+
+COUNT: Final = {
+    "model": "The model's name, as `GET /v1/models` has it.",
+    "messages": "The conversation so far. It ends with the user's turn.",
+    "messages[].role": "Whose turn it is. What the system says in the middle is put into the "
+    "user's turn, within `<system-reminder>`.",
+    "messages[].content": "A text, or blocks.",
+    "messages[].content[].type": "`text`; of the assistant also `thinking`, `redacted_thinking` "
+    "and `tool_use`, of the user `tool_result`. Images, documents and others are refused.",
+    **_below("messages[].content[]", _BLOCK),
+    "system": "What the system says first. A block that begins with "
+    "`x-anthropic-billing-header:` is left out.",
+    "system[].type": "`text`.",
+    **_below("system[]", {**_BLOCK, **dict.fromkeys(set(_BLOCK) - {"text"}, "Not used here.")}),
+    "tools": "The tools that the model may use. Refused where the model's template has none.",
+    "tools[].type": "`custom`, also if left out. Tools that a server would run are refused.",
+    "tools[].name": "Its name.",
+    "tools[].description": "What it does, for the model.",
+    "tools[].input_schema": "A JSON schema of its input, for the model.",
+    "tools[].strict": "Taken, and not used.",
+    "tool_choice": "`auto` if left out. `any` and `tool` begin the call for the model.",
+    "tool_choice.type": "Which tools may or must be used.",
+    "tool_choice.name": "The tool that must be used, for `tool`.",
+    "tool_choice.disable_parallel_tool_use": "With true the answer ends after its first call.",
+    "thinking": "Whether the model thinks, where it can; as its template has it if left out.",
+    "thinking.type": "`disabled` turns thinking off; the others turn it on.",
+    "thinking.budget_tokens": "Taken, and not used.",
+    "output_config": "How hard the model tries, and the form of its answer.",
+    "output_config.effort": "Given to the model's template as `reasoning_effort`.",
+    "output_config.format": "The form of the answer, as `response_format` of chat completions.",
+    "output_config.format.type": "As there.",
+    "output_config.format.schema": "The JSON schema.",
+}
+
+MESSAGES: Final = {
+    **_DRAWN,
+    **COUNT,
+    "max_tokens": "The most tokens of the answer, thinking included. If the context has less, the "
+    "answer ends there, with the reason `model_context_window_exceeded`.",
+    "stop_sequences": "The answer ends before any of these texts.",
+    "metadata": "About the request.",
+    "metadata.user_id": "Taken, and not used.",
+}

@@ -1,0 +1,173 @@
+"""Answers as Anthropic's messages: a list of blocks (thinking, text, tool use), whole and as typed
+events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic_core import from_json
+from sealring_model.text.tokens import ToolCall
+
+from sealring_trio.api.choices import Delta, Finish
+from sealring_trio.api.errors import ApiError
+from sealring_trio.api.parsing import Content, Reasoning
+from sealring_trio.api.replies import About, json_bytes
+from sealring_trio.node.trace import Trace
+
+Body = dict[str, Any]
+
+_UNSIGNED: Final = "unsigned"
+"""The signature of all thinking here: clients send it back, and nobody checks it."""
+
+_REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class MessageShape:
+    """One message, after a prompt of so many tokens. With *fitted* its length is bounded by the
+    model's context, not by what the client allows."""
+
+    headers: Mapping[str, str] = {}
+
+    def __init__(self, about: About, prompt: int, *, fitted: bool) -> None:
+        self._about = about
+        self._prompt = prompt
+        self._fitted = fitted
+        self._blocks: list[Body] = []
+        self._open = ""  # the field of the last block that is being filled
+        self._text: list[str] = []  # what it has
+        self._finish = Finish("stop")
+        self.silence = self.event({"type": "ping"})
+
+    def opening(self) -> bytes:
+        """The message before it has anything."""
+        usage = _usage(self._prompt, 0, 0)
+        return self.event({"type": "message_start", "message": self._message(usage)}) + self.silence
+
+    def add(self, delta: Delta) -> list[Body]:
+        """The events of *delta*, and of the blocks that it ends and begins."""
+        events: list[Body] = []
+        for part in delta.said:
+            match part:
+                case Content(text):
+                    events += self._write("text", text)
+                case Reasoning(text):
+                    events += self._write("thinking", text)
+                case ToolCall():
+                    events += self._close() + self._use(part)
+        if delta.finish is not None:
+            self._finish = delta.finish
+            events += self._close()
+        return events
+
+    def event(self, body: Body) -> bytes:
+        """*body* as an event of its type."""
+        return f"event: {body['type']}\ndata: ".encode() + json_bytes(body) + b"\n\n"
+
+    def closing(self, trace: Trace) -> bytes:
+        """Why the message ends, and its counts."""
+        reason, stop = self._stop()
+        delta = {"stop_reason": reason, "stop_sequence": stop}
+        ended = {"type": "message_delta", "delta": delta, "usage": _counts(trace)}
+        return self.event(ended) + self.event({"type": "message_stop"})
+
+    def failure(self, error: ApiError) -> bytes:
+        """*error* as an event."""
+        return self.event(error.anthropic_body())
+
+    def whole(self, trace: Trace) -> bytes:
+        """The message in one piece."""
+        reason, stop = self._stop()
+        told = {"stop_reason": reason, "stop_sequence": stop}
+        return json_bytes({**self._message(_counts(trace)), **told})
+
+    def _stop(self) -> tuple[str, str | None]:
+        """Why the message ends, and before which stop string."""
+        reason = self._finish.reason
+        if reason == "stop" and self._finish.stop:
+            return "stop_sequence", self._finish.stop
+        if reason == "length" and self._fitted:
+            return "model_context_window_exceeded", None
+        return _REASONS[reason], None
+
+    def _message(self, usage: Body) -> Body:
+        return {
+            "id": self._about.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._about.model,
+            "content": self._blocks,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+
+    def _write(self, kind: str, text: str) -> list[Body]:
+        """Add *text* to a block of *kind*, which may begin with it."""
+        events: list[Body] = []
+        if self._open != kind:
+            events = self._close()
+            block = {"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})}
+            events.append(self._begin(block))
+            self._open = kind
+        self._text.append(text)
+        return [*events, self._fill({"type": f"{kind}_delta", kind: text})]
+
+    def _close(self) -> list[Body]:
+        """End the block that is open."""
+        if not self._open:
+            return []
+        block, kind = self._blocks[-1], self._open
+        block[kind] = "".join(self._text)
+        events = []
+        if kind == "thinking":
+            block["signature"] = _UNSIGNED
+            events.append(self._fill({"type": "signature_delta", "signature": _UNSIGNED}))
+        self._open, self._text = "", []
+        return [*events, self._end()]
+
+    def _use(self, call: ToolCall) -> list[Body]:
+        """The events of *call*, a block that is complete at once."""
+        given = _object(call.arguments)
+        block: Body = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+        begun = self._begin(block)
+        delta = {"type": "input_json_delta", "partial_json": json_bytes(given).decode()}
+        block["input"] = given
+        return [begun, self._fill(delta), self._end()]
+
+    def _begin(self, block: Body) -> Body:
+        self._blocks.append(block)
+        return {"type": "content_block_start", "index": self._last, "content_block": dict(block)}
+
+    def _fill(self, delta: Body) -> Body:
+        return {"type": "content_block_delta", "index": self._last, "delta": delta}
+
+    def _end(self) -> Body:
+        return {"type": "content_block_stop", "index": self._last}
+
+    @property
+    def _last(self) -> int:
+        return len(self._blocks) - 1
+
+
+def _object(arguments: str) -> Body:
+    """A call's *arguments*, which are an object, or are put into one."""
+    try:
+        given = from_json(arguments or "{}", allow_inf_nan=False)
+    except ValueError:
+        given = arguments
+    return given if isinstance(given, dict) else {"arguments": given}
+
+
+def _counts(trace: Trace) -> Body:
+    return _usage(trace.prompt_tokens, trace.cached_tokens, trace.tokens)
+
+
+def _usage(prompt: int, cached: int, tokens: int) -> Body:
+    """The counts as Anthropic has them: what was cached does not count as input."""
+    return {
+        "input_tokens": prompt - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": tokens,
+    }

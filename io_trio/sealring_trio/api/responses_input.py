@@ -1,0 +1,321 @@
+"""From the body of ``POST /v1/responses`` to the inner request, for the text workers.
+
+Items become messages: what the model said in one turn (reasoning, text, calls) is one message of
+the assistant's, and the instructions are one system message with the system's and developer's
+messages that come first, since many templates take only one.
+
+A custom tool, whose input is free text, becomes a function with one text argument. A namespace's
+tools become functions with the namespace in their names. `Names` says what each was.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import attrs
+
+from sealring_trio.api.errors import invalid, named_as, unsupported
+from sealring_trio.api.responses_body import (
+    IGNORED_TOOLS,
+    REFUSED,
+    Item,
+    Part,
+    ResponsesRequest,
+    ResponseTool,
+    ToolChoice,
+    ToolRef,
+)
+from sealring_trio.api.schema import MAX_MESSAGES, ChatRequest, checked, parse, validated
+
+_SAME: Final = (
+    "model",
+    "stream",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "parallel_tool_calls",
+    "chat_template_kwargs",
+    "user",
+)
+"""Fields that the inner request has under the same name."""
+
+PARAMS: Final = {
+    "messages": "input",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "max_completion_tokens": "max_output_tokens",
+    "logprobs": "include",
+}
+"""What fields of the inner request are here."""
+
+_TEXTS: Final = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_PREFIXES: Final = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+_SEPARATOR: Final = "__"
+
+Names = dict[str, tuple[str, str, bool]]
+"""By the name of a function of the inner request: the tool's own name, its namespace (empty for
+none), and whether it is a custom tool."""
+
+
+@attrs.frozen
+class Converted:
+    """The inner *request*; what was *ignored* in the body; what its functions are (*names*); the
+    fields that the response repeats (*echo*); and the *items* of the input, each with an id."""
+
+    request: ChatRequest
+    ignored: list[str]
+    names: Names
+    echo: dict[str, Any]
+    items: list[dict[str, Any]]
+
+
+def read_responses(body: bytes) -> ResponsesRequest:
+    """The request in *body*. Raises `ApiError`."""
+    asked = validated(ResponsesRequest, parse(body))
+    for name, message in REFUSED.items():
+        if getattr(asked, name) is not None:
+            raise unsupported(name, message)
+    if asked.background:
+        raise unsupported("background", "Responses are not made in the background here.")
+    return asked
+
+
+def convert(asked: ResponsesRequest, before: bytes) -> Converted:
+    """What *asked* means; *before* are the items of the responses before it, as JSON in lines.
+    Raises `ApiError`."""
+    new = asked.input or []
+    tools = _Tools(asked.tools or [])
+    past = [validated(Item, each) for each in parse(b"[" + before.replace(b"\n", b",") + b"]")]
+    if len(past) + len(new) > MAX_MESSAGES:
+        raise invalid(f"A conversation has at most {MAX_MESSAGES} items.", "input")
+    messages = _Talk(tools).of(asked.instructions, [*past, *new])
+    wants = "message.output_text.logprobs" in (asked.include or ()) or asked.top_logprobs
+    fields: dict[str, Any] = {
+        **{name: getattr(asked, name) for name in _SAME},
+        "messages": messages,
+        "max_completion_tokens": asked.max_output_tokens,
+        "logprobs": bool(wants) or None,
+        "top_logprobs": asked.top_logprobs if wants else None,
+        "reasoning_effort": asked.reasoning.effort if asked.reasoning else None,
+        "response_format": _response_format(asked),
+        "tool_choice": tools.choose(asked.tool_choice),
+        "tools": tools.functions or None,
+    }
+    with named_as(PARAMS):
+        request = checked(validated(ChatRequest, fields))
+    return Converted(request, tools.ignored, tools.names, _echo(asked), list(_named(new)))
+
+
+def _response_format(asked: ResponsesRequest) -> dict[str, Any] | None:
+    """The form of the answer as chat completions say it."""
+    if asked.text is None or (form := asked.text.format) is None:
+        return None
+    if form.type != "json_schema":
+        return {"type": form.type}
+    schema = form.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
+    return {"type": form.type, "json_schema": schema}
+
+
+def _echo(asked: ResponsesRequest) -> dict[str, Any]:
+    """The fields of *asked* that the response repeats, with the defaults of those left out."""
+    told = asked.model_dump(by_alias=True, exclude_none=True)
+    return {
+        "background": False,
+        "instructions": asked.instructions,
+        "max_output_tokens": asked.max_output_tokens,
+        "metadata": asked.metadata or {},
+        "parallel_tool_calls": asked.parallel_tool_calls is not False,
+        "previous_response_id": asked.previous_response_id,
+        "reasoning": {"effort": None, "summary": None} | told.get("reasoning", {}),
+        "store": asked.store is not False,
+        "temperature": 1.0 if asked.temperature is None else asked.temperature,
+        "text": {"format": {"type": "text"}} | told.get("text", {}),
+        "tool_choice": told.get("tool_choice", "auto"),
+        "tools": told.get("tools", []),
+        "top_logprobs": asked.top_logprobs or 0,
+        "top_p": 1.0 if asked.top_p is None else asked.top_p,
+        "truncation": asked.truncation or "disabled",
+        "user": asked.user,
+    }
+
+
+def _named(items: Iterable[Item]) -> Iterator[dict[str, Any]]:
+    """*items* as they are kept and listed: each with an id first, and its text in parts."""
+    for item in items:
+        told = item.model_dump(exclude_none=True)
+        prefix = _PREFIXES.get(item.type, "item")
+        name = told.pop("id", None) or f"{prefix}_{secrets.token_hex(12)}"
+        if item.type == "message" and isinstance(item.content, str):
+            kind = "output_text" if item.role == "assistant" else "input_text"
+            told["content"] = [{"type": kind, "text": item.content}]
+        yield {"id": name, "type": item.type, **told}
+
+
+class _Tools:
+    """The tools of a request as functions, and what they are called."""
+
+    def __init__(self, tools: Iterable[ResponseTool]) -> None:
+        self.functions: list[dict[str, Any]] = []
+        self.ignored: list[str] = []
+        self.names: Names = {}
+        self._taken: set[str] = set()
+        for tool in tools:
+            self._add(tool, "")
+
+    def inner(self, name: str, namespace: str | None) -> str:
+        """What the tool *name* of *namespace* is called in the inner request."""
+        return f"{namespace}{_SEPARATOR}{name}" if namespace else name
+
+    def choose(self, choice: str | ToolChoice | None) -> Any:
+        """*choice* as chat completions say it. Those that it does not allow are left out."""
+        if not isinstance(choice, ToolChoice):
+            return choice
+        if choice.type == "allowed_tools":
+            allowed = {self._chosen(tool) for tool in choice.tools or ()}
+            self.functions = [
+                tool for tool in self.functions if tool["function"]["name"] in allowed
+            ]
+            return choice.mode or "auto"
+        return {"type": "function", "function": {"name": self._chosen(choice)}}
+
+    def _chosen(self, tool: ToolRef) -> str:
+        if tool.type not in ("function", "custom") or tool.name is None:
+            raise unsupported("tool_choice", f"A tool of type '{tool.type}' cannot be chosen here.")
+        return self.inner(tool.name, tool.namespace)
+
+    def _add(self, tool: ResponseTool, namespace: str) -> None:
+        if tool.type in IGNORED_TOOLS and not namespace:
+            self.ignored.append(tool.type)
+        elif tool.type not in ("function", "custom", "namespace") or (
+            tool.type == "namespace" and namespace
+        ):
+            raise unsupported(
+                "tools", f"This server has no tool '{tool.type}'; offer functions instead."
+            )
+        elif tool.name is None:
+            raise invalid("A tool needs a name.", "tools", "missing_required_parameter")
+        elif tool.type == "namespace":
+            for each in tool.tools or ():
+                self._add(each, tool.name)
+        else:
+            self._function(tool, tool.name, namespace)
+
+    def _function(self, tool: ResponseTool, own: str, namespace: str) -> None:
+        name = self.inner(own, namespace)
+        if name in self._taken:
+            raise invalid(f"Two tools are called '{name}'.", "tools")
+        self._taken.add(name)
+        told: dict[str, Any] = {"name": name, "description": tool.description}
+        if tool.type == "custom":
+            told["parameters"] = _free_text(tool)
+        else:
+            told |= {"parameters": tool.parameters, "strict": tool.strict}
+        if namespace or tool.type == "custom":
+            self.names[name] = (own, namespace, tool.type == "custom")
+        self.functions.append({"type": "function", "function": told})
+
+
+def _free_text(tool: ResponseTool) -> dict[str, Any]:
+    """The parameters of a function that takes the input of the custom *tool*."""
+    about = "The whole input, as plain text."
+    if tool.format is not None and tool.format.definition:
+        about += f" It follows this grammar ({tool.format.syntax}):\n{tool.format.definition}"
+    return {
+        "type": "object",
+        "properties": {"input": {"type": "string", "description": about}},
+        "required": ["input"],
+        "additionalProperties": False,
+    }
+
+
+class _Talk:
+    """Makes messages of items."""
+
+    def __init__(self, tools: _Tools) -> None:
+        self._tools = tools
+        self._messages: list[dict[str, Any]] = []
+
+    def of(self, instructions: str | None, items: Iterable[Item]) -> list[dict[str, Any]]:
+        """The messages of *items*, after the *instructions*. Raises `ApiError`."""
+        first = [instructions] if instructions else []
+        for number, item in enumerate(items):
+            place = f"input.{number}"
+            opens = item.type == "message" and item.role in ("system", "developer")
+            if opens and not self._messages:
+                first.append(_text(item.content, place))
+            else:
+                self._add(item, place)
+        if first:
+            self._messages.insert(0, {"role": "system", "content": "\n\n".join(first)})
+        return self._messages
+
+    def _add(self, item: Item, place: str) -> None:
+        match item.type:
+            case "message" if item.role == "assistant":
+                self._said("content", _text(item.content, place))
+            case "message":
+                if item.role is None:
+                    raise invalid(f"{place}: a message needs a role.", f"{place}.role")
+                self._messages.append({"role": item.role, "content": _text(item.content, place)})
+            case "reasoning":
+                if text := _text(item.content or item.summary or "", place):
+                    self._said("reasoning_content", text)
+            case "function_call":
+                self._called(item, item.arguments or "{}", place)
+            case "custom_tool_call":
+                self._called(item, json.dumps({"input": item.input or ""}), place)
+            case "function_call_output" | "custom_tool_call_output":
+                message = {"role": "tool", "tool_call_id": item.call_id}
+                self._messages.append({**message, "content": _text(item.output, place)})
+            case other:
+                raise unsupported(
+                    place, f"Items of type '{other}' are not supported; leave them out."
+                )
+
+    def _said(self, field: str, text: str) -> None:
+        """Add *text* to the assistant's turn; another one begins where the turn has it already, or
+        has gone on to calls."""
+        turn = self._turn()
+        if turn.get("content") or turn.get("tool_calls") or field in turn:
+            self._messages.append({"role": "assistant"})
+        self._messages[-1][field] = text
+
+    def _called(self, item: Item, arguments: str, place: str) -> None:
+        if not item.name or not item.call_id:
+            raise invalid(f"{place}: a call needs 'name' and 'call_id'.", place)
+        function = {
+            "name": self._tools.inner(item.name, item.namespace),
+            "arguments": arguments,
+        }
+        call = {"id": item.call_id, "type": "function", "function": function}
+        self._turn().setdefault("tool_calls", []).append(call)
+
+    def _turn(self) -> dict[str, Any]:
+        """The message of the assistant's turn."""
+        if not self._messages or self._messages[-1]["role"] != "assistant":
+            self._messages.append({"role": "assistant"})
+        return self._messages[-1]
+
+
+def _text(content: str | list[Part] | None, place: str) -> str:
+    """The text of *content*. Raises `ApiError` for what is none."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for part in content:
+        if part.type == "refusal":
+            texts.append(part.refusal or "")
+        elif part.type in _TEXTS:
+            texts.append(part.text or "")
+        else:
+            raise unsupported(
+                place, f"Parts of type '{part.type}' are not supported: this model reads text."
+            )
+    return "".join(texts)

@@ -1,0 +1,278 @@
+"""Answers as OpenAI's responses: a list of items (reasoning, messages, calls), whole and as typed
+events.
+
+Each item is added, filled by deltas and done before the next one begins. Events are numbered, and
+the last one has the whole response. What the model thinks is the text of a reasoning item, or its
+summary where a client asked for one: there is no other summary of it here.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+from pydantic_core import from_json
+from sealring_model.text.tokens import ToolCall
+from sealring_protocol.control.scheduler.requests import TokenOut
+
+from sealring_trio.api.choices import Delta, Finish
+from sealring_trio.api.errors import ApiError
+from sealring_trio.api.parsing import Content, Reasoning
+from sealring_trio.api.replies import KEEPALIVE, About, TokenBytes, chat_logprobs, json_bytes
+from sealring_trio.node.trace import Trace
+
+Body = dict[str, Any]
+Keep = Callable[[bytes, tuple[bytes, ...]], None]
+"""Keeps a response, given as JSON, and the items of its output."""
+
+IGNORED: Final = "sealring-ignored"
+"""The header that names what was left out of a request."""
+
+_FAILED: Final = {429: "rate_limit_exceeded"}
+
+
+@attrs.frozen
+class Wanted:
+    """How a client wants a response: *echo* are fields that it repeats, as a JSON object; *names*
+    says which tools the functions are (`responses_input.Names`); with *summary* reasoning is told
+    as its summary. *ignored* are the kinds of tools that were left out."""
+
+    echo: bytes
+    names: Mapping[str, Sequence[Any]]
+    summary: bool
+    ignored: Sequence[str]
+
+
+@attrs.define
+class _Open:
+    """The item that is being filled: its *body* as it was added, and its text so far."""
+
+    body: Body
+    text: list[str] = attrs.field(factory=list)
+    logprobs: list[Body] = attrs.field(factory=list)
+
+
+class ResponseShape:
+    """One response. Log probabilities of its text are told, with *bytes_of* each token, when that
+    is given. *keep* gets it when it is complete."""
+
+    silence = KEEPALIVE
+
+    def __init__(
+        self, about: About, wanted: Wanted, bytes_of: TokenBytes | None, keep: Keep | None
+    ) -> None:
+        ignored = ", ".join(f"tools.{kind}" for kind in sorted(set(wanted.ignored)))
+        self.headers: Mapping[str, str] = {IGNORED: ignored} if ignored else {}
+        self._about = about
+        self._wanted = wanted
+        self._bytes_of = bytes_of
+        self._keep = keep
+        self._number = 0
+        self._done: list[Body] = []  # items
+        self._open: _Open | None = None
+        self._finish = Finish("stop")
+        self._thought = 0
+
+    def opening(self) -> bytes:
+        """The response before it has anything."""
+        begun = self._response("in_progress")
+        return self._about_all("response.created", begun) + self._about_all(
+            "response.in_progress", begun
+        )
+
+    def add(self, delta: Delta) -> list[Body]:
+        """The events of *delta*, and of the items that it ends and begins."""
+        events: list[Body] = []
+        self._thought += delta.thought
+        tokens = delta.tokens[delta.thought :]
+        for part in delta.said:
+            match part:
+                case Content(text):
+                    events += self._write("message", text, tokens)
+                    tokens = ()
+                case Reasoning(text):
+                    events += self._write("reasoning", text, ())
+                case ToolCall():
+                    events += self._close() + self._call(part)
+        if delta.finish is not None:
+            self._finish = delta.finish
+            if self._open is None and not self._done:
+                events += self._write("message", "", tokens)
+            events += self._close()
+        return events
+
+    def event(self, body: Body) -> bytes:
+        """*body* as an event with its number."""
+        told = {"type": body["type"], "sequence_number": self._number, **body}
+        self._number += 1
+        return f"event: {body['type']}\ndata: ".encode() + json_bytes(told) + b"\n\n"
+
+    def closing(self, trace: Trace) -> bytes:
+        """The whole response."""
+        kind = "response.incomplete" if self._status == "incomplete" else "response.completed"
+        return self._about_all(kind, self.whole(trace))
+
+    def failure(self, error: ApiError) -> bytes:
+        """The response as far as it came, and *error*."""
+        code = _FAILED.get(error.status, "server_error")
+        told = {"code": code, "message": error.message}
+        return self._about_all("response.failed", self._response("failed", error=told))
+
+    def whole(self, trace: Trace) -> bytes:
+        """The response in one piece, which is also kept."""
+        usage = {
+            "input_tokens": trace.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": trace.cached_tokens},
+            "output_tokens": trace.tokens,
+            "output_tokens_details": {"reasoning_tokens": min(self._thought, trace.tokens)},
+            "total_tokens": trace.prompt_tokens + trace.tokens,
+        }
+        made = self._response(self._status, usage=usage)
+        if self._keep is not None:
+            self._keep(made, tuple(map(json_bytes, self._done)))
+        return made
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._finish.reason == "length" else "completed"
+
+    def _response(self, status: str, usage: Body | None = None, error: Body | None = None) -> bytes:
+        short = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        told = {
+            "id": self._about.id,
+            "object": "response",
+            "created_at": self._about.created,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "status": status,
+            "error": error,
+            "incomplete_details": short,
+            "model": self._about.model,
+            "output": self._done,
+            "usage": usage,
+        }
+        # What the client sent may be large. It was made JSON by a text worker.
+        return json_bytes(told)[:-1] + b"," + self._wanted.echo[1:]
+
+    def _about_all(self, kind: str, response: bytes) -> bytes:
+        """The event *kind*, whose last field is the *response*."""
+        head = self.event({"type": kind})
+        return head.removesuffix(b"}\n\n") + b',"response":' + response + b"}\n\n"
+
+    def _write(self, kind: str, text: str, tokens: Sequence[TokenOut]) -> list[Body]:
+        """Add *text* to the item of *kind*, which may begin with it."""
+        events: list[Body] = []
+        item = self._open
+        if item is None or item.body["type"] != kind:
+            events += self._close() + self._begin(kind)
+            item = self._open
+        assert item is not None  # noqa: S101  it has begun
+        item.text.append(text)
+        more: Body = {"delta": text}
+        if kind == "message":
+            told = chat_logprobs(tokens, self._bytes_of) if self._bytes_of is not None else []
+            item.logprobs += told
+            more["logprobs"] = told
+        if text:
+            events.append(self._of_part(f"{self._text_event(kind)}.delta", item, more))
+        return events
+
+    def _text_event(self, kind: str) -> str:
+        if kind == "message":
+            return "response.output_text"
+        return f"response.reasoning_{'summary_' if self._wanted.summary else ''}text"
+
+    def _part_event(self, kind: str) -> str:
+        summary = kind == "reasoning" and self._wanted.summary
+        return "response.reasoning_summary_part" if summary else "response.content_part"
+
+    def _begin(self, kind: str) -> list[Body]:
+        """Open an item of *kind* with an empty part."""
+        body: Body
+        if kind == "message":
+            body = {"id": _name("msg"), "type": kind, "status": "in_progress"}
+            body |= {"role": "assistant", "content": []}
+        else:
+            body = {"id": _name("rs"), "type": kind, "status": "in_progress"}
+            body |= {"summary": []} if self._wanted.summary else {"summary": [], "content": []}
+        item = self._open = _Open(body)
+        added = {"part": self._part(kind, "", [])}
+        return [
+            self._of_item("response.output_item.added", body),
+            self._of_part(f"{self._part_event(kind)}.added", item, added),
+        ]
+
+    def _part(self, kind: str, text: str, logprobs: list[Body]) -> Body:
+        if kind == "message":
+            return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+        return {"type": "summary_text" if self._wanted.summary else "reasoning_text", "text": text}
+
+    def _close(self) -> list[Body]:
+        """End the item that is open."""
+        item, self._open = self._open, None
+        if item is None:
+            return []
+        kind = item.body["type"]
+        text = "".join(item.text)
+        part = self._part(kind, text, item.logprobs)
+        place = "content" if kind == "message" or not self._wanted.summary else "summary"
+        body = {**item.body, "status": "completed", place: [part]}
+        if self._finish.reason == "length":
+            body["status"] = "incomplete"
+        told: Body = {"text": text}
+        if kind == "message":
+            told["logprobs"] = item.logprobs
+        events = [
+            self._of_part(f"{self._text_event(kind)}.done", item, told),
+            self._of_part(f"{self._part_event(kind)}.done", item, {"part": part}),
+            self._of_item("response.output_item.done", body),
+        ]
+        self._done.append(body)
+        return events
+
+    def _call(self, call: ToolCall) -> list[Body]:
+        """The events of *call*, an item that is complete at once."""
+        name, namespace, custom = self._wanted.names.get(call.name, (call.name, "", False))
+        kind, field = ("custom_tool_call", "input") if custom else ("function_call", "arguments")
+        given = _input(call.arguments) if custom else call.arguments
+        body: Body = {"id": _name("ctc" if custom else "fc"), "type": kind, "status": "in_progress"}
+        body |= {
+            "call_id": call.id,
+            "name": name,
+            **({"namespace": namespace} if namespace else {}),
+        }
+        part = f"response.{'custom_tool_call_input' if custom else 'function_call_arguments'}"
+        place = {"item_id": body["id"], "output_index": len(self._done)}
+        done = {**body, "status": "completed", field: given}
+        events = [
+            self._of_item("response.output_item.added", {**body, field: ""}),
+            {"type": f"{part}.delta", **place, "delta": given},
+            {"type": f"{part}.done", **place, **({} if custom else {"name": name}), field: given},
+            self._of_item("response.output_item.done", done),
+        ]
+        self._done.append(done)
+        return events
+
+    def _of_item(self, kind: str, item: Body) -> Body:
+        return {"type": kind, "output_index": len(self._done), "item": item}
+
+    def _of_part(self, kind: str, item: _Open, more: Body) -> Body:
+        index = "summary_index" if "summary" in kind else "content_index"
+        place = {"item_id": item.body["id"], "output_index": len(self._done), index: 0}
+        return {"type": kind, **place, **more}
+
+
+def _name(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(12)}"
+
+
+def _input(arguments: str) -> str:
+    """The text that the model gave a custom tool; all that it wrote, if that is not as asked."""
+    try:
+        given = from_json(arguments, allow_inf_nan=False)
+    except ValueError:
+        return arguments
+    text = given.get("input") if isinstance(given, dict) else None
+    return text if isinstance(text, str) else arguments

@@ -1,0 +1,96 @@
+"""Responses that are kept for ``previous_response_id`` and to be read again, in memory.
+
+Each owner has so much room, and all together have some; the oldest go first. What one owner has
+kept, no other owner sees.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+MAX_KEPT: Final = 128 << 20
+"""Bytes of all responses that are kept, with the items before them."""
+
+MAX_KEPT_OF_ONE: Final = 32 << 20
+MAX_KEPT_COUNT: Final = 256
+"""Bytes and number of one owner's."""
+
+MAX_KEPT_EACH: Final = 8 << 20
+"""Bytes of one. A larger one is not kept."""
+
+
+@attrs.frozen
+class Kept:
+    """A *response*, and the items of its conversation: those *before* its input, its *inputs* and
+    its *outputs*. Each is JSON, and each item begins with its id."""
+
+    response: bytes
+    before: tuple[bytes, ...]
+    inputs: tuple[bytes, ...]
+    outputs: tuple[bytes, ...]
+
+    @property
+    def items(self) -> tuple[bytes, ...]:
+        """The whole conversation."""
+        return self.before + self.inputs + self.outputs
+
+    @property
+    def size(self) -> int:
+        """Bytes of all of it."""
+        return len(self.response) + sum(map(len, self.items))
+
+
+@attrs.define
+class _Owned:
+    """What one owner has kept, by id, and its bytes; the oldest comes first."""
+
+    kept: dict[str, Kept] = attrs.field(factory=dict)
+    size: int = 0
+
+    def drop(self, name: str | None = None) -> int:
+        """Drop response *name*, or the oldest; its bytes."""
+        size = self.kept.pop(name if name is not None else next(iter(self.kept))).size
+        self.size -= size
+        return size
+
+
+class ResponseStore:
+    """What all owners have kept."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, _Owned] = {}
+        self._size = 0
+
+    def keep(self, owner: str, name: str, kept: Kept) -> None:
+        """Keep response *name* for *owner*, if it is not too large; older ones make room."""
+        if kept.size > MAX_KEPT_EACH:
+            return
+        owned = self._owners.setdefault(owner, _Owned())
+        owned.kept[name] = kept
+        owned.size += kept.size
+        self._size += kept.size
+        while owned.size > MAX_KEPT_OF_ONE or len(owned.kept) > MAX_KEPT_COUNT:
+            self._size -= owned.drop()
+        while self._size > MAX_KEPT:
+            largest = max(self._owners, key=lambda each: self._owners[each].size)
+            self._size -= self._owners[largest].drop()
+            self._tidy(largest)
+
+    def find(self, owner: str, name: str) -> Kept | None:
+        """Response *name* of *owner*; None if it is not kept."""
+        owned = self._owners.get(owner)
+        return owned.kept.get(name) if owned is not None else None
+
+    def drop(self, owner: str, name: str) -> bool:
+        """Drop response *name* of *owner*; whether there was one."""
+        if self.find(owner, name) is None:
+            return False
+        self._size -= self._owners[owner].drop(name)
+        self._tidy(owner)
+        return True
+
+    def _tidy(self, owner: str) -> None:
+        if not self._owners[owner].kept:
+            del self._owners[owner]

@@ -1,0 +1,368 @@
+"""OpenAI's responses through the official client, unmodified, and as they are sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from sealring_model import tiny
+from sealring_model.text.tokens import Tokenizer, ToolCall
+from sealring_trio.api import responses_store
+from sealring_trio.api.choices import Delta, Finish
+from sealring_trio.api.replies import About
+from sealring_trio.api.responses_body import ResponsesRequest
+from sealring_trio.api.responses_input import convert
+from sealring_trio.api.responses_shape import ResponseShape, Wanted
+from sealring_trio.api.responses_store import Kept, ResponseStore
+from sealring_trio.api.texts import JOBS
+
+from tests.api.conftest import Served
+from tests.api.test_shapes import events
+from tests.api.test_tools import WEATHER
+from tests.io_trio.helpers import sealring
+
+PATH = "/v1/responses"
+TOOL: dict[str, Any] = {"type": "function", **WEATHER["function"]}
+
+BEGUN = ["created", "in_progress"]
+MESSAGE = ["output_item.added", "content_part.added"]
+WRITTEN = ["output_text.done", "content_part.done", "output_item.done"]
+STREAMS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    # What is asked, and the events but for deltas of text.
+    "text": ({"input": "fruit"}, [*BEGUN, *MESSAGE, *WRITTEN, "completed"]),
+    "nothing": ({"input": "nothing"}, [*BEGUN, *MESSAGE, *WRITTEN, "completed"]),
+    "cut off": (
+        {"input": "endless", "max_output_tokens": 3},
+        [*BEGUN, *MESSAGE, *WRITTEN, "incomplete"],
+    ),
+    "reasoning": (
+        {"input": "think"},
+        [
+            *BEGUN,
+            *MESSAGE,
+            *("reasoning_text.done", "content_part.done", "output_item.done"),
+            *MESSAGE,
+            *WRITTEN,
+            "completed",
+        ],
+    ),
+    "a summary": (
+        {"input": "think", "reasoning": {"summary": "auto"}},
+        [
+            *BEGUN,
+            *("output_item.added", "reasoning_summary_part.added"),
+            *("reasoning_summary_text.done", "reasoning_summary_part.done", "output_item.done"),
+            *MESSAGE,
+            *WRITTEN,
+            "completed",
+        ],
+    ),
+    "a call": (
+        {"input": "weather", "tools": [TOOL]},
+        [
+            *BEGUN,
+            "output_item.added",
+            "function_call_arguments.done",
+            "output_item.done",
+            "completed",
+        ],
+    ),
+    "a custom call": (
+        {"input": "weather", "tools": [{"type": "custom", "name": "get_weather"}]},
+        [
+            *BEGUN,
+            "output_item.added",
+            "custom_tool_call_input.done",
+            "output_item.done",
+            "completed",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("asked", "order"), STREAMS.values(), ids=STREAMS)
+def test_the_events_of_a_stream(team: Served, asked: dict[str, Any], order: list[str]) -> None:
+    body = {"model": team.model, "temperature": 0, **asked}
+    told = events(team.post(body | {"stream": True}, PATH))
+    assert [each["sequence_number"] for each in told] == list(range(len(told)))
+    kinds = [each["type"].removeprefix("response.") for each in told]
+    assert [kind for kind in kinds if not kind.endswith(".delta")] == order
+    done: list[Any] = []
+    text = ""
+    for each in told:
+        kind = each["type"]
+        if "output_index" in each:
+            assert each["output_index"] == len(done)
+        if kind.endswith("_item.added"):
+            text, name = "", each["item"]["id"]
+        elif "item_id" in each:
+            assert each["item_id"] == name
+        if kind.endswith(".delta"):
+            text += each["delta"]
+        elif kind.endswith(("text.done", "arguments.done", "input.done")):
+            assert text == each.get("text", each.get("arguments", each.get("input")))
+        elif kind.endswith("_item.done"):
+            done.append(each["item"])
+    last = told[-1]["response"]
+    assert last["output"] == done
+    assert last == team.http.get(f"{PATH}/{last['id']}").json()
+    whole = team.post(body, PATH).json()
+    for changed in ("id", "created_at", "completed_at", "output"):
+        last.pop(changed), whole.pop(changed)
+    assert whole == last
+
+
+def test_the_client_s_own_stream(team: Served) -> None:
+    with team.openai.responses.stream(
+        model=team.model, input="think", tools=[TOOL], include=["message.output_text.logprobs"]
+    ) as stream:
+        kinds = {event.type for event in stream}
+        made = stream.get_final_response()
+    assert {"response.reasoning_text.delta", "response.output_text.delta"} <= kinds
+    assert made.output_text == "The answer."
+    thought, message = made.output
+    assert thought.type == "reasoning"
+    assert [part.text for part in thought.content or ()] == ["I ponder.\n"]
+    assert message.type == "message"
+    (part,) = message.content
+    assert part.type == "output_text"
+    assert "".join(entry.token for entry in part.logprobs or ()).strip() == "The answer."
+    assert made.usage is not None
+    assert made.usage.output_tokens == 6
+    assert made.usage.output_tokens_details.reasoning_tokens == 4
+
+
+def test_a_call_and_what_it_gave(team: Served) -> None:
+    asked: list[Any] = [{"role": "user", "content": "weather"}]
+    create = team.openai.responses.create
+    made = create(model=team.model, input=asked, tools=[TOOL], tool_choice="required", store=False)
+    (call,) = made.output
+    assert call.type == "function_call"
+    assert (call.name, call.arguments) == ("get_weather", '{"city": "Paris"}')
+    given = {"type": "function_call_output", "call_id": call.call_id, "output": "fruit"}
+    again = create(model=team.model, input=[*asked, call.to_dict(), given], tools=[TOOL])
+    assert again.output_text == "apple banana cherry"
+    with pytest.raises(openai.NotFoundError):
+        team.openai.responses.retrieve(made.id)
+
+
+def test_a_conversation_goes_on(team: Served) -> None:
+    create = team.openai.responses.create
+    first = create(model=team.model, input="think", metadata={"a": "b"}, instructions="nothing")
+    second = create(model=team.model, input="fruit", previous_response_id=first.id)
+    third = create(model=team.model, input="nothing", previous_response_id=second.id)
+    assert first.metadata == {"a": "b"}
+    assert second.output_text == "apple banana cherry"
+    assert second.previous_response_id == first.id
+    assert third.usage is not None
+    sent = ["think", "The answer.", "fruit", "apple", " ban", "ana", " cherry", "nothing"]
+    assert third.usage.input_tokens == len(sent)  # without the first instructions
+    (item,) = team.openai.responses.input_items.list(second.id).data
+    assert item.type == "message"
+    team.openai.responses.delete(first.id)
+    for gone in (first.id, "resp_none"):
+        with pytest.raises(openai.NotFoundError) as caught:
+            create(model=team.model, input="fruit", previous_response_id=gone)
+        assert (caught.value.code, caught.value.param) == (
+            "response_not_found",
+            "previous_response_id",
+        )
+    more = create(model=team.model, input="fruit", previous_response_id=second.id)
+    assert more.output_text == "apple banana cherry"
+    with pytest.raises(openai.BadRequestError, match="background"):
+        team.openai.responses.cancel(second.id)
+
+
+def test_nobody_sees_another_s(team: Served) -> None:
+    made = team.openai.responses.create(model=team.model, input="fruit")
+    config = team.head.config
+    other = sealring("apikey", "new", "carol", "--config", config, "--json").json()["key"]
+    with httpx2.Client(base_url=team.url, headers={"x-api-key": other}) as http:
+        assert http.get(f"{PATH}/{made.id}").status_code == 404
+        assert http.get(f"{PATH}/{made.id}/input_items").status_code == 404
+        assert http.delete(f"{PATH}/{made.id}").status_code == 404
+        body = {"model": team.model, "input": "fruit", "previous_response_id": made.id}
+        assert http.post(PATH, json=body).status_code == 404
+    assert team.openai.responses.retrieve(made.id).output == made.output
+    assert sealring("apikey", "revoke", "carol", "--config", config).code == 0
+
+
+def test_the_items_of_an_input(team: Served) -> None:
+    texts = ["one", "two", "three", "fruit"]
+    items = [{"id": f"item {at}", "role": "user", "content": text} for at, text in enumerate(texts)]
+    made = team.post({"model": team.model, "input": items}, PATH).json()
+
+    def listed(**query: Any) -> tuple[list[str], bool]:
+        told = team.http.get(f"{PATH}/{made['id']}/input_items", params=query).json()
+        ids = [item["id"].removeprefix("item ") for item in told["data"]]
+        assert [told["first_id"], told["last_id"]] == [f"item {i}" for i in (ids[0], ids[-1])]
+        return ids, told["has_more"]
+
+    assert listed() == (["3", "2", "1", "0"], False)
+    assert listed(order="asc", limit=2) == (["0", "1"], True)
+    assert listed(order="asc", limit=2, after="item 1") == (["2", "3"], False)
+    for wrong in ({"limit": 0}, {"limit": "x"}, {"order": "up"}, {"after": "item 9"}):
+        answer = team.http.get(f"{PATH}/{made['id']}/input_items", params=wrong)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] in wrong
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    # what is changed, and what is blamed
+    "no model here": ({"model": "other"}, "model"),
+    "nothing": ({"input": None}, "input"),
+    "a number": ({"input": 3}, "input"),
+    "an image": (
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+        "input.0",
+    ),
+    "another's item": ({"input": [{"type": "web_search_call", "id": "x"}]}, "input.0"),
+    "nobody's message": ({"input": [{"content": "x"}]}, "input.0.role"),
+    "a nameless call": ({"input": [{"type": "function_call", "call_id": "x"}]}, "input.0"),
+    "a hosted tool": ({"tools": [{"type": "file_search"}]}, "tools"),
+    "a shell": ({"tools": [{"type": "local_shell"}]}, "tools"),
+    "a server's tool": ({"tools": [{"type": "mcp", "server_url": "x"}]}, "tools"),
+    "two of one name": ({"tools": [TOOL, {"type": "custom", "name": "get_weather"}]}, "tools"),
+    "a choice of none": ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice"),
+    "an unknown choice": (
+        {"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}},
+        "tool_choice",
+    ),
+    "in the background": ({"background": True}, "background"),
+    "a conversation": ({"conversation": "c"}, "conversation"),
+    "a template": ({"prompt": {"id": "p"}}, "prompt"),
+    "too hot": ({"temperature": 3}, "temperature"),
+    "too long": ({"max_output_tokens": 1 << 30}, "input"),
+    "a template's own": ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
+    "much metadata": ({"metadata": {str(at): "x" for at in range(17)}}, "metadata"),
+}
+
+
+@pytest.mark.parametrize(("change", "param"), REFUSED.values(), ids=REFUSED)
+def test_refused(team: Served, change: dict[str, Any], param: str) -> None:
+    answer = team.post({"model": team.model, "input": "fruit"} | change, PATH)
+    assert answer.status_code == (404 if "model" in change else 400), answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+def test_what_is_left_out_is_told(team: Served) -> None:
+    tools = [{"type": "web_search", "external_web_access": True}, {"type": "tool_search"}, TOOL]
+    for stream in (False, True):
+        body = {"model": team.model, "input": "fruit", "tools": tools, "stream": stream}
+        answer = team.post(body, PATH)
+        assert answer.headers["sealring-ignored"] == "tools.tool_search, tools.web_search"
+
+
+def test_an_agent_s_turns_become_messages() -> None:
+    """What Codex sends: instructions, a developer's message, free-text tools, namespaces, and the
+    items of the turns before."""
+    free = {"type": "custom", "name": "apply_patch", "description": "Edit.", "format": {
+        "type": "grammar", "syntax": "lark", "definition": "start: LINE"}}  # fmt: skip
+    group = {"type": "namespace", "name": "mcp", "tools": [TOOL]}
+    items = [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "B"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "C"}]},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "D"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "E"}]},
+        {"type": "custom_tool_call", "call_id": "1", "name": "apply_patch", "input": 'F"'},
+        {"type": "function_call", "call_id": "2", "name": "get_weather", "namespace": "mcp",
+         "arguments": "{}"},
+        {"type": "custom_tool_call_output", "call_id": "1", "output": "G"},
+        {"type": "function_call_output", "call_id": "2", "output": [
+            {"type": "input_text", "text": "H"}]},
+        {"type": "message", "role": "assistant", "content": "I"},
+        {"type": "message", "role": "assistant", "content": "J"},
+        {"type": "message", "role": "user", "content": "K"},
+    ]  # fmt: skip
+    body = {"model": "m", "instructions": "A", "input": items, "tools": [free, group],
+            "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [
+                {"type": "custom", "name": "apply_patch"}]},
+            "reasoning": {"effort": "low"}}  # fmt: skip
+    made = convert(ResponsesRequest.model_validate(body), b"")
+    told = made.request.model_dump(exclude_none=True)
+    calls = told["messages"][2].pop("tool_calls")
+    assert [(call["id"], call["function"]) for call in calls] == [
+        ("1", {"name": "apply_patch", "arguments": '{"input": "F\\""}'}),
+        ("2", {"name": "mcp__get_weather", "arguments": "{}"}),
+    ]
+    assert told["messages"] == [
+        {"role": "system", "content": "A\n\nB"},
+        {"role": "user", "content": "C"},
+        {"role": "assistant", "content": "E", "reasoning_content": "D"},
+        {"role": "tool", "tool_call_id": "1", "content": "G"},
+        {"role": "tool", "tool_call_id": "2", "content": "H"},
+        {"role": "assistant", "content": "I"},
+        {"role": "assistant", "content": "J"},
+        {"role": "user", "content": "K"},
+    ]
+    (tool,) = told["tools"]
+    assert tool["function"]["name"] == "apply_patch"
+    about = tool["function"]["parameters"]["properties"]["input"]["description"]
+    assert about.endswith("(lark):\nstart: LINE")
+    assert (told["tool_choice"], told["reasoning_effort"]) == ("required", "low")
+    assert made.names["mcp__get_weather"] == ("get_weather", "mcp", False)
+    shape = ResponseShape(About("r", 0, "m", "f"), Wanted(b"{}", made.names, False, []), None, None)
+    said = (
+        ToolCall("apply_patch", '{"input": "L"}', "3"),
+        ToolCall("apply_patch", "no JSON", "4"),
+        ToolCall("mcp__get_weather", "{}", "5"),
+    )
+    done = [
+        event["item"]
+        for event in shape.add(Delta(0, said, (), finish=Finish("tool_calls")))
+        if event["type"] == "response.output_item.done"
+    ]
+    assert [(each["type"], each["call_id"], each.get("input")) for each in done] == [
+        ("custom_tool_call", "3", "L"),
+        ("custom_tool_call", "4", "no JSON"),
+        ("function_call", "5", None),
+    ]
+    assert (done[2]["name"], done[2]["namespace"]) == ("get_weather", "mcp")
+
+
+def test_the_items_before_are_read_with_the_body() -> None:
+    tokenizer = Tokenizer(tiny.path())
+    before = b'{"id":"a","role":"user","content":"x"}\n{"id":"b","role":"assistant","content":"y"}'
+    about = {"model": "m", "context": 0}
+
+    def lengths(body: bytes, **more: Any) -> Any:
+        return JOBS["responses"](tokenizer, about | more, body, lambda stage: None)[0]["lengths"]
+
+    body = b'{"model":"m","previous_response_id":"r","input":"z"}'
+    assert lengths(body) == [0]
+    turns = b',{"role":"assistant","content":"y"},{"role":"user","content":"z"}]}'
+    whole = b'{"model":"m","input":[{"role":"user","content":"x"}' + turns
+    assert lengths(before + body, before=len(before)) == lengths(whole)
+
+
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"MAX_KEPT": 100, "MAX_KEPT_OF_ONE": 60, "MAX_KEPT_COUNT": 3, "MAX_KEPT_EACH": 40}
+    for name, value in limits.items():
+        monkeypatch.setattr(responses_store, name, value)
+    store = ResponseStore()
+
+    def keep(owner: str, name: str, size: int) -> None:
+        store.keep(owner, name, Kept(b"x" * (size - 1), (), (b"y",), ()))
+
+    def kept(owner: str) -> list[str]:
+        return [name for name in "abcdefg" if store.find(owner, name)]
+
+    keep("one", "a", 41)  # too large by itself
+    assert kept("one") == []
+    for name in "abcd":
+        keep("one", name, 10)  # more than three
+    assert kept("one") == ["b", "c", "d"]
+    keep("one", "e", 40)  # more than 60 bytes
+    assert kept("one") == ["c", "d", "e"]
+    assert store.find("two", "e") is None
+    for name in "ab":
+        keep("two", name, 30)  # more than 100 bytes of all: the oldest of whoever has most
+    assert (kept("one"), kept("two")) == (["d", "e"], ["b"])
+    assert store.drop("one", "e")
+    assert not store.drop("one", "e")
+    for name in "cdefg":
+        keep("three", name, 20)
+    assert kept("three") == ["e", "f", "g"]
+    assert (kept("one"), kept("two")) == (["d"], ["b"])

@@ -1,0 +1,114 @@
+"""One question over all kinds of API: the same tokens, in each one's shape, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.api.conftest import Served
+
+STORY = "Tell me a story about a fox named Pip."
+MANY = 24
+
+
+def events(answer: httpx2.Response) -> list[Any]:
+    """The data of a stream's events that have a type, each of which is the event's name."""
+    told = []
+    for part in answer.text.split("\n\n")[:-1]:
+        if not part.startswith(":"):
+            name, data = part.split("\n")
+            told.append(json.loads(data.removeprefix("data: ")))
+            assert name == f"event: {told[-1]['type']}"
+    return told
+
+
+def asked(served: Served, path: str, stream: bool) -> tuple[str, int, int]:
+    """The text of an answer, and the numbers of tokens of its prompt and of itself."""
+    common = {"model": served.model, "temperature": 0, "stream": stream}
+    messages = [{"role": "user", "content": STORY}]
+    match path:
+        case "/v1/chat/completions":
+            body = {"messages": messages, "max_tokens": MANY}
+        case "/v1/responses":
+            body = {"instructions": "Be brief.", "input": STORY, "max_output_tokens": MANY}
+        case _:
+            body = {"system": "Be brief.", "messages": messages, "max_tokens": MANY}
+    if "chat" in path:
+        body["messages"] = [{"role": "system", "content": "Be brief."}, *messages]
+        body |= {"stream_options": {"include_usage": True}} if stream else {}
+    answer = served.post(common | body, path)
+    assert answer.status_code == 200, answer.text
+    return read(path, answer, stream)
+
+
+def read(path: str, answer: httpx2.Response, stream: bool) -> tuple[str, int, int]:
+    match path:
+        case "/v1/chat/completions" if stream:
+            chunks = [json.loads(part[6:]) for part in answer.text.split("\n\n")[:-2]]
+            text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks[:-1])
+            usage = chunks[-1]["usage"]
+            return text, usage["prompt_tokens"], usage["completion_tokens"]
+        case "/v1/chat/completions":
+            told, usage = answer.json(), answer.json()["usage"]
+            text = told["choices"][0]["message"]["content"]
+            return text, usage["prompt_tokens"], usage["completion_tokens"]
+        case "/v1/responses":
+            told = events(answer)[-1]["response"] if stream else answer.json()
+            assert told["incomplete_details"] == {"reason": "max_output_tokens"}
+            text = told["output"][0]["content"][0]["text"]
+            if stream:
+                assert text == "".join(e["delta"] for e in events(answer) if "delta" in e)
+            return text, told["usage"]["input_tokens"], told["usage"]["output_tokens"]
+        case _ if stream:
+            told = events(answer)
+            text = "".join(e["delta"]["text"] for e in told if e["type"] == "content_block_delta")
+            delta, usage = told[-2]["delta"], told[-2]["usage"]
+        case _:
+            delta, usage = answer.json(), answer.json()["usage"]
+            text = delta["content"][0]["text"]
+    assert delta["stop_reason"] == "max_tokens"
+    prompt = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    return text, prompt, usage["output_tokens"]
+
+
+def test_one_question_has_one_answer(ring: Served) -> None:
+    paths = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+    answers = {
+        (path, stream): asked(ring, path, stream) for path in paths for stream in (False, True)
+    }
+    (text, prompt, tokens), *rest = set(answers.values())
+    assert rest == [], answers
+    assert len(text) > MANY
+    assert tokens == MANY
+    body = {
+        "model": "tiny",
+        "system": "Be brief.",
+        "messages": [{"role": "user", "content": [{"type": "text", "text": STORY}]}],
+    }
+    counted = ring.post(body, "/v1/messages/count_tokens")
+    assert counted.json() == {"input_tokens": prompt}
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+def test_a_stream_that_is_ended_says_so(team: Served, path: str) -> None:
+    messages = [{"role": "user", "content": "endless"}]
+    body = {"model": team.model, "stream": True, "input": "endless"}
+    body |= {"messages": messages, "max_tokens": 1 << 30}
+    with team.http.stream("POST", path, json=body) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        name = answer.headers["x-request-id"]
+        assert team.http.delete(f"/v1/requests/{name}").status_code == 200
+        *_, kind, data = [line for line in lines if line]
+    told = json.loads(data.removeprefix("data: "))
+    assert team.trace(name)["state"] == "request_cancelled"
+    if "responses" in path:
+        assert kind == "event: response.failed"
+        assert told["response"]["status"] == "failed"
+        assert told["response"]["error"]["message"] == "The request was cancelled."
+    else:
+        assert kind == "event: error"
+        assert told["error"]["message"] == "The request was cancelled."
