@@ -36,7 +36,8 @@ _ALLOWED: Final = re.compile(
 OpenAI's and Anthropic's send with every request."""
 
 _EXPOSED: Final = (
-    "retry-after, server-timing, traceparent, tracestate, www-authenticate, x-request-id"
+    "request-id, retry-after, sealring-ignored, server-timing, traceparent, tracestate, "
+    "www-authenticate, x-request-id"
 )
 """Headers of answers that pages may read."""
 
