@@ -88,7 +88,9 @@ class ApiError(Exception):
     def anthropic_body(self) -> dict[str, Any]:
         """Anthropic's error object."""
         kind = _ANTHROPIC.get(self.status, INVALID if self.status < 500 else "api_error")
-        return {"type": "error", "error": {"type": kind, "message": self.message}}
+        # Claude Code makes a conversation shorter when it reads these words.
+        long = "prompt is too long: " if self.code == "context_length_exceeded" else ""
+        return {"type": "error", "error": {"type": kind, "message": long + self.message}}
 
     def response(self, path: str = "") -> JSONResponse:
         """The error as an HTTP response to a request for *path*."""
@@ -144,6 +146,9 @@ _FORMS: Final[Mapping[str, str]] = {
 }
 """What fields look like that have several forms, of which validation blames the wrong one."""
 
+_FIELDS: Final = (("type",), ("name",))
+"""Places within a field of one form: where there are several, the form comes first."""
+
 
 def from_validation(error: pydantic.ValidationError) -> ApiError:
     """The error for the first fault that validation found."""
@@ -152,7 +157,7 @@ def from_validation(error: pydantic.ValidationError) -> ApiError:
     if fault["type"] == "model_type":
         reason = "Input should be an object"
     for depth, part in enumerate(place):
-        if part in _FORMS and fault["type"] != "missing":
+        if part in _FORMS and fault["type"] != "missing" and place[depth + 1 :] not in _FIELDS:
             param = _name(place[: depth + 1])
             return invalid(f"{param}: {_FORMS[str(part)]}.", param)
     param = _name(place)
