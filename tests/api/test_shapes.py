@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import httpx2
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sealring_trio.api import anthropic_input, responses_input
+from sealring_trio.api.anthropic_body import MessagesRequest
+from sealring_trio.api.errors import ApiError
+from sealring_trio.api.replies import json_bytes
+from sealring_trio.api.responses_body import ResponsesRequest
+from sealring_trio.api.schema import ChatRequest, parse, validated
 
 from tests.api.conftest import Served
 
@@ -112,3 +121,71 @@ def test_a_stream_that_is_ended_says_so(team: Served, path: str) -> None:
     else:
         assert kind == "event: error"
         assert told["error"]["message"] == "The request was cancelled."
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 1 << 65)
+    | st.floats(-3, 3)
+    | st.sampled_from(["", "x", "é", "\x00", "user", "assistant", "system", "text", "function"])
+    | st.sampled_from(["custom", "namespace", "reasoning", "function_call", "tool_use", "any"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "type",
+                    "role",
+                    "content",
+                    "text",
+                    "name",
+                    "input",
+                    "id",
+                    "call_id",
+                    "tools",
+                    "output",
+                ]
+            ),
+            inner,
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(sorted(ResponsesRequest.model_fields)), VALUES, max_size=4),
+    st.dictionaries(st.sampled_from(sorted(MessagesRequest.model_fields)), VALUES, max_size=4),
+)
+def test_a_body_becomes_an_inner_request_or_is_refused(
+    response: dict[str, Any], message: dict[str, Any]
+) -> None:
+    def responses() -> ChatRequest:
+        body = json.dumps({"model": "m", "input": "x"} | response).encode()
+        made = responses_input.convert(responses_input.read_responses(body), b"")
+        lines = b"\n".join(map(json_bytes, made.items))
+        again = {**response, "model": "m", "input": None}
+        wanted = responses_input.read_responses(json.dumps(again).encode())
+        assert responses_input.convert(wanted, lines).request == made.request
+        return made.request
+
+    def messages() -> ChatRequest:
+        turns = [{"role": "user", "content": "x"}]
+        body = {"model": "m", "max_tokens": 1, "messages": turns} | message
+        return anthropic_input.convert(validated(MessagesRequest, parse(json.dumps(body).encode())))
+
+    for convert in (responses, messages):
+        given = made_or_refusal(convert)
+        if isinstance(given, ApiError):
+            assert given.status == 400
+            assert len(given.response("/v1/messages").body) < 1000
+        else:
+            assert given.messages
+
+
+def made_or_refusal(convert: Callable[[], ChatRequest]) -> ChatRequest | ApiError:
+    try:
+        return convert()
+    except ApiError as error:
+        return error
