@@ -144,6 +144,33 @@ CONTENTS = """
 """
 
 
+def test_a_text_that_grows_is_shown_as_a_whole_one_is(page: Page) -> None:
+    text = "\n\n".join((EVERYTHING, *HOSTILE, EVERYTHING, "A [late] link.\n"))
+    assert page.evaluate(GROWN, [text, ""]) == [True, True]
+    assert page.evaluate(GROWN, ["A [late] link.\n\nMore.\n\n", "[late]: https://x.example/"]) == [
+        False,
+        True,
+    ]
+
+
+GROWN = """async ([text, last]) => {
+  const { Prose } = await import("/dashboard/prose/prose.js");
+  const places = [0, 1].map(() => document.createElement("div"));
+  document.body.append(...places);
+  const growing = new Prose(places[0]);
+  const all = text + last;
+  for (let end = 31; end < all.length + 31; end += 31) {
+    growing.write(all.slice(0, end));
+    await growing.work;
+  }
+  await new Prose(places[1]).end(all);
+  const alike = () => places[0].innerHTML === places[1].innerHTML;
+  const before = alike();
+  await growing.end(all);
+  return [before, alike()];
+}"""
+
+
 def test_titles_tools_and_questions_are_text_too(page: Page) -> None:
     bad = "<img src=x onerror='globalThis.hit = 1'>"
     call = {"id": bad, "name": bad, "arguments": bad}
