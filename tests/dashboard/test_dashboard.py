@@ -77,6 +77,7 @@ def test_the_ring_is_told_to_the_eye_and_to_the_ear(page: Page) -> None:
     assert re.search(r"round trip\s+[\d.]+ (µs|ms)", cards.nth(1).inner_text())
     for role in ("banner", "main"):
         expect(page.get_by_role(role)).to_be_visible()
+    assert page.evaluate("scrollY") == 0  # its address is no place in it
     for name in ("Ring", "Load last five minutes", "Requests"):
         expect(page.get_by_role("region", name=name, exact=True)).to_be_visible()
 
@@ -122,7 +123,7 @@ def test_a_rank_that_fetches_has_a_bar(page: Page) -> None:
 def test_a_load_is_seen(page: Page, served: Served) -> None:
     with busy(served):
         expect(page.locator("#now-tokens")).not_to_have_text("0")
-        expect(page.locator("#ring")).to_have_class("flowing")
+        expect(page.locator("#ring-drawing")).to_have_class("flowing")
         expect(page.locator("#now-decode")).not_to_have_text("0")
         expect(page.locator("#now-hop")).to_have_text(re.compile(r"[\d.]+ (µs|ms)"))
         plot = page.get_by_role(
@@ -207,7 +208,7 @@ CONTRASTS = """
 def test_nothing_moves_for_whoever_wants_it_still(browser: Browser, served: Served) -> None:
     place = f"{served.url}/#ring"
     with window(browser, place, reduced_motion="reduce") as page, busy(served):
-        expect(page.locator("#ring")).to_have_class("flowing")
+        expect(page.locator("#ring-drawing")).to_have_class("flowing")
         assert page.evaluate("document.getAnimations().length") == 0
 
 
@@ -271,7 +272,7 @@ def test_a_head_that_goes_away_and_comes_back(browser: Browser, closed: Guarded)
         page.get_by_role("link", name="Ring").click()
         for name in ("tokens", "prompt", "queued", "prefill", "decode", "hop", "guesses"):
             expect(page.locator(f"#now-{name}")).to_have_text("–")
-        expect(page.locator("#ring .rate")).to_have_text("–")
+        expect(page.locator("#ring-drawing .rate")).to_have_text("–")
         closed.start()
         expect(page.get_by_role("alert")).to_have_text("Connected again.")
         expect(page.locator("#state")).to_have_text("serving")

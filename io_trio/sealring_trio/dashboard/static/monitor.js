@@ -10,7 +10,7 @@ const NUMBERS = ["tokens", "prompt", "queued", "prefill", "decode", "hop", "gues
 
 export class Monitor {
   constructor(announce) {
-    this.ring = new Ring(byId("ring"), byId("ring-summary"), byId("ranks"));
+    this.ring = new Ring(byId("ring-drawing"), byId("ring-summary"), byId("ranks"));
     this.plots = new Plots(byId("plots"));
     this.requests = new Requests(announce);
     say(byId("api-url"), `${location.origin}/v1`);
