@@ -86,6 +86,7 @@ THEN: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "HELLO": (("pins", "u64"),),
     "ENGINE_INFO": (("layers", "u64"), ("joined", "u16"), ("pins", "u64"), ("reason", "byte")),
     "LOGPROBS": (("alternatives", FIELDS["LOGPROBS.alternatives"]),),
+    "SCORES": (("scores", FIELDS["SCORES.scores"]), ("likeliest", FIELDS["SCORES.likeliest"])),
     "GROUP": (_HOSTS,),
 }
 """What follows the fixed part of a message, in order: the field, and one entry's type or fields. Of

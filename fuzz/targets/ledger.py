@@ -59,9 +59,9 @@ def _told(step: Step) -> bytes:
     told += b"".join(bytes([o.uid % 9, o.handle % 9, o.keep % 8]) for o in step.open)
     told += bytes([len(step.join)]) + b"".join(bytes([j.uid % 9, j.group % 3]) for j in step.join)
     match step.work:
-        case Prefill(uid, position, count):
+        case Prefill(uid, position, count, scored):
             length = _LENGTHS.index(count) if count in _LENGTHS else 0
-            return told + bytes([1, uid % 9, 1, position % 8, length])
+            return told + bytes([1, uid % 9, 1, position % 8, length, scored])
         case Decode(group, guessed, ahead):
             return told + bytes([2, group % 3, guessed % 5, ahead > 0])
         case _:
@@ -113,7 +113,7 @@ def _work(source: Source, ledger: Ledger) -> Work:
             uid = source.below(9)
             known = ledger.private.get(uid, 0)
             position = source.below(8) if source.flag() else known
-            return Prefill(uid, position, source.pick(_LENGTHS))
+            return Prefill(uid, position, source.pick(_LENGTHS), source.flag())
         case 2:
             group, guessed = source.below(3), source.below(5)
             return Decode(group, guessed, guessed * source.below(2))
@@ -129,6 +129,7 @@ class Model:
         self.snaps: dict[int, int] = {}
         self.groups: dict[int, list[tuple[int, int]]] = {}
         self.guessed: dict[int, int] = {}
+        self.scored = 0
         self.before: dict[int, list[int]] = {}
 
     def _free(self, number: int) -> bool:
@@ -184,10 +185,12 @@ class Model:
 
     def _work(self, step: Step) -> Iterator[bool]:
         self.groups = {group: rows for group, rows in self.groups.items() if rows}
+        self.scored = 0
         match step.work:
-            case Prefill(uid, position, count):
+            case Prefill(uid, position, count, scored):
                 yield self.private.get(uid) == position and position + count < 2**32
                 self.private[uid] = position + count
+                self.scored = scored * count
             case Decode(group, guessed, ahead):
                 yield group in self.groups
                 (uid, _), *others = self.groups[group]
@@ -207,7 +210,7 @@ class Model:
     def state(self) -> LedgerState:
         """What it holds, as the digest takes it."""
         groups = {group: tuple(rows) for group, rows in self.groups.items()}
-        return LedgerState(self.private, self.snaps, groups, self.guessed)
+        return LedgerState(self.private, self.snaps, groups, self.guessed, self.scored)
 
 
 def _check_change(change: Change, step: Step, model: Model) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from sealring_protocol.codec.encoding import decode, encode
+from sealring_protocol.codec.local_messages import Scores
 from sealring_protocol.codec.messages import (
     CacheCost,
     Decode,
@@ -21,15 +22,18 @@ from sealring_protocol.codec.messages import (
     Prefill,
     Ready,
     Row,
+    Step,
 )
 from sealring_protocol.control.epoch.ledger import Ledger
 from sealring_protocol.control.scheduler import guess_costs
 from sealring_protocol.control.scheduler.requests import (
+    FinishReason,
     Outcome,
     QueueFull,
     Request,
     RequestDone,
     SchedulerConfig,
+    ScoresOut,
     TokenOut,
 )
 from sealring_protocol.control.scheduler.rows import Planned
@@ -123,6 +127,8 @@ class Ring:
         self.counter = 0
         self.flying: list[Planned] = []
         self.expected: dict[int, int] = {}  # next position of each live request
+        self.requests: dict[int, Request] = {}
+        self.scored: dict[int, int] = {}  # of those with scores, the place of the next one
         self.ended: set[int] = set()
         self.raise_epoch()
 
@@ -136,12 +142,17 @@ class Ring:
         self.decided.clear()
         self.n = 0
 
-    def submit(self, length: int, tokens: int) -> None:
+    def submit(self, length: int, tokens: int | None, *, scores: bool) -> None:
         """A request, perhaps one that can never fit."""
         if len(self.expected) >= MOST:
             return
         request = Request(
-            tuple(range(length)), tokens, frozenset({EOS}), Row(0), prediction=(1, 1, 2, 1, 1, 1)
+            tuple(range(length)),
+            tokens,
+            frozenset({EOS}),
+            Row(0),
+            prediction=(1, 1, 2, 1, 1, 1),
+            scores=scores,
         )
         try:
             uid = self.scheduler.submit(request)
@@ -149,10 +160,12 @@ class Ring:
             assert self.scheduler.waiting == self.config.queue
             return
         except LocalProtocolError:
-            assert length == 0 or length + max(1, tokens) > CONTEXT
+            assert length == 0 or length + (1 if tokens is None else tokens) > CONTEXT
             return
         assert uid not in self.expected
         self.expected[uid] = length
+        self.requests[uid] = request
+        self.scored[uid] = 1
 
     def preempt(self, uid: int) -> None:
         """A row loses its caches, if it lives."""
@@ -175,7 +188,11 @@ class Ring:
         for row in step.open:
             assert not row.handle or self.ready.trimmable or self.kept[row.handle] == row.keep
         assert {row.uid for row in planned.rows} == {row.uid for row in step.open}
-        count = step.work.count if isinstance(step.work, Prefill) else 0
+        count = 0
+        if isinstance(step.work, Prefill):
+            count = step.work.count + step.work.scored
+            asked = self.requests[step.work.uid]
+            assert asked.scores or not step.work.scored
         if isinstance(step.work, Decode):
             count = step.work.guesses
             same = sum(self.is_sure(other, step.work.group) for other in self.flying)
@@ -214,7 +231,8 @@ class Ring:
             if len(drawn) < ahead and guesses[len(drawn)] == token:
                 token += 1
             count -= ahead
-        self.take(self.scheduler.answered(step.n, (*drawn, *(token,) * count), self.now))
+        ids = (*drawn, *(token,) * count)
+        self.take(self.scheduler.answered(step.n, ids, self.now, scores=_scores(step)))
         return True
 
     def fail(self, kind: FailureKind) -> None:
@@ -232,11 +250,25 @@ class Ring:
                     assert uid not in self.ended
                     assert token != EOS
                     assert position == self.expected[uid] < CONTEXT
+                    assert self.requests[uid].max_tokens != 0
                     self.expected[uid] += 1
-                case RequestDone(uid):
+                    self.check_scored(uid)
+                case ScoresOut(uid, scores):
+                    assert uid not in self.ended
+                    assert self.requests[uid].scores
+                    assert scores.position == self.scored[uid]
+                    self.scored[uid] = scores.end
+                case RequestDone(uid, reason):
                     assert uid in self.expected
+                    if reason is FinishReason.LENGTH and self.requests[uid].max_tokens == 0:
+                        self.check_scored(uid)
                     assert uid not in self.ended
                     self.ended.add(uid)
+
+    def check_scored(self, uid: int) -> None:
+        """All scores of row *uid*'s prompt have been told, if it wants them."""
+        asked = self.requests[uid]
+        assert not asked.scores or self.scored[uid] == len(asked.prompt)
 
     def drain(self) -> None:
         """Answer everything; then nothing is left."""
@@ -252,6 +284,19 @@ class Ring:
             assert len(ledger.snaps) == self.scheduler.snapshots <= self.config.prefixes
 
 
+def _scores(step: Step) -> tuple[Scores, ...]:
+    """Those of *step*, in messages of two tokens at most."""
+    work = step.work
+    if not (isinstance(work, Prefill) and work.scored):
+        return ()
+    first, end = work.position + 1, work.position + work.count + 1
+    places = [range(at, min(end, at + 2)) for at in range(first, end, 2)]
+    return tuple(
+        Scores(step.n, work.uid, some.start, (-1.0,) * len(some), (1,) * len(some))
+        for some in places
+    )
+
+
 def check(data: bytes) -> None:
     """Commands, then the rest."""
     source = Source(data)
@@ -261,7 +306,9 @@ def check(data: bytes) -> None:
         ring.now += 0.01
         match source.below(10):
             case 0:
-                ring.submit(source.below(80), source.below(8))
+                tokens = source.below(8)
+                asked = None if tokens == 1 else max(0, tokens - 1)
+                ring.submit(source.below(80), asked, scores=source.below(3) == 0)
             case 1:
                 ring.take(ring.scheduler.cancel(source.below(12)))
             case 2:

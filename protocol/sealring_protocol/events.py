@@ -15,7 +15,12 @@ from sealring_protocol.control.effects import (
     StepToCheck,
     ToEngine,
 )
-from sealring_protocol.control.scheduler.requests import RequestDone, RowOpened, TokenOut
+from sealring_protocol.control.scheduler.requests import (
+    RequestDone,
+    RowOpened,
+    ScoresOut,
+    TokenOut,
+)
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.link import Link
 from sealring_protocol.security.roles import Purpose
@@ -120,6 +125,7 @@ NodeEvent = (
     | LinkUp
     | WeightsAsked
     | TokenOut
+    | ScoresOut
     | RequestDone
     | RowOpened
     | StepTiming

@@ -74,6 +74,9 @@ MAX_BIAS: Final = 1024
 MAX_LOGPROBS: Final = 20
 """Alternatives with log probabilities for one token."""
 
+MAX_SCORES: Final = 256
+"""Tokens in one SCORES. Memory: 256 scores with 20 alternatives each, some 500 KiB."""
+
 MAX_SPENT: Final = MAX_WORLD + 1
 """Entries in a step's times: one for each rank, and the head's second pass."""
 

@@ -159,7 +159,8 @@ async function serve(connection) {
     const begin = performance.now();
     const tensor = { dtype: F32, sealed: false, counter: 0n, shape, data: doubled(elements) };
     const spent = [{ compute: Math.round(1000 * (performance.now() - begin)), wait: 0, seal: 0 }];
-    const tensors = step.work === WORK.DECODE ? [hops.sealer.seal(tensor, { ...place, boundary: BOUNDS[2] })] : [];
+    const comesBack = step.work === WORK.DECODE || step.work === WORK.SCORED;
+    const tensors = comesBack ? [hops.sealer.seal(tensor, { ...place, boundary: BOUNDS[2] })] : [];
     const { instance, counter, n } = step;
     connection.send({ message: "STEP_DONE", instance, counter, n, spent, ids: [], tensors, failed: null });
     steps += 1;

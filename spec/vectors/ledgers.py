@@ -40,9 +40,10 @@ def state(
     groups: dict[int, Rows] | None = None,
     snapshots: dict[int, int] | None = None,
     guessed: dict[int, int] | None = None,
+    scored: int = 0,
 ) -> LedgerState:
     """What a ledger holds."""
-    return LedgerState(private or {}, snapshots or {}, groups or {}, guessed or {})
+    return LedgerState(private or {}, snapshots or {}, groups or {}, guessed or {}, scored)
 
 
 def alone(length: int, guessed: int = 0) -> LedgerState:
@@ -192,6 +193,21 @@ GUESSES: Final[dict[str, tuple[str, Course]]] = {
 COURSES: Final[dict[str, tuple[str, Course]]] = {
     "nothing": ("a step that does nothing", ((step(), state()),)),
     "prefill": ("a row is read in two chunks", READ_ONE),
+    "prefill-scored": (
+        "a row is read in three chunks, of which two are scored",
+        (
+            (step(open=(Open(1),), work=Prefill(1, 0, 3, True)), state({1: 3}, scored=3)),
+            (step(work=Prefill(1, 3, 2)), state({1: 5})),
+            (step(work=Prefill(1, 5, 1, True)), state({1: 6}, scored=1)),
+        ),
+    ),
+    "scored-then-nothing": (
+        "a chunk is scored, and the next step does nothing",
+        (
+            (step(open=(Open(1),), work=Prefill(1, 0, 3, True)), state({1: 3}, scored=3)),
+            (step(), state({1: 3})),
+        ),
+    ),
     "join": ("two rows join a group, one after the other", TWO_ROWS),
     "evict": (
         "the first row leaves; the last leaves by a step without work",
@@ -518,3 +534,11 @@ def vectors() -> Iterator[Vector]:
     about = "the digest of another step"
     output = _output(course[:-1])
     yield refused("ledger/digest", "ledger", "LG-01", about, given, LEDGER, output=output)
+    for name, about, scored in (
+        ("scored", "a scored prefill, and the digest of one that is not", True),
+        ("not-scored", "a prefill, and the digest of one that is scored", False),
+    ):
+        given, after = _input(READ_ONE), state({1: 6}, scored=0 if scored else 1)
+        given["steps"].append(_step(3, step(work=Prefill(1, 5, 1, scored)), after))
+        output = _output(READ_ONE)
+        yield refused(f"ledger/{name}", "ledger", "LG-01", about, given, LEDGER, output=output)

@@ -13,13 +13,14 @@ from sealring_protocol.codec.local_messages import (
     Loaded,
     LocalMessage,
     Logprobs,
+    Scores,
 )
 from sealring_protocol.codec.messages import Accept, Backend, Close
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.conformance.fields import to_fields
 
 from spec.vectors.model import LIMIT, MALFORMED, Vector, refused, valid
-from spec.vectors.plaintexts import NAN, flat, grown, plaintext_input, put, u16
+from spec.vectors.plaintexts import NAN, flat, grown, plaintext_input, put, u16, u32
 from spec.vectors.whole_messages import (
     BOOTSTRAP,
     CHECKED,
@@ -30,6 +31,7 @@ from spec.vectors.whole_messages import (
     PENALISED,
     PREPARED,
     READY,
+    SCORED,
     WAITING,
 )
 from spec.vectors.world import CLUSTER, entropy
@@ -56,6 +58,17 @@ GOOD: Final[dict[str, tuple[str, LocalMessage]]] = {
         "20 alternatives",
         Logprobs(3, 7, -0.25, tuple(range(20)), tuple(-0.5 * at for at in range(20))),
     ),
+    "scores": ("the score of one token", Scores(4, 7, 1, (-0.25,), (1,))),
+    "scores-full": (
+        "scores of two tokens, with the likeliest in their places",
+        Scores(2**64 - 1, 7, 2**32 - 1, (-0.25, -9.5), (1, 2**32 - 1), (5, 6), (-0.25, -3.5)),
+    ),
+    "scores-256": ("scores of 256 tokens", Scores(3, 7, 2, (-0.5,) * 256, tuple(range(1, 257)))),
+    "scores-20": (
+        "20 likeliest tokens",
+        Scores(3, 7, 2, (-0.25,), (2,), tuple(range(20)), tuple(-0.5 * at for at in range(20))),
+    ),
+    "step-scored": ("a prefill that is scored, to an engine", SCORED),
     "loaded": ("what loading cost", Loaded(1, 2, 2**64 - 1)),
     "group-share": ("the share that is to be loaded", SHARE),
     "group-join": ("a group to join, and where", MEETING),
@@ -132,6 +145,9 @@ def vectors() -> Iterator[Vector]:
     bare = flat(Logprobs(4, 7, -0.25))
     many, hosts = grown(bare, 25, b"\x15", 21 * 12), flat(GOOD["group-16"][1])
     hosts = put(hosts, 10, u16(17)) + u16(1) + b"h" + u16(65535)
+    score, full = flat(GOOD["scores"][1]), flat(GOOD["scores-full"][1])
+    uneven, wide = grown(full, 23, u16(3), 12), grown(score, 23, u16(21), 21 * 12)
+    widest = grown(score, 23, u16(5121), 5121 * 12)
     long = grown(info, 76, u16(1025), 1022 * 8)
     joined, pinned = flat(GOOD["info-joined"][1]), flat(GOOD["info-pins"][1])
     swapped = put(joined, 116, u16(3) + u16(2))
@@ -144,7 +160,7 @@ def vectors() -> Iterator[Vector]:
         ("prepared", "LM-01", "PREPARED", flat(PREPARED), MALFORMED),
         ("waiting", "LM-01", "WAITING", flat(WAITING), MALFORMED),
         ("empty", "MS-01", "no bytes at all", b"", MALFORMED),
-        ("unknown", "MS-01", "code 0x88", b"\x88", MALFORMED),
+        ("unknown", "MS-01", "code 0x89", b"\x89", MALFORMED),
         ("info-dtype", "CV-01", "ENGINE_INFO with dtype 9", put(info, 33, b"\x09"), MALFORMED),
         ("info-trimmable", "CV-05", "ENGINE_INFO, trimmable 2", put(info, 46, b"\2"), MALFORMED),
         ("info-batches", "CV-05", "ENGINE_INFO, batches 2", put(info, 47, b"\2"), MALFORMED),
@@ -160,6 +176,19 @@ def vectors() -> Iterator[Vector]:
         ("row-nan", "MS-08", "a temperature that is no number", COLD, MALFORMED),
         ("logprobs-many", "CV-02", "21 alternatives", many, LIMIT),
         ("logprobs-cut", "CV-01", "an alternative missing", logs[:-12], MALFORMED),
+        ("scores-none", "LM-04", "no score", put(score, 21, u16(0))[:25], MALFORMED),
+        (
+            "scores-first",
+            "LM-04",
+            "a score of a row's first token",
+            put(score, 17, u32(0)),
+            MALFORMED,
+        ),
+        ("scores-many", "LM-04 CV-02", "257 scores", grown(score, 21, u16(257), 256 * 12), LIMIT),
+        ("scores-uneven", "LM-04", "3 likeliest tokens for 2 scores", uneven, MALFORMED),
+        ("scores-21", "LM-04", "21 likeliest tokens for a score", wide, MALFORMED),
+        ("scores-5121", "LM-04 CV-02", "5,121 likeliest tokens", widest, LIMIT),
+        ("scores-cut", "CV-01", "a likeliest token missing", full[:-12], MALFORMED),
         ("hop-outgoing", "CV-05", "HOP_KEY with outgoing 2", put(hop, 1, b"\2"), MALFORMED),
         ("group-backend", "LM-02 CV-01", "back end 5", put(join, 1, b"\5"), MALFORMED),
         ("group-pipeline", "LM-02", "a pipeline as a back end", put(join, 1, b"\1"), MALFORMED),

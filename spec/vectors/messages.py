@@ -283,7 +283,8 @@ def _steps() -> Iterator[Case]:
     ahead = flat(attrs.evolve(STEP, work=Decode(1, 3, 3)))
     join = flat(attrs.evolve(STEP, join=(Join(5, 0),)))
     for name, about, data in [
-        ("work-3", "work 3", put(idle, 53, b"\3")),
+        ("work-4", "work 4", put(idle, 53, b"\4")),
+        ("scored-nothing", "no tokens are read and scored", put(idle, 53, b"\3")),
         ("idle-target", "a target and no work", put(idle, 61, b"\1")),
         ("idle-position", "a position and no work", put(idle, 65, b"\1")),
         ("idle-count", "a count and no work", put(idle, 69, b"\1")),

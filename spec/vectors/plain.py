@@ -235,17 +235,19 @@ class Statement:
 @attrs.frozen
 class LedgerState:
     """What a ledger holds: private caches and snapshots with their lengths, groups of rows, and how
-    many of the last tokens of each row are guesses, where there are any."""
+    many of the last tokens of each row are guesses, where there are any. The last step *scored* so
+    many tokens."""
 
     private: dict[int, int] = attrs.field(factory=dict)
     snapshots: dict[int, int] = attrs.field(factory=dict)
     groups: dict[int, tuple[tuple[int, int], ...]] = attrs.field(factory=dict)
     guessed: dict[int, int] = attrs.field(factory=dict)
+    scored: int = 0
 
     def digest(self, n: int) -> bytes:
         """The digest after step *n*."""
         sizes = (len(self.private), len(self.snapshots), len(self.groups))
-        data = struct.pack(">QIII", n, *sizes)
+        data = struct.pack(">QIIII", n, self.scored, *sizes)
         for lengths in (self.private, self.snapshots):
             for number in sorted(lengths):
                 data += struct.pack(">QI", number, lengths[number])

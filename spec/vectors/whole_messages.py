@@ -13,6 +13,7 @@ from sealring_protocol.codec.local_messages import (
     Loaded,
     LocalMessage,
     Logprobs,
+    Scores,
 )
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
@@ -96,6 +97,9 @@ CANNOT: Final = CannotServe(EPOCH, FailureKind.LOAD, "no such file")
 STEP: Final = Step(EPOCH, 1, DIGEST)
 PRINT: Final = Tensor(DType.F32, (1, 1, 2, 3), bytes(range(24)))
 CHECKED: Final = Checked(EPOCH, 4, False, Tensor(DType.F32, (0, 1, 2, 3), b""), PRINT)
+SCORED: Final = Step(
+    EPOCH, 1, DIGEST, work=Prefill(5, 2**32 - 1, 3, True), ids=(1, 2, 2**32 - 1, 0)
+)
 FULL: Final = Step(
     EPOCH,
     4,
@@ -119,6 +123,7 @@ LOCAL: Final[tuple[LocalMessage, ...]] = (
     HopKey(True, 1, entropy("cluster", 32), entropy("activation secret", 32)),
     Loaded(1, 2, 3),
     Logprobs(4, 7, -0.25),
+    Scores(4, 7, 1, (-0.25,), (1,)),
     Group(Backend.RING, 1, 2, 60000),
     Grouped(2, 57, 5900),
 )
@@ -211,6 +216,7 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
         "a prefill that opens its row",
         attrs.evolve(STEP, open=(Open(5),), work=Prefill(5, 0, 3), ids=(1, 2, 2**32 - 1)),
     ),
+    "step-scored": ("a prefill that is scored, with the token after it", SCORED),
     "step-full": ("every list of a step, and every dtype", FULL),
     "step-failed": ("a step that failed", attrs.evolve(STEP, work=Decode(0), failed=FAILURE)),
     "step-failed-group": (

@@ -10,6 +10,7 @@ from sealring_protocol.codec.local_messages import (
     Loaded,
     LocalMessage,
     Logprobs,
+    Scores,
 )
 from sealring_protocol.codec.messages import (
     Accept,
@@ -106,6 +107,7 @@ MESSAGES: dict[str, Message] = {
         EPOCH, 2**64 - 1, DIGEST, work=Decode(0xFFFE), tensors=(SEALED,), spent=(Spent(5),)
     ),
     "step-guess": Step(EPOCH, 2, DIGEST, work=Decode(1, 16), tensors=(BF16,)),
+    "step-scored": Step(EPOCH, 3, DIGEST, work=Prefill(5, 7, 2, True), ids=(1, 2, 2**32 - 1)),
     "step-prefill": Step(
         EPOCH, 3, DIGEST, open=(Open(5),), work=Prefill(5, 0, 3), ids=(1, 2, 2**32 - 1)
     ),
@@ -168,6 +170,8 @@ LOCAL: dict[str, LocalMessage] = {
     "hop-key-in": HopKey(False, 2, b"c" * 32, b"s" * 32),
     "logprobs": Logprobs(4, 7, -0.25),
     "logprobs-full": Logprobs(2**64 - 1, 7, -0.25, (5, 6), (-0.25, -3.5)),
+    "scores": Scores(4, 7, 1, (-0.25,), (1,)),
+    "scores-full": Scores(2**64 - 1, 7, 3, (-0.25, -9.0), (1, 2**32 - 1), (5, 6), (-0.25, -3.5)),
     "loaded": Loaded(1, 2, 3),
     "group-share": Group(Backend.RING, 1, 2, 60000),
     "group-join": Group(Backend.NCCL, 0, 2, 20000, (("127.0.0.1", 40001), ("h", 1))),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sealring_protocol import limits
 from sealring_protocol.codec.codes import MessageCode
 from sealring_protocol.codec.encoding import decode, decode_local, encode
-from sealring_protocol.codec.local_messages import Group, Logprobs
+from sealring_protocol.codec.local_messages import Group, Logprobs, Scores
 from sealring_protocol.codec.messages import (
     NO_LOGPROBS,
     Accept,
@@ -205,6 +205,14 @@ INVALID = {
     },
     "logprobs-pairs": lambda: Logprobs(1, 1, -1.0, (5,), ()),
     "logprobs-many": lambda: Logprobs(1, 1, -1.0, (5,) * 21, (-1.0,) * 21),
+    "scores-none": lambda: Scores(1, 1, 1, (), ()),
+    "scores-many": lambda: Scores(1, 1, 1, (-1.0,) * 257, (1,) * 257),
+    "scores-first": lambda: Scores(1, 1, 0, (-1.0,), (1,)),
+    "scores-ranks": lambda: Scores(1, 1, 1, (-1.0,), ()),
+    "scores-pairs": lambda: Scores(1, 1, 1, (-1.0,), (1,), (5,), ()),
+    "scores-uneven": lambda: Scores(1, 1, 1, (-1.0,) * 2, (1,) * 2, (5,) * 3, (-1.0,) * 3),
+    "scores-likeliest": lambda: Scores(1, 1, 1, (-1.0,), (1,), (5,) * 21, (-1.0,) * 21),
+    "prefill-scored": lambda: Prefill(1, 0, 0, True),
     "group-rank": lambda: Group(Backend.RING, 2, 2, 1),
     "group-hosts": lambda: Group(Backend.RING, 0, 2, 1, (("h", 1),)),
     "group-pipeline": lambda: Group(Backend.PIPELINE, 0, 2, 1),

@@ -172,7 +172,7 @@ def test_a_row_waits_until_there_is_room_on_the_tightest_rank():
 
 def test_without_max_tokens_rows_are_taken_in_and_preempted_when_room_runs_out():
     ring = Ring(rank(1600), rows=8, context=2000)
-    older, younger = ring.submit(range(40), 0), ring.submit(range(40), 0)
+    older, younger = ring.submit(range(40), None), ring.submit(range(40), None)
     steps = ring.run()
     preempted = [step for step in steps if younger in step.evict]
     assert len(preempted) == 2  # for want of room, and at its end

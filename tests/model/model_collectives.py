@@ -8,7 +8,14 @@ import attrs
 from model_child import Child
 from model_rings import Author, Ring, StepFailed, place_of
 from sealring_model.loading.model_folder import describe
-from sealring_protocol.codec.local_messages import Group, Grouped, Loaded, LocalMessage, Logprobs
+from sealring_protocol.codec.local_messages import (
+    Group,
+    Grouped,
+    Loaded,
+    LocalMessage,
+    Logprobs,
+    Scores,
+)
 from sealring_protocol.codec.messages import Backend, Ready, Row, Step, StepDone
 
 DEADLINE_MS = 60_000
@@ -114,7 +121,7 @@ class Members(Ring):
 
     def answer(self, members: list[Child], member: int) -> LocalMessage:
         """The next answer of *member*; only the first one tells log probabilities."""
-        while isinstance(message := members[member].receive(), Logprobs):
+        while isinstance(message := members[member].receive(), Logprobs | Scores):
             assert member == 0
             self.told.setdefault(message.uid, []).append(message)
         return message

@@ -15,7 +15,7 @@ from sealring_model.loading.model_folder import ModelInfo, describe
 from sealring_model.lookahead.device_io import DeviceIO
 from sealring_model.sampling.rows import RowParams
 from sealring_protocol.codec.encoding import decode_local, encode
-from sealring_protocol.codec.local_messages import HopKey, Logprobs
+from sealring_protocol.codec.local_messages import HopKey, Logprobs, Scores
 from sealring_protocol.codec.messages import (
     NO_WORK,
     Backend,
@@ -133,7 +133,7 @@ class Ring:
         self.uids = iter(range(1, 1 << 30))
         self.last: dict[int, int] = {}
         self.text: dict[int, list[int]] = {}
-        self.told: dict[int, list[Logprobs]] = {}
+        self.told: dict[int, list[Logprobs | Scores]] = {}
 
     # ------------------------------------------------------------- one step
 
@@ -207,6 +207,20 @@ class Ring:
         for at in range(0, len(tokens), chunk):
             part = tokens[at : at + chunk]
             self.step(work=Prefill(uid, position + at, len(part)), ids=tuple(part))
+
+    def score(self, tokens: list[int], chunks: Sequence[int], **sampling) -> list[Scores]:
+        """What is told of *tokens*, a prompt that is read in *chunks* and then dropped."""
+        uid = next(self.uids)
+        self.announce(uid, tokens, **sampling)
+        self.step(open=(Open(uid),))
+        position = 0
+        for count in chunks:
+            ids = tuple(tokens[position : position + count + 1])
+            self.step(work=Prefill(uid, position, count, scored=True), ids=ids)
+            position += count
+        assert position == len(tokens) - 1
+        self.step(drop=(uid,))
+        return self.told.pop(uid, [])
 
     def decode(self, batch: int = 0, *, join: Sequence[int] = (), evict: Sequence[int] = ()):
         """One token for every row of *batch*, after evictions and joins."""

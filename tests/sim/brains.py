@@ -11,6 +11,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from sealring_protocol.codec.local_messages import Scores
 from sealring_protocol.codec.messages import FailureKind
 from sealring_protocol.control.effects import (
     Note,
@@ -29,6 +30,7 @@ from sealring_protocol.control.scheduler.requests import (
     Request,
     RequestDone,
     SchedulerConfig,
+    ScoresOut,
     TokenOut,
 )
 from sealring_protocol.security.roles import Purpose
@@ -37,7 +39,8 @@ from tests.sim.fake_engine import FakeEngine, reference
 
 
 def _expected(request: Request) -> list[int]:
-    return reference(request.prompt, request.max_tokens or 20, 6)
+    count = 20 if request.max_tokens is None else request.max_tokens
+    return reference(request.prompt, count, 6)
 
 
 class AlwaysPay(GuessCosts):
@@ -91,6 +94,7 @@ class Brains:
         self.up: set[tuple[int, int]] = set()
         self.tokens: dict[int, list[int]] = {}
         self.positions: dict[int, list[int]] = {}
+        self.scores: dict[int, list[Scores]] = {}
         self.done: dict[int, RequestDone] = {}
         self.notes: list[str] = []
         self.timings: list[StepTiming] = []
@@ -142,6 +146,7 @@ class Brains:
         uid, effects = self.head.submit(request, self.now)
         self.tokens[uid] = []
         self.positions[uid] = []
+        self.scores[uid] = []
         self.absorb(0, effects)
         scheduler = self.head.scheduler
         if scheduler is not None:
@@ -181,6 +186,8 @@ class Brains:
                 case TokenOut(uid, token, position):
                     self.tokens[uid].append(token)
                     self.positions[uid].append(position)
+                case ScoresOut(uid, scores):
+                    self.scores[uid].append(scores)
                 case RequestDone(uid):
                     assert uid not in self.done, "answered twice"
                     self.done[uid] = effect

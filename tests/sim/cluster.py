@@ -16,7 +16,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from sealring_protocol.codec.local_messages import Group, LocalMessage
+from sealring_protocol.codec.local_messages import Group, LocalMessage, Scores
 from sealring_protocol.codec.messages import Piece, Spent, Step, StepDone
 from sealring_protocol.control.effects import (
     EndCollective,
@@ -34,6 +34,7 @@ from sealring_protocol.control.scheduler.requests import (
     Request,
     RequestDone,
     SchedulerConfig,
+    ScoresOut,
     TokenOut,
 )
 from sealring_protocol.errors import SealringError
@@ -105,6 +106,7 @@ class Cluster:
         self.scheduler = scheduler or SchedulerConfig()
         self.hosts: dict[str, Host] = {}
         self.tokens: dict[int, list[int]] = {}
+        self.scores: dict[int, list[Scores]] = {}
         self.done: dict[int, RequestDone] = {}
         self.notes: list[tuple[float, str, str]] = []
         self.warnings: list[tuple[str, str]] = []
@@ -225,6 +227,7 @@ class Cluster:
     def submit(self, request: Request) -> int:
         uid = self.head.node.submit(request, self.now)
         self.tokens[uid] = []
+        self.scores[uid] = []
         self.settle(self.head)
         return uid
 
@@ -324,6 +327,8 @@ class Cluster:
                 pass
             case TokenOut(uid, token):
                 self.tokens[uid].append(token)
+            case ScoresOut(uid, scores):
+                self.scores[uid].append(scores)
             case RequestDone(uid):
                 assert uid not in self.done, "answered twice"
                 self.done[uid] = event

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sealring_protocol.codec.local_messages import Group, Grouped, LocalMessage
+from sealring_protocol.codec.local_messages import Group, Grouped, LocalMessage, Scores
 from sealring_protocol.codec.messages import Checked, Epoch, Failure, FailureKind, StepDone
 
 from tests.sim.fake_engine import FakeEngine
@@ -55,7 +55,7 @@ class Collectives:
     def in_step(self, host: Host, collective: Collective, answers: list[LocalMessage]) -> None:
         """An engine has come to the end of a step: with the others, or with an error."""
         for answer in answers:
-            if isinstance(answer, Checked):
+            if isinstance(answer, Checked | Scores):
                 self.tell(host, answer)
                 continue
             assert isinstance(answer, StepDone)

@@ -8,13 +8,22 @@ token. A row's history has these numbers after each of its tokens, so that it ca
 
 from __future__ import annotations
 
+import itertools
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import attrs
-from sealring_protocol.codec.local_messages import EngineInfo, Group, HopKey, Loaded, LocalMessage
+from sealring_protocol.codec.local_messages import (
+    EngineInfo,
+    Group,
+    HopKey,
+    Loaded,
+    LocalMessage,
+    Scores,
+)
 from sealring_protocol.codec.messages import (
+    NO_LOGPROBS,
     Backend,
     Bootstrap,
     CacheCost,
@@ -48,6 +57,7 @@ from sealring_protocol.security.seal import (
 
 MASK = 0xFFFFFFFF
 VOCABULARY = 997
+SCORES_AT_ONCE = 3
 
 
 def mix(cache: int, hidden: int, layer: int) -> tuple[int, int]:
@@ -59,25 +69,49 @@ def embed(token: int) -> int:
     return (token * 40503 + 12345) & MASK
 
 
-def reference(prompt: Iterable[int], count: int, layers: int) -> list[int]:
-    """The tokens that the model gives after *prompt*."""
-    caches = [0] * layers
-    tokens = list(prompt)
-    out: list[int] = []
+class ReferenceRow:
+    """One row of the model in one piece."""
 
-    def feed(token: int) -> int:
+    def __init__(self, layers: int) -> None:
+        self.caches = [0] * layers
+
+    def feed(self, token: int) -> int:
         hidden = embed(token)
-        for layer in range(layers):
-            caches[layer], hidden = mix(caches[layer], hidden, layer)
+        for layer in range(len(self.caches)):
+            self.caches[layer], hidden = mix(self.caches[layer], hidden, layer)
         return hidden
 
-    for token in tokens[:-1]:
-        feed(token)
-    last = tokens[-1]
+
+def reference(prompt: Iterable[int], count: int, layers: int) -> list[int]:
+    """The tokens that the model gives after *prompt*."""
+    row = ReferenceRow(layers)
+    *read, last = prompt
+    for token in read:
+        row.feed(token)
+    out: list[int] = []
     for _ in range(count):
-        last = feed(last) % VOCABULARY
+        last = row.feed(last) % VOCABULARY
         out.append(last)
     return out
+
+
+Score = tuple[float, int, tuple[int, ...], tuple[float, ...]]
+"""A token's log probability and rank, and the likeliest tokens with theirs."""
+
+
+def score(value: int, token: int, alternatives: int) -> Score:
+    """The score of *token* where the last layer gave *value*."""
+    behind = (token - value) % VOCABULARY
+    ids = tuple((value + place) % VOCABULARY for place in range(alternatives))
+    return float(-behind), 1 + behind, ids, tuple(float(-place) for place in range(alternatives))
+
+
+def reference_scores(prompt: Sequence[int], alternatives: int, layers: int) -> list[Score]:
+    """The scores of all tokens of *prompt* but the first."""
+    row = ReferenceRow(layers)
+    return [
+        score(row.feed(token), after, alternatives) for token, after in itertools.pairwise(prompt)
+    ]
 
 
 def info(
@@ -117,6 +151,15 @@ class Pending(NamedTuple):
     guesses: tuple[int, ...]
 
 
+class Scoring(NamedTuple):
+    """A scored prefill whose hidden states are away: its row, the place of the first token that is
+    scored, and these tokens."""
+
+    uid: int
+    position: int
+    targets: tuple[int, ...]
+
+
 class PoisonError(Exception):
     """The forward raised."""
 
@@ -134,6 +177,10 @@ class FakeEngine:
     snaps: dict[int, History] = attrs.field(factory=dict)
     last: dict[int, int] = attrs.field(factory=dict)
     pending: dict[int, Pending] = attrs.field(factory=dict)
+    scoring: dict[int, Scoring] = attrs.field(factory=dict)
+    rows: dict[int, Row] = attrs.field(factory=dict)
+    told: list[LocalMessage] = attrs.field(factory=list)  # to be sent before the next answer
+    silent: int = 0  # scores to keep back
     sealer: InnerSealer | None = None
     opener: InnerOpener | None = None
     forwards: int = 0
@@ -181,16 +228,18 @@ class FakeEngine:
                     self.opener = InnerOpener(Suite(suite), secret, cluster)
                 return []
             case Row():
+                self.rows[message.uid] = message
                 return []
             case Step():
                 answer = self._answer(message)
-                return [*self._fingerprints(message, answer), answer]
+                return [*self._fingerprints(message, answer), *self._take_told(), answer]
             case StepDone():
                 answer = self._close(message)
-                closes = self.order is not None and self.order.checked and not answer.failed
+                assert isinstance(answer, StepDone)
+                closes = self.order is not None and self.order.checked and answer.ids
                 prints = Tensor(DType.F32, (1, len(answer.ids), 1, 3), bytes(12 * len(answer.ids)))
                 told = Checked(message.epoch, message.n, True, prints, prints)
-                return [told, answer] if closes else [answer]
+                return [told, answer] if closes else [*self._take_told(), answer]
             case Ping(echo):
                 return [Pong(echo, Progress(rows=len(self.private)))]
             case _:
@@ -199,7 +248,8 @@ class FakeEngine:
     def _bootstrap(self, order: Bootstrap) -> list[LocalMessage]:
         self.order = order
         self.ledger = Ledger()
-        for held in (self.private, self.groups, self.snaps, self.last, self.pending):
+        by_number = (self.private, self.groups, self.snaps, self.last, self.pending, self.scoring)
+        for held in (*by_number, self.told):
             held.clear()
         self.dead = False
         first, last = order.bounds[order.rank], order.bounds[order.rank + 1]
@@ -316,9 +366,9 @@ class FakeEngine:
         if self.order.rank > 0:
             return self._open(step) if step.tensors else []
         match step.work:
-            case Prefill(_, _, count):
-                assert len(ids) == count
-                return [embed(token) for token in self._safe(ids)]
+            case Prefill(_, _, count, scored):
+                assert len(ids) == count + scored
+                return [embed(token) for token in self._safe(ids[:count])]
             case Decode(group, guessed, ahead):
                 assert len(ids) == step.work.guesses
                 uids = self.ledger.rows(group)
@@ -366,7 +416,13 @@ class FakeEngine:
             lengths = max(map(self.ledger.length, uids))
             guesses = step.ids[-step.work.ahead :] if step.work.ahead else ()
             self.pending[step.n] = Pending(uids, lengths - len(guesses), guesses)
+        scored = isinstance(step.work, Prefill) and step.work.scored
+        if rank == 0 and scored:
+            targets = step.ids[len(step.join) + 1 :]
+            self.scoring[step.n] = Scoring(step.work.uid, step.work.position + 1, targets)
         if world == 1:
+            if scored:
+                self._score(step.n, out)
             ids = self._sample(step.n, out) if decode else ()
             return StepDone(step.epoch, step.n, ids=ids, spent=(self.spent or Spent(3),))
         if rank < world - 1:
@@ -374,7 +430,7 @@ class FakeEngine:
             return attrs.evolve(
                 step, ids=(), tensors=tensors, spent=(*step.spent, self.spent or Spent(3))
             )
-        tensors = self._seal(step, out) if decode else ()
+        tensors = self._seal(step, out) if decode or scored else ()
         return StepDone(
             step.epoch, step.n, tensors=tensors, spent=(*step.spent, self.spent or Spent(3))
         )
@@ -384,8 +440,33 @@ class FakeEngine:
             out = self._open(done)
         except SealringError as error:
             return self._fail(done, FailureKind.INTEGRITY, str(error))
+        if done.n in self.scoring:
+            self._score(done.n, out)
+            return StepDone(done.epoch, done.n, spent=(*done.spent, self.spent or Spent(2)))
         ids = self._sample(done.n, out)
         return StepDone(done.epoch, done.n, ids, spent=(*done.spent, self.spent or Spent(2)))
+
+    def _take_told(self) -> list[LocalMessage]:
+        told, self.told = self.told[self.silent :], []
+        return told
+
+    def _score(self, n: int, out: list[int]) -> None:
+        """Tell scores as `score` gives them, in several messages."""
+        scoring = self.scoring.pop(n)
+        assert len(scoring.targets) == len(out)
+        alternatives = self.rows[scoring.uid].logprobs
+        if alternatives == NO_LOGPROBS:
+            return
+        for at in range(0, len(out), SCORES_AT_ONCE):
+            part = slice(at, at + SCORES_AT_ONCE)
+            told = [
+                score(value + self.wrong, target, alternatives)
+                for value, target in zip(out[part], scoring.targets[part], strict=True)
+            ]
+            chosen, ranks, ids, values = zip(*told, strict=True)
+            place = scoring.position + at
+            flat = (tuple(itertools.chain(*ids)), tuple(itertools.chain(*values)))
+            self.told.append(Scores(n, scoring.uid, place, chosen, ranks, *flat))
 
     def _sample(self, n: int, out: list[int]) -> tuple[int, ...]:
         uids, _, guesses = self.pending.pop(n)
@@ -404,6 +485,9 @@ class FakeEngine:
     # ---------------------------------------------------------------- tensors
 
     def _context(self, step: Step | StepDone, boundary: int) -> InnerContext:
+        if isinstance(step, StepDone) and step.n in self.scoring:
+            uids = (self.scoring[step.n].uid,)
+            return InnerContext(step.epoch, step.n, PREFILL_GROUP, boundary, uids)
         if isinstance(step, StepDone):
             return InnerContext(step.epoch, step.n, 0, boundary, self.pending[step.n].uids)
         match step.work:

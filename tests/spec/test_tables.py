@@ -15,7 +15,7 @@ from tests.spec.test_spec import layout
 
 TOLD = json.loads(tables.FILE.read_text(encoding="utf-8"))
 MESSAGES = [each for each in of_kinds("message", "local-message") if each["result"] == "valid"]
-PAIRS = {"bias", "alternatives"}
+PAIRS = {"scores", "likeliest", "bias", "alternatives"}
 """Lists whose entries are pairs in the vectors."""
 
 

@@ -30,7 +30,7 @@ def jobs(
             sampling = attrs.evolve(row, choice=choice)
             yield Job(
                 prompt,
-                asked.limit,
+                asked.limit or None,
                 sampling,
                 asked.stops,
                 caller.owner,

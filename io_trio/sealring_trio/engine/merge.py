@@ -3,8 +3,8 @@
 All members get the same messages in the same order, so all answer in the same order. A message is
 held until every member has sent its own. The answers to a step must be equal: members that use the
 same sums draw the same tokens, and if they do not, none of them can be trusted. The tensors, log
-probabilities and fingerprints of the first member are used. No member may be more than `MAX_AHEAD`
-messages ahead of another.
+probabilities, scores and fingerprints of the first member are used. No member may be more than
+`MAX_AHEAD` messages ahead of another.
 
 Counts of bytes are added up. Of times, the slowest member's counts. Of room, the smallest counts,
 times the number of members, because each needs the same share.
@@ -23,6 +23,7 @@ from sealring_protocol.codec.local_messages import (
     Loaded,
     LocalMessage,
     Logprobs,
+    Scores,
 )
 from sealring_protocol.codec.messages import (
     CacheCost,
@@ -81,7 +82,7 @@ class Merger:
 
         Raises `GroupBroken` when they contradict each other, or one of them has failed.
         """
-        if isinstance(message, Logprobs | Checked):
+        if isinstance(message, Logprobs | Scores | Checked):
             return None if member else message
         number = _LANES.get(type(message))
         if number is None:

@@ -22,11 +22,13 @@ import attrs
 import trio
 from sealring_model.errors import LoadError, TextError
 from sealring_model.text.tokens import Detokenizer, Tokenizer
+from sealring_protocol.codec.local_messages import Scores
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.scheduler.requests import (
     FinishReason,
     Request,
     RequestDone,
+    ScoresOut,
     TokenOut,
 )
 from sealring_protocol.diagnosis.why import Obstacle, first_permanent, obstacles
@@ -46,28 +48,30 @@ log = logging.getLogger("sealring")
 
 @attrs.frozen
 class Job:
-    """Continue *prompt* by at most *max_tokens* (0: as many as the context allows), drawn as
+    """Continue *prompt* by at most *max_tokens* (None: as many as the context allows), drawn as
     *sampling* says, up to the first of the *stop* strings. Requests of one *owner* take turns with
     those of others; requests of different *scope* share no prefixes. *prediction* and *guesses* say
-    what the answer is likely to be (`Request`)."""
+    what the answer is likely to be, and *scores* asks how likely the prompt was (`Request`)."""
 
     prompt: tuple[int, ...]
-    max_tokens: int
+    max_tokens: int | None
     sampling: Row
     stop: tuple[str, ...] = ()
     owner: str = ""
     scope: str = ""
     prediction: tuple[int, ...] = ()
     guesses: tuple[int, ...] | None = None
+    scores: bool = False
 
 
 @attrs.frozen
 class Piece:
     """The *tokens* since the last piece, and the *texts* that each of them completed, maybe empty;
-    at the end there is one more text, of what was held back."""
+    at the end there is one more text, of what was held back. *scores* are of the prompt."""
 
     texts: tuple[str, ...]
     tokens: tuple[TokenOut, ...]
+    scores: tuple[Scores, ...] = ()
 
     @property
     def text(self) -> str:
@@ -118,8 +122,11 @@ class Answer:
             return self._done
         events = await self._stream.take()
         texts, tokens = [], []
+        scores = tuple(event.scores for event in events if isinstance(event, ScoresOut))
         try:
             for event in events:
+                if isinstance(event, ScoresOut):
+                    continue
                 if isinstance(event, RequestDone):
                     self._done = event
                     texts.append(self._stop.add(self._detokenise(None)) + self._stop.rest())
@@ -134,7 +141,7 @@ class Answer:
         except TextError as error:
             self.finish()
             self._done = RequestDone(self.uid, FinishReason.FAILED, str(error))
-        return Piece(tuple(texts), tuple(tokens))
+        return Piece(tuple(texts), tuple(tokens), scores)
 
     def finish(self) -> None:
         """End the answer here, whatever the model would have added."""
@@ -232,6 +239,7 @@ class Generator:
             job.scope,
             job.prediction,
             job.guesses,
+            job.scores,
         )
         runtime, tracer = self.runtime, self.tracer
         uid, stream = runtime.submit(request, lambda uid: tracer.follow(uid, trace))

@@ -38,7 +38,13 @@ from sealring_protocol.control.effects import (
     StepToCheck,
     ToEngine,
 )
-from sealring_protocol.control.scheduler.requests import Request, RequestDone, RowOpened, TokenOut
+from sealring_protocol.control.scheduler.requests import (
+    Request,
+    RequestDone,
+    RowOpened,
+    ScoresOut,
+    TokenOut,
+)
 from sealring_protocol.diagnosis.why import Facts
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.events import (
@@ -295,7 +301,7 @@ class Runtime:
         match event:
             case ToEngine(message):
                 self._to_engine(message)
-            case TokenOut() | RequestDone():
+            case TokenOut() | ScoresOut() | RequestDone():
                 self._pass_on(event)
             case StepToCheck() | StepChecked():
                 if self.checker is not None:
@@ -316,13 +322,13 @@ class Runtime:
             case _:
                 self._sockets.carry_out(event)
 
-    def _pass_on(self, event: TokenOut | RequestDone) -> None:
+    def _pass_on(self, event: TokenOut | ScoresOut | RequestDone) -> None:
         if isinstance(event, RequestDone):
             self.accepted += event.accepted
             self.rejected += event.rejected
             if self.drafts is not None:
                 self.drafts.over(event.uid)
-        elif self.drafts is not None:
+        elif isinstance(event, TokenOut) and self.drafts is not None:
             self.drafts.token(event.uid, event.position, event.token)
         if stream := self._streams.get(event.uid):
             stream.put(event)

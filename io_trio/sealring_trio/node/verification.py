@@ -31,6 +31,7 @@ from sealring_protocol.control.scheduler.requests import (
     Request,
     RequestDone,
     RowOpened,
+    TokenOut,
 )
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import MAX_LOGPROBS
@@ -259,6 +260,8 @@ class Verification:
                     if isinstance(event, RequestDone):
                         self._left(number, event)
                         return
+                    if not isinstance(event, TokenOut):
+                        continue  # its rows ask for no scores
                     self._token(number, row, event.token, event.position, event.logprobs)
                     if len(row.tokens) == asked.leaves:
                         self._tell({"event": "left", "row": number, "reason": "withdrawn"})

@@ -41,6 +41,7 @@ from sealring_protocol.codec.messages import (
 )
 from sealring_protocol.control.epoch.ledger import Change, Ledger
 from sealring_protocol.errors import SealringError
+from sealring_protocol.security.seal import PREFILL_GROUP
 
 from sealring_model.engine.activation_seal import ActivationSeal
 from sealring_model.engine.forward import Forward
@@ -128,6 +129,7 @@ class Executor:
             self._ledger,
             self._caches,
             self._hidden_io,
+            params,
             self._sampler,
             device_io,
             gates=self.launches_ahead,
@@ -243,15 +245,15 @@ class Executor:
         match step.work:
             case Decode() as work:
                 return self._decode(step, work)
-            case Prefill(uid, _, count):
-                return self._forward.prefill(step, uid, count)
+            case Prefill() as work:
+                return self._forward.prefill(step, work)
             case NoWork():
                 return PendingAnswer((), lambda clock: self._hidden_io.forward(step, clock))
 
     def _check_ids(self, step: Step) -> None:
         match step.work:
-            case Prefill(_, _, count):
-                pass
+            case Prefill() as work:
+                count = work.count + work.scored
             case Decode() as work:
                 count = work.guesses
             case _:
@@ -331,6 +333,13 @@ class Executor:
         return pending_answer
 
     def _close(self, done: StepDone) -> PendingAnswer:
+        scoring = self._forward.awaiting_scores.pop(done.n, None)
+        if scoring is not None:
+            uids = (scoring.row.uid,)
+            received = self._open_hidden(done, PREFILL_GROUP, uids, len(scoring.targets))
+            self._lookahead.take_closing(done.n, received[0])  # none, but the device waits no more
+            self._clear_due = True
+            return self._forward.close_scores(done, scoring, received)
         state = self._forward.awaiting_logits.pop(done.n, None)
         if state is None:
             raise LedgerError(f"hidden states of step {done.n} came back, and none are away")

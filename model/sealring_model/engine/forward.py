@@ -7,7 +7,9 @@ What a rank computes depends on its place alone:
 | only rank | token ids | STEP_DONE with sampled ids |
 | rank 0 of more | token ids | STEP with hidden states; after the closing pass STEP_DONE with ids |
 | between | hidden states | STEP with hidden states |
-| last rank | hidden states | STEP_DONE, with hidden states if the step is a decode |
+| last rank | hidden states | STEP_DONE, with hidden states if it decodes or scores |
+
+Of a prefill that is scored rank 0 also tells the scores (`sampling/scores.py`), before STEP_DONE.
 
 Call these methods from the compute thread, in the order of the steps, once the ledger and the
 caches have changed as the step says. The exceptions are `build_decode` and `build_closing`, which
@@ -16,12 +18,13 @@ build a graph ahead and launch nothing (see `lookahead`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import attrs
 import mlx.core as mx
-from sealring_protocol.codec.messages import Bootstrap, Decode, Step, StepDone
+from sealring_protocol.codec.local_messages import Scores
+from sealring_protocol.codec.messages import Bootstrap, Decode, Prefill, Step, StepDone
 from sealring_protocol.control.epoch.ledger import Ledger
 from sealring_protocol.security.seal import PREFILL_GROUP
 
@@ -31,7 +34,9 @@ from sealring_model.engine.inflight import Clock, PendingAnswer
 from sealring_model.loading.assemble import LoadedStage
 from sealring_model.lookahead.device_io import DeviceIO, Inlet
 from sealring_model.lookahead.lookahead import BuiltClosing, BuiltDecode
+from sealring_model.sampling.rows import RowParams
 from sealring_model.sampling.sampler_state import Sampled, Sampler, SamplerState
+from sealring_model.sampling.scores import ScoreArrays, Scoring
 from sealring_model.stage.caches import CacheStore, arrays
 
 
@@ -47,6 +52,7 @@ class Forward:
         ledger: Ledger,
         caches: CacheStore,
         hidden_io: HiddenIO,
+        params: RowParams,
         sampler: Sampler,
         device_io: DeviceIO,
         *,
@@ -55,6 +61,7 @@ class Forward:
     ) -> None:
         self._stage: Final = loaded.stage
         self._dtype: Final = loaded.dtype
+        self._vocabulary: Final = loaded.vocabulary
         self._first: Final = place.rank == 0
         self._whole: Final = place.world == 1
         self._checked: Final = place.checked
@@ -62,6 +69,7 @@ class Forward:
         self._ledger: Final = ledger
         self._caches: Final = caches
         self._hidden_io: Final = hidden_io
+        self._params: Final = params
         self._sampler: Final = sampler
         self._device_io: Final = device_io
         self._gates: Final = gates
@@ -69,13 +77,23 @@ class Forward:
         self.awaiting_logits: Final[dict[int, SamplerState]] = {}
         """On rank 0 of several: the decodes whose hidden states are on their way round the ring, by
         step."""
+        self.awaiting_scores: Final[dict[int, Scoring]] = {}
+        """The same of the prefills that are scored."""
 
     # ------------------------------------------------------------- steps, launched
 
-    def prefill(self, step: Step, uid: int, count: int) -> PendingAnswer:
-        """Launch the prefill of *count* tokens of row *uid*."""
+    def prefill(self, step: Step, work: Prefill) -> PendingAnswer:
+        """Launch the prefill of *step*, which is *work*."""
+        uid, count = work.uid, work.count
+        ids = step.ids[len(step.join) :]
+        if work.scored and self._first:
+            (row,) = self._params.get([uid])
+            scoring = Scoring(row, work.position + 1, ids[1:], self._vocabulary)
+            if self._whole:
+                return self._prefill_and_score(step, scoring, ids)
+            self.awaiting_scores[step.n] = scoring
         if self._first:
-            inputs = [mx.array(step.ids[len(step.join) :], mx.uint32)[None]]
+            inputs = [mx.array(ids[:count], mx.uint32)[None]]
         else:
             received = self._hidden_io.open(step, PREFILL_GROUP, (uid,), count)
             inputs = self._hidden_io.to_arrays(step, received, 1, count)
@@ -87,13 +105,62 @@ class Forward:
         written = mx.depends([mx.array(0)], arrays(slots))
         prints = self._fingerprints(step, 1, count, inputs, outputs)
         launched = (*written, *(prints.arrays if prints else ()))
-        if self._last:
+        if self._last and not work.scored:
             self._device_io.start(*launched)
             pending = PendingAnswer(launched, lambda clock: self._hidden_io.forward(step, clock))
         else:
             context = self._hidden_io.outgoing_context(step.n, PREFILL_GROUP, (uid,))
             pending = self._hidden_io.start_and_send(step, context, outputs, launched)
         return _prefaced(pending, prints)
+
+    def _prefill_and_score(
+        self, step: Step, scoring: Scoring, ids: tuple[int, ...]
+    ) -> PendingAnswer:
+        """Read *ids* but the last with the whole model, which gives logits: in slices of their
+        own."""
+        uid = scoring.row.uid
+        slots = self._caches.row(uid)
+
+        def logits_of(part: slice, after: tuple[mx.array, ...]) -> mx.array:
+            inputs = mx.array(ids[part], mx.uint32)[None]
+            outputs = self._stage.run([mx.depends(inputs, after) if after else inputs], slots)
+            return self._stage.logits(outputs, inputs.size)
+
+        scores = scoring.score(logits_of)
+        self._caches.trim_windows(uid)
+        written = mx.depends([mx.array(0)], arrays(slots))
+        prints = self._fingerprints(step, 1, len(scoring.targets), (), ())
+        launched = (*written, *scores.arrays, *(prints.arrays if prints else ()))
+        self._device_io.start(*launched)
+        return _prefaced(
+            PendingAnswer(
+                launched,
+                lambda clock: self._hidden_io.forward(step, clock),
+                self._preface(step.n, scores),
+            ),
+            prints,
+        )
+
+    def close_scores(self, done: StepDone, scoring: Scoring, received: Received) -> PendingAnswer:
+        """Launch the closing pass of a prefill that is scored, on the *received* hidden states."""
+        outputs = self._hidden_io.to_arrays(done, received, 1, len(scoring.targets))
+
+        def logits_of(part: slice, after: tuple[mx.array, ...]) -> mx.array:
+            some = self._stage.returned(outputs, part)
+            return self._stage.logits(
+                mx.depends(some, after) if after else some, part.stop - part.start
+            )
+
+        scores = scoring.score(logits_of)
+        self._device_io.start(*scores.arrays)
+        return PendingAnswer(
+            scores.arrays,
+            lambda clock: StepDone(done.epoch, done.n, spent=(*done.spent, clock())),
+            self._preface(done.n, scores),
+        )
+
+    def _preface(self, n: int, scores: ScoreArrays) -> Callable[[], tuple[Scores, ...]]:
+        return (lambda: scores.messages(n)) if self._reports_logprobs else tuple
 
     def _fingerprints(
         self,

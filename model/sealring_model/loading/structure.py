@@ -173,8 +173,8 @@ def _head(info: ModelInfo, model: nn.Module, sizes: dict[int, PartSize]) -> int:
 
 
 def _hop(outline: Outline, count: int) -> int:
-    """The most bytes that a token's hidden states take at any cut."""
-    cuts = (outline.hop(cut) for cut in range(1, count) if cut not in outline.reasons)
+    """The most bytes that a token's hidden states take at any cut, or on their way back."""
+    cuts = (outline.hop(cut) for cut in range(1, count + 1) if cut not in outline.reasons)
     sizes = [sum(_size(tensor.spec) for tensor in tensors) for tensors in cuts]
     return max(sizes, default=0)
 

@@ -55,10 +55,12 @@ def logprobs_of(logits: mx.array, rows: Sequence[Row], tokens: mx.array) -> Logp
     exact = logits[where].astype(mx.float32)
     exact = exact - mx.logsumexp(exact, axis=-1, keepdims=True)
     own = mx.take_along_axis(exact, tokens[where][:, None], axis=-1)[:, 0]
-    return LogprobArrays(chosen, own, *_likeliest(exact, any(row.logprobs for row in chosen)))
+    return LogprobArrays(chosen, own, *likeliest(exact, any(row.logprobs for row in chosen)))
 
 
-def _likeliest(exact: mx.array, wanted: bool) -> tuple[mx.array, mx.array]:
+def likeliest(exact: mx.array, wanted: bool) -> tuple[mx.array, mx.array]:
+    """The likeliest tokens by *exact* ``(rows, vocabulary)``, in falling order, with their values:
+    `MAX_LOGPROBS` of each row if they are *wanted*, else none."""
     count = min(MAX_LOGPROBS, exact.shape[-1]) if wanted else 0
     if not count:
         return mx.zeros((len(exact), 0), mx.uint32), exact[:, :0]

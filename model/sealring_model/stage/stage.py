@@ -168,6 +168,11 @@ class Stage:
         caches."""
         raise NotImplementedError
 
+    def returned(self, outputs: Sequence[mx.array], tokens: slice) -> list[mx.array]:
+        """Those *tokens* of the *outputs* that the last rank returned."""
+        pairs = zip(self.hop_back, outputs, strict=True)
+        return [some_tokens(tensor, array, tokens) for tensor, array in pairs]
+
     def logits(self, outputs: Sequence[mx.array], tokens: int = 1) -> mx.array:
         """Logits of the last token of every row, or of the last *tokens* of the only row, from the
         *outputs* of the last stage's `run`."""
@@ -269,10 +274,7 @@ class PartStage(Stage):
         if self._head is None:
             raise LoadError("this rank has no output head")
         rows, _ = _sizes(self.hop_back, outputs)
-        last = [
-            some_tokens(tensor, array, slice(-tokens, None))
-            for tensor, array in zip(self.hop_back, outputs, strict=True)
-        ]
+        last = self.returned(outputs, slice(-tokens, None))
         with self._values.holding(rows, tokens, _parted(self.hop_back, last)):
             logits = self._head(mx.full((rows, tokens), self.filler, mx.int32))
             return _by_token(logits, tokens)

@@ -43,3 +43,4 @@ class MessageCode(enum.IntEnum):
     LOGPROBS = 0x85
     GROUP = 0x86
     GROUPED = 0x87
+    SCORES = 0x88

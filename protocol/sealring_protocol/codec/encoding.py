@@ -21,6 +21,7 @@ from sealring_protocol.codec.local_messages import (
     Loaded,
     LocalMessage,
     Logprobs,
+    Scores,
 )
 from sealring_protocol.codec.local_readers import (
     decode_group,
@@ -29,6 +30,7 @@ from sealring_protocol.codec.local_readers import (
     decode_info,
     decode_loaded,
     decode_logprobs,
+    decode_scores,
 )
 from sealring_protocol.codec.local_writers import (
     encode_group,
@@ -37,6 +39,7 @@ from sealring_protocol.codec.local_writers import (
     encode_info,
     encode_loaded,
     encode_logprobs,
+    encode_scores,
 )
 from sealring_protocol.codec.messages import (
     Accept,
@@ -120,6 +123,7 @@ _ENCODERS: Final[dict[type[Any], Callable[[Any], list[Buffer]]]] = {
     Row: encode_row,
     Loaded: encode_loaded,
     Logprobs: encode_logprobs,
+    Scores: encode_scores,
     Group: encode_group,
     Grouped: encode_grouped,
     Tunnel: encode_tunnel,
@@ -162,6 +166,7 @@ LOCAL_DECODERS: Final[dict[int, Callable[[Reader], LocalMessage]]] = {
     MessageCode.ROW: decode_row,
     MessageCode.LOADED: decode_loaded,
     MessageCode.LOGPROBS: decode_logprobs,
+    MessageCode.SCORES: decode_scores,
     MessageCode.GROUP: decode_group,
     MessageCode.GROUPED: decode_grouped,
 }

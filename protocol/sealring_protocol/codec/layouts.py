@@ -77,6 +77,9 @@ FIELDS: Final[Mapping[str, str]] = {
     "LOADED": "code u8, read u64, held u64, load_us u64",
     "LOGPROBS": "code u8, n u64, uid u64, chosen f64, alternatives u8",
     "LOGPROBS.alternatives": "token u32, value f64",
+    "SCORES": "code u8, n u64, uid u64, position u32, scores u16, likeliest u16",
+    "SCORES.scores": "chosen f64, rank u32",
+    "SCORES.likeliest": "token u32, value f64",
     "GROUP": "code u8, backend u8, rank u16, size u16, deadline_ms u32, hosts u16",
     "GROUPED": "code u8, size u16, sum_us u32, token_us u32",
 }
@@ -135,11 +138,14 @@ HOP: Final = layout("HOP_KEY")
 LOADED: Final = layout("LOADED")
 LOGPROBS: Final = layout("LOGPROBS")
 LOGPROB: Final = layout("LOGPROBS.alternatives")
+SCORES: Final = layout("SCORES")
+SCORE: Final = layout("SCORES.scores")
+LIKELIEST: Final = layout("SCORES.likeliest")
 GROUP: Final = layout("GROUP")
 GROUPED: Final = layout("GROUPED")
 
 DIGEST: Final = 16
 """Bytes of a ledger's digest."""
 
-IDLE, PREFILL, DECODE = 0, 1, 2
+IDLE, PREFILL, DECODE, SCORED = 0, 1, 2, 3
 """The values of STEP's *work*."""

@@ -20,7 +20,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
 )
 from sealring_protocol.codec.tensor import DType
-from sealring_protocol.limits import MAX_LOGPROBS
+from sealring_protocol.limits import MAX_LOGPROBS, MAX_SCORES
 
 
 @attrs.frozen
@@ -95,6 +95,59 @@ class Logprobs:
 
 
 @attrs.frozen
+class Scores:
+    """How likely tokens of row *uid*'s prompt were, given all tokens before them, from the
+    unmodified logits: of those that step *n* scores, the ones from *position* on.
+
+    *chosen* has each token's log probability, *ranks* its place among the vocabulary, from 1: one
+    more than there were likelier ones. *ids* (*values*) has the likeliest tokens in each place,
+    equally many for each, all in one list. They come before the step's answer.
+    """
+
+    CODE: ClassVar = MessageCode.SCORES
+    n: int
+    uid: int
+    position: int
+    chosen: tuple[float, ...]
+    ranks: tuple[int, ...]
+    ids: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        rule(0 < len(self.chosen) <= MAX_SCORES, f"scores are of 1 to {MAX_SCORES} tokens")
+        rule(len(self.ranks) == len(self.chosen), "a rank for each score")
+        rule(self.position > 0, "the first token follows nothing, and has no score")
+        rule(len(self.ids) == len(self.values), "a log probability for each id")
+        rule(len(self.ids) % len(self.chosen) == 0, "as many alternatives for each score")
+        rule(self.alternatives <= MAX_LOGPROBS, f"at most {MAX_LOGPROBS} alternatives")
+
+    @property
+    def alternatives(self) -> int:
+        """How many likeliest tokens there are for each place."""
+        return len(self.ids) // len(self.chosen)
+
+    @property
+    def end(self) -> int:
+        """The place after the last token."""
+        return self.position + len(self.chosen)
+
+    def since(self, position: int) -> Scores:
+        """Those of the tokens from *position* on, which is before `end`."""
+        skip = max(0, position - self.position)
+        if not skip:
+            return self
+        cut = skip * self.alternatives
+        return attrs.evolve(
+            self,
+            position=position,
+            chosen=self.chosen[skip:],
+            ranks=self.ranks[skip:],
+            ids=self.ids[cut:],
+            values=self.values[cut:],
+        )
+
+
+@attrs.frozen
 class Loaded:
     """The cost of loading: bytes *read* from disk, bytes of weights *held*, and *load_us*
     microseconds."""
@@ -140,7 +193,7 @@ class Grouped:
     token_us: int
 
 
-EngineMessage = EngineInfo | HopKey | Row | Loaded | Logprobs | Group | Grouped
+EngineMessage = EngineInfo | HopKey | Row | Loaded | Logprobs | Scores | Group | Grouped
 LocalMessage = (
     Ping | Pong | Ready | Bootstrap | Step | StepDone | CannotServe | Checked | EngineMessage
 )

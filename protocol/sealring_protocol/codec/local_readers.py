@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import struct
 from itertools import pairwise
+from typing import Any
 
-from sealring_protocol.codec.layouts import GROUP, GROUPED, HOP, INFO, LOADED, LOGPROB, LOGPROBS
+from sealring_protocol.codec.layouts import (
+    GROUP,
+    GROUPED,
+    HOP,
+    INFO,
+    LIKELIEST,
+    LOADED,
+    LOGPROB,
+    LOGPROBS,
+    SCORE,
+    SCORES,
+)
 from sealring_protocol.codec.local_messages import (
     EngineInfo,
     Group,
@@ -12,11 +25,18 @@ from sealring_protocol.codec.local_messages import (
     HopKey,
     Loaded,
     Logprobs,
+    Scores,
 )
 from sealring_protocol.codec.readers import BACKENDS, DTYPES, read_hosts
 from sealring_protocol.codec.wire import Reader, plain
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
-from sealring_protocol.limits import MAX_LAYERS, MAX_LOGPROBS, MAX_REASON, MAX_WORLD
+from sealring_protocol.limits import (
+    MAX_LAYERS,
+    MAX_LOGPROBS,
+    MAX_REASON,
+    MAX_SCORES,
+    MAX_WORLD,
+)
 
 
 def decode_info(reader: Reader) -> EngineInfo:
@@ -71,6 +91,21 @@ def decode_logprobs(reader: Reader) -> Logprobs:
     pairs = [reader.unpack(LOGPROB) for _ in range(count)]
     ids, values = (tuple(part) for part in zip(*pairs, strict=True)) if pairs else ((), ())
     return Logprobs(n, uid, chosen, ids, values)
+
+
+def decode_scores(reader: Reader) -> Scores:
+    """Read SCORES."""
+    _, n, uid, position, count, likeliest = reader.unpack(SCORES)
+    if count > MAX_SCORES or likeliest > MAX_SCORES * MAX_LOGPROBS:
+        raise LimitExceeded(f"SCORES declares {count} tokens, and {likeliest} likeliest ones")
+    scores = _columns(reader, SCORE, count)
+    return Scores(n, uid, position, *scores, *_columns(reader, LIKELIEST, likeliest))
+
+
+def _columns(reader: Reader, layout: struct.Struct, count: int) -> tuple[tuple[Any, ...], ...]:
+    """The first and the second fields of *count* entries."""
+    pairs = layout.iter_unpack(reader.view(count * layout.size))
+    return tuple(zip(*pairs, strict=True)) if count else ((), ())
 
 
 def decode_loaded(reader: Reader) -> Loaded:

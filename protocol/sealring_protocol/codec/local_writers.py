@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from sealring_protocol.codec.layouts import GROUP, GROUPED, HOP, INFO, LOADED, LOGPROB, LOGPROBS
+from sealring_protocol.codec.layouts import (
+    GROUP,
+    GROUPED,
+    HOP,
+    INFO,
+    LIKELIEST,
+    LOADED,
+    LOGPROB,
+    LOGPROBS,
+    SCORE,
+    SCORES,
+)
 from sealring_protocol.codec.local_messages import (
     EngineInfo,
     Group,
@@ -10,6 +21,7 @@ from sealring_protocol.codec.local_messages import (
     HopKey,
     Loaded,
     Logprobs,
+    Scores,
 )
 from sealring_protocol.codec.wire import U16, U64, Buffer, at_most, clip, sized
 from sealring_protocol.codec.writers import write_hosts
@@ -58,6 +70,18 @@ def encode_logprobs(m: Logprobs) -> list[Buffer]:
     head = LOGPROBS.pack(m.CODE, m.n, m.uid, m.chosen, len(m.ids))
     pairs = zip(m.ids, m.values, strict=True)
     return [head + b"".join(LOGPROB.pack(token, value) for token, value in pairs)]
+
+
+def encode_scores(m: Scores) -> list[Buffer]:
+    """The parts of SCORES."""
+    head = SCORES.pack(m.CODE, m.n, m.uid, m.position, len(m.chosen), len(m.ids))
+    scores = zip(m.chosen, m.ranks, strict=True)
+    likeliest = zip(m.ids, m.values, strict=True)
+    parts = (
+        *(SCORE.pack(*pair) for pair in scores),
+        *(LIKELIEST.pack(*pair) for pair in likeliest),
+    )
+    return [head + b"".join(parts)]
 
 
 def encode_loaded(message: Loaded) -> list[Buffer]:

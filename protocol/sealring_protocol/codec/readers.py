@@ -29,6 +29,7 @@ from sealring_protocol.codec.layouts import (
     REASON,
     ROW,
     SAVE,
+    SCORED,
     SPENT,
     STEP,
     TUNNEL,
@@ -293,8 +294,8 @@ def decode_step(reader: Reader) -> Step:
 def _work(kind: int, target: int, position: int, count: int) -> Work:
     if kind == DECODE and target <= NO_GROUP:
         return _decode(target, count, position)
-    if kind == PREFILL:
-        return Prefill(target, position, count)
+    if kind in (PREFILL, SCORED):
+        return Prefill(target, position, count, kind == SCORED)
     if kind == IDLE and not (target or position or count):
         return NO_WORK
     raise RemoteProtocolError("a step's work has a field out of range")

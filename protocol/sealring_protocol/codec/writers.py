@@ -30,6 +30,7 @@ from sealring_protocol.codec.layouts import (
     REASON,
     ROW,
     SAVE,
+    SCORED,
     SPENT,
     STEP,
     TUNNEL,
@@ -211,7 +212,8 @@ def encode_step(message: Step) -> list[Buffer]:
     if isinstance(work, Decode):
         kind, target, position, count = DECODE, work.group, work.ahead, work.guessed
     elif isinstance(work, Prefill):
-        kind, target, position, count = PREFILL, work.uid, work.position, work.count
+        kind = SCORED if work.scored else PREFILL
+        target, position, count = work.uid, work.position, work.count
     else:
         kind = target = position = count = IDLE
     head = STEP.pack(

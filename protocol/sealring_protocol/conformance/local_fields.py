@@ -11,6 +11,7 @@ from sealring_protocol.codec.local_messages import (
     HopKey,
     Loaded,
     Logprobs,
+    Scores,
 )
 from sealring_protocol.codec.messages import (
     Backend,
@@ -115,6 +116,23 @@ def _read_logprobs(f: dict[str, Json]) -> Logprobs:
     return Logprobs(int(f["n"]), int(f["uid"]), f["chosen"], ids, values)
 
 
+def _scores(m: Scores) -> dict[str, Json]:
+    return {
+        "n": u64(m.n),
+        "uid": u64(m.uid),
+        "position": m.position,
+        "scores": [list(pair) for pair in zip(m.chosen, m.ranks, strict=True)],
+        "likeliest": [list(pair) for pair in zip(m.ids, m.values, strict=True)],
+    }
+
+
+def _read_scores(f: dict[str, Json]) -> Scores:
+    columns = (
+        tuple(pair[at] for pair in f[name]) for name in ("scores", "likeliest") for at in (0, 1)
+    )
+    return Scores(int(f["n"]), int(f["uid"]), f["position"], *columns)
+
+
 def _group(m: Group) -> dict[str, Json]:
     return {
         "backend": int(m.backend),
@@ -159,6 +177,7 @@ LOCAL_TO: Final[ToFields] = {
     HopKey: _hop,
     Row: _row,
     Logprobs: _logprobs,
+    Scores: _scores,
     Loaded: lambda m: {"read": u64(m.read), "held": u64(m.held), "load_us": u64(m.load_us)},
     Group: _group,
     Grouped: lambda m: {"size": m.size, "sum_us": m.sum_us, "token_us": m.token_us},
@@ -171,6 +190,7 @@ LOCAL_FROM: Final[FromFields] = {
     ),
     "ROW": read_row,
     "LOGPROBS": _read_logprobs,
+    "SCORES": _read_scores,
     "LOADED": lambda f: Loaded(int(f["read"]), int(f["held"]), int(f["load_us"])),
     "GROUP": _read_group,
     "GROUPED": lambda f: Grouped(f["size"], f["sum_us"], f["token_us"]),

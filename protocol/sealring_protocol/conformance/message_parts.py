@@ -88,8 +88,13 @@ def work_fields(work: Work) -> dict[str, Json]:
     match work:
         case NoWork():
             return {"work": 0, "target": "0", "position": 0, "count": 0}
-        case Prefill(uid, position, count):
-            return {"work": 1, "target": u64(uid), "position": position, "count": count}
+        case Prefill(uid, position, count, scored):
+            return {
+                "work": 3 if scored else 1,
+                "target": u64(uid),
+                "position": position,
+                "count": count,
+            }
         case Decode(group, guessed, ahead):
             return {"work": 2, "target": u64(group), "position": ahead, "count": guessed}
 
@@ -100,6 +105,7 @@ def read_work(f: dict[str, Json]) -> Work:
         lambda: NO_WORK,
         lambda: Prefill(int(f["target"]), f["position"], f["count"]),
         lambda: Decode(int(f["target"]), f["count"], f["position"]),
+        lambda: Prefill(int(f["target"]), f["position"], f["count"], True),
     )
     return works[f["work"]]()
 

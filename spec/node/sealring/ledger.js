@@ -31,6 +31,8 @@ export class Ledger {
    * @type {Map<bigint, number>}
    */
   guessed = new Map();
+  /** How many tokens the last step scored. */
+  scored = 0;
 
   /**
    * The ledger after a step that came; a `Failure` when it does not fit this one, or its digest the next [LG-01].
@@ -65,6 +67,7 @@ export class Ledger {
       entries.flatMap(([number, length]) => [u64.write(number), u32.write(length)]);
     return hash(
       u64.write(n),
+      u32.write(this.scored),
       u32.write(rows.size),
       u32.write(snapshots.size),
       u32.write(groups.size),
@@ -134,7 +137,8 @@ export class Ledger {
       for (const other of rows.keys()) this.guessed.delete(other);
       this.groups.set(group, rows.set(uid, length));
     }
-    if (step.work === WORK.PREFILL) this.#prefill(step);
+    if (step.work === WORK.PREFILL || step.work === WORK.SCORED) this.#prefill(step);
+    if (step.work === WORK.SCORED) this.scored = step.count;
     if (step.work === WORK.DECODE) this.#decode(Number(step.target), step.count, step.position);
   }
 

@@ -21,6 +21,7 @@ export const MAX_GUESSED = 16;
 export const MAX_IDS = 1_048_576;
 export const MAX_BIAS = 1_024;
 export const MAX_LOGPROBS = 20;
+export const MAX_SCORES = 256;
 export const MAX_SPENT = 17;
 export const MAX_TENSORS = 4;
 export const MAX_DIMENSIONS = 4;

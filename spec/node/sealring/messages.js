@@ -19,6 +19,7 @@ import {
   MAX_REASONS,
   MAX_ROSTER,
   MAX_ROWS,
+  MAX_SCORES,
   MAX_SPENT,
   MAX_TENSORS,
   MAX_WINDOWS,
@@ -123,11 +124,11 @@ const kind = oneOf(1, 10);
 const failure = struct({ rank: u16, kind, message: plainText(MAX_REASON) });
 const cannotServe = struct({ ...epoch, n: u64, kind, reason: plainText(MAX_REASON) });
 
-export const WORK = Object.freeze({ NONE: 0, PREFILL: 1, DECODE: 2 });
+export const WORK = Object.freeze({ NONE: 0, PREFILL: 1, DECODE: 2, SCORED: 3 });
 
 /** @param {{work: number, target: bigint, position: number, count: number}} step */
 function checkWork({ work, target, position, count }) {
-  if (work === WORK.PREFILL) must(count > 0, "a prefill of no tokens");
+  if (work === WORK.PREFILL || work === WORK.SCORED) must(count > 0, "a prefill of no tokens");
   else if (work === WORK.DECODE) must(position === 0 || position === count, "reads other guesses ahead than it has");
   else must(position === 0, "a position without work");
   if (work === WORK.DECODE) {
@@ -155,7 +156,7 @@ const step = struct(
     drop: list(u16, MAX_ROWS, u64),
     open: list(u16, MAX_ROWS, struct({ uid: u64, handle: u64, keep: u32 })),
     join: list(u16, MAX_ROWS, struct({ uid: u64, group })),
-    work: oneOf(WORK.NONE, WORK.DECODE),
+    work: oneOf(WORK.NONE, WORK.SCORED),
     target: u64,
     position: u32,
     count: u32,
@@ -240,6 +241,21 @@ const row = struct(
 
 const logprobs = struct({ n: u64, uid: u64, chosen: f64, alternatives: list(u8, MAX_LOGPROBS, pair(u32, f64)) });
 
+const scores = struct(
+  {
+    n: u64,
+    uid: u64,
+    position: where(u32, (position) => position > 0, "a score of the first token"),
+    scores: list(u16, MAX_SCORES, pair(f64, u32)),
+    likeliest: list(u16, MAX_SCORES * MAX_LOGPROBS, pair(u32, f64)),
+  },
+  ({ scores, likeliest }) => {
+    must(scores.length > 0, "no scores");
+    const each = likeliest.length / Math.max(1, scores.length);
+    must(Number.isInteger(each) && each <= MAX_LOGPROBS, "other numbers of likeliest tokens");
+  },
+);
+
 const loaded = struct({ read: u64, held: u64, load_us: u64 });
 
 const EVENT = Object.freeze({ DATA: 0, CLOSE: 2 });
@@ -313,6 +329,7 @@ export const LOCAL = Object.freeze({
   0x85: ["LOGPROBS", logprobs],
   0x86: ["GROUP", membership],
   0x87: ["GROUPED", grouped],
+  0x88: ["SCORES", scores],
 });
 
 /**

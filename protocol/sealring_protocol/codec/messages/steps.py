@@ -24,11 +24,13 @@ class NoWork:
 
 @attrs.frozen
 class Prefill:
-    """Prefill *count* tokens of row *uid* into its private cache, starting at *position*."""
+    """Prefill *count* tokens of row *uid* into its private cache, starting at *position*. If
+    *scored*, the head tells how likely the token after each of them is."""
 
     uid: int
     position: int
     count: int
+    scored: bool = False
 
     def __attrs_post_init__(self) -> None:
         rule(self.count > 0, "a prefill reads at least one token")
@@ -116,7 +118,8 @@ class Step:
     """All inputs of one step, applied in the order of the fields.
 
     *digest* is the ledger's after the step. *ids* has one token per join, in order, and then the
-    tokens of a prefill, or the guesses that a decode reads. They go to engines that hold the
+    tokens of a prefill (and the one after them, if it is scored), or the guesses that a decode
+    reads. They go to engines that hold the
     embedding, and never down a chain. *drop* has row uids and snapshot handles, which share one
     number space. *spent* has an entry for every rank that has finished its part, in order.
     """
@@ -146,8 +149,8 @@ class Step:
 @attrs.frozen
 class StepDone:
     """The one answer to a step. It has at most one of: the hidden states that come back
-    (*tensors*), the tokens drawn (*ids*), or why it *failed*. The answer to a prefill, or to a step
-    without work, has none.
+    (*tensors*), the tokens drawn (*ids*), or why it *failed*. The answer to a step without work has
+    none, nor has that to a prefill, but hidden states come back from one that is scored.
 
     *spent* has an entry for every rank that worked on it, in order. If the head's engine has drawn
     tokens from the hidden states, that second pass is the last entry.
@@ -175,7 +178,8 @@ class Row:
     A *temperature* of 0 is greedy. *top_p* 1, *top_k* 0 and *min_p* 0 leave the distribution whole,
     and so do a *repetition* penalty of 1 and *presence* and *frequency* penalties of 0. *bias* has
     pairs of a token id and the value added to its logit. *logprobs* is the number of alternatives
-    to report with the chosen token's log probability; `NO_LOGPROBS` reports none at all.
+    to report with the log probability of a token that is drawn, or scored; `NO_LOGPROBS` reports
+    none at all.
 
     *history* has the row's tokens so far, of which the last *generated* are the model's own. Only a
     `penalised` row needs it.

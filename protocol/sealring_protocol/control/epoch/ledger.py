@@ -33,7 +33,7 @@ DIGEST_SIZE: Final = 16
 _PAIR: Final = struct.Struct(">QI")
 _ROW: Final = struct.Struct(">QIB")
 _GROUP: Final = struct.Struct(">HI")
-_COUNTS: Final = struct.Struct(">QIII")
+_COUNTS: Final = struct.Struct(">QIIII")
 
 
 @attrs.frozen
@@ -93,7 +93,7 @@ class Ledger:
     epoch.
     """
 
-    __slots__ = ("_groups", "_guessed", "_lengths", "_private", "_snaps")
+    __slots__ = ("_groups", "_guessed", "_lengths", "_private", "_scored", "_snaps")
 
     def __init__(self) -> None:
         self._private: dict[int, int] = {}
@@ -101,6 +101,7 @@ class Ledger:
         self._groups: dict[int, list[int]] = {}
         self._lengths: dict[int, int] = {}
         self._guessed: dict[int, int] = {}  # of rows in groups: tokens at their ends
+        self._scored = 0  # tokens that the last step scored
 
     @property
     def private(self) -> dict[int, int]:
@@ -142,6 +143,7 @@ class Ledger:
         """Apply *step* and return what it changes. Raises `RemoteProtocolError` if it does not
         fit."""
         change = self._compose(step) if step.changes else _UNCHANGED
+        self._scored = 0
         match step.work:
             case Decode(group, guessed, ahead):
                 rows = self._groups.get(group)
@@ -153,13 +155,14 @@ class Ledger:
                     self._guess(step.n, rows, guessed, ahead)
                 for uid in rows:
                     self._lengths[uid] = self._longer(step.n, self._lengths[uid], 1 + ahead)
-            case Prefill(uid, position, count):
+            case Prefill(uid, position, count, scored):
                 if self._private.get(uid) != position:
                     raise RemoteProtocolError(
                         f"step {step.n} prefills row {uid} from {position}; "
                         f"its private cache ends at {self._private.get(uid)}"
                     )
                 self._private[uid] = self._longer(step.n, position, count)
+                self._scored = count if scored else 0
             case NoWork():
                 pass
         return change
@@ -281,7 +284,8 @@ class Ledger:
 
     def digest(self, n: int) -> bytes:
         """16 bytes that two ledgers share exactly when they hold the same after step *n*."""
-        parts = [_COUNTS.pack(n, len(self._private), len(self._snaps), len(self._groups))]
+        counts = len(self._private), len(self._snaps), len(self._groups)
+        parts = [_COUNTS.pack(n, self._scored, *counts)]
         parts += [_PAIR.pack(*item) for item in sorted(self._private.items())]
         parts += [_PAIR.pack(*item) for item in sorted(self._snaps.items())]
         lengths, guessed = self._lengths, self._guessed.get

@@ -22,6 +22,7 @@ from sealring_protocol.codec.messages import (
     Epoch,
     Failure,
     FailureKind,
+    Prefill,
     Row,
     Spent,
     Step,
@@ -250,8 +251,8 @@ class HeadPipeline:
         self._state = Machine(PIPELINE_TABLE, PipelineState.RUNNING)
         self._engine: deque[int] = deque()  # first pass: embedding and own layers
         self._chain: deque[int] = deque()  # sent down the chain, not yet answered
-        self._drawn: set[int] = set()  # steps whose answers carry hidden states to draw tokens from
-        self._closing: deque[int] = deque()  # second pass: norm, output head and sampler
+        self._return: set[int] = set()  # steps from which hidden states come back
+        self._closing: deque[int] = deque()  # second pass: norm, output head, sampler or scores
         self._weights: dict[int, int] = {}  # of each answer in `_closing` or `_held`, by step
         self._undecided: set[int] = set()  # decodes of guesses
         self._wrong: set[int] = set()  # decodes of wrong guesses that have not come back
@@ -273,10 +274,13 @@ class HeadPipeline:
         if self._state.fire(PipelineEvent.STEP) is PipelineState.BROKEN:
             return []
         self._engine.append(step.n)
-        if isinstance(step.work, Decode):
-            self._drawn.add(step.n)
-            if step.work.guessed and not step.work.ahead:
-                self._undecided.add(step.n)
+        match step.work:
+            case Decode(guessed=guessed, ahead=ahead):
+                self._return.add(step.n)
+                if guessed and not ahead:
+                    self._undecided.add(step.n)
+            case Prefill(scored=True):
+                self._return.add(step.n)
         return [ToEngine(step)]
 
     def output(self, message: Step | StepDone) -> list[Action]:
@@ -320,7 +324,7 @@ class HeadPipeline:
             return self.failure(n, failed)
         if not message.tensors:
             return [Answered(n, (), message.spent, None)]
-        self._drawn.discard(n)
+        self._return.discard(n)
         if n in self._wrong:
             self._wrong.remove(n)
             return [Answered(n, (), message.spent, None)]
@@ -353,7 +357,7 @@ class HeadPipeline:
         wrongly; else None."""
         if answer.ids:
             text = f"step {answer.n} was answered with token ids, which the head draws"
-        elif bool(answer.tensors) != (answer.n in self._drawn):
+        elif bool(answer.tensors) != (answer.n in self._return):
             which = "with" if answer.tensors else "without"
             text = f"step {answer.n} was answered {which} hidden states"
         else:

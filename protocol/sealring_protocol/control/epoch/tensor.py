@@ -255,10 +255,11 @@ STEADY: Final = 64
 
 
 class _Shape(NamedTuple):
-    """The properties of a step that decide which code a device runs: the kind of its work, its
-    tokens (as a bit length), whether rows leave a group, and whether caches are copied."""
+    """The properties of a step that decide which code a device runs: the kind of its work, whether
+    that scores tokens, its tokens (as a bit length), whether rows leave a group, and whether caches
+    are copied."""
 
-    kind: type[Work]
+    kind: tuple[type[Work], bool]
     size: int
     evicts: bool
     copies: bool
@@ -302,7 +303,7 @@ class StepDeadline:
         self._owed: deque[_Owed] = deque()
         self._seen: set[_Shape] = set()
         self._since = 0.0
-        self._slowest: dict[type[Work], float] = {}  # seconds a token, warm
+        self._slowest: dict[tuple[type[Work], bool], float] = {}  # seconds a token, warm
         self._token = 0.0  # seconds of a forward of one token
         self._grace = 1.0
         self._steps = 0
@@ -316,7 +317,8 @@ class StepDeadline:
         if isinstance(work, Decode):
             tokens = rows + work.ahead
         copies = bool(step.save or step.open)
-        shape = _Shape(type(work), tokens.bit_length(), bool(step.evict), copies)
+        scored = isinstance(work, Prefill) and work.scored
+        shape = _Shape((type(work), scored), tokens.bit_length(), bool(step.evict), copies)
         self._owed.append(_Owed(shape, tokens, bool(step.join)))
 
     def answered(self, now: float) -> None:
@@ -375,10 +377,11 @@ class StepDeadline:
         shape, tokens, joins = self._owed[0]
         rule, slowest = self._rule, self._slowest.get(shape.kind, 0.0)
         # Until a prefill was timed, assume that each of its tokens takes a forward of its own.
-        rate = slowest if slowest and shape.kind is Prefill else max(slowest, self._token)
+        reads = shape.kind[0] is Prefill
+        rate = slowest if slowest and reads else max(slowest, self._token)
         known = shape in self._seen and not joins
         least = self._grace * (rule.least if known else rule.unseen)
-        if not slowest and (shape.kind is Prefill or not self._token):
+        if not slowest and (reads or not self._token):
             least = max(least, rule.first)
         patience = max(least, rule.factor * max(self._token, tokens * rate))
         return self._since + patience + self._extension.seconds

@@ -21,6 +21,7 @@ from sealring_protocol.codec.local_messages import (
     Loaded,
     LocalMessage,
     Logprobs,
+    Scores,
 )
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
@@ -200,9 +201,9 @@ class Head:
                 return self._engine_info(message, now)
             case Ready() | Loaded() | Grouped():
                 return self._begun(self.epochs.engine_message(message, now), now)
-            case Logprobs():
+            case Logprobs() | Scores():
                 if self._steps is not None:
-                    self._steps.engine_drew(message)
+                    self._steps.engine_told(message)
                 return []
             case Checked() if message.epoch == self.epochs.membership.epoch:
                 return [] if self._steps is None else self._steps.fingerprints(0, message)

@@ -13,7 +13,7 @@ from typing import Final
 
 import attrs
 
-from sealring_protocol.codec.local_messages import Logprobs
+from sealring_protocol.codec.local_messages import Logprobs, Scores
 from sealring_protocol.codec.messages import (
     NO_LOGPROBS,
     Checked,
@@ -88,6 +88,7 @@ class Steps:
             self._machine = pipeline.HeadPipeline(epoch, self._world)
         self._flights: dict[int, tuple[float, Work, tuple[int, ...]]] = {}  # when sent, work, rows
         self._logprobs: dict[tuple[int, int], Logprobs] = {}  # by (step, uid), for its answer
+        self._scores: dict[int, list[Scores]] = {}  # by step, for its answer
         self._checked = CheckedSteps(self._world) if checked else None
         self._drain_ends: float | None = None
         self._told_slow_links = False
@@ -192,12 +193,19 @@ class Steps:
 
     # -------------------------------------------------------------- inwards
 
-    def engine_drew(self, message: Logprobs) -> None:
+    def engine_told(self, message: Logprobs | Scores) -> None:
         """The head's engine sent *message* ahead of the answer that it belongs to."""
         # Keep no others: a compromised engine may send any number of them.
-        flight = self._flights.get(message.n)
-        if flight is not None and message.uid in flight[2]:
+        _, work, uids = self._flights.get(message.n, (0.0, None, ()))
+        if message.uid not in uids:
+            return
+        if isinstance(message, Logprobs):
             self._logprobs[message.n, message.uid] = message
+        elif isinstance(work, Prefill) and work.scored:
+            told = self._scores.setdefault(message.n, [])
+            due = told[-1].end if told else work.position + 1
+            if message.position == due and message.end <= work.position + work.count + 1:
+                told.append(message)
 
     def fingerprints(self, rank: int, message: Checked) -> list[Effect]:
         """*rank* sent *message* of this epoch. Raises `RemoteProtocolError` if it may not."""
@@ -208,12 +216,20 @@ class Steps:
     def engine_answered(self, message: Step | StepDone, now: float) -> list[Effect]:
         """The head's engine returned *message* of this epoch."""
         done = isinstance(message, StepDone) and not message.failed
-        if done and not self._scheduler.gives(message.n, message.ids):
-            got = f"{len(message.ids)} of {self._scheduler.expects(message.n)} tokens"
-            text = f"the engine answered step {message.n} with {got}"
+        if done and (lack := self._lack(message.n, message.ids)):
+            text = f"the engine answered step {message.n} with {lack}"
             failed = Failure(0, FailureKind.ENGINE_ERROR, text)
             message = StepDone(message.epoch, message.n, failed=failed)
         return self._act(self._machine.output(message), now)
+
+    def _lack(self, n: int, ids: tuple[int, ...]) -> str:
+        """What the engine's answer to step *n* lacks if it gives *ids*, in words; empty if it is
+        right."""
+        if not self._scheduler.gives(n, ids):
+            return f"{len(ids)} of {self._scheduler.expects(n)} tokens"
+        scored = sum(len(some.chosen) for some in self._scores.get(n, ()))
+        wanted = self._scheduler.scores(n)
+        return f"the scores of {scored} of {wanted} tokens" if scored != wanted else ""
 
     def rank_answered(
         self, rank: int, purpose: Purpose, message: StepDone, now: float
@@ -234,7 +250,8 @@ class Steps:
     def _answered(self, action: pipeline.Answered, now: float) -> list[Effect]:
         self.progressed = True
         effects = self._timing(action, now)
-        effects += self._scheduler.answered(action.n, action.ids, now, self._told_of(action.n))
+        logprobs, scores = self._told_of(action.n), self._scores.pop(action.n, ())
+        effects += self._scheduler.answered(action.n, action.ids, now, logprobs, scores)
         return effects + self.plan(now)
 
     def _timing(self, action: pipeline.Answered, now: float) -> list[Effect]:

@@ -10,6 +10,8 @@ pass waits for the next chunk, t[0]. So a decode waits for chunks, in all and at
 
     sum(t) + w + (N - 1) * (max(t) - t[0]) + t[0]
 
+Where a chunk's tokens are scored, rank 0 has a closing pass for it, too, which counts in t[0].
+
 A chunk of n tokens takes about a + b * n. A device may take long for a alone: a GPU computes little
 while its kernels are launched. The smallest of the recent chunks and a larger one tell a, and the
 largest tells b, of which the fastest count: a machine is at times slower than it can be, and a GPU
@@ -120,6 +122,7 @@ class ChunkPace:
         # Other ranks tell their times, and none can have taken longer than all of it.
         most = timing.total_us
         times = [min(most, each.compute_us + each.seal_us) / 1e6 for each in timing.spent] or [0.0]
+        times[0] += (timing.closing.compute_us + timing.closing.seal_us) / 1e6
         slowest, waits = max(times), max(times)
         if len(times) > 1 and not timing.parallel:
             waits = sum(times) + (len(times) - 1) * (slowest - times[0]) + times[0]

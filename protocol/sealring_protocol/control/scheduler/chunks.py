@@ -46,7 +46,8 @@ class Chunks:
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
         self._stages = 1
-        self._pace: Final = ChunkPace()
+        # Chunks whose tokens are scored have a pace of their own: they take longer.
+        self._paces: Final = {False: ChunkPace(), True: ChunkPace()}
         self._overtaken = 0
 
     def resize(self, config: SchedulerConfig) -> None:
@@ -56,16 +57,19 @@ class Chunks:
     def shape(self, stages: int) -> None:
         """An epoch begins, in which a chunk passes *stages* ranks, one after the other."""
         self._stages = stages
-        self._pace.begin()
+        for pace in self._paces.values():
+            pace.begin()
 
     @property
     def slow_links(self) -> str:
         """See `ChunkPace.slow_links`."""
-        return self._pace.slow_links
+        return self._paces[False].slow_links
 
     def took(self, timing: StepTiming) -> None:
         """Learn from *timing*, of any step."""
-        self._pace.took(timing)
+        for scored, pace in self._paces.items():
+            if not isinstance(timing.work, Prefill) or timing.work.scored == scored:
+                pace.took(timing)
 
     def has_room(self, flights: Iterable[Flight], *, decoding: bool) -> bool:
         """True if one more chunk may begin beside the steps in *flights*. *decoding* says whether
@@ -74,7 +78,8 @@ class Chunks:
         entering = sum(not flight.passed for flight in chunks)
         if decoding:
             return not entering and len(chunks) < self._stages
-        return entering < 2 and len(chunks) <= self._stages + self._pace.on_the_way
+        on_the_way = max(pace.on_the_way for pace in self._paces.values())
+        return entering < 2 and len(chunks) <= self._stages + on_the_way
 
     def next(self, rows: Sequence[LiveRow]) -> LiveRow | None:
         """The row to prefill next, of *rows* in prefill, the oldest first: the one with the fewest
@@ -86,29 +91,32 @@ class Chunks:
     def cut(self, row: LiveRow, rows: Sequence[LiveRow], *, decoding: bool) -> Prefill:
         """The next chunk of *row*, which is one of *rows* as in `next`."""
         self._overtaken = 0 if row is rows[0] else self._overtaken + 1
-        return Prefill(row.uid, row.position, min(row.unread, self._size(row, decoding=decoding)))
+        scored = row.wants_scores and row.position >= row.scored
+        left = row.scored - row.position if row.wants_scores and not scored else row.unread
+        size = self._size(row, self._paces[scored], decoding=decoding)
+        return Prefill(row.uid, row.position, min(left, size), scored)
 
-    def _size(self, row: LiveRow, *, decoding: bool) -> int:
-        most, pace = self._config.chunk, self._pace
+    def _size(self, row: LiveRow, pace: ChunkPace, *, decoding: bool) -> int:
+        most = self._config.chunk
         least = _SMALLEST if decoding else _SMALL
         if not pace.known:
             return min(most, least)
         size = pace.most_within(self._config.chunk_seconds)
         if not decoding:
-            size = min(size, self._best(len(row.tokens) - row.kept))
+            size = min(size, self._best(pace, len(row.tokens) - row.kept))
         return min(most, max(least, _step_of(size)))
 
-    def _best(self, tokens: int) -> float:
+    def _best(self, pace: ChunkPace, tokens: int) -> float:
         """The tokens of a chunk with which a prompt of *tokens* is read soonest, and a little more:
         `_step_of` rounds down."""
         later = self._stages - 1
         if later == 0:
             return tokens
-        alone, each = self._pace.parts
+        alone, each = pace.parts
         # While a chunk travels, twice as many as stages are read (see `has_room`).
-        far = self._pace.latency / self._stages
-        best = math.sqrt(alone * tokens / (later * each + self._pace.sent))
-        return 1.1 * max(best, far / each, self._pace.apart)
+        far = pace.latency / self._stages
+        best = math.sqrt(alone * tokens / (later * each + pace.sent))
+        return 1.1 * max(best, far / each, pace.apart)
 
 
 def _step_of(size: float) -> int:

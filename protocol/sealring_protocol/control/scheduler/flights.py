@@ -87,6 +87,12 @@ class Flights:
             return 0
         return len(flight.uids) + len(flight.guesses)
 
+    def scores(self, n: int) -> int:
+        """The number of tokens that step *n* scores; 0 if it is not under way."""
+        flight = self._by_number.get(n)
+        work = None if flight is None else flight.work
+        return work.count if isinstance(work, Prefill) and work.scored else 0
+
     def gives(self, n: int, ids: Sequence[int]) -> bool:
         """Whether step *n* may be answered with *ids*. One that reads ahead gives the tokens up to
         the first that is not the guess in its place."""

@@ -79,9 +79,9 @@ class Prefixes:
             and _common(old.tokens, snapshot.tokens, old.length) == old.length <= snapshot.length
         ]
 
-    def find(self, sharer: tuple[str, str], tokens: list[int]) -> tuple[int, int]:
-        """The handle to open *sharer*'s row of *tokens* from, and how many tokens to keep; (0, 0)
-        if none.
+    def find(self, sharer: tuple[str, str], tokens: list[int], most: int) -> tuple[int, int]:
+        """The handle to open *sharer*'s row of *tokens* from, and how many tokens to keep, at
+        *most* so many; (0, 0) if none.
 
         The last token is never kept, because the first decode takes it.
         """
@@ -89,7 +89,7 @@ class Prefixes:
         for snapshot in self._snapshots.values():
             if snapshot.sharer != sharer:
                 continue
-            keep = _common(snapshot.tokens, tokens, min(snapshot.length, len(tokens) - 1))
+            keep = _common(snapshot.tokens, tokens, min(snapshot.length, most))
             if not self.cuttable and keep < snapshot.length:
                 continue
             if keep > best:

@@ -6,7 +6,7 @@ import enum
 
 import attrs
 
-from sealring_protocol.codec.local_messages import Logprobs
+from sealring_protocol.codec.local_messages import Logprobs, Scores
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.errors import LocalProtocolError
 
@@ -44,7 +44,11 @@ class SchedulerConfig:
 
 @attrs.frozen
 class Request:
-    """Continue *prompt* (token ids) by at most *max_tokens*; 0 means as many as the context allows.
+    """Continue *prompt* (token ids) by at most *max_tokens*; None means as many as the context
+    allows. With 0 the prompt is read, and no token is drawn.
+
+    With *scores* it is told how likely each token of the prompt but the first was, as
+    *sampling* says of the tokens that are drawn (`Row.logprobs`).
 
     A token in *eos* ends the row and is not output. *sampling* is a `Row` without uid and history.
     *prediction* has tokens that the answer is likely to contain: guesses are looked up there, too.
@@ -54,13 +58,14 @@ class Request:
     """
 
     prompt: tuple[int, ...]
-    max_tokens: int = 0
+    max_tokens: int | None = None
     eos: frozenset[int] = frozenset()
     sampling: Row = attrs.field(factory=lambda: Row(0))
     owner: str = ""
     scope: str = ""
     prediction: tuple[int, ...] = ()
     guesses: tuple[int, ...] | None = None
+    scores: bool = False
 
     @property
     def sharer(self) -> tuple[str, str]:
@@ -125,6 +130,15 @@ class TokenOut:
 
 
 @attrs.frozen
+class ScoresOut:
+    """Scores of the next tokens of row *uid*'s prompt. Those of all its tokens but the first come,
+    in order and once, before the first token that is drawn."""
+
+    uid: int
+    scores: Scores
+
+
+@attrs.frozen
 class RequestDone:
     """Row *uid* is over. *message* gives details where *reason* is not enough. Of the guesses of
     its tokens so many were *accepted* and *rejected*."""
@@ -146,4 +160,4 @@ class RowOpened:
     cached: int
 
 
-Outcome = TokenOut | RequestDone
+Outcome = TokenOut | ScoresOut | RequestDone

@@ -74,6 +74,7 @@ class LiveRow:
     position: int = 0  # tokens in its cache once the steps so far are done
     handle: int = 0  # the snapshot that it is opened from
     kept: int = 0  # tokens of that snapshot
+    scored: int = 0  # tokens of the prompt after which the next one's score has been told
     flying: int = 0  # decode steps in flight
     wasted: int = 0  # those of them that read a wrong guess
     ahead: int = 0  # guesses that a decode in flight reads after the row's last token
@@ -88,6 +89,16 @@ class LiveRow:
 
     def __attrs_post_init__(self) -> None:
         self.guesses = RowGuesses(self.tokens, self.request)
+
+    @property
+    def draws(self) -> bool:
+        """Whether tokens are drawn after its prompt."""
+        return self.request.max_tokens != 0
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether not all scores of its prompt have been told."""
+        return self.request.scores and self.scored < len(self.request.prompt) - 1
 
     @property
     def coming(self) -> int:

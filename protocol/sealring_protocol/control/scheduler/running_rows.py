@@ -78,7 +78,7 @@ class RunningRows:
         length = len(request.prompt)
         if not length:
             raise LocalProtocolError("the prompt has no tokens; give at least one")
-        least = max(1, request.max_tokens)
+        least = 1 if request.max_tokens is None else request.max_tokens
         if length + least > self._context:
             raise ContextOverflow(length, least, self._context)
         if length + least > self.room.longest:
@@ -86,7 +86,7 @@ class RunningRows:
         if self.waiting.is_full(request.owner, self.config.queue):
             raise QueueFull(len(self.waiting))
         uid = self._number()
-        end = length + request.max_tokens if request.max_tokens else self.room.longest
+        end = self.room.longest if request.max_tokens is None else length + least
         row = LiveRow(uid, request, end, list(request.prompt))
         self.rows[uid] = row
         self.waiting.queue(row)
@@ -101,9 +101,9 @@ class RunningRows:
 
     def _follow(self, row: LiveRow) -> None:
         """Make *row* the leader of its prompt, or a follower that waits for the leader's
-        snapshot."""
+        snapshot. A row that wants scores cannot use one."""
         leader = self._leaders.setdefault((row.request.sharer, row.request.prompt), row)
-        if leader is not row:
+        if leader is not row and not row.wants_scores:
             leader.followers += 1
             row.leader = leader
 
@@ -171,8 +171,8 @@ class RunningRows:
         return row.uid in self.ledger.rows(row.group) and row.uid not in self.leaving
 
     def _keep(self, row: LiveRow) -> None:
-        """Snapshot *row* before it leaves, if it is in a group."""
-        if self.config.prefixes and self.stays(row):
+        """Snapshot *row* before it leaves, if it is in a group. Those with scores use none."""
+        if self.config.prefixes and not row.request.scores and self.stays(row):
             self._saving.append(row)
 
     def _leave(self, row: LiveRow) -> None:
@@ -213,7 +213,7 @@ class RunningRows:
         """Rows that may join *group* now. A preempted row waits until its earlier decode is
         answered."""
         rows = [row for row in self.reading.values() if row.group == group and not row.flying]
-        return [row for row in rows if row.state.state is RowState.READY]
+        return [row for row in rows if row.state.state is RowState.READY and row.draws]
 
     def join(self, row: LiveRow) -> None:
         """Move *row* from its private caches into its group."""
@@ -245,8 +245,9 @@ class RunningRows:
         """*row* is fully prefilled once the steps so far are done."""
         row.state.fire(RowEvent.READ)
         self._stop_leading(row)
-        whole = not self.prefixes.cuttable and self.config.prefixes
-        if (row.followers or whole) and row.position - row.kept >= SHORTEST:
+        last = not (self.prefixes.cuttable and row.draws)  # moment to keep its prompt
+        keeps = self.config.prefixes and last and not row.request.scores
+        if (row.followers or keeps) and row.position - row.kept >= SHORTEST:
             self._saving.append(row)
 
     # ---------------------------------------------------------------- epochs
@@ -318,10 +319,13 @@ class RunningRows:
         self.waiting.take(row)
         self.live[row.uid] = self.reading[row.uid] = row
         row.state.fire(RowEvent.OPEN)
-        row.handle, row.kept = self.prefixes.find(row.request.sharer, row.tokens)
+        most = row.scored if row.wants_scores else len(row.tokens) - 1
+        row.handle, row.kept = self.prefixes.find(row.request.sharer, row.tokens, most)
         row.position = row.kept
         if row.unread == 0:
             self.read(row)
+            if not row.draws:
+                self.ended += self.end(row.uid, FinishReason.LENGTH)
         return True
 
     def _bucket(self, row: LiveRow) -> int:

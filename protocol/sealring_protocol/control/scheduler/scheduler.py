@@ -34,12 +34,13 @@ from typing import Final
 
 import attrs
 
-from sealring_protocol.codec.local_messages import Logprobs
+from sealring_protocol.codec.local_messages import Logprobs, Scores
 from sealring_protocol.codec.messages import (
     NO_WORK,
     Decode,
     Epoch,
     Failure,
+    Prefill,
     Ready,
 )
 from sealring_protocol.control.effects import StepTiming
@@ -54,6 +55,7 @@ from sealring_protocol.control.scheduler.requests import (
     Outcome,
     Request,
     SchedulerConfig,
+    ScoresOut,
     TokenOut,
 )
 from sealring_protocol.control.scheduler.rows import LiveRow, Planned
@@ -312,26 +314,37 @@ class Scheduler:
         """See `Flights.gives`."""
         return self._flights.gives(n, ids)
 
+    def scores(self, n: int) -> int:
+        """See `Flights.scores`."""
+        return self._flights.scores(n)
+
     def answered(
         self,
         n: int,
         ids: tuple[int, ...],
         now: float,
         logprobs: Mapping[int, Logprobs] = _NO_LOGPROBS,
+        scores: Sequence[Scores] = (),
     ) -> list[Outcome]:
         """Step *n* is done: it gave *ids*, for each of its rows one, and *logprobs* for some. One
-        that reads ahead gives its only row several.
+        that reads ahead gives its only row several. One that scores tokens gave *scores* of all, in
+        order.
 
         Raises `RemoteProtocolError` for a step that is not in flight, or for a wrong number of
-        tokens.
+        tokens or scores.
         """
         right, expected = self.gives(n, ids), self.expects(n)
+        scored, to_score = sum(len(some.chosen) for some in scores), self.scores(n)
         flight = self._flights.pop(n)
         if flight is None:
             raise RemoteProtocolError(f"an answer to step {n}, which waits for none")
         if not right:
             raise RemoteProtocolError(f"step {n} was answered with {len(ids)} of {expected} tokens")
+        if scored != to_score:
+            raise RemoteProtocolError(f"step {n} gave the scores of {scored} of {to_score} tokens")
         self._running.landed(flight)
+        if isinstance(flight.work, Prefill):
+            return self._was_read(flight.work, scores)
         stays = self._guessing.landed(flight, ids, now)
         outcomes: list[Outcome] = []
         for uid, position, token in flight.tokens(ids):
@@ -345,6 +358,22 @@ class Scheduler:
             outcomes += self._token(row, token, logprobs.get(uid))
         if stays is not None:
             self._guessing.take_back(stays, flight)
+        return outcomes
+
+    def _was_read(self, work: Prefill, scores: Sequence[Scores]) -> list[Outcome]:
+        """A chunk was read, and gave *scores*. Those that have been told before (of a row that was
+        interrupted) are dropped."""
+        row = self._running.rows.get(work.uid)
+        if row is None:
+            return []
+        due = row.scored + 1
+        new = [some.since(due) for some in scores if some.end > due]
+        if new:
+            row.scored = new[-1].end - 1
+            row.stalls = row.tries = 0
+        outcomes: list[Outcome] = [ScoresOut(row.uid, some) for some in new]
+        if not row.draws and work.position + work.count == len(row.tokens) - 1:
+            outcomes += self._running.end(row.uid, FinishReason.LENGTH)
         return outcomes
 
     def _token(self, row: LiveRow, token: int, logprobs: Logprobs | None) -> list[Outcome]:

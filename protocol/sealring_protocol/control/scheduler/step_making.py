@@ -61,7 +61,8 @@ class StepMaker:
         for row in joining:
             running.join(row)
         if isinstance(work, Prefill):
-            ids += running.rows[work.uid].tokens[work.position : work.position + work.count]
+            end = work.position + work.count + work.scored  # the token after them is scored, too
+            ids += running.rows[work.uid].tokens[work.position : end]
         assert self._epoch is not None  # noqa: S101  the caller has checked it
         self.n += 1
         step = Step(

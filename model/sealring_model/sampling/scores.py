@@ -1,0 +1,104 @@
+"""Scores: how likely each token of a prompt was, given all tokens before it.
+
+They are computed in f32 from the logits as the model gave them. Logits of all tokens of a chunk at
+once would take hundreds of megabytes, so they are made in slices, each of which waits for the one
+before: the device drops the logits of a slice before it makes the next. A row that wants
+alternatives gets the likeliest tokens, in falling order, as with the tokens that are drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import attrs
+import mlx.core as mx
+from sealring_protocol.codec.local_messages import Scores
+from sealring_protocol.codec.messages import NO_LOGPROBS, Row
+from sealring_protocol.limits import MAX_SCORES
+
+from sealring_model.sampling.logprobs import likeliest
+
+SLICE: Final = 32 << 20
+"""Bytes of the logits of one slice, in f32. What is computed of them takes a few times as much."""
+
+
+@attrs.frozen
+class Scoring:
+    """The tokens to score of one step: *targets* of *row*, the first of them at *position*, by a
+    model of *vocabulary* tokens."""
+
+    row: Row
+    position: int
+    targets: tuple[int, ...]
+    vocabulary: int
+
+    @property
+    def slices(self) -> Iterator[slice]:
+        """The tokens whose logits are made at once, one slice after the other."""
+        most, count = max(1, SLICE // (4 * self.vocabulary)), len(self.targets)
+        return (slice(at, min(count, at + most)) for at in range(0, count, most))
+
+    def score(self, logits_of: Callable[[slice, tuple[mx.array, ...]], mx.array]) -> ScoreArrays:
+        """Build the graph of the scores. *logits_of* gives the logits ``(tokens, vocabulary)`` that
+        predict the tokens of a slice; they must depend on the arrays that it is given with it."""
+        wanted = 0 if self.row.logprobs == NO_LOGPROBS else self.row.logprobs
+        parts: list[tuple[mx.array, ...]] = []
+        for part in self.slices:
+            exact = logits_of(part, parts[-1] if parts else ()).astype(mx.float32)
+            exact = exact - mx.logsumexp(exact, axis=-1, keepdims=True)
+            targets = mx.array(self.targets[part], mx.uint32)[:, None]
+            chosen = mx.take_along_axis(exact, targets, axis=-1)
+            ranks = (exact > chosen).sum(axis=-1) + 1
+            parts.append((chosen[:, 0], ranks, *likeliest(exact, wanted > 0)))
+        return ScoreArrays(self, tuple(parts))
+
+
+@attrs.frozen(eq=False)
+class ScoreArrays:
+    """Scores on the device, as *scoring* says. For each slice: log probabilities and ranks of its
+    tokens, and of the likeliest tokens in each place the ids and log probabilities."""
+
+    scoring: Scoring
+    parts: tuple[tuple[mx.array, ...], ...]
+
+    @property
+    def arrays(self) -> tuple[mx.array, ...]:
+        """All arrays, to be evaluated."""
+        return tuple(array for part in self.parts for array in part)
+
+    def messages(self, n: int) -> tuple[Scores, ...]:
+        """The SCORES messages of step *n*; none for a row that wants no log probabilities. Waits
+        for the device."""
+        row, count = self.scoring.row, len(self.scoring.targets)
+        if row.logprobs == NO_LOGPROBS:
+            return ()
+        chosen, ranks, ids, values = (self._column(at) for at in range(4))
+        told = []
+        for first in range(0, count, MAX_SCORES):
+            part = slice(first, first + MAX_SCORES)
+            alternatives = min(row.logprobs, len(ids[0]))
+            told.append(
+                Scores(
+                    n,
+                    row.uid,
+                    self.scoring.position + first,
+                    tuple(chosen[part]),
+                    tuple(ranks[part]),
+                    _flat(ids[part], alternatives),
+                    _flat(values[part], alternatives),
+                )
+            )
+        return tuple(told)
+
+    def _column(self, at: int) -> list[Any]:
+        columns: list[Any] = []
+        for part in self.parts:
+            values: Any = part[at].tolist()
+            columns += values
+        return columns
+
+
+def _flat(rows: Sequence[Sequence[Any]], count: int) -> tuple[Any, ...]:
+    """The first *count* entries of each of *rows*."""
+    return tuple(value for row in rows for value in row[:count])
