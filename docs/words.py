@@ -94,17 +94,20 @@ FIELDS: Final = {
     "thinks.",
     "chat_template_kwargs": "More settings for the model's template; none that it reserves.",
     "modalities": '`["text"]` is the only one.',
+    "prompt_logprobs": "Tell the log probability and the rank of each token of the prompt, and "
+    "those of this many of the likeliest tokens in its place, as vLLM does. Not in a stream.",
     "logprobs": "Tell log probabilities.",
     "top_logprobs": "How many of the likeliest tokens to tell them for; needs `logprobs`.",
     "prompt": "The text to continue, or its token ids, or several of either.",
-    "echo": "Begin the answer with the prompt; not together with `logprobs`.",
+    "echo": "Begin the answer with the prompt, and `logprobs` with those of its tokens.",
     "best_of": "Only the value of `n`.",
     "suffix": "Only empty: text is continued, and gaps are not filled.",
 }
 """By name, with ``[]`` after a list and a dot before what is in an object."""
 
 COMPLETION_FIELDS: Final = {
-    "max_tokens": "The most tokens of the answer; 16 if left out.",
+    "max_tokens": "The most tokens of the answer; 16 if left out. With 0 the prompt is read, and "
+    "no token is drawn.",
     "logprobs": "Tell log probabilities, and those of this many of the likeliest tokens.",
 }
 """What a text completion has otherwise."""
@@ -183,6 +186,8 @@ LIMITS: Final = {
     "schema.MAX_TOOLS": "Tools.",
     "schema.MAX_PROMPT_IDS": "Ids of a prompt that is given so.",
     "schema.MAX_VALUES": "Values in a body.",
+    "schema.MAX_SCORED": "Log probabilities of prompts in one answer: those of the tokens, and of "
+    "the likeliest ones in their places, for each choice.",
     "schema.MAX_STOPS": "Stop texts.",
     "schema.MAX_STOP": "Characters of a stop text.",
     "responses_body.MAX_METADATA": "Entries of a response's metadata.",

@@ -95,11 +95,29 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str | None]] = {
     "an id beyond": (TEXT, {"prompt": [1, 99999]}, "invalid_value", "prompt"),
     "best of others": (TEXT, {"prompt": "x", "best_of": 3}, "unsupported_parameter", "best_of"),
     "a gap": (TEXT, {"prompt": "x", "suffix": "y"}, "unsupported_parameter", "suffix"),
-    "echo with logprobs": (
+    "scores of an echo in a stream": (
         TEXT,
-        {"prompt": "x", "echo": True, "logprobs": 1},
+        {"prompt": "x", "echo": True, "logprobs": 1, "stream": True},
         "unsupported_parameter",
-        "echo",
+        "stream",
+    ),
+    "scores of a prompt in a stream": (
+        CHAT,
+        {"prompt_logprobs": 1, "stream": True},
+        "unsupported_parameter",
+        "stream",
+    ),
+    "too many likeliest tokens": (
+        CHAT,
+        {"prompt_logprobs": 21},
+        "invalid_value",
+        "prompt_logprobs",
+    ),
+    "all of the vocabulary": (
+        TEXT,
+        {"prompt": "x", "prompt_logprobs": -1},
+        "invalid_value",
+        "prompt_logprobs",
     ),
     "choices over prompts": (TEXT, {"prompt": ["x"] * 65, "n": 2}, "invalid_value", "n"),
 }

@@ -19,6 +19,7 @@
 | `chat`, `completions`, `responses_shape` | the shapes of OpenAI's APIs |
 | `responses_body`, `responses_input` | a body of `/v1/responses`, and the inner request of it |
 | `responses`, `responses_store` | responses that are kept |
+| `scores` | log probabilities of a prompt, as chat and completions tell them |
 | `streaming` | answers as server-sent events |
 | `keys` | API keys, hashed at rest |
 | `errors` | every error in OpenAI's shape |

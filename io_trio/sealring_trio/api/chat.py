@@ -12,6 +12,7 @@ from sealring_protocol.control.scheduler.requests import TokenOut
 from sealring_trio.api.choices import Delta
 from sealring_trio.api.parsing import Content, Reasoning
 from sealring_trio.api.replies import Chunks, Envelope, TokenBytes, chat_logprobs
+from sealring_trio.api.scores import PromptScores
 
 
 @attrs.define
@@ -26,12 +27,22 @@ class _Message:
 
 
 class ChatShape(Chunks):
-    """The answer of *choices* messages. Log probabilities are told, with *bytes_of* each token,
-    when that is given."""
+    """The answer of *choices* messages. Log probabilities are told, of *bytes_of* each token, with
+    at *most* so many likeliest ones; None: they are not. *scores* are those of the prompt, if they
+    are told."""
 
-    def __init__(self, envelope: Envelope, choices: int, bytes_of: TokenBytes | None) -> None:
+    def __init__(
+        self,
+        envelope: Envelope,
+        choices: int,
+        bytes_of: TokenBytes,
+        most: int | None,
+        scores: PromptScores | None,
+    ) -> None:
         super().__init__(envelope)
         self._bytes_of = bytes_of
+        self._most = most
+        self._scores = scores
         self._messages = [_Message() for _ in range(choices)]
 
     def opening_choices(self) -> list[dict[str, Any]]:
@@ -42,6 +53,9 @@ class ChatShape(Chunks):
     def choice(self, delta: Delta) -> dict[str, Any]:
         """*delta* as a chunk has it."""
         message = self._messages[delta.index]
+        if self._scores is not None:
+            for some in delta.scores:
+                self._scores.add(some)
         told: dict[str, Any] = {}
         for part in delta.said:
             match part:
@@ -67,6 +81,10 @@ class ChatShape(Chunks):
         """The messages in one piece each."""
         return [self._whole(index, message) for index, message in enumerate(self._messages)]
 
+    def beside(self) -> dict[str, Any]:
+        """The scores of the prompt, if they are told."""
+        return {} if self._scores is None else self._scores.listed()
+
     def _whole(self, index: int, made: _Message) -> dict[str, Any]:
         content = "".join(made.content)
         message: dict[str, Any] = {
@@ -86,10 +104,10 @@ class ChatShape(Chunks):
         }
 
     def _logprobs(self, tokens: Sequence[TokenOut]) -> list[dict[str, Any]]:
-        return [] if self._bytes_of is None else chat_logprobs(tokens, self._bytes_of)
+        return [] if self._most is None else chat_logprobs(tokens, self._bytes_of, self._most)
 
     def _with(self, told: list[dict[str, Any]]) -> dict[str, Any] | None:
-        return None if self._bytes_of is None else {"content": told, "refusal": None}
+        return None if self._most is None else {"content": told, "refusal": None}
 
 
 def _choice(

@@ -11,6 +11,7 @@ from itertools import zip_longest
 
 import attrs
 from sealring_model.text.tokens import ToolCall
+from sealring_protocol.codec.local_messages import Scores
 from sealring_protocol.control.scheduler.requests import FinishReason, RequestDone, TokenOut
 
 from sealring_trio.api.parsing import AnswerText, CallText, Content, Part, Reasoning
@@ -34,14 +35,16 @@ class Finish:
 
 @attrs.frozen
 class Delta:
-    """What is new in choice *index*: what was *said*, in order; the *tokens* since the last delta,
-    of which the first *thought* are reasoning; in the last delta, how the choice ends."""
+    """What is new in choice *index*: *scores* of its prompt; what was *said*, in order; the
+    *tokens* since the last delta, of which the first *thought* are reasoning; in the last delta,
+    how the choice ends."""
 
     index: int
     said: tuple[Said, ...]
     tokens: tuple[TokenOut, ...]
     thought: int = 0
     finish: Finish | None = None
+    scores: tuple[Scores, ...] = ()
 
 
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
@@ -77,7 +80,8 @@ class Choice:
             if token is not None:
                 self._untold.append(token)
                 self._thought += thinks or self._text.thinks  # so its marks count, too
-        return self._delta(said, None) if (said := await self._said(parts)) else None
+        said = await self._said(parts)
+        return self._delta(said, None, piece.scores) if said or piece.scores else None
 
     async def finish(self, done: RequestDone, stop: str = "") -> Delta:
         """What was held back, and why the choice ends; *stop* is the stop string that ended it."""
@@ -87,10 +91,12 @@ class Choice:
             reason = "tool_calls"
         return self._delta(said, Finish(reason, stop))
 
-    def _delta(self, said: list[Said], finish: Finish | None) -> Delta:
+    def _delta(
+        self, said: list[Said], finish: Finish | None, scores: tuple[Scores, ...] = ()
+    ) -> Delta:
         tokens, self._untold = tuple(self._untold), []
         thought, self._thought = self._thought, 0
-        return Delta(self._index, tuple(said), tokens, thought, finish)
+        return Delta(self._index, tuple(said), tokens, thought, finish, scores)
 
     async def _said(self, parts: list[Part]) -> list[Said]:
         said: list[Said] = []

@@ -3,7 +3,7 @@ else."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -12,6 +12,7 @@ from sealring_protocol.control.scheduler.requests import TokenOut
 from sealring_trio.api.choices import Delta
 from sealring_trio.api.parsing import Content
 from sealring_trio.api.replies import Chunks, Envelope, TextLogprobs, TokenBytes
+from sealring_trio.api.scores import PromptScores
 
 
 @attrs.define
@@ -35,17 +36,23 @@ class _Text:
 
 class TextShape(Chunks):
     """Continuations on their way to the client: one for each of *echoes*, which are the prompts
-    where those come first. Log probabilities are told, with *bytes_of* each token, when that is
-    given."""
+    where those come first. Log probabilities are told, of *bytes_of* each token, with at *most* so
+    many likeliest ones; None: they are not. *scores* are those of the prompts, if they are told;
+    each serves equally many continuations, one after the other."""
 
     def __init__(
-        self, envelope: Envelope, echoes: Iterable[str], bytes_of: TokenBytes | None
+        self,
+        envelope: Envelope,
+        echoes: Sequence[str],
+        bytes_of: TokenBytes,
+        most: int | None,
+        scores: Sequence[PromptScores],
     ) -> None:
         super().__init__(envelope)
         self._texts = [
-            _Text([echo], TextLogprobs(bytes_of) if bytes_of is not None else None)
-            for echo in echoes
+            _Text([echo], None if most is None else TextLogprobs(bytes_of, most)) for echo in echoes
         ]
+        self._scores = scores
 
     def opening_choices(self) -> list[dict[str, Any]]:
         """The prompts, if they are to be echoed."""
@@ -55,6 +62,8 @@ class TextShape(Chunks):
     def choice(self, delta: Delta) -> dict[str, Any]:
         """*delta* as a chunk has it."""
         made = self._texts[delta.index]
+        for some in delta.scores:
+            self._scores_of(delta.index).add(some)
         text = "".join(part.text for part in delta.said if isinstance(part, Content))
         made.text.append(text)
         if delta.finish is not None:
@@ -63,15 +72,20 @@ class TextShape(Chunks):
 
     def whole_choices(self) -> list[dict[str, Any]]:
         """The continuations in one piece each."""
-        return [
-            _choice(
-                index,
-                "".join(made.text),
-                made.columns if made.logprobs is not None else None,
-                made.finish,
-            )
-            for index, made in enumerate(self._texts)
-        ]
+        return [self._whole(index, made) for index, made in enumerate(self._texts)]
+
+    def _scores_of(self, index: int) -> PromptScores:
+        return self._scores[index * len(self._scores) // len(self._texts)]
+
+    def _whole(self, index: int, made: _Text) -> dict[str, Any]:
+        columns = None if made.logprobs is None else made.columns
+        told: dict[str, Any] = {}
+        if self._scores:
+            scores = self._scores_of(index)
+            if columns is not None:
+                columns = scores.before(columns)
+            told = scores.listed()
+        return {**_choice(index, "".join(made.text), columns, made.finish), **told}
 
 
 def _choice(

@@ -15,11 +15,12 @@ from sealring_trio.api.chat import ChatShape
 from sealring_trio.api.choices import Choice
 from sealring_trio.api.completions import TextShape
 from sealring_trio.api.parsing import AnswerText
-from sealring_trio.api.replies import About, Envelope, Shape, TokenBytes
+from sealring_trio.api.replies import About, Envelope, Shape
 from sealring_trio.api.responses import not_kept
 from sealring_trio.api.responses_shape import ResponseShape, Wanted
 from sealring_trio.api.responses_store import Kept, ResponseStore
 from sealring_trio.api.schema import ChatOptions, CompletionOptions
+from sealring_trio.api.scores import PromptScores
 from sealring_trio.errors import OperationError
 from sealring_trio.node.generation import Generator
 from sealring_trio.text.frames import Exceeded, Lost, Refused, TextQueueFull
@@ -104,11 +105,12 @@ class ChatKind:
     ) -> Shape:
         """OpenAI's messages."""
         envelope = Envelope(about, "chat.completion", "chat.completion.chunk", asked.wants_usage)
-        return ChatShape(envelope, asked.n or 1, _bytes_of(asked, context))
-
-
-def _bytes_of(asked: ChatOptions, context: ChoiceContext) -> TokenBytes | None:
-    return context.tokenizer.token_bytes if asked.logprobs else None
+        bytes_of = context.tokenizer.token_bytes
+        scores = None
+        if asked.prompt_logprobs is not None:
+            (prompt,) = parsed.prompts
+            scores = PromptScores(prompt, bytes_of, None, asked.prompt_logprobs)
+        return ChatShape(envelope, asked.n or 1, bytes_of, asked.alternatives, scores)
 
 
 class ResponsesKind(ChatKind):
@@ -138,9 +140,9 @@ class ResponsesKind(ChatKind):
             context.responses.keep(context.owner, about.id, kept)
 
         wanted = Wanted(parsed.rest[begin:end], told["names"], told["summary"], told["ignored"])
-        return ResponseShape(
-            about, wanted, _bytes_of(asked, context), keep if told["store"] else None
-        )
+        bytes_of = context.tokenizer.token_bytes if asked.logprobs else None
+        most = asked.top_logprobs or 0
+        return ResponseShape(about, wanted, bytes_of, keep if told["store"] else None, most)
 
 
 class MessagesKind(ChatKind):
@@ -182,10 +184,14 @@ class CompletionKind:
     ) -> Shape:
         """OpenAI's continuations."""
         envelope = Envelope(about, "text_completion", "text_completion", asked.wants_usage)
-        bytes_of = context.tokenizer.token_bytes if asked.logprobs is not None else None
+        bytes_of = context.tokenizer.token_bytes
         texts = parsed.told["texts"] or [""] * len(parsed.prompts)
         echoes = [text for text in texts for _ in range(asked.n or 1)]
-        return TextShape(envelope, echoes, bytes_of)
+        scores = [
+            PromptScores(prompt, bytes_of, asked.echoed, asked.prompt_logprobs)
+            for prompt in (() if asked.scores is None else parsed.prompts)
+        ]
+        return TextShape(envelope, echoes, bytes_of, asked.alternatives, scores)
 
 
 @attrs.frozen

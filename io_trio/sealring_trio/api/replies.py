@@ -127,6 +127,10 @@ class Chunks(ABC):
     def whole_choices(self) -> list[dict[str, Any]]:
         """The choices in one piece."""
 
+    def beside(self) -> dict[str, Any]:
+        """What an answer in one piece has beside its choices."""
+        return {}
+
     def opening(self) -> bytes:
         """A chunk for each choice that has something to open with."""
         return b"".join(event(self._envelope.chunk([choice])) for choice in self.opening_choices())
@@ -150,7 +154,8 @@ class Chunks(ABC):
 
     def whole(self, trace: Trace) -> bytes:
         """The body of the answer."""
-        return json_bytes(self._envelope.whole(self.whole_choices(), usage(trace)))
+        body = self._envelope.whole(self.whole_choices(), usage(trace))
+        return json_bytes({**body, **self.beside()})
 
 
 def usage(trace: Trace) -> dict[str, Any]:
@@ -167,12 +172,15 @@ def usage(trace: Trace) -> dict[str, Any]:
     }
 
 
-def chat_logprobs(tokens: Iterable[TokenOut], bytes_of: TokenBytes) -> list[dict[str, Any]]:
-    """Log probabilities as chat completions tell them, one entry for each token."""
+def chat_logprobs(
+    tokens: Iterable[TokenOut], bytes_of: TokenBytes, most: int
+) -> list[dict[str, Any]]:
+    """Log probabilities as chat completions tell them, one entry for each token, with the likeliest
+    ones in its place, at *most* so many."""
     entries = []
     for token in tokens:
         if (told := token.logprobs) is not None:
-            best = zip(told.ids, told.values, strict=True)
+            best = zip(told.ids[:most], told.values[:most], strict=True)
             entries.append(
                 {
                     **_entry(token.token, told.chosen, bytes_of),
@@ -186,47 +194,49 @@ def _entry(token: int, value: float, bytes_of: TokenBytes) -> dict[str, Any]:
     data = bytes_of(token)
     return {
         "token": data.decode(errors="replace"),
-        "logprob": _finite(value),
+        "logprob": finite(value),
         "bytes": list(data),
     }
 
 
-def _finite(value: float) -> float:
+def finite(value: float) -> float:
     """*value*, or -9999 for an infinity or NaN, which JSON lacks and a model that overflows gives.
     OpenAI's servers give the same number for a token that cannot be drawn."""
     return value if value > -9999.0 else -9999.0
 
 
+COLUMNS: Final = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+
+
+def logprob_columns(rows: Iterable[Sequence[Any]]) -> dict[str, list[Any]]:
+    """The columns that text completions tell log probabilities in. A row has a token's text, its
+    log probability, those of the likeliest tokens by their text, and where its text begins."""
+    columns: tuple[Sequence[Any], ...] = tuple(zip(*rows, strict=True)) or ((),) * len(COLUMNS)
+    return {name: list(values) for name, values in zip(COLUMNS, columns, strict=True)}
+
+
 @attrs.define
 class TextLogprobs:
-    """Log probabilities as text completions tell them: columns, with each token's offset."""
+    """Log probabilities as text completions tell them: columns, with each token's offset, and the
+    likeliest tokens in its place, at *most* so many."""
 
     bytes_of: TokenBytes
+    most: int
     offset: int = 0
 
-    def columns(self, tokens: Iterable[TokenOut]) -> dict[str, Any]:
+    def columns(self, tokens: Iterable[TokenOut]) -> dict[str, list[Any]]:
         """The columns of *tokens*."""
-        names: list[str] = []
-        values: list[float] = []
-        best: list[dict[str, float]] = []
-        offsets: list[int] = []
+        rows = []
         for token in tokens:
             if (told := token.logprobs) is None:
                 continue
             name = self._name(token.token)
-            names.append(name)
-            values.append(_finite(told.chosen))
-            pairs = zip(told.ids, told.values, strict=True)
-            tops = {self._name(other): _finite(value) for other, value in pairs}
-            best.append({**tops, name: _finite(told.chosen)} if tops else {})
-            offsets.append(self.offset)
+            pairs = zip(told.ids[: self.most], told.values[: self.most], strict=True)
+            tops = {self._name(other): finite(value) for other, value in pairs}
+            best = {**tops, name: finite(told.chosen)} if tops else {}
+            rows.append((name, finite(told.chosen), best, self.offset))
             self.offset += len(name)
-        return {
-            "tokens": names,
-            "token_logprobs": values,
-            "top_logprobs": best,
-            "text_offset": offsets,
-        }
+        return logprob_columns(rows)
 
     def _name(self, token: int) -> str:
         return self.bytes_of(token).decode(errors="replace")

@@ -57,18 +57,24 @@ class _Open:
 
 class ResponseShape:
     """One response. Log probabilities of its text are told, with *bytes_of* each token, when that
-    is given. *keep* gets it when it is complete."""
+    is given, and of *most* others in its place. *keep* gets it when it is complete."""
 
     silence = KEEPALIVE
 
     def __init__(
-        self, about: About, wanted: Wanted, bytes_of: TokenBytes | None, keep: Keep | None
+        self,
+        about: About,
+        wanted: Wanted,
+        bytes_of: TokenBytes | None,
+        keep: Keep | None,
+        most: int = 0,
     ) -> None:
         ignored = ", ".join(f"tools.{kind}" for kind in sorted(set(wanted.ignored)))
         self.headers: Mapping[str, str] = {IGNORED: ignored} if ignored else {}
         self._about = about
         self._wanted = wanted
         self._bytes_of = bytes_of
+        self._most = most
         self._keep = keep
         self._number = 0
         self._done: list[Body] = []  # items
@@ -172,7 +178,9 @@ class ResponseShape:
         item.text.append(text)
         more: Body = {"delta": text}
         if kind == "message":
-            told = chat_logprobs(tokens, self._bytes_of) if self._bytes_of is not None else []
+            told = []
+            if self._bytes_of is not None:
+                told = chat_logprobs(tokens, self._bytes_of, self._most)
             item.logprobs += told
             more["logprobs"] = told
         if text:

@@ -28,14 +28,16 @@ def jobs(
     for prompt in parsed.prompts:
         for choice in range(asked.n or 1):
             sampling = attrs.evolve(row, choice=choice)
+            scores = asked.scores is not None and choice == 0  # the prompt is the same for all
             yield Job(
                 prompt,
-                asked.limit or None,
+                asked.limit,
                 sampling,
                 asked.stops,
                 caller.owner,
                 caller.scope,
                 parsed.prediction,
+                scores=scores,
             )
 
 
@@ -60,9 +62,9 @@ def _or(value: float | None, default: float) -> float:
 
 
 def _logprobs(asked: ChatOptions | CompletionOptions) -> int:
-    if isinstance(asked, ChatOptions):
-        return (asked.top_logprobs or 0) if asked.logprobs else NO_LOGPROBS
-    return NO_LOGPROBS if asked.logprobs is None else asked.logprobs
+    """As many as either the answer or the prompt is to be told with."""
+    told = [each for each in (asked.alternatives, asked.scores) if each is not None]
+    return max(told, default=NO_LOGPROBS)
 
 
 def _bias(asked: Sampled, vocabulary: int) -> tuple[tuple[int, float], ...]:

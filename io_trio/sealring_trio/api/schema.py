@@ -36,6 +36,10 @@ MAX_VALUES: Final = 2 * MAX_PROMPT_IDS
 COMPLETION_TOKENS: Final = 16
 """Tokens of a text completion that says nothing of it, as OpenAI has it."""
 
+MAX_SCORED: Final = 1 << 17
+"""Log probabilities of prompts in one answer: for each token its own and those of the likeliest
+ones. Memory: some 200 bytes for each."""
+
 MAX_STOPS: Final = 16
 MAX_STOP: Final = 1024
 """Stop strings, and the characters of one: text is held back until it cannot become one."""
@@ -45,6 +49,7 @@ Several = partial(pydantic.Field, fail_fast=True)
 """A list. One fault is told; a list of a million faults is not gone through for the rest."""
 
 Penalty = Annotated[float, Number(ge=-2, le=2)]
+Logprobs = Annotated[int, Number(ge=0, le=MAX_LOGPROBS)]
 Count = Annotated[int, Number(ge=1, le=U32)]
 Stop = Annotated[str, pydantic.StringConstraints(min_length=1, max_length=MAX_STOP)]
 Name = Annotated[str, pydantic.StringConstraints(min_length=1, max_length=256)]
@@ -92,6 +97,7 @@ class Sampled(Model):
     frequency_penalty: Penalty | None = None
     logit_bias: Annotated[Bias, pydantic.BeforeValidator(_few)] | None = None
     n: Annotated[int, Number(ge=1, le=MAX_CHOICES)] | None = None
+    prompt_logprobs: Logprobs | None = None
     seed: Annotated[int, Number(ge=-(1 << 63), lt=1 << 64)] | None = None
     stop: Stop | Annotated[list[Stop], Several(max_length=MAX_STOPS)] | None = None
     user: str | None = None
@@ -202,13 +208,24 @@ class ChatOptions(Sampled):
 
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Number(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Logprobs | None = None
     parallel_tool_calls: bool | None = None
 
     @property
-    def limit(self) -> int:
-        """The most tokens of an answer; 0 for what the context allows."""
-        return self.max_completion_tokens or self.max_tokens or 0
+    def limit(self) -> int | None:
+        """The most tokens of an answer; None for what the context allows."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many likeliest tokens are told with each of the answer; None: not even its own log
+        probability."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def scores(self) -> int | None:
+        """The same of the tokens of the prompt."""
+        return self.prompt_logprobs
 
 
 class ChatRequest(ChatOptions):
@@ -232,13 +249,31 @@ class ChatRequest(ChatOptions):
 class CompletionOptions(Sampled):
     """The options of a text completion, without its texts."""
 
-    logprobs: Annotated[int, Number(ge=0, le=MAX_LOGPROBS)] | None = None
+    max_tokens: Annotated[int, Number(ge=0, le=U32)] | None = None
+    logprobs: Logprobs | None = None
     echo: bool | None = None
 
     @property
     def limit(self) -> int:
-        """The most tokens of an answer."""
-        return self.max_tokens or COMPLETION_TOKENS
+        """The most tokens of an answer; with 0 the prompt is read, and that is all."""
+        return COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many likeliest tokens are told with each of the answer; None: not even its own log
+        probability."""
+        return self.logprobs
+
+    @property
+    def echoed(self) -> int | None:
+        """The same of the tokens of the prompt that comes first in the answer."""
+        return self.logprobs if self.echo else None
+
+    @property
+    def scores(self) -> int | None:
+        """The same of the tokens of the prompt, in either way of telling it."""
+        told = [each for each in (self.echoed, self.prompt_logprobs) if each is not None]
+        return max(told, default=None)
 
 
 class CompletionRequest(CompletionOptions):
@@ -292,6 +327,12 @@ def validated(model: type[T], value: Any) -> T:
 def checked(asked: M) -> M:
     """*asked*. Raises `ApiError` for what this server does not support in it, or what contradicts
     itself."""
+    if asked.stream and asked.scores is not None:
+        raise unsupported(
+            "stream",
+            "Log probabilities of a prompt ('prompt_logprobs', or 'echo' with 'logprobs') are not "
+            "told in a stream; ask without 'stream'.",
+        )
     fault = _chat_fault(asked) if isinstance(asked, ChatRequest) else _completion_fault(asked)
     if fault is not None:
         raise fault
@@ -353,8 +394,6 @@ def _completion_fault(asked: CompletionRequest) -> ApiError | None:
         return unsupported("suffix", "This server continues text; it does not fill gaps.")
     if asked.best_of is not None and asked.best_of != (asked.n or 1):
         return unsupported("best_of", "'best_of' other than 'n' is not supported.")
-    if asked.echo and asked.logprobs is not None:
-        return unsupported("echo", "'echo' with 'logprobs' is not supported.")
     if len(asked.prompts) * (asked.n or 1) > MAX_CHOICES:
         return invalid(f"A request has at most {MAX_CHOICES} choices over all its prompts.", "n")
     return None

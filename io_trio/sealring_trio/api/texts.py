@@ -24,6 +24,7 @@ from sealring_trio.api.errors import ApiError, from_refusal, invalid, named_as
 from sealring_trio.api.messages import render, tokenise
 from sealring_trio.api.replies import json_bytes
 from sealring_trio.api.schema import (
+    MAX_SCORED,
     ChatOptions,
     ChatRequest,
     CompletionOptions,
@@ -120,6 +121,7 @@ def _chat(
     if fitted:
         request.max_completion_tokens = room
     _check_room(len(opening.ids), request.limit, asked["context"], "messages")
+    _check_scores(len(opening.ids), request)
     predicted = _predicted(tokenizer, request, asked["context"])
     tools = json.dumps(talk.tools).encode() if talk.tools else b""
     told = {
@@ -157,6 +159,7 @@ def completion(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, ente
             text = tokenizer.decode(ids)
         prompts.append(ids)
         texts.append(text)
+    _check_scores(sum(map(len, prompts)), request)
     predicted = _predicted(tokenizer, request, context)
     told = {
         "options": _options(request, CompletionOptions),
@@ -251,8 +254,23 @@ def _check_length(tokenizer: Tokenizer, text: str, context: int, param: str) -> 
         )
 
 
-def _check_room(length: int, limit: int, context: int, param: str) -> None:
+def _check_scores(tokens: int, request: ChatRequest | CompletionRequest) -> None:
+    """Refuse a request whose answer would tell too many log probabilities of *tokens* tokens of
+    prompts."""
+    if request.scores is None:
+        return
+    told = tokens * (1 + request.scores) * (request.n or 1)
+    if told > MAX_SCORED:
+        raise invalid(
+            f"The answer would have {told} log probabilities of the prompt: {1 + request.scores} "
+            f"for each of {tokens} tokens, for each choice. At most {MAX_SCORED} are told at once: "
+            "ask for fewer likeliest tokens, or for fewer or shorter prompts.",
+            "logprobs" if request.prompt_logprobs is None else "prompt_logprobs",
+        )
+
+
+def _check_room(length: int, limit: int | None, context: int, param: str) -> None:
     """Refuse a prompt that the scheduler would refuse, before the ids travel to the node."""
-    least = max(1, limit)
+    least = 1 if limit is None else limit
     if context and length + least > context:
         raise from_refusal(ContextOverflow(length, least, context), param, 0)
