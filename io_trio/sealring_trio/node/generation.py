@@ -21,7 +21,8 @@ from typing import Any, Final
 import attrs
 import trio
 from sealring_model.errors import LoadError, TextError
-from sealring_model.text.tokens import Detokenizer, Tokenizer
+from sealring_model.text.detokenizer import Detokenizer
+from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.codec.local_messages import Scores
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.scheduler.requests import (
@@ -49,7 +50,9 @@ log = logging.getLogger("sealring")
 @attrs.frozen
 class Job:
     """Continue *prompt* by at most *max_tokens* (None: as many as the context allows), drawn as
-    *sampling* says, up to the first of the *stop* strings. Requests of one *owner* take turns with
+    *sampling* says, up to the first of the *stop* strings or *stop_tokens*, or the model's own end
+    unless *endless*. The stop string is given out if *stop_shown*, and special tokens if *special*
+    (the model's own end and *stop_tokens* never are). Requests of one *owner* take turns with
     those of others; requests of different *scope* share no prefixes. *prediction* and *guesses* say
     what the answer is likely to be, and *scores* asks how likely the prompt was (`Request`)."""
 
@@ -62,6 +65,10 @@ class Job:
     prediction: tuple[int, ...] = ()
     guesses: tuple[int, ...] | None = None
     scores: bool = False
+    stop_tokens: frozenset[int] = frozenset()
+    stop_shown: bool = False
+    endless: bool = False
+    special: bool = True
 
 
 @attrs.frozen
@@ -233,7 +240,7 @@ class Generator:
         request = Request(
             job.prompt,
             job.max_tokens,
-            tokenizer.eos,
+            job.stop_tokens | (frozenset() if job.endless else tokenizer.eos),
             job.sampling,
             job.owner,
             job.scope,
@@ -248,8 +255,8 @@ class Generator:
                 uid,
                 stream,
                 lambda: runtime.finish(uid),
-                tokenizer.stream(),
-                StopText(job.stop),
+                tokenizer.stream(special=job.special),
+                StopText(job.stop, shown=job.stop_shown),
                 (tracer, trace),
             )
         finally:

@@ -34,19 +34,22 @@ def find(text: str, marks: Sequence[str]) -> Found | None:
 
 def unsure(text: str, marks: Sequence[str]) -> int:
     """How many characters at the end of *text* may be the beginning of one of *marks*."""
-    longest = max(map(len, marks), default=0)
-    for size in range(min(len(text), longest - 1), 0, -1):
-        end = text[-size:]
-        if any(mark.startswith(end) for mark in marks):
-            return size
-    return 0
+    return max((_begun(text, mark) for mark in marks), default=0)
+
+
+def _begun(text: str, mark: str) -> int:
+    """How many characters of *mark* are at the end of *text*, of which some are missing."""
+    sizes = range(min(len(text), len(mark) - 1), 0, -1)
+    return next((size for size in sizes if text.endswith(mark[:size])), 0)
 
 
 class StopText:
-    """The text of one answer up to the first of its stop strings, which is not part of it."""
+    """The text of one answer up to the first of its stop strings, which is part of it if
+    *shown*."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, shown: bool = False) -> None:
         self._stops = tuple(stops)
+        self._shown = shown
         self._held = ""
         self.reached = False
         self.found = ""  # the stop string that was reached
@@ -58,7 +61,7 @@ class StopText:
         text = self._held + text
         if found := find(text, self._stops):
             self.reached, self._held, self.found = True, "", found.mark
-            return found.before
+            return found.before + found.mark if self._shown else found.before
         keep = unsure(text, self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

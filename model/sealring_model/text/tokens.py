@@ -17,6 +17,7 @@ import functools
 import inspect
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -24,12 +25,13 @@ from typing import Any, Final
 
 import attrs
 
-from sealring_model.errors import LoadError, TextError
+from sealring_model.errors import LoadError
 from sealring_model.loading.mlx_lm_import import without_mlx
 from sealring_model.loading.weights import open_file, read_json, refuse_pointer
+from sealring_model.text.detokenizer import Detokenizer, is_panic, streaming_class
+from sealring_model.text.fill_in import FillIn
 from sealring_model.text.token_lengths import longest_token
 
-_SPM: Final = ["Replace", "ByteFallback", "Fuse"]
 _SPM_SPACE: Final = "\u2581".encode()
 _TOO_LONG: Final = "sequence-length-is-longer-than-the-specified-maximum"
 _FAULTS: Final = (
@@ -45,6 +47,9 @@ _FAULTS: Final = (
 
 _TOKENIZERS: Final = ("*.model", "*.tiktoken", "vocab.json", "vocab.txt")
 """Files that a tokenizer is made from where there is no tokenizer.json."""
+
+_TOLD: Final = "json_tools"
+"""mlx-lm's name of the format that a model is told to use whose template has no tools."""
 
 _TAIL: Final = 16
 """Tokens at the end of a prompt that are searched for the mark that opens the reasoning."""
@@ -97,34 +102,6 @@ def _tool_call(call: Mapping[str, Any]) -> ToolCall:
     return told
 
 
-class Detokenizer:
-    """The text of one answer, piece by piece, in whole characters."""
-
-    def __init__(self, streaming: Any) -> None:
-        self._streaming = streaming
-
-    def add(self, token: int) -> str:
-        """The text that *token* completes; it may be empty. A token that the tokenizer does not
-        have, which a model with a wider output head may give, has none. Raises `TextError`."""
-        table = getattr(self._streaming, "tokenmap", None)
-        if table is not None and not token < len(table):
-            return ""
-        return self._segment(self._streaming.add_token, token)
-
-    def finish(self) -> str:
-        """The text that was held back. Call it after the last token. Raises `TextError`."""
-        return self._segment(self._streaming.finalize)
-
-    def _segment(self, step: Callable[..., None], *tokens: int) -> str:
-        try:
-            step(*tokens)
-            return str(self._streaming.last_segment)
-        except BaseException as error:
-            if not isinstance(error, Exception) and not _is_panic(error):
-                raise
-            raise TextError(f"the model's tokenizer makes no text of its tokens: {error}") from None
-
-
 class Tokenizer:
     """The tokenizer of the model in a folder.
 
@@ -141,9 +118,11 @@ class Tokenizer:
             _check_decoder(described)
             template = _own_template(inner)
             self.tools: Final = _tool_format(helpers, inner)
-            """How the model writes tool calls; None if it cannot."""
+            """How the model writes tool calls; None if its template has none."""
+            self.calls: Final = self.tools or _format_called(_TOLD)
+            """How it writes them once it has been told: in its own way, or in `_TOLD`."""
             self._inner: Final[Any] = helpers.TokenizerWrapper(
-                inner, _streaming_class(helpers, folder), chat_template=template
+                inner, streaming_class(helpers, folder), chat_template=template
             )
             self.eos: Final = _eos_ids(folder) | frozenset(self._inner.eos_token_ids)
             """Ids that end an answer."""
@@ -157,23 +136,26 @@ class Tokenizer:
             """Characters that one token can stand for, at most; infinity if there is no bound."""
             self.think: Final = (self._inner.think_start or "", self._inner.think_end or "")
             """The marks around the model's reasoning; empty if it has none."""
+            self.fill_in: Final = FillIn.of(inner.get_vocab())
+            """How it is asked for the text between two others; None if it does not know that."""
+            self._settings: Final = None if template else _template_text(inner)
             # The first call sets the tokenizer's padding and truncation. Later calls change
             # nothing, so threads do not race.
             self.encode("")
         except LoadError:
             raise
         except BaseException as error:  # a bad file makes a library raise anything
-            if not isinstance(error, Exception) and not _is_panic(error):
+            if not isinstance(error, Exception) and not is_panic(error):
                 raise
             raise LoadError(f"the tokenizer of {folder} cannot be loaded: {error}") from None
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of *text*, with the special tokens that the model expects around it."""
-        return [int(token) for token in self._inner.encode(text)]
+    def encode(self, text: str, *, around: bool = True) -> list[int]:
+        """The ids of *text*, with the special tokens that the model expects *around* it."""
+        return [int(token) for token in self._inner.encode(text, add_special_tokens=around)]
 
     def encode_part(self, text: str) -> list[int]:
         """The ids of *text* in the middle of a row, without special tokens around it."""
-        return [int(token) for token in self._inner.encode(text, add_special_tokens=False)]
+        return self.encode(text, around=False)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of *ids*."""
@@ -183,6 +165,16 @@ class Tokenizer:
         """The id of each token, by what the vocabulary has for its text."""
         return {str(text): int(number) for text, number in self._inner.get_vocab().items()}
 
+    def names(self, ids: Sequence[int]) -> list[str]:
+        """What the vocabulary has for each of *ids*; empty for those that it lacks."""
+        return [str(name or "") for name in self._inner.convert_ids_to_tokens(list(ids))]
+
+    def takes(self, setting: str) -> bool:
+        """Whether the chat template looks at *setting*. Code in place of a template may."""
+        if self._settings is None:
+            return self.has_chat
+        return re.search(rf"\b{re.escape(setting)}\b", self._settings) is not None
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes that *token* adds to an answer; maybe a part of a character."""
         stream = self._inner.detokenizer
@@ -191,7 +183,7 @@ class Tokenizer:
             try:
                 return self.decode([token]).encode()
             except BaseException as error:
-                if not isinstance(error, Exception) and not _is_panic(error):
+                if not isinstance(error, Exception) and not is_panic(error):
                     raise
                 return "\N{REPLACEMENT CHARACTER}".encode()
         piece = table[token]
@@ -210,9 +202,13 @@ class Tokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        begin_answer: bool = True,
+        go_on: bool = False,
         **settings: Any,
     ) -> str:
-        """The text of a conversation up to where the model's answer begins.
+        """The text of a conversation up to where the model's answer begins; unless *begin_answer*
+        only up to the end of the last message, or with *go_on* of its content, which goes on.
 
         *messages* have ``role`` and ``content``; *tools* and *settings* are for the chat template.
         A model without a template gets the contents as lines. Raises `ValueError` if the template
@@ -229,7 +225,8 @@ class Tokenizer:
                 self._inner.apply_chat_template(
                     [dict(message) for message in messages],
                     tools=[dict(tool) for tool in tools] or None,
-                    add_generation_prompt=True,
+                    add_generation_prompt=begin_answer and not go_on,
+                    continue_final_message=go_on,
                     tokenize=False,
                     **settings,
                 )
@@ -240,9 +237,10 @@ class Tokenizer:
             raise ValueError(f"the chat template refuses these messages: {reason}") from None
         return text
 
-    def encode_rendered(self, text: str) -> list[int]:
-        """The ids of a conversation's *text*, which has the special tokens from its template."""
-        return self.encode_part(text) if self.has_chat else self.encode(text)
+    def encode_rendered(self, text: str, *, around: bool | None = None) -> list[int]:
+        """The ids of a conversation's *text*, which has the special tokens from its template;
+        with *around* those of `encode` too."""
+        return self.encode(text, around=not self.has_chat if around is None else around)
 
     def chat(
         self,
@@ -258,9 +256,18 @@ class Tokenizer:
         start = self.think[0]
         return bool(start) and self.decode(prompt[-_TAIL:]).rstrip().endswith(start)
 
-    def stream(self) -> Detokenizer:
-        """A detokenizer for one answer."""
-        return Detokenizer(self._inner.detokenizer)
+    def stream(self, *, special: bool = True) -> Detokenizer:
+        """A detokenizer for one answer, which without *special* leaves special tokens out."""
+        return Detokenizer(self._inner.detokenizer, frozenset() if special else self._silent)
+
+    @functools.cached_property
+    def _silent(self) -> frozenset[int]:
+        """The special tokens, but for the marks that tell reasoning and tool calls apart."""
+        marks = {*self.think, self.calls.start, self.calls.end}
+        known = self._inner.added_tokens_decoder.items()
+        return frozenset(
+            int(number) for number, token in known if token.special and str(token) not in marks
+        )
 
 
 def check_tokenizer(folder: Path) -> None:
@@ -321,12 +328,6 @@ def transformers_tokenizer(folder: Path) -> Any:
     return transformers.AutoTokenizer.from_pretrained(folder, config=config, **local)
 
 
-def _is_panic(error: BaseException) -> bool:
-    """Whether *error* says that Rust code failed, such as a tokenizer's whose file is odd. It is no
-    `Exception`, and nobody can import its class."""
-    return type(error).__name__ == "PanicException"
-
-
 def _described(inner: Any) -> dict[str, Any] | None:
     """What a fast tokenizer is made of; None for a slow one."""
     backend = getattr(inner, "backend_tokenizer", None)
@@ -350,10 +351,18 @@ def _own_template(inner: Any) -> Any:
     return without_mlx(f"chat_templates.{name}").apply_chat_template if name else None
 
 
+def _template_text(inner: Any) -> str:
+    """The chat template, or all of several; empty if there is none."""
+    template = inner.chat_template or ""
+    return template if isinstance(template, str) else "\n".join(map(str, template.values()))
+
+
 def _tool_format(helpers: ModuleType, inner: Any) -> ToolFormat | None:
     name = inner.init_kwargs.get("tool_parser_type") or helpers._infer_tool_parser(inner)
-    if name is None:
-        return None
+    return None if name is None else _format_called(name)
+
+
+def _format_called(name: str) -> ToolFormat:
     parser = without_mlx(f"tool_parsers.{name}")
     return ToolFormat(parser.tool_call_start, parser.tool_call_end, parser.parse_tool_call)
 
@@ -376,32 +385,3 @@ def _eos_ids(folder: Path) -> frozenset[int]:
                 raise LoadError(f"{file} has {value} for eos_token_id, which are no token ids")
             return frozenset(value)
     return frozenset()
-
-
-def _streaming_class(helpers: ModuleType, folder: Path) -> Any:
-    """mlx-lm's detokenizer for the tokenizer's decoder; the naive one works for all."""
-    file = folder / "tokenizer.json"
-    if not file.exists():
-        return helpers.NaiveStreamingDetokenizer
-    decoder = json.loads(file.read_text("utf-8")).get("decoder") or {}
-    steps = [step.get("type") for step in decoder.get("decoders", ())]
-    if decoder.get("type") == "ByteLevel":
-        return lambda inner: helpers.BPEStreamingDetokenizer(_WithoutGaps(inner))
-    if steps in (_SPM, [*_SPM, "Strip"]):
-        trims = steps != _SPM
-        return lambda inner: helpers.SPMStreamingDetokenizer(_WithoutGaps(inner), trim_space=trims)
-    return helpers.NaiveStreamingDetokenizer
-
-
-class _WithoutGaps:
-    """A tokenizer as mlx-lm's detokenizers take it to be: one that has all ids below its length.
-    Ids between others that stand for nothing have the empty text."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner: Final = inner
-
-    def __len__(self) -> int:
-        return max(self._inner.get_vocab().values(), default=-1) + 1
-
-    def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
-        return [token or "" for token in self._inner.convert_ids_to_tokens(ids)]
