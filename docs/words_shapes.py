@@ -27,7 +27,7 @@ def _below(prefix: str, words: dict[str, str]) -> dict[str, str]:
 _TOOL: Final = {
     "type": "`function`, `custom` (its input is free text) or `namespace` (a group of both). "
     "`web_search`, `web_search_preview` and `tool_search` are left out, which the header "
-    "`sealring-ignored` says; other tools that a server would run are refused.",
+    "`x-sealring-ignored` says; other tools that a server would run are refused.",
     "name": "Its name.",
     "description": "What it does, for the model.",
     "parameters": "A JSON schema of its arguments, for the model.",

@@ -25,8 +25,8 @@ from sealring_trio.api.kinds import (
 )
 from sealring_trio.api.replies import About
 from sealring_trio.api.sampling import jobs
-from sealring_trio.api.schema import MAX_CHOICES, MAX_STOPS
 from sealring_trio.api.texts import JOBS
+from sealring_trio.api.values import MAX_CHOICES, MAX_STOPS
 from sealring_trio.node.generation import Generator
 from sealring_trio.node.trace import Trace
 from sealring_trio.text.parsed import ParsedRequest
@@ -34,7 +34,7 @@ from sealring_trio.text.parsed import ParsedRequest
 from fuzz.source import Source
 
 KINDS: Final[tuple[Any, ...]] = (ChatKind(), CompletionKind(), ResponsesKind(), MessagesKind())
-ASKED: Final = {"model": "m", "context": 2048}
+ASKED: Final = {"models": ["m"], "context": 2048}
 VISITOR: Final = Caller("req-1", "", "", "", 0.0)
 VOCABULARY: Final = 1500
 LONGEST_ANSWER: Final = 4096
@@ -53,6 +53,10 @@ CHATS: Final = (
     f'{{{_TURN},"tools":[{_TOOL}],"tool_choice":{{"type":"function","function":{{"name":"f"}}}}}}',
     f'{{{_TURN},"response_format":{{"type":"json_schema"}},"reasoning_effort":"none"}}',
     f'{{{_TURN},"chat_template_kwargs":{{"enable_thinking":false}},"modalities":["text"]}}',
+    f'{{{_TURN},"max_tokens":-1,"stop_token_ids":[5],"ignore_eos":true,"cache_salt":"s"}}',
+    f'{{{_TURN},"truncate_prompt_tokens":2,"continue_final_message":true,"x":1,"best_of":1}}',
+    '{"model":"m","messages":[{"role":"user","content":[{"type":"refusal","refusal":"n"}]}]}',
+    '{"model":"m","messages":[{"role":"user","content":[{"type":"image_url"}]}]}',
     '{"model":"m","messages":[{"role":"developer","content":[{"type":"text","text":"y"}]},'
     f'{{"role":"assistant","tool_calls":[{_CALL}]}},'
     '{"role":"tool","tool_call_id":"c","content":"z"}]}',

@@ -115,7 +115,8 @@ def team() -> Iterator[Served]:
         scripted.build(model)
         port = free_ports(1)[0]
         (config,) = write_cluster(folder, 1, model, api=f"0.0.0.0:{port}")
-        config.write_text(f"{config.read_text()}timeout = {TIMEOUT}\nqueue = 4\n")
+        settings = f'timeout = {TIMEOUT}\nqueue = 4\naliases = ["gpt-4o", "org/other"]\n'
+        config.write_text(config.read_text() + settings)
         key = new_key(folder / f"{config.stem}.state" / KEY_FILE, "alice")
         head = stack.enter_context(running_node(config, ["--trace"]))
         wait_until_up(head)

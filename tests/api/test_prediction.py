@@ -92,7 +92,7 @@ def test_a_text_worker_reads_it() -> None:
     tokenizer = Tokenizer(tiny.path())
     text = "one, two, three, four"
     ids = tokenizer.encode_part(text)
-    asked = {"model": "tiny", "context": 0}
+    asked = {"models": ["tiny"], "context": 0}
 
     def read(context: int, content: str = text) -> ParsedRequest:
         body = (

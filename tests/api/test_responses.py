@@ -252,7 +252,7 @@ def test_what_is_left_out_is_told(team: Served) -> None:
     for stream in (False, True):
         body = {"model": team.model, "input": "fruit", "tools": tools, "stream": stream}
         answer = team.post(body, PATH)
-        assert answer.headers["sealring-ignored"] == "tools.tool_search, tools.web_search"
+        assert answer.headers["x-sealring-ignored"] == "tools.tool_search, tools.web_search"
 
 
 def test_an_agent_s_turns_become_messages() -> None:
@@ -303,7 +303,7 @@ def test_an_agent_s_turns_become_messages() -> None:
     assert about.endswith("(lark):\nstart: LINE")
     assert (told["tool_choice"], told["reasoning_effort"]) == ("required", "low")
     assert made.names["mcp__get_weather"] == ("get_weather", "mcp", False)
-    shape = ResponseShape(About("r", 0, "m", "f"), Wanted(b"{}", made.names, False, []), None, None)
+    shape = ResponseShape(About("r", 0, "m", "f"), Wanted(b"{}", made.names, False), None, None)
     said = (
         ToolCall("apply_patch", '{"input": "L"}', "3"),
         ToolCall("apply_patch", "no JSON", "4"),

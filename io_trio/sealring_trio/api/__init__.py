@@ -11,7 +11,7 @@
 | `gate` | what every request passes first: who it is from, keys, limits, its id |
 | `cors`, `trace_context` | what pages of other origins are told; the trace of a request |
 | `bodies` | reads a request's body within its limits |
-| `schema`, `messages` | what a body may say; a conversation as the chat template takes it |
+| `values`, `conversation`, `schema`, `fields` | what a body may say: its values, its messages and tools, all of it; what is refused or has no effect |
 | `sampling` | how its rows are drawn |
 | `generate`, `kinds` | from a request to its answers; what is special about each kind of it |
 | `parsing`, `choices` | reasoning and tool calls in a text; what each piece adds to a choice |

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from sealring_trio.api.schema import (
+from sealring_trio.api.values import (
     MAX_MESSAGES,
     MAX_PARTS,
     MAX_STOPS,

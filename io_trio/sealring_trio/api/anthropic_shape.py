@@ -3,7 +3,6 @@ events."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from pydantic_core import from_json
@@ -26,8 +25,6 @@ _REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "to
 class MessageShape:
     """One message, after a prompt of so many tokens. With *fitted* its length is bounded by the
     model's context, not by what the client allows."""
-
-    headers: Mapping[str, str] = {}
 
     def __init__(self, about: About, prompt: int, *, fitted: bool) -> None:
         self._about = about

@@ -36,8 +36,8 @@ _ALLOWED: Final = re.compile(
 OpenAI's and Anthropic's send with every request."""
 
 _EXPOSED: Final = (
-    "request-id, retry-after, sealring-ignored, server-timing, traceparent, tracestate, "
-    "www-authenticate, x-request-id"
+    "request-id, retry-after, server-timing, traceparent, tracestate, www-authenticate, "
+    "x-request-id, x-sealring-ignored, x-sealring-tools"
 )
 """Headers of answers that pages may read."""
 

@@ -8,7 +8,7 @@ with `Retry-After`; a cancelled one gets 499, which nobody retries.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -127,6 +127,13 @@ def unsupported(param: str, message: str) -> ApiError:
     return ApiError(400, message, "unsupported_parameter", param=param)
 
 
+def no_model(name: str, there: Sequence[str]) -> ApiError:
+    """The error for a model that has none of the names that are *there*."""
+    names = " or ".join(f"'{each}'" for each in there)
+    message = f"The model '{name}' does not exist here; there is {names}."
+    return ApiError(404, message, "model_not_found", param="model")
+
+
 def unavailable(message: str, code: str, retry: int = RETRY_SECONDS) -> ApiError:
     """The error for a request that cannot be served now."""
     headers = {"Retry-After": str(retry)}
@@ -136,10 +143,11 @@ def unavailable(message: str, code: str, retry: int = RETRY_SECONDS) -> ApiError
 _LONGEST_PART: Final = 64  # of a place in a body: a client may have put anything there
 
 _FORMS: Final[Mapping[str, str]] = {
-    "content": "a message's content is a text or a list of text parts; other parts, such as "
-    "images, are not supported",
+    "content": "a message's content is a text or a list of text parts",
+    "arguments": "the arguments of a call are a JSON text, or an object",
+    "logprobs": "logprobs is true or false, or of how many of the likeliest tokens, at most 20",
     "prompt": "a prompt is a text, a list of texts, a list of token ids, or a list of such lists",
-    "stop": "stop is a text or a list of texts, none of them empty or very long",
+    "stop": "stop is a text or a list of texts, neither very many nor very long",
     "output": "the output of a call is a text or a list of text parts",
     "system": "system is a text or a list of text blocks",
     "tool_choice": "tool_choice is 'none', 'auto', 'required' or a function of the tools",

@@ -49,7 +49,7 @@ MAX_OF_ONE: Final = MAX_CONNECTIONS // 2
 """Requests with one key that are being answered at once: slow bodies with it leave room for
 everybody else's."""
 
-PUBLIC: Final = ("/health", "/livez", "/readyz", "/")
+PUBLIC: Final = ("/health", "/livez", "/readyz", "/", "/openapi.json")
 PUBLIC_BELOW: Final = "/dashboard/"
 """Paths that need no key, and the folder of the dashboard's files."""
 
@@ -81,7 +81,8 @@ _HEADERS: Final = {
 class Caller:
     """Who sent a request: its *id*, the caller's name in logs, and when it came (trio's clock).
     Callers take turns by *owner*; cached prefixes are shared within *scope*. *asked* is what the
-    client calls the request, if it does, and *trace_id* the trace that it belongs to."""
+    client calls the request, if it does, and *trace_id* the trace that it belongs to. The answer
+    has what is *told* among its headers."""
 
     id: str
     name: str
@@ -90,6 +91,7 @@ class Caller:
     arrived: float
     asked: str = ""
     trace_id: str = ""
+    told: dict[str, str] = attrs.field(factory=dict, eq=False)
 
     @property
     def keyed(self) -> bool:
@@ -105,6 +107,14 @@ class Caller:
             return self.keyed and head.keys.has(self.owner.removeprefix(_KNOWN))
         except UserError:
             return False
+
+
+def _plain(path: str) -> str:
+    """*path* without the slashes that clients add where a base URL ends with one. What is looked up
+    afterwards is this path alone, so that no other spelling gets past a check."""
+    if path.startswith(PUBLIC_BELOW):
+        return path
+    return "/" + "/".join(part for part in path.split("/") if part)
 
 
 def is_public(path: str) -> bool:
@@ -125,7 +135,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path = scope["path"]
+        path = scope["path"] = _plain(scope["path"])
         name = PREFIXES.get(path, "req-") + secrets.token_hex(12)
         status = 499  # of a client that has gone before its answer began
         begun = False
@@ -146,6 +156,8 @@ class Gate:
                     told["tracestate"] = context.state
                 for header, value in _HEADERS.items():
                     told[header] = value
+                if (caller := scope.get("state", {}).get("visitor")) is not None:
+                    told.update(caller.told)
                 cors.share(told, shared)
             await send(message)
 

@@ -32,6 +32,7 @@ from sealring_trio.api.errors import (
     timed_out,
     unavailable,
 )
+from sealring_trio.api.fields import headers_of
 from sealring_trio.api.gate import Caller
 from sealring_trio.api.head import ApiHead
 from sealring_trio.api.kinds import A, ChoiceContext, Kind
@@ -150,8 +151,9 @@ class Generate(Generic[A]):
         owned = ChoiceContext(head.generator, tokenizer, call.caller.owner, head.responses)
         parsed, context = await self._parse(texts.pop(), call, owned)
         asked = self._kind.options(parsed.told["options"])
+        call.caller.told.update(headers_of(parsed.told))
         choices = self._kind.choices(asked, parsed, context)
-        about = About(trace.id, trace.began_ms // 1000, head.model, head.fingerprint)
+        about = About(trace.id, trace.began_ms // 1000, asked.model, head.fingerprint, trace)
         call.shape = shape = self._kind.shape(asked, parsed, context, about)
         stream = call.stream if asked.stream else None
         with contextlib.ExitStack() as stack:
@@ -164,8 +166,7 @@ class Generate(Generic[A]):
         if stream is not None:  # now that the rows are over, their counts are known
             await stream.write(shape.closing(trace))
             return Response()
-        headers = {**_timing(trace), **shape.headers}
-        return Response(shape.whole(trace), headers=headers, media_type="application/json")
+        return Response(shape.whole(trace), headers=_timing(trace), media_type="application/json")
 
     async def _tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises `ApiError`."""
@@ -191,7 +192,7 @@ class Generate(Generic[A]):
 
     async def _read(self, body: bytes, about: Mapping[str, Any], call: Call) -> ParsedRequest:
         """What a text worker reads in *body* with *about*. Raises `ApiError`."""
-        about = {"model": self._head.model, **about}
+        about = {"models": self._head.models, **about}
         with text_errors(call.trace.id):
             return await self._head.generator.parse(
                 self._kind.name, about, body, call.caller.owner, call.trace
@@ -279,7 +280,7 @@ async def _stream(pairs: Sequence[Pair], shape: Shape, stream: EventStream, trac
             errors.append(error)
             scope.cancel()
 
-    await stream.open(shape.headers)
+    await stream.open()
     if opening := shape.opening():
         await stream.write(opening)
     async with trio.open_nursery() as beside:

@@ -58,6 +58,11 @@ class ApiHead:
         self.metrics.watch(self)
 
     @property
+    def models(self) -> list[str]:
+        """The names that a request may give the model: its own, and those of the config."""
+        return list(dict.fromkeys([self.model, *self.config.aliases]))
+
+    @property
     def keys_needed(self) -> bool:
         """Whether a request needs a key now. Raises `UserError` when the key file cannot be
         read."""

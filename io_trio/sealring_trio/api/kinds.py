@@ -90,7 +90,7 @@ class ChatKind:
                 index,
                 AnswerText(
                     tokenizer.think,
-                    tokenizer.tools if tools else None,
+                    tokenizer.calls if tools else None,
                     reasoning=told["reasoning"],
                     calling=told["calling"],
                 ),
@@ -104,7 +104,7 @@ class ChatKind:
         self, asked: ChatOptions, parsed: ParsedRequest, context: ChoiceContext, about: About
     ) -> Shape:
         """OpenAI's messages."""
-        envelope = Envelope(about, "chat.completion", "chat.completion.chunk", asked.wants_usage)
+        envelope = Envelope(about, "chat.completion", "chat.completion.chunk", asked)
         bytes_of = context.tokenizer.token_bytes
         scores = None
         if asked.prompt_logprobs is not None:
@@ -139,9 +139,9 @@ class ResponsesKind(ChatKind):
             kept = Kept(response, context.before, inputs, outputs)
             context.responses.keep(context.owner, about.id, kept)
 
-        wanted = Wanted(parsed.rest[begin:end], told["names"], told["summary"], told["ignored"])
-        bytes_of = context.tokenizer.token_bytes if asked.logprobs else None
-        most = asked.top_logprobs or 0
+        wanted = Wanted(parsed.rest[begin:end], told["names"], told["summary"])
+        bytes_of = None if asked.alternatives is None else context.tokenizer.token_bytes
+        most = asked.alternatives or 0
         return ResponseShape(about, wanted, bytes_of, keep if told["store"] else None, most)
 
 
@@ -183,7 +183,7 @@ class CompletionKind:
         self, asked: CompletionOptions, parsed: ParsedRequest, context: ChoiceContext, about: About
     ) -> Shape:
         """OpenAI's continuations."""
-        envelope = Envelope(about, "text_completion", "text_completion", asked.wants_usage)
+        envelope = Envelope(about, "text_completion", "text_completion", asked)
         bytes_of = context.tokenizer.token_bytes
         texts = parsed.told["texts"] or [""] * len(parsed.prompts)
         echoes = [text for text in texts for _ in range(asked.n or 1)]

@@ -9,23 +9,29 @@ answer with the mark that opens a call in its format.
 from __future__ import annotations
 
 import json
+from itertools import islice
 from typing import Any
 
 import attrs
 from sealring_model.text.tokens import Tokenizer
 
+from sealring_trio.api import told_tools
+from sealring_trio.api.conversation import Message, NamedTool
 from sealring_trio.api.errors import invalid, unsupported
-from sealring_trio.api.schema import ChatRequest, Message, NamedTool
+from sealring_trio.api.fields import LONGEST_NAME, MAX_IGNORED
+from sealring_trio.api.schema import ChatRequest
 
 
 @attrs.frozen
 class Conversation:
-    """A prompt's *text*, and the *tools* that its answer may call, as the template got them. If
-    *forced*, the answer must call one."""
+    """A prompt's *text*, and the *tools* that its answer may call, as the template got them, or
+    *in_words*. If *forced*, the answer must call one. Fields that are *ignored* had no effect."""
 
     text: str
     tools: list[dict[str, Any]]
     forced: bool
+    in_words: bool = False
+    ignored: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -41,29 +47,73 @@ def render(tokenizer: Tokenizer, asked: ChatRequest) -> Conversation:
     """The prompt of *asked*. Raises `ApiError` for what the model's template does not take."""
     tools = _tools(asked)
     forced = bool(tools) and asked.tool_choice not in (None, "auto")
-    if tools and tokenizer.tools is None:
-        raise unsupported("tools", "This model's chat template has no tools.")
-    settings = dict(asked.chat_template_kwargs or {})
-    if asked.reasoning_effort is not None:
-        settings.setdefault("reasoning_effort", asked.reasoning_effort)
-    if tokenizer.think[0] and (forced or asked.reasoning_effort == "none"):
+    settings, ignored = _settings(tokenizer, asked, forced=forced)
+    messages = [_plain(message) for message in asked.messages]
+    in_words = tokenizer.tools is None
+    if in_words:
+        messages = told_tools.in_words(messages, tokenizer.calls)
+    try:
+        if tools and in_words:
+            text = _told(tokenizer, messages, tools, settings)
+        else:
+            text = tokenizer.render(messages, tools, **settings)
+    except ValueError as error:
+        raise invalid(f"{error}.", "messages") from None
+    return Conversation(text, tools, forced, bool(tools) and in_words, ignored)
+
+
+def _settings(
+    tokenizer: Tokenizer, asked: ChatRequest, *, forced: bool
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What the template is given beside messages and tools, and which fields it does not look at.
+    Raises `ApiError`."""
+    given = asked.chat_template_kwargs or {}
+    settings = dict(given)
+    untaken = (name for name in given if len(name) > LONGEST_NAME or not tokenizer.takes(name))
+    ignored = [f"chat_template_kwargs.{name}" for name in islice(untaken, MAX_IGNORED + 1)]
+    thinks_or_not = bool(tokenizer.think[0]) and tokenizer.takes("enable_thinking")
+    if (effort := asked.reasoning_effort) is not None:
+        settings.setdefault("reasoning_effort", effort)
+        if not tokenizer.takes("reasoning_effort") and not (effort == "none" and thinks_or_not):
+            ignored.append("reasoning_effort")
+    if tokenizer.think[0] and (forced or effort == "none"):
         settings.setdefault("enable_thinking", False)
     if wrong := sorted(tokenizer.reserved & settings.keys()):
         raise invalid(f"chat_template_kwargs may not set '{wrong[0]}'.", "chat_template_kwargs")
-    messages = [_plain(message) for message in asked.messages]
+    if asked.documents:
+        if not tokenizer.takes("documents"):
+            text = "This model's chat template has no documents; put their text into a message."
+            raise unsupported("documents", text)
+        settings["documents"] = asked.documents
+    if asked.continue_final_message:
+        settings["go_on"] = True
+    elif asked.add_generation_prompt is False:
+        settings["begin_answer"] = False
+    return settings, tuple(ignored)
+
+
+def _told(
+    tokenizer: Tokenizer,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]],
+    settings: dict[str, Any],
+) -> str:
+    """The text of *messages* with *tools* in words: in the system message, or in the user's where
+    the template takes no system message. Raises `ValueError`."""
+    text = told_tools.instructions(tools, tokenizer.calls)
     try:
-        text = tokenizer.render(messages, tools, **settings)
-    except ValueError as error:
-        raise invalid(f"{error}.", "messages") from None
-    return Conversation(text, tools, forced)
+        return tokenizer.render(told_tools.with_system(messages, text), **settings)
+    except ValueError:
+        return tokenizer.render(told_tools.with_user(messages, text), **settings)
 
 
-def tokenise(tokenizer: Tokenizer, talk: Conversation) -> Opening:
-    """*talk* as ids. A forced tool call is begun."""
-    ids = tokenizer.encode_rendered(talk.text)
+def tokenise(tokenizer: Tokenizer, talk: Conversation, around: bool | None = None) -> Opening:
+    """*talk* as ids, with special tokens *around* it if that is said. A forced tool call is
+    begun."""
+    ids = tokenizer.encode_rendered(talk.text, around=around)
     reasoning = tokenizer.opens_thinking(ids)
-    if talk.forced and tokenizer.tools is not None:
-        opening = (tokenizer.think[1] if reasoning else "") + tokenizer.tools.start
+    if talk.forced:
+        opening = (tokenizer.think[1] if reasoning else "") + tokenizer.calls.start
         ids += tokenizer.encode_part(opening)
         reasoning = False
     return Opening(ids, reasoning, talk.forced)
@@ -102,7 +152,9 @@ def _plain(message: Message) -> dict[str, Any]:
     return plain
 
 
-def _arguments(text: str) -> Any:
+def _arguments(text: str | dict[str, Any] | None) -> Any:
+    if isinstance(text, dict):
+        return text
     try:
         return json.loads(text or "{}")
     except (ValueError, RecursionError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 import attrs
@@ -16,6 +16,7 @@ from sealring_protocol.control.scheduler.requests import TokenOut
 
 from sealring_trio.api.choices import Delta
 from sealring_trio.api.errors import ApiError
+from sealring_trio.api.schema import Sampled
 from sealring_trio.node.trace import Trace
 
 TokenBytes = Callable[[int], bytes]
@@ -24,12 +25,13 @@ TokenBytes = Callable[[int], bytes]
 @attrs.frozen
 class About:
     """What every answer tells of itself: its *id*, when it was *created* (Unix seconds), the name
-    of the *model* and its *fingerprint*."""
+    of the *model* and its *fingerprint*. *trace* has the counts so far."""
 
     id: str
     created: int
     model: str
     fingerprint: str
+    trace: Trace
 
 
 class Shape(Protocol):
@@ -38,9 +40,6 @@ class Shape(Protocol):
 
     silence: bytes
     """What breaks the silence of a stream."""
-
-    headers: Mapping[str, str]
-    """What is said beside the answer."""
 
     def opening(self) -> bytes:
         """The events before any text."""
@@ -63,18 +62,19 @@ class Shape(Protocol):
 
 @attrs.frozen
 class Envelope:
-    """The fields around the choices: the same in every chunk of an answer."""
+    """The fields around the choices: the same in every chunk of an answer, but for the counts that
+    *asked* may want."""
 
     about: About
     kind: str
     chunk_kind: str
-    usage_in_chunks: bool = False
+    asked: Sampled
 
-    def chunk(self, choices: Sequence[dict[str, Any]], usage: Any = None) -> dict[str, Any]:
-        """The body of an event."""
+    def chunk(self, choices: Sequence[dict[str, Any]], counts: Any = None) -> dict[str, Any]:
+        """The body of an event, with the token *counts* if usage is asked for."""
         body = self._around(self.chunk_kind, choices)
-        if self.usage_in_chunks:
-            body["usage"] = usage
+        if self.asked.wants_usage:
+            body["usage"] = counts
         return body
 
     def whole(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
@@ -110,7 +110,6 @@ class Chunks(ABC):
     """A `Shape` of choices in chunks, as chat and text completions have them."""
 
     silence = KEEPALIVE
-    headers: Mapping[str, str] = {}
 
     def __init__(self, envelope: Envelope) -> None:
         self._envelope = envelope
@@ -137,7 +136,9 @@ class Chunks(ABC):
 
     def add(self, delta: Delta) -> list[dict[str, Any]]:
         """One chunk."""
-        return [self._envelope.chunk([self.choice(delta)])]
+        about, asked = self._envelope.about, self._envelope.asked
+        counts = usage(about.trace) if asked.counts_in_chunks else None
+        return [self._envelope.chunk([self.choice(delta)], counts)]
 
     def event(self, body: dict[str, Any]) -> bytes:
         """A chunk as an event."""
@@ -146,7 +147,7 @@ class Chunks(ABC):
     def closing(self, trace: Trace) -> bytes:
         """The counts if they were asked for, and the end."""
         last = self._envelope.chunk([], usage(trace))
-        return (event(last) if self._envelope.usage_in_chunks else b"") + DONE
+        return (event(last) if self._envelope.asked.wants_usage else b"") + DONE
 
     def failure(self, error: ApiError) -> bytes:
         """*error* as an event."""

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal
 import pydantic
 from sealring_protocol.limits import MAX_LOGPROBS
 
-from sealring_trio.api.schema import (
+from sealring_trio.api.values import (
     MAX_MESSAGES,
     MAX_PARTS,
     MAX_TOOLS,

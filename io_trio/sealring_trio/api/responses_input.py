@@ -28,7 +28,8 @@ from sealring_trio.api.responses_body import (
     ToolChoice,
     ToolRef,
 )
-from sealring_trio.api.schema import MAX_MESSAGES, ChatRequest, checked, parse, validated
+from sealring_trio.api.schema import ChatRequest, checked, parse, validated
+from sealring_trio.api.values import MAX_MESSAGES
 
 _SAME: Final = (
     "model",

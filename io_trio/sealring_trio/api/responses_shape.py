@@ -28,9 +28,6 @@ Body = dict[str, Any]
 Keep = Callable[[bytes, tuple[bytes, ...]], None]
 """Keeps a response, given as JSON, and the items of its output."""
 
-IGNORED: Final = "sealring-ignored"
-"""The header that names what was left out of a request."""
-
 _FAILED: Final = {429: "rate_limit_exceeded"}
 
 
@@ -38,12 +35,11 @@ _FAILED: Final = {429: "rate_limit_exceeded"}
 class Wanted:
     """How a client wants a response: *echo* are fields that it repeats, as a JSON object; *names*
     says which tools the functions are (`responses_input.Names`); with *summary* reasoning is told
-    as its summary. *ignored* are the kinds of tools that were left out."""
+    as its summary."""
 
     echo: bytes
     names: Mapping[str, Sequence[Any]]
     summary: bool
-    ignored: Sequence[str]
 
 
 @attrs.define
@@ -69,8 +65,6 @@ class ResponseShape:
         keep: Keep | None,
         most: int = 0,
     ) -> None:
-        ignored = ", ".join(f"tools.{kind}" for kind in sorted(set(wanted.ignored)))
-        self.headers: Mapping[str, str] = {IGNORED: ignored} if ignored else {}
         self._about = about
         self._wanted = wanted
         self._bytes_of = bytes_of

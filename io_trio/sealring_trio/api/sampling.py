@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from typing import TypeVar
 
 import attrs
 from sealring_protocol.codec.messages import NO_LOGPROBS, Row
@@ -15,6 +16,7 @@ from sealring_trio.node.generation import Job
 from sealring_trio.text.parsed import ParsedRequest
 
 _U64 = (1 << 64) - 1
+N = TypeVar("N", int, float)
 
 
 def jobs(
@@ -25,6 +27,13 @@ def jobs(
 ) -> Iterator[Job]:
     """A job for each choice of each prompt, in the order of their indices. Raises `ApiError`."""
     row = _row(asked, vocabulary)
+    ends = frozenset(asked.stop_token_ids or ()) | parsed.ends
+    if beyond := [token for token in asked.stop_token_ids or () if token >= vocabulary]:
+        raise invalid(
+            f"stop_token_ids names token {beyond[0]}; the vocabulary has {vocabulary}.",
+            "stop_token_ids",
+        )
+    scope = f"{caller.scope} salt {asked.cache_salt}" if asked.cache_salt else caller.scope
     for prompt in parsed.prompts:
         for choice in range(asked.n or 1):
             sampling = attrs.evolve(row, choice=choice)
@@ -35,9 +44,13 @@ def jobs(
                 sampling,
                 asked.stops,
                 caller.owner,
-                caller.scope,
+                scope,
                 parsed.prediction,
                 scores=scores,
+                stop_tokens=ends,
+                stop_shown=bool(asked.include_stop_str_in_output),
+                endless=bool(asked.ignore_eos),
+                special=asked.skip_special_tokens is not True,
             )
 
 
@@ -46,18 +59,19 @@ def _row(asked: ChatOptions | CompletionOptions, vocabulary: int) -> Row:
         uid=0,
         seed=secrets.randbits(64) if asked.seed is None else asked.seed & _U64,
         temperature=_or(asked.temperature, 1.0),
-        top_p=_or(asked.top_p, 1.0),
-        top_k=max(0, asked.top_k or 0),
+        top_p=asked.top_p or 1.0,
+        # The likeliest tokens that make up no share at all are the likeliest one.
+        top_k=1 if asked.top_p == 0 else max(0, asked.top_k or 0),
         min_p=_or(asked.min_p, 0.0),
         repetition=_or(asked.repetition_penalty, 1.0),
         presence=_or(asked.presence_penalty, 0.0),
         frequency=_or(asked.frequency_penalty, 0.0),
-        logprobs=_logprobs(asked),
+        logprobs=_or(asked.alternatives, NO_LOGPROBS),
         bias=_bias(asked, vocabulary),
     )
 
 
-def _or(value: float | None, default: float) -> float:
+def _or(value: N | None, default: N) -> N:
     return default if value is None else value
 
 

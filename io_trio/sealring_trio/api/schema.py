@@ -1,84 +1,54 @@
 """The fields of a request's body, checked before anything else happens.
 
-Unknown fields are ignored, as OpenAI keeps adding new ones. Known fields that would change the
-answer, but cannot be honoured here, are refused by name (`refuse_unsupported`): an answer that
-ignored them would be wrong.
+Unknown fields are ignored, as OpenAI keeps adding new ones, and named in a header of the answer.
+Known fields that would change the answer, but cannot be honoured here, are refused by name: both
+are in `fields`. What clients write in several ways (a whole number as 16.0, no stop as "") is taken
+in all of them.
 """
 
 from __future__ import annotations
 
-import gc
-import re
-from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
-from pydantic_core import from_json
-from sealring_protocol.limits import MAX_BIAS, MAX_LOGPROBS
+from sealring_protocol.limits import MAX_LOGPROBS
 
+from sealring_trio.api import fields
+from sealring_trio.api.conversation import Message, NamedTool, Prediction, Tool
 from sealring_trio.api.errors import ApiError, from_validation, invalid, unsupported
-
-U32: Final = (1 << 32) - 1
-
-MAX_CHOICES: Final = 128
-"""Choices of one request, over all its prompts."""
-
-MAX_MESSAGES: Final = 4096
-MAX_PARTS: Final = 1024
-MAX_TOOLS: Final = 512
-MAX_PROMPT_IDS: Final = 1 << 20
-"""Entries of a conversation, of a message, of the tools, and of a prompt given as ids."""
-
-MAX_VALUES: Final = 2 * MAX_PROMPT_IDS
-"""Values in a body, counted before they are made. Memory: some 100 bytes for each."""
-
-COMPLETION_TOKENS: Final = 16
-"""Tokens of a text completion that says nothing of it, as OpenAI has it."""
-
-MAX_SCORED: Final = 1 << 17
-"""Log probabilities of prompts in one answer: for each token its own and those of the likeliest
-ones. Memory: some 200 bytes for each."""
-
-MAX_STOPS: Final = 16
-MAX_STOP: Final = 1024
-"""Stop strings, and the characters of one: text is held back until it cannot become one."""
-
-Number = pydantic.Field
-Several = partial(pydantic.Field, fail_fast=True)
-"""A list. One fault is told; a list of a million faults is not gone through for the rest."""
-
-Penalty = Annotated[float, Number(ge=-2, le=2)]
-Logprobs = Annotated[int, Number(ge=0, le=MAX_LOGPROBS)]
-Count = Annotated[int, Number(ge=1, le=U32)]
-Stop = Annotated[str, pydantic.StringConstraints(min_length=1, max_length=MAX_STOP)]
-Name = Annotated[str, pydantic.StringConstraints(min_length=1, max_length=256)]
-Token = Annotated[int, Number(ge=0, le=U32)]
-Ids = Annotated[list[Token], Several(min_length=1, max_length=MAX_PROMPT_IDS)]
-Bias = dict[
-    Annotated[str, pydantic.StringConstraints(pattern=r"^[0-9]{1,10}$")],
-    Annotated[float, Number(ge=-100, le=100)],
-]
-
-
-def _few(bias: Any) -> Any:
-    """Refuses too many entries before any is validated: each of half a million could have a
-    fault."""
-    if isinstance(bias, dict) and len(bias) > MAX_BIAS:
-        raise ValueError(f"at most {MAX_BIAS} tokens may have a bias")
-    return bias
-
-
-class Model(pydantic.BaseModel):
-    """A part of a body: exact types, no infinities, unknown fields left aside."""
-
-    model_config = pydantic.ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+from sealring_trio.api.json_text import parse_json
+from sealring_trio.api.values import (
+    COMPLETION_TOKENS,
+    MAX_CHOICES,
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_STOP,
+    MAX_STOP_TEXT,
+    MAX_STOPS,
+    MAX_TOOLS,
+    MAX_VALUES,
+    U32,
+    Bias,
+    Ids,
+    Limit,
+    Logprobs,
+    Model,
+    Name,
+    Number,
+    Penalty,
+    Several,
+    Stop,
+    Token,
+    Whole,
+)
 
 
 class StreamOptions(Model):
     """What a stream sends besides the text."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Sampled(Model):
@@ -87,114 +57,63 @@ class Sampled(Model):
     model: Name
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: Count | None = None
+    max_tokens: Limit | None = None
     temperature: Annotated[float, Number(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Number(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Number(ge=-1, le=U32)] | None = None
+    top_p: Annotated[float, Number(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Number(ge=-1, le=U32), Whole] | None = None
     min_p: Annotated[float, Number(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Number(gt=0, le=10)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: Annotated[Bias, pydantic.BeforeValidator(_few)] | None = None
-    n: Annotated[int, Number(ge=1, le=MAX_CHOICES)] | None = None
+    logit_bias: Annotated[Bias, pydantic.BeforeValidator(fields.few)] | None = None
+    n: Annotated[int, Number(ge=1, le=MAX_CHOICES), Whole] | None = None
     prompt_logprobs: Logprobs | None = None
-    seed: Annotated[int, Number(ge=-(1 << 63), lt=1 << 64)] | None = None
-    stop: Stop | Annotated[list[Stop], Several(max_length=MAX_STOPS)] | None = None
-    user: str | None = None
+    seed: Annotated[int, Number(ge=-(1 << 63), lt=1 << 64), Whole] | None = None
+    stop: (
+        Stop
+        | Annotated[
+            list[Stop],
+            Several(max_length=MAX_STOPS),
+            pydantic.AfterValidator(partial(fields.short, MAX_STOP_TEXT)),
+        ]
+        | None
+    ) = None
+    stop_token_ids: Annotated[list[Token], Several(max_length=MAX_STOPS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    cache_salt: Annotated[str, pydantic.StringConstraints(max_length=MAX_STOP)] | None = None
+    _ignored: tuple[str, ...] = ()
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names in the body that have no effect."""
+        return self._ignored
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The stop strings."""
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        """The stop strings. An empty one stops nothing."""
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(dict.fromkeys(filter(None, stops)))
 
     @property
     def wants_usage(self) -> bool:
         """Whether a stream ends with the token counts."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
-
-class Function(Model):
-    """A function that the model may call."""
-
-    name: Name
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-
-
-class Tool(Model):
-    """A tool; functions are the only kind."""
-
-    type: Literal["function"]
-    function: Function
-
-
-class NamedFunction(Model):
-    """The function that has to be called."""
-
-    name: Name
-
-
-class NamedTool(Model):
-    """The tool that has to be called."""
-
-    type: Literal["function"]
-    function: NamedFunction
-
-
-class TextPart(Model):
-    """A part of a message."""
-
-    type: Literal["text"]
-    text: str
-
-
-class CalledFunction(Model):
-    """A call that the model made; *arguments* is a JSON text."""
-
-    name: str
-    arguments: str = "{}"
-
-
-class CalledTool(Model):
-    """A tool call of an earlier answer."""
-
-    id: str | None = None
-    type: Literal["function"] = "function"
-    function: CalledFunction
-
-
-class Message(Model):
-    """One message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Several(max_length=MAX_PARTS)] | None = None
-    name: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: Annotated[list[CalledTool], Several(max_length=MAX_PARTS)] | None = None
-    tool_call_id: str | None = None
-
     @property
-    def text(self) -> str:
-        """Its content in one piece."""
-        return _joined(self.content or "")
+    def counts_in_chunks(self) -> bool:
+        """Whether each chunk of a stream tells the token counts so far."""
+        return self.wants_usage and bool(
+            self.stream_options and self.stream_options.continuous_usage_stats
+        )
 
 
-class Prediction(Model):
-    """What the answer is likely to contain."""
+class Prompted(Model):
+    """How a prompt becomes ids; the node needs none of it."""
 
-    type: Literal["content"]
-    content: str | Annotated[list[TextPart], Several(max_length=MAX_PARTS)]
-
-    @property
-    def text(self) -> str:
-        """Its content in one piece."""
-        return _joined(self.content)
-
-
-def _joined(content: str | list[TextPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+    truncate_prompt_tokens: Limit | None = None
+    add_special_tokens: bool | None = None
 
 
 class ResponseFormat(Model):
@@ -203,24 +122,32 @@ class ResponseFormat(Model):
     type: Name
 
 
+def _limit(tokens: int | None) -> int | None:
+    """The most *tokens* of an answer; None for -1, which is what the context allows."""
+    return None if tokens == -1 else tokens
+
+
 class ChatOptions(Sampled):
     """The options of a chat completion, without its texts."""
 
-    max_completion_tokens: Count | None = None
-    logprobs: bool | None = None
+    max_completion_tokens: Limit | None = None
+    logprobs: bool | Annotated[int, Number(ge=0, le=MAX_LOGPROBS), Whole] | None = None
     top_logprobs: Logprobs | None = None
     parallel_tool_calls: bool | None = None
 
     @property
     def limit(self) -> int | None:
         """The most tokens of an answer; None for what the context allows."""
-        return self.max_completion_tokens or self.max_tokens
+        return _limit(self.max_completion_tokens or self.max_tokens)
 
     @property
     def alternatives(self) -> int | None:
-        """How many likeliest tokens are told with each of the answer; None: not even its own log
-        probability."""
-        return (self.top_logprobs or 0) if self.logprobs else None
+        """Of how many likeliest tokens log probabilities are told; None if of none, not even of
+        those that were drawn. A number in `logprobs` is that of older clients."""
+        if not self.logprobs:
+            return None
+        named = self.top_logprobs
+        return named if named is not None else int(self.logprobs is not True and self.logprobs)
 
     @property
     def scores(self) -> int | None:
@@ -228,7 +155,7 @@ class ChatOptions(Sampled):
         return self.prompt_logprobs
 
 
-class ChatRequest(ChatOptions):
+class ChatRequest(ChatOptions, Prompted):
     """The body of ``POST /v1/chat/completions``."""
 
     messages: Annotated[list[Message], Several(min_length=1, max_length=MAX_MESSAGES)]
@@ -238,36 +165,34 @@ class ChatRequest(ChatOptions):
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: Annotated[list[dict[str, Any]], Several(max_length=MAX_PARTS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     modalities: list[str] | None = None
-    # Known, and refused.
-    functions: Any = None
-    function_call: Any = None
-    audio: Any = None
-    web_search_options: Any = None
 
 
 class CompletionOptions(Sampled):
     """The options of a text completion, without its texts."""
 
-    max_tokens: Annotated[int, Number(ge=0, le=U32)] | None = None
-    logprobs: Logprobs | None = None
+    max_tokens: Annotated[int, Number(ge=-1, le=U32), Whole] | None = None
+    logprobs: bool | Annotated[int, Number(ge=0, le=MAX_LOGPROBS), Whole] | None = None
     echo: bool | None = None
 
     @property
-    def limit(self) -> int:
-        """The most tokens of an answer; with 0 the prompt is read, and that is all."""
-        return COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+    def limit(self) -> int | None:
+        """The most tokens of an answer, None for what the context allows; with 0 the prompt is
+        read, and that is all."""
+        return COMPLETION_TOKENS if self.max_tokens is None else _limit(self.max_tokens)
 
     @property
     def alternatives(self) -> int | None:
-        """How many likeliest tokens are told with each of the answer; None: not even its own log
-        probability."""
-        return self.logprobs
+        """As in `ChatOptions`; here 0 tells those of the drawn tokens, and true is 1."""
+        return None if self.logprobs is None or self.logprobs is False else int(self.logprobs)
 
     @property
     def echoed(self) -> int | None:
         """The same of the tokens of the prompt that comes first in the answer."""
-        return self.logprobs if self.echo else None
+        return self.alternatives if self.echo else None
 
     @property
     def scores(self) -> int | None:
@@ -276,7 +201,7 @@ class CompletionOptions(Sampled):
         return max(told, default=None)
 
 
-class CompletionRequest(CompletionOptions):
+class CompletionRequest(CompletionOptions, Prompted):
     """The body of ``POST /v1/completions``."""
 
     prompt: (
@@ -286,7 +211,6 @@ class CompletionRequest(CompletionOptions):
         | Annotated[list[Ids], Several(min_length=1, max_length=MAX_CHOICES)]
     )
     prediction: Prediction | None = None
-    best_of: int | None = None
     suffix: str | None = None
 
     @property
@@ -299,24 +223,32 @@ class CompletionRequest(CompletionOptions):
         return [part for part in self.prompt if not isinstance(part, int)]
 
 
-M = TypeVar("M", ChatRequest, CompletionRequest)
-T = TypeVar("T", bound=Model)
+M = TypeVar("M", bound=ChatRequest | CompletionRequest)
+P = TypeVar("P", bound=pydantic.BaseModel)
 
-REFUSED: Final[Mapping[str, str]] = {
-    "functions": "'functions' is the old form of 'tools'; use that.",
-    "function_call": "'function_call' is the old form of 'tool_choice'; use that.",
-    "audio": "This server gives text alone.",
-    "web_search_options": "This server does not search the web.",
-}
-"""Fields that are known and always refused, with what is said of each."""
+
+def parse(body: bytes) -> Any:
+    """What the JSON text *body* says. Raises `ApiError`."""
+    return parse_json(body, MAX_VALUES)
 
 
 def read(model: type[M], body: bytes) -> M:
     """*body* as a *model*. Raises `ApiError` for the first fault in it."""
-    return checked(validated(model, parse(body)))
+    return accepted(model, parse(body))
 
 
-def validated(model: type[T], value: Any) -> T:
+def accepted(model: type[M], told: Any) -> M:
+    """*told*, which a client says, as a *model*. Raises `ApiError` for the first fault in it."""
+    if isinstance(told, dict):
+        fields.refuse(told, "chat" if issubclass(model, ChatRequest) else "completion")
+        fields.refuse_parts(told.get("messages"))
+    asked = checked(validated(model, told))
+    known = dict.fromkeys(model.model_fields) | {"stream_options": StreamOptions.model_fields}
+    asked._ignored = fields.without_effect(told, known)
+    return asked
+
+
+def validated(model: type[P], value: Any) -> P:
     """*value* as a *model*. Raises `ApiError` for the first fault in its form."""
     try:
         return model.model_validate(value)
@@ -339,33 +271,8 @@ def checked(asked: M) -> M:
     return asked
 
 
-_TEXT: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
-
-
-def parse(body: bytes) -> Any:
-    """What the JSON text *body* says. Raises `ApiError`.
-
-    By itself, since faults that are found while a text is parsed keep copies of what they blame,
-    one for each form that a field may have. The collector would go again and again through what
-    grows here. How deep a body goes and how many digits a number has is bounded by the parser.
-    """
-    bare = _TEXT.sub(b"", body)
-    if sum(map(bare.count, (b",", b"[", b"{"))) > MAX_VALUES:
-        raise invalid(f"The body has more than {MAX_VALUES} values.", code="too_many_values")
-    gc.disable()
-    try:
-        return from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        raise invalid(f"The body is not valid JSON: {error}", code="invalid_json") from None
-    finally:
-        gc.enable()
-
-
 def _chat_fault(asked: ChatRequest) -> ApiError | None:
     """What this server does not support, or what contradicts itself; None if nothing."""
-    for name, message in REFUSED.items():
-        if getattr(asked, name) is not None:
-            return unsupported(name, message)
     if asked.modalities not in (None, [], ["text"]):
         return unsupported("modalities", "This server gives text alone.")
     if asked.response_format is not None and asked.response_format.type != "text":
@@ -374,8 +281,14 @@ def _chat_fault(asked: ChatRequest) -> ApiError | None:
             f"response_format '{asked.response_format.type}' is not supported: answers are not "
             "held to a schema here. Use 'text', and ask for the form in the prompt.",
         )
-    if asked.top_logprobs is not None and not asked.logprobs:
+    if asked.top_logprobs and asked.alternatives is None:
         return invalid("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
+    if asked.continue_final_message and asked.add_generation_prompt:
+        return invalid(
+            "'continue_final_message' goes on with the last message, and 'add_generation_prompt' "
+            "begins another; only one of them can be true.",
+            "continue_final_message",
+        )
     return _tool_fault(asked)
 
 
@@ -390,10 +303,10 @@ def _tool_fault(asked: ChatRequest) -> ApiError | None:
 
 
 def _completion_fault(asked: CompletionRequest) -> ApiError | None:
-    if asked.suffix:
-        return unsupported("suffix", "This server continues text; it does not fill gaps.")
-    if asked.best_of is not None and asked.best_of != (asked.n or 1):
-        return unsupported("best_of", "'best_of' other than 'n' is not supported.")
+    if asked.suffix and not all(isinstance(prompt, str) for prompt in asked.prompts):
+        return invalid("'suffix' needs a prompt that is text.", "suffix")
+    if asked.suffix and asked.truncate_prompt_tokens:
+        return invalid("A prompt with a 'suffix' is not cut.", "truncate_prompt_tokens")
     if len(asked.prompts) * (asked.n or 1) > MAX_CHOICES:
         return invalid(f"A request has at most {MAX_CHOICES} choices over all its prompts.", "n")
     return None

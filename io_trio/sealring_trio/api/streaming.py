@@ -7,8 +7,7 @@ minutes to read in, and proxies cut silent connections.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 import trio
@@ -67,11 +66,10 @@ class EventStream:
         self._last = trio.current_time()
         self.opened = False
 
-    async def open(self, more: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Send the headers of success, and *more*. From here on an error is an event."""
+    async def open(self) -> None:
+        """Send the headers of success. From here on an error is an event."""
         self.opened = True
-        headers = [*_HEADERS, *((name.encode(), value.encode()) for name, value in more.items())]
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS]})
 
     async def write(self, events: bytes) -> None:
         """Send *events*. Waits while the client does not read."""

@@ -13,6 +13,7 @@ import json
 import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from sealring_model.text.tokens import Tokenizer
@@ -20,11 +21,10 @@ from sealring_protocol.control.scheduler.requests import ContextOverflow
 
 from sealring_trio.api import anthropic_input, responses_input
 from sealring_trio.api.anthropic_body import CountRequest, MessagesRequest
-from sealring_trio.api.errors import ApiError, from_refusal, invalid, named_as
+from sealring_trio.api.errors import from_refusal, invalid, named_as, no_model, unsupported
 from sealring_trio.api.messages import render, tokenise
 from sealring_trio.api.replies import json_bytes
 from sealring_trio.api.schema import (
-    MAX_SCORED,
     ChatOptions,
     ChatRequest,
     CompletionOptions,
@@ -34,6 +34,7 @@ from sealring_trio.api.schema import (
     read,
     validated,
 )
+from sealring_trio.api.values import MAX_SCORED
 from sealring_trio.text.frames import CALL, READ, RENDER, TOKENISE
 from sealring_trio.text.parsed import ID
 
@@ -73,7 +74,7 @@ def responses(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter
         "store": wanted.store is not False,
         "summary": bool(wanted.reasoning and wanted.reasoning.summary),
         "names": made.names,
-        "ignored": made.ignored,
+        "ignored": [*told["ignored"], *(f"tools.{kind}" for kind in sorted({*made.ignored}))],
     }
     return told, data + echo + b"\n".join(map(json_bytes, made.items))
 
@@ -113,28 +114,33 @@ def _chat(
     seconds = time.perf_counter() - began
     enter(RENDER)
     talk = render(tokenizer, request)
-    _check_length(tokenizer, talk.text, asked["context"], "messages")
+    cut = _cut(request, asked["context"])
+    if cut is None:
+        _check_length(tokenizer, talk.text, asked["context"], "messages")
     enter(TOKENISE)
-    opening = tokenise(tokenizer, talk)
-    room = asked["context"] - len(opening.ids)
-    fitted = fit and 0 < room < request.limit
+    opening = tokenise(tokenizer, talk, request.add_special_tokens)
+    ids = opening.ids if cut is None else opening.ids[-cut:]
+    room = asked["context"] - len(ids)
+    fitted = fit and request.limit is not None and 0 < room < request.limit
     if fitted:
         request.max_completion_tokens = room
-    _check_room(len(opening.ids), request.limit, asked["context"], "messages")
-    _check_scores(len(opening.ids), request)
+    _check_room(len(ids), request.limit, asked["context"], "messages")
+    _check_scores(len(ids), request)
     predicted = _predicted(tokenizer, request, asked["context"])
     tools = json.dumps(talk.tools).encode() if talk.tools else b""
     told = {
         "options": _options(request, ChatOptions),
         "read": seconds,
-        "lengths": [len(opening.ids)],
+        "lengths": [len(ids)],
         "predicted": len(predicted),
         "tools": len(tools),
         "reasoning": opening.reasoning,
         "calling": opening.calling,
         "fitted": fitted,
+        "ignored": [*request.ignored, *talk.ignored],
+        "in_words": talk.in_words,
     }
-    return told, _packed([opening.ids, predicted]) + tools
+    return told, _packed([ids, predicted]) + tools
 
 
 def completion(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
@@ -145,15 +151,20 @@ def completion(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, ente
     _check_model(request, asked)
     seconds = time.perf_counter() - began
     enter(TOKENISE)
-    context = asked["context"]
+    context, cut = asked["context"], _cut(request, asked["context"])
+    encode, ends = _encoder(tokenizer, request)
     prompts: list[list[int]] = []
     texts: list[str] = []
     for prompt in request.prompts:
         if isinstance(prompt, str):
-            _check_length(tokenizer, prompt, context, "prompt")
-            ids, text = tokenizer.encode(prompt), prompt
+            if cut is None:
+                _check_length(tokenizer, prompt + (request.suffix or ""), context, "prompt")
+            ids, text = encode(prompt), prompt
         else:
             ids, text = prompt, ""
+        if cut is not None and len(ids) > cut:
+            ids = ids[-cut:]
+            text = tokenizer.decode(ids) if request.echo else ""
         _check_room(len(ids), request.limit, context, "prompt")
         if request.echo and not isinstance(prompt, str):
             text = tokenizer.decode(ids)
@@ -167,6 +178,8 @@ def completion(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, ente
         "lengths": [len(ids) for ids in prompts],
         "predicted": len(predicted),
         "texts": texts if request.echo else [],
+        "ignored": [*request.ignored],
+        "ends": sorted(ends),
     }
     return told, _packed([*prompts, predicted])
 
@@ -190,11 +203,9 @@ def prompt(tokenizer: Tokenizer, asked: Mapping[str, Any], data: bytes, enter: E
 def call(tokenizer: Tokenizer, asked: Mapping[str, Any], data: bytes, enter: Enter) -> Done:
     """The tool calls in a text that follows the JSON of the tools; none if it is no call."""
     enter(CALL)
-    if tokenizer.tools is None:
-        return {"calls": []}, b""
     tools = json.loads(data[: asked["tools"]])
     try:
-        calls = tokenizer.tools.parse(data[asked["tools"] :].decode(), tools)
+        calls = tokenizer.calls.parse(data[asked["tools"] :].decode(), tools)
     except ValueError:
         return {"calls": []}, b""
     return {"calls": [[call.name, call.arguments, call.id] for call in calls]}, b""
@@ -212,9 +223,38 @@ JOBS: Final[Mapping[str, Work]] = {
 
 
 def _check_model(request: Sampled, asked: Mapping[str, Any]) -> None:
-    if request.model != asked["model"]:
-        message = f"The model '{request.model}' does not exist here; there is '{asked['model']}'."
-        raise ApiError(404, message, "model_not_found", param="model")
+    if request.model not in asked["models"]:
+        raise no_model(request.model, asked["models"])
+
+
+def _cut(request: ChatRequest | CompletionRequest, context: int) -> int | None:
+    """How many of a prompt's last tokens are kept; None for all. -1 keeps what fits into *context*
+    (0: not known) with the answer."""
+    if (asked := request.truncate_prompt_tokens) is None:
+        return None
+    if asked > 0:
+        return asked
+    return max(1, context - max(1, request.limit or 0)) if context else None
+
+
+def _encoder(
+    tokenizer: Tokenizer, request: CompletionRequest
+) -> tuple[Callable[[str], list[int]], frozenset[int]]:
+    """What makes ids of a prompt, and which ids end the answer beside the model's own. Raises
+    `ApiError` for a suffix that the model does not know how to lead to."""
+    around = request.add_special_tokens is not False
+    suffix, fill_in = request.suffix, tokenizer.fill_in
+    if not suffix:
+        return partial(tokenizer.encode, around=around), frozenset()
+    if fill_in is None:
+        text = "This model has no tokens for filling gaps; it continues text."
+        raise unsupported("suffix", text)
+    lead = tokenizer.encode("") if around else []
+
+    def encode(prompt: str) -> list[int]:
+        return lead + fill_in.prompt(tokenizer.encode_part, prompt, suffix)
+
+    return encode, fill_in.ends
 
 
 def _predicted(
@@ -231,8 +271,7 @@ def _predicted(
 
 
 def _options(request: ChatRequest | CompletionRequest, kind: type[Any]) -> dict[str, Any]:
-    names = set(kind.model_fields) - {"user"}
-    return request.model_dump(include=names, exclude_none=True)
+    return request.model_dump(include=set(kind.model_fields), exclude_none=True)
 
 
 def _packed(prompts: Iterable[list[int]]) -> bytes:

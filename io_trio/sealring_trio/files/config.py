@@ -15,6 +15,7 @@ import pydantic
 from sealring_protocol.limits import MAX_GUESSED, MAX_WORLD, PING_TIMEOUT
 
 from sealring_trio.errors import UserError
+from sealring_trio.files.consistency import check_collectives
 from sealring_trio.files.origins import AllowedHosts, AllowedOrigins, check_host, check_origin
 from sealring_trio.files.private_files import is_there
 from sealring_trio.files.toml_file import read_toml
@@ -116,6 +117,13 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
         default=DEFAULT_API,
         description="address of the head's HTTP API and its page, or 'off' (head)",
         examples=[f'"{DEFAULT_API}"'],
+    )
+    aliases: list[Annotated[str, pydantic.Field(min_length=1, max_length=256)]] = pydantic.Field(
+        default=[],
+        max_length=64,
+        description="more names of the model, for clients that ask for one that is not here; "
+        "answers have the name that was asked for (head)",
+        examples=['["gpt-4o", "gpt-4o-mini"]'],
     )
     api_keys: KeysName = pydantic.Field(
         default="everywhere",
@@ -285,6 +293,7 @@ class Config:
     trust_weights: bool
     memory: int
     api: tuple[str, int] | None
+    aliases: tuple[str, ...]
     api_keys: KeysName
     allowed_hosts: AllowedHosts
     allowed_origins: AllowedOrigins
@@ -323,7 +332,7 @@ def load_config(path: Path, strategy: StrategyName | None = None) -> Config:
     if strategy is not None:
         file = file.model_copy(update={"strategy": strategy})
     base = path.resolve().parent
-    _check_collectives(path, file)
+    check_collectives(path, file)
     state = file.state if file.state is not None else f"{path.stem}.state"
     return Config(
         path=path,
@@ -340,6 +349,7 @@ def load_config(path: Path, strategy: StrategyName | None = None) -> Config:
         trust_weights=file.trust_weights,
         memory=parse_size(file.memory) if file.memory else 0,
         api=None if file.api == NO_API else parse_address(file.api),
+        aliases=tuple(file.aliases),
         api_keys=file.api_keys,
         allowed_hosts=AllowedHosts(tuple(file.allowed_hosts)),
         allowed_origins=AllowedOrigins(tuple(file.allowed_origins)),
@@ -379,29 +389,6 @@ def _tls(path: Path, file: NodeFile) -> tuple[Path, Path] | None:
         f"{path}: '{given}' is there, and '{lacks}' is not",
         "TLS needs both: a certificate, and its private key.",
     )
-
-
-def _check_collectives(path: Path, file: NodeFile) -> None:
-    """Raise `UserError` for keys that are right alone and cannot go together."""
-    unsealable = file.backend in ("jaccl", "nccl")
-    if unsealable and file.collectives != "trusted-link" and file.tp == 1:
-        raise UserError(
-            f"{path}: backend = '{file.backend}' cannot be sealed, and collectives = "
-            f"'{file.collectives}'",
-            "Use backend = 'ring', or say collectives = 'trusted-link' if the network between the "
-            "ranks is yours alone.",
-        )
-    if file.backend == "jaccl" and file.tp > 1:
-        raise UserError(
-            f"{path}: backend = 'jaccl' is for several machines, and tp = {file.tp} for one",
-            "Use backend = 'auto', 'ring' or 'nccl'.",
-        )
-    if file.strategy == "tp" and file.layers:
-        raise UserError(
-            f"{path}: layers = {file.layers} deals layers out, and strategy = 'tp' shares out all "
-            "of them",
-            "Leave 'layers' out, or use strategy = 'pp'.",
-        )
 
 
 def _file_or_value(base: Path, value: str) -> str:

@@ -13,7 +13,8 @@ from typing import Any, Final
 import attrs
 from pydantic import ValidationError
 
-from sealring_trio.api.schema import MAX_MESSAGES, ChatOptions
+from sealring_trio.api.schema import ChatOptions
+from sealring_trio.api.values import MAX_MESSAGES
 from sealring_trio.errors import UserError
 from sealring_trio.files.private_files import read_file, replace_file
 from sealring_trio.local.answering import encodable

@@ -16,13 +16,14 @@ ID: Final = "I"
 @attrs.frozen
 class ParsedRequest:
     """A request as a text worker has read it: the fields that it *told*, the *prompts* and the
-    *prediction* (what the answer is likely to contain) as ids, and the *rest*, bytes that the node
-    passes on unread."""
+    *prediction* (what the answer is likely to contain) as ids, the *rest*, bytes that the node
+    passes on unread, and the ids that are *ends* of this answer beside the model's own."""
 
     told: Mapping[str, Any]
     prompts: list[tuple[int, ...]]
     prediction: tuple[int, ...]
     rest: bytes
+    ends: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, told: Mapping[str, Any], data: bytes) -> ParsedRequest:
@@ -37,4 +38,5 @@ class ParsedRequest:
             raise ValueError(f"{lengths} are no lengths of {len(data)} bytes of ids")
         ids.frombytes(data[:size])
         *prompts, prediction = [tuple(ids[start:end]) for start, end in pairwise(ends)]
-        return cls(told, prompts, prediction, data[size:])
+        more = frozenset(map(int, told.get("ends", ())))
+        return cls(told, prompts, prediction, data[size:], more)

@@ -1,0 +1,262 @@
+"""Fields of other servers that this one does not serve, and rules for values of a body.
+
+A field that would change the answer, and cannot be honoured here, is refused by name (`REFUSED`):
+an answer without it would be wrong. It passes with null, and with a value that asks for what is
+done anyway. All other fields that a body may have here and that are not known pass, since clients
+send them to any server. They have no effect, and the answer's header `IGNORED_HEADER` names them;
+`IGNORED` says of the common ones why.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import chain, islice
+from typing import Any, Final
+
+import attrs
+from sealring_protocol.limits import MAX_BIAS
+
+from sealring_trio.api.errors import ApiError, unsupported
+
+IGNORED_HEADER: Final = "x-sealring-ignored"
+
+TOOLS_HEADER: Final = "x-sealring-tools"
+"""Says ``in-words`` where the model's template has no tools, and a message told it of them."""
+
+MAX_IGNORED: Final = 16
+"""Names in the header; after that it ends with dots."""
+
+LONGEST_NAME: Final = 64
+_NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{2 * LONGEST_NAME}}}")
+
+
+@attrs.frozen
+class Refusal:
+    """What is said of a field. It passes *unless* it has another value than these; a list, text or
+    object without contents passes as well. *only* names the one endpoint that refuses it."""
+
+    says: str
+    unless: tuple[Any, ...] = ()
+    only: str = ""
+
+    def passes(self, value: Any) -> bool:
+        """Whether *value* asks for nothing that is not done."""
+        if value is None or (isinstance(value, (list, dict, str)) and not value):
+            return True
+        # A number is no bool here, though Python has True == 1.
+        return any(
+            value == each and isinstance(value, bool) == isinstance(each, bool)
+            for each in self.unless
+        )
+
+
+_SAMPLER: Final = "This way of drawing tokens is not served."
+_BEAMS: Final = "Answers are drawn one token at a time here; there is no search over beams."
+_RENAMED: Final = "This field is called '{}' here; use that."
+_THINKING: Final = (
+    "Say 'reasoning_effort', or 'chat_template_kwargs': {\"enable_thinking\": false}."
+)
+_TOOLS: Final = "Text completions have no tools; use /v1/chat/completions."
+
+REFUSED: Final[Mapping[str, Refusal]] = {
+    # other names of what there is
+    "functions": Refusal("'functions' is the old form of 'tools'; use that."),
+    "function_call": Refusal("'function_call' is the old form of 'tool_choice'; use that."),
+    "max_new_tokens": Refusal(_RENAMED.format("max_tokens")),
+    "n_predict": Refusal(_RENAMED.format("max_tokens"), (-1,)),
+    "num_predict": Refusal(_RENAMED.format("max_tokens"), (-1,)),
+    "repeat_penalty": Refusal(_RENAMED.format("repetition_penalty"), (1,)),
+    "rep_pen": Refusal(_RENAMED.format("repetition_penalty"), (1,)),
+    "stop_sequences": Refusal(_RENAMED.format("stop")),
+    "system": Refusal("Say it as the first message, with the role 'system'.", only="chat"),
+    "prompt": Refusal("A chat has 'messages'; /v1/completions takes a prompt.", only="chat"),
+    "messages": Refusal("/v1/chat/completions takes messages.", only="completion"),
+    "enable_thinking": Refusal(_THINKING),
+    "thinking": Refusal(_THINKING),
+    "thinking_budget": Refusal("Reasoning has no budget of its own here; use 'max_tokens'."),
+    "reasoning": Refusal(_THINKING),
+    # what the answer is drawn from
+    "repetition_context_size": Refusal(
+        "Here 'repetition_penalty' looks at the whole prompt and answer."
+    ),
+    "repeat_last_n": Refusal(
+        "Here 'repetition_penalty' looks at the whole prompt and answer.", (-1,)
+    ),
+    "best_of": Refusal("'best_of' other than 'n' is not supported: all choices are given out."),
+    "use_beam_search": Refusal(_BEAMS, (False,)),
+    "num_beams": Refusal(_BEAMS, (1,)),
+    "length_penalty": Refusal(_BEAMS, (1,)),
+    "early_stopping": Refusal(_BEAMS, (False,)),
+    "no_repeat_ngram_size": Refusal(_SAMPLER, (0,)),
+    "typical_p": Refusal(_SAMPLER, (1,)),
+    "mirostat": Refusal(_SAMPLER, (0,)),
+    "mirostat_mode": Refusal(_SAMPLER, (0,)),
+    "dry_multiplier": Refusal(_SAMPLER, (0,)),
+    "xtc_probability": Refusal(_SAMPLER, (0,)),
+    "top_a": Refusal(_SAMPLER, (0,)),
+    "tfs": Refusal(_SAMPLER, (1,)),
+    "tfs_z": Refusal(_SAMPLER, (1,)),
+    "epsilon_cutoff": Refusal(_SAMPLER, (0,)),
+    "eta_cutoff": Refusal(_SAMPLER, (0,)),
+    "top_n_sigma": Refusal(_SAMPLER, (-1, 0)),
+    "smoothing_factor": Refusal(_SAMPLER, (0,)),
+    "dynatemp_range": Refusal(_SAMPLER, (0,)),
+    "temperature_last": Refusal(_SAMPLER, (False,)),
+    "penalty_alpha": Refusal(_SAMPLER, (0,)),
+    "encoder_repetition_penalty": Refusal(_SAMPLER, (1,)),
+    "samplers": Refusal("The order of the samplers is fixed here."),
+    "sampler_order": Refusal("The order of the samplers is fixed here."),
+    "sampler_priority": Refusal("The order of the samplers is fixed here."),
+    "logits_processors": Refusal("Processors of logits are code, and requests bring none here."),
+    # what the prompt is made of
+    "chat_template": Refusal(
+        "A chat template is a program, and requests bring none here: the model's own is used. "
+        "Render the prompt yourself and send it to /v1/completions."
+    ),
+    "mm_processor_kwargs": Refusal("This server takes text alone."),
+    "media_io_kwargs": Refusal("This server takes text alone."),
+    "web_search_options": Refusal("This server does not search the web."),
+    "data_sources": Refusal("This server searches no documents."),
+    "suffix": Refusal("Gaps are filled by /v1/completions alone.", only="chat"),
+    "echo": Refusal("/v1/completions echoes its prompt; a chat does not.", (False,), only="chat"),
+    "tools": Refusal(_TOOLS, only="completion"),
+    "tool_choice": Refusal(_TOOLS, ("none", "auto"), only="completion"),
+    # what is told
+    "audio": Refusal("This server gives text alone."),
+    "include_reasoning": Refusal("Reasoning is always told, in a field of its own.", (True,)),
+    "return_tokens_as_token_ids": Refusal("Tokens are told as text here.", (False,)),
+    "return_token_ids": Refusal("Tokens are told as text here.", (False,)),
+    "return_tokens": Refusal("Tokens are told as text here.", (False,)),
+    "return_hidden_states": Refusal("Hidden states are not told.", (False,)),
+    # where it runs
+    "background": Refusal("Requests are answered at once here.", (False,)),
+    "lora_name": Refusal("A request cannot choose an adapter; the config has it."),
+    "lora": Refusal("A request cannot choose an adapter; the config has it."),
+    "adapters": Refusal("A request cannot choose an adapter; the config has it."),
+}
+"""Fields that change the answer elsewhere and are not served here, with what is said of each."""
+
+IGNORED: Final[Mapping[str, str]] = {
+    "metadata": "Nothing is kept of a request but its trace.",
+    "priority": "Callers take turns.",
+    "prompt_cache_key": "Cached beginnings are found by their tokens.",
+    "prompt_cache_retention": "Snapshots are kept while there is room.",
+    "safety_identifier": "Nobody is told of it.",
+    "service_tier": "There is one.",
+    "spaces_between_special_tokens": "The text is the tokens' own; no spaces are added.",
+    "store": "Answers are not stored.",
+    "user": "Callers are told apart by their keys.",
+    "verbosity": "No model here has such a setting; ask for it in a message.",
+}
+"""Fields that no answer depends on, which clients send to any server."""
+
+_OBJECTS: Final = ("stream_options",)
+"""Objects of a body whose fields are looked at as well."""
+
+
+def refuse(body: Mapping[str, Any], endpoint: str) -> None:
+    """Raise `ApiError` for the first field of *body* that *endpoint* does not serve."""
+    for name in body:
+        refusal = REFUSED.get(name)
+        if refusal is None or refusal.only not in ("", endpoint):
+            continue
+        if not refusal.passes(_plain(name, body)):
+            raise unsupported(name, refusal.says)
+
+
+def _plain(name: str, body: Mapping[str, Any]) -> Any:
+    """The value of field *name*; null if it only says what another field says."""
+    value = body[name]
+    return None if name == "best_of" and value == (body.get("n") or 1) else value
+
+
+def without_effect(body: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names in *body* that have no effect, of which *known* has those that have one; an object
+    there has its own. At most so many that a header shows them."""
+    names = (
+        name
+        for name, value in body.items()
+        if name not in known and name not in REFUSED and value is not None
+    )
+    within = (
+        f"{name}.{below}"
+        for name in _OBJECTS
+        if isinstance(value := body.get(name), dict)
+        for below, each in value.items()
+        if below not in known[name] and each is not None
+    )
+    return tuple(islice(chain(names, within), MAX_IGNORED + 1))
+
+
+def headers_of(told: Mapping[str, Any]) -> dict[str, str]:
+    """The headers that say what a text worker *told* of a request's fields."""
+    headers = {}
+    names = told.get("ignored")
+    if isinstance(names, list) and names:
+        # What is no name may not go into a header.
+        shown = [n if isinstance(n, str) and _NAME.fullmatch(n) else "?" for n in names]
+        headers[IGNORED_HEADER] = ", ".join(
+            shown[:MAX_IGNORED] + ["..."] * (len(shown) > MAX_IGNORED)
+        )
+    if told.get("in_words") is True:
+        headers[TOOLS_HEADER] = "in-words"
+    return headers
+
+
+UNSERVED_PARTS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("image_url", "image", "input_image", "image_embeds"),
+        "Images are not served: no vision tower is loaded. Send text alone, or describe the image.",
+    ),
+    **dict.fromkeys(
+        ("input_audio", "audio_url", "audio", "video_url", "video", "input_video"),
+        "Audio and video are not served: only the language model is loaded. Send text alone.",
+    ),
+    **dict.fromkeys(
+        ("file", "input_file", "document"),
+        "Files are not read here. Send their text as a part of type 'text'.",
+    ),
+}
+"""Kinds of a message's parts that other servers take, with what is said of each."""
+
+
+def refuse_parts(messages: Any) -> None:
+    """Raise `ApiError` for the first part of *messages*, unchecked yet, that is no text."""
+    for at, message in enumerate(messages if isinstance(messages, list) else ()):
+        content = message.get("content") if isinstance(message, dict) else None
+        for place, part in enumerate(content if isinstance(content, list) else ()):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and kind in UNSERVED_PARTS:
+                raise _part(f"messages.{at}.content.{place}", kind)
+
+
+def _part(place: str, kind: str) -> ApiError:
+    return unsupported(place, f"{place} is of type '{kind}'. {UNSERVED_PARTS[kind]}")
+
+
+def few(bias: Any) -> Any:
+    """Refuses too many entries before any is validated: each of half a million could have a
+    fault."""
+    if isinstance(bias, dict) and len(bias) > MAX_BIAS:
+        raise ValueError(f"at most {MAX_BIAS} tokens may have a bias")
+    return bias
+
+
+def short(most: int, texts: list[str]) -> list[str]:
+    """*texts*. Raises `ValueError` if they have more than *most* characters together."""
+    if sum(map(len, texts)) > most:
+        raise ValueError(f"they have more than {most} characters")
+    return texts
+
+
+def some(value: int) -> int:
+    """*value*. Raises `ValueError` if it is 0."""
+    if not value:
+        raise ValueError("it is at least 1, or -1 for what the context allows")
+    return value
+
+
+def whole(value: Any) -> Any:
+    """*value*, or the whole number that it is: some languages write 16 as 16.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
