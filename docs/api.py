@@ -7,9 +7,10 @@ names of metrics) is read from its source. Meanings are in `words`, which must h
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, Final, cast
 
 import attrs
@@ -20,6 +21,7 @@ from sealring_trio.api import (
     bodies,
     connection,
     connections,
+    fields,
     gate,
     http1,
     parsing,
@@ -27,10 +29,14 @@ from sealring_trio.api import (
     responses_store,
     schema,
     tls,
+    token_schema,
     trace_context,
+    unserved,
+    values,
 )
 from sealring_trio.api.app import build_app
 from sealring_trio.api.head import ApiHead
+from sealring_trio.api.openapi import OPERATIONS
 from sealring_trio.dashboard import events, pages
 from sealring_trio.files import config
 from sealring_trio.text import workers
@@ -43,9 +49,9 @@ _SOURCE: Final = Path(sealring_trio.api.__file__).parent
 
 
 def _same(found: set[str], told: set[str], what: str) -> None:
-    """Raise `ValueError` unless `words` tells of exactly the *found*."""
+    """Raise `ValueError` unless exactly the *found* are *told*."""
     if found != told:
-        raise ValueError(f"docs/words.py: {what}: {sorted(found ^ told)}")
+        raise ValueError(f"{what}: {sorted(found ^ told)}")
 
 
 def _endpoints() -> str:
@@ -53,13 +59,14 @@ def _endpoints() -> str:
     app = build_app(cast(ApiHead, None), pages.routes())
     rows, found = [], set()
     for route in app.routes:
-        if isinstance(route, Route):
+        if isinstance(route, Route) and route.path not in unserved.UNSERVED:
             (method,) = (route.methods or {"GET"}) - {"HEAD"}
             place = f"{method} {route.path.replace(':path', '')}"
             found.add(place)
             key = "no" if gate.is_public(route.path) else "yes"
-            rows.append((f"`{place}`", key, words.ENDPOINTS.get(place)))
-    _same(found, set(words.ENDPOINTS), "endpoints")
+            rows.append((key, place))
+    _same(found, set(OPERATIONS), "api/openapi.py: endpoints")
+    rows = [(f"`{place}`", key, OPERATIONS[place].says) for key, place in rows]
     return table(("endpoint", "needs a key, once there are any", "what it gives"), *rows)
 
 
@@ -101,11 +108,33 @@ def _refs(field: Mapping[str, Any], marks: str) -> Iterator[tuple[str, str]]:
 def _body(
     model: type[pydantic.BaseModel],
     meanings: Mapping[str, str],
-    refused: Mapping[str, str] = schema.REFUSED,
+    refused: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     told = model.model_json_schema()
     rows = _Words(meanings, refused, told.get("$defs", {})).rows(told)
-    return table(("field", "type", "meaning"), *rows)
+    return table(("field", "type", "meaning"), *dict.fromkeys(rows))
+
+
+def _refused() -> str:
+    rows = []
+    for name, refusal in fields.REFUSED.items():
+        passes = ", ".join(f"`{json.dumps(value)}`" for value in refusal.unless)
+        rows.append((f"`{name}`", refusal.only or "both", passes, refusal.says))
+    return table(("field", "where", "passes with", "what is said"), *sorted(rows))
+
+
+def _ignored() -> str:
+    rows = [(f"`{name}`", why) for name, why in fields.IGNORED.items()]
+    return table(("field", "why it has no effect"), *sorted(rows))
+
+
+def _unserved() -> str:
+    of: dict[str, list[str]] = {}
+    for path, says in unserved.UNSERVED.items():
+        of.setdefault(says, []).append(f"`{path.replace('{rest:path}', '...')}`")
+    return table(
+        ("paths", "what is said"), *((", ".join(paths), says) for says, paths in of.items())
+    )
 
 
 def _errors() -> str:
@@ -117,7 +146,7 @@ def _errors() -> str:
             elif isinstance(node, ast.Assign):
                 for code in _assigned(node.targets[0], node.value):
                     found.setdefault(code, set())
-    _same(set(found), set(words.ERRORS), "errors")
+    _same(set(found), set(words.ERRORS), "docs/words.py: errors")
     rows = []
     for code, (status, meaning) in words.ERRORS.items():
         for number in found[code]:
@@ -145,8 +174,8 @@ def _note(call: ast.Call, name: str, found: dict[str, set[int]]) -> None:
 def _assigned(target: ast.expr, value: ast.expr) -> Iterator[str]:
     """The texts that become a variable called ``code``."""
     match target, value:
-        case ast.Tuple(targets), ast.Tuple(values):
-            for each, its in zip(targets, values, strict=True):
+        case ast.Tuple(targets), ast.Tuple(given):
+            for each, its in zip(targets, given, strict=True):
                 yield from _assigned(each, its)
         case ast.Name("code"), ast.IfExp(_, first, second):
             yield from _assigned(target, first)
@@ -168,7 +197,7 @@ _LIMITED: Final[Mapping[str, ModuleType]] = {
     module.__name__.rpartition(".")[2]: module
     for module in (
         *(bodies, config, connection, connections, events, gate, http1, parsing),
-        *(responses_body, responses_store, schema, tls, trace_context, workers),
+        *(responses_body, responses_store, tls, trace_context, values, workers),
     )
 }
 
@@ -224,6 +253,10 @@ SECTIONS: Final[Mapping[str, Callable[[], str]]] = {
     "messages": lambda: _body(
         anthropic_body.MessagesRequest, words_shapes.MESSAGES, anthropic_body.REFUSED
     ),
+    "tokenize": lambda: _body(token_schema.TokenizeText, {**words.FIELDS, "prompt": "The text."}),
+    "refused": _refused,
+    "ignored": _ignored,
+    "unserved": _unserved,
     "errors": _errors,
     "limits": _limits,
     "metrics": _metrics,

@@ -42,7 +42,9 @@ def told_type(schema: Mapping[str, Any]) -> str:
         case "object" if entries := schema.get("patternProperties"):
             return f"object of {_plural(told_type(next(iter(entries.values()))))}"
         case kind:
-            return _NAMES[kind] + _bounds(schema) + _lengths(schema)
+            but = schema.get("not", {}).get("const")
+            told = _NAMES[kind] + _bounds(schema) + _lengths(schema)
+            return told if but is None else f"{told}, but not {but}"
 
 
 def _plural(kind: str) -> str:

@@ -6,43 +6,18 @@ from typing import Final
 
 from sealring_protocol.diagnosis.causes import Cause
 
-ENDPOINTS: Final = {
-    "POST /v1/chat/completions": "An answer to a conversation, whole or streamed.",
-    "POST /v1/completions": "A continuation of a text, whole or streamed.",
-    "POST /v1/responses": "An answer as OpenAI's responses have it, whole or streamed.",
-    "GET /v1/responses/{id}": "A response that is kept.",
-    "DELETE /v1/responses/{id}": "Keeps a response no longer.",
-    "GET /v1/responses/{id}/input_items": "The items of its input; `limit`, `order` and `after` "
-    "choose among them.",
-    "POST /v1/responses/{id}/cancel": "Always an error: none is made in the background.",
-    "POST /v1/messages": "An answer as Anthropic's messages have it, whole or streamed.",
-    "POST /v1/messages/count_tokens": "How many tokens a prompt of that form has.",
-    "GET /v1/models": "The model, the length of its context, and whether it has a chat template.",
-    "GET /v1/models/{id}": "The same for one model.",
-    "GET /v1/cluster": "The state of the ring: ranks, links, strategy, rows, what is in the way. "
-    "With `?history=1` the last minutes, second by second.",
-    "GET /v1/cluster/events": "The same as a stream of server-sent events, one each second; the "
-    "page listens to it.",
-    "GET /v1/requests": "The requests under way, then the latest that are over; never their texts.",
-    "DELETE /v1/requests/{id}": "Ends a request that is under way.",
-    "GET /v1/requests/{id}/trace": "Where the time of one request went.",
-    "GET /health": "Whether the ring can answer now, and why not: 200 or 503.",
-    "GET /livez": "Whether the process lives: 200 as long as it answers at all.",
-    "GET /readyz": "Whether to send requests here: 200 if one would be answered now, else 503 with "
-    "the reasons, also while the head drains or its queue is full.",
-    "GET /metrics": "Counters, histograms and gauges for Prometheus.",
-    "GET /": "The page: a chat, and at `#ring` the ring at work.",
-}
-
 FIELDS: Final = {
     "model": "The model's name, as `GET /v1/models` has it.",
     "stream": "Give the answer as server-sent events while it is made.",
     "stream_options": "What a stream has besides the text.",
     "stream_options.include_usage": "End the stream with the counts of tokens.",
-    "max_tokens": "The most tokens of the answer; what the context allows if left out.",
+    "stream_options.continuous_usage_stats": "With `include_usage`: tell the counts so far in each "
+    "chunk, too.",
+    "max_tokens": "The most tokens of the answer; what the context allows if left out or -1.",
     "max_completion_tokens": "The same; it counts before `max_tokens`.",
     "temperature": "0 always takes the likeliest token; 1 if left out.",
-    "top_p": "Choose among the likeliest tokens that make up this share; 1 if left out.",
+    "top_p": "Choose among the likeliest tokens that make up this share; 1 if left out. With 0 "
+    "the likeliest one is taken.",
     "top_k": "Choose among this many likeliest tokens; all if left out, 0 or -1.",
     "min_p": "Leave out tokens less likely than this share of the likeliest; 0 if left out.",
     "repetition_penalty": "Makes tokens that were there before less likely (CTRL's way); 1, which "
@@ -52,13 +27,29 @@ FIELDS: Final = {
     "logit_bias": "What is added to a token's logit, by the token's id as text.",
     "n": "Choices for each prompt; 1 if left out.",
     "seed": "The same seed, settings and prompt give the same text; random if left out.",
-    "stop": "The answer ends before any of these texts.",
-    "user": "Taken, and not used.",
+    "stop": "The answer ends before any of these texts; an empty one ends nothing.",
+    "stop_token_ids": "The answer ends before any of these tokens, too.",
+    "include_stop_str_in_output": "Give out the text of `stop` that ended the answer. Tokens that "
+    "end it are never given out.",
+    "ignore_eos": "Go on where the model would end, up to `max_tokens` or a stop.",
+    "skip_special_tokens": "With true, leave special tokens out of the text; marks of reasoning "
+    "and tool calls are found anyway.",
+    "cache_salt": "Only requests with the same salt continue each other's cached prompts; "
+    "of one caller, as without a salt.",
+    "truncate_prompt_tokens": "Use only the last so many tokens of the prompt; -1 for those that "
+    "leave room for the answer.",
+    "add_special_tokens": "Put the tokens around the prompt that the tokenizer has for the "
+    "beginning of a text. If left out, true for a text, and false for a conversation, whose "
+    "template has them.",
+    "return_token_strs": "Tell what the vocabulary has for each token, too.",
+    "tokens": "The ids.",
     "messages": "The conversation so far.",
     "messages[].role": "Whose message it is; `developer` is `system` here.",
     "messages[].content": "Its text.",
-    "messages[].content[].type": "Text is the only kind of part.",
+    "messages[].content[].type": "Text is the only kind of part; images, sound and files are "
+    "refused by name.",
     "messages[].content[].text": "The text of the part.",
+    "messages[].content[].refusal": "What an earlier answer said in place of a text.",
     "messages[].name": "Who speaks, where the model's template has that.",
     "messages[].reasoning_content": "What the model thought before an earlier answer.",
     "messages[].tool_calls": "The calls of an earlier answer.",
@@ -66,9 +57,10 @@ FIELDS: Final = {
     "messages[].tool_calls[].type": "Functions are the only kind of tool.",
     "messages[].tool_calls[].function": "What was called.",
     "messages[].tool_calls[].function.name": "The function's name.",
-    "messages[].tool_calls[].function.arguments": "Its arguments, as a JSON text.",
+    "messages[].tool_calls[].function.arguments": "Its arguments, as a JSON text or an object.",
     "messages[].tool_call_id": "Of which call a `tool` message is the result.",
-    "tools": "The functions that the model may call. Refused where the model's template has none.",
+    "tools": "The functions that the model may call. Where the model's template has none, a "
+    "message tells the model of them, and the answer's header `x-sealring-tools` says `in-words`.",
     "tools[].type": "Functions are the only kind of tool.",
     "tools[].function": "One function.",
     "tools[].function.name": "Its name.",
@@ -88,27 +80,33 @@ FIELDS: Final = {
     "prediction.content": "Its text.",
     "prediction.content[].type": "Text is the only kind of part.",
     "prediction.content[].text": "The text of the part.",
+    "prediction.content[].refusal": "As in a message.",
     "response_format": "The form of the answer; answers are not held to a schema here.",
     "response_format.type": "`text` is the only form.",
     "reasoning_effort": "Given to the model's template; `none` turns thinking off where the model "
-    "thinks.",
-    "chat_template_kwargs": "More settings for the model's template; none that it reserves.",
+    "thinks. Where the template does not look at it, `x-sealring-ignored` names it.",
+    "chat_template_kwargs": "More settings for the model's template; none that it reserves. "
+    "`x-sealring-ignored` names those that it does not look at.",
+    "documents": "Texts to answer from, for the model's template; refused where it has none.",
+    "add_generation_prompt": "With false, the prompt ends with the last message.",
+    "continue_final_message": "The answer goes on with the last message.",
     "modalities": '`["text"]` is the only one.',
     "prompt_logprobs": "Tell the log probability and the rank of each token of the prompt, and "
     "those of this many of the likeliest tokens in its place, as vLLM does. Not in a stream.",
-    "logprobs": "Tell log probabilities.",
+    "logprobs": "Tell log probabilities; a number as in `top_logprobs`, too.",
     "top_logprobs": "How many of the likeliest tokens to tell them for; needs `logprobs`.",
     "prompt": "The text to continue, or its token ids, or several of either.",
     "echo": "Begin the answer with the prompt, and `logprobs` with those of its tokens.",
-    "best_of": "Only the value of `n`.",
-    "suffix": "Only empty: text is continued, and gaps are not filled.",
+    "suffix": "What comes after the gap that the answer fills. Refused where the model has no "
+    "tokens for that.",
 }
 """By name, with ``[]`` after a list and a dot before what is in an object."""
 
 COMPLETION_FIELDS: Final = {
-    "max_tokens": "The most tokens of the answer; 16 if left out. With 0 the prompt is read, and "
-    "no token is drawn.",
-    "logprobs": "Tell log probabilities, and those of this many of the likeliest tokens.",
+    "max_tokens": "The most tokens of the answer; 16 if left out, and what the context allows if "
+    "-1. With 0 the prompt is read, and no token is drawn.",
+    "logprobs": "Tell log probabilities, and those of this many of the likeliest tokens; true "
+    "is 1.",
 }
 """What a text completion has otherwise."""
 
@@ -136,6 +134,7 @@ ERRORS: Final = {
     "model_not_found": ("404", "There is no such model."),
     "not_found": ("404", "There is nothing at this path."),
     "request_not_found": ("404", "There is no such request, or no longer."),
+    "endpoint_not_supported": ("404", "Other servers have this endpoint; here there is none."),
     "method_not_allowed": ("405", "The path does not take this method."),
     "request_timeout": ("408", "The header or the body did not arrive in time."),
     "request_ambiguous": ("409", "Several requests under way are called so by their clients."),
@@ -190,6 +189,7 @@ LIMITS: Final = {
     "the likeliest ones in their places, for each choice.",
     "values.MAX_STOPS": "Stop texts.",
     "values.MAX_STOP": "Characters of a stop text.",
+    "values.MAX_STOP_TEXT": "Characters of all stop texts of a request.",
     "responses_body.MAX_METADATA": "Entries of a response's metadata.",
     "responses_store.MAX_KEPT": "Bytes of all responses that are kept, each with the items before "
     "it; when there are more, the oldest of whoever has most go.",

@@ -120,8 +120,9 @@ def check(data: bytes) -> None:
         _check_refusal(error)
         return
     filled = kind.choices(asked, prepared, context)
-    shape = kind.shape(asked, prepared, context, About("a", 0, "m", "f"))
-    json.loads(shape.whole(Trace("a", kind.name, "", began=0.0)))
+    trace = Trace("a", kind.name, "", began=0.0)
+    shape = kind.shape(asked, prepared, context, About("a", 0, "m", "f", trace))
+    json.loads(shape.whole(trace))
     choices = asked.n or 1
     assert choices <= MAX_CHOICES
     assert len(made) == len(filled) == len(prepared.prompts) * choices

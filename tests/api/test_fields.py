@@ -162,13 +162,14 @@ def test_what_clients_write(ring: Served, change: dict[str, Any]) -> None:
 
 
 def test_one_number_in_many_forms() -> None:
-    def limit(endpoint: str, **body: Any) -> int:
+    def limit(endpoint: str, **body: Any) -> int | None:
         kind, base = ENDPOINTS[endpoint]
-        return int(checked(kind, base | body).limit)
+        return checked(kind, base | body).limit
 
-    assert [limit("chat", max_tokens=n) for n in (None, -1, -1.0, 5, 5.0)] == [0, 0, 0, 5, 5]
-    assert limit("chat", max_tokens=5, max_completion_tokens=-1) == 0
-    assert [limit("completion", max_tokens=n) for n in (None, -1, 5)] == [16, 0, 5]
+    given = (None, -1, -1.0, 5, 5.0)
+    assert [limit("chat", max_tokens=n) for n in given] == [None, None, None, 5, 5]
+    assert limit("chat", max_tokens=5, max_completion_tokens=-1) is None
+    assert [limit("completion", max_tokens=n) for n in (None, -1, 0, 5)] == [16, None, 0, 5]
     told = [
         checked(ChatRequest, CHAT | body).alternatives
         for body in ({}, {"logprobs": False}, {"logprobs": True}, {"logprobs": 3})

@@ -262,7 +262,7 @@ def test_an_agent_s_turns_become_messages() -> None:
         {"role": "user", "content": "I\n\n<system-reminder>\nJ\n</system-reminder>"},
     ]
     assert told["tool_choice"]["function"] == {"name": "f"}
-    assert (told["reasoning_effort"], told["top_k"], told["user"]) == ("none", 3, "u")
+    assert (told["reasoning_effort"], told["top_k"]) == ("none", 3)
 
 
 def test_the_official_client(team: Served) -> None:

@@ -17,6 +17,7 @@ from sealring_trio.api.responses_input import convert
 from sealring_trio.api.responses_shape import ResponseShape, Wanted
 from sealring_trio.api.responses_store import Kept, ResponseStore
 from sealring_trio.api.texts import JOBS
+from sealring_trio.node.trace import Trace
 
 from tests.api.conftest import Served
 from tests.api.test_shapes import events
@@ -303,7 +304,8 @@ def test_an_agent_s_turns_become_messages() -> None:
     assert about.endswith("(lark):\nstart: LINE")
     assert (told["tool_choice"], told["reasoning_effort"]) == ("required", "low")
     assert made.names["mcp__get_weather"] == ("get_weather", "mcp", False)
-    shape = ResponseShape(About("r", 0, "m", "f"), Wanted(b"{}", made.names, False), None, None)
+    about = About("r", 0, "m", "f", Trace("r", "responses", "", began=0.0))
+    shape = ResponseShape(about, Wanted(b"{}", made.names, False), None, None)
     said = (
         ToolCall("apply_patch", '{"input": "L"}', "3"),
         ToolCall("apply_patch", "no JSON", "4"),
@@ -325,7 +327,7 @@ def test_an_agent_s_turns_become_messages() -> None:
 def test_the_items_before_are_read_with_the_body() -> None:
     tokenizer = Tokenizer(tiny.path())
     before = b'{"id":"a","role":"user","content":"x"}\n{"id":"b","role":"assistant","content":"y"}'
-    about = {"model": "m", "context": 0}
+    about = {"models": ["m"], "context": 0}
 
     def lengths(body: bytes, **more: Any) -> Any:
         return JOBS["responses"](tokenizer, about | more, body, lambda stage: None)[0]["lengths"]

@@ -11,7 +11,10 @@
 | `gate` | what every request passes first: who it is from, keys, limits, its id |
 | `cors`, `trace_context` | what pages of other origins are told; the trace of a request |
 | `bodies` | reads a request's body within its limits |
-| `values`, `conversation`, `schema`, `fields` | what a body may say: its values, its messages and tools, all of it; what is refused or has no effect |
+| `values`, `conversation` | what fields are made of; messages and tools of a body |
+| `schema`, `messages` | what a body may say; a conversation as the chat template takes it |
+| `fields` | what it may not say, and what has no effect |
+| `told_tools` | tools in words, where the template has none |
 | `sampling` | how its rows are drawn |
 | `generate`, `kinds` | from a request to its answers; what is special about each kind of it |
 | `parsing`, `choices` | reasoning and tool calls in a text; what each piece adds to a choice |
@@ -21,6 +24,9 @@
 | `responses`, `responses_store` | responses that are kept |
 | `scores` | log probabilities of a prompt, as chat and completions tell them |
 | `streaming` | answers as server-sent events |
+| `tokens` | ids of texts, and back |
+| `models`, `unserved` | the model's names and what it can; paths that have nothing here |
+| `openapi`, `answer_schema` | a description for programs; the answers in it |
 | `keys` | API keys, hashed at rest |
 | `errors` | every error in OpenAI's shape |
 | `head` | what all of them share |

@@ -59,7 +59,6 @@ def convert(asked: CountRequest) -> ChatRequest:
             "temperature": asked.temperature,
             "top_p": asked.top_p,
             "top_k": asked.top_k,
-            "user": asked.metadata.user_id if asked.metadata else None,
         }
     with named_as(PARAMS):
         return checked(validated(ChatRequest, fields))

@@ -13,18 +13,21 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from sealring_trio.api import cluster, responses
+from sealring_trio.api import cluster, responses, unserved
 from sealring_trio.api.anthropic import CountTokens
 from sealring_trio.api.errors import INVALID, ApiError
-from sealring_trio.api.gate import Gate
+from sealring_trio.api.gate import PREFIXES, Gate
 from sealring_trio.api.generate import Generate
 from sealring_trio.api.head import ApiHead
 from sealring_trio.api.health import health, livez, readyz
 from sealring_trio.api.kinds import ChatKind, CompletionKind, MessagesKind, ResponsesKind
 from sealring_trio.api.metrics import metrics
+from sealring_trio.api.models import model, models
+from sealring_trio.api.openapi import openapi
+from sealring_trio.api.tokens import Tokens
 
 log = logging.getLogger("sealring.api")
 
@@ -44,6 +47,8 @@ def build_app(head: ApiHead, pages: Sequence[BaseRoute] = ()) -> Starlette:
             Route("/v1/messages/count_tokens", CountTokens(head), methods=["POST"]),
             Route("/v1/models", models),
             Route("/v1/models/{id:path}", model),
+            Route("/tokenize", Tokens(head, "tokenize"), methods=["POST"]),
+            Route("/detokenize", Tokens(head, "detokenize"), methods=["POST"]),
             Route("/v1/cluster", cluster.cluster),
             Route("/v1/requests", cluster.requests),
             Route("/v1/requests/{id}", cluster.cancel, methods=["DELETE"]),
@@ -52,6 +57,9 @@ def build_app(head: ApiHead, pages: Sequence[BaseRoute] = ()) -> Starlette:
             Route("/livez", livez),
             Route("/readyz", readyz),
             Route("/metrics", metrics),
+            Route("/version", cluster.version),
+            Route("/openapi.json", openapi),
+            *unserved.routes(),
             *pages,
         ],
         middleware=[Middleware(Gate, head=head)],
@@ -62,33 +70,6 @@ def build_app(head: ApiHead, pages: Sequence[BaseRoute] = ()) -> Starlette:
     )
     app.state.head = head
     return app
-
-
-def _card(head: ApiHead) -> dict[str, object]:
-    info = head.generator.runtime.node.engine_info
-    return {
-        "id": head.model,
-        "object": "model",
-        "created": head.began,
-        "owned_by": "sealring",
-        "context_length": info.context if info else None,
-        "chat_template": head.has_chat_template,
-    }
-
-
-async def models(request: Request) -> JSONResponse:
-    """``GET /v1/models``."""
-    return JSONResponse({"object": "list", "data": [_card(request.app.state.head)]})
-
-
-async def model(request: Request) -> JSONResponse:
-    """``GET /v1/models/{id}``."""
-    head: ApiHead = request.app.state.head
-    name = request.path_params["id"]
-    if name != head.model:
-        message = f"The model '{name}' does not exist here; there is '{head.model}'."
-        raise ApiError(404, message, "model_not_found", param="model")
-    return JSONResponse(_card(head))
 
 
 async def _api_error(request: Request, error: Exception) -> Response:
@@ -105,6 +86,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
         code = "method_not_allowed"
     else:
         message, code = f"There is nothing at {path}.", "not_found"
+        if path.startswith("/v1/v1/") or f"/v1{path}" in PREFIXES:
+            message += " The base URL ends with /v1, once."
     return ApiError(
         error.status_code, message, code, kind=INVALID, headers=error.headers or {}
     ).response(path)

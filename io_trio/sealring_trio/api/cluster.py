@@ -140,6 +140,11 @@ async def cluster(request: Request) -> JSONResponse:
     return JSONResponse(body)
 
 
+async def version(request: Request) -> JSONResponse:
+    """``GET /version``."""
+    return JSONResponse({"version": VERSION})
+
+
 async def requests(request: Request) -> Response:
     """``GET /v1/requests``: those under way, then the latest that are over."""
     tracer = request.app.state.head.generator.tracer

@@ -55,6 +55,8 @@ _PATHS: Final = (
     "/v1/responses",
     "/v1/messages",
     "/v1/models",
+    "/tokenize",
+    "/detokenize",
     "/v1/cluster",
     "/v1/requests",
     "/health",

@@ -43,7 +43,6 @@ _SAME: Final = (
     "seed",
     "parallel_tool_calls",
     "chat_template_kwargs",
-    "user",
 )
 """Fields that the inner request has under the same name."""
 

@@ -66,7 +66,7 @@ def _row(asked: ChatOptions | CompletionOptions, vocabulary: int) -> Row:
         repetition=_or(asked.repetition_penalty, 1.0),
         presence=_or(asked.presence_penalty, 0.0),
         frequency=_or(asked.frequency_penalty, 0.0),
-        logprobs=_or(asked.alternatives, NO_LOGPROBS),
+        logprobs=_logprobs(asked),
         bias=_bias(asked, vocabulary),
     )
 

@@ -34,6 +34,7 @@ from sealring_trio.api.schema import (
     read,
     validated,
 )
+from sealring_trio.api.token_texts import detokenize, tokenize
 from sealring_trio.api.values import MAX_SCORED
 from sealring_trio.text.frames import CALL, READ, RENDER, TOKENISE
 from sealring_trio.text.parsed import ID
@@ -219,6 +220,8 @@ JOBS: Final[Mapping[str, Work]] = {
     "count": count,
     "prompt": prompt,
     "call": call,
+    "tokenize": tokenize,
+    "detokenize": detokenize,
 }
 
 

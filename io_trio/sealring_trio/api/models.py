@@ -1,0 +1,63 @@
+"""``GET /v1/models``: the one model, under each of its names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from sealring_trio.api.errors import no_model
+from sealring_trio.api.head import ApiHead
+from sealring_trio.errors import OperationError
+
+
+def _card(head: ApiHead, name: str) -> dict[str, Any]:
+    info = head.generator.runtime.node.engine_info
+    context = info.context if info else None
+    return {
+        "id": name,
+        "object": "model",
+        "created": head.began,
+        "owned_by": "sealring",
+        "root": head.model,
+        "context_length": context,
+        "max_model_len": context,  # what clients of vLLM look for
+        "chat_template": head.has_chat_template,
+    }
+
+
+async def models(request: Request) -> JSONResponse:
+    """``GET /v1/models``."""
+    head: ApiHead = request.app.state.head
+    return JSONResponse({"object": "list", "data": [_card(head, name) for name in head.models]})
+
+
+async def model(request: Request) -> JSONResponse:
+    """``GET /v1/models/{id}``, with what the model can; null if its tokenizer cannot be read."""
+    head: ApiHead = request.app.state.head
+    name = request.path_params["id"]
+    if name not in head.models:
+        raise no_model(name, head.models)
+    return JSONResponse(_card(head, name) | {"capabilities": await _capabilities(head)})
+
+
+async def _capabilities(head: ApiHead) -> dict[str, Any] | None:
+    try:
+        tokenizer = await head.generator.tokenizer()
+    except OperationError:
+        return None
+    return {
+        "chat": True,
+        "completion": True,
+        # in-words: the template has none, and the model may not keep to what it is told
+        "tools": "template" if tokenizer.tools is not None else "in-words",
+        "reasoning": bool(tokenizer.think[0]),
+        "reasoning_effort": tokenizer.takes("reasoning_effort"),
+        "fill_in_the_middle": tokenizer.fill_in is not None,
+        "logprobs": True,
+        "structured_output": False,
+        "embeddings": False,
+        "vision": False,
+        "audio": False,
+    }

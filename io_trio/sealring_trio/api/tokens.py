@@ -1,0 +1,40 @@
+"""``POST /tokenize`` and ``POST /detokenize``: a text worker does them, within its limits."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from sealring_trio.api.errors import text_errors
+from sealring_trio.api.gate import Caller
+from sealring_trio.api.head import ApiHead
+from sealring_trio.api.streaming import ClientGone, attended
+
+
+class Tokens:
+    """The ASGI endpoint of one *job* of `texts.JOBS`, which writes the answer."""
+
+    def __init__(self, head: ApiHead, job: str) -> None:
+        self._head = head
+        self._job = job
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        caller: Caller = scope["state"]["visitor"]
+        try:
+            body = await self._head.bodies.read(Request(scope, receive), caller.owner)
+            data = await attended(receive, partial(self._ask, body, caller))
+        except (ClientDisconnect, ClientGone):
+            return
+        await Response(data, media_type="application/json")(scope, receive, send)
+
+    async def _ask(self, body: bytes, caller: Caller) -> bytes:
+        generator = self._head.generator
+        info = generator.runtime.node.engine_info
+        about = {"models": self._head.models, "context": info.context if info else 0}
+        with text_errors(caller.id):
+            _, data = await generator.texts.run(self._job, about, body, caller.owner)
+        return data
