@@ -127,7 +127,7 @@ def under_way() -> int:
     )
     with urllib.request.urlopen(ask, timeout=PATIENCE) as answer:
         told = json.load(answer)
-    rows = told["requests"] if "requests" in told else told["data"]
+    rows = told["data"]
     return sum(row["state"] in ("parse", "queued", "prefill", "decode") for row in rows)
 
 

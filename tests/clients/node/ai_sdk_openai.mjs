@@ -1,0 +1,22 @@
+// The AI SDK with its provider of OpenAI's, which asks responses unless `chat` is said.
+import { createOpenAI } from "@ai-sdk/openai";
+import { APICallError, embed } from "ai";
+import { KEY, SCRIPTED, TINY, feature, raises, run } from "./features.mjs";
+import { tell } from "./ai_sdk.mjs";
+
+// docs: connect
+const sealring = createOpenAI({ baseURL: `${TINY}/v1`, apiKey: KEY });
+const model = sealring("tiny"); // or sealring.chat("tiny")
+// docs: end
+
+const at = (name, apiKey = KEY) =>
+  createOpenAI({ baseURL: `${name === "scripted" ? SCRIPTED : TINY}/v1`, apiKey });
+
+tell("chat", (name, key) => at(name, key).chat(name), ["reasoning"]); // it knows none in chats
+tell("responses", (name, key) => at(name, key)(name), ["stop", "seed"]); // nor has OpenAI's
+
+feature("chat", "embeddings", () =>
+  raises(APICallError, () =>
+    embed({ model: sealring.embedding("tiny"), value: "x", maxRetries: 0 }), "embedding"));
+
+await run();
