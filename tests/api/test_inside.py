@@ -225,7 +225,7 @@ def test_a_heavy_body_is_refused_soon(body: bytes) -> None:
 def test_log_probabilities_are_numbers() -> None:
     values = (float("nan"), float("-inf"), -1.5)
     told = [TokenOut(1, 7, 0, Logprobs(1, 1, value, (), ())) for value in values]
-    columns = TextLogprobs(lambda token: b"x").columns(told)
+    columns = TextLogprobs(lambda token: b"x", 20).columns(told)
     assert columns["token_logprobs"] == [-9999.0, -9999.0, -1.5]
 
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import attrs
 import pytest
@@ -195,8 +196,8 @@ async def test_a_frame_of_many_bytes_still_comes_in_few_pieces() -> None:
 
 async def test_key_updates_are_not_taken_back_when_a_tunnels_thread_finds_it_broken() -> None:
     async with at_work() as head, head.linked(Purpose.TUNNEL) as hostile:
-        given, unused = Given(head.runtime), Any
-        api = ApiHead(Generator(head.runtime, tiny.path()), unused, "tiny", unused)
+        given, config = Given(head.runtime), Mock(api=None)
+        api = ApiHead(Generator(head.runtime, tiny.path()), config, "tiny", Mock())
         sent = await trio.to_thread.run_sync(hostile.send, *[FLOODS[Purpose.TUNNEL]] * 200)
         await given.come(sent)
         while (before := api.key_updates()) < 1:

@@ -225,6 +225,8 @@ def said(delta: Any) -> bytes:
     return b"data: " + json.dumps({"choices": [{"delta": delta}]}).encode() + b"\n\n"
 
 
+ENDED = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'
+
 SERVERS: dict[str, tuple[bytes, bytes]] = {
     "another name": (json.dumps({"data": [{"id": ESCAPES}]}).encode(), said({"content": ESCAPES})),
     "models too deep": (DEEP_LIST, b""),
@@ -292,7 +294,7 @@ def test_whatever_a_server_says_is_no_traceback_and_no_order_to_a_terminal(
 
 def test_a_conversation_goes_on_after_what_is_no_text() -> None:
     """It stands in the history, which the next request brings."""
-    stream = said({"content": "\ud800"})
+    stream = said({"content": "\ud800"}) + ENDED
     with answering(b"", stream) as url, httpx2.Client(**client.settings(url, "")) as http:
         talk = ChatSession(http, url, "m")
         assert [list(talk.ask("Hello.")) for _ in range(2)] == [[("content", "?")]] * 2
@@ -302,7 +304,8 @@ def test_a_conversation_goes_on_after_what_is_no_text() -> None:
 def test_bytes_that_are_no_text_and_characters_that_a_terminal_lacks_are_replaced(
     encoding: str,
 ) -> None:
-    with answering(b'{"data":[{"id":"m"}]}', said({"content": "caf\xe9 \U0001f600"})) as url:
+    stream = said({"content": "caf\xe9 \U0001f600"}) + ENDED
+    with answering(b'{"data":[{"id":"m"}]}', stream) as url:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "sealring_trio", "chat", "--url", url],
             env={**os.environ, "PYTHONIOENCODING": encoding},

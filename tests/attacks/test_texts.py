@@ -89,7 +89,7 @@ def ask(text: str) -> bytes:
     return json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
 
 
-ABOUT = {"model": "m", "context": 2048}
+ABOUT = {"models": ["m"], "context": 2048}
 
 
 async def outcome(texts: TextWorkers, job: str, data: bytes, owner: str = "", **about: Any) -> str:
@@ -147,7 +147,8 @@ async def test_a_template_reaches_nothing_and_ends_in_time(
 async def test_arguments_that_are_no_text_end_no_worker(tmp_path: Path) -> None:
     """JSON within JSON may name half of a character, which no tokenizer takes."""
     template = "{{ messages[0].tool_calls[0].function.arguments | tojson }}"
-    async with workers(variant(tmp_path / "m", chat_template=template)) as texts:
+    model = variant(tmp_path / "m", chat_template=template, tool_parser_type="glm47")
+    async with workers(model) as texts:
         for text, wanted in {
             '{"a": "\\ud800"}': "Refused: .* surrogates not allowed",
             '{"\\udc00": 1}': "Refused: .* surrogates not allowed",
