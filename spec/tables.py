@@ -79,7 +79,13 @@ THEN: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "CANNOT_SERVE": (("reason", "byte"),),
     "CHECKED": (("tensors", "tensor"),),
     "TUNNEL": (("data", "rest"),),
-    "ROW": (("bias", FIELDS["ROW.bias"]), ("history", "u32")),
+    "ROW": (
+        ("bias", FIELDS["ROW.bias"]),
+        ("history", "u32"),
+        ("ends", "u32"),
+        ("bad", FIELDS["ROW.bad"]),
+        ("grammar", "byte"),
+    ),
     "GET": (("name", "byte"),),
     "PIECE": (("data", "byte"), ("reason", "byte")),
     "WAITING": (("reasons", f"{FIELDS['WAITING.reasons']}, text text"),),
@@ -87,6 +93,7 @@ THEN: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "ENGINE_INFO": (("layers", "u64"), ("joined", "u16"), ("pins", "u64"), ("reason", "byte")),
     "LOGPROBS": (("alternatives", FIELDS["LOGPROBS.alternatives"]),),
     "SCORES": (("scores", FIELDS["SCORES.scores"]), ("likeliest", FIELDS["SCORES.likeliest"])),
+    "ROW_OVER": (("reason", "byte"),),
     "GROUP": (_HOSTS,),
 }
 """What follows the fixed part of a message, in order: the field, and one entry's type or fields. Of

@@ -71,6 +71,15 @@ MAX_IDS: Final = 1 << 20
 MAX_BIAS: Final = 1024
 """Token ids with a bias in one row."""
 
+MAX_GRAMMAR: Final = 1 << 17
+"""Bytes of the grammar of one row. Memory: 128 KiB; what an engine makes of it has limits there."""
+
+MAX_ENDS: Final = 256
+"""Token ids that end one row."""
+
+MAX_BAD: Final = 1024
+"""Token ids in the sequences that one row must not have, all together."""
+
 MAX_LOGPROBS: Final = 20
 """Alternatives with log probabilities for one token."""
 
@@ -117,10 +126,13 @@ ENTRY_WEIGHT: Final = 128
 """The weight of a token id or of a list's entry, which takes more memory than its encoding."""
 
 HISTORY_WEIGHT: Final = 4
-"""The weight of a token id in a ROW's history, which a node keeps as bytes. The ROW itself and each
-entry of its bias weigh `ENTRY_WEIGHT`."""
+"""The weight of a token id in a ROW's history, which a node keeps as bytes. The ROW itself, each
+entry of its bias, each of its ends and each token of its bad sequences weigh `ENTRY_WEIGHT`, each
+byte of its grammar 1."""
 
-MAX_ROW_WEIGHT: Final = HISTORY_WEIGHT * MAX_IDS + ENTRY_WEIGHT * (1 + MAX_BIAS)
+MAX_ROW_WEIGHT: Final = (
+    HISTORY_WEIGHT * MAX_IDS + ENTRY_WEIGHT * (1 + MAX_BIAS + MAX_ENDS + MAX_BAD) + MAX_GRAMMAR
+)
 """The greatest weight of one ROW."""
 
 ORDERS_PER_SECOND: Final = 32

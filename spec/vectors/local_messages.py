@@ -13,6 +13,7 @@ from sealring_protocol.codec.local_messages import (
     Loaded,
     LocalMessage,
     Logprobs,
+    RowOver,
     Scores,
 )
 from sealring_protocol.codec.messages import Accept, Backend, Close
@@ -69,6 +70,9 @@ GOOD: Final[dict[str, tuple[str, LocalMessage]]] = {
         Scores(3, 7, 2, (-0.25,), (2,), tuple(range(20)), tuple(-0.5 * at for at in range(20))),
     ),
     "step-scored": ("a prefill that is scored, to an engine", SCORED),
+    "row-over": ("a row that cannot go on", RowOver(4, 7, "its grammar cannot be followed")),
+    "row-complete": ("a row that is complete", RowOver(2**64 - 1, 2**64 - 1)),
+    "row-over-256": ("a reason of 256 bytes", RowOver(1, 2, "é" * 128)),
     "loaded": ("what loading cost", Loaded(1, 2, 2**64 - 1)),
     "group-share": ("the share that is to be loaded", SHARE),
     "group-join": ("a group to join, and where", MEETING),
@@ -143,6 +147,8 @@ def vectors() -> Iterator[Vector]:
     info, hop = flat(INFO), flat(GOOD["hop-key-out"][1])
     logs, join = flat(GOOD["logprobs-full"][1]), flat(MEETING)
     bare = flat(Logprobs(4, 7, -0.25))
+    over = put(flat(RowOver(1, 2, "a" * 256)), 17, u16(257)) + b"a"
+    hidden = flat(RowOver(1, 2, "a"))[:-1] + b"\n"
     many, hosts = grown(bare, 25, b"\x15", 21 * 12), flat(GOOD["group-16"][1])
     hosts = put(hosts, 10, u16(17)) + u16(1) + b"h" + u16(65535)
     score, full = flat(GOOD["scores"][1]), flat(GOOD["scores-full"][1])
@@ -175,6 +181,8 @@ def vectors() -> Iterator[Vector]:
         ("info-reason-long", "CV-02", "a reason of 257 bytes", worded, LIMIT),
         ("row-nan", "MS-08", "a temperature that is no number", COLD, MALFORMED),
         ("logprobs-many", "CV-02", "21 alternatives", many, LIMIT),
+        ("row-over-long", "CV-02", "257 bytes of words", over, LIMIT),
+        ("row-over-hidden", "CV-01", "a hidden character", hidden, MALFORMED),
         ("logprobs-cut", "CV-01", "an alternative missing", logs[:-12], MALFORMED),
         ("scores-none", "LM-04", "no score", put(score, 21, u16(0))[:25], MALFORMED),
         (

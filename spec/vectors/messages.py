@@ -43,6 +43,7 @@ from spec.vectors.plaintexts import (
 from spec.vectors.whole_messages import (
     BOOTSTRAP,
     CHECKED,
+    CONSTRAINED,
     DATA,
     DONE,
     EPOCH,
@@ -270,11 +271,21 @@ def _rows() -> Iterator[Case]:
         ("presence", "an infinite penalty", put(row, 55, INFINITE)),
         ("frequency", "a penalty that is no number", put(row, 63, NAN)),
         ("logprobs", "21 alternatives", put(row, 71, b"\x15")),
-        ("bias", "an infinite bias", put(full, 86, INFINITE)),
+        ("bias", "an infinite bias", put(full, 98, INFINITE)),
         ("generated", "4 of 3 tokens generated", put(full, 77, b"\x04")),
     ]:
         yield f"row-{name}", "MS-08 CV-01", f"ROW with {about}", data
     yield "row-history-cut", "CV-01", "a token missing", full[:-4]
+    held, tail = flat(CONSTRAINED), len(CONSTRAINED.grammar)
+    unended = put(held, len(held) - tail - 1, b"\0")
+    yield "row-bad-unended", "MS-08 CV-01", "ROW with a bad sequence without an end", unended
+    yield (
+        "row-bad-last-2",
+        "CV-01",
+        "ROW with a last of 2",
+        put(unended, len(held) - tail - 1, b"\2"),
+    )
+    yield "row-grammar-cut", "CV-01", "a byte of the grammar missing", held[:-1]
 
 
 def _steps() -> Iterator[Case]:
@@ -381,6 +392,12 @@ def _beyond_limits() -> Iterator[Case]:
     yield "row-biases", "MS-08 CV-02", "1,025 biases", grown(row, 72, u16(1025), 1025 * 12)
     history = grown(row, 78, u32((1 << 20) + 1), 4 * ((1 << 20) + 1))
     yield "row-history", "MS-08 CV-02", "1,048,577 tokens of history", history
+    ends = grown(row, 86, u16(257), 257 * 4)
+    yield "row-ends", "MS-08 CV-02", "257 ends", ends
+    bad = put(row, 88, u16(1025)) + (u32(7) + b"\1") * 1025
+    yield "row-bad", "MS-08 CV-02", "1,025 tokens of bad sequences", bad
+    grammar = grown(row, 90, u32((1 << 17) + 1), (1 << 17) + 1)
+    yield "row-grammar", "MS-08 CV-02", "131,073 bytes of grammar", grammar
     yield from _long_steps()
     head, tensor = 77, flat(TENSOR)
     five = put(tensor, head + 2, b"\5")[: head + 12] + u32(1) * 5 + bytes(2)

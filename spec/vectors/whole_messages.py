@@ -13,6 +13,7 @@ from sealring_protocol.codec.local_messages import (
     Loaded,
     LocalMessage,
     Logprobs,
+    RowOver,
     Scores,
 )
 from sealring_protocol.codec.messages import (
@@ -84,6 +85,15 @@ PENALISED: Final = Row(
     history=(9, 8, 7),
     generated=2,
 )
+CONSTRAINED: Final = Row(
+    8,
+    history=(9, 8),
+    generated=1,
+    least=2**32 - 1,
+    ends=(0, 2**32 - 1),
+    bad=((5,), (6, 2**32 - 1)),
+    grammar='start: "ä" | /[0-9]+/'.encode(),
+)
 DATA: Final = Tunnel(EPOCH, 1, TunnelEvent.DATA, bytes(range(16)))
 WAITING: Final = Waiting(
     (
@@ -124,6 +134,7 @@ LOCAL: Final[tuple[LocalMessage, ...]] = (
     Loaded(1, 2, 3),
     Logprobs(4, 7, -0.25),
     Scores(4, 7, 1, (-0.25,), (1,)),
+    RowOver(4, 7, "its grammar cannot be followed"),
     Group(Backend.RING, 1, 2, 60000),
     Grouped(2, 57, 5900),
 )
@@ -262,6 +273,14 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
     "row-penalised": (
         "a row with penalties, biases, log probabilities and a history",
         PENALISED,
+    ),
+    "row-constrained": (
+        "a row with a least length, ends, bad sequences and a grammar",
+        CONSTRAINED,
+    ),
+    "row-constrained-most": (
+        "256 ends, 1,024 tokens of bad sequences and 131,072 bytes of grammar",
+        Row(5, ends=(0,) * 256, bad=((7,),) * 1023 + ((8,),), grammar=b"a" * (1 << 17)),
     ),
     "row-biases-1024": (
         "as many biases as there may be",

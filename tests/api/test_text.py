@@ -50,8 +50,8 @@ def read_json(text: str, tools: object) -> object:
     return json.loads(text)
 
 
-TOOLS = ToolFormat("<call>", "</call>", read_json)
-OPEN = ToolFormat("[CALLS]", "", read_json)
+TOOLS = ToolFormat("<call>", "</call>", "call", read_json)
+OPEN = ToolFormat("[CALLS]", "", "calls", read_json)
 THINK = ("<think>", "</think>")
 Told = Part | ToolCall
 FUNCTIONS = [{"function": {"name": "f"}}]

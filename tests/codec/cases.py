@@ -10,6 +10,7 @@ from sealring_protocol.codec.local_messages import (
     Loaded,
     LocalMessage,
     Logprobs,
+    RowOver,
     Scores,
 )
 from sealring_protocol.codec.messages import (
@@ -145,6 +146,15 @@ MESSAGES: dict[str, Message] = {
         history=(9, 8, 7),
         generated=2,
     ),
+    "row-constrained": Row(
+        8,
+        history=(9, 8),
+        generated=1,
+        least=2**32 - 1,
+        ends=(0, 2**32 - 1),
+        bad=((5,), (6, 7)),
+        grammar=b"start: /[0-9]+/",
+    ),
     "get": Get("model.safetensors", 1 << 33, 1 << 20),
     "get-listing": Get("", 0, 0),
     "piece": Piece(1 << 34, bytes(range(9))),
@@ -172,6 +182,8 @@ LOCAL: dict[str, LocalMessage] = {
     "logprobs-full": Logprobs(2**64 - 1, 7, -0.25, (5, 6), (-0.25, -3.5)),
     "scores": Scores(4, 7, 1, (-0.25,), (1,)),
     "scores-full": Scores(2**64 - 1, 7, 3, (-0.25, -9.0), (1, 2**32 - 1), (5, 6), (-0.25, -3.5)),
+    "row-over": RowOver(4, 7, "its grammar cannot be followed"),
+    "row-complete": RowOver(4, 7),
     "loaded": Loaded(1, 2, 3),
     "group-share": Group(Backend.RING, 1, 2, 60000),
     "group-join": Group(Backend.NCCL, 0, 2, 20000, (("127.0.0.1", 40001), ("h", 1))),

@@ -229,6 +229,7 @@ INVALID = {
     "temperature": lambda: Row(1, temperature=float("nan")),
     "top-p": lambda: Row(1, top_p=0.0),
     "min-p": lambda: Row(1, min_p=float("inf")),
+    "bad": lambda: Row(1, bad=((),)),
 }
 
 

@@ -13,9 +13,10 @@ from sealring_model.engine.inflight import InFlight
 from sealring_model.loading.assemble import LoadedStage, load_stage
 from sealring_model.loading.model_folder import ModelInfo, describe
 from sealring_model.lookahead.device_io import DeviceIO
+from sealring_model.sampling.matchers import Matchers
 from sealring_model.sampling.rows import RowParams
 from sealring_protocol.codec.encoding import decode_local, encode
-from sealring_protocol.codec.local_messages import HopKey, Logprobs, Scores
+from sealring_protocol.codec.local_messages import HopKey, Logprobs, RowOver, Scores
 from sealring_protocol.codec.messages import (
     NO_WORK,
     Backend,
@@ -104,6 +105,7 @@ class Ring:
         idle: Callable[[], int] = lambda: 0,
         early_fill: Callable[[], bool] = lambda: False,
         device_io: Callable[[], DeviceIO] = DeviceIO,
+        matchers: Matchers | None = None,
     ) -> None:
         """*idle* gives how many graphs a rank works ahead while it waits for its next message.
         *early_fill* tells whether the device is given that message's hidden states early. Each rank
@@ -112,7 +114,7 @@ class Ring:
         self.bounds = tuple(bounds or (0, len(info.layers)))
         world = len(self.bounds) - 1
         self.author = Author()
-        self.params = RowParams()
+        self.params = RowParams(matchers)
         self.executors = []
         self.device_io = []
         for rank in range(world):
@@ -125,7 +127,12 @@ class Ring:
             params = self.params if rank == 0 else RowParams()
             self.device_io.append(device_io())
             executor = Executor(
-                loaded, place, params, activation_seal, limit, device_io=self.device_io[rank]
+                loaded,
+                place,
+                params,
+                activation_seal,
+                limit,
+                device_io=self.device_io[rank],
             )
             self.executors.append(executor)
         self.idle = idle
@@ -134,6 +141,7 @@ class Ring:
         self.last: dict[int, int] = {}
         self.text: dict[int, list[int]] = {}
         self.told: dict[int, list[Logprobs | Scores]] = {}
+        self.over: dict[int, list[RowOver]] = {}
 
     # ------------------------------------------------------------- one step
 
@@ -162,7 +170,8 @@ class Ring:
         if message.failed:
             raise StepFailed(message.failed)
         for told in map(travelled, in_flight.pending_answer.preface()):
-            self.told.setdefault(told.uid, []).append(told)
+            kept = self.over if isinstance(told, RowOver) else self.told
+            kept.setdefault(told.uid, []).append(told)
         return message
 
     def _idle(self, executor: Executor) -> None:
@@ -174,7 +183,7 @@ class Ring:
     def announce(self, uid: int, tokens: Sequence[int], generated: int = 0, **sampling) -> None:
         """Say how a row is sampled that has *tokens*, the last *generated* of them its own."""
         row = Row(uid, **sampling)
-        if row.penalised:
+        if row.remembers:
             row = attrs.evolve(row, history=tuple(tokens), generated=generated)
         self.params.add(travelled(row))
 

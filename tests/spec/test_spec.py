@@ -126,7 +126,7 @@ def test_layout_tables_fit_the_vectors(name: str) -> None:
     data = plaintext(every()[name]["input"])
     message = fields.pop("message")
     fields["code"] = data[0]
-    blobs = ("roster", "data") if message == "PIECE" else ("roster",)
+    blobs = ("roster", "grammar", *(("data",) if message == "PIECE" else ()))
     for text in ("reason", "name", *blobs):  # told by their length
         if text in fields:
             encoded = bytes.fromhex(fields[text]) if text in blobs else fields[text].encode()

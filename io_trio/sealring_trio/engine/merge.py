@@ -23,6 +23,7 @@ from sealring_protocol.codec.local_messages import (
     Loaded,
     LocalMessage,
     Logprobs,
+    RowOver,
     Scores,
 )
 from sealring_protocol.codec.messages import (
@@ -82,7 +83,7 @@ class Merger:
 
         Raises `GroupBroken` when they contradict each other, or one of them has failed.
         """
-        if isinstance(message, Logprobs | Scores | Checked):
+        if isinstance(message, Logprobs | Scores | RowOver | Checked):
             return None if member else message
         number = _LANES.get(type(message))
         if number is None:

@@ -65,7 +65,7 @@ class Answers:
 
     def _run(self) -> None:
         while (job := self._queue.get()) is not None:
-            builds_ahead, launches_ahead = job[0].builds_ahead, job[0].launches_ahead
+            works_ahead, launches_ahead = job[0].works_ahead, job[0].launches_ahead
             try:
                 self._answer(*job)
             except ChannelClosed as error:
@@ -75,7 +75,7 @@ class Answers:
                 del job
                 self._slots.release()
                 self._queue.task_done()
-            if builds_ahead and (launches_ahead or self.is_idle):
+            if works_ahead and (launches_ahead or self.is_idle):
                 self._channel.wake()
 
     def _answer(self, executor: Executor, in_flight: InFlight) -> None:

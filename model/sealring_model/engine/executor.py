@@ -149,6 +149,11 @@ class Executor:
         """Microseconds of work on the device."""
 
     @property
+    def works_ahead(self) -> bool:
+        """Whether `work_ahead` may have something to do."""
+        return self.builds_ahead or self._forward.lacks_masks
+
+    @property
     def device_waits(self) -> bool:
         """Whether the device waits for hidden states, and does nothing else until they come."""
         return self._lookahead.held is not None
@@ -377,11 +382,14 @@ class Executor:
             self._early_fill = _EarlyFill(message, contents, begun if in_time else None, opening)
 
     def work_ahead(self) -> bool:
-        """Launch or build one graph ahead (see `lookahead`); False if there is none. For when there
-        is nothing else to do."""
-        if self._failure is not None or not self.builds_ahead:
+        """Make masks, or launch or build one graph ahead (see `lookahead`); False if there is none.
+        For when there is nothing else to do."""
+        if self._failure is not None or not self.works_ahead:
             return False
         try:
+            masked = not self.device_waits and self._forward.make_masks()
+            if masked or not self.builds_ahead:
+                return masked
             self._clear_mlx_cache()
             if self._lookahead.launch(self._answered_to):
                 return True

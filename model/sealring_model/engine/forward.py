@@ -18,7 +18,7 @@ build a graph ahead and launch nothing (see `lookahead`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import attrs
@@ -234,6 +234,26 @@ class Forward:
     def _sampled_last(self, batch: int) -> mx.array:
         return self._sampler.inputs(batch, self._ledger.rows(batch))[:, None]
 
+    @property
+    def lacks_masks(self) -> bool:
+        """Whether `make_masks` has something to do."""
+        return any(state.lacks_masks for state in self._next_closings())
+
+    def make_masks(self) -> bool:
+        """Make the masks of one closing pass that is to come; False if there is none. Waits for the
+        tokens of the pass before it."""
+        state = next((state for state in self._next_closings() if state.lacks_masks), None)
+        if state is not None:
+            self._sampler.make_masks(state)
+        return state is not None
+
+    def _next_closings(self) -> Iterable[SamplerState]:
+        """Of each batch, the closing pass that comes next."""
+        first: dict[int, SamplerState] = {}
+        for state in tuple(self.awaiting_logits.values()):
+            first.setdefault(state.batch, state)
+        return first.values()
+
     def forget_wrong(self, uid: int, length: int) -> None:
         """Of row *uid* only *length* tokens are right: no tokens are drawn from what was computed
         on the others."""
@@ -274,6 +294,9 @@ class Forward:
         prints: Fingerprints | None,
     ) -> PendingAnswer:
         logits = self._stage.logits(outputs, 1 + len(state.guesses))
+        if state.lacks_masks:
+            self._device_io.start(logits)  # the device works while they are made
+            self._sampler.make_masks(state)
         sampled = self._sampler.end(state, logits)
         if self._checked and prints is None:  # the second pass
             received = of_hop(self._stage.hop_back, outputs)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import attrs
 import mlx.core as mx
-from sealring_protocol.codec.local_messages import Logprobs, Scores
+from sealring_protocol.codec.local_messages import Logprobs, RowOver, Scores
 from sealring_protocol.codec.messages import Checked, Spent, Step, StepDone
 
 Clock = Callable[[], Spent]
@@ -21,7 +21,7 @@ class PendingAnswer:
 
     arrays: tuple[mx.array, ...]
     answer: Callable[[Clock], Step | StepDone]
-    preface: Callable[[], tuple[Logprobs | Scores | Checked, ...]] = tuple
+    preface: Callable[[], tuple[Logprobs | Scores | RowOver | Checked, ...]] = tuple
 
 
 @attrs.frozen

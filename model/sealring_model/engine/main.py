@@ -10,8 +10,7 @@ import; in a process of its own none of that touches a link.
 A GROUP without hosts makes it load one member's shard of each weight from then on. Once loaded, it
 waits for a GROUP with hosts, joins that collective, and says GROUPED and READY. From then on a
 member is a rank like any other; but all members must get the same messages in the same order, for
-each waits for the others within a step (see `executor`). A process joins one collective in its
-life, and keeps the layers that it has then.
+each waits for the others within a step (see `executor`). A process joins one collective at most.
 
 The main thread computes (MLX's streams belong to threads). The channel's thread reads. The thread
 of `answers` waits for the device, seals and sends. So a step is launched as soon as it comes, while
@@ -89,6 +88,7 @@ from sealring_model.loading.model_folder import ModelInfo, describe, find, memor
 from sealring_model.loading.structure import structure_of
 from sealring_model.loading.tp_shards import TpShard, load_shard
 from sealring_model.lookahead.pinned_io import best_device_io
+from sealring_model.sampling.matchers import Matchers
 from sealring_model.sampling.rows import RowParams
 from sealring_model.stage import attention
 
@@ -108,7 +108,8 @@ class Engine:
         self._info: Final = info
         self._memory_budget: Final = budget
         self._activations: Final = SealedActivations()
-        self._params: Final = RowParams()
+        self._matchers: Final = Matchers(info.folder, info.vocabulary)
+        self._params: Final = RowParams(self._matchers)
         self._answers: Final = Answers(channel)
         self._launch_settings: Final = LaunchSettings()
         self._loaded: LoadedStage | TpShard | None = None
@@ -252,6 +253,8 @@ class Engine:
             device_io=best_device_io(loaded.dtype, wait=device_waits),
             reports_logprobs=reports_logprobs,
         )
+        if place.rank == 0:  # where tokens are drawn
+            self._matchers.load()
         launches = self._executor.launches_ahead
         self._channel.busy_polls = launches and PROCESSORS >= _POLL_FROM_PROCESSORS
         set_switch_interval(short=launches)

@@ -244,11 +244,11 @@ class Lookahead:
     ) -> bool:
         """Build one graph; False if there is none to build.
 
-        *build_closing* builds the closing pass of a step among *awaiting_logits* (of a decode on a
-        guess, which may be wrong, or of several tokens, none), *build_decode* the next decode of a
-        batch, which may follow such a pass. Raises what they raise, and then nothing has changed.
+        *build_closing* builds the closing pass of a step among *awaiting_logits* that is sure,
+        *build_decode* the next decode of a batch, which may follow such a pass. Raises what they
+        raise, and then nothing has changed.
         """
-        sure = {n for n, of in awaiting_logits.items() if not (of.on_guess or of.guesses)}
+        sure = {n for n, of in awaiting_logits.items() if of.is_sure}
         n = min(sure - self._closings.keys(), default=None)
         if n is not None:
             state = awaiting_logits[n]

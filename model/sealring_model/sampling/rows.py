@@ -20,32 +20,37 @@ from sealring_protocol.limits import MAX_IDS, MAX_ROWS
 
 from sealring_model.engine.channel import ChannelBroken
 from sealring_model.errors import LedgerError
+from sealring_model.sampling.matchers import Matchers
 
 MAX_UNOPENED: Final = 4 * MAX_ROWS
 """Rows that are announced and not opened, at most: more than the steps in flight can open."""
 
 MAX_HISTORY_IDS: Final = 4 * MAX_IDS
-"""Token ids in the histories of rows that are not opened, at most. Memory: 160 MiB."""
+"""Token ids in the histories of rows that are not opened, at most; four bytes of a grammar count as
+one. Memory: 160 MiB."""
 
 
 class RowParams:
-    """Sampling parameters by row."""
+    """Sampling parameters by row, and the *matchers* that follow the grammars of rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, matchers: Matchers | None = None) -> None:
+        self.matchers: Final = matchers
         self._now: dict[int, Row] = {}
         self._before: dict[int, Row] = {}
         self._unopened: dict[int, int] = {}  # to the length of their histories
         self._history_ids = 0  # their sum
 
     def add(self, row: Row) -> None:
-        """Remember how row ``row.uid`` is sampled. Raises `ChannelBroken` if too much is
-        announced."""
+        """Remember how row ``row.uid`` is sampled, and begin to compile its grammar. Raises
+        `ChannelBroken` if too much is announced."""
         self._now[row.uid] = row
         self.opened([row.uid])
-        self._unopened[row.uid] = len(row.history)
-        self._history_ids += len(row.history)
+        self._unopened[row.uid] = told = len(row.history) + len(row.grammar) // 4
+        self._history_ids += told
         if len(self._unopened) > MAX_UNOPENED or self._history_ids > MAX_HISTORY_IDS:
             raise ChannelBroken("more rows are announced than steps may open")
+        if row.grammar and self.matchers is not None:
+            self.matchers.begin(row.grammar)
 
     def opened(self, uids: Iterable[int]) -> None:
         """A step has opened rows *uids*."""

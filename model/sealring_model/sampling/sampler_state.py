@@ -8,16 +8,17 @@ leave in between, or come back under their old number, so the state holds all th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import attrs
 import mlx.core as mx
-from sealring_protocol.codec.local_messages import Logprobs
+from sealring_protocol.codec.local_messages import Logprobs, RowOver
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.scheduler.guesses import right_ones
 
 from sealring_model.lookahead.device_io import DeviceIO, Outlet
+from sealring_model.sampling.constraints import Constraints, Masks
 from sealring_model.sampling.logit_processors import LogitProcessor, LogitProcessors
 from sealring_model.sampling.logprobs import LogprobArrays, logprobs_of
 from sealring_model.sampling.rows import LastTokens, RowParams
@@ -34,6 +35,9 @@ class SamplerState:
 
     A decode that reads *guesses* ahead has one row. A token is drawn for the place of each guess,
     and one more. *positions* has that of the first.
+
+    If one of the rows is *constrained*, it is sampled with *masks*, which cannot be made before the
+    tokens before are known here.
     """
 
     batch: int
@@ -45,6 +49,35 @@ class SamplerState:
     after: LogitProcessor | None = None
     on_guess: bool = False
     guesses: tuple[int, ...] = ()
+    constrained: bool = False
+    masks: Masks | None = None
+
+    @property
+    def lacks_masks(self) -> bool:
+        """Whether masks are still to be made."""
+        return self.constrained and self.masks is None
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether all is known of how it is sampled, and it is sure to be, for one token."""
+        return not (self.on_guess or self.guesses or self.lacks_masks)
+
+
+@attrs.frozen(eq=False)
+class _Drawn:
+    """What was drawn for *rows*, for this thread to read: their next masks need it."""
+
+    rows: tuple[Row, ...]
+    tokens: Outlet
+    guesses: tuple[int, ...]
+
+    def read(self) -> Iterator[tuple[Row, tuple[int, ...]]]:
+        """The tokens of each row. Waits for the device."""
+        mx.eval(self.tokens.ready)
+        ids = tuple(self.tokens.data().cast("I"))
+        if self.guesses:
+            return iter([(self.rows[0], ids[: 1 + right_ones(self.guesses, ids)])])
+        return ((row, (token,)) for row, token in zip(self.rows, ids, strict=True))
 
 
 @attrs.frozen(eq=False)
@@ -53,13 +86,15 @@ class Sampled:
     *guesses* were read ahead, one for the place of each, and one more.
 
     Both are for the answer alone, as the next decode reads an array of its own. *changed* is what
-    the next sampling starts from, to be evaluated with them.
+    the next sampling starts from, to be evaluated with them. Rows that are *over* are those of
+    `Masks`.
     """
 
     tokens: Outlet
     logprobs: LogprobArrays | None
     changed: tuple[mx.array, ...]
     guesses: tuple[int, ...] = ()
+    over: tuple[tuple[int, int, str], ...] = ()
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:
@@ -72,9 +107,13 @@ class Sampled:
         tokens = tuple(self.tokens.data().cast("I"))
         return tokens[: 1 + right_ones(self.guesses, tokens)] if self.guesses else tokens
 
-    def messages(self, n: int) -> tuple[Logprobs, ...]:
-        """The LOGPROBS messages that go before the answer to step *n*."""
-        return self.logprobs.messages(n) if self.logprobs else ()
+    def messages(self, n: int) -> tuple[Logprobs | RowOver, ...]:
+        """The LOGPROBS and ROW_OVER messages that go before the answer to step *n*."""
+        told: tuple[Logprobs | RowOver, ...] = self.logprobs.messages(n) if self.logprobs else ()
+        if not self.over:
+            return told
+        places = len(self.ids()) if self.guesses else 1
+        return told + tuple(RowOver(n, uid, why) for uid, at, why in self.over if at < places)
 
 
 class Sampler:
@@ -86,6 +125,8 @@ class Sampler:
         self._last: Final = LastTokens()
         self._processors: Final = LogitProcessors(vocabulary)
         self._begun: Final[dict[int, SamplerState]] = {}  # by batch, the last
+        self._constraints: Final = Constraints(vocabulary, params.matchers)
+        self._drawn: Final[dict[int, _Drawn]] = {}  # by batch, what constraints do not know yet
 
     def give(self, uid: int, token: int) -> None:
         """Row *uid* joins with *token* as its last."""
@@ -95,12 +136,14 @@ class Sampler:
         """Rows *uids* are gone."""
         for uid in uids:
             self._last.forget(uid)
+            self._constraints.forget(uid)
 
     def forget_batch(self, batch: int) -> None:
         """*batch* is empty."""
         self._last.forget_batch(batch)
         self._processors.forget_batch(batch)
         self._begun.pop(batch, None)
+        self._drawn.pop(batch, None)
 
     def inputs(self, batch: int, uids: tuple[int, ...]) -> mx.array:
         """What a decode of *batch* reads: the last tokens of *uids*, uint32 ``(rows,)``."""
@@ -118,16 +161,34 @@ class Sampler:
         """The state that the decode of *batch* is sampled with; *positions* are those of the new
         tokens, the first one's where *guesses* are read ahead."""
         rows = self._params.get(uids)
+        self._constraints.begin(rows)
         processor = None if on_guess else self._processors.take(batch, rows)
         before = self._begun.get(batch) if on_guess else None
         state = SamplerState(
-            batch, uids, rows, positions, processor, before, on_guess=on_guess, guesses=guesses
+            batch,
+            uids,
+            rows,
+            positions,
+            processor,
+            before,
+            on_guess=on_guess,
+            guesses=guesses,
+            constrained=any(row.constrained for row in rows),
         )
         self._begun[batch] = state
         return state
 
+    def make_masks(self, state: SamplerState) -> None:
+        """Make the masks that *state* lacks; the decode before must have been sampled. Waits for
+        its tokens."""
+        drawn = self._drawn.pop(state.batch, None)
+        for row, tokens in drawn.read() if drawn is not None else ():
+            self._constraints.drawn(row, tokens)
+        state.masks = self._constraints.masks(state.rows, state.positions, state.guesses)
+
     def end(self, state: SamplerState, logits: mx.array) -> Sampled:
-        """Sample from *logits* ``(rows, vocabulary)``; builds a graph and launches nothing."""
+        """Sample from *logits* ``(rows, vocabulary)``; builds a graph and launches nothing. *state*
+        must not lack masks."""
         if state.guesses:
             return self._end_ahead(state, logits)
         before, state.before = state.before, None
@@ -135,14 +196,10 @@ class Sampler:
         if before is not None:  # rows may have left in between
             processor = self._processors.following(before.after, state.rows)
         adjusted = logits if processor is None else processor.apply(logits)
-        tokens = sample(adjusted, state.rows, state.positions)
+        tokens = sample(_masked(adjusted, state), state.rows, state.positions)
         after = None if processor is None else processor.after(tokens)
-        changed = () if after is None else after.arrays
-        sampled = Sampled(
-            self._device_io.outlet(tokens), logprobs_of(logits, state.rows, tokens), changed
-        )
-        self._ended(state, tokens, after)
-        return sampled
+        logprobs = logprobs_of(logits, state.rows, tokens)
+        return self._ended(state, tokens, tokens, after, logprobs)
 
     def _end_ahead(self, state: SamplerState, logits: mx.array) -> Sampled:
         """Sample the tokens of one row from *logits* ``(1 + guesses, vocabulary)``.
@@ -156,18 +213,34 @@ class Sampler:
         if processor is not None:
             adjusted = processor.apply_ahead(logits, guesses)
         positions = range(first, first + places)
-        tokens = sample(adjusted, state.rows * places, positions)
+        tokens = sample(_masked(adjusted, state), state.rows * places, positions)
         right = mx.cumprod((tokens[:-1] == guesses).astype(mx.int32)).sum(keepdims=True)
         after = None if processor is None else processor.after_ahead(tokens, right)
-        changed = () if after is None else after.arrays
-        sampled = Sampled(self._device_io.outlet(tokens), None, changed, state.guesses)
-        self._ended(state, tokens[right], after)
-        return sampled
+        return self._ended(state, tokens, tokens[right], after, None)
 
-    def _ended(self, state: SamplerState, last: mx.array, after: LogitProcessor | None) -> None:
-        """Nothing can fail any more: from now on the next sampling follows this one, which drew
-        *last*."""
+    def _ended(
+        self,
+        state: SamplerState,
+        tokens: mx.array,
+        last: mx.array,
+        after: LogitProcessor | None,
+        logprobs: LogprobArrays | None,
+    ) -> Sampled:
+        """What was sampled. Nothing can fail any more: from now on the next sampling follows this
+        one, which drew *last*."""
+        changed = () if after is None else after.arrays
+        over = () if state.masks is None else state.masks.over
+        if any(row.bad or row.grammar for row in state.rows):
+            drawn = _Drawn(state.rows, self._device_io.outlet(tokens), state.guesses)
+            self._drawn[state.batch] = drawn
+            changed = (*changed, drawn.tokens.ready)
+        sampled = Sampled(self._device_io.outlet(tokens), logprobs, changed, state.guesses, over)
         self._last.sampled(state.batch, state.uids, last)
         state.after = after
         if after is not None:
             self._processors.put(state.batch, after)
+        return sampled
+
+
+def _masked(logits: mx.array, state: SamplerState) -> mx.array:
+    return logits if state.masks is None else state.masks.apply(logits)

@@ -29,6 +29,7 @@ from sealring_model.errors import LoadError
 from sealring_model.loading.mlx_lm_import import without_mlx
 from sealring_model.loading.weights import open_file, read_json, refuse_pointer
 from sealring_model.text.detokenizer import Detokenizer, is_panic, streaming_class
+from sealring_model.text.eos import eos_ids
 from sealring_model.text.fill_in import FillIn
 from sealring_model.text.token_lengths import longest_token
 
@@ -59,11 +60,13 @@ _TAIL: Final = 16
 class ToolFormat:
     """How a model writes a tool call: the marks around it, and a parser for the text between.
 
-    An empty *end* means that a call lasts to the end of the answer.
+    An empty *end* means that a call lasts to the end of the answer. *name* is mlx-lm's for the
+    format.
     """
 
     start: str
     end: str
+    name: str
     _read: Callable[[str, Any], Any] = attrs.field(repr=False)
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
@@ -124,16 +127,19 @@ class Tokenizer:
             self._inner: Final[Any] = helpers.TokenizerWrapper(
                 inner, streaming_class(helpers, folder), chat_template=template
             )
-            self.eos: Final = _eos_ids(folder) | frozenset(self._inner.eos_token_ids)
+            self.eos: Final = eos_ids(folder) | frozenset(self._inner.eos_token_ids)
             """Ids that end an answer."""
             self.has_chat: Final = bool(self._inner.has_chat_template)
             own = inspect.signature(inner.apply_chat_template).parameters.keys()
             self.reserved: Final = {"self", "messages", *own} - {"thinking", "enable_thinking"}
             """Settings of `apply_chat_template` that callers may not pass, such as the template
             itself."""
+            self.folder: Final = folder
             self.vocabulary: Final = len(self._inner)
             self.longest: Final = _longest(described)
             """Characters that one token can stand for, at most; infinity if there is no bound."""
+            self.special: Final = frozenset(map(int, inner.all_special_ids)) | _special(described)
+            """Ids of tokens that stand for no text but for themselves."""
             self.think: Final = (self._inner.think_start or "", self._inner.think_end or "")
             """The marks around the model's reasoning; empty if it has none."""
             self.fill_in: Final = FillIn.of(inner.get_vocab())
@@ -256,9 +262,15 @@ class Tokenizer:
         start = self.think[0]
         return bool(start) and self.decode(prompt[-_TAIL:]).rstrip().endswith(start)
 
-    def stream(self, *, special: bool = True) -> Detokenizer:
-        """A detokenizer for one answer, which without *special* leaves special tokens out."""
-        return Detokenizer(self._inner.detokenizer, frozenset() if special else self._silent)
+    def stream(self, *, special: bool = True, whole: bool = False) -> Detokenizer:
+        """A detokenizer for one answer, which without *special* leaves special tokens out. Unless
+        it is to be *whole*, a space at its beginning is left out, as most tokenizers put one
+        there."""
+        streaming = self._inner.detokenizer
+        if whole:  # the two ways in which mlx-lm's detokenizers trim
+            streaming.trim_space = False
+            streaming._maybe_trim_space = lambda text: text
+        return Detokenizer(streaming, frozenset() if special else self._silent)
 
     @functools.cached_property
     def _silent(self) -> frozenset[int]:
@@ -341,6 +353,11 @@ def _check_decoder(described: dict[str, Any] | None) -> None:
         raise ValueError("its decoder has a regular expression")
 
 
+def _special(described: dict[str, Any] | None) -> frozenset[int]:
+    added = (described or {}).get("added_tokens") or ()
+    return frozenset(token["id"] for token in added if token.get("special"))
+
+
 def _longest(described: dict[str, Any] | None) -> float:
     return math.inf if described is None else longest_token(described, _byte_of().keys())
 
@@ -364,24 +381,10 @@ def _tool_format(helpers: ModuleType, inner: Any) -> ToolFormat | None:
 
 def _format_called(name: str) -> ToolFormat:
     parser = without_mlx(f"tool_parsers.{name}")
-    return ToolFormat(parser.tool_call_start, parser.tool_call_end, parser.parse_tool_call)
+    return ToolFormat(parser.tool_call_start, parser.tool_call_end, name, parser.parse_tool_call)
 
 
 @functools.cache
 def _byte_of() -> dict[str, int]:
     """The byte that each character of a byte-level vocabulary stands for."""
     return dict(without_mlx("tokenizer_utils")._byte_decoder())
-
-
-def _eos_ids(folder: Path) -> frozenset[int]:
-    """The ids that end an answer, as the model's generation settings or configuration say."""
-    for name in ("generation_config.json", "config.json"):
-        file = folder / name
-        value = read_json(file).get("eos_token_id") if file.exists() else None
-        if isinstance(value, int):
-            return frozenset((value,))
-        if isinstance(value, list) and value:
-            if not all(isinstance(token, int) for token in value):
-                raise LoadError(f"{file} has {value} for eos_token_id, which are no token ids")
-            return frozenset(value)
-    return frozenset()

@@ -44,3 +44,4 @@ class MessageCode(enum.IntEnum):
     GROUP = 0x86
     GROUPED = 0x87
     SCORES = 0x88
+    ROW_OVER = 0x89

@@ -21,6 +21,7 @@ from sealring_protocol.codec.local_messages import (
     Loaded,
     LocalMessage,
     Logprobs,
+    RowOver,
     Scores,
 )
 from sealring_protocol.codec.local_readers import (
@@ -30,6 +31,7 @@ from sealring_protocol.codec.local_readers import (
     decode_info,
     decode_loaded,
     decode_logprobs,
+    decode_row_over,
     decode_scores,
 )
 from sealring_protocol.codec.local_writers import (
@@ -39,6 +41,7 @@ from sealring_protocol.codec.local_writers import (
     encode_info,
     encode_loaded,
     encode_logprobs,
+    encode_row_over,
     encode_scores,
 )
 from sealring_protocol.codec.messages import (
@@ -75,11 +78,11 @@ from sealring_protocol.codec.readers import (
     decode_pong,
     decode_prepared,
     decode_ready,
-    decode_row,
     decode_step,
     decode_tunnel,
     decode_waiting,
 )
+from sealring_protocol.codec.row_codec import decode_row, encode_row
 from sealring_protocol.codec.wire import Buffer, Reader
 from sealring_protocol.codec.writers import (
     encode_accept,
@@ -94,7 +97,6 @@ from sealring_protocol.codec.writers import (
     encode_prepared,
     encode_progress,
     encode_ready,
-    encode_row,
     encode_step,
     encode_tunnel,
     encode_waiting,
@@ -124,6 +126,7 @@ _ENCODERS: Final[dict[type[Any], Callable[[Any], list[Buffer]]]] = {
     Loaded: encode_loaded,
     Logprobs: encode_logprobs,
     Scores: encode_scores,
+    RowOver: encode_row_over,
     Group: encode_group,
     Grouped: encode_grouped,
     Tunnel: encode_tunnel,
@@ -167,6 +170,7 @@ LOCAL_DECODERS: Final[dict[int, Callable[[Reader], LocalMessage]]] = {
     MessageCode.LOADED: decode_loaded,
     MessageCode.LOGPROBS: decode_logprobs,
     MessageCode.SCORES: decode_scores,
+    MessageCode.ROW_OVER: decode_row_over,
     MessageCode.GROUP: decode_group,
     MessageCode.GROUPED: decode_grouped,
 }

@@ -64,8 +64,9 @@ FIELDS: Final[Mapping[str, str]] = {
     "TUNNEL": "code u8, instance u64, counter u64, stream u8, event u8",
     "ROW": "code u8, uid u64, seed u64, choice u16, temperature f64, top_p f64, top_k u32, "
     "min_p f64, repetition f64, presence f64, frequency f64, logprobs u8, bias u16, "
-    "generated u32, history u32",
+    "generated u32, history u32, least u32, ends u16, bad u16, grammar u32",
     "ROW.bias": "token u32, value f64",
+    "ROW.bad": "token u32, last bool",
     "WAITING": "code u8, reasons u8",
     "WAITING.reasons": "hindrance u8, rank u16",
     "GET": "code u8, offset u64, length u32, name u16",
@@ -80,6 +81,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "SCORES": "code u8, n u64, uid u64, position u32, scores u16, likeliest u16",
     "SCORES.scores": "chosen f64, rank u32",
     "SCORES.likeliest": "token u32, value f64",
+    "ROW_OVER": "code u8, n u64, uid u64, reason u16",
     "GROUP": "code u8, backend u8, rank u16, size u16, deadline_ms u32, hosts u16",
     "GROUPED": "code u8, size u16, sum_us u32, token_us u32",
 }
@@ -128,6 +130,7 @@ CHECKED: Final = layout("CHECKED")
 TUNNEL: Final = layout("TUNNEL")
 ROW: Final = layout("ROW")
 BIAS: Final = layout("ROW.bias")
+BAD: Final = layout("ROW.bad")
 WAITING: Final = layout("WAITING")
 REASON: Final = layout("WAITING.reasons")
 GET: Final = layout("GET")
@@ -141,6 +144,7 @@ LOGPROB: Final = layout("LOGPROBS.alternatives")
 SCORES: Final = layout("SCORES")
 SCORE: Final = layout("SCORES.scores")
 LIKELIEST: Final = layout("SCORES.likeliest")
+ROW_OVER: Final = layout("ROW_OVER", but=1)
 GROUP: Final = layout("GROUP")
 GROUPED: Final = layout("GROUPED")
 

@@ -148,6 +148,18 @@ class Scores:
 
 
 @attrs.frozen
+class RowOver:
+    """Row *uid* is over: nothing may follow the tokens that it had before step *n*. Without a
+    *reason* it is complete; else that says why it cannot go on. It comes before the step's answer,
+    in which the row's last token means nothing."""
+
+    CODE: ClassVar = MessageCode.ROW_OVER
+    n: int
+    uid: int
+    reason: str = ""
+
+
+@attrs.frozen
 class Loaded:
     """The cost of loading: bytes *read* from disk, bytes of weights *held*, and *load_us*
     microseconds."""
@@ -193,7 +205,7 @@ class Grouped:
     token_us: int
 
 
-EngineMessage = EngineInfo | HopKey | Row | Loaded | Logprobs | Scores | Group | Grouped
+EngineMessage = EngineInfo | HopKey | Row | Loaded | Logprobs | Scores | RowOver | Group | Grouped
 LocalMessage = (
     Ping | Pong | Ready | Bootstrap | Step | StepDone | CannotServe | Checked | EngineMessage
 )

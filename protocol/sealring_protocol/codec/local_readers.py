@@ -15,6 +15,7 @@ from sealring_protocol.codec.layouts import (
     LOADED,
     LOGPROB,
     LOGPROBS,
+    ROW_OVER,
     SCORE,
     SCORES,
 )
@@ -25,6 +26,7 @@ from sealring_protocol.codec.local_messages import (
     HopKey,
     Loaded,
     Logprobs,
+    RowOver,
     Scores,
 )
 from sealring_protocol.codec.readers import BACKENDS, DTYPES, read_hosts
@@ -106,6 +108,12 @@ def _columns(reader: Reader, layout: struct.Struct, count: int) -> tuple[tuple[A
     """The first and the second fields of *count* entries."""
     pairs = layout.iter_unpack(reader.view(count * layout.size))
     return tuple(zip(*pairs, strict=True)) if count else ((), ())
+
+
+def decode_row_over(reader: Reader) -> RowOver:
+    """Read ROW_OVER."""
+    _, n, uid = reader.unpack(ROW_OVER)
+    return RowOver(n, uid, plain(reader.text(MAX_REASON)))
 
 
 def decode_loaded(reader: Reader) -> Loaded:

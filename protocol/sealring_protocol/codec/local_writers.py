@@ -11,6 +11,7 @@ from sealring_protocol.codec.layouts import (
     LOADED,
     LOGPROB,
     LOGPROBS,
+    ROW_OVER,
     SCORE,
     SCORES,
 )
@@ -21,9 +22,10 @@ from sealring_protocol.codec.local_messages import (
     HopKey,
     Loaded,
     Logprobs,
+    RowOver,
     Scores,
 )
-from sealring_protocol.codec.wire import U16, U64, Buffer, at_most, clip, sized
+from sealring_protocol.codec.wire import U16, U64, Buffer, at_most, clip, sized, text
 from sealring_protocol.codec.writers import write_hosts
 from sealring_protocol.limits import MAX_LAYERS, MAX_REASON, MAX_WORLD
 
@@ -82,6 +84,12 @@ def encode_scores(m: Scores) -> list[Buffer]:
         *(LIKELIEST.pack(*pair) for pair in likeliest),
     )
     return [head + b"".join(parts)]
+
+
+def encode_row_over(message: RowOver) -> list[Buffer]:
+    """The parts of ROW_OVER."""
+    head = ROW_OVER.pack(message.CODE, message.n, message.uid)
+    return [head + text(clip(message.reason, MAX_REASON), MAX_REASON)]
 
 
 def encode_loaded(message: Loaded) -> list[Buffer]:

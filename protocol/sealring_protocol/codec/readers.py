@@ -8,7 +8,6 @@ from typing import Final
 
 from sealring_protocol.codec.layouts import (
     BACK,
-    BIAS,
     BOOTSTRAP,
     CANNOT,
     CHECKED,
@@ -27,7 +26,6 @@ from sealring_protocol.codec.layouts import (
     PROGRESS,
     READY,
     REASON,
-    ROW,
     SAVE,
     SCORED,
     SPENT,
@@ -62,7 +60,6 @@ from sealring_protocol.codec.messages import (
     Progress,
     Ready,
     Reason,
-    Row,
     Save,
     Spent,
     Step,
@@ -78,7 +75,6 @@ from sealring_protocol.codec.wire import Reader, plain
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
 from sealring_protocol.limits import (
     MAX_ADDRESS,
-    MAX_BIAS,
     MAX_FILE_NAME,
     MAX_IDS,
     MAX_LAYERS,
@@ -95,7 +91,8 @@ from sealring_protocol.limits import (
 )
 
 
-def _ids(reader: Reader, count: int) -> tuple[int, ...]:
+def read_ids(reader: Reader, count: int) -> tuple[int, ...]:
+    """*count* token ids."""
     if count > MAX_IDS:
         raise LimitExceeded(f"{count} token ids; the limit is {MAX_IDS}")
     # The declared length is checked against the bytes present before the layout is built.
@@ -270,7 +267,7 @@ def decode_step(reader: Reader) -> Step:
         join = tuple(Join(*reader.unpack(JOIN)) for _ in range(joins))
     work = _work(kind, target, position, count)
     times = _spent(reader, spent) if spent else ()
-    ids = _ids(reader, idents) if idents else ()
+    ids = read_ids(reader, idents) if idents else ()
     found = _tensors(reader, tensors) if tensors else ()
     failure = _read_failure(reader, failed) if failed else None
     return Step(
@@ -305,7 +302,7 @@ def decode_done(reader: Reader) -> StepDone:
     """Read STEP_DONE."""
     _, instance, counter, n, spent, idents, tensors, failed = reader.unpack(DONE)
     times = _spent(reader, spent) if spent else ()
-    ids = _ids(reader, idents) if idents else ()
+    ids = read_ids(reader, idents) if idents else ()
     found = _tensors(reader, tensors) if tensors else ()
     failure = _read_failure(reader, failed) if failed else None
     return StepDone(_epoch(instance, counter), n, ids, found, failure, times)
@@ -325,15 +322,6 @@ def decode_checked(reader: Reader) -> Checked:
     return Checked(
         _epoch(instance, counter), n, closing == 1, decode_tensor(reader), decode_tensor(reader)
     )
-
-
-def decode_row(reader: Reader) -> Row:
-    """Read ROW."""
-    _, *fields, biased, generated, length = reader.unpack(ROW)
-    if biased > MAX_BIAS:
-        raise LimitExceeded(f"{biased} biases; the limit is {MAX_BIAS}")
-    bias = tuple((token, value) for token, value in (reader.unpack(BIAS) for _ in range(biased)))
-    return Row(*[*fields, bias, _ids(reader, length), generated])
 
 
 _EVENTS: Final = {int(event): event for event in TunnelEvent}

@@ -8,7 +8,6 @@ import struct
 
 from sealring_protocol.codec.layouts import (
     BACK,
-    BIAS,
     BOOTSTRAP,
     CANNOT,
     CHECKED,
@@ -28,7 +27,6 @@ from sealring_protocol.codec.layouts import (
     PROGRESS,
     READY,
     REASON,
-    ROW,
     SAVE,
     SCORED,
     SPENT,
@@ -53,7 +51,6 @@ from sealring_protocol.codec.messages import (
     Prefill,
     Prepared,
     Ready,
-    Row,
     Step,
     StepDone,
     Tunnel,
@@ -64,7 +61,6 @@ from sealring_protocol.codec.wire import U16, U64, Buffer, at_most, clip, sized,
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import (
     MAX_ADDRESS,
-    MAX_BIAS,
     MAX_FILE_NAME,
     MAX_IDS,
     MAX_LAYERS,
@@ -93,7 +89,7 @@ def _add_tail(parts: list[Buffer], message: Step | StepDone) -> None:
         at_most(len(message.spent), MAX_SPENT, "entries of times")
         parts += [SPENT.pack(s.compute_us, s.wait_us, s.seal_us) for s in message.spent]
     if message.ids:
-        parts.append(_ids(message.ids))
+        parts.append(write_ids(message.ids))
     if message.tensors:
         at_most(len(message.tensors), MAX_TENSORS, "tensors")
         for tensor in message.tensors:
@@ -102,7 +98,8 @@ def _add_tail(parts: list[Buffer], message: Step | StepDone) -> None:
         parts.append(_failure(message.failed))
 
 
-def _ids(ids: tuple[int, ...]) -> bytes:
+def write_ids(ids: tuple[int, ...]) -> bytes:
+    """*ids* as u32."""
     at_most(len(ids), MAX_IDS, "token ids")
     return struct.pack(f">{len(ids)}I", *ids)
 
@@ -290,30 +287,6 @@ def encode_checked(message: Checked) -> list[Buffer]:
         CHECKED.pack(message.CODE, *numbers),
         *(part for tensor in tensors for part in encode_tensor(tensor)),
     ]
-
-
-def encode_row(m: Row) -> list[Buffer]:
-    """The parts of ROW."""
-    at_most(len(m.bias), MAX_BIAS, "biases")
-    head = ROW.pack(
-        m.CODE,
-        m.uid,
-        m.seed,
-        m.choice,
-        m.temperature,
-        m.top_p,
-        m.top_k,
-        m.min_p,
-        m.repetition,
-        m.presence,
-        m.frequency,
-        m.logprobs,
-        len(m.bias),
-        m.generated,
-        len(m.history),
-    )
-    bias = b"".join(BIAS.pack(token, value) for token, value in m.bias)
-    return [head + bias + (_ids(m.history) if m.history else b"")]
 
 
 def encode_tunnel(message: Tunnel) -> list[Buffer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from sealring_protocol.codec.local_messages import (
@@ -11,6 +12,7 @@ from sealring_protocol.codec.local_messages import (
     HopKey,
     Loaded,
     Logprobs,
+    RowOver,
     Scores,
 )
 from sealring_protocol.codec.messages import (
@@ -98,6 +100,14 @@ def _row(m: Row) -> dict[str, Json]:
         "bias": [list(pair) for pair in m.bias],
         "generated": m.generated,
         "history": list(m.history),
+        "least": m.least,
+        "ends": list(m.ends),
+        "bad": [
+            {"token": token, "last": at == len(ids)}
+            for ids in m.bad
+            for at, token in enumerate(ids, 1)
+        ],
+        "grammar": m.grammar.hex(),
     }
 
 
@@ -154,8 +164,20 @@ def read_row(f: dict[str, Json]) -> Row:
     lists: dict[str, Any] = {
         "bias": tuple((token, value) for token, value in f.get("bias", ())),
         "history": tuple(f.get("history", ())),
+        "ends": tuple(f.get("ends", ())),
+        "bad": _sequences(f.get("bad", ())),
+        "grammar": bytes.fromhex(f.get("grammar", "")),
     }
     return Row(int(f["uid"]), int(f["seed"]), **rest, **lists)
+
+
+def _sequences(told: Iterable[dict[str, Json]]) -> tuple[tuple[int, ...], ...]:
+    sequences: list[list[int]] = [[]]
+    for entry in told:
+        sequences[-1].append(entry["token"])
+        if entry["last"]:
+            sequences.append([])
+    return tuple(map(tuple, filter(None, sequences)))
 
 
 _ROW: Final = (
@@ -169,6 +191,7 @@ _ROW: Final = (
     "frequency",
     "logprobs",
     "generated",
+    "least",
 )
 
 
@@ -178,6 +201,7 @@ LOCAL_TO: Final[ToFields] = {
     Row: _row,
     Logprobs: _logprobs,
     Scores: _scores,
+    RowOver: lambda m: {"n": u64(m.n), "uid": u64(m.uid), "reason": m.reason},
     Loaded: lambda m: {"read": u64(m.read), "held": u64(m.held), "load_us": u64(m.load_us)},
     Group: _group,
     Grouped: lambda m: {"size": m.size, "sum_us": m.sum_us, "token_us": m.token_us},
@@ -191,6 +215,7 @@ LOCAL_FROM: Final[FromFields] = {
     "ROW": read_row,
     "LOGPROBS": _read_logprobs,
     "SCORES": _read_scores,
+    "ROW_OVER": lambda f: RowOver(int(f["n"]), int(f["uid"]), f["reason"]),
     "LOADED": lambda f: Loaded(int(f["read"]), int(f["held"]), int(f["load_us"])),
     "GROUP": _read_group,
     "GROUPED": lambda f: Grouped(f["size"], f["sum_us"], f["token_us"]),

@@ -8,8 +8,11 @@
 import { must } from "./failure.js";
 import {
   MAX_ADDRESS,
+  MAX_BAD,
   MAX_BIAS,
+  MAX_ENDS,
   MAX_FILE_NAME,
+  MAX_GRAMMAR,
   MAX_GUESSED,
   MAX_IDS,
   MAX_LAYERS,
@@ -235,8 +238,15 @@ const row = struct(
     bias: list(u16, MAX_BIAS, pair(u32, finite)),
     generated: u32,
     history: list(u32, MAX_IDS, u32),
+    least: u32,
+    ends: list(u16, MAX_ENDS, u32),
+    bad: list(u16, MAX_BAD, struct({ token: u32, last: bool })),
+    grammar: wire.blob(MAX_GRAMMAR),
   },
-  ({ generated, history }) => must(generated <= history.length, "more generated than there is"),
+  ({ generated, history, bad }) => {
+    must(generated <= history.length, "more generated than there is");
+    must(bad.length === 0 || bad.at(-1).last, "a bad sequence without an end");
+  },
 );
 
 const logprobs = struct({ n: u64, uid: u64, chosen: f64, alternatives: list(u8, MAX_LOGPROBS, pair(u32, f64)) });
@@ -255,6 +265,7 @@ const scores = struct(
     must(Number.isInteger(each) && each <= MAX_LOGPROBS, "other numbers of likeliest tokens");
   },
 );
+const rowOver = struct({ n: u64, uid: u64, reason: plainText(MAX_REASON) });
 
 const loaded = struct({ read: u64, held: u64, load_us: u64 });
 
@@ -330,6 +341,7 @@ export const LOCAL = Object.freeze({
   0x86: ["GROUP", membership],
   0x87: ["GROUPED", grouped],
   0x88: ["SCORES", scores],
+  0x89: ["ROW_OVER", rowOver],
 });
 
 /**

@@ -121,7 +121,8 @@ export class Rank {
   #row(row) {
     this.#rows.count += 1;
     this.#rows.ids += row.history.length;
-    this.#rows.weight += HISTORY_WEIGHT * row.history.length + ENTRY_WEIGHT * (1 + row.bias.length);
+    const entries = 1 + row.bias.length + row.ends.length + row.bad.length;
+    this.#rows.weight += HISTORY_WEIGHT * row.history.length + ENTRY_WEIGHT * entries + row.grammar.length;
     const { count, ids } = this.#rows;
     must(count <= MAX_ROWS && ids <= MAX_IDS, "more than a step may open [TP-09]", "LIMIT_EXCEEDED");
     if (this.#failure) return;

@@ -181,8 +181,13 @@ class Row:
     to report with the log probability of a token that is drawn, or scored; `NO_LOGPROBS` reports
     none at all.
 
+    A `constrained` row may not have every token. Those in *ends* end the row; before *least* tokens
+    (its prompt included) it has none of them. It never has one of the sequences *bad* among its own
+    tokens. What it generates is held to *grammar*: a text that the engines know how to read, empty
+    for none. Then it ends only where the grammar does.
+
     *history* has the row's tokens so far, of which the last *generated* are the model's own. Only a
-    `penalised` row needs it.
+    row that `remembers` needs it.
     """
 
     CODE: ClassVar = MessageCode.ROW
@@ -200,6 +205,10 @@ class Row:
     bias: tuple[tuple[int, float], ...] = ()
     history: tuple[int, ...] = ()
     generated: int = 0
+    least: int = 0
+    ends: tuple[int, ...] = ()
+    bad: tuple[tuple[int, ...], ...] = ()
+    grammar: bytes = b""
 
     def __attrs_post_init__(self) -> None:
         rule(0 <= self.temperature < float("inf"), "a temperature must be finite and at least 0")
@@ -212,8 +221,19 @@ class Row:
         rule(wanted, f"logprobs are of at most {MAX_LOGPROBS} alternatives")
         rule(all(math.isfinite(value) for _, value in self.bias), "a bias is finite")
         rule(self.generated <= len(self.history), "more tokens generated than there are")
+        rule(all(self.bad), "a bad sequence has at least one token")
 
     @property
     def penalised(self) -> bool:
         """True if its sampling depends on its earlier tokens."""
         return self.repetition != 1 or self.presence != 0 or self.frequency != 0
+
+    @property
+    def constrained(self) -> bool:
+        """True if it may not have every token."""
+        return bool(self.least or self.bad or self.grammar)
+
+    @property
+    def remembers(self) -> bool:
+        """True if how its next token is drawn depends on its earlier ones."""
+        return self.penalised or bool(self.bad or self.grammar)

@@ -79,7 +79,9 @@ def weight(message: Step | StepDone | Row) -> int:
     """The memory, in bytes, that *message* may take while it waits; see
     `limits.MAX_WEIGHT_WAITING`."""
     if isinstance(message, Row):
-        return ENTRY_WEIGHT * (1 + len(message.bias)) + HISTORY_WEIGHT * len(message.history)
+        told = 1 + len(message.bias) + len(message.ends) + sum(map(len, message.bad))
+        history = HISTORY_WEIGHT * len(message.history)
+        return ENTRY_WEIGHT * told + history + len(message.grammar)
     entries = len(message.ids)
     if isinstance(message, Step):
         changes = (

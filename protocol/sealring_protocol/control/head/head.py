@@ -21,6 +21,7 @@ from sealring_protocol.codec.local_messages import (
     Loaded,
     LocalMessage,
     Logprobs,
+    RowOver,
     Scores,
 )
 from sealring_protocol.codec.messages import (
@@ -201,7 +202,7 @@ class Head:
                 return self._engine_info(message, now)
             case Ready() | Loaded() | Grouped():
                 return self._begun(self.epochs.engine_message(message, now), now)
-            case Logprobs() | Scores():
+            case Logprobs() | Scores() | RowOver():
                 if self._steps is not None:
                     self._steps.engine_told(message)
                 return []

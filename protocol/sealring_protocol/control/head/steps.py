@@ -9,11 +9,11 @@ step has failed, `over` is true; then all steps are settled, and the epoch must 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 import attrs
 
-from sealring_protocol.codec.local_messages import Logprobs, Scores
+from sealring_protocol.codec.local_messages import Logprobs, RowOver, Scores
 from sealring_protocol.codec.messages import (
     NO_LOGPROBS,
     Checked,
@@ -60,6 +60,9 @@ class Timekeeper:
         self.lockstep = StepDeadline(StepDeadlineRule.of(patience))
 
 
+M = TypeVar("M")
+
+
 class Steps:
     """The steps of *epoch*, for which *ranks* are ready; *parallel* is tensor parallelism.
     In a *checked* epoch fingerprints are passed on.
@@ -89,6 +92,7 @@ class Steps:
         self._flights: dict[int, tuple[float, Work, tuple[int, ...]]] = {}  # when sent, work, rows
         self._logprobs: dict[tuple[int, int], Logprobs] = {}  # by (step, uid), for its answer
         self._scores: dict[int, list[Scores]] = {}  # by step, for its answer
+        self._over: dict[tuple[int, int], RowOver] = {}  # as well
         self._checked = CheckedSteps(self._world) if checked else None
         self._drain_ends: float | None = None
         self._told_slow_links = False
@@ -193,13 +197,15 @@ class Steps:
 
     # -------------------------------------------------------------- inwards
 
-    def engine_told(self, message: Logprobs | Scores) -> None:
+    def engine_told(self, message: Logprobs | Scores | RowOver) -> None:
         """The head's engine sent *message* ahead of the answer that it belongs to."""
         # Keep no others: a compromised engine may send any number of them.
         _, work, uids = self._flights.get(message.n, (0.0, None, ()))
         if message.uid not in uids:
             return
-        if isinstance(message, Logprobs):
+        if isinstance(message, RowOver):
+            self._over[message.n, message.uid] = message
+        elif isinstance(message, Logprobs):
             self._logprobs[message.n, message.uid] = message
         elif isinstance(work, Prefill) and work.scored:
             told = self._scores.setdefault(message.n, [])
@@ -250,8 +256,10 @@ class Steps:
     def _answered(self, action: pipeline.Answered, now: float) -> list[Effect]:
         self.progressed = True
         effects = self._timing(action, now)
-        logprobs, scores = self._told_of(action.n), self._scores.pop(action.n, ())
-        effects += self._scheduler.answered(action.n, action.ids, now, logprobs, scores)
+        told, over = _taken(self._logprobs, action.n), _taken(self._over, action.n)
+        reasons = {uid: message.reason for uid, message in over.items()}
+        scores = self._scores.pop(action.n, ())
+        effects += self._scheduler.answered(action.n, action.ids, now, told, scores, reasons)
         return effects + self.plan(now)
 
     def _timing(self, action: pipeline.Answered, now: float) -> list[Effect]:
@@ -270,12 +278,6 @@ class Steps:
             return [timing]
         self._told_slow_links = True
         return [timing, Note(Level.WARNING, self._scheduler.slow_links)]
-
-    def _told_of(self, n: int) -> dict[int, Logprobs]:
-        """Take the log probabilities that belong to the answer to step *n*, by row."""
-        if not self._logprobs:
-            return {}
-        return {uid: self._logprobs.pop((n, uid)) for m, uid in list(self._logprobs) if m == n}
 
     # ------------------------------------------------------------- failures
 
@@ -348,6 +350,11 @@ def memory_notes(known: Mapping[int, int], learnt: Mapping[int, int]) -> list[Ef
         if known.get(rank) != room
     ]
     return [Note(Level.WARNING, text) for text in texts]
+
+
+def _taken(told: dict[tuple[int, int], M], n: int) -> dict[int, M]:
+    """Take what was *told* of the rows of step *n* before its answer, by row."""
+    return {uid: told.pop((n, uid)) for m, uid in list(told) if m == n} if told else {}
 
 
 def _by_hearsay(rank: int, done: StepDone) -> StepDone:

@@ -50,7 +50,8 @@ class Request:
     With *scores* it is told how likely each token of the prompt but the first was, as
     *sampling* says of the tokens that are drawn (`Row.logprobs`).
 
-    A token in *eos* ends the row and is not output. *sampling* is a `Row` without uid and history.
+    A token in *eos* ends the row and is not output, and comes after *min_tokens* others at the
+    earliest. *sampling* is a `Row` without uid, history, least length and ends.
     *prediction* has tokens that the answer is likely to contain: guesses are looked up there, too.
     *guesses* has a guess for each place of the answer; then none is looked up.
     Owners take turns in the queue. Snapshots of a row serve only later requests of the same *owner*
@@ -66,6 +67,7 @@ class Request:
     prediction: tuple[int, ...] = ()
     guesses: tuple[int, ...] | None = None
     scores: bool = False
+    min_tokens: int = 0
 
     @property
     def sharer(self) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from sealring_protocol.codec.messages import Row, Step, Work
 from sealring_protocol.control.epoch.pipeline import weight
 from sealring_protocol.control.scheduler.guesses import RowGuesses
 from sealring_protocol.control.scheduler.requests import Request, RowOpened
-from sealring_protocol.limits import HISTORY_WEIGHT
+from sealring_protocol.limits import ENTRY_WEIGHT, HISTORY_WEIGHT
 from sealring_protocol.table import Machine, Table
 
 
@@ -108,8 +108,12 @@ class LiveRow:
     @property
     def sampling(self) -> Row:
         """Its sampling settings, for an engine that opens it now."""
-        asked = self.request.sampling
-        if not asked.penalised:
+        asked, least = self.request.sampling, self.request.min_tokens
+        if asked.constrained or least:
+            prompt = len(self.request.prompt)
+            ends = tuple(sorted(self.request.eos))
+            asked = attrs.evolve(asked, least=prompt + least if least else 0, ends=ends)
+        if not asked.remembers:
             return attrs.evolve(asked, uid=self.uid)
         history = tuple(self.tokens)
         return attrs.evolve(asked, uid=self.uid, history=history, generated=self.emitted)
@@ -117,12 +121,13 @@ class LiveRow:
     @property
     def told(self) -> int:
         """The number of token ids in the history of its ROW."""
-        return len(self.tokens) if self.request.sampling.penalised else 0
+        return len(self.tokens) if self.request.sampling.remembers else 0
 
     @property
     def row_weight(self) -> int:
         """The weight of its ROW, in bytes (`pipeline.weight`)."""
-        return weight(self.request.sampling) + HISTORY_WEIGHT * self.told
+        ends = ENTRY_WEIGHT * len(self.request.eos)
+        return weight(self.request.sampling) + ends + HISTORY_WEIGHT * self.told
 
     @property
     def emitted(self) -> int:

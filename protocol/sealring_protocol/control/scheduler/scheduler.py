@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
@@ -63,7 +63,7 @@ from sealring_protocol.control.scheduler.running_rows import RunningRows
 from sealring_protocol.control.scheduler.step_making import StepMaker
 from sealring_protocol.errors import RemoteProtocolError
 
-_NO_LOGPROBS: Final[Mapping[int, Logprobs]] = {}
+_NONE: Final[Mapping[int, Any]] = {}
 
 
 class Scheduler:
@@ -323,12 +323,14 @@ class Scheduler:
         n: int,
         ids: tuple[int, ...],
         now: float,
-        logprobs: Mapping[int, Logprobs] = _NO_LOGPROBS,
+        logprobs: Mapping[int, Logprobs] = _NONE,
         scores: Sequence[Scores] = (),
+        over: Mapping[int, str] = _NONE,
     ) -> list[Outcome]:
         """Step *n* is done: it gave *ids*, for each of its rows one, and *logprobs* for some. One
         that reads ahead gives its only row several. One that scores tokens gave *scores* of all, in
-        order.
+        order. Rows that are *over* end in place of their last token of the step: complete, or for
+        the reason that is given.
 
         Raises `RemoteProtocolError` for a step that is not in flight, or for a wrong number of
         tokens or scores.
@@ -347,11 +349,16 @@ class Scheduler:
             return self._was_read(flight.work, scores)
         stays = self._guessing.landed(flight, ids, now)
         outcomes: list[Outcome] = []
+        last = {uid: position for uid, position, _ in flight.tokens(ids)} if over else {}
         for uid, position, token in flight.tokens(ids):
             row = self._running.rows.get(uid)
             # Ignore the surplus token of a row that is in prefill again: it will be drawn again,
             # with the same result.
             if row is None or position != len(row.tokens) or uid in self._running.reading:
+                continue
+            if uid in over and position == last[uid]:
+                ended = FinishReason.FAILED if over[uid] else FinishReason.STOP
+                outcomes += self._running.end(uid, ended, over[uid])
                 continue
             if not flight.guesses:
                 self._guessing.drawn(row, token, now)
