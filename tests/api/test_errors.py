@@ -68,9 +68,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str | None]] = {
     "top without logprobs": (CHAT, {"top_logprobs": 3}, "invalid_value", "top_logprobs"),
     "a schema": (
         CHAT,
-        {"response_format": {"type": "json_object"}},
-        "unsupported_parameter",
-        "response_format",
+        {"response_format": {"type": "json_schema"}},
+        "missing_required_parameter",
+        "response_format.json_schema",
     ),
     "speech": (CHAT, {"modalities": ["audio"]}, "unsupported_parameter", "modalities"),
     "old functions": (CHAT, {"functions": [{"name": "f"}]}, "unsupported_parameter", "functions"),

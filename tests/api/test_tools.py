@@ -22,8 +22,12 @@ WEATHER: dict[str, Any] = {
 OTHER: dict[str, Any] = {"type": "function", "function": {"name": "other"}}
 
 
-def test_a_tool_call(team: Served) -> None:
-    choice = team.openai.chat.completions.create(**team.chat("weather", tools=[WEATHER])).choices[0]
+STRICT = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
+
+
+@pytest.mark.parametrize("tool", [WEATHER, STRICT])
+def test_a_tool_call(team: Served, tool: dict[str, Any]) -> None:
+    choice = team.openai.chat.completions.create(**team.chat("weather", tools=[tool])).choices[0]
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content is None
     assert choice.message.tool_calls is not None

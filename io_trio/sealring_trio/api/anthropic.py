@@ -33,7 +33,7 @@ class CountTokens:
 
 
 async def _count(head: ApiHead, body: bytes, caller: Caller) -> dict[str, int]:
-    about = {"models": head.models, "context": 0}  # a prompt beyond the context is counted, too
+    about = {"models": head.models}
     with trio.move_on_after(head.config.timeout), text_errors(caller.id):
         told, _ = await head.generator.texts.run("count", about, body, caller.owner)
         return {"input_tokens": int(told["tokens"])}

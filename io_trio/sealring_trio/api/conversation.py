@@ -14,6 +14,7 @@ class Function(Model):
     name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class Tool(Model):

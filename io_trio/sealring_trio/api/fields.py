@@ -22,7 +22,8 @@ from sealring_trio.api.errors import ApiError, unsupported
 IGNORED_HEADER: Final = "x-sealring-ignored"
 
 TOOLS_HEADER: Final = "x-sealring-tools"
-"""Says ``in-words`` where the model's template has no tools, and a message told it of them."""
+"""Says ``in-words`` where the model's template has no tools, and a message told it of them;
+``as-json`` where it must call one, too: its answer is held to the JSON of a call."""
 
 MAX_IGNORED: Final = 16
 """Names in the header; after that it ends with dots."""
@@ -200,7 +201,7 @@ def headers_of(told: Mapping[str, Any]) -> dict[str, str]:
             shown[:MAX_IGNORED] + ["..."] * (len(shown) > MAX_IGNORED)
         )
     if told.get("in_words") is True:
-        headers[TOOLS_HEADER] = "in-words"
+        headers[TOOLS_HEADER] = "as-json" if told.get("plain") is True else "in-words"
     return headers
 
 

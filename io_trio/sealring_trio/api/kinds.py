@@ -21,6 +21,7 @@ from sealring_trio.api.responses_shape import ResponseShape, Wanted
 from sealring_trio.api.responses_store import Kept, ResponseStore
 from sealring_trio.api.schema import ChatOptions, CompletionOptions
 from sealring_trio.api.scores import PromptScores
+from sealring_trio.api.told_tools import PLAIN
 from sealring_trio.errors import OperationError
 from sealring_trio.node.generation import Generator
 from sealring_trio.text.frames import Exceeded, Lost, Refused, TextQueueFull
@@ -83,14 +84,15 @@ class ChatKind:
     ) -> list[Choice]:
         """A message for each."""
         tokenizer, told = context.tokenizer, parsed.told
+        plain = bool(told["plain"])
         tools = parsed.rest[: told["tools"]]
-        calls = CallReader(context, tools)
+        calls = CallReader(context, tools, plain=plain)
         return [
             Choice(
                 index,
                 AnswerText(
                     tokenizer.think,
-                    tokenizer.calls if tools else None,
+                    (PLAIN if plain else tokenizer.calls) if tools else None,
                     reasoning=told["reasoning"],
                     calling=told["calling"],
                 ),
@@ -175,7 +177,7 @@ class CompletionKind:
         self, asked: CompletionOptions, parsed: ParsedRequest, context: ChoiceContext
     ) -> list[Choice]:
         """The continuations of each prompt: plain text, in which nothing is told apart."""
-        calls = CallReader(context, b"")
+        calls = CallReader(context, b"", plain=False)
         count = (asked.n or 1) * len(parsed.prompts)
         return [Choice(index, AnswerText(), calls.read) for index in range(count)]
 
@@ -196,14 +198,16 @@ class CompletionKind:
 
 @attrs.frozen
 class CallReader:
-    """Has a text worker read tool calls; *tools* is the JSON of the tools that may be called."""
+    """Has a text worker read tool calls; *tools* is the JSON of the tools that may be called. They
+    are *plain* JSON, or in the model's format."""
 
     context: ChoiceContext
     tools: bytes
+    plain: bool
 
     async def read(self, text: str) -> list[ToolCall]:
         """The calls in *text*; none if it is no call, or cannot be read within its limits."""
-        about = {"tools": len(self.tools)}
+        about = {"tools": len(self.tools), "plain": self.plain}
         data = self.tools + text.encode("utf-8", "replace")
         try:
             told, _ = await self.context.generator.texts.run(

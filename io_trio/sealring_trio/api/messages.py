@@ -13,25 +13,33 @@ from itertools import islice
 from typing import Any
 
 import attrs
-from sealring_model.text.tokens import Tokenizer
+from sealring_model.text.tokens import Tokenizer, ToolFormat
 
 from sealring_trio.api import told_tools
 from sealring_trio.api.conversation import Message, NamedTool
 from sealring_trio.api.errors import invalid, unsupported
 from sealring_trio.api.fields import LONGEST_NAME, MAX_IGNORED
 from sealring_trio.api.schema import ChatRequest
+from sealring_trio.api.told_tools import PLAIN
 
 
 @attrs.frozen
 class Conversation:
     """A prompt's *text*, and the *tools* that its answer may call, as the template got them, or
-    *in_words*. If *forced*, the answer must call one. Fields that are *ignored* had no effect."""
+    *in_words*. They are called as *calls* has it. If *forced*, the answer must call one. Fields
+    that are *ignored* had no effect."""
 
     text: str
     tools: list[dict[str, Any]]
     forced: bool
+    calls: ToolFormat
     in_words: bool = False
     ignored: tuple[str, ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        """Whether the answer is the JSON of a call, and nothing else."""
+        return self.calls is PLAIN
 
 
 @attrs.frozen
@@ -45,21 +53,24 @@ class Opening:
 
 def render(tokenizer: Tokenizer, asked: ChatRequest) -> Conversation:
     """The prompt of *asked*. Raises `ApiError` for what the model's template does not take."""
-    tools = _tools(asked)
+    tools = asked_tools(asked)
+    for tool in tools:
+        tool["function"].pop("strict", None)  # no part of a prompt
     forced = bool(tools) and asked.tool_choice not in (None, "auto")
     settings, ignored = _settings(tokenizer, asked, forced=forced)
     messages = [_plain(message) for message in asked.messages]
     in_words = tokenizer.tools is None
+    calls = PLAIN if in_words and forced else tokenizer.calls
     if in_words:
         messages = told_tools.in_words(messages, tokenizer.calls)
     try:
         if tools and in_words:
-            text = _told(tokenizer, messages, tools, settings)
+            text = _told(tokenizer, messages, told_tools.instructions(tools, calls), settings)
         else:
             text = tokenizer.render(messages, tools, **settings)
     except ValueError as error:
         raise invalid(f"{error}.", "messages") from None
-    return Conversation(text, tools, forced, bool(tools) and in_words, ignored)
+    return Conversation(text, tools, forced, calls, bool(tools) and in_words, ignored)
 
 
 def _settings(
@@ -93,18 +104,14 @@ def _settings(
 
 
 def _told(
-    tokenizer: Tokenizer,
-    messages: list[dict[str, Any]],
-    tools: list[dict[str, Any]],
-    settings: dict[str, Any],
+    tokenizer: Tokenizer, messages: list[dict[str, Any]], told: str, settings: dict[str, Any]
 ) -> str:
-    """The text of *messages* with *tools* in words: in the system message, or in the user's where
-    the template takes no system message. Raises `ValueError`."""
-    text = told_tools.instructions(tools, tokenizer.calls)
+    """The text of *messages* with what is *told* of tools: in the system message, or in the user's
+    where the template takes no system message. Raises `ValueError`."""
     try:
-        return tokenizer.render(told_tools.with_system(messages, text), **settings)
+        return tokenizer.render(told_tools.with_system(messages, told), **settings)
     except ValueError:
-        return tokenizer.render(told_tools.with_user(messages, text), **settings)
+        return tokenizer.render(told_tools.with_user(messages, told), **settings)
 
 
 def tokenise(tokenizer: Tokenizer, talk: Conversation, around: bool | None = None) -> Opening:
@@ -113,13 +120,13 @@ def tokenise(tokenizer: Tokenizer, talk: Conversation, around: bool | None = Non
     ids = tokenizer.encode_rendered(talk.text, around=around)
     reasoning = tokenizer.opens_thinking(ids)
     if talk.forced:
-        opening = (tokenizer.think[1] if reasoning else "") + tokenizer.calls.start
-        ids += tokenizer.encode_part(opening)
+        opening = (tokenizer.think[1] if reasoning else "") + talk.calls.start
+        ids += tokenizer.encode_part(opening) if opening else []
         reasoning = False
     return Opening(ids, reasoning, talk.forced)
 
 
-def _tools(asked: ChatRequest) -> list[dict[str, Any]]:
+def asked_tools(asked: ChatRequest) -> list[dict[str, Any]]:
     """The tools that the prompt names."""
     if asked.tool_choice == "none":
         return []

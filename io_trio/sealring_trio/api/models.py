@@ -56,7 +56,7 @@ async def _capabilities(head: ApiHead) -> dict[str, Any] | None:
         "reasoning_effort": tokenizer.takes("reasoning_effort"),
         "fill_in_the_middle": tokenizer.fill_in is not None,
         "logprobs": True,
-        "structured_output": False,
+        "structured_output": True,
         "embeddings": False,
         "vision": False,
         "audio": False,

@@ -26,7 +26,7 @@ def jobs(
     caller: Caller,
 ) -> Iterator[Job]:
     """A job for each choice of each prompt, in the order of their indices. Raises `ApiError`."""
-    row = _row(asked, vocabulary)
+    row = attrs.evolve(_row(asked, vocabulary), grammar=parsed.grammar, bad=parsed.bad)
     ends = frozenset(asked.stop_token_ids or ()) | parsed.ends
     if beyond := [token for token in asked.stop_token_ids or () if token >= vocabulary]:
         raise invalid(
@@ -51,6 +51,7 @@ def jobs(
                 stop_shown=bool(asked.include_stop_str_in_output),
                 endless=bool(asked.ignore_eos),
                 special=asked.skip_special_tokens is not True,
+                min_tokens=asked.min_tokens or 0,
             )
 
 

@@ -17,6 +17,7 @@ from sealring_protocol.limits import MAX_LOGPROBS
 from sealring_trio.api import fields
 from sealring_trio.api.conversation import Message, NamedTool, Prediction, Tool
 from sealring_trio.api.errors import ApiError, from_validation, invalid, unsupported
+from sealring_trio.api.held_schema import Held, ResponseFormat
 from sealring_trio.api.json_text import parse_json
 from sealring_trio.api.values import (
     COMPLETION_TOKENS,
@@ -51,7 +52,7 @@ class StreamOptions(Model):
     continuous_usage_stats: bool | None = None
 
 
-class Sampled(Model):
+class Sampled(Held, Model):
     """What chat and text completions have in common."""
 
     model: Name
@@ -114,12 +115,6 @@ class Prompted(Model):
 
     truncate_prompt_tokens: Limit | None = None
     add_special_tokens: bool | None = None
-
-
-class ResponseFormat(Model):
-    """The form that the answer must have."""
-
-    type: Name
 
 
 def _limit(tokens: int | None) -> int | None:
@@ -266,6 +261,7 @@ def checked(asked: M) -> M:
             "told in a stream; ask without 'stream'.",
         )
     fault = _chat_fault(asked) if isinstance(asked, ChatRequest) else _completion_fault(asked)
+    fault = fault or _length_fault(asked)
     if fault is not None:
         raise fault
     return asked
@@ -275,12 +271,6 @@ def _chat_fault(asked: ChatRequest) -> ApiError | None:
     """What this server does not support, or what contradicts itself; None if nothing."""
     if asked.modalities not in (None, [], ["text"]):
         return unsupported("modalities", "This server gives text alone.")
-    if asked.response_format is not None and asked.response_format.type != "text":
-        return unsupported(
-            "response_format",
-            f"response_format '{asked.response_format.type}' is not supported: answers are not "
-            "held to a schema here. Use 'text', and ask for the form in the prompt.",
-        )
     if asked.top_logprobs and asked.alternatives is None:
         return invalid("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
     if asked.continue_final_message and asked.add_generation_prompt:
@@ -290,6 +280,14 @@ def _chat_fault(asked: ChatRequest) -> ApiError | None:
             "continue_final_message",
         )
     return _tool_fault(asked)
+
+
+def _length_fault(asked: ChatRequest | CompletionRequest) -> ApiError | None:
+    least = asked.min_tokens or 0
+    if asked.limit and least > asked.limit:
+        text = f"'min_tokens' is {least}, and the answer has {asked.limit} tokens at most."
+        return invalid(text, "min_tokens")
+    return None
 
 
 def _tool_fault(asked: ChatRequest) -> ApiError | None:

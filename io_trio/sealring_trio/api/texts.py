@@ -22,6 +22,8 @@ from sealring_protocol.control.scheduler.requests import ContextOverflow
 from sealring_trio.api import anthropic_input, responses_input
 from sealring_trio.api.anthropic_body import CountRequest, MessagesRequest
 from sealring_trio.api.errors import from_refusal, invalid, named_as, no_model, unsupported
+from sealring_trio.api.held_schema import FORMS
+from sealring_trio.api.holding import bad_sequences, chat_grammar, completion_grammar
 from sealring_trio.api.messages import render, tokenise
 from sealring_trio.api.replies import json_bytes
 from sealring_trio.api.schema import (
@@ -35,8 +37,9 @@ from sealring_trio.api.schema import (
     validated,
 )
 from sealring_trio.api.token_texts import detokenize, tokenize
+from sealring_trio.api.told_tools import PLAIN
 from sealring_trio.api.values import MAX_SCORED
-from sealring_trio.text.frames import CALL, READ, RENDER, TOKENISE
+from sealring_trio.text.frames import CALL, HOLD, READ, RENDER, TOKENISE
 from sealring_trio.text.parsed import ID
 
 Enter = Callable[[str], None]
@@ -96,8 +99,11 @@ def count(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: En
     enter(READ)
     request = anthropic_input.convert(validated(CountRequest, parse(body)))
     with named_as(anthropic_input.PARAMS):
-        told, _ = _chat(tokenizer, request, asked, time.perf_counter(), enter)
-    return {"tokens": told["lengths"][0]}, b""
+        _check_model(request, asked)
+        enter(RENDER)
+        talk = render(tokenizer, request)
+        enter(TOKENISE)
+        return {"tokens": len(tokenise(tokenizer, talk).ids)}, b""
 
 
 def _chat(
@@ -128,6 +134,8 @@ def _chat(
     _check_room(len(ids), request.limit, asked["context"], "messages")
     _check_scores(len(ids), request)
     predicted = _predicted(tokenizer, request, asked["context"])
+    enter(HOLD)
+    grammar = chat_grammar(tokenizer, request, talk, opening, asked.get("vocabulary", 0))
     tools = json.dumps(talk.tools).encode() if talk.tools else b""
     told = {
         "options": _options(request, ChatOptions),
@@ -140,8 +148,11 @@ def _chat(
         "fitted": fitted,
         "ignored": [*request.ignored, *talk.ignored],
         "in_words": talk.in_words,
+        "plain": talk.plain,
+        "grammar": len(grammar),
+        "bad": bad_sequences(tokenizer, request),
     }
-    return told, _packed([ids, predicted]) + tools
+    return told, _packed([ids, predicted]) + grammar + tools
 
 
 def completion(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
@@ -173,6 +184,8 @@ def completion(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, ente
         texts.append(text)
     _check_scores(sum(map(len, prompts)), request)
     predicted = _predicted(tokenizer, request, context)
+    enter(HOLD)
+    grammar = completion_grammar(tokenizer, request, asked.get("vocabulary", 0))
     told = {
         "options": _options(request, CompletionOptions),
         "read": seconds,
@@ -181,8 +194,10 @@ def completion(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, ente
         "texts": texts if request.echo else [],
         "ignored": [*request.ignored],
         "ends": sorted(ends),
+        "grammar": len(grammar),
+        "bad": bad_sequences(tokenizer, request),
     }
-    return told, _packed([*prompts, predicted])
+    return told, _packed([*prompts, predicted]) + grammar
 
 
 def prompt(tokenizer: Tokenizer, asked: Mapping[str, Any], data: bytes, enter: Enter) -> Done:
@@ -204,9 +219,10 @@ def prompt(tokenizer: Tokenizer, asked: Mapping[str, Any], data: bytes, enter: E
 def call(tokenizer: Tokenizer, asked: Mapping[str, Any], data: bytes, enter: Enter) -> Done:
     """The tool calls in a text that follows the JSON of the tools; none if it is no call."""
     enter(CALL)
+    form = PLAIN if asked.get("plain") else tokenizer.calls
     tools = json.loads(data[: asked["tools"]])
     try:
-        calls = tokenizer.calls.parse(data[asked["tools"] :].decode(), tools)
+        calls = form.parse(data[asked["tools"] :].decode(), tools)
     except ValueError:
         return {"calls": []}, b""
     return {"calls": [[call.name, call.arguments, call.id] for call in calls]}, b""
@@ -274,7 +290,8 @@ def _predicted(
 
 
 def _options(request: ChatRequest | CompletionRequest, kind: type[Any]) -> dict[str, Any]:
-    return request.model_dump(include=set(kind.model_fields), exclude_none=True)
+    names = set(kind.model_fields) - FORMS
+    return request.model_dump(include=names, exclude_none=True)
 
 
 def _packed(prompts: Iterable[list[int]]) -> bytes:

@@ -10,11 +10,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from sealring_model.text.tokens import ToolFormat
 
 Plain = dict[str, Any]
+
+
+def _read_plain(text: str, _: Any) -> Any:
+    return json.loads(text)
+
+
+PLAIN: Final = ToolFormat("", "", "plain", _read_plain)
+"""How a model that is told of tools writes a call where it must: the answer, which is held to that
+form (`tool_forms`), is nothing else."""
 
 
 def instructions(tools: Sequence[Mapping[str, Any]], calls: ToolFormat) -> str:

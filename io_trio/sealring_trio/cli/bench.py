@@ -278,6 +278,47 @@ def speculate(
     return report(results, json=json, check=check)
 
 
+@app.command
+def masks(
+    *,
+    size: Literal["tiny", "25m", "450m"] = "25m",
+    ranks: Count = 1,
+    tokens: Count = 128,
+    turns: Count = 5,
+    check: bool = False,
+    json: bool = False,
+) -> int:
+    """An answer that is held to a form, beside the same ring's free answers.
+
+    Leave the machine alone meanwhile.
+
+        sealring bench masks
+        sealring bench masks --size tiny --ranks 2
+
+    Parameters
+    ----------
+    size
+        The tiny model, or a random one with so many parameters, in f32.
+    ranks
+        Ranks of the ring.
+    tokens
+        Tokens of the answer.
+    turns
+        Turns that each side has.
+    check
+        Exit with 1 if a ratio is below its floor.
+    json
+        Print a JSON list.
+    """
+    from sealring_trio.bench.masks import Setup, measure  # noqa: PLC0415
+    from sealring_trio.bench.random_model import model_or_random  # noqa: PLC0415
+
+    named = TINY if size == "tiny" else None
+    with model_or_random(named, "25m" if size == "tiny" else size, "f32") as (folder, _):
+        results = measure(Setup(ranks, tokens, turns), folder, f"{size} f32", teller())
+    return report(results, json=json, check=check)
+
+
 app.command(serve)
 
 

@@ -54,7 +54,8 @@ class Job:
     unless *endless*. The stop string is given out if *stop_shown*, and special tokens if *special*
     (the model's own end and *stop_tokens* never are). Requests of one *owner* take turns with
     those of others; requests of different *scope* share no prefixes. *prediction* and *guesses* say
-    what the answer is likely to be, and *scores* asks how likely the prompt was (`Request`)."""
+    what the answer is likely to be, and *scores* asks how likely the prompt was (`Request`). It has
+    at least *min_tokens*."""
 
     prompt: tuple[int, ...]
     max_tokens: int | None
@@ -69,6 +70,7 @@ class Job:
     stop_shown: bool = False
     endless: bool = False
     special: bool = True
+    min_tokens: int = 0
 
 
 @attrs.frozen
@@ -214,9 +216,12 @@ class Generator:
         starts.
         """
         info = self.runtime.node.engine_info
-        context = info.context if info is not None else 0
+        model = {
+            "context": info.context if info is not None else 0,
+            "vocabulary": info.vocabulary if info is not None else 0,
+        }
         began = trio.current_time()
-        told, data = await self.texts.run(job, {"context": context, **about}, body, owner)
+        told, data = await self.texts.run(job, {**model, **about}, body, owner)
         try:
             parsed = ParsedRequest.of(told, data)
             trace.parse = float(told["read"])
@@ -247,6 +252,7 @@ class Generator:
             job.prediction,
             job.guesses,
             job.scores,
+            job.min_tokens,
         )
         runtime, tracer = self.runtime, self.tracer
         uid, stream = runtime.submit(request, lambda uid: tracer.follow(uid, trace))
@@ -255,7 +261,7 @@ class Generator:
                 uid,
                 stream,
                 lambda: runtime.finish(uid),
-                tokenizer.stream(special=job.special),
+                tokenizer.stream(special=job.special, whole=bool(job.sampling.grammar)),
                 StopText(job.stop, shown=job.stop_shown),
                 (tracer, trace),
             )

@@ -20,9 +20,16 @@ MAX_FRAME: Final = 128 << 20
 READ: Final = "reading the body"
 RENDER: Final = "the chat template"
 TOKENISE: Final = "making tokens of the prompt"
+HOLD: Final = "making the grammar of the answer"
 CALL: Final = "reading a tool call"
 
-STAGE_SECONDS: Final[Mapping[str, float]] = {READ: 10.0, RENDER: 5.0, TOKENISE: 60.0, CALL: 5.0}
+STAGE_SECONDS: Final[Mapping[str, float]] = {
+    READ: 10.0,
+    RENDER: 5.0,
+    TOKENISE: 60.0,
+    HOLD: 10.0,
+    CALL: 5.0,
+}
 """Seconds of wall clock that each stage of a job may take; a worker has a lower priority than its
 node. On one slow core 8 MiB take 1 s to read and 10 s to tokenise, templates and tool calls
 milliseconds."""

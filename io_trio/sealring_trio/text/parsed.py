@@ -16,14 +16,17 @@ ID: Final = "I"
 @attrs.frozen
 class ParsedRequest:
     """A request as a text worker has read it: the fields that it *told*, the *prompts* and the
-    *prediction* (what the answer is likely to contain) as ids, the *rest*, bytes that the node
-    passes on unread, and the ids that are *ends* of this answer beside the model's own."""
+    *prediction* (what the answer is likely to contain) as ids, the *grammar* that holds the answer,
+    the *bad* token sequences, the *rest*, bytes that the node passes on unread, and the ids that
+    are *ends* of this answer beside the model's own."""
 
     told: Mapping[str, Any]
     prompts: list[tuple[int, ...]]
     prediction: tuple[int, ...]
     rest: bytes
     ends: frozenset[int] = frozenset()
+    grammar: bytes = b""
+    bad: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def of(cls, told: Mapping[str, Any], data: bytes) -> ParsedRequest:
@@ -38,5 +41,10 @@ class ParsedRequest:
             raise ValueError(f"{lengths} are no lengths of {len(data)} bytes of ids")
         ids.frombytes(data[:size])
         *prompts, prediction = [tuple(ids[start:end]) for start, end in pairwise(ends)]
+        grammar = size + int(told.get("grammar", 0))
+        if not size <= grammar <= len(data):
+            raise ValueError("a grammar that is not there")
         more = frozenset(map(int, told.get("ends", ())))
-        return cls(told, prompts, prediction, data[size:], more)
+        bad = tuple(tuple(map(int, part)) for part in told.get("bad", ()))
+        held = data[size:grammar]
+        return cls(told, prompts, prediction, data[grammar:], more, held, bad)
