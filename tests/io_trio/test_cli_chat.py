@@ -105,6 +105,20 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(served: Served, tmp_path: Path
     assert "+What is two plus two?" in history.read_text()
 
 
+def test_what_is_typed_ahead_is_not_shown_in_the_answer(served: Served, tmp_path: Path) -> None:
+    """It would move the lines that are drawn again, so that they come twice."""
+    with Terminal("chat", "--url", served.url, XDG_STATE_HOME=str(tmp_path)) as terminal:
+        terminal.until(PROMPT)
+        typed(terminal, "/set max_tokens 60")
+        terminal.type("Tell me a story about a fox.\r")
+        terminal.until(r"fox\.\s.*?\w+ \w+")
+        terminal.type("/stats\r")
+        assert "/stats" not in terminal.until(r"60 tokens, .*?\]")
+        assert "ended by length" in terminal.until("ended by .*?" + PROMPT)
+        terminal.type("\x04")
+        assert terminal.ended() == 0
+
+
 def test_what_is_typed(tmp_path: Path) -> None:
     """Lines of one question, earlier ones, files, and a head that goes away."""
     questions = {

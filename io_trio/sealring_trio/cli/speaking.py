@@ -6,9 +6,13 @@ there too, dimmed. What is waited for is told on standard error.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from typing import Protocol
+import termios
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Final, Protocol
 
 from sealring_trio.cli.output import teller, visible
 
@@ -33,6 +37,35 @@ def is_rich(plain: bool) -> bool:
 def speaker(plain: bool = False) -> Speaker:
     """What prints one answer on standard output."""
     return RichSpeaker() if is_rich(plain) else PlainSpeaker()
+
+
+@contextlib.contextmanager
+def unechoed() -> Iterator[None]:
+    """Meanwhile the terminal of standard output does not show what a person types, who types ahead:
+    it would stand in the answer, and what is drawn again would be drawn beside it. The next prompt
+    shows it. A command in the background leaves the terminal alone, as it would be stopped else."""
+    output: Final = sys.stdout.fileno()
+    before = _echo(output, on=False)
+    try:
+        yield
+    finally:
+        if before:
+            _echo(output, on=True)
+
+
+def _echo(output: int, *, on: bool) -> bool:
+    """Turn echoing of the terminal *output* *on* or off. True if that changed it."""
+    try:
+        if os.tcgetpgrp(output) != os.getpgrp():
+            return False
+        mode = termios.tcgetattr(output)
+        if bool(mode[3] & termios.ECHO) == on:
+            return False
+        mode[3] ^= termios.ECHO
+        termios.tcsetattr(output, termios.TCSANOW, mode)
+    except (OSError, termios.error):  # it is gone, or no terminal of this session
+        return False
+    return True
 
 
 class Silent:
@@ -92,6 +125,8 @@ class RichSpeaker:
         self._make = ShownMarkdown
         self._shown: ShownMarkdown | None = None
         self._reasons = False
+        self._quiet = ExitStack()
+        self._quiet.enter_context(unechoed())
 
     def say(self, kind: str, piece: str) -> None:
         """See `Speaker`."""
@@ -111,11 +146,12 @@ class RichSpeaker:
 
     def end(self, note: str = "") -> None:
         """See `Speaker`."""
-        self._close()
-        if self._reasons:
-            print()
-        if note:
-            self._dim(f"[{note}]")
+        with self._quiet:
+            self._close()
+            if self._reasons:
+                print()
+            if note:
+                self._dim(f"[{note}]")
 
     def _close(self) -> None:
         shown, self._shown = self._shown, None
