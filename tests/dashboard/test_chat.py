@@ -191,6 +191,16 @@ def test_a_phone_has_all_of_it(browser: Browser, served: Served, width: int, hei
             assert box["x"] + box["width"] <= width
             assert box["y"] + box["height"] <= height
         assert page.locator("#chat-text").evaluate("e => getComputedStyle(e).fontSize") == "16px"
+        page.get_by_role("button", name="Edit this message").tap()
+        for name in ("Cancel", "Send"):  # on one line
+            box = page.locator(".edit").get_by_role("button", name=name).bounding_box()
+            assert box is not None
+            assert box["height"] < 40
+        page.locator(".edit").get_by_role("button", name="Cancel").tap()
+        page.locator("#settings-open").tap()
+        inside = "e => e.scrollWidth <= e.clientWidth"
+        assert page.locator("dialog[open]").evaluate(inside)
+        page.keyboard.press("Escape")
         page.get_by_role("button", name="Conversations").tap()
         expect(page.get_by_role("link", name="New conversation")).to_be_visible()
         page.keyboard.press("Escape")
