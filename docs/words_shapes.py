@@ -68,7 +68,8 @@ RESPONSES: Final = {
     "presence_penalty": "Off the logit of every token that the answer has; 0 if left out.",
     "frequency_penalty": "The same, once for each time that the answer has it; 0 if left out.",
     "seed": "The same seed, settings and prompt give the same text; random if left out.",
-    "tools": "The tools that the model may call. Refused where the model's template has none.",
+    "tools": "The tools that the model may call. Where the model's template has none, a "
+    "message tells the model of them, and the answer's header `x-sealring-tools` says `in-words`.",
     **_below("tools[]", _TOOL),
     "tool_choice": "`auto` if left out. `required` and a tool begin the call for the model.",
     "tool_choice.type": "`function`, `custom`, or `allowed_tools`.",
@@ -125,7 +126,8 @@ COUNT: Final = {
     "`x-anthropic-billing-header:` is left out.",
     "system[].type": "`text`.",
     **_below("system[]", {**_BLOCK, **dict.fromkeys(set(_BLOCK) - {"text"}, "Not used here.")}),
-    "tools": "The tools that the model may use. Refused where the model's template has none.",
+    "tools": "The tools that the model may use. Where the model's template has none, a "
+    "message tells the model of them, and the answer's header `x-sealring-tools` says `in-words`.",
     "tools[].type": "`custom`, also if left out. Tools that a server would run are refused.",
     "tools[].name": "Its name.",
     "tools[].description": "What it does, for the model.",
