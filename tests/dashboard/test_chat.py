@@ -335,3 +335,4 @@ def test_a_head_that_hangs_takes_nothing_along(stage: Page, played: OneRank) -> 
     expect(stage.locator("#state")).to_have_text("serving")
     expect(stage.locator("#chat-text")).to_have_value("What I was about to say")
     expect(stage.get_by_role("button", name="Send")).to_be_enabled()
+    expect(stage.locator("#chat-hint")).to_contain_text("Enter sends")

@@ -123,7 +123,7 @@ export class Chat {
     const why = this.running.has(this.current.id) ? "An answer is coming: Escape stops it." : "The ring does not serve just now.";
     const may = this.ready && !this.running.has(this.current.id);
     if (!may) {
-      this.composer.hint(why);
+      this.composer.hint(why, true);
       this.on.announce(why);
     }
     return may;

@@ -42,6 +42,7 @@ export class Composer {
     say(byId("chat-label"), prompt);
     this.text.placeholder = call ? `What ${call.name} gave` : `Ask ${model || "the model"} something`;
     byId("chat-picture").title = this.#why();
+    if (this.passing && ready && !busy) this.hint("");
     if (stopHadFocus && !busy) this.text.focus();
   }
 
@@ -52,7 +53,9 @@ export class Composer {
     this.#typed();
   }
 
-  hint(text) {
+  /** Say *text* below the field; one that is *passing* only until something can be asked. */
+  hint(text, passing = false) {
+    this.passing = passing;
     const usual = this.touch ? "" : "Enter sends, Shift-Enter begins a line";
     say(byId("chat-hint"), text || usual);
   }
