@@ -141,3 +141,6 @@ def test_another_model_is_not_asked_for_it(served: Served) -> None:
     done = run("owner/other", "hello", "--url", served.url)
     assert done.returncode == 2
     assert f"the head at {served.url} serves tiny, and not owner/other" in done.stderr
+    done = run("nowhere", "hello", "--url", served.url)
+    assert done.returncode == 2
+    assert f"the head at {served.url} serves tiny, and not nowhere" in done.stderr

@@ -123,6 +123,7 @@ class Chat:
             told = told_settings(self.talk)
             for each in SETTINGS:
                 print(f"{each:<20}{visible(str(told.get(each, '-')))}")
+            print("(-: what the head takes by itself; /set NAME alone goes back to that)")
             return
         if not value.strip():
             checked(name, None)

@@ -175,7 +175,7 @@ def _head(
         card = _card(http, base, sure=url is not None)
         served = card.get("id", "")
         template = card.get("chat_template") is not False
-        if served and (served == model or served == _name(model)):
+        if served and (served == model or served == _name(model, sure=url is None)):
             head = _Head(http, base, served)
             tell_note(f"the ring at {base} answers")
         elif url is not None:
@@ -196,11 +196,17 @@ def _head(
         yield head
 
 
-def _name(model: str) -> str:
-    """What a head calls *model*. Raises `UserError` when there is none."""
+def _name(model: str, *, sure: bool) -> str:
+    """What a head calls *model*. When this machine has none, empty, or `UserError` if it is *sure*
+    to be needed here."""
     from sealring_trio.files.models import find_model, is_hub_id, model_name  # noqa: PLC0415
 
-    return model if is_hub_id(model) else model_name(find_model(model))
+    try:
+        return model if is_hub_id(model) else model_name(find_model(model))
+    except UserError:
+        if sure:
+            raise
+        return ""
 
 
 def _card(http: httpx2.Client, base: str, *, sure: bool) -> dict[str, Any]:

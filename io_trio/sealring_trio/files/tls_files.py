@@ -109,7 +109,7 @@ def _read(path: Path, kind: str) -> tuple[bytes, os.stat_result]:
     except OSError as error:
         raise UserError(
             f"cannot read the TLS {kind} {path}: {error.strerror}",
-            f"'tls_{kind}' in the config names a PEM file.",
+            f"Name a PEM file: 'tls_{kind}' in the config, --tls-{kind} of sealring serve.",
         ) from None
 
 
