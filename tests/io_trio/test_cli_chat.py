@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import stat
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from sealring_trio.errors import UserError
+from sealring_trio.errors import OperationError, UserError
+from sealring_trio.local import client
 from sealring_trio.local.chat_session import ChatSession
 from sealring_trio.local.saved_chat import load
 
@@ -191,6 +193,16 @@ def test_no_answer_reaches_the_terminal_as_a_command(tmp_path: Path, look: dict[
         done = subprocess.run(command, input=b"evil\n", capture_output=True, check=False)
         out = done.stdout.decode()
         assert not [each for each in OBEYED if each in out]
+
+
+def test_a_head_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "SILENCE_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with httpx2.Client(**client.settings(url, "")) as http:
+            talk = ChatSession(http, url, "tiny")
+            with pytest.raises(OperationError, match="says nothing any more"):
+                list(talk.ask("Hello."))
 
 
 SAVED = [

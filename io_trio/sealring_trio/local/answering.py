@@ -94,7 +94,8 @@ def stream(
     withdraws the request. Raises `OperationError` when the head at *url* does not answer."""
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
     try:
-        with http.stream("POST", path, json=asked) as response:
+        timeout = client.patience(client.SILENCE_SECONDS)
+        with http.stream("POST", path, json=asked, timeout=timeout) as response:
             if response.status_code != 200:
                 response.read()
                 raise client.refused(response)

@@ -25,7 +25,11 @@ KEY_VARIABLES: Final = ("SEALRING_API_KEY", "OPENAI_API_KEY")
 
 CONNECT_SECONDS: Final = 10.0
 READ_SECONDS: Final = 900.0
-"""Silence after which an answer is given up. The head itself gives up earlier."""
+"""Silence after which an answer in one piece is given up. The head itself gives up earlier."""
+
+SILENCE_SECONDS: Final = 90.0
+"""Silence after which a stream is given up. A head breaks it every 10 s, once it has read the
+prompt, for which it has 75. So its machine has stopped, or the way to it is cut without a word."""
 
 CARD_SECONDS: Final = 10.0
 """Seconds within which a head says what it serves. It answers that while it waits for its ring."""
@@ -93,11 +97,16 @@ def base_url(given: str) -> str:
     return text.rstrip("/").removesuffix("/v1")
 
 
+def patience(seconds: float) -> httpx2.Timeout:
+    """How long a head may take to connect, and then be silent."""
+    return httpx2.Timeout(seconds, connect=CONNECT_SECONDS)
+
+
 def settings(url: str, key: str, trust: ssl.SSLContext | None = None) -> dict[str, Any]:
     """The arguments of an HTTP client for the API at *url*, with *key* if there is one; *trust*
     says which certificates it takes, if not those that this machine does."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    timeout = httpx2.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
+    timeout = patience(READ_SECONDS)
     # Proxies of the environment are for the world outside, not for machines of one's own.
     told = {"base_url": url, "headers": headers, "timeout": timeout, "trust_env": False}
     return told if trust is None else {**told, "verify": trust}
@@ -131,11 +140,13 @@ def unreachable(url: str, error: httpx2.HTTPError) -> OperationError:
         return OperationError(f"{url} does not speak TLS", "Use http:// instead.")
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
         return Unreachable(
-            f"no head answers at {url}", "Start one: sealring serve. Or give its address: --url"
+            f"no head answers at {url}",
+            "Start one: sealring serve. Or give its address: --url URL.",
         )
     if isinstance(error, httpx2.TimeoutException):
         return OperationError(
-            f"the head at {url} says nothing", "It or its machine hangs. Its log may say more."
+            f"the head at {url} says nothing any more",
+            "It or its machine hangs, or the way there is cut. Its log may say more.",
         )
     return OperationError(
         f"the head at {url} went away: {error or type(error).__name__}",
