@@ -48,9 +48,10 @@ TEMPLATE = (
     "{% if last.role == 'tool' %}{{ 'sunny' if 'sunny' in last.content else 'nothing' }}"
     "{% elif 'weather' in last.content and 'Bash' in offered %}run-bash"
     "{% elif 'weather' in last.content and 'exec_command' in offered %}run-exec"
+    "{% elif 'ponder' in last.content %}think"
     "{% else %}"
     "{% for word in ['weather', 'think', 'fruit', 'endless', 'nothing'] %}"
-    "{% if last.content.strip().endswith(word) %}{{ word }}{% endif %}{% endfor %}"
+    "{% if word in last.content %}{{ word }}{% endif %}{% endfor %}"
     "{% endif %}"
 )
 

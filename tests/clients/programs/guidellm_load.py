@@ -1,0 +1,45 @@
+"""guidellm: made-up prompts, so many at once, and none may fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+from features import KEY, TINY, equal, feature, holds, run
+
+TOKENIZER = os.environ["RING_TOKENIZER"]
+
+
+def load(streams: int, requests: int) -> None:
+    """So many *requests* in all, *streams* at once."""
+    report = Path(f"{streams}.json").resolve()
+    # docs: connect
+    # language: sh
+    command = [
+        "guidellm", "run",
+        "--backend", f"kind=openai_http,target={TINY},model=tiny,api_key={KEY}",
+        "--tokenizer", f"kind=huggingface_auto,model={TOKENIZER}",
+        "--data", "kind=synthetic_text,prompt_tokens=24,output_tokens=8",
+        "--profile", f"kind=concurrent,streams={streams}",
+        "--constraint", f"kind=max_requests,count={requests}",
+        "--output", f"kind=json,path={report}",
+    ]  # fmt: skip
+    # docs: end
+    done = subprocess.run(
+        [*command, "--disable-console"], capture_output=True, text=True, timeout=120, check=False
+    )
+    equal((done.returncode, done.stderr[-600:] if done.returncode else ""), (0, ""))
+    (bench,) = json.loads(report.read_text())["benchmarks"]
+    totals = bench["metrics"]["request_totals"]
+    holds(totals["successful"] >= requests and not totals["errored"], totals)
+
+
+@feature("chat", "load")
+def at_once() -> None:
+    for streams, requests in ((1, 4), (8, 16), (32, 64), (100, 200)):
+        load(streams, requests)
+
+
+run()
