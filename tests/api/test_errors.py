@@ -150,6 +150,7 @@ def test_refused(
     assert error["type"] == "invalid_request_error"
     assert len(error["message"]) > 10
     assert answer.headers["x-request-id"]
+    assert answer.headers["x-should-retry"] == "false"
 
 
 IGNORED: dict[str, Any] = {
@@ -212,6 +213,7 @@ def test_a_ring_that_is_not_up(ring: Served) -> None:
     assert why["cause"] == "unreachable"
     assert why["advice"].startswith("Nothing listens there")
     assert int(answer.headers["retry-after"]) >= 1
+    assert "x-should-retry" not in answer.headers
 
 
 def test_a_busy_ring_says_when_to_come_back(team: Served) -> None:

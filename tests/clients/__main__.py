@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", metavar="CLIENT", choices=names, default=[],
                         help=f"one of: {', '.join(names)}; repeat it for several")  # fmt: skip
     parser.add_argument("--feature", action="append", choices=FEATURES, default=[],
-                        metavar="FEATURE", help="this feature alone; repeat it for several")  # fmt: skip
+                        metavar="FEATURE", help="this one alone; repeat it for several")  # fmt: skip
     parser.add_argument("--cache", type=Path, default=CACHE, help=f"the folder; else {CACHE}")
     parser.add_argument("--upgrade", action="store_true", help="install the newest of each")
     parser.add_argument("--json", action="store_true", help="the results as JSON")
@@ -52,7 +52,9 @@ def main() -> int:
             try:
                 version = install(client, cache, asked.upgrade)
             except NotInstalledError as error:
-                outcomes.append(Outcome(client.name, "none", "", "answer", f"not installed: {error}"))
+                outcomes.append(
+                    Outcome(client.name, "none", "", "answer", f"not installed: {error}")
+                )
                 continue
             told = attempt(client, version, cache, running, asked.feature)
             outcomes += told

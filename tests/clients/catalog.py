@@ -42,12 +42,8 @@ CLIENTS: Final = (
     Client("anthropic", "python/anthropic_client.py", ("anthropic",)),
     Client("anthropic, Node", "node/anthropic.mjs", ("@anthropic-ai/sdk", "zod")),
     Client("langchain-openai", "python/langchain_openai_client.py", ("langchain-openai",)),
-    Client(
-        "langchain-anthropic", "python/langchain_anthropic_client.py", ("langchain-anthropic",)
-    ),
-    Client(
-        "llama-index", "python/llama_index_client.py", ("llama-index-llms-openai-like",)
-    ),
+    Client("langchain-anthropic", "python/langchain_anthropic_client.py", ("langchain-anthropic",)),
+    Client("llama-index", "python/llama_index_client.py", ("llama-index-llms-openai-like",)),
     Client("litellm", "python/litellm_client.py", ("litellm[proxy]",)),
     Client("pydantic-ai", "python/pydantic_ai_client.py", ("pydantic-ai-slim[openai,anthropic]",)),
     Client("instructor", "python/instructor_client.py", ("instructor",)),
@@ -78,7 +74,7 @@ FEATURES: Final[Mapping[str, str]] = {
     "schema": "an answer held to a JSON schema",
     "typed": "the client's own way to a value of a type",
     "reasoning": "the model's thoughts apart from its answer, and back again",
-    "go on": "continues from `previous_response_id`",
+    "go on": "continues from what the server keeps: `previous_response_id`, or references to items",
     "count": "counts a prompt's tokens",
     "echo": "the prompt before its continuation, with log probabilities",
     "cancel": "a stream that is closed ends the request",

@@ -100,6 +100,6 @@ def attempt(
     ]
     for each in outcomes:
         assert each.feature in FEATURES, each
-    if done is None or done.returncode or not outcomes and not features:
+    if done is None or done.returncode or (not outcomes and not features):
         outcomes.append(Outcome(client.name, version, "", "answer", f"its script failed: {why}"))
     return outcomes

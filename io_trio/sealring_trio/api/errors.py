@@ -2,7 +2,8 @@
 
 A client of OpenAI's retries what is 408, 409, 429 or 500 and above, and gives everything else to
 its caller. So a request that can never succeed gets 400; one that may succeed later gets 429 or 503
-with `Retry-After`; a cancelled one gets 499, which nobody retries.
+with `Retry-After`; a cancelled one gets 499, which nobody retries. Some agents retry what is 401,
+too, for minutes: what need not be sent again says so in `x-should-retry`, which they look at.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ INVALID: Final = "invalid_request_error"
 RETRY_SECONDS: Final = 1
 """What `Retry-After` says where nothing better is known."""
 
+_AGAIN: Final = (408, 429, 500, 503, 504)
+"""The statuses of requests that may succeed if they are sent again."""
 
 ANTHROPIC: Final = "/v1/messages"
 """The path of Anthropic's API: below it errors have Anthropic's form."""
@@ -94,11 +97,14 @@ class ApiError(Exception):
 
     def response(self, path: str = "") -> JSONResponse:
         """The error as an HTTP response to a request for *path*."""
+        headers = self.headers
+        if self.status not in _AGAIN:
+            headers = {**headers, "x-should-retry": "false"}
         if not is_anthropic(path):
-            return JSONResponse(self.body(), self.status, self.headers)
+            return JSONResponse(self.body(), self.status, headers)
         # Anthropic's clients know "overloaded" by a status of its own.
         status = 529 if self.status == 503 else self.status
-        return JSONResponse(self.anthropic_body(), status, self.headers)
+        return JSONResponse(self.anthropic_body(), status, headers)
 
     def fields(self) -> dict[str, Any]:
         """All of the error, for `from_fields` in another process."""

@@ -15,10 +15,10 @@ const weather = (execute) => ({
 });
 
 /**
- * The features over *api*. *make* gives a model for a name, a key and the number of the ring
- * (`scripted` or `tiny`); *without* has the features that the provider has not.
+ * The features over *api*. *make* gives a model for the name of a ring (`scripted`, `tiny`) or of none, and a key; *without* has the features that the provider has not. *forReasoning* are
+ * the provider's options that have it show what the model thinks.
  */
-export function tell(api, make, without = []) {
+export function tell(api, make, without = [], forReasoning = {}) {
   const tiny = make("tiny");
   const scripted = make("scripted");
   const has = (name, attempt) => without.includes(name) || feature(api, name, attempt);
@@ -88,9 +88,11 @@ export function tell(api, make, without = []) {
   });
 
   has("reasoning", async () => {
-    const told = await play("think");
+    const told = await play("think", { providerOptions: forReasoning });
     equal([told.reasoningText.trim(), told.text], ["I ponder.", "The answer."]);
-    const streamed = streamText({ ...common, model: scripted, prompt: "think" });
+    const streamed = streamText({
+      ...common, model: scripted, prompt: "think", providerOptions: forReasoning,
+    });
     equal([(await streamed.reasoningText).trim(), await streamed.text], ["I ponder.", "The answer."]);
     const messages = [
       { role: "user", content: "think" }, ...told.response.messages,

@@ -12,7 +12,18 @@ from typing import Any
 
 import openai
 from features import (
-    KEY, SCHEMA, SCRIPTED, STORY, TINY, WEATHER, equal, feature, holds, is_city, raises, run,
+    KEY,
+    SCHEMA,
+    SCRIPTED,
+    STORY,
+    TINY,
+    WEATHER,
+    equal,
+    feature,
+    holds,
+    is_city,
+    raises,
+    run,
 )  # fmt: skip
 
 # docs: connect

@@ -8,8 +8,22 @@ from typing import Any
 import anthropic
 from anthropic import Anthropic
 from features import (
-    IMAGE, KEY, SCHEMA, SCRIPTED, STORY, TINY, WEATHER, CityName, ends, equal, feature, holds,
-    is_city, raises, run, under_way,
+    IMAGE,
+    KEY,
+    SCHEMA,
+    SCRIPTED,
+    STORY,
+    TINY,
+    WEATHER,
+    CityName,
+    ends,
+    equal,
+    feature,
+    holds,
+    is_city,
+    raises,
+    run,
+    under_way,
 )  # fmt: skip
 from pydantic import BaseModel
 

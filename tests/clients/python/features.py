@@ -80,7 +80,7 @@ def run() -> None:
                 asyncio.run(asyncio.wait_for(function(), PATIENCE))
             else:
                 function()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
             at = traceback.extract_tb(error.__traceback__)[-1]
             told = " ".join(str(error).split())[:600]
             why = f"{type(error).__name__}: {told} (at {os.path.basename(at.filename)}:{at.lineno})"

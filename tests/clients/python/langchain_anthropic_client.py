@@ -6,8 +6,20 @@ from typing import Any
 
 import anthropic
 from features import (
-    IMAGE, KEY, SCRIPTED, STORY, TINY, CityName, ends, equal, feature, holds, is_city, raises,
-    run, under_way,
+    IMAGE,
+    KEY,
+    SCRIPTED,
+    STORY,
+    TINY,
+    CityName,
+    ends,
+    equal,
+    feature,
+    holds,
+    is_city,
+    raises,
+    run,
+    under_way,
 )  # fmt: skip
 from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import HumanMessage

@@ -6,8 +6,20 @@ from typing import Any
 
 import openai
 from features import (
-    IMAGE, KEY, SCRIPTED, STORY, TINY, CityName, ends, equal, feature, holds, is_city, raises,
-    run, under_way,
+    IMAGE,
+    KEY,
+    SCRIPTED,
+    STORY,
+    TINY,
+    CityName,
+    ends,
+    equal,
+    feature,
+    holds,
+    is_city,
+    raises,
+    run,
+    under_way,
 )  # fmt: skip
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool as as_tool

@@ -7,14 +7,33 @@ from typing import Any
 
 import litellm
 from features import (
-    IMAGE, KEY, SCHEMA, SCRIPTED, STORY, TINY, WEATHER, CityName, ends, equal, feature, holds,
-    is_city, raises, run, under_way,
+    IMAGE,
+    KEY,
+    SCHEMA,
+    SCRIPTED,
+    STORY,
+    TINY,
+    WEATHER,
+    CityName,
+    ends,
+    equal,
+    feature,
+    holds,
+    is_city,
+    raises,
+    run,
+    under_way,
 )  # fmt: skip
 from pydantic import BaseModel
 
 # docs: connect
-told = litellm.completion(api_base=f"{TINY}/v1", api_key=KEY, model="openai/tiny",
-                          messages=[{"role": "user", "content": "Hello."}], max_tokens=4)
+told = litellm.completion(
+    api_base=f"{TINY}/v1",
+    api_key=KEY,
+    model="openai/tiny",
+    messages=[{"role": "user", "content": "Hello."}],
+    max_tokens=4,
+)
 # docs: end
 
 FUNCTION = {"name": "get_weather", "description": "The weather.", "parameters": WEATHER}
@@ -83,7 +102,9 @@ def logprobs() -> None:
 
 @feature("chat", "forced tool")
 def forced() -> None:
-    message = chat("Weather?", tools=TOOLS, tool_choice="required", max_tokens=200).choices[0].message
+    message = (
+        chat("Weather?", tools=TOOLS, tool_choice="required", max_tokens=200).choices[0].message
+    )
     (call,) = message.tool_calls
     holds(json.loads(call.function.arguments)["city"] in ("Paris", "Rome"), call)
 

@@ -6,8 +6,20 @@ from typing import Any
 
 import openai
 from features import (
-    IMAGE, KEY, SCRIPTED, STORY, TINY, CityName, ends, equal, feature, holds, is_city, raises,
-    run, under_way,
+    IMAGE,
+    KEY,
+    SCRIPTED,
+    STORY,
+    TINY,
+    CityName,
+    ends,
+    equal,
+    feature,
+    holds,
+    is_city,
+    raises,
+    run,
+    under_way,
 )  # fmt: skip
 from llama_index.core.llms import ChatMessage, ImageBlock, TextBlock
 from llama_index.core.tools import FunctionTool
@@ -15,8 +27,14 @@ from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
 
 # docs: connect
-llm = OpenAILike(api_base=f"{TINY}/v1", api_key=KEY, model="tiny",
-                 is_chat_model=True, is_function_calling_model=True, max_retries=0)
+llm = OpenAILike(
+    api_base=f"{TINY}/v1",
+    api_key=KEY,
+    model="tiny",
+    is_chat_model=True,
+    is_function_calling_model=True,
+    max_retries=0,
+)
 # docs: end
 
 
@@ -106,9 +124,7 @@ def result() -> None:
     told = scripted().predict_and_call([TOOL], "weather")
     equal(str(told), "sunny")
     message = scripted().chat_with_tools([TOOL], "weather").message
-    (call,) = scripted().get_tool_calls_from_response(
-        scripted().chat_with_tools([TOOL], "weather")
-    )
+    (call,) = scripted().get_tool_calls_from_response(scripted().chat_with_tools([TOOL], "weather"))
     given = ChatMessage(role="tool", content="sunny", additional_kwargs={
         "tool_call_id": call.tool_id})  # fmt: skip
     after = scripted().chat_with_tools([TOOL], chat_history=[*says("weather"), message, given])

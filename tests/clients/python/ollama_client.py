@@ -12,7 +12,7 @@ client = ollama.Client(host=TINY, headers={"authorization": f"Bearer {KEY}"})
 @feature("ollama's", "refused")
 def refused() -> None:
     said = [{"role": "user", "content": "x"}]
-    error = raises(ollama.ResponseError, lambda: client.chat("tiny", said), "/v1/chat/completions")
+    error = raises(ollama.ResponseError, lambda: client.chat("tiny", said), "OpenAI", "/v1")
     assert error.status_code == 404, error
 
 

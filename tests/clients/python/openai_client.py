@@ -7,8 +7,22 @@ from typing import Any
 
 import openai
 from features import (
-    IMAGE, KEY, SCHEMA, SCRIPTED, STORY, TINY, WEATHER, CityName, ends, equal, feature, holds,
-    is_city, raises, run, under_way,
+    IMAGE,
+    KEY,
+    SCHEMA,
+    SCRIPTED,
+    STORY,
+    TINY,
+    WEATHER,
+    CityName,
+    ends,
+    equal,
+    feature,
+    holds,
+    is_city,
+    raises,
+    run,
+    under_way,
 )  # fmt: skip
 from openai import OpenAI
 from pydantic import BaseModel
@@ -23,7 +37,10 @@ stranger = OpenAI(base_url=f"{TINY}/v1", api_key="wrong", max_retries=0)
 FUNCTION = {"name": "get_weather", "description": "The weather.", "parameters": WEATHER}
 TOOLS: list[Any] = [{"type": "function", "function": FUNCTION}]
 NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
-JSON: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA, "strict": True}}
+JSON: Any = {
+    "type": "json_schema",
+    "json_schema": {"name": "city", "schema": SCHEMA, "strict": True},
+}
 
 
 class City(BaseModel):
@@ -164,7 +181,10 @@ def reasoning() -> None:
     message = play("think").choices[0].message
     equal((message.reasoning_content.strip(), message.content), ("I ponder.", "The answer."))
     parts = [each.choices[0].delta for each in play("think", stream=True)]
-    equal("".join(getattr(part, "reasoning_content", None) or "" for part in parts).strip(), "I ponder.")
+    equal(
+        "".join(getattr(part, "reasoning_content", None) or "" for part in parts).strip(),
+        "I ponder.",
+    )
     equal("".join(part.content or "" for part in parts), "The answer.")
 
 
@@ -182,7 +202,7 @@ def bad_field() -> None:
 
 @feature("chat", "wrong key")
 def wrong_key() -> None:
-    raises(openai.AuthenticationError, lambda: stranger.models.list(), "key")
+    raises(openai.AuthenticationError, stranger.models.list, "key")
 
 
 @feature("chat", "image")
@@ -297,7 +317,9 @@ def response_tool_stream() -> None:
 
 @feature("responses", "schema")
 def response_schema() -> None:
-    form: Any = {"format": {"type": "json_schema", "name": "city", "schema": SCHEMA, "strict": True}}
+    form: Any = {
+        "format": {"type": "json_schema", "name": "city", "schema": SCHEMA, "strict": True}
+    }
     told = client.responses.create(model=model, input="A city?", text=form, max_output_tokens=200)
     is_city(json.loads(told.output_text))
 

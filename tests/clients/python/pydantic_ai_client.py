@@ -7,7 +7,18 @@ from typing import Any
 
 from anthropic import AsyncAnthropic
 from features import (
-    IMAGE, KEY, SCRIPTED, STORY, TINY, CityName, ends, equal, feature, holds, is_city, run,
+    IMAGE,
+    KEY,
+    SCRIPTED,
+    STORY,
+    TINY,
+    CityName,
+    ends,
+    equal,
+    feature,
+    holds,
+    is_city,
+    run,
     under_way,
 )  # fmt: skip
 from pydantic import BaseModel
