@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", metavar="CLIENT", choices=names, default=[],
                         help=f"one of: {', '.join(names)}; repeat it for several")  # fmt: skip
     parser.add_argument("--feature", action="append", choices=FEATURES, default=[],
-                        metavar="FEATURE", help="this one alone; repeat it for several")  # fmt: skip
+                        metavar="FEATURE", help="this alone; repeat it for several")  # fmt: skip
     parser.add_argument("--cache", type=Path, default=CACHE, help=f"the folder; else {CACHE}")
     parser.add_argument("--upgrade", action="store_true", help="install the newest of each")
     parser.add_argument("--json", action="store_true", help="the results as JSON")

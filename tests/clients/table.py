@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import html
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -55,29 +56,54 @@ def connecting() -> str:
     for client in CLIENTS:
         text = (Path(__file__).parent / client.script).read_text("utf-8")
         lines = text.partition("docs: connect\n")[2].partition("docs: end")[0].splitlines()[:-1]
+        if not lines:
+            continue
         language = {"py": "python", "mjs": "js"}[client.script.rpartition(".")[2]]
-        if lines and lines[0].lstrip("#/ ").startswith("language: "):
+        if lines[0].startswith("# language: "):
             language = lines.pop(0).rpartition(" ")[2]
-        shown = "\n".join(_for_people(line) for line in lines)
-        parts.append(f"### {client.name}\n\n```{language}\n{shown}\n```\n")
+        told = [_for_people(line) for line in lines if not _OURS.fullmatch(line)]
+        parts.append("\n".join([f"### {client.name}", "", f"```{language}", *told, "```", ""]))
     return "\n".join(parts)
 
 
+_OURS = re.compile(r'\w+ = f"""|"""|    max_retries=0,')
+"""A line that is there for the script's sake."""
+
+_URL = "http://127.0.0.1:7480"
+_INSTEAD = {
+    'f"{TINY}/v1"': f'"{_URL}/v1"',
+    "`${TINY}/v1`": f'"{_URL}/v1"',
+    "{TINY}": _URL,
+    "{SCRIPTED}": _URL,
+    "{TOKENIZER}": "FOLDER",
+    "scripted": "tiny",
+    ", max_retries=0": "",
+    ", maxRetries: 0": "",
+    "=TINY": f'="{_URL}"',
+    ": TINY": f': "{_URL}"',
+    "=KEY,": '="KEY",',
+    "=KEY)": '="KEY")',
+    ": KEY": ': "KEY"',
+    "{KEY}": "KEY",
+}
+"""What a person writes in place of what the scripts have."""
+
+
 def _for_people(line: str) -> str:
-    """*line* of a script, with what a person would write in place of the script's names."""
-    for name, value in {
-        'f"{TINY}/v1"': '"http://127.0.0.1:7480/v1"',
-        "`${TINY}/v1`": '"http://127.0.0.1:7480/v1"',
-        "{TINY}": "http://127.0.0.1:7480",
-        "{KEY}": "KEY",
-        ", max_retries=0": "",
-        ", maxRetries: 0": "",
-    }.items():
-        line = line.replace(name, value)
-    for name, value in {"TINY": '"http://127.0.0.1:7480"', "KEY": '"KEY"'}.items():
-        if f"={name}" in line or f": {name}" in line:
-            line = line.replace(f"={name}", f"={value}").replace(f": {name}", f": {value}")
-    return line
+    for ours, theirs in _INSTEAD.items():
+        line = line.replace(ours, theirs)
+    return line.replace("\\\\", "\\")
+
+
+def sections() -> dict[str, str]:
+    """The sections of the page that the scripts alone determine, by name."""
+    return {"features": meanings(), "connecting": connecting()}
+
+
+def section(name: str) -> str:
+    """What the page has as the section *name*."""
+    after = PAGE.read_text("utf-8").partition(f"<!-- generated:{name} -->\n")[2]
+    return after.partition("<!-- end -->")[0]
 
 
 def write_page(outcomes: Sequence[Outcome]) -> None:
@@ -85,9 +111,7 @@ def write_page(outcomes: Sequence[Outcome]) -> None:
     text = PAGE.read_text("utf-8")
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     made = f"Made on {today} by `uv run python -m tests.clients --write`.\n\n{table(outcomes)}"
-    for name, section in {
-        "clients": made, "features": meanings(), "connecting": connecting()
-    }.items():  # fmt: skip
+    for name, body in {"clients": made, **sections()}.items():
         before, _, rest = text.partition(f"<!-- generated:{name} -->\n")
-        text = f"{before}<!-- generated:{name} -->\n{section}{rest[rest.index('<!-- end -->') :]}"
+        text = f"{before}<!-- generated:{name} -->\n{body}{rest[rest.index('<!-- end -->') :]}"
     PAGE.write_text(text, "utf-8")

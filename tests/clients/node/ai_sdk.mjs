@@ -22,7 +22,7 @@ export function tell(api, make, without = [], forReasoning = {}) {
   const tiny = make("tiny");
   const scripted = make("scripted");
   const has = (name, attempt) => without.includes(name) || feature(api, name, attempt);
-  const common = { maxRetries: 0, maxOutputTokens: 200 };
+  const common = { maxRetries: 0, maxOutputTokens: 600 };
   const play = (prompt, more = {}) =>
     generateText({ ...common, model: scripted, prompt, ...more });
 
@@ -79,6 +79,7 @@ export function tell(api, make, without = [], forReasoning = {}) {
 
   has("schema", async () => {
     const told = streamObject({ ...common, model: tiny, schema: City, prompt: "A city?" });
+    for await (const _ of told.partialObjectStream);
     isCity(await told.object);
   });
 
@@ -98,7 +99,9 @@ export function tell(api, make, without = [], forReasoning = {}) {
       { role: "user", content: "think" }, ...told.response.messages,
       { role: "user", content: "fruit" },
     ];
-    const after = await generateText({ ...common, model: scripted, messages });
+    const after = await generateText({
+      ...common, model: scripted, messages, providerOptions: forReasoning,
+    });
     equal(after.text, "apple banana cherry");
   });
 

@@ -55,7 +55,7 @@ feature("messages", "stop", async () => {
 });
 
 feature("messages", "forced tool", async () => {
-  const options = { tools, tool_choice: { type: "any" }, max_tokens: 200 };
+  const options = { tools, tool_choice: { type: "any" }, max_tokens: 600 };
   const [call] = (await ask("Weather?", options)).content;
   holds(["Paris", "Rome"].includes(call.input.city), call);
 });
@@ -83,13 +83,13 @@ feature("messages", "tool stream", async () => {
 
 feature("messages", "schema", async () => {
   const output_config = { format: { type: "json_schema", schema: SCHEMA } };
-  const told = await ask("A city?", { output_config, max_tokens: 200 });
+  const told = await ask("A city?", { output_config, max_tokens: 600 });
   isCity(JSON.parse(told.content[0].text));
 });
 
 feature("messages", "typed", async () => {
   const told = await client.messages.parse({
-    model, messages: says("A city?"), max_tokens: 200,
+    model, messages: says("A city?"), max_tokens: 600,
     output_config: { format: zodOutputFormat(City) },
   });
   isCity(told.parsed_output);

@@ -35,8 +35,9 @@ export async function run() {
   for (const [api, name, attempt] of features) {
     if (process.argv.length > 2 && !process.argv.slice(2).includes(name)) continue;
     let why = "";
+    let timer;
     const late = new Promise((_, reject) => {
-      setTimeout(() => reject(new Error("no end after 60 s")), PATIENCE).unref();
+      timer = setTimeout(() => reject(new Error("no end after 60 s")), PATIENCE);
     });
     try {
       await Promise.race([attempt(), late]);
@@ -46,6 +47,7 @@ export async function run() {
       why = `${error.constructor.name}: ${error.message} (at ${at?.[1]})`;
       why = why.replace(/\s+/g, " ").slice(0, 700);
     }
+    clearTimeout(timer);
     console.log(JSON.stringify({ api, feature: name, why }));
   }
   process.exit(0);

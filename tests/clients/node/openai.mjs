@@ -72,7 +72,7 @@ feature("chat", "logprobs", async () => {
 });
 
 feature("chat", "forced tool", async () => {
-  const options = { tools, tool_choice: "required", max_tokens: 200 };
+  const options = { tools, tool_choice: "required", max_tokens: 600 };
   const [call] = (await chat("Weather?", options)).choices[0].message.tool_calls;
   holds(["Paris", "Rome"].includes(JSON.parse(call.function.arguments).city), call);
 });
@@ -105,13 +105,13 @@ feature("chat", "tool stream", async () => {
 
 feature("chat", "schema", async () => {
   const form = { type: "json_schema", json_schema: { name: "c", schema: SCHEMA, strict: true } };
-  const told = await chat("A city?", { response_format: form, max_tokens: 200 });
+  const told = await chat("A city?", { response_format: form, max_tokens: 600 });
   isCity(JSON.parse(told.choices[0].message.content));
 });
 
 feature("chat", "typed", async () => {
   const told = await client.chat.completions.parse({
-    model, messages: says("A city?"), max_tokens: 200,
+    model, messages: says("A city?"), max_tokens: 600,
     response_format: zodResponseFormat(City, "city"),
   });
   isCity(told.choices[0].message.parsed);
@@ -180,7 +180,7 @@ feature("responses", "stream", async () => {
 
 feature("responses", "forced tool", async () => {
   const [call] = (await client.responses.create({
-    model, input: "Weather?", tools: responseTools, tool_choice: "required", max_output_tokens: 200,
+    model, input: "Weather?", tools: responseTools, tool_choice: "required", max_output_tokens: 600,
   })).output;
   holds(["Paris", "Rome"].includes(JSON.parse(call.arguments).city), call);
 });
@@ -214,13 +214,13 @@ feature("responses", "tool stream", async () => {
 
 feature("responses", "schema", async () => {
   const format = { type: "json_schema", name: "c", schema: SCHEMA, strict: true };
-  const asked = { model, input: "A city?", text: { format }, max_output_tokens: 200 };
+  const asked = { model, input: "A city?", text: { format }, max_output_tokens: 600 };
   isCity(JSON.parse((await client.responses.create(asked)).output_text));
 });
 
 feature("responses", "typed", async () => {
   const told = await client.responses.parse({
-    model, input: "A city?", text: { format: zodTextFormat(City, "city") }, max_output_tokens: 200,
+    model, input: "A city?", text: { format: zodTextFormat(City, "city") }, max_output_tokens: 600,
   });
   isCity(told.output_parsed);
 });

@@ -11,21 +11,22 @@ from typing import Any
 from features import KEY, SCRIPTED, ends, equal, feature, holds, run, under_way
 
 # docs: connect
-# language: python
-CONNECT = {
-    "ANTHROPIC_BASE_URL": SCRIPTED,
-    "ANTHROPIC_AUTH_TOKEN": KEY,
-    "ANTHROPIC_MODEL": "scripted",
-    "ANTHROPIC_DEFAULT_HAIKU_MODEL": "scripted",
-}
+# language: sh
+CONNECT = f"""
+export ANTHROPIC_BASE_URL={SCRIPTED}
+export ANTHROPIC_AUTH_TOKEN={KEY}
+export ANTHROPIC_MODEL=scripted
+export ANTHROPIC_DEFAULT_HAIKU_MODEL=scripted
+"""
 # docs: end
+VARIABLES = dict(line.removeprefix("export ").split("=", 1) for line in CONNECT.split("\n")[1:-1])
 
 
 def ask(text: str, *options: str, **settings: str) -> Any:
     """What it says of its answer to *text*."""
     done = subprocess.run(
         ["claude", "-p", text, "--output-format", "json", *options],
-        env=os.environ | CONNECT | settings, capture_output=True, text=True, timeout=50,
+        env=os.environ | VARIABLES | settings, capture_output=True, text=True, timeout=50,
         stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip
     holds(done.stdout.startswith("{"), (done.stdout, done.stderr))
@@ -43,7 +44,7 @@ def stream() -> None:
     done = subprocess.run(
         ["claude", "-p", "Name a fruit", "--output-format", "stream-json", "--verbose",
          "--include-partial-messages"],
-        env=os.environ | CONNECT, capture_output=True, text=True, timeout=50,
+        env=os.environ | VARIABLES, capture_output=True, text=True, timeout=50,
         stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip
     events = [json.loads(line) for line in done.stdout.splitlines()]
@@ -81,7 +82,7 @@ def cancel() -> None:
     with subprocess.Popen(
         ["claude", "-p", "go on, endless", "--output-format", "stream-json", "--verbose",
          "--include-partial-messages"],
-        env=os.environ | CONNECT, stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL,
+        env=os.environ | VARIABLES, stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL,
     ) as process:  # fmt: skip
         assert process.stdout is not None
         while "content_block_delta" not in (line := process.stdout.readline()):

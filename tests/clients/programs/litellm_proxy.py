@@ -58,7 +58,6 @@ general_settings:
 """
 FUNCTION = {"name": "get_weather", "description": "The weather.", "parameters": WEATHER}
 TOOLS: list[Any] = [{"type": "function", "function": FUNCTION}]
-PORT_LINE = "Uvicorn running on http://127.0.0.1:"
 
 
 def free_port() -> int:
@@ -110,7 +109,7 @@ def tool() -> None:
 def schema() -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "c", "schema": SCHEMA}}
     told = client.chat.completions.create(
-        model="tiny", messages=says("City?"), response_format=form, max_tokens=200
+        model="tiny", messages=says("City?"), response_format=form, max_tokens=600
     )
     is_city(json.loads(told.choices[0].message.content or ""))
 
@@ -152,7 +151,7 @@ def messages() -> None:
 
 
 def wait_until_up(process: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 150
     while True:
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health/liveliness", timeout=5).close()

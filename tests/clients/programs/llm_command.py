@@ -71,7 +71,7 @@ def result() -> None:
 
 @feature("chat", "schema")
 def schema() -> None:
-    told = llm("-m", "sealring", "--schema", json.dumps(SCHEMA), "-o", "max_tokens", "200", "City?")
+    told = llm("-m", "sealring", "--schema", json.dumps(SCHEMA), "-o", "max_tokens", "600", "City?")
     is_city(json.loads(told))
 
 

@@ -98,7 +98,7 @@ def stop() -> None:
 @feature("messages", "forced tool")
 def forced() -> None:
     for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
-        told = ask("Weather?", tools=TOOLS, tool_choice=choice, max_tokens=200)
+        told = ask("Weather?", tools=TOOLS, tool_choice=choice, max_tokens=600)
         (call,) = told.content
         equal((call.name, told.stop_reason), ("get_weather", "tool_use"))
         holds(call.input["city"] in ("Paris", "Rome"), call)
@@ -135,13 +135,13 @@ def tool_stream() -> None:
 @feature("messages", "schema")
 def schema() -> None:
     form = {"format": {"type": "json_schema", "schema": SCHEMA}}
-    is_city(json.loads(ask("A city?", output_config=form, max_tokens=200).content[0].text))
+    is_city(json.loads(ask("A city?", output_config=form, max_tokens=600).content[0].text))
 
 
 @feature("messages", "typed")
 def typed() -> None:
     told = client.messages.parse(
-        model=model, messages=says("A city?"), output_format=City, max_tokens=200
+        model=model, messages=says("A city?"), output_format=City, max_tokens=600
     )
     is_city(told.parsed_output.model_dump())
 

@@ -28,7 +28,7 @@ def way(mode: Any, key: str = KEY) -> Any:
 
 
 def city(client: Any, **more: Any) -> Any:
-    options = {"model": model, "max_tokens": 200, "max_retries": 0} | more
+    options = {"model": model, "max_tokens": 600, "max_retries": 0} | more
     return client.chat.completions.create(
         messages=[{"role": "user", "content": "A city?"}], response_model=City, **options
     )
@@ -53,7 +53,7 @@ def typed() -> None:
 @feature("responses", "typed")
 def by_responses() -> None:
     told = way(instructor.Mode.RESPONSES_TOOLS).responses.create(
-        model=model, input="A city?", response_model=City, max_output_tokens=200
+        model=model, input="A city?", response_model=City, max_output_tokens=600
     )
     is_city(told.model_dump())
 
@@ -62,7 +62,7 @@ def by_responses() -> None:
 def stream() -> None:
     parts = list(client.chat.completions.create_partial(
         model=model, messages=[{"role": "user", "content": "A city?"}], response_model=City,
-        max_tokens=200,
+        max_tokens=600,
     ))  # fmt: skip
     holds(len(parts) > 1, parts)
     is_city(parts[-1].model_dump())

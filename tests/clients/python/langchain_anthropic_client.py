@@ -45,7 +45,7 @@ def get_weather(city: CityName) -> str:
 
 
 def tiny(**more: Any) -> ChatAnthropic:
-    options = {"model": "tiny", "max_retries": 0, "max_tokens": 200} | more
+    options = {"model": "tiny", "max_retries": 0, "max_tokens": 600} | more
     return ChatAnthropic(**{"base_url": TINY, "api_key": KEY} | options)
 
 

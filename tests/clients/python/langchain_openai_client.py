@@ -45,7 +45,7 @@ def get_weather(city: CityName) -> str:
 
 
 def tiny(**more: Any) -> ChatOpenAI:
-    options = {"model": "tiny", "max_retries": 0, "temperature": 0, "max_tokens": 200} | more
+    options = {"model": "tiny", "max_retries": 0, "temperature": 0, "max_tokens": 600} | more
     return ChatOpenAI(**{"base_url": f"{TINY}/v1", "api_key": KEY} | options)
 
 

@@ -103,7 +103,7 @@ def logprobs() -> None:
 @feature("chat", "forced tool")
 def forced() -> None:
     message = (
-        chat("Weather?", tools=TOOLS, tool_choice="required", max_tokens=200).choices[0].message
+        chat("Weather?", tools=TOOLS, tool_choice="required", max_tokens=600).choices[0].message
     )
     (call,) = message.tool_calls
     holds(json.loads(call.function.arguments)["city"] in ("Paris", "Rome"), call)
@@ -136,13 +136,13 @@ def tool_stream() -> None:
 @feature("chat", "schema")
 def schema() -> None:
     form = {"type": "json_schema", "json_schema": {"name": "c", "schema": SCHEMA, "strict": True}}
-    answer = chat("A city?", response_format=form, max_tokens=200)
+    answer = chat("A city?", response_format=form, max_tokens=600)
     is_city(json.loads(answer.choices[0].message.content))
 
 
 @feature("chat", "typed")
 def typed() -> None:
-    answer = chat("A city?", response_format=City, max_tokens=200)
+    answer = chat("A city?", response_format=City, max_tokens=600)
     is_city(City.model_validate_json(answer.choices[0].message.content).model_dump())
 
 

@@ -56,7 +56,7 @@ TOOL = FunctionTool.from_defaults(get_weather)
 def tiny(**more: Any) -> OpenAILike:
     options: dict[str, Any] = {"api_base": f"{TINY}/v1", "api_key": KEY, "model": "tiny"}
     options |= {"is_chat_model": True, "is_function_calling_model": True, "max_retries": 0}
-    return OpenAILike(**{**options, "temperature": 0, "max_tokens": 200} | more)
+    return OpenAILike(**{**options, "temperature": 0, "max_tokens": 600} | more)
 
 
 def scripted(**more: Any) -> OpenAILike:

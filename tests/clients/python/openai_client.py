@@ -124,7 +124,7 @@ def logprobs() -> None:
 @feature("chat", "forced tool")
 def forced() -> None:
     for choice in ("required", NAMED):
-        told = chat("Weather?", tools=TOOLS, tool_choice=choice, max_tokens=200).choices[0]
+        told = chat("Weather?", tools=TOOLS, tool_choice=choice, max_tokens=600).choices[0]
         (call,) = told.message.tool_calls
         equal(call.function.name, "get_weather")
         holds(json.loads(call.function.arguments)["city"] in ("Paris", "Rome"), call)
@@ -165,13 +165,13 @@ def tool_stream() -> None:
 
 @feature("chat", "schema")
 def schema() -> None:
-    is_city(json.loads(chat(response_format=JSON, max_tokens=200).choices[0].message.content))
+    is_city(json.loads(chat(response_format=JSON, max_tokens=600).choices[0].message.content))
 
 
 @feature("chat", "typed")
 def typed() -> None:
     told = client.chat.completions.parse(
-        model=model, messages=says("A city?"), response_format=City, temperature=0, max_tokens=200
+        model=model, messages=says("A city?"), response_format=City, temperature=0, max_tokens=600
     )
     is_city(told.choices[0].message.parsed.model_dump())
 
@@ -274,7 +274,7 @@ def response_stream() -> None:
 def response_forced() -> None:
     told = client.responses.create(
         model=model, input="Weather?", tools=RESPONSE_TOOLS, tool_choice="required",
-        max_output_tokens=200,
+        max_output_tokens=600,
     )  # fmt: skip
     (call,) = told.output
     equal((call.type, call.name), ("function_call", "get_weather"))
@@ -320,14 +320,14 @@ def response_schema() -> None:
     form: Any = {
         "format": {"type": "json_schema", "name": "city", "schema": SCHEMA, "strict": True}
     }
-    told = client.responses.create(model=model, input="A city?", text=form, max_output_tokens=200)
+    told = client.responses.create(model=model, input="A city?", text=form, max_output_tokens=600)
     is_city(json.loads(told.output_text))
 
 
 @feature("responses", "typed")
 def response_typed() -> None:
     told = client.responses.parse(
-        model=model, input="A city?", text_format=City, max_output_tokens=200
+        model=model, input="A city?", text_format=City, max_output_tokens=600
     )
     is_city(told.output_parsed.model_dump())
 

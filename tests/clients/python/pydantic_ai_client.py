@@ -52,7 +52,7 @@ def model(api: str, name: str = "tiny", key: str = KEY) -> Any:
     return kind(name, provider=OpenAIProvider(base_url=f"{url}/v1", api_key=key))
 
 
-SHORT: Any = {"max_tokens": 200}
+SHORT: Any = {"max_tokens": 600}
 APIS = ("chat", "responses", "messages")
 
 
