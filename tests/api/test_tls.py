@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import socket
@@ -18,6 +19,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.api.certificates import certificate, new_key, pem, write_pair
 from tests.attacks.doorway import HOST, Door, door, get, hello, one, reply, rest
+from tests.attacks.key_updates import Records
 
 # ------------------------------------------------------------------- the files
 
@@ -227,6 +229,29 @@ async def test_a_client_that_breaks_off_in_the_middle(tls: Tls) -> None:
         await trio.aclose_forcefully(stream)  # with no word of TLS
         await left.wait()
         assert seen == ["http.disconnect"]
+
+
+@pytest.mark.parametrize("count", [100, 20_000])
+async def test_updates_of_keys_without_end(tls: Tls, tmp_path: Path, count: int) -> None:
+    """They carry nothing, and cost the server as much as the client. A few are served; one that
+    sends no more than that is cut off long before its end, and OpenSSL never has the event loop
+    for longer than one read's worth of them."""
+    context = trusting(tls.certificate)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.keylog_filename = str(tmp_path / "secrets")
+    async with door(tls=tls) as served:
+        stream = await connect(served, context)
+        assert (stream.cipher() or ("",))[0] == "TLS_AES_256_GCM_SHA384"
+        client = Records.of(tmp_path / "secrets")
+        got = None
+        with contextlib.suppress(trio.BrokenResourceError):
+            await stream.transport_stream.send_all(
+                client.updates(count) + client.record(get("/after"))
+            )
+            got = await one(stream)
+        assert got == ((200, b"GET /after") if count == 100 else None)
+        await trio.aclose_forcefully(stream)
+        await works(served, tls)
 
 
 # ------------------------------------------------------------------- renewal

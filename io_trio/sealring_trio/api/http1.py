@@ -21,6 +21,7 @@ import h11
 import trio
 
 from sealring_trio.api.connections import Place
+from sealring_trio.api.tls_socket import TlsSocket
 
 MAX_HEADER: Final = 16 << 10
 """Bytes of a request's header."""
@@ -45,7 +46,7 @@ _SENDS: Final = (h11.SEND_BODY, h11.ERROR)
 class Http1:
     """One connection. Takes over *sock*, and tells *place* when it waits for the client."""
 
-    def __init__(self, sock: socket.socket, place: Place) -> None:
+    def __init__(self, sock: socket.socket | TlsSocket, place: Place) -> None:
         self.gone = False  # nothing can be sent any more
         self.left = False  # nothing more will come
         self._socket = sock
@@ -118,7 +119,7 @@ class Http1:
         while self._unsent and not self.gone:
             try:
                 sent = self._socket.send(self._unsent)
-            except (BlockingIOError, ssl.SSLWantWriteError):
+            except BlockingIOError:
                 sent = 0
             except OSError:
                 self._give_up()
@@ -174,7 +175,7 @@ class Http1:
 
     def _end_tls(self) -> None:
         """Tell a client of TLS that nothing more comes, so that it can tell the end from a cut."""
-        if isinstance(self._socket, ssl.SSLSocket) and not self.gone:
+        if isinstance(self._socket, TlsSocket) and not self.gone:
             with contextlib.suppress(OSError, ValueError):
                 self._socket.unwrap()  # says so at once, and does not wait for the client's own end
 

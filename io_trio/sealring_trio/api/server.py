@@ -29,6 +29,7 @@ from sealring_trio.api.head import ApiHead
 from sealring_trio.api.http1 import STUCK_SECONDS, Http1
 from sealring_trio.api.keys import KEY_FILE, ApiKeys, read_keys
 from sealring_trio.api.tls import Tls
+from sealring_trio.api.tls_socket import TlsSocket
 from sealring_trio.clock import wall_ms
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import Config
@@ -252,6 +253,7 @@ class _Door:
 
     async def _greet_and_serve(self, sock: socket.socket, ends: Endpoints, place: Place) -> None:
         wrong = None
+        stream: socket.socket | TlsSocket = sock
         if self.tls is not None:
             try:
                 greeted = await self.tls.greet(sock)
@@ -264,8 +266,8 @@ class _Door:
             if greeted is sock:
                 text = "This port speaks TLS, and the request was plain HTTP: use https://."
                 wrong = ApiError(400, text, "tls_needed", kind=INVALID)
-            sock = greeted
-        await Connection(self.app, place, Http1(sock, place), ends, wrong).run()
+            stream = greeted
+        await Connection(self.app, place, Http1(stream, place), ends, wrong).run()
 
 
 def _turn_away(sock: socket.socket) -> None:

@@ -1,8 +1,8 @@
 """TLS of the API's server: the handshake of each connection, and certificates that are renewed.
 
-OpenSSL keeps a connection's half-sent record itself, so a non-blocking `ssl.SSLSocket` has what
-`Http1` needs of a socket: whoever is cancelled while it waits has lost nothing. (`trio.SSLStream`
-cannot go on after a send was cancelled.)
+A `TlsSocket` has what `Http1` needs of a socket, and keeps half-sent records itself: whoever is
+cancelled while it waits has lost nothing. (`trio.SSLStream` cannot go on after a send was
+cancelled.)
 
 A handshake costs a signature, which takes milliseconds with a long RSA key; so its steps are done
 in threads, few at once, and the event loop goes on. Until it is over the connection is idle in the
@@ -16,6 +16,7 @@ renews a certificate may replace one file after the other.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import ssl
@@ -25,6 +26,7 @@ from typing import Final
 import attrs
 import trio
 
+from sealring_trio.api.tls_socket import TlsSocket
 from sealring_trio.clock import wall_ms
 from sealring_trio.errors import UserError
 from sealring_trio.files.tls_files import Stamp, TlsPair, read_pair, stamp_of
@@ -71,12 +73,11 @@ class Tls:
         """Seconds until the certificate expires; negative once it has."""
         return (self.pair.expires_ms - wall_ms()) / 1000
 
-    async def greet(self, sock: socket.socket) -> socket.socket | None:
-        """The client at *sock* after the handshake: an `ssl.SSLSocket`; *sock* itself if the client
-        does not speak TLS; None if it has left, or took too long. Closes *sock* if it is not what
-        it returns."""
+    async def greet(self, sock: socket.socket) -> socket.socket | TlsSocket | None:
+        """The client at *sock* after the handshake: a `TlsSocket`; *sock* itself if the client does
+        not speak TLS; None if it has left, or took too long. Closes *sock* if it returns
+        neither."""
         sock.setblocking(False)
-        taken: list[socket.socket] = [sock]
         done = False
         try:
             with trio.move_on_after(HANDSHAKE_SECONDS):
@@ -85,31 +86,38 @@ class Tls:
                     done = True
                     return sock
                 if first:
-                    secure = self.pair.context.wrap_socket(
-                        sock, server_side=True, do_handshake_on_connect=False
-                    )
-                    taken[0] = secure
-                    await self._shake(secure)
-                    done = True
-                    return secure
+                    secure = TlsSocket(sock, self.pair.context)
+                    done = await self._shake(secure)
+                    return secure if done else None
         except OSError as error:  # as all of OpenSSL's are
             log.debug("a TLS handshake failed: %s", error)
         finally:
             if not done:
-                trio.lowlevel.notify_closing(taken[0])
-                taken[0].close()
+                trio.lowlevel.notify_closing(sock)
+                sock.close()
         return None
 
-    async def _shake(self, secure: ssl.SSLSocket) -> None:
-        while True:
+    async def _shake(self, secure: TlsSocket) -> bool:
+        """Whether the handshake came to its end, and the client did not leave. Raises `OSError`."""
+        over = False
+        while not over:
+            try:
+                if not secure.pull():
+                    return False
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(secure)
+                continue
             try:
                 await trio.to_thread.run_sync(secure.do_handshake, limiter=self._steps)
+                over = True
             except ssl.SSLWantReadError:
-                await trio.lowlevel.wait_readable(secure)
-            except ssl.SSLWantWriteError:
-                await trio.lowlevel.wait_writable(secure)
-            else:
-                return
+                pass
+            except OSError:
+                with contextlib.suppress(BlockingIOError):
+                    secure.push()  # the alert that says what is wrong
+                raise
+            await _push(secure)
+        return True
 
     async def watch(self) -> None:
         """Look after the files until cancelled."""
@@ -148,6 +156,14 @@ class Tls:
                 self.certificate,
                 f"expires in {days + 1} days" if days >= 0 else "has expired",
             )
+
+
+async def _push(secure: TlsSocket) -> None:
+    while True:
+        try:
+            return secure.push()
+        except BlockingIOError:
+            await trio.lowlevel.wait_writable(secure)
 
 
 async def _first_record(sock: socket.socket) -> bytes:
