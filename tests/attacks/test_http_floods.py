@@ -6,6 +6,7 @@ import errno
 import json
 import resource
 import socket
+import tracemalloc
 from typing import Any
 
 import httpx2
@@ -15,7 +16,7 @@ from sealring_trio.api import server
 from sealring_trio.api.connections import STALL_SECONDS, Connections, source_of
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.attacks.doorway import HOST, door, get, hello, one, read, rest
+from tests.attacks.doorway import HOST, door, get, hello, one, read, reply, rest
 from tests.serving import Served
 
 
@@ -222,3 +223,23 @@ def test_health_answers_beside_two_thousand_idle_connections(served: Served) -> 
         for sock in idle:
             sock.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_slow_readers_of_one_large_answer_share_it() -> None:
+    """Each has a piece of it, and no copy."""
+    large, readers = bytes(8 << 20), 20
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await reply(send, large)
+
+    async with door(app) as served:
+        tracemalloc.start()
+        try:
+            slow = [await served.connect(get("/", "Connection: close")) for _ in range(readers)]
+            await wait_all_tasks_blocked()  # the server has filled every buffer between them
+            assert tracemalloc.get_traced_memory()[1] < readers * (1 << 20)
+        finally:
+            tracemalloc.stop()
+        assert (await rest(slow[0])).endswith(b"\r\n\r\n" + large)
+        for stream in slow:
+            await stream.aclose()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+from collections import deque
 from typing import Final
 
 import h11
@@ -25,6 +26,10 @@ from sealring_trio.api.tls_socket import TlsSocket
 
 MAX_HEADER: Final = 16 << 10
 """Bytes of a request's header."""
+
+PIECE: Final = 64 << 10
+"""Bytes of a body that are copied for its connection at once. The rest waits where it is: so many
+slow readers of one large answer share it."""
 
 MAX_AHEAD: Final = 16 << 10
 """Bytes that are read beyond the request under way, to see that its client has not left."""
@@ -53,6 +58,7 @@ class Http1:
         self._place = place
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER)
         self._unsent = bytearray()
+        self._later: deque[h11.Event | memoryview] = deque()
         self._ahead = 0
         self._watching: trio.CancelScope | None = None
         sock.setblocking(False)
@@ -110,9 +116,20 @@ class Http1:
 
     def put(self, event: h11.Event) -> None:
         """Have *event* sent by the next `flush`. Raises `h11.LocalProtocolError`."""
-        data = self._http.send(event)
-        if data:
-            self._unsent += data
+        if isinstance(event, h11.Data):
+            body = memoryview(event.data)
+            self._later.extend(body[at : at + PIECE] for at in range(0, len(body), PIECE))
+        else:
+            self._later.append(event)
+        self._make_bytes()
+
+    def _make_bytes(self) -> None:
+        """Make bytes of what comes next, unless enough of them wait."""
+        while self._later and len(self._unsent) < PIECE:
+            event = self._later.popleft()
+            if isinstance(event, memoryview):
+                event = h11.Data(data=bytes(event))
+            self._unsent += self._http.send(event) or b""
 
     async def flush(self) -> None:
         """Send what there is; if the client is given up instead, `gone` is true."""
@@ -126,6 +143,7 @@ class Http1:
                 break
             if sent:
                 del self._unsent[:sent]
+                self._make_bytes()
                 continue
             with self._place.stalled(), trio.move_on_after(STUCK_SECONDS) as limit:
                 await trio.lowlevel.wait_writable(self._socket)
@@ -201,4 +219,5 @@ class Http1:
 
     def _give_up(self) -> None:
         self.gone = True
+        self._later.clear()
         self.release()
