@@ -23,6 +23,7 @@ from sealring_trio.api import (
     connections,
     fields,
     gate,
+    head,
     http1,
     parsing,
     responses_body,
@@ -196,7 +197,7 @@ def _limits() -> str:
 _LIMITED: Final[Mapping[str, ModuleType]] = {
     module.__name__.rpartition(".")[2]: module
     for module in (
-        *(bodies, config, connection, connections, events, gate, http1, parsing),
+        *(bodies, config, connection, connections, events, gate, head, http1, parsing),
         *(responses_body, responses_store, tls, trace_context, values, workers),
     )
 }

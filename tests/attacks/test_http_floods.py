@@ -243,3 +243,25 @@ async def test_slow_readers_of_one_large_answer_share_it() -> None:
         assert (await rest(slow[0])).endswith(b"\r\n\r\n" + large)
         for stream in slow:
             await stream.aclose()
+
+
+def test_large_requests_under_way_are_bounded_and_small_ones_go_on(served: Served) -> None:
+    """A response repeats fields that the model never sees: their size is bounded by the body's
+    alone, and each of them stands in several places until the client takes it."""
+    port = httpx2.URL(served.url).port or 0
+    said = {"model": "tiny", "input": "Hello.", "stream": True, "user": "x" * (7 << 20)}
+    body = json.dumps(said).encode()
+    head = f"POST /v1/responses HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: {len(body)}"
+    clients, got = [], []
+    for _ in range(5):
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # it takes next to nothing
+        client.settimeout(30)
+        client.connect(("127.0.0.1", port))
+        client.sendall(f"{head}\r\nContent-Type: application/json\r\n\r\n".encode() + body)
+        clients.append(client)
+        got.append(client.recv(12))
+    assert got == [b"HTTP/1.1 200"] * 3 + [b"HTTP/1.1 503"] * 2
+    assert served.ask("Hello.", max_tokens=1).status_code == 200
+    for client in clients:
+        client.close()

@@ -110,7 +110,8 @@ class Generate(Generic[A]):
             trace.outcome = error.code
         else:
             if not stream.opened:
-                await response(scope, receive, send)
+                with head.holding(call.caller.owner, len(response.body)):
+                    await response(scope, receive, send)
                 return trace.outcome
         await stream.close()
         return trace.outcome
@@ -157,6 +158,7 @@ class Generate(Generic[A]):
         call.shape = shape = self._kind.shape(asked, parsed, context, about)
         stream = call.stream if asked.stream else None
         with contextlib.ExitStack() as stack:
+            stack.enter_context(head.holding(call.caller.owner, self._kind.held(parsed)))
             answers = self._open(asked, tokenizer, parsed, call, stack)
             pairs = list(zip(answers, choices, strict=True))
             if stream is not None:

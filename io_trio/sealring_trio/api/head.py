@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import attrs
@@ -25,6 +27,15 @@ from sealring_trio.api.tls import Tls
 from sealring_trio.files.config import Config
 from sealring_trio.files.units import is_loopback
 from sealring_trio.node.generation import Generator
+from sealring_trio.text.shared_budget import SharedBudget
+
+MAX_HELD: Final = 256 << 20
+"""Bytes of texts that requests under way have for their answers, and of answers that wait for
+their clients. One caller has half at most."""
+
+LARGE: Final = 64 << 10
+"""Bytes from which they count. Small ones are bounded by the connections, and are never refused for
+what others hold."""
 
 _RECENT = 32
 _LONGEST_RETRY = 30
@@ -43,6 +54,7 @@ class ApiHead:
     metrics: Metrics = attrs.field(factory=Metrics)
     bodies: Bodies = attrs.field(factory=Bodies)
     responses: ResponseStore = attrs.field(factory=ResponseStore)
+    held: SharedBudget = attrs.field(factory=lambda: SharedBudget(MAX_HELD))
     has_chat_template: bool = attrs.field(
         default=attrs.Factory(lambda self: has_chat_template(self.generator.model), takes_self=True)
     )
@@ -82,6 +94,21 @@ class ApiHead:
         """A name for this exact model. Where it is equal, answers with equal seeds are equal."""
         info = self.generator.runtime.node.engine_info
         return f"fp_{info.model.hex()[:12]}" if info else "fp_unknown"
+
+    @contextmanager
+    def holding(self, owner: str, size: int) -> Iterator[None]:
+        """Within, *size* bytes are held for a request of *owner*. Raises `ApiError` if it would be
+        too many."""
+        if size < LARGE:
+            yield
+            return
+        if not self.held.take(owner, size):
+            text = "The requests under way, and answers that their clients do not take, are large."
+            raise unavailable(text, "overloaded")
+        try:
+            yield
+        finally:
+            self.held.give_back(owner, size)
 
     def check_serving(self) -> None:
         """Raises `ApiError` when no request can be answered now."""

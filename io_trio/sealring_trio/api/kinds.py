@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import attrs
 from sealring_model.text.tokens import Tokenizer, ToolCall
@@ -28,6 +28,10 @@ from sealring_trio.text.frames import Exceeded, Lost, Refused, TextQueueFull
 from sealring_trio.text.parsed import ParsedRequest
 
 log = logging.getLogger("sealring.api")
+
+_TOLD: Final = 5
+"""How often a response stands in its stream and beside it: as it begins (twice), as it ends, as it
+is kept, and what was read of it."""
 
 A = TypeVar("A", ChatOptions, CompletionOptions)
 
@@ -60,6 +64,9 @@ class Kind(Protocol[A]):
 
     def choices(self, asked: A, parsed: ParsedRequest, context: ChoiceContext) -> list[Choice]:
         """A choice to be filled for each answer."""
+
+    def held(self, parsed: ParsedRequest) -> int:
+        """Bytes of texts in *parsed* that stay until the answer is over."""
 
     def shape(self, asked: A, parsed: ParsedRequest, context: ChoiceContext, about: About) -> Shape:
         """The shape of the answer that *about* names."""
@@ -102,6 +109,10 @@ class ChatKind:
             for index in range(asked.n or 1)
         ]
 
+    def held(self, parsed: ParsedRequest) -> int:
+        """The tools."""
+        return len(parsed.rest)
+
     def shape(
         self, asked: ChatOptions, parsed: ParsedRequest, context: ChoiceContext, about: About
     ) -> Shape:
@@ -128,6 +139,10 @@ class ResponsesKind(ChatKind):
         if (kept := context.responses.find(context.owner, name)) is None:
             raise not_kept(name, "previous_response_id")
         return kept.items
+
+    def held(self, parsed: ParsedRequest) -> int:
+        """The tools, the items, and the fields that are repeated, in all `_TOLD` responses too."""
+        return len(parsed.rest) + _TOLD * int(parsed.told["echo"])
 
     def shape(
         self, asked: ChatOptions, parsed: ParsedRequest, context: ChoiceContext, about: About
@@ -180,6 +195,10 @@ class CompletionKind:
         calls = CallReader(context, b"", plain=False)
         count = (asked.n or 1) * len(parsed.prompts)
         return [Choice(index, AnswerText(), calls.read) for index in range(count)]
+
+    def held(self, parsed: ParsedRequest) -> int:
+        """The texts that are echoed."""
+        return sum(map(len, parsed.told["texts"]))
 
     def shape(
         self, asked: CompletionOptions, parsed: ParsedRequest, context: ChoiceContext, about: About

@@ -7,6 +7,7 @@ from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from sealring_trio.api.errors import ApiError, invalid, unsupported
 from sealring_trio.api.gate import Caller
@@ -89,7 +90,20 @@ async def input_items(request: Request) -> Response:
     body = b'{"object":"list","data":[%b],"first_id":%b,"last_id":%b,"has_more":%b}'
     more = b"true" if end < len(items) else b"false"
     shown = b",".join(items[begin:end])
-    return Response(body % (shown, first, last, more), media_type="application/json")
+    return _Answer(request, body % (shown, first, last, more))
+
+
+class _Answer(Response):
+    """The JSON *body* as the answer to *request*, which counts as held until it is sent."""
+
+    def __init__(self, request: Request, body: bytes) -> None:
+        super().__init__(body, media_type="application/json")
+        caller: Caller = request.scope["state"]["visitor"]
+        self._holding = request.app.state.head.holding(caller.owner, len(body))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._holding:
+            await super().__call__(scope, receive, send)
 
 
 def _id(item: bytes) -> bytes:

@@ -29,7 +29,8 @@ class Tokens:
             data = await attended(receive, partial(self._ask, body, caller))
         except (ClientDisconnect, ClientGone):
             return
-        await Response(data, media_type="application/json")(scope, receive, send)
+        with self._head.holding(caller.owner, len(data)):
+            await Response(data, media_type="application/json")(scope, receive, send)
 
     async def _ask(self, body: bytes, caller: Caller) -> bytes:
         generator = self._head.generator
