@@ -11,7 +11,6 @@ from sealring_protocol.errors import RemoteProtocolError
 
 from fuzz.vectors import field
 
-
 _LONGEST: Final = 4096
 """Bytes of an input; a few vectors are at limits of many KiB."""
 
