@@ -154,7 +154,13 @@ def serve(
                     tell=tell,
                 )
             )
-        _announce(api, json=json, keyed=bool(key), certificate=tls_certificate)
+        _announce(
+            api,
+            json=json,
+            keyed=bool(key),
+            key_file=None if api_key else api_key_file,
+            certificate=tls_certificate,
+        )
         head = api.nodes[0]
         follow = stack.enter_context(_following(head.log))
         try:
@@ -190,7 +196,9 @@ def _checked(name: str, value: str) -> str:
         raise UserError(f"--{name.replace('_', '-')}: {error}", "Give it in that form.") from None
 
 
-def _announce(api: LocalApi, *, json: bool, keyed: bool, certificate: Path | None) -> None:
+def _announce(
+    api: LocalApi, *, json: bool, keyed: bool, key_file: Path | None, certificate: Path | None
+) -> None:
     """Print where everything is."""
     ranks = [node.status() for node in api.nodes]
     spans = [f"{first} to {end - 1}" for first, end in (rank["layers"] for rank in ranks)]
@@ -220,9 +228,12 @@ def _announce(api: LocalApi, *, json: bool, keyed: bool, certificate: Path | Non
     )
     trust = "" if certificate is None else f" --certificate {shlex.quote(str(certificate))}"
     cacert = "" if certificate is None else f" --cacert {shlex.quote(str(certificate))}"
-    bearer = '        -H "Authorization: Bearer $SEALRING_API_KEY" \\\n' if keyed else ""
+    file = "" if key_file is None else shlex.quote(str(key_file))
+    chat = f"{trust} --api-key-file {file}" if file else trust
+    key = f"$(cat {file})" if file else "$SEALRING_API_KEY"
+    bearer = f'        -H "Authorization: Bearer {key}" \\\n' if keyed else ""
     print(
-        f"\nTry it from another terminal:\n\n    sealring chat --url {api.url}{trust}\n\n"
+        f"\nTry it from another terminal:\n\n    sealring chat --url {api.url}{chat}\n\n"
         f"    curl{cacert} {api.url}/v1/chat/completions \\\n"
         f"        -H 'Content-Type: application/json' \\\n{bearer}"
         f"        -d {shlex.quote(jsons.dumps(body))}\n\n"

@@ -73,7 +73,7 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("version", facts["version"]),
         ("state", _state(facts)),
         ("cluster", f"{facts['cluster']}, trust {facts['trust']}"),
-        ("roster", f"{facts['serial']}, {facts['roster_left']}"),
+        ("roster", f"serial {facts['serial']}, {facts['roster_left']}"),
         ("put out by", _outs(facts["peers"])),
         ("model", f"{facts['model']} ({facts['model_digest'][:16]}...)"),
         ("strategy", f"{facts['strategy']}: {facts['reason']}" if facts["reason"] else ""),

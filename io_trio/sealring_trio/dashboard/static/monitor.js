@@ -26,7 +26,7 @@ export class Monitor {
     say(byId("cluster"), cluster.cluster);
     say(byId("model"), cluster.model);
     say(byId("trust"), cluster.trust);
-    say(byId("roster"), `${cluster.serial}, ${cluster.roster_left}`);
+    say(byId("roster"), `serial ${cluster.serial}, ${cluster.roster_left}`);
     say(byId("version"), cluster.version);
     say(byId("suite"), cluster.suite === "none" ? "no hops yet" : sealed(cluster));
     byId("suite").title = cluster.activations;
