@@ -117,7 +117,9 @@ class ApiHead:
             head = node.roster.roster.members[0].name
             raise unavailable(f"This node is rank {node.rank}; ask the head, {head}.", "not_head")
         if waiting := self.generator.missing():
-            raise unavailable(f"The ring is not up: {waiting}.", "ring_not_ready")
+            advice = dict.fromkeys(each.advice for each in self.generator.obstacles())
+            message = " ".join(filter(None, (f"The ring is not up: {waiting}.", *advice)))
+            raise unavailable(message, "ring_not_ready")
 
     def why(self) -> list[dict[str, Any]]:
         """The obstacles to serving, most telling first; empty if the ring serves."""
