@@ -6,12 +6,12 @@ a stream or the whole body. Both forms come from one source, so they cannot diff
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 import attrs
+from pydantic_core import to_json
 from sealring_protocol.control.scheduler.requests import TokenOut
 
 from sealring_trio.api.choices import Delta
@@ -93,8 +93,9 @@ class Envelope:
 
 
 def json_bytes(body: Any) -> bytes:
-    """*body* as JSON, as short as it can be."""
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+    """*body* as JSON, as short as it can be. By pydantic, which takes a sixth of the time: the log
+    probabilities of long prompts have the event loop for as long."""
+    return to_json(body, inf_nan_mode="constants")
 
 
 def event(body: dict[str, Any]) -> bytes:
