@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from sealring_trio.api import anthropic_input, responses_input
 from sealring_trio.api.anthropic_body import MessagesRequest
 from sealring_trio.api.errors import ApiError
+from sealring_trio.api.fields import OF_CHAT
 from sealring_trio.api.replies import json_bytes
 from sealring_trio.api.responses_body import ResponsesRequest
 from sealring_trio.api.schema import ChatRequest, parse, validated
+from sealring_trio.node.trace import Trace, Tracer
 
 from tests.api.conftest import Served
 
@@ -189,3 +191,29 @@ def made_or_refusal(convert: Callable[[], ChatRequest]) -> ChatRequest | ApiErro
         return convert()
     except ApiError as error:
         return error
+
+
+@pytest.mark.parametrize("name", sorted(OF_CHAT))
+def test_what_only_chat_has_is_refused_elsewhere(ring: Served, name: str) -> None:
+    """Left aside it would change the answer without a word."""
+    bodies = {
+        "/v1/responses": {"model": ring.model, "input": "Hello."},
+        "/v1/messages": {
+            "model": ring.model,
+            "max_tokens": 1,
+            "messages": [{"role": "user", "content": "Hello."}],
+        },
+    }
+    for path, body in bodies.items():
+        answer = ring.post({**body, name: 3}, path)
+        assert answer.status_code == 400
+        assert name in answer.json()["error"]["message"]
+
+
+def test_a_name_that_a_client_chose_is_one_of_its_own() -> None:
+    tracer = Tracer()
+    for id, owner in (("a", "alice"), ("b", "bob")):
+        tracer.begin(Trace(id, "chat", owner, began=0.0, asked="job-1"))
+    assert [each.id for each in tracer.find("job-1", "alice")] == ["a"]
+    assert [each.id for each in tracer.find("b", "alice")] == ["b"]
+    assert tracer.find("job-1", "carol") == []

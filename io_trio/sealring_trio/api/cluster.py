@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from sealring_trio.api.errors import ApiError
+from sealring_trio.api.gate import Caller
 from sealring_trio.api.head import ApiHead
 from sealring_trio.api.health import faults
 from sealring_trio.api.history import count_rows
@@ -183,7 +184,8 @@ async def cancel(request: Request) -> Response:
 def _find(request: Request) -> list[Trace]:
     head: ApiHead = request.app.state.head
     name = request.path_params["id"]
-    found = head.generator.tracer.find(name)
+    caller: Caller = request.scope["state"]["visitor"]
+    found = head.generator.tracer.find(name, caller.name)
     if not found:
         raise ApiError(404, f"There is no request '{name}', or no longer.", "request_not_found")
     return found

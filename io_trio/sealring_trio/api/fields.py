@@ -222,6 +222,25 @@ UNSERVED_PARTS: Final[Mapping[str, str]] = {
 """Kinds of a message's parts that other servers take, with what is said of each."""
 
 
+OF_CHAT: Final = frozenset(
+    ("bad_words", "guided_choice", "guided_grammar", "guided_json", "guided_regex")
+    + ("guided_whitespace_pattern", "ignore_eos", "logit_bias", "min_tokens", "n")
+    + ("prompt_logprobs", "repetition_penalty", "response_format", "stop_token_ids")
+    + ("structured_outputs",)
+)
+"""Fields that change the answer, which chat and text completions alone have."""
+
+
+def refuse_of_chat(body: Any) -> None:
+    """Raise `ApiError` for the first field of *body*, one of responses or messages, that would
+    change the answer elsewhere."""
+    if not isinstance(body, dict):
+        return
+    for name in sorted(OF_CHAT & body.keys()):
+        if not Refusal("", (False, 1)).passes(body[name]):
+            raise unsupported(name, f"/v1/chat/completions has '{name}'; this endpoint has not.")
+
+
 def refuse_parts(messages: Any) -> None:
     """Raise `ApiError` for the first part of *messages*, unchecked yet, that is no text."""
     for at, message in enumerate(messages if isinstance(messages, list) else ()):

@@ -18,6 +18,7 @@ from typing import Any, Final
 import attrs
 
 from sealring_trio.api.errors import invalid, named_as, unsupported
+from sealring_trio.api.fields import refuse_of_chat
 from sealring_trio.api.responses_body import (
     IGNORED_TOOLS,
     REFUSED,
@@ -78,7 +79,9 @@ class Converted:
 
 def read_responses(body: bytes) -> ResponsesRequest:
     """The request in *body*. Raises `ApiError`."""
-    asked = validated(ResponsesRequest, parse(body))
+    told = parse(body)
+    refuse_of_chat(told)
+    asked = validated(ResponsesRequest, told)
     for name, message in REFUSED.items():
         if getattr(asked, name) is not None:
             raise unsupported(name, message)

@@ -257,12 +257,14 @@ class Tracer:
         """Those that are over, the latest first."""
         return reversed(self._past.values())
 
-    def find(self, name: str) -> list[Trace]:
-        """The trace of the request with the id *name*, if it is known; or else of those which their
-        clients call so, those under way first, and then the latest first."""
+    def find(self, name: str, owner: str) -> list[Trace]:
+        """The trace of the request with the id *name*, if it is known; or else of those which
+        *owner* calls so, those under way first, and then the latest first. What other callers call
+        so is none of *owner*'s concern."""
         if (found := self._live.get(name) or self._past.get(name)) is not None:
             return [found]
-        return [each for each in (*self.live, *self.latest) if each.asked == name]
+        every = (*self.live, *self.latest)
+        return [each for each in every if each.asked == name and each.owner == owner]
 
     def rows(self, trace: Trace) -> list[int]:
         """The uids of *trace*'s rows."""
