@@ -14,7 +14,7 @@ FIELDS: Final = {
     "stream_options.continuous_usage_stats": "With `include_usage`: tell the counts so far in each "
     "chunk, too.",
     "max_tokens": "The most tokens of the answer; what the context allows if left out or -1.",
-    "max_completion_tokens": "The same; it counts before `max_tokens`.",
+    "max_completion_tokens": "As `max_tokens`; where a body has both, this one counts.",
     "temperature": "0 always takes the likeliest token; 1 if left out.",
     "top_p": "Choose among the likeliest tokens that make up this share; 1 if left out. With 0 "
     "the likeliest one is taken.",
@@ -23,7 +23,8 @@ FIELDS: Final = {
     "repetition_penalty": "Makes tokens that were there before less likely (CTRL's way); 1, which "
     "changes nothing, if left out.",
     "presence_penalty": "Off the logit of every token that the answer has; 0 if left out.",
-    "frequency_penalty": "The same, once for each time that the answer has it; 0 if left out.",
+    "frequency_penalty": "As `presence_penalty`, once for each time that the answer has the "
+    "token; 0 if left out.",
     "logit_bias": "What is added to a token's logit, by the token's id as text.",
     "n": "Choices for each prompt; 1 if left out.",
     "seed": "The same seed, settings and prompt give the same text; random if left out.",
@@ -34,8 +35,8 @@ FIELDS: Final = {
     "ignore_eos": "Go on where the model would end, up to `max_tokens` or a stop.",
     "skip_special_tokens": "With true, leave special tokens out of the text; marks of reasoning "
     "and tool calls are found anyway.",
-    "cache_salt": "Only requests with the same salt continue each other's cached prompts; "
-    "of one caller, as without a salt.",
+    "cache_salt": "Only requests with the same salt continue each other's cached prompts. Callers "
+    "stay apart as they do without a salt.",
     "truncate_prompt_tokens": "Use only the last so many tokens of the prompt; -1 for those that "
     "leave room for the answer.",
     "add_special_tokens": "Put the tokens around the prompt that the tokenizer has for the "
@@ -66,11 +67,12 @@ FIELDS: Final = {
     "tools[].function": "One function.",
     "tools[].function.name": "Its name.",
     "tools[].function.description": "What it does, for the model.",
-    "tools[].function.parameters": "A JSON schema of its arguments, for the model.",
+    "tools[].function.parameters": "A JSON schema of its arguments. The model is told of it; a "
+    "call may be held to it, too: see [forms](#forms).",
     "tools[].function.strict": "With true a call's arguments are held to the schema, or the "
     "request is refused; see [forms](#forms).",
-    "tool_choice": "`auto` if left out. `required` and a named function begin the call for the "
-    "model, and hold it to the form.",
+    "tool_choice": "`auto` if left out. With `required` or a named function the call is begun "
+    "for the model, and held to its [form](#forms).",
     "tool_choice.type": "Functions are the only kind of tool.",
     "tool_choice.function": "The function that has to be called.",
     "tool_choice.function.name": "Its name, which must be among the tools.",
@@ -119,7 +121,8 @@ FIELDS: Final = {
     "modalities": '`["text"]` is the only one.',
     "prompt_logprobs": "Tell the log probability and the rank of each token of the prompt, and "
     "those of this many of the likeliest tokens in its place, as vLLM does. Not in a stream.",
-    "logprobs": "Tell log probabilities; a number as in `top_logprobs`, too.",
+    "logprobs": "Tell log probabilities. A number above 0 is taken as true, and as "
+    "`top_logprobs`.",
     "top_logprobs": "How many of the likeliest tokens to tell them for; needs `logprobs`.",
     "prompt": "The text to continue, or its token ids, or several of either.",
     "echo": "Begin the answer with the prompt, and `logprobs` with those of its tokens.",

@@ -30,8 +30,10 @@ _TOOL: Final = {
     "`x-sealring-ignored` says; other tools that a server would run are refused.",
     "name": "Its name.",
     "description": "What it does, for the model.",
-    "parameters": "A JSON schema of its arguments, for the model.",
-    "strict": "Taken, and not used.",
+    "parameters": "A JSON schema of its arguments. The model is told of it; a call may be held "
+    "to it, too: see [forms](#forms).",
+    "strict": "With true the arguments of a function's call are held to the schema, or the request "
+    "is refused; see [forms](#forms). Not used of a custom tool.",
     "format": "The form of a custom tool's input. The model is told of it, and not held to it.",
     "format.type": "`text` or `grammar`.",
     "format.syntax": "The language of the grammar.",
@@ -66,12 +68,15 @@ RESPONSES: Final = {
     "allows if left out.",
     "min_p": "Leave out tokens less likely than this share of the likeliest; 0 if left out.",
     "presence_penalty": "Off the logit of every token that the answer has; 0 if left out.",
-    "frequency_penalty": "The same, once for each time that the answer has it; 0 if left out.",
+    "frequency_penalty": "As `presence_penalty`, once for each time that the answer has the "
+    "token; 0 if left out.",
     "seed": "The same seed, settings and prompt give the same text; random if left out.",
     "tools": "The tools that the model may call. Where the model's template has none, a "
-    "message tells the model of them, and the answer's header `x-sealring-tools` says `in-words`.",
+    "message tells the model of them, and the answer's header `x-sealring-tools` says `in-words`; "
+    "where one must be called, the answer is held to the JSON of a call, and it says `as-json`.",
     **_below("tools[]", _TOOL),
-    "tool_choice": "`auto` if left out. `required` and a tool begin the call for the model.",
+    "tool_choice": "`auto` if left out. With `required` or a tool the call is begun for the "
+    "model, and held to its [form](#forms).",
     "tool_choice.type": "`function`, `custom`, or `allowed_tools`.",
     "tool_choice.name": "The tool that has to be called.",
     "tool_choice.namespace": "Its namespace.",
@@ -84,10 +89,10 @@ RESPONSES: Final = {
     "text": "What the answer's text has to be like.",
     "text.format": "The form of the answer, as `response_format` of chat completions.",
     "text.format.type": "As there.",
-    "text.format.name": "The name of a schema.",
-    "text.format.description": "What it is for.",
-    "text.format.schema": "The JSON schema.",
-    "text.format.strict": "Whether the answer must follow it exactly.",
+    "text.format.name": "What the schema is called; has no effect.",
+    "text.format.description": "What it is for; has no effect.",
+    "text.format.schema": "The JSON schema. It is held, or the request is refused.",
+    "text.format.strict": "Has no effect: a schema is always held.",
     "text.verbosity": "Taken, and not used.",
     "reasoning": "How the model thinks.",
     "reasoning.effort": "Given to the model's template; `none` turns thinking off where the model "
@@ -127,13 +132,17 @@ COUNT: Final = {
     "system[].type": "`text`.",
     **_below("system[]", {**_BLOCK, **dict.fromkeys(set(_BLOCK) - {"text"}, "Not used here.")}),
     "tools": "The tools that the model may use. Where the model's template has none, a "
-    "message tells the model of them, and the answer's header `x-sealring-tools` says `in-words`.",
+    "message tells the model of them, and the answer's header `x-sealring-tools` says `in-words`; "
+    "where one must be called, the answer is held to the JSON of a call, and it says `as-json`.",
     "tools[].type": "`custom`, also if left out. Tools that a server would run are refused.",
     "tools[].name": "Its name.",
     "tools[].description": "What it does, for the model.",
-    "tools[].input_schema": "A JSON schema of its input, for the model.",
-    "tools[].strict": "Taken, and not used.",
-    "tool_choice": "`auto` if left out. `any` and `tool` begin the call for the model.",
+    "tools[].input_schema": "A JSON schema of its input. The model is told of it; a call may be "
+    "held to it, too: see [forms](#forms).",
+    "tools[].strict": "With true a call's input is held to the schema, or the request is refused; "
+    "see [forms](#forms).",
+    "tool_choice": "`auto` if left out. With `any` or `tool` the call is begun for the model, and "
+    "held to its [form](#forms).",
     "tool_choice.type": "Which tools may or must be used.",
     "tool_choice.name": "The tool that must be used, for `tool`.",
     "tool_choice.disable_parallel_tool_use": "With true the answer ends after its first call.",
@@ -144,7 +153,7 @@ COUNT: Final = {
     "output_config.effort": "Given to the model's template as `reasoning_effort`.",
     "output_config.format": "The form of the answer, as `response_format` of chat completions.",
     "output_config.format.type": "As there.",
-    "output_config.format.schema": "The JSON schema.",
+    "output_config.format.schema": "The JSON schema. It is held, or the request is refused.",
 }
 
 MESSAGES: Final = {

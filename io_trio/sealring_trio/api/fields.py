@@ -146,7 +146,7 @@ IGNORED: Final[Mapping[str, str]] = {
     "safety_identifier": "Nobody is told of it.",
     "service_tier": "There is one.",
     "spaces_between_special_tokens": "The text is the tokens' own; no spaces are added.",
-    "store": "Answers are not stored.",
+    "store": "Only /v1/responses keeps its answers.",
     "user": "Callers are told apart by their keys.",
     "verbosity": "No model here has such a setting; ask for it in a message.",
 }

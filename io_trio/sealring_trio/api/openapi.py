@@ -227,7 +227,7 @@ _HEADERS: Final[Schema] = {
     },
     TOOLS_HEADER: {
         "description": "'in-words' if the model was told of the tools in a message, as its chat "
-        "template has none.",
+        "template has none; 'as-json' if the answer is held to the JSON of a call, too.",
         "schema": _TEXT,
     },
 }

@@ -18,7 +18,9 @@ from sealring_trio.api.errors import ApiError
 _TEXT: Final = "The model here generates text, and {}. Use another server for that."
 _EMBEDS: Final = _TEXT.format("gives no embeddings, scores or ranks")
 _MODERATES: Final = _TEXT.format("judges none")
-_STATE: Final = "Nothing is kept between requests here: send the conversation with each request."
+_STATE: Final = (
+    "No files, threads or batches are kept here: send the conversation with each request."
+)
 _OLLAMA: Final = (
     "This is no Ollama server. Use the client's mode for OpenAI-compatible servers, with the base "
     "URL that ends with /v1."
