@@ -121,8 +121,7 @@ FIELDS: Final = {
     "modalities": '`["text"]` is the only one.',
     "prompt_logprobs": "Tell the log probability and the rank of each token of the prompt, and "
     "those of this many of the likeliest tokens in its place, as vLLM does. Not in a stream.",
-    "logprobs": "Tell log probabilities. A number above 0 is taken as true, and as "
-    "`top_logprobs`.",
+    "logprobs": "Tell log probabilities. A number above 0 is taken as true, and as `top_logprobs`.",
     "top_logprobs": "How many of the likeliest tokens to tell them for; needs `logprobs`.",
     "prompt": "The text to continue, or its token ids, or several of either.",
     "echo": "Begin the answer with the prompt, and `logprobs` with those of its tokens.",

@@ -1,9 +1,9 @@
 """The bodies of ``POST /v1/messages`` and its ``count_tokens``, checked in their form;
 `anthropic_input` makes the inner request of them.
 
-Unknown fields are ignored, and known ones that cannot be honoured are refused by name, as in
-`schema`. A block has the fields of all its kinds, since a union would blame the wrong kind for a
-fault.
+Unknown fields are ignored, and unlike those of `schema` no header names them. Known ones that
+cannot be honoured are refused by name. A block has the fields of all its kinds, since a union would
+blame the wrong kind for a fault.
 """
 
 from __future__ import annotations

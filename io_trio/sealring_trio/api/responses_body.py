@@ -1,9 +1,10 @@
 """The body of ``POST /v1/responses``, checked in its form; `responses_input` makes the inner
 request of it.
 
-Unknown fields are ignored, and known ones that cannot be honoured are refused by name, as in
-`schema`. Items, parts and tools have one class each with the fields of all their kinds, since a
-union of many would blame the wrong kind for a fault; `responses_input` looks at the kind.
+Unknown fields are ignored, and unlike those of `schema` no header names them. Known ones that
+cannot be honoured are refused by name. Items, parts and tools have one class each with the fields of
+all their kinds, since a union of many would blame the wrong kind for a fault; `responses_input` looks
+at the kind.
 """
 
 from __future__ import annotations

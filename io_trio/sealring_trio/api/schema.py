@@ -1,6 +1,6 @@
 """The fields of a request's body, checked before anything else happens.
 
-Unknown fields are ignored, as OpenAI keeps adding new ones, and named in a header of the answer.
+Unknown fields are ignored, as OpenAI keeps adding new ones; a header of the answer names them.
 Known fields that would change the answer, but cannot be honoured here, are refused by name: both
 are in `fields`. What clients write in several ways (a whole number as 16.0, no stop as "") is taken
 in all of them.

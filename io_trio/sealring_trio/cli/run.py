@@ -77,7 +77,7 @@ def run(
     prompt
         What to ask; - reads it from standard input.
     system
-        What the model is told before.
+        The system prompt: what the model is told first.
     max_tokens
         The most tokens of the answer.
     temperature
