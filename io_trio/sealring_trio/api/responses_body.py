@@ -2,9 +2,9 @@
 request of it.
 
 Unknown fields are ignored, and unlike those of `schema` no header names them. Known ones that
-cannot be honoured are refused by name. Items, parts and tools have one class each with the fields of
-all their kinds, since a union of many would blame the wrong kind for a fault; `responses_input` looks
-at the kind.
+cannot be honoured are refused by name. Items, parts and tools have one class each with the fields
+of all their kinds, since a union of many would blame the wrong kind for a fault; `responses_input`
+looks at the kind.
 """
 
 from __future__ import annotations
