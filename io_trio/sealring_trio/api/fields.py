@@ -223,10 +223,23 @@ UNSERVED_PARTS: Final[Mapping[str, str]] = {
 
 
 OF_CHAT: Final = frozenset(
-    ("bad_words", "guided_choice", "guided_grammar", "guided_json", "guided_regex")
-    + ("guided_whitespace_pattern", "ignore_eos", "logit_bias", "min_tokens", "n")
-    + ("prompt_logprobs", "repetition_penalty", "response_format", "stop_token_ids")
-    + ("structured_outputs",)
+    (
+        "bad_words",
+        "guided_choice",
+        "guided_grammar",
+        "guided_json",
+        "guided_regex",
+        "guided_whitespace_pattern",
+        "ignore_eos",
+        "logit_bias",
+        "min_tokens",
+        "n",
+        "prompt_logprobs",
+        "repetition_penalty",
+        "response_format",
+        "stop_token_ids",
+        "structured_outputs",
+    )
 )
 """Fields that change the answer, which chat and text completions alone have."""
 
