@@ -186,6 +186,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "look-ahead": ({"guided_regex": "(?=a)b"}, "unsupported_form", "guided_regex"),
     "large": ({"guided_choice": ["x" * 99_999, "y" * 99_999]}, "unsupported_form", "guided_choice"),
     "costly": ({"guided_regex": "(a{900}){900}"}, "unsupported_form", "guided_regex"),
+    "slow to compile": (
+        {"guided_json": {"type": "integer", "multipleOf": 80_021}},
+        "unsupported_form",
+        "guided_json",
+    ),
     "two": ({"guided_regex": "a", "guided_choice": ["a"]}, "invalid_value", "guided_choice"),
     "none": ({"structured_outputs": {}}, "invalid_value", "structured_outputs"),
     "tag": (

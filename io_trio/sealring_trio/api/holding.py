@@ -27,9 +27,9 @@ from sealring_trio.api.messages import Conversation, Opening, asked_tools
 from sealring_trio.api.schema import ChatRequest, CompletionRequest
 from sealring_trio.api.tool_forms import ToolGrammar, Unheld, calls_or, forced_call, free_calls
 
-COMPILE_SECONDS: Final = 1.0
-"""Processor time that a grammar may take to compile: its engine takes as long, and rows that decode
-may wait for that."""
+COMPILE_SECONDS: Final = 0.25
+"""Processor time that a grammar may take to compile, twice, and for its first mask. Its engine
+compiles it, too, and rows that decode may wait for that, and for those of a whole batch in turn."""
 
 
 def chat_grammar(
