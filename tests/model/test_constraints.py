@@ -13,7 +13,8 @@ from model_rings import Ring, bounds_for
 from sealring_model.loading.model_folder import describe
 from sealring_model.sampling.constraints import Constraint, Constraints
 from sealring_model.sampling.matchers import Matchers
-from sealring_model.text.grammars import grammar_tokenizer, matcher
+from sealring_model.text import grammars
+from sealring_model.text.grammars import fault, grammar_tokenizer, matcher
 from sealring_model.text.tokens import Tokenizer
 from sealring_model.tiny import path
 from sealring_protocol.codec.messages import Row
@@ -214,3 +215,20 @@ def test_a_mask_leaves_what_it_allows_as_it_is():
     assert changed == {(0, 3), (0, 39)}
     assert masked[0, 3].item() == -mx.inf
     assert mx.array_equal(constraints.masks([row, free], [8, 8], ()).apply(logits), logits)
+
+
+def test_a_grammar_whose_first_token_takes_long_is_refused(monkeypatch):
+    known = grammar_tokenizer(TINY, VOCABULARY)
+    assert not fault(known, 'start: "a"')
+    monkeypatch.setattr(grammars, "MASK_SECONDS", -1.0)
+    assert "first token" in fault(known, 'start: "a"')
+
+
+def test_grammars_that_are_compiled_are_kept_for_the_latest_rows_alone():
+    made = Matchers(TINY, VOCABULARY)
+    first = made.begin(b'start: "0"')
+    assert made.begin(b'start: "0"') is first
+    for number in range(1, 40):
+        made.begin(f'start: "{number}"'.encode()).result()
+    assert made.begin(b'start: "39"').done()
+    assert made.begin(b'start: "0"') is not first

@@ -16,8 +16,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from sealring_model.text.grammars import grammar_tokenizer, matcher
 
-_KEPT: Final = 32
-"""Compiled grammars that are kept."""
+_KEPT: Final = 8
+"""Compiled grammars that are kept, beside those that are being compiled. One may take 20 MiB."""
 
 
 class Matchers:
@@ -43,8 +43,9 @@ class Matchers:
         if known is None:
             known = self._compiler.submit(self._compile, grammar)
         self._compiled[grammar] = known  # the latest is last
-        while len(self._compiled) > _KEPT:
-            self._compiled.pop(next(iter(self._compiled)))
+        done = [text for text, each in self._compiled.items() if each.done() and each is not known]
+        for text in done[: max(0, len(done) - _KEPT)]:
+            del self._compiled[text]
         return known
 
     def new(self, grammar: bytes) -> tuple[LLMatcher, list[int]]:

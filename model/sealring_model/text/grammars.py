@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +36,10 @@ LIMITS: Final = LLParserLimits(
 """What a grammar may cost: to compile, with each token, and in states that are kept."""
 
 
+MASK_SECONDS: Final = 0.05
+"""Seconds of a processor that the mask of the first token may take. A later one may take longer."""
+
+
 def matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     """What follows one row's tokens by *grammar*. Its `get_error` tells a fault of the grammar."""
     return LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
@@ -46,7 +51,10 @@ def fault(tokenizer: LLTokenizer, grammar: str) -> str:
     if wrong:
         return "; ".join(told)
     first = matcher(tokenizer, grammar)
+    began = time.process_time()
     first.compute_bitmask()  # some limits show with the first token alone
+    if time.process_time() - began > MASK_SECONDS:
+        return f"it takes more than {1000 * MASK_SECONDS:.0f} ms to find its first token"
     return str(first.get_error())
 
 
