@@ -185,7 +185,7 @@ async def test_a_hostile_tool_call_costs_its_worker_alone(
     model = variant(tmp_path / "m", tool_parser_type=parser)
     async with workers(model) as texts:
         hands = ChoiceContext(cast(Any, Mock(texts=texts)), Mock(), "")
-        assert await CallReader(hands, TOOLS).read(text) == []
+        assert await CallReader(hands, TOOLS, plain=False).read(text) == []
         (line,) = [record for record in caplog.records if "given out as text" in record.message]
         assert "reading a tool call took longer than 0.5 s" in line.message
         assert "'lengths'" in await outcome(texts, "chat", ask("The next one is served."))
@@ -278,7 +278,7 @@ async def test_a_prompt_that_a_taken_worker_makes_up_is_lost(
     monkeypatch.setattr(text_workers, "MODULE", "tests.attacks.taken_text_worker")
     (tmp_path / "says").write_bytes(pack({"done": told}, bytes(4)))
     generator = Generator(Mock(), tmp_path)
-    generator.runtime.node.engine_info.context = 0
+    generator.runtime.node.engine_info = None
     trace = Trace("id", "chat", "", began=0.0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(generator.texts.serve)

@@ -23,6 +23,9 @@ _ID: Final = "I"
 MAX_FRAME: Final = 64 << 20
 """Bytes of a frame for the process: the ids of the longest prompt, and a row's bias."""
 
+_FREE: Final = ("least", "ends", "bad", "grammar")
+"""A draft is held to nothing: a guess that its row may not have is a wrong one."""
+
 MAX_GUESSES: Final = 4096
 """Bytes of a frame for the head: some guesses."""
 
@@ -52,7 +55,10 @@ class Frame:
 
 def pack(frame: Frame) -> bytes:
     """The bytes of *frame*."""
-    rest = b"" if frame.row is None else json.dumps(attrs.asdict(frame.row)).encode()
+    rest = b""
+    if frame.row is not None:
+        told = attrs.asdict(frame.row)
+        rest = json.dumps({name: told[name] for name in told if name not in _FREE}).encode()
     ids = array(_ID, frame.ids).tobytes()
     head = _HEAD.pack(frame.kind, frame.uid, frame.position, len(frame.ids), len(rest))
     return head + ids + rest

@@ -2,7 +2,8 @@
 
 A grammar is compiled when its ROW comes, in a thread of its own, so that it is ready when the row's
 prompt has been read. Only a row's first token waits for it. The tokenizer is made in that thread,
-too, before there is a row. Rows with equal grammars share what has been compiled, by copies.
+too, before there is a row. Rows with equal grammars share what has been compiled, by copies. The
+tokenizers' libraries are imported in that thread: only the head's engine needs them.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from pathlib import Path
 from typing import Final
 
 from llguidance import LLMatcher, LLTokenizer
-
-from sealring_model.text.grammars import grammar_tokenizer, matcher
 
 _KEPT: Final = 8
 """Compiled grammars that are kept, beside those that are being compiled. One may take 20 MiB."""
@@ -35,6 +34,8 @@ class Matchers:
 
     @functools.cached_property
     def _tokenizer(self) -> LLTokenizer:
+        from sealring_model.text.grammars import grammar_tokenizer  # noqa: PLC0415  see above
+
         return grammar_tokenizer(self._folder, self._vocabulary)
 
     def begin(self, grammar: bytes) -> Future[LLMatcher]:
@@ -56,4 +57,6 @@ class Matchers:
         return compiled, list(self._tokenizer.eos_tokens)
 
     def _compile(self, grammar: bytes) -> LLMatcher:
+        from sealring_model.text.grammars import matcher  # noqa: PLC0415  see above
+
         return matcher(self._tokenizer, grammar.decode("utf-8", "replace"))
