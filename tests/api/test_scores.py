@@ -191,3 +191,9 @@ def test_lm_evaluation_harness_has_the_same_likelihoods(ring: Served, tmp_path: 
             assert float(likelihood) == pytest.approx(exact, abs=1e-3)
             best = all(max(scored[at - 1]) == scored[at - 1][whole[at]] for at in asked)
             assert str(greedy) == str(best)
+
+
+def test_an_empty_prompt_is_refused(ring: Served) -> None:
+    body = {"model": ring.model, "prompt": "", "echo": True, "logprobs": 1, "max_tokens": 0}
+    answer = ring.post(body, TEXT)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "empty_prompt")

@@ -32,9 +32,9 @@ class PromptScores:
         self._bytes_of = bytes_of
         self._echoed = echoed
         self._listed = listed
-        name = self._name(prompt[0])
-        self._length = len(name)  # characters of the tokens so far
-        self._columns = logprob_columns([(name, None, None, 0)])
+        names = [self._name(token) for token in prompt[:1]]  # none: it is refused later
+        self._length = sum(map(len, names))  # characters of the tokens so far
+        self._columns = logprob_columns([(name, None, None, 0) for name in names])
         self._entries: list[dict[str, Any] | None] = [None]
 
     def add(self, scores: Scores) -> None:
