@@ -22,7 +22,8 @@ from sealring_trio.api.anthropic_body import (
     Turn,
 )
 from sealring_trio.api.errors import invalid, named_as, unsupported
-from sealring_trio.api.schema import ChatRequest, checked, validated
+from sealring_trio.api.fields import refuse_of_chat
+from sealring_trio.api.schema import ChatRequest, checked, parse, validated
 
 PARAMS: Final = {
     "max_completion_tokens": "max_tokens",
@@ -37,6 +38,13 @@ _BILLING: Final = "x-anthropic-billing-header:"
 differs with each request, so no prefix of a prompt would ever be found again."""
 
 _BETWEEN: Final = "\n\n"
+
+
+def read_messages(body: bytes) -> MessagesRequest:
+    """The request in *body*. Raises `ApiError`."""
+    told = parse(body)
+    refuse_of_chat(told)
+    return validated(MessagesRequest, told)
 
 
 def convert(asked: CountRequest) -> ChatRequest:

@@ -4,6 +4,7 @@ else."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -11,7 +12,7 @@ from sealring_protocol.control.scheduler.requests import TokenOut
 
 from sealring_trio.api.choices import Delta
 from sealring_trio.api.parsing import Content
-from sealring_trio.api.replies import Chunks, Envelope, TextLogprobs, TokenBytes
+from sealring_trio.api.replies import Chunks, Envelope, TextLogprobs, TokenBytes, logprob_columns
 from sealring_trio.api.scores import PromptScores
 
 
@@ -21,7 +22,7 @@ class _Text:
 
     text: list[str]
     logprobs: TextLogprobs | None
-    columns: dict[str, list[Any]] = attrs.field(factory=dict)
+    columns: dict[str, list[Any]] = attrs.field(factory=partial(logprob_columns, ()))
     finish: str = ""
 
     def tell(self, tokens: Sequence[TokenOut]) -> dict[str, Any] | None:
@@ -30,7 +31,7 @@ class _Text:
             return None
         columns = self.logprobs.columns(tokens)
         for name, values in columns.items():
-            self.columns.setdefault(name, []).extend(values)
+            self.columns[name].extend(values)
         return columns if tokens else None
 
 

@@ -56,9 +56,9 @@ class PromptScores:
         """*columns*, which are an answer's, after those of the prompt, if that is echoed."""
         if self._echoed is None:
             return columns
-        offsets = [self._length + offset for offset in columns.get("text_offset", ())]
+        offsets = [self._length + offset for offset in columns["text_offset"]]
         after = {**columns, "text_offset": offsets}
-        return {name: values + after.get(name, []) for name, values in self._columns.items()}
+        return {name: values + after[name] for name, values in self._columns.items()}
 
     def listed(self) -> dict[str, Any]:
         """The field with the list; nothing if there is none."""

@@ -20,9 +20,8 @@ from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.control.scheduler.requests import ContextOverflow
 
 from sealring_trio.api import anthropic_input, responses_input
-from sealring_trio.api.anthropic_body import CountRequest, MessagesRequest
+from sealring_trio.api.anthropic_body import CountRequest
 from sealring_trio.api.errors import from_refusal, invalid, named_as, no_model, unsupported
-from sealring_trio.api.fields import refuse_of_chat
 from sealring_trio.api.held_schema import FORMS
 from sealring_trio.api.holding import bad_sequences, chat_grammar, completion_grammar
 from sealring_trio.api.messages import render, tokenise
@@ -89,9 +88,7 @@ def messages(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter:
     than the context gets what the context has, as Anthropic's API does it."""
     enter(READ)
     began = time.perf_counter()
-    asked_of = parse(body)
-    refuse_of_chat(asked_of)
-    request = anthropic_input.convert(validated(MessagesRequest, asked_of))
+    request = anthropic_input.convert(anthropic_input.read_messages(body))
     with named_as(anthropic_input.PARAMS):
         told, data = _chat(tokenizer, request, asked, began, enter, fit=True)
     return told, data
