@@ -17,6 +17,7 @@ from typing import Final
 import cyclopts
 from cyclopts.config import Env
 
+from sealring_trio.cli.help_pages import HelpPages
 from sealring_trio.cli.output import tell_error
 from sealring_trio.errors import UserError
 
@@ -72,7 +73,8 @@ def build_app(asked: str = "") -> cyclopts.App:
     app = cyclopts.App(
         name="sealring",
         help=HELP,
-        help_format="rich",
+        help_format="plaintext",
+        help_formatter=HelpPages(),
         version=_version,
         default_parameter=cyclopts.Parameter(negative=()),
         config=Env(ENVIRONMENT),

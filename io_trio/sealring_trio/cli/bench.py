@@ -27,7 +27,7 @@ and handshake use one thread for both ends.
     sealring bench hop --json
 """
 
-app = cyclopts.App(name="bench", help=HELP, help_format="rich")
+app = cyclopts.App(name="bench", help=HELP)
 
 
 @app.command

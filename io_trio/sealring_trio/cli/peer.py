@@ -31,7 +31,8 @@ def peer(
     one JSON object for each message, with the specification's field names.
 
         sealring peer ben.key --roster home.roster \\
-            --coordinator coordinator.pub --listen 127.0.0.1:7471
+            --coordinator coordinator.pub \\
+            --listen 127.0.0.1:7471
 
     plays rank 1 of a ring of two: it presents itself, answers BOOTSTRAP once
     its STEP link is up, and gives back the hidden states of every decode as
@@ -48,8 +49,9 @@ def peer(
     line, and the exit code says whether the other end did as expected:
 
         {"expect": {"message": "HELLO", "layers": 12}}
-        {"send": {"message": "TUNNEL", "instance": "7", "counter": "1",
-                  "stream": 0, "event": 1, "data": ""}}     (in one line)
+        {"send": {"message": "TUNNEL", "instance": "7",
+                  "counter": "1", "stream": 0, "event": 1,
+                  "data": ""}}  (in one line)
         {"wait": 1.5}
         {"close": 0, "reason": "done"}
 

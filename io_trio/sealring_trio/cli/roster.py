@@ -48,7 +48,7 @@ Next: copy the signed roster and the coordinator's .pub file to every node,
 and write a config for each: sealring up --help
 """
 
-app = cyclopts.App(name="roster", help=HELP, help_format="rich")
+app = cyclopts.App(name="roster", help=HELP)
 
 DAY_MS = 24 * 3600 * 1000
 MAX_DAYS = 36_500

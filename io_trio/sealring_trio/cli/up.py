@@ -31,11 +31,11 @@ def up(
     waits for. The first member of the roster is the head, the one to ask. A
     config is a TOML file:
 
-        key = "desk.key"                  # from sealring keygen
-        roster = "home.roster"            # from sealring roster sign
+        key = "desk.key"           # from sealring keygen
+        roster = "home.roster"     # from sealring roster sign
         coordinator = "coordinator.pub"
-        listen = "0.0.0.0:7470"           # what the roster says, or 0.0.0.0
-        model = "models/llama-8b"         # a folder, a hub id, or "tiny"
+        listen = "0.0.0.0:7470"    # the roster's, or 0.0.0.0
+        model = "models/llama-8b"  # a folder, hub id or "tiny"
 
     and, if you like: layers = [20, 12], memory = "24G", strategy = "pp",
     suites = ["chacha20-poly1305"], state = "desk.state", and for the head

@@ -1,0 +1,70 @@
+"""The pages of help: they fill the width that there is, and no more."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from rich.console import Console
+from sealring_trio.cli import COMMANDS, build_app
+from sealring_trio.cli.help_pages import MOST_COLUMNS
+
+STYLES = re.compile(r"\x1b\[[0-9;]*m")
+ENTRY = re.compile(r"│ (?:\*| )? *(?:\S.*?) {2,}(?=\S)")
+"""A line of a box that has the name of an option or command, as far as what is said of it."""
+
+
+def every_page() -> Iterator[list[str]]:
+    """The words of each page, with what a group of commands has below it."""
+    yield []
+    for name in COMMANDS:
+        yield [name]
+        below = build_app(name)[name]
+        yield from ([name, each] for each in below if not each.startswith("-"))
+
+
+def page(words: list[str], width: int, *, colours: bool) -> list[str]:
+    """The lines of a page of help, without their colours."""
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=colours, no_color=not colours)
+    build_app(next(iter(words), "")).help_print(words, console=console)
+    assert ("\x1b[" in out.getvalue()) == colours
+    return STYLES.sub("", out.getvalue()).splitlines()
+
+
+def paragraphs(lines: list[str]) -> Iterator[tuple[list[str], int]]:
+    """The paragraphs of a page as lines, and the width that each may fill: those of the text, and
+    those of each box's right column."""
+    text = "\n".join(line for line in lines if line[:1] not in "╭│╰")
+    for block in text.split("\n\n"):
+        if not block.startswith((" ", "Usage")):
+            yield block.strip("\n").splitlines(), len(lines[-1])
+    rows = [line for line in lines if line.startswith("│")]
+    starts = [match.end() for line in rows if (match := ENTRY.match(line))]
+    (begin, _), *_ = Counter(starts).most_common()
+    told: list[str] = []
+    for row in rows:
+        said = row[begin:-2].rstrip()
+        named = re.match(r"│ \*? {0,3}[^ ]", row[:begin])
+        if named and told:
+            yield told, len(row) - 2 - begin
+            told = []
+        told.append(said)
+    yield told, len(rows[-1]) - 2 - begin
+
+
+@pytest.mark.parametrize("colours", [False, True])
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_paragraphs_fill_the_width(width: int, colours: bool) -> None:
+    for words in every_page():
+        lines = page(words, width, colours=colours)
+        assert max(map(len, lines)) <= min(width, MOST_COLUMNS)
+        for paragraph, columns in paragraphs(lines):
+            for line, following in pairwise(paragraph):
+                if following:
+                    first = following.split()[0]
+                    assert len(f"{line} {first}") > columns, (words, line, following)
