@@ -266,6 +266,8 @@ def test_a_trace_says_where_the_time_went(ring: Served) -> None:
     phases = told["phases_ms"]
     assert told["state"] == answer.json()["choices"][0]["finish_reason"]
     assert told["tokens"] == answer.json()["usage"]["completion_tokens"]
+    assert told["doing"] == ""
+    assert told["cached_tokens"] + told["read_tokens"] == told["prompt_tokens"] - 1
     assert len(phases["compute"]) == 2
     assert min(phases["compute"]) > 0
     assert min(phases[name] for name in ("parse", "tokenise", "queue", "sample", "hop")) > 0

@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx2
 import pytest
+import trio
+import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 from sealring_trio.api import anthropic_input, responses_input
@@ -217,3 +219,35 @@ def test_a_name_that_a_client_chose_is_one_of_its_own() -> None:
     assert [each.id for each in tracer.find("job-1", "alice")] == ["a"]
     assert [each.id for each in tracer.find("b", "alice")] == ["b"]
     assert tracer.find("job-1", "carol") == []
+
+
+def test_what_is_done_for_a_request_that_waits() -> None:
+    """In the words of the person who waits, from its header to its first token."""
+
+    async def wait() -> None:
+        tracer = Tracer()
+        first, second = (Trace(id, "chat", "") for id in "ab")
+        for trace in (first, second):
+            tracer.begin(trace)
+        told = [tracer.doing(second)]
+        first.submitted, second.submitted = 1.0, 2.0
+        told.append(tracer.doing(first))
+        told.append(tracer.doing(second))
+        second.opened = trio.current_time()
+        second.prompt_tokens, second.cached_tokens, second.read_tokens = 9000, 1000, 2072
+        told.append(tracer.doing(second))
+        await trio.sleep(20)
+        told.append(tracer.doing(second))
+        second.first = trio.current_time()
+        told.append(tracer.doing(second))
+        reading = "reading your prompt: 3,072 of 9,000 tokens"
+        assert told == [
+            "reading the text of your request",
+            "waiting for a place in the ring",
+            "1 request is before yours",
+            reading,
+            f"{reading}; the ring stands still (for 20 s)",
+            "",
+        ]
+
+    trio.run(wait, clock=trio.testing.MockClock(autojump_threshold=0))

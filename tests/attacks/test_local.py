@@ -17,7 +17,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 from sealring_model.loading.kernel_cache import keep_kernels_private
 from sealring_trio.api.keys import read_keys
@@ -27,8 +26,8 @@ from sealring_trio.files.config import load_config
 from sealring_trio.files.key_files import read_key, read_public_key
 from sealring_trio.files.private_files import make_private_folder, replace_file
 from sealring_trio.files.roster_files import read_roster
-from sealring_trio.local import client
 from sealring_trio.local.chat_session import ChatSession
+from sealring_trio.local.head_client import HeadClient
 
 INTRUDER = """
 import os, sys
@@ -295,9 +294,9 @@ def test_whatever_a_server_says_is_no_traceback_and_no_order_to_a_terminal(
 def test_a_conversation_goes_on_after_what_is_no_text() -> None:
     """It stands in the history, which the next request brings."""
     stream = said({"content": "\ud800"}) + ENDED
-    with answering(b"", stream) as url, httpx2.Client(**client.settings(url, "")) as http:
+    with answering(b"", stream) as url, HeadClient(url) as http:
         talk = ChatSession(http, url, "m")
-        assert [list(talk.ask("Hello.")) for _ in range(2)] == [[("content", "?")]] * 2
+        assert [list(talk.ask("Hello.", print)) for _ in range(2)] == [[("content", "?")]] * 2
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])

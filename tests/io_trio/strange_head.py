@@ -26,6 +26,7 @@ class StrangeHead:
     answers: Mapping[str, Sequence[str | dict[str, str]]]
     model: str = "strange"
     health: dict[str, Any] = attrs.field(factory=lambda: {"why": [], "faults": []})
+    doing: str = ""
     asked: list[dict[str, Any]] = attrs.field(factory=list)
     url: str = ""
 
@@ -35,7 +36,7 @@ class StrangeHead:
             "/v1/models": {"data": [{"id": self.model}]},
             "/v1/cluster": {"ranks": [{"name": "desk", "layers": [0, 4]}]},
             "/health": self.health,
-        }[path]
+        }.get(path, {"doing": self.doing})
 
     def lines(self, body: dict[str, Any]) -> Iterator[str]:
         """The events that answer *body*."""

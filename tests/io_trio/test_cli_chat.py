@@ -7,14 +7,16 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx2
 import pytest
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.local import client
+from sealring_trio.local import answering, client, head_client
 from sealring_trio.local.chat_session import ChatSession
+from sealring_trio.local.head_client import HeadClient
 from sealring_trio.local.saved_chat import load
 
 from tests.io_trio.helpers import sealring
@@ -195,14 +197,44 @@ def test_no_answer_reaches_the_terminal_as_a_command(tmp_path: Path, look: dict[
         assert not [each for each in OBEYED if each in out]
 
 
-def test_a_head_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "SILENCE_SECONDS", 0.2)
+def test_a_head_that_is_silent_is_told_of_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(head_client, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(answering, "ASK_SECONDS", 0.01)
+    told: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        with httpx2.Client(**client.settings(url, "")) as http:
+        with HeadClient(url) as http:
             talk = ChatSession(http, url, "tiny")
             with pytest.raises(OperationError, match="says nothing any more"):
-                list(talk.ask("Hello."))
+                list(talk.ask("Hello.", told.append))
+    assert set(told) == {"the head does not answer: it may be stopped, or the way to it is cut"}
+
+
+def test_silence_is_told_of_and_costs_no_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first piece and after it, by a head that answers all else."""
+    looks = threading.Semaphore(0)
+
+    class Pieces(list[str]):
+        def __iter__(self) -> Iterator[str]:
+            for piece in ("one", "two", COMMENT):
+                looks.acquire(timeout=PATIENCE)
+                yield piece
+
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        looks.release()
+
+    monkeypatch.setattr(head_client, "LOOK_SECONDS", 0.05)
+    strange = strange_head({"Hello.": Pieces()}, doing="2 requests are before yours.")
+    with strange as head, HeadClient(head.url) as http:
+        pieces = list(ChatSession(http, head.url, "strange").ask("Hello.", tell))
+    assert pieces == [("content", "one"), ("content", "two")]
+    assert told[0] == "2 requests are before yours"
+    assert set(told[1:]) <= {told[0], "waiting for more"}
+    assert told[-1] == "waiting for more"
 
 
 SAVED = [

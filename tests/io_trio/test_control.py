@@ -197,3 +197,31 @@ def test_a_node_that_is_stopped_or_hangs_is_told_as_such(
             others.enter_context(socket.socket(socket.AF_UNIX)).connect(str(path))
         with pytest.raises(OperationError, match="takes no more" if waiting else "not answer"):
             list(ask(path, {"do": "status"}, 0.1))
+
+
+def test_a_node_that_says_nothing_at_all_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the request goes on: what comes then is not lost, in the middle of a line either."""
+    monkeypatch.setattr(control_client, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(control_client, "STATUS_SECONDS", 0.01)
+    path = tmp_path / "socket"
+    told: list[str] = []
+    line = json.dumps({"event": "done", "text": "all of it"}).encode() + b"\n"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        accepted: list[socket.socket] = []
+
+        def notice(text: str) -> None:
+            told.append(text)
+            if not accepted:
+                accepted.append(listener.accept()[0])
+                accepted[0].sendall(line[:9])
+            elif len(told) == 3:
+                accepted[0].sendall(line[9:])
+
+        (event,) = ask(path, {"do": "generate"}, notice=notice)
+        accepted[0].close()
+    assert event["text"] == "all of it"
+    assert told == [f"the node at {path} does not answer: it may be stopped"] * 3

@@ -318,12 +318,19 @@ class TraceAnswer(Told):
     choices: int
     prompt_tokens: int
     cached_tokens: int
+    read_tokens: int
     tokens: int
     tokens_per_s: float
     accepted_guesses: int
     rejected_guesses: int
     steps: int
     phases_ms: dict[str, Any]
+
+
+class TraceNow(TraceAnswer):
+    """The same, and in words what is done for it until its first token."""
+
+    doing: str
 
 
 class Traces(Told):

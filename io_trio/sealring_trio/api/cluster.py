@@ -159,8 +159,10 @@ async def requests(request: Request) -> Response:
 
 
 async def trace(request: Request) -> JSONResponse:
-    """``GET /v1/requests/{id}/trace``: where its time went."""
-    return JSONResponse(_find(request)[0].describe())
+    """``GET /v1/requests/{id}/trace``: where its time went, and what is done for it now."""
+    found = _find(request)[0]
+    doing = request.app.state.head.generator.tracer.doing(found)
+    return JSONResponse({**found.describe(), "doing": doing})
 
 
 async def cancel(request: Request) -> Response:

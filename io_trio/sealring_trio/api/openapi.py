@@ -118,7 +118,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     ),
     "DELETE /v1/requests/{id}": Operation("Ends a request that is under way.", answers.Cancelled),
     "GET /v1/requests/{id}/trace": Operation(
-        "Where the time of one request went.", answers.TraceAnswer
+        "Where the time of one request went.", answers.TraceNow
     ),
     "GET /health": Operation(
         "Whether the ring can answer now, and why not: 200 or 503.", answers.Health, also="503"

@@ -67,19 +67,19 @@ def chat(
     no_history
         Keep nothing of what you type.
     """
-    import httpx2  # noqa: PLC0415 - a tenth of a second, which a mistake need not wait for
-
+    # A tenth of a second, which a mistake need not wait for.
     from sealring_trio.cli.chatting import Chat, begin  # noqa: PLC0415
     from sealring_trio.files.models import NO_TEMPLATE  # noqa: PLC0415
     from sealring_trio.local import client  # noqa: PLC0415
     from sealring_trio.local.chat_session import ChatSession  # noqa: PLC0415
+    from sealring_trio.local.head_client import HeadClient  # noqa: PLC0415
 
     base = client.base_url(url or client.DEFAULT_URL)
     chosen = {"temperature": temperature, "max_completion_tokens": max_tokens}
     settings = {name: value for name, value in chosen.items() if value is not None}
     key = client.api_key(api_key, api_key_file)
     trust = None if certificate is None else client.trusting(certificate)
-    with httpx2.Client(**client.settings(base, key, trust)) as http:
+    with HeadClient(base, key, trust) as http:
         card = {"id": model} if model else client.model_at(http, base)
         if card.get("chat_template") is False:
             print(f"sealring: {NO_TEMPLATE}", file=sys.stderr)

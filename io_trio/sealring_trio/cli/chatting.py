@@ -58,8 +58,8 @@ class Chat:
 
     def answer(self, question: str) -> None:
         """Have *question* answered, and print the answer. Ctrl-C stops it, if a person asks."""
-        pieces = self.talk.ask(question)
         out, note = speaker(self.plain), ""
+        pieces = self.talk.ask(question, out.wait)
         try:
             for kind, piece in pieces:
                 out.say(kind, piece)

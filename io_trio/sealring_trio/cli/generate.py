@@ -79,10 +79,10 @@ def generate(
     speaker: Speaker = Silent() if json else PlainSpeaker()
     facts = {}
     try:
-        for event in ask(socket, request):
+        for event in ask(socket, request, notice=speaker.wait):
             match event["event"]:
                 case "waiting":
-                    speaker.say("waiting", event["text"])
+                    speaker.wait(event["text"])
                 case "text":
                     text += event["text"]
                     speaker.say("content", event["text"])

@@ -140,15 +140,20 @@ class ShownMarkdown:
         if now < self._next_draw:
             return
         self._print_complete()
-        rest = Text(self._coming) if self._code else _Laid(self._coming)
-        gap: list[Line] = [[]] if self._spaced(_first(self._coming)) else []
-        self._draw([*gap, *_trimmed(lines_of(self._console, rest))])
+        self._draw(self._unprinted())
         spent = time.monotonic() - now
         self._next_draw = time.monotonic() + max(DRAW_SECONDS, _SHARE * spent)
 
     def status(self, text: str) -> None:
         """Show *text* below what is printed, until more comes."""
-        self._draw(lines_of(self._console, Text(text, style=_DIM)))
+        told = lines_of(self._console, Text(text, style=_DIM))
+        self._draw([*(self._unprinted() if self._coming else []), *told])
+
+    def _unprinted(self) -> list[Line]:
+        """What is not printed yet, laid out."""
+        rest = Text(self._coming) if self._code else _Laid(self._coming)
+        gap: list[Line] = [[]] if self._spaced(_first(self._coming)) else []
+        return [*gap, *_trimmed(lines_of(self._console, rest))]
 
     def end(self) -> None:
         """No more of the text will come."""

@@ -19,10 +19,9 @@ from sealring_trio.cli.speaking import Silent, speaker
 from sealring_trio.errors import OperationError, UserError
 
 if TYPE_CHECKING:
-    import httpx2
-
     from sealring_trio.local.answering import Answer
     from sealring_trio.local.api import LocalApi
+    from sealring_trio.local.head_client import HeadClient
 
 RAW_TOKENS: Final = 256
 """Tokens of a continuation that is given no limit, as in 'generate'."""
@@ -137,7 +136,7 @@ def run(
 class _Head:
     """Whom to ask, and the ring that was started for it."""
 
-    http: httpx2.Client
+    http: HeadClient
     url: str
     model: str
     own: LocalApi | None = None
@@ -160,18 +159,18 @@ def _head(
 ) -> Iterator[_Head]:
     """The head that serves *model*: the one at *url*, the one on this machine, or one of its own
     that ends with the block."""
-    import httpx2  # noqa: PLC0415 - a tenth of a second, which a mistake need not wait for
+    # A tenth of a second, which a mistake need not wait for.
     from sealring_model.text.tokens import has_chat_template  # noqa: PLC0415
 
     from sealring_trio.files.models import NO_TEMPLATE, find_whole_model  # noqa: PLC0415
     from sealring_trio.local import client  # noqa: PLC0415
     from sealring_trio.local.api import local_api  # noqa: PLC0415
+    from sealring_trio.local.head_client import HeadClient  # noqa: PLC0415
 
     base = client.base_url(url or client.DEFAULT_URL)
     trust = None if certificate is None else client.trusting(certificate)
     with contextlib.ExitStack() as stack:
-        settings = client.settings(base, client.api_key(*key), trust)
-        http = stack.enter_context(httpx2.Client(**settings))
+        http = stack.enter_context(HeadClient(base, client.api_key(*key), trust))
         card = _card(http, base, sure=url is not None)
         served = card.get("id", "")
         template = card.get("chat_template") is not False
@@ -189,7 +188,7 @@ def _head(
             tell_note(f"no ring here serves {model}: one is started, and ends with the answer")
             with progress() as tell:
                 own = stack.enter_context(local_api(1, folder, tell=tell))
-            http = stack.enter_context(httpx2.Client(**client.settings(own.url, "")))
+            http = stack.enter_context(HeadClient(own.url))
             head = _Head(http, own.url, own.model, own)
         if not template and not raw:
             tell_note(NO_TEMPLATE)
@@ -209,7 +208,7 @@ def _name(model: str, *, sure: bool) -> str:
         return ""
 
 
-def _card(http: httpx2.Client, base: str, *, sure: bool) -> dict[str, Any]:
+def _card(http: HeadClient, base: str, *, sure: bool) -> dict[str, Any]:
     """What the head at *base* tells of its model. Unless it is *sure* to be the one to ask, nothing
     where none can be asked."""
     from sealring_trio.local import client  # noqa: PLC0415 - as above
@@ -243,15 +242,15 @@ def _answer(
     """Have *text* answered, and print the answer as it comes."""
     from sealring_trio.local.answering import COMPLETION, Answer, stream  # noqa: PLC0415 - as above
 
+    out = Silent() if json else speaker(plain)
     if raw:
         answer = Answer()
         most = settings.pop("max_completion_tokens", RAW_TOKENS)
         body = {"model": head.model, "prompt": text, "max_tokens": most, **settings}
-        pieces = stream(head.http, head.url, COMPLETION, body, answer)
+        pieces = stream(head.http, head.url, COMPLETION, body, answer, out.wait)
     else:
         session = head.session(settings, system)
-        pieces = session.ask(text)
-    out = Silent() if json else speaker(plain)
+        pieces = session.ask(text, out.wait)
     try:
         for kind, piece in pieces:
             out.say(kind, piece)

@@ -12,9 +12,12 @@ import sys
 import termios
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from sealring_trio.cli.output import teller, visible
+
+if TYPE_CHECKING:
+    from sealring_trio.cli.markdown import ShownMarkdown
 
 
 class Speaker(Protocol):
@@ -22,6 +25,9 @@ class Speaker(Protocol):
 
     def say(self, kind: str, piece: str) -> None:
         """A piece of it; see `answering.Pieces`."""
+
+    def wait(self, text: str) -> None:
+        """*text* says what is waited for."""
 
     def end(self, note: str = "") -> None:
         """It is over. *note* is said after it, in a terminal."""
@@ -76,8 +82,10 @@ class Silent:
 
     def say(self, kind: str, piece: str) -> None:
         """See `Speaker`."""
-        if kind == "waiting":
-            self._wait(piece)
+
+    def wait(self, text: str) -> None:
+        """See `Speaker`."""
+        self._wait(text)
 
     def end(self, note: str = "") -> None:
         """See `Speaker`."""
@@ -93,9 +101,6 @@ class PlainSpeaker:
 
     def say(self, kind: str, piece: str) -> None:
         """See `Speaker`."""
-        if kind == "waiting":
-            self._wait(piece)
-            return
         if kind == "reasoning" and not self._terminal:
             return
         if kind != self._said:
@@ -105,6 +110,13 @@ class PlainSpeaker:
                 print("(reasoning)")
             self._said = kind
         print(visible(piece), end="", flush=True)
+
+    def wait(self, text: str) -> None:
+        """See `Speaker`."""
+        if self._said and self._terminal:
+            print(flush=True)  # what is told gets a line of its own
+            self._said = ""
+        self._wait(text)
 
     def end(self, note: str = "") -> None:
         """See `Speaker`."""
@@ -135,14 +147,11 @@ class RichSpeaker:
             self._reasons = True
             self._dim(piece, end="")
             return
-        if self._reasons:
-            print("\n")
-            self._reasons = False
-        self._shown = self._shown or self._make(self._console)
-        if kind == "waiting":
-            self._shown.status(f"{piece} ...")
-        else:
-            self._shown.add(piece)
+        self._open().add(piece)
+
+    def wait(self, text: str) -> None:
+        """See `Speaker`."""
+        self._open().status(f"{text} ...")
 
     def end(self, note: str = "") -> None:
         """See `Speaker`."""
@@ -152,6 +161,13 @@ class RichSpeaker:
                 print()
             if note:
                 self._dim(f"[{note}]")
+
+    def _open(self) -> ShownMarkdown:
+        if self._reasons:
+            print("\n")
+            self._reasons = False
+        self._shown = self._shown or self._make(self._console)
+        return self._shown
 
     def _close(self) -> None:
         shown, self._shown = self._shown, None

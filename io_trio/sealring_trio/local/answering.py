@@ -1,27 +1,37 @@
 """One streamed answer of the HTTP API: its pieces as they come, and what is known of it afterwards.
 
-While nothing has come yet, the head breaks its silence with comments (`api.streaming`). Then it is
-asked what it waits for, so that a person is told.
+While nothing has come yet, the head breaks its silence with comments (`api.streaming`). Then, and
+when the head itself falls silent, it is asked what it does, so that a person is told.
 """
 
 from __future__ import annotations
 
+import json
+import secrets
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
 import httpx2
 
 from sealring_trio.local import client
+from sealring_trio.local.head_client import HeadClient
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETION: Final = "/v1/completions"
 
-HEALTH_SECONDS: Final = 5.0
+ASK_SECONDS: Final = 3.0
+"""Seconds that a head has to say what it does. A person waits, and it takes no work."""
+
+MAX_TOLD: Final = 4 << 20
+"""Bytes of what it says. That of a ring of 16 ranks has 20 KiB."""
 
 Pieces = Generator[tuple[str, str]]
-"""A kind, ``content``, ``reasoning`` or ``waiting``, and a text. The last is not of the answer."""
+"""A kind, ``content`` or ``reasoning``, and a text."""
+
+Tell = Callable[[str], None]
+"""Is told what is waited for."""
 
 
 @attrs.define
@@ -88,20 +98,29 @@ class Answer:
 
 
 def stream(
-    http: httpx2.Client, url: str, path: str, body: Mapping[str, Any], answer: Answer
+    http: HeadClient, url: str, path: str, body: Mapping[str, Any], answer: Answer, tell: Tell
 ) -> Pieces:
-    """The pieces of the answer to *body*, which also become *answer*. Closing the iterator
-    withdraws the request. Raises `OperationError` when the head at *url* does not answer."""
+    """The pieces of the answer to *body*, which also become *answer*; *tell* hears what the head
+    does while none comes. Closing the iterator withdraws the request. Raises `OperationError` when
+    the head at *url* does not answer."""
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    name = f"sealring-{secrets.token_hex(8)}"
+    more: dict[str, Any] = {
+        "headers": {"x-request-id": name},
+        "timeout": client.patience(client.SILENCE_SECONDS),
+    }
+
+    def look() -> None:
+        tell(_doing(http, name, begun=answer.first is not None))
+
     try:
-        timeout = client.patience(client.SILENCE_SECONDS)
-        with http.stream("POST", path, json=asked, timeout=timeout) as response:
+        with http.noticing(look), http.stream("POST", path, json=asked, **more) as response:
             if response.status_code != 200:
                 response.read()
                 raise client.refused(response)
             for line in client.lines(response):
                 if line.startswith(":") and answer.first is None:
-                    yield "waiting", _waits_for(http)
+                    look()
                 if (event := client.event_of(line)) is None:
                     continue
                 if "error" in event:
@@ -136,20 +155,40 @@ def encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def machines(http: httpx2.Client) -> list[str]:
+def machines(http: HeadClient) -> list[str]:
     """The names of the machines that have layers; none if the head does not say."""
     try:
-        ranks = http.get("/v1/cluster", timeout=HEALTH_SECONDS).json()["ranks"]
-        return [str(rank["name"]) for rank in ranks if rank["layers"]]
+        return [str(rank["name"]) for rank in _told(http, "/v1/cluster")["ranks"] if rank["layers"]]
     except (httpx2.HTTPError, ValueError, LookupError, TypeError):
         return []
 
 
-def _waits_for(http: httpx2.Client) -> str:
-    """What the head waits for, in words."""
+def _doing(http: HeadClient, name: str, *, begun: bool) -> str:
+    """What the head does with the request that is called *name*, in words."""
     try:
-        health = http.get("/health", timeout=HEALTH_SECONDS).json()
-        faults = [str(why["what"]) for why in health["why"]] or list(map(str, health["faults"]))
-    except (httpx2.HTTPError, ValueError, LookupError, TypeError):
-        return "waiting for the head"
-    return "; ".join(each.rstrip(".") for each in faults) or "waiting for the first token"
+        health = _told(http, "/health")
+        whys = [*health["why"], *health.get("starved", [])]
+        faults = [str(why.get("what") or why["text"]) for why in whys]
+        faults = faults or list(map(str, health["faults"]))
+        if not faults and not begun:
+            faults = [str(_told(http, f"/v1/requests/{name}/trace")["doing"])]
+    except httpx2.HTTPError:
+        return "the head does not answer: it may be stopped, or the way to it is cut"
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        faults = []
+    told = "; ".join(each.rstrip(".") for each in faults if each)
+    return told or ("waiting for more" if begun else "waiting for the first token")
+
+
+def _told(http: HeadClient, path: str) -> Any:
+    """What the head says at *path*, soon and not too long. Raises `httpx2.HTTPError`, or
+    `ValueError` for what is no such thing."""
+    end, data = time.monotonic() + ASK_SECONDS, bytearray()
+    with http.stream("GET", path, timeout=ASK_SECONDS) as response:
+        for piece in response.iter_bytes():
+            data += piece
+            if len(data) > MAX_TOLD:
+                raise ValueError("it says too much")
+            if time.monotonic() > end:
+                raise httpx2.ReadTimeout("it takes too long")
+    return json.loads(data)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-import httpx2
 
-from sealring_trio.local.answering import CHAT, Answer, Pieces, encodable, stream
+from sealring_trio.local.answering import CHAT, Answer, Pieces, Tell, encodable, stream
+from sealring_trio.local.head_client import HeadClient
 
 
 @attrs.define
@@ -22,7 +22,7 @@ class ChatSession:
     one that failed.
     """
 
-    http: httpx2.Client
+    http: HeadClient
     url: str
     model: str
     settings: dict[str, Any] = attrs.field(factory=dict)
@@ -54,15 +54,15 @@ class ChatSession:
         opening = [{"role": "system", "content": self.system}] if self.system else []
         return [*opening, *self.history]
 
-    def ask(self, text: str) -> Pieces:
-        """The pieces of the answer to *text*. Closing the iterator stops the answer. Raises
-        `OperationError` when the server does not answer."""
+    def ask(self, text: str, tell: Tell) -> Pieces:
+        """The pieces of the answer to *text*; *tell* hears what is waited for. Closing the iterator
+        stops the answer. Raises `OperationError` when the server does not answer."""
         question = {"role": "user", "content": encodable(text)}
         body = {"model": self.model, "messages": [*self.messages, question], **self.settings}
         self.answer = answer = Answer()
         self.unanswered = question["content"]
         try:
-            yield from stream(self.http, self.url, CHAT, body, answer)
+            yield from stream(self.http, self.url, CHAT, body, answer, tell)
         finally:
             if answer.content:
                 self.history += [question, {"role": "assistant", "content": answer.content}]

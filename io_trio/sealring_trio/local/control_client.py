@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -27,6 +27,14 @@ MAX_PATH: Final = 100
 ANSWER_SECONDS: Final = 30.0
 """Seconds within which a node answers what takes no work. One that is stopped or hangs never
 does."""
+
+LOOK_SECONDS: Final = 12.0
+"""Seconds without a line of a long answer after which the node is asked whether it is there."""
+
+STATUS_SECONDS: Final = 3.0
+"""Seconds that it has to say so. A person waits."""
+
+_PIECE: Final = 64 << 10
 
 _UCRED: Final = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 _XUCRED: Final = struct.Struct("=II68x")  # struct xucred: version, uid; what getpeereid reads
@@ -57,20 +65,23 @@ def check_path(path: Path) -> None:
 
 
 def ask(
-    path: Path, request: dict[str, Any], seconds: float | None = None
+    path: Path,
+    request: dict[str, Any],
+    seconds: float | None = None,
+    notice: Callable[[str], None] = lambda _: None,
 ) -> Iterator[dict[str, Any]]:
     """Send *request* to the node at *path*; the lines of its answer, as they come, each within
-    *seconds* if it is given.
+    *seconds* if it is given. While none come, *notice* hears of a node that answers nothing at
+    all.
 
     Raises `OperationError` when no node answers there, goes away, or fails at the request, and
     `UserError` when the request is a mistake.
     """
-    with _connect(path) as connection, connection.makefile("rb") as lines:
+    with _connect(path, seconds or ANSWER_SECONDS) as connection:
         try:
             with contextlib.suppress(ConnectionError):  # a node that refuses says so, and closes
                 connection.sendall(json.dumps(request).encode() + b"\n")
-            connection.settimeout(seconds)
-            for line in lines:
+            for line in _lines(connection, seconds, lambda: _look(path, notice)):
                 event = json.loads(line)
                 if event["event"] == "error":
                     kind = UserError if event["mistake"] else OperationError
@@ -85,10 +96,43 @@ def ask(
     raise OperationError("the node went away in the middle of its answer", "See the node's log.")
 
 
-def _connect(path: Path) -> socket.socket:
+def _lines(
+    connection: socket.socket, seconds: float | None, look: Callable[[], None]
+) -> Iterator[bytes]:
+    """The lines that come, each within *seconds* if it is given. *look* is called every
+    `LOOK_SECONDS` without any, if they may take that long."""
+    connection.settimeout(LOOK_SECONDS if seconds is None else seconds)
+    begun = bytearray()
+    while True:
+        try:
+            data = connection.recv(_PIECE)
+        except TimeoutError:
+            if seconds is not None:
+                raise
+            look()
+            continue
+        if not data:
+            return
+        *whole, rest = data.split(b"\n")
+        for line in whole:
+            yield bytes(begun + line)
+            begun.clear()
+        begun += rest
+
+
+def _look(path: Path, notice: Callable[[str], None]) -> None:
+    """Tell *notice* if the node at *path* does not answer what takes no work."""
+    try:
+        for _ in ask(path, {"do": "status"}, STATUS_SECONDS):
+            pass
+    except OperationError as error:
+        notice(f"{error.what}: it may be stopped")
+
+
+def _connect(path: Path, seconds: float = ANSWER_SECONDS) -> socket.socket:
     check_path(path)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(ANSWER_SECONDS)
+    connection.settimeout(seconds)
     try:
         connection.connect(str(path))
     except (BlockingIOError, TimeoutError):  # as many wait there as may

@@ -157,7 +157,7 @@ class Requests:
         """Have the ring answer *asked*, and send the pieces with *reply*. Returns the summary."""
         generator = self._generator
         # At once: a tokenizer and an engine may take long to load.
-        waiting = Waiting(generator, reply)
+        waiting = Waiting(generator, reply, trace)
         await waiting.tell()
         while not self._runtime.informed.is_set():
             with trio.move_on_after(_LOOK_SECONDS):

@@ -20,6 +20,7 @@ first token, and *first token* that from the header. *detokenise* overlaps with 
 from __future__ import annotations
 
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Iterator, ValuesView
 from typing import Any, Final, Protocol
@@ -37,6 +38,9 @@ step_log = logging.getLogger("sealring.steps")
 
 TRACES_KEPT: Final = 1024
 """How many traces of finished requests are kept. Memory: about 2 KiB each."""
+
+STILL_SECONDS: Final = 8.0
+"""Seconds without a step after which a person is told so. One chunk of a prompt can take some."""
 
 _US: Final = 1e-3  # microseconds in milliseconds
 _S: Final = 1e3  # seconds in milliseconds
@@ -92,6 +96,7 @@ class Trace:
     choices: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    read_tokens: int = 0  # of the prompt, by steps that have come back
     withdrawn: bool = False
     tokens: int = 0
     accepted: int = 0  # of the tokens that were guessed, as the next two lines have it
@@ -186,6 +191,7 @@ class Trace:
             "choices": self.choices,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
+            "read_tokens": self.read_tokens,
             "tokens": self.tokens,
             "tokens_per_s": round(self.tokens_per_s, 2),
             "accepted_guesses": self.accepted,
@@ -193,6 +199,11 @@ class Trace:
             "steps": self.steps,
             "phases_ms": self.phases(),
         }
+
+    def told_prefill(self) -> str:
+        """How far its prompt has been read."""
+        read = min(self.prompt_tokens, self.cached_tokens + self.read_tokens)
+        return f"reading your prompt: {read:,} of {self.prompt_tokens:,} tokens"
 
     def line(self) -> str:
         """The same as one line for the log."""
@@ -246,6 +257,7 @@ class Tracer:
         self._live: dict[str, Trace] = {}
         self._past: OrderedDict[str, Trace] = OrderedDict()
         self._of_row: dict[int, Trace] = {}
+        self._stepped = 0.0  # when the latest step of any request came back
 
     @property
     def live(self) -> ValuesView[Trace]:
@@ -265,6 +277,24 @@ class Tracer:
             return [found]
         every = (*self.live, *self.latest)
         return [each for each in every if each.asked == name and each.owner == owner]
+
+    def doing(self, trace: Trace) -> str:
+        """What is done for *trace* until its first token, for the person who waits."""
+        since = trace.submitted or 0.0
+        match trace.state:
+            case "parse":
+                return "reading the text of your request"
+            case "queued":
+                before = [each for each in self.live if (each.submitted or math.inf) < since]
+                many = f"{len(before)} requests are" if len(before) != 1 else "1 request is"
+                return f"{many} before yours" if before else "waiting for a place in the ring"
+            case "prefill":
+                still = trio.current_time() - max(self._stepped, trace.opened or 0.0)
+                if still < STILL_SECONDS:
+                    return trace.told_prefill()
+                return f"{trace.told_prefill()}; the ring stands still (for {still:.0f} s)"
+            case _:
+                return ""
 
     def rows(self, trace: Trace) -> list[int]:
         """The uids of *trace*'s rows."""
@@ -293,8 +323,11 @@ class Tracer:
 
     def _step(self, timing: StepTiming) -> None:
         """Charge a step to each request that had a row in it."""
-        now = trio.current_time()
+        self._stepped = now = trio.current_time()
         charged = {id(t): t for uid in timing.uids if (t := self._of_row.get(uid)) is not None}
+        work = timing.work
+        if isinstance(work, Prefill) and (trace := self._of_row.get(work.uid)) is not None:
+            trace.read_tokens += work.count
         if charged:
             parts = StepParts(timing)
             for trace in charged.values():

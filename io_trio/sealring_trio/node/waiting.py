@@ -10,20 +10,25 @@ from sealring_protocol.diagnosis.why import Cause
 from sealring_trio.errors import OperationError
 from sealring_trio.node.control import Reply
 from sealring_trio.node.generation import Generator
+from sealring_trio.node.trace import Trace
 
 FETCHING_SECONDS: Final = 10.0
 """Seconds after which a client is told again how far the ranks are that fetch."""
 
+DOING_SECONDS: Final = 10.0
+"""Seconds without a token after which a client is told what is done, and again."""
+
 
 class Waiting:
     """Tells a client by *reply* why it waits, each time that the reasons change, and now and then
-    while ranks fetch."""
+    while ranks fetch, or while the ring has not begun to answer *trace*."""
 
-    def __init__(self, generator: Generator, reply: Reply) -> None:
+    def __init__(self, generator: Generator, reply: Reply, trace: Trace | None = None) -> None:
         self._generator = generator
         self._reply = reply
+        self._trace = trace
         self._told: list[str] = []
-        self._told_at = 0.0
+        self._told_at = trio.current_time()
 
     async def tell(self) -> None:
         """Tell the reasons, if that is due. Raises as `check`."""
@@ -37,6 +42,10 @@ class Waiting:
             self._told_at = now
             text = f"not serving yet: {self._generator.missing()}"
             await self._reply({"event": "waiting", "text": text})
+        elif not reasons and now >= self._told_at + DOING_SECONDS and self._trace is not None:
+            self._told_at = now
+            if text := self._generator.tracer.doing(self._trace):
+                await self._reply({"event": "waiting", "text": text})
         self._told = reasons
 
     def check(self) -> None:
