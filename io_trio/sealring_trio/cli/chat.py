@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
+from sealring_trio.cli.access import NO_KEY, Access
 from sealring_trio.cli.options import Positive, Temperature
 
 
 def chat(
     *,
     url: str | None = None,
-    api_key: str | None = None,
-    api_key_file: Path | None = None,
-    certificate: Path | None = None,
+    access: Access = NO_KEY,
     model: str | None = None,
     system: str = "",
     temperature: Temperature | None = None,
@@ -44,15 +42,6 @@ def chat(
     ----------
     url
         The head's address; http://127.0.0.1:7480 if left out.
-    api_key
-        A key of 'sealring apikey new', where one is needed; SEALRING_API_KEY
-        or OPENAI_API_KEY of the environment if left out. On the command line
-        every user of this machine can see it.
-    api_key_file
-        File that holds that key, which nobody else may read.
-    certificate
-        For https://, the server's certificate or that of its issuer, in PEM;
-        those that this machine trusts if left out.
     model
         Which model, where several are served; the only one if left out.
     system
@@ -72,14 +61,11 @@ def chat(
     from sealring_trio.files.models import NO_TEMPLATE  # noqa: PLC0415
     from sealring_trio.local import client  # noqa: PLC0415
     from sealring_trio.local.chat_session import ChatSession  # noqa: PLC0415
-    from sealring_trio.local.head_client import HeadClient  # noqa: PLC0415
 
     base = client.base_url(url or client.DEFAULT_URL)
     chosen = {"temperature": temperature, "max_completion_tokens": max_tokens}
     settings = {name: value for name, value in chosen.items() if value is not None}
-    key = client.api_key(api_key, api_key_file)
-    trust = None if certificate is None else client.trusting(certificate)
-    with HeadClient(base, key, trust) as http:
+    with access.client(base) as http:
         card = {"id": model} if model else client.model_at(http, base)
         if card.get("chat_template") is False:
             print(f"sealring: {NO_TEMPLATE}", file=sys.stderr)

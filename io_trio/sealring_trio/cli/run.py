@@ -7,11 +7,11 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from sealring_trio.cli.access import NO_KEY, Access
 from sealring_trio.cli.options import Positive, Seed, Temperature, TopP
 from sealring_trio.cli.output import print_json, progress, tell_note
 from sealring_trio.cli.prompts import Prompt, is_piped, read_prompt
@@ -43,9 +43,7 @@ def run(
     raw: bool = False,
     json: bool = False,
     url: str | None = None,
-    api_key: str | None = None,
-    api_key_file: Path | None = None,
-    certificate: Path | None = None,
+    access: Access = NO_KEY,
     plain: bool = False,
     no_history: bool = False,
 ) -> int:
@@ -92,15 +90,6 @@ def run(
         Print one JSON object at the end: the answer, its tokens and times.
     url
         Ask this head and no other; it must serve the model.
-    api_key
-        A key of 'sealring apikey new', where one is needed; SEALRING_API_KEY
-        or OPENAI_API_KEY of the environment if left out. On the command line
-        every user of this machine can see it.
-    api_key_file
-        File that holds that key, which nobody else may read.
-    certificate
-        For https://, the server's certificate or that of its issuer, in PEM;
-        those that this machine trusts if left out.
     plain
         Show the answer as it is written, without colours, in a terminal too.
     no_history
@@ -121,7 +110,7 @@ def run(
     settings = {name: value for name, value in chosen.items() if value is not None}
     began = time.perf_counter()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-    with _head(model, url, (api_key, api_key_file), certificate, raw=raw) as head:
+    with _head(model, url, access, raw=raw) as head:
         if not asks:
             from sealring_trio.cli.chatting import Chat, begin  # noqa: PLC0415 - as below
 
@@ -149,14 +138,7 @@ class _Head:
 
 
 @contextlib.contextmanager
-def _head(
-    model: str,
-    url: str | None,
-    key: tuple[str | None, Path | None],
-    certificate: Path | None,
-    *,
-    raw: bool,
-) -> Iterator[_Head]:
+def _head(model: str, url: str | None, access: Access, *, raw: bool) -> Iterator[_Head]:
     """The head that serves *model*: the one at *url*, the one on this machine, or one of its own
     that ends with the block."""
     # A tenth of a second, which a mistake need not wait for.
@@ -168,9 +150,8 @@ def _head(
     from sealring_trio.local.head_client import HeadClient  # noqa: PLC0415
 
     base = client.base_url(url or client.DEFAULT_URL)
-    trust = None if certificate is None else client.trusting(certificate)
     with contextlib.ExitStack() as stack:
-        http = stack.enter_context(HeadClient(base, client.api_key(*key), trust))
+        http = stack.enter_context(access.client(base))
         card = _card(http, base, sure=url is not None)
         served = card.get("id", "")
         template = card.get("chat_template") is not False

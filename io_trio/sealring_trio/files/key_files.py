@@ -8,7 +8,6 @@ when it is used, for then it may no longer be only yours.
 from __future__ import annotations
 
 import re
-import stat
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +16,7 @@ from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.security.identity import SoftwareSigner
 
 from sealring_trio.errors import UserError
-from sealring_trio.files.private_files import READABLE, is_there, read_file, write_new
+from sealring_trio.files.private_files import check_secret, is_there, read_file, write_new
 
 _HEX_KEY: Final = re.compile(r"04[0-9a-f]{128}")
 _CURVE: Final = ec.SECP256R1()
@@ -57,12 +56,7 @@ def read_key(path: Path) -> SoftwareSigner:
         raise UserError(
             f"cannot read the private key {path}: {error.strerror}", "It must be your own file."
         ) from None
-    mode = stat.S_IMODE(status.st_mode)
-    if mode & READABLE:
-        raise UserError(
-            f"others can read the private key {path} (mode {mode:04o})",
-            f"If you trust everyone who could: chmod 600 {path}. If not, make a new key.",
-        )
+    check_secret(path, status, "private key")
     try:
         return SoftwareSigner.from_pem(pem)
     except LocalProtocolError:

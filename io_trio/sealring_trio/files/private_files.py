@@ -70,6 +70,17 @@ def others_may(status: os.stat_result, mask: int) -> str:
     return ""
 
 
+def check_secret(path: Path, status: os.stat_result, what: str) -> None:
+    """Raise `UserError` if others than its owner may read *what* is in the file *path*. Whose it is
+    does not matter: a service manager may own what it hands to a node."""
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & READABLE:
+        raise UserError(
+            f"others can read the {what} {path} (mode {mode:04o})",
+            f"If you trust everyone who could: chmod 600 {path}. If not, make a new key.",
+        )
+
+
 def is_there(path: Path) -> bool:
     """Whether there is something at *path*, as far as this user may know. `Path.exists` raises
     where a name is too long, and in a folder that is closed to this user."""

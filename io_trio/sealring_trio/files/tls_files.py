@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import ssl
-import stat
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +20,7 @@ from cryptography.hazmat.primitives import serialization
 
 from sealring_trio.clock import wall_ms
 from sealring_trio.errors import UserError
-from sealring_trio.files.private_files import READABLE, read_file
+from sealring_trio.files.private_files import check_secret, read_file
 
 _SPKI: Final = (
     serialization.Encoding.DER,
@@ -128,12 +127,7 @@ def _read_chain(path: Path) -> list[x509.Certificate]:
 def _read_key(path: Path) -> bytes:
     """The public half of the private key in *path*, as a SubjectPublicKeyInfo."""
     data, status = _read(path, "key")
-    mode = stat.S_IMODE(status.st_mode)
-    if mode & READABLE:
-        raise UserError(
-            f"others can read the TLS key {path} (mode {mode:04o})",
-            f"If you trust everyone who could: chmod 600 {path}. If not, make a new key.",
-        )
+    check_secret(path, status, "TLS key")
     try:
         return serialization.load_pem_private_key(data, None).public_key().public_bytes(*_SPKI)
     except TypeError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import ssl
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +17,7 @@ import httpx2
 
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import DEFAULT_API
-from sealring_trio.files.private_files import READABLE, read_file
+from sealring_trio.files.private_files import check_secret, read_file
 
 DEFAULT_URL: Final = f"http://{DEFAULT_API}"
 KEY_VARIABLES: Final = ("SEALRING_API_KEY", "OPENAI_API_KEY")
@@ -61,12 +60,7 @@ def read_api_key(path: Path) -> str:
         raise UserError(
             f"cannot read the API key in {path}: {reason}", "The file should hold the key alone."
         ) from None
-    mode = stat.S_IMODE(status.st_mode)
-    if mode & READABLE:
-        raise UserError(
-            f"others can read the API key in {path} (mode {mode:04o})",
-            f"If you trust everyone who could: chmod 600 {path}. If not, make a new key.",
-        )
+    check_secret(path, status, "API key in")
     return key
 
 
