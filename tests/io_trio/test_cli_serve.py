@@ -29,6 +29,30 @@ def test_it_says_where_everything_is(served: Served) -> None:
     assert "<title>sealring</title>" in page.text
 
 
+def test_its_status_needs_no_config(served: Served) -> None:
+    done = sealring("status", "--url", served.url)
+    assert (done.code, done.err) == (0, "")
+    assert re.search(r"state +serving\n", done.out)
+    assert re.search(r"rank0 .*0 to 3 .*ready.*\n.*rank1 .*4 to 7 .*ready", done.out)
+    told = sealring("status", "--url", served.url, "--json").json()
+    assert [rank["name"] for rank in told["ranks"]] == ["rank0", "rank1"]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "what", "advice"),
+    [
+        (["--url", "http://127.0.0.1:1"], 1, "no head answers at http://127.0.0.1:1", "--config"),
+        (["--url", "http://127.0.0.1:1", "--config", "a"], 2, "a node of this machine", "one of"),
+        (["--config", "none.toml"], 2, "no config file at none.toml", ""),
+    ],
+)
+def test_a_status_of_nobody(options: list[str], code: int, what: str, advice: str) -> None:
+    done = sealring("status", *options)
+    assert done.code == code
+    assert what in done.err
+    assert advice in done.err
+
+
 @pytest.mark.slow
 def test_an_interrupt_finishes_what_runs() -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Tell me a story."}]}

@@ -53,7 +53,7 @@ COMMANDS: Final = {
     "generate": ("generate:generate", "Ask a running ring, and stream the answer."),
     "verify": ("verify:verify", "Check that a ring's answers are right, or find what is not."),
     "apikey": ("apikey:app", "Say who may use the head's HTTP API."),
-    "status": ("status:status", "Show what a running node knows."),
+    "status": ("status:status", "Show how a ring is, or what one of its nodes knows."),
     "profile": ("profile:profile", "Show where the time of a token goes, rank by rank."),
     "plan": ("plan:plan", "Work out which machine would hold what, and whether it fits."),
     "pull": ("pull:pull", "Fetch a model from the hub, or some of its layers."),

@@ -72,7 +72,7 @@ def serve(
 
     A ring of several machines: sealring up.
 
-    Next, in a second terminal: sealring chat
+    Next, in a second terminal: sealring chat, or sealring status
 
     Parameters
     ----------

@@ -7,26 +7,48 @@ from typing import Any
 
 from sealring_protocol.diagnosis.words import ago, lasting, told_here
 
+from sealring_trio.cli.access import NO_KEY, Access
 from sealring_trio.cli.output import print_facts, print_json, print_table, told_guesses
+from sealring_trio.cli.ring_status import print_obstacle, show_ring
+from sealring_trio.errors import UserError
 from sealring_trio.files.config import load_config
 from sealring_trio.files.units import format_size
 from sealring_trio.local.control_client import ANSWER_SECONDS, ask
 
 
-def status(*, config: Path, json: bool = False) -> None:
-    """Show what a node that runs on this machine knows: its part, its peers, its pace.
+def status(
+    *,
+    config: Path | None = None,
+    url: str | None = None,
+    access: Access = NO_KEY,
+    json: bool = False,
+) -> None:
+    """Show how a ring is: what its head tells of it, or what one of its nodes knows.
 
-    For example:
+    Without a config it asks the head's API, as that of 'sealring serve'. With
+    one it asks the node of this machine that has it: its part, its peers, its
+    pace, and why its links are down.
 
+        sealring status
+        sealring status --url http://desk:7480
         sealring status --config desk.toml
 
     Parameters
     ----------
     config
         The config of the node, as given to 'sealring up'.
+    url
+        The head's address; http://127.0.0.1:7480 if left out.
     json
         Print one JSON object.
     """
+    if config is None:
+        show_ring(url, access, json=json)
+        return
+    if url is not None:
+        raise UserError(
+            "a config names a node of this machine, and a URL a head", "Give one of the two."
+        )
     facts = next(iter(ask(load_config(config).control_socket, {"do": "status"}, ANSWER_SECONDS)))
     facts.pop("event")
     if json:
@@ -34,11 +56,9 @@ def status(*, config: Path, json: bool = False) -> None:
         return
     print_facts([(name, value) for name, value in _facts(facts) if value])
     for obstacle in facts["why"]:
-        print(f"\nnot serving: {obstacle['text']}")
-        if obstacle["advice"]:
-            print(f"    {obstacle['advice']}")
+        print_obstacle("not serving", obstacle)
     for engine in [] if facts["why"] else facts["starved"]:
-        print(f"\nslow: {engine['text']}\n    {engine['advice']}")
+        print_obstacle("slow", engine)
     print()
     print_table(
         "peers",

@@ -171,17 +171,31 @@ def broken_off(event: dict[str, Any]) -> OperationError:
 def model_at(client: httpx2.Client, url: str) -> dict[str, Any]:
     """What the server at *url* tells of its model; its name is under ``id``. Raises
     `OperationError`."""
-    try:
-        response = client.get("/v1/models", timeout=CARD_SECONDS)
-    except httpx2.HTTPError as error:
-        raise unreachable(url, error) from None
-    if response.status_code != 200:
-        raise refused(response)
+    response = _got(client, url, "/v1/models")
     try:
         card = response.json()["data"][0]
         return {**card, "id": str(card["id"])}
     except (ValueError, LookupError, TypeError, RecursionError):
         raise no_api(url) from None
+
+
+def cluster_at(client: httpx2.Client, url: str) -> dict[str, Any]:
+    """What the head at *url* tells of its ring. Raises `OperationError`."""
+    response = _got(client, url, "/v1/cluster")
+    try:
+        return {**response.json()}
+    except (ValueError, TypeError, RecursionError):
+        raise no_api(url) from None
+
+
+def _got(client: httpx2.Client, url: str, path: str) -> httpx2.Response:
+    try:
+        response = client.get(path, timeout=CARD_SECONDS)
+    except httpx2.HTTPError as error:
+        raise unreachable(url, error) from None
+    if response.status_code != 200:
+        raise refused(response)
+    return response
 
 
 def no_api(url: str) -> OperationError:
