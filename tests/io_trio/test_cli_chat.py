@@ -276,6 +276,8 @@ def test_files_that_hold_no_conversation(tmp_path: Path) -> None:
         ),
         (["--url", "gopher://x"], 2, "'gopher://x' is no URL", "http://127.0.0.1:7480"),
         (["--url", "http://"], 2, "is no URL", ""),
+        (["--url", "7480"], 2, "is no URL", ""),
+        (["--api-key", "two words"], 2, "the API key of --api-key is none", "the key alone"),
         (["--temperature", "3"], 2, "--temperature", "sealring chat --help"),
     ],
 )
@@ -284,6 +286,15 @@ def test_mistakes(options: list[str], code: int, what: str, advice: str) -> None
     assert done.code == code
     assert what in done.err
     assert advice in done.err
+
+
+def test_a_file_that_holds_no_api_key_is_not_repeated(tmp_path: Path) -> None:
+    path = tmp_path / "node.key"
+    sealring("keygen", path)
+    done = sealring("chat", "--api-key-file", path)
+    assert done.code == 2
+    assert f"the API key in {path} is none" in done.err
+    assert "PRIVATE" not in done.err
 
 
 def test_a_question_that_is_refused(served: Served) -> None:

@@ -164,6 +164,15 @@ MISTAKES: dict[str, tuple[Spoil, str, int, str, str]] = {
     "unknown command": (lambda _: 0, "frobnicate", 2, "frobnicate", "See: sealring --help"),
     "unknown option": (lambda _: 0, "keygen a --bad", 2, "--bad", "See: sealring keygen --help"),
     "missing argument": (lambda _: 0, "keygen", 2, "requires an argument", "keygen --help"),
+    "below a group": (
+        lambda _: 0,
+        "roster add a.toml",
+        2,
+        "name",
+        "See: sealring roster add --help",
+    ),
+    "one word too many": (lambda _: 0, "status desk.toml", 2, "'desk.toml' is too much", "status"),
+    "a folder as a key": (lambda _: 0, "keygen .", 2, "'.' is no name of a file", "node.key"),
     "wrong coordinator": (
         lambda _: 0,
         "roster verify home.roster --coordinator desk.pub",

@@ -111,8 +111,12 @@ def run(arguments: Sequence[str]) -> int:
             result_action="return_value",
         )
         sys.stdout.flush()
+    except cyclopts.UnusedCliTokensError as error:
+        unknown = " ".join(error.unused_tokens or ())
+        what = f"'{unknown}' is too much: no option comes before it, and no argument is left"
+        return _tell(UserError(what, _usage(error)))
     except cyclopts.CycloptsError as error:
-        return _tell(UserError(str(error), _usage(arguments)))
+        return _tell(UserError(str(error), _usage(error)))
     except UserError as error:
         return _tell(error)
     except KeyboardInterrupt:
@@ -124,9 +128,8 @@ def run(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _usage(arguments: Sequence[str]) -> str:
-    words = [word for word in arguments[:1] if word in COMMANDS]
-    return f"See: {' '.join(['sealring', *words, '--help'])}"
+def _usage(error: cyclopts.CycloptsError) -> str:
+    return f"See: {' '.join(['sealring', *(error.command_chain or ()), '--help'])}"
 
 
 def _tell(error: UserError) -> int:

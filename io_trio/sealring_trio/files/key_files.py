@@ -41,7 +41,10 @@ def create_key(path: Path) -> SoftwareSigner:
 
 def public_path(path: Path) -> Path:
     """Where the public half of the key at *path* is kept."""
-    return path.with_suffix(".pub")
+    try:
+        return path.with_suffix(".pub")
+    except ValueError:  # a folder's name, such as "." or "/"
+        raise UserError(f"'{path}' is no name of a file", "Give one, such as node.key.") from None
 
 
 def read_key(path: Path) -> SoftwareSigner:

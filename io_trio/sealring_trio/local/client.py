@@ -44,10 +44,24 @@ def api_key(given: str | None, file: Path | None = None) -> str:
     """The key to present: the one *given*, or the one in *file*, or the environment's, or none.
     Raises `UserError`."""
     if given is not None:
-        return given
+        return _checked_key(given, "of --api-key")
     if file is not None:
         return read_api_key(file)
-    return next((value for name in KEY_VARIABLES if (value := os.environ.get(name))), "")
+    for name in KEY_VARIABLES:
+        if value := os.environ.get(name):
+            return _checked_key(value, f"in {name}")
+    return ""
+
+
+def _checked_key(key: str, where: str) -> str:
+    """*key*, if a header may hold it; an error does not repeat what may be another secret. Raises
+    `UserError`."""
+    if not all("!" <= character <= "~" for character in key):
+        raise UserError(
+            f"the API key {where} is none: it is not one word of plain characters",
+            "Give the key alone, as 'sealring apikey new' has shown it.",
+        )
+    return key
 
 
 def read_api_key(path: Path) -> str:
@@ -61,7 +75,7 @@ def read_api_key(path: Path) -> str:
             f"cannot read the API key in {path}: {reason}", "The file should hold the key alone."
         ) from None
     check_secret(path, status, "API key in")
-    return key
+    return _checked_key(key, f"in {path}")
 
 
 def trusting(certificate: Path) -> ssl.SSLContext:
@@ -86,7 +100,7 @@ def base_url(given: str) -> str:
         url = httpx2.URL(text)
     except httpx2.InvalidURL:
         url = httpx2.URL("")
-    if url.scheme not in ("http", "https") or not url.host:
+    if url.scheme not in ("http", "https") or not url.host or url.host.isdecimal():
         raise UserError(f"'{given}' is no URL of an API", f"Give one like {DEFAULT_URL}")
     return text.rstrip("/").removesuffix("/v1")
 
@@ -193,6 +207,8 @@ def _got(client: httpx2.Client, url: str, path: str) -> httpx2.Response:
         response = client.get(path, timeout=CARD_SECONDS)
     except httpx2.HTTPError as error:
         raise unreachable(url, error) from None
+    if response.status_code == 404 and not _error(response):
+        raise no_api(url)
     if response.status_code != 200:
         raise refused(response)
     return response
