@@ -169,7 +169,7 @@ MISTAKES: dict[str, tuple[Spoil, str, int, str, str]] = {
         "roster add a.toml",
         2,
         "name",
-        "See: sealring roster add --help",
+        "sealring roster add --help",
     ),
     "one word too many": (lambda _: 0, "status desk.toml", 2, "'desk.toml' is too much", "status"),
     "a folder as a key": (lambda _: 0, "keygen .", 2, "'.' is no name of a file", "node.key"),

@@ -1,9 +1,11 @@
-"""The pages of help: they fill the width that there is, and no more."""
+"""The pages of help: they fill the width there is, and no more; and where none can be printed."""
 
 from __future__ import annotations
 
 import io
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -68,3 +70,22 @@ def test_paragraphs_fill_the_width(width: int, colours: bool) -> None:
                 if following:
                     first = following.split()[0]
                     assert len(f"{line} {first}") > columns, (words, line, following)
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "told"),
+    [
+        (
+            ">/dev/full",
+            1,
+            "sealring: cannot write the output: No space left on device\nMake room.\n",
+        ),
+        (">&-", 0, ""),
+        ("<&-", 0, ""),
+        ("2>&-", 0, ""),
+    ],
+)
+def test_streams_that_take_nothing(where: str, code: int, told: str) -> None:
+    command = f"{sys.executable} -m sealring_trio keygen --help {where}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, told)

@@ -8,6 +8,7 @@ error (what happened, what to do), never a traceback.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -19,11 +20,13 @@ from cyclopts.config import Env
 
 from sealring_trio.cli.help_pages import HelpPages
 from sealring_trio.cli.output import tell_error
-from sealring_trio.errors import UserError
+from sealring_trio.errors import OperationError, UserError
 
 ENVIRONMENT: Final = "SEALRING_"
 """How the environment variables begin that stand for options: its command and its name follow, as
 in SEALRING_SERVE_PORT. The command line goes before them."""
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 HELP: Final = """\
 Run one language model across several machines you own, with every hop
@@ -94,6 +97,10 @@ def _version() -> str:
 
 def main() -> None:
     """Run what is on the command line, and exit."""
+    # Where the caller has closed a stream, nothing comes in, and nobody hears.
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115  they last as long as the process
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     # Bytes that are no text, and characters that this terminal lacks, are replaced.
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
@@ -122,10 +129,20 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read our output has gone. Nothing more can be said there, at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_output()
         return 1
+    except OSError as error:
+        if error.errno not in _FULL or error.filename is not None:
+            raise
+        _give_up_output()
+        return _tell(OperationError(f"cannot write the output: {error.strerror}", "Make room."))
     return code if isinstance(code, int) else 0
+
+
+def _give_up_output() -> None:
+    """Whoever read our output has gone, or its disk is full. Nothing more can be said there, at exit
+    either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage(error: cyclopts.CycloptsError) -> str:

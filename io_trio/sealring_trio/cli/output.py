@@ -92,7 +92,9 @@ def print_table(
 
     table = Table(title=title, title_justify="left")
     for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index >= numbers_from else "left")
+        table.add_column(
+            column, justify="right" if index >= numbers_from else "left", overflow="fold"
+        )
     for row in rows:
         table.add_row(*(Text(visible(cell)) for cell in row))
     Console(soft_wrap=not sys.stdout.isatty()).print(table)
