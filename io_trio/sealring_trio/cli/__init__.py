@@ -140,8 +140,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _give_up_output() -> None:
-    """Whoever read our output has gone, or its disk is full. Nothing more can be said there, at exit
-    either."""
+    """Whoever read our output has gone, or its disk is full. Nothing more can be said there, not at
+    exit either."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
