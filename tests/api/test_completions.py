@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer
@@ -59,6 +61,59 @@ def test_echo(ring: Served, tokenizer: Tokenizer) -> None:
         assert echoed.choices[0].text == PROMPT + plain.choices[0].text
 
 
+FOX = "Once \N{FOX FACE}"
+
+
+def first_text(ring: Served, path: str, token: int, **body: Any) -> dict[str, Any]:
+    """The choice whose one token is *token*."""
+    bias = {"logit_bias": {str(token): 100}}
+    answer = ring.post(
+        {"model": "tiny", "temperature": 0, "max_tokens": 1, **bias, **body}, path
+    ).json()
+    choice: dict[str, Any] = answer["choices"][0]
+    return choice
+
+
+def test_the_first_token_s_text_is_whole(ring: Served, tokenizer: Tokenizer) -> None:
+    """A space at the beginning stays where a text goes on, and a character that the prompt begins
+    is the answer's; what is echoed and what follows are the text of all."""
+    (was,) = tokenizer.encode(" was")
+    ids = tokenizer.encode(FOX)
+    assert len(ids) == 6
+    path = "/v1/completions"
+    for prompt, token, before, after in (
+        (FOX, was, FOX, " was"),
+        (ids, was, FOX, " was"),
+        (ids[:-1], ids[-1], "Once ", "\N{FOX FACE}"),
+    ):
+        assert first_text(ring, path, token, prompt=prompt)["text"] == after
+        told = first_text(ring, path, token, prompt=prompt, echo=True, logprobs=0)
+        assert told["text"] == before + after
+        begins = [0, 4, 5, 5, 5, 5, 6]  # "Once", a space, four bytes, and what follows
+        assert told["logprobs"]["text_offset"] == begins[: len(told["logprobs"]["tokens"])]
+    told = ring.post(
+        {"model": "tiny", "prompt": PROMPT, "structured_outputs": {"regex": " was"}}, path
+    ).json()
+    assert told["choices"][0]["text"] == " was"
+
+
+def test_only_an_answer_that_goes_on_with_a_message_begins_with_a_space(
+    ring: Served, tokenizer: Tokenizer
+) -> None:
+    (was,) = tokenizer.encode(" was")
+    messages = [
+        {"role": "user", "content": "Who?"},
+        {"role": "assistant", "content": "The fox"},
+    ]
+    for asked, text in (
+        ({"messages": messages[:1]}, "was"),
+        ({"messages": messages[:1], "structured_outputs": {"regex": " was"}}, " was"),
+        ({"messages": messages, "continue_final_message": True}, " was"),
+    ):
+        choice = first_text(ring, "/v1/chat/completions", was, **asked)
+        assert choice["message"]["content"] == text
+
+
 def test_log_probabilities_in_columns(ring: Served) -> None:
     answer = ring.openai.completions.create(
         model="tiny", prompt=PROMPT, temperature=0, max_tokens=6, logprobs=3
@@ -68,7 +123,7 @@ def test_log_probabilities_in_columns(ring: Served) -> None:
     assert told.tokens is not None
     assert told.token_logprobs is not None
     assert told.top_logprobs is not None
-    assert "".join(told.tokens).strip() == answer.choices[0].text.strip()
+    assert "".join(told.tokens) == answer.choices[0].text
     assert told.text_offset is not None
     assert told.text_offset[1] == len(told.tokens[0])
     for token, value, best in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):

@@ -6,6 +6,7 @@ a stream or the whole body. Both forms come from one source, so they cannot diff
 
 from __future__ import annotations
 
+import codecs
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
@@ -217,6 +218,21 @@ def logprob_columns(rows: Iterable[Sequence[Any]]) -> dict[str, list[Any]]:
     return {name: list(values) for name, values in zip(COLUMNS, columns, strict=True)}
 
 
+class Offsets:
+    """Where in a text its tokens begin, in characters. A token within a character begins where that
+    does."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.end = 0
+
+    def next(self, data: bytes) -> int:
+        """Where the next token begins, which has the bytes *data*."""
+        begin = self.end
+        self.end += len(self._decoder.decode(data))
+        return begin
+
+
 @attrs.define
 class TextLogprobs:
     """Log probabilities as text completions tell them: columns, with each token's offset, and the
@@ -224,7 +240,7 @@ class TextLogprobs:
 
     bytes_of: TokenBytes
     most: int
-    offset: int = 0
+    _offsets: Offsets = attrs.field(factory=Offsets)
 
     def columns(self, tokens: Iterable[TokenOut]) -> dict[str, list[Any]]:
         """The columns of *tokens*."""
@@ -232,12 +248,12 @@ class TextLogprobs:
         for token in tokens:
             if (told := token.logprobs) is None:
                 continue
-            name = self._name(token.token)
+            data = self.bytes_of(token.token)
+            name = data.decode(errors="replace")
             pairs = zip(told.ids[: self.most], told.values[: self.most], strict=True)
             tops = {self._name(other): finite(value) for other, value in pairs}
             best = {**tops, name: finite(told.chosen)} if tops else {}
-            rows.append((name, finite(told.chosen), best, self.offset))
-            self.offset += len(name)
+            rows.append((name, finite(told.chosen), best, self._offsets.next(data)))
         return logprob_columns(rows)
 
     def _name(self, token: int) -> str:

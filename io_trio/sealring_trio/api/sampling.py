@@ -51,6 +51,7 @@ def jobs(
                 stop_shown=bool(asked.include_stop_str_in_output),
                 endless=bool(asked.ignore_eos),
                 special=asked.skip_special_tokens is not True,
+                opens=parsed.opens,
                 min_tokens=asked.min_tokens or 0,
             )
 

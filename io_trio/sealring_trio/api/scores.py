@@ -13,7 +13,7 @@ from typing import Any
 
 from sealring_protocol.codec.local_messages import Scores
 
-from sealring_trio.api.replies import TokenBytes, finite, logprob_columns
+from sealring_trio.api.replies import Offsets, TokenBytes, finite, logprob_columns
 
 
 class PromptScores:
@@ -32,9 +32,10 @@ class PromptScores:
         self._bytes_of = bytes_of
         self._echoed = echoed
         self._listed = listed
-        names = [self._name(token) for token in prompt[:1]]  # none: it is refused later
-        self._length = sum(map(len, names))  # characters of the tokens so far
-        self._columns = logprob_columns([(name, None, None, 0) for name in names])
+        self._offsets = Offsets()
+        # An empty prompt is refused later.
+        rows = [(self._name(token), None, None, self._begin(token)) for token in prompt[:1]]
+        self._columns = logprob_columns(rows)
         self._entries: list[dict[str, Any] | None] = [None]
 
     def add(self, scores: Scores) -> None:
@@ -45,8 +46,7 @@ class PromptScores:
                 name = self._name(token)
                 tops = {self._name(other): value for other, value in likeliest[: self._echoed]}
                 best = {**tops, name: chosen} if tops else {}
-                rows.append((name, chosen, best, self._length))
-                self._length += len(name)
+                rows.append((name, chosen, best, self._begin(token)))
             if self._listed is not None:
                 self._entries.append(self._entry(token, chosen, rank, likeliest[: self._listed]))
         for name, values in logprob_columns(rows).items():
@@ -56,7 +56,7 @@ class PromptScores:
         """*columns*, which are an answer's, after those of the prompt, if that is echoed."""
         if self._echoed is None:
             return columns
-        offsets = [self._length + offset for offset in columns["text_offset"]]
+        offsets = [self._offsets.end + offset for offset in columns["text_offset"]]
         after = {**columns, "text_offset": offsets}
         return {name: values + after[name] for name, values in self._columns.items()}
 
@@ -83,6 +83,9 @@ class PromptScores:
             str(each): {"logprob": value, "rank": place, "decoded_token": self._name(each)}
             for each, (value, place) in told.items()
         }
+
+    def _begin(self, token: int) -> int:
+        return self._offsets.next(self._bytes_of(token))
 
     def _name(self, token: int) -> str:
         return self._bytes_of(token).decode(errors="replace")

@@ -145,6 +145,8 @@ def _chat(
         "tools": len(tools),
         "reasoning": opening.reasoning,
         "calling": opening.calling,
+        # A form means every character of the answer.
+        "opens": not (grammar or _goes_on(request)),
         "fitted": fitted,
         "ignored": [*request.ignored, *talk.ignored],
         "in_words": talk.in_words,
@@ -176,10 +178,10 @@ def completion(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, ente
             ids, text = prompt, ""
         if cut is not None and len(ids) > cut:
             ids = ids[-cut:]
-            text = tokenizer.decode(ids) if request.echo else ""
+            text = tokenizer.shown(ids) if request.echo else ""
         _check_room(len(ids), request.limit, context, "prompt")
         if request.echo and not isinstance(prompt, str):
-            text = tokenizer.decode(ids)
+            text = tokenizer.shown(ids)
         prompts.append(ids)
         texts.append(text)
     _check_scores(sum(map(len, prompts)), request)
@@ -244,6 +246,11 @@ JOBS: Final[Mapping[str, Work]] = {
 def _check_model(request: Sampled, asked: Mapping[str, Any]) -> None:
     if request.model not in asked["models"]:
         raise no_model(request.model, asked["models"])
+
+
+def _goes_on(request: ChatRequest) -> bool:
+    """Whether the answer goes on with a message of the prompt."""
+    return bool(request.continue_final_message) or request.add_generation_prompt is False
 
 
 def _cut(request: ChatRequest | CompletionRequest, context: int) -> int | None:

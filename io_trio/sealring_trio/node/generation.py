@@ -52,7 +52,8 @@ class Job:
     """Continue *prompt* by at most *max_tokens* (None: as many as the context allows), drawn as
     *sampling* says, up to the first of the *stop* strings or *stop_tokens*, or the model's own end
     unless *endless*. The stop string is given out if *stop_shown*, and special tokens if *special*
-    (the model's own end and *stop_tokens* never are). Requests of one *owner* take turns with
+    (the model's own end and *stop_tokens* never are). Its text goes on with the prompt's, unless it
+    *opens* a text of its own. Requests of one *owner* take turns with
     those of others; requests of different *scope* share no prefixes. *prediction* and *guesses* say
     what the answer is likely to be, and *scores* asks how likely the prompt was (`Request`). It has
     at least *min_tokens*."""
@@ -70,6 +71,7 @@ class Job:
     stop_shown: bool = False
     endless: bool = False
     special: bool = True
+    opens: bool = False
     min_tokens: int = 0
 
 
@@ -261,7 +263,7 @@ class Generator:
                 uid,
                 stream,
                 lambda: runtime.finish(uid),
-                tokenizer.stream(special=job.special, whole=bool(job.sampling.grammar)),
+                tokenizer.stream(None if job.opens else job.prompt, special=job.special),
                 StopText(job.stop, shown=job.stop_shown),
                 (tracer, trace),
             )

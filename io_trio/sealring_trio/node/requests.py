@@ -175,7 +175,14 @@ class Requests:
                 top_k=asked.top_k,
                 min_p=asked.min_p,
             )
-            job = Job(prompt, asked.max_tokens, sampling, scope=SCOPE, guesses=asked.guesses)
+            job = Job(
+                prompt,
+                asked.max_tokens,
+                sampling,
+                scope=SCOPE,
+                guesses=asked.guesses,
+                opens=not asked.raw,
+            )
             with generator.answering(tokenizer, job, trace) as answer:
                 done, tokens = await _pass_on(answer, waiting, reply)
         except LocalProtocolError as error:

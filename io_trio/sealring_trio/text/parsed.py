@@ -18,7 +18,8 @@ class ParsedRequest:
     """A request as a text worker has read it: the fields that it *told*, the *prompts* and the
     *prediction* (what the answer is likely to contain) as ids, the *grammar* that holds the answer,
     the *bad* token sequences, the *rest*, bytes that the node passes on unread, and the ids that
-    are *ends* of this answer beside the model's own."""
+    are *ends* of this answer beside the model's own. The answer *opens* a text of its own, or goes
+    on with the prompt's."""
 
     told: Mapping[str, Any]
     prompts: list[tuple[int, ...]]
@@ -27,6 +28,7 @@ class ParsedRequest:
     ends: frozenset[int] = frozenset()
     grammar: bytes = b""
     bad: tuple[tuple[int, ...], ...] = ()
+    opens: bool = False
 
     @classmethod
     def of(cls, told: Mapping[str, Any], data: bytes) -> ParsedRequest:
@@ -47,4 +49,5 @@ class ParsedRequest:
         more = frozenset(map(int, told.get("ends", ())))
         bad = tuple(tuple(map(int, part)) for part in told.get("bad", ()))
         held = data[size:grammar]
-        return cls(told, prompts, prediction, data[grammar:], more, held, bad)
+        opens = bool(told.get("opens", False))
+        return cls(told, prompts, prediction, data[grammar:], more, held, bad, opens)

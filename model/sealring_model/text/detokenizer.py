@@ -1,46 +1,118 @@
-"""Token ids to text, with mlx-lm's streaming detokenizers."""
+"""Token ids to text, piece by piece.
+
+Most tokenizers say in their ``tokenizer.json`` which bytes each token stands for: those of
+byte-level BPE, and those made like SentencePiece's with a token for each byte. Their text is those
+bytes, decoded as they come by Python's own decoder. For all others mlx-lm's naive detokenizer
+decodes the last line again with each token.
+
+The text of an answer is what it adds to the text of its prompt: the prompt's last tokens are taken
+in first, and what comes after them is given out.
+"""
 
 from __future__ import annotations
 
+import codecs
+import functools
 import json
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 from sealring_model.errors import TextError
+from sealring_model.loading.mlx_lm_import import without_mlx
 
 _SPM: Final = ["Replace", "ByteFallback", "Fuse"]
+_SPM_SPACE: Final = "\u2581"
+_BYTE_NAME: Final = len("<0xFF>")
+
+_SEAM: Final = 8
+"""Tokens at the end of a prompt that tell where its text is when the answer begins: a character
+has four bytes at most, and so as many tokens."""
 
 
-class Detokenizer:
-    """The text of one answer, piece by piece, in whole characters. Tokens that are *silent* have
-    none."""
+class Detokenizer(ABC):
+    """The text of one answer that goes on *after* the tokens of a prompt, piece by piece, in whole
+    characters. Tokens that are *silent* have none."""
 
-    def __init__(self, streaming: Any, silent: frozenset[int] = frozenset()) -> None:
-        self._streaming = streaming
+    def __init__(self, after: Sequence[int], silent: frozenset[int]) -> None:
+        self._before = after[-_SEAM:]  # until it has been taken in
         self._silent = silent
 
     def add(self, token: int) -> str:
         """The text that *token* completes; it may be empty. A token that the tokenizer does not
         have, which a model with a wider output head may give, has none. Raises `TextError`."""
-        table = getattr(self._streaming, "tokenmap", None)
-        if token in self._silent or (table is not None and not token < len(table)):
-            return ""
-        return self._segment(self._streaming.add_token, token)
+        return self._told(token)
 
     def finish(self) -> str:
         """The text that was held back. Call it after the last token. Raises `TextError`."""
-        return self._segment(self._streaming.finalize)
+        return self._told(None)
 
-    def _segment(self, step: Callable[..., None], *tokens: int) -> str:
+    def _told(self, token: int | None) -> str:
         try:
-            step(*tokens)
-            return str(self._streaming.last_segment)
+            before, self._before = self._before, ()
+            for each in before:
+                self._next(each)
+            return self._finish() if token is None else self._next(token)
         except BaseException as error:
             if not isinstance(error, Exception) and not is_panic(error):
                 raise
             raise TextError(f"the model's tokenizer makes no text of its tokens: {error}") from None
+
+    def _next(self, token: int) -> str:
+        return "" if token in self._silent else self._add(token)
+
+    @abstractmethod
+    def _add(self, token: int) -> str: ...
+
+    @abstractmethod
+    def _finish(self) -> str: ...
+
+
+class ByteDetokenizer(Detokenizer):
+    """Of a tokenizer whose tokens are *bytes_of*. With *trim* a space at the very beginning is left
+    out."""
+
+    def __init__(
+        self,
+        bytes_of: Callable[[int], bytes],
+        after: Sequence[int],
+        silent: frozenset[int],
+        *,
+        trim: bool,
+    ) -> None:
+        super().__init__(after, silent)
+        self._bytes_of = bytes_of
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._trim = trim
+
+    def _add(self, token: int) -> str:
+        return self._trimmed(self._decoder.decode(self._bytes_of(token)))
+
+    def _finish(self) -> str:
+        return self._trimmed(self._decoder.decode(b"", final=True))
+
+    def _trimmed(self, text: str) -> str:
+        if self._trim and text:
+            self._trim = False
+            return text.removeprefix(" ")
+        return text
+
+
+class NaiveDetokenizer(Detokenizer):
+    """Of any tokenizer, by *streaming*, which is mlx-lm's."""
+
+    def __init__(self, streaming: Any, after: Sequence[int], silent: frozenset[int]) -> None:
+        super().__init__(after, silent)
+        self._streaming = streaming
+
+    def _add(self, token: int) -> str:
+        self._streaming.add_token(token)
+        return str(self._streaming.last_segment)
+
+    def _finish(self) -> str:
+        self._streaming.finalize()
+        return str(self._streaming.last_segment)
 
 
 def is_panic(error: BaseException) -> bool:
@@ -49,30 +121,63 @@ def is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-def streaming_class(helpers: ModuleType, folder: Path) -> Any:
-    """mlx-lm's detokenizer for the tokenizer's decoder; the naive one works for all."""
-    file = folder / "tokenizer.json"
-    if not file.exists():
-        return helpers.NaiveStreamingDetokenizer
-    decoder = json.loads(file.read_text("utf-8")).get("decoder") or {}
-    steps = [step.get("type") for step in decoder.get("decoders", ())]
-    if decoder.get("type") == "ByteLevel":
-        return lambda inner: helpers.BPEStreamingDetokenizer(_WithoutGaps(inner))
-    if steps in (_SPM, [*_SPM, "Strip"]):
-        trims = steps != _SPM
-        return lambda inner: helpers.SPMStreamingDetokenizer(_WithoutGaps(inner), trim_space=trims)
-    return helpers.NaiveStreamingDetokenizer
+class TokenTable:
+    """The bytes of each token of *inner*, by the *read*er of its name in the vocabulary. Ids
+    without a name stand for nothing. *strips* says whether the tokenizer puts a space before each
+    text and takes it away again; *trims*, whether an answer in a conversation may begin with a
+    space that nobody means."""
+
+    def __init__(
+        self, inner: Any, read: Callable[[str], bytes], *, strips: bool, trims: bool
+    ) -> None:
+        size = max(inner.get_vocab().values(), default=-1) + 1
+        self._names: Final[list[str]] = [
+            str(name or "") for name in inner.convert_ids_to_tokens(list(range(size)))
+        ]
+        self._read = read
+        self.strips: Final = strips
+        self.trims: Final = trims
+
+    def __getitem__(self, token: int) -> bytes:
+        """The bytes of *token*; maybe a part of a character."""
+        return self._read(self._names[token]) if 0 <= token < len(self._names) else b""
+
+    @classmethod
+    def of(cls, inner: Any, folder: Path) -> TokenTable | None:
+        """That of the tokenizer *inner* of *folder*; None if its decoder is of another kind."""
+        file = folder / "tokenizer.json"
+        if not file.exists():
+            return None
+        decoder = json.loads(file.read_text("utf-8")).get("decoder") or {}
+        steps = [step.get("type") for step in decoder.get("decoders", ())]
+        if decoder.get("type") == "ByteLevel":
+            return cls(inner, _byte_level, strips=False, trims=True)
+        if steps in (_SPM, [*_SPM, "Strip"]):
+            strips = steps != _SPM
+            return cls(inner, _byte_fallback, strips=strips, trims=strips)
+        return None
 
 
-class _WithoutGaps:
-    """A tokenizer as mlx-lm's detokenizers take it to be: one that has all ids below its length.
-    Ids between others that stand for nothing have the empty text."""
+def _byte_level(name: str) -> bytes:
+    """The bytes of a token whose characters stand for one each. Added tokens are plain text."""
+    known = byte_alphabet()
+    try:
+        return bytes([known[char] for char in name])
+    except KeyError:
+        return name.encode()
 
-    def __init__(self, inner: Any) -> None:
-        self._inner: Final = inner
 
-    def __len__(self) -> int:
-        return max(self._inner.get_vocab().values(), default=-1) + 1
+def _byte_fallback(name: str) -> bytes:
+    """The bytes of a token that is text, or one byte as ``<0xFF>``."""
+    if len(name) == _BYTE_NAME and name.startswith("<0x") and name.endswith(">"):
+        try:
+            return bytes.fromhex(name[3:5])
+        except ValueError:
+            pass
+    return name.replace(_SPM_SPACE, " ").encode()
 
-    def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
-        return [token or "" for token in self._inner.convert_ids_to_tokens(ids)]
+
+@functools.cache
+def byte_alphabet() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for."""
+    return dict(without_mlx("tokenizer_utils")._byte_decoder())

@@ -1,9 +1,8 @@
 """Text to token ids and back, for the process that faces clients.
 
-The tokenizer is the model's own, through transformers. The streaming detokenizers are mlx-lm's,
-which give text in whole characters and in time linear in the tokens. So are the parsers of tool
-calls: each model writes its calls in a format of its own, between two marks, and mlx-lm tells the
-format from the chat template.
+The tokenizer is the model's own, through transformers; `detokenizer` streams its text. The parsers
+of tool calls are mlx-lm's: each model writes its calls in a format of its own, between two marks,
+and mlx-lm tells the format from the chat template.
 
 Importing this module costs nothing; making the first `Tokenizer` imports transformers (1.3 s). A
 `Tokenizer` may be used from several threads. Templates and parsers are other people's code, which a
@@ -28,12 +27,18 @@ import attrs
 from sealring_model.errors import LoadError
 from sealring_model.loading.mlx_lm_import import without_mlx
 from sealring_model.loading.weights import open_file, read_json, refuse_pointer
-from sealring_model.text.detokenizer import Detokenizer, is_panic, streaming_class
+from sealring_model.text.detokenizer import (
+    ByteDetokenizer,
+    Detokenizer,
+    NaiveDetokenizer,
+    TokenTable,
+    byte_alphabet,
+    is_panic,
+)
 from sealring_model.text.eos import eos_ids
 from sealring_model.text.fill_in import FillIn
 from sealring_model.text.token_lengths import longest_token
 
-_SPM_SPACE: Final = "\u2581".encode()
 _TOO_LONG: Final = "sequence-length-is-longer-than-the-specified-maximum"
 _FAULTS: Final = (
     ArithmeticError,
@@ -124,8 +129,10 @@ class Tokenizer:
             """How the model writes tool calls; None if its template has none."""
             self.calls: Final = self.tools or _format_called(_TOLD)
             """How it writes them once it has been told: in its own way, or in `_TOLD`."""
+            self._table: Final = TokenTable.of(inner, folder)
+            streaming = helpers.NaiveStreamingDetokenizer if self._table is None else _no_stream
             self._inner: Final[Any] = helpers.TokenizerWrapper(
-                inner, streaming_class(helpers, folder), chat_template=template
+                inner, streaming, chat_template=template
             )
             self.eos: Final = eos_ids(folder) | frozenset(self._inner.eos_token_ids)
             """Ids that end an answer."""
@@ -183,22 +190,14 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that *token* adds to an answer; maybe a part of a character."""
-        stream = self._inner.detokenizer
-        table = getattr(stream, "tokenmap", None)
-        if table is None or token >= len(table):
-            try:
-                return self.decode([token]).encode()
-            except BaseException as error:
-                if not isinstance(error, Exception) and not is_panic(error):
-                    raise
-                return "\N{REPLACEMENT CHARACTER}".encode()
-        piece = table[token]
-        if isinstance(piece, bytes):
-            return piece.replace(_SPM_SPACE, b" ")
-        known = _byte_of()
-        return b"".join(
-            bytes((known[char],)) if char in known else char.encode() for char in piece or ""
-        )
+        if self._table is not None:
+            return self._table[token]
+        try:
+            return self.decode([token]).encode()
+        except BaseException as error:
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise
+            return "\N{REPLACEMENT CHARACTER}".encode()
 
     def least(self, text: str) -> int:
         """A lower bound on the tokens of *text*, found in constant time."""
@@ -262,15 +261,29 @@ class Tokenizer:
         start = self.think[0]
         return bool(start) and self.decode(prompt[-_TAIL:]).rstrip().endswith(start)
 
-    def stream(self, *, special: bool = True, whole: bool = False) -> Detokenizer:
-        """A detokenizer for one answer, which without *special* leaves special tokens out. Unless
-        it is to be *whole*, a space at its beginning is left out, as most tokenizers put one
-        there."""
-        streaming = self._inner.detokenizer
-        if whole:  # the two ways in which mlx-lm's detokenizers trim
-            streaming.trim_space = False
-            streaming._maybe_trim_space = lambda text: text
-        return Detokenizer(streaming, frozenset() if special else self._silent)
+    def stream(self, after: Sequence[int] | None = None, *, special: bool = True) -> Detokenizer:
+        """A detokenizer for one answer, which without *special* leaves special tokens out. The
+        answer goes on *after* the tokens of a prompt: its text is what it adds to theirs. None: it
+        is a text of its own, as an answer in a conversation is, and has no space at its beginning,
+        where most tokenizers put one."""
+        silent, table = frozenset() if special else self._silent, self._table
+        if table is None:
+            return NaiveDetokenizer(self._inner.detokenizer, after or (), silent)
+        if after is None:
+            trim = table.trims
+        else:
+            trim = table.strips and all(token in self.special for token in after)
+        before = () if trim or after is None else after
+        return ByteDetokenizer(table.__getitem__, before, silent, trim=trim)
+
+    def shown(self, prompt: Sequence[int]) -> str:
+        """The text of *prompt* before an answer, which begins with the character that the prompt
+        may have begun: with the text of ``stream(prompt)`` it is the text of all."""
+        text = self.decode(prompt)
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            return text
+        stream = self.stream(())
+        return "".join(map(stream.add, prompt))
 
     @functools.cached_property
     def _silent(self) -> frozenset[int]:
@@ -359,7 +372,7 @@ def _special(described: dict[str, Any] | None) -> frozenset[int]:
 
 
 def _longest(described: dict[str, Any] | None) -> float:
-    return math.inf if described is None else longest_token(described, _byte_of().keys())
+    return math.inf if described is None else longest_token(described, byte_alphabet().keys())
 
 
 def _own_template(inner: Any) -> Any:
@@ -384,7 +397,5 @@ def _format_called(name: str) -> ToolFormat:
     return ToolFormat(parser.tool_call_start, parser.tool_call_end, name, parser.parse_tool_call)
 
 
-@functools.cache
-def _byte_of() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for."""
-    return dict(without_mlx("tokenizer_utils")._byte_decoder())
+def _no_stream(_inner: Any) -> None:
+    """In place of mlx-lm's detokenizer, where the table of tokens does without."""
