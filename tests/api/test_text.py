@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sealring_model.text.tokens import ToolCall, ToolFormat
 from sealring_trio.api.parsing import MAX_CALL, AnswerText, CallText, Content, Part, Reasoning
+from sealring_trio.api.values import MAX_STOP
 from sealring_trio.text.stop_strings import StopText
 
 LETTERS = st.text("ab<", max_size=24)
@@ -37,6 +38,27 @@ def test_text_up_to_the_first_stop(text: str, stops: list[str], places: list[int
         for piece in given:
             shown += piece
             assert not any(shown.endswith(stop) for stop in stops)
+
+
+@given(LETTERS, STOPS, PLACES)
+def test_only_what_may_begin_a_stop_is_held(text: str, stops: list[str], places: list[int]) -> None:
+    words, seen, given = StopText(stops), "", ""
+    for piece in cut(text, places):
+        seen, given = seen + piece, given + words.add(piece)
+        if words.reached:
+            break
+        begun = [s[:n] for s in stops for n in range(len(s)) if seen.endswith(s[:n])]
+        assert given == seen[: len(seen) - max(map(len, begun), default=0)]
+
+
+def test_long_stops_that_repeat_themselves() -> None:
+    stops = ["a" * size + "b" for size in range(MAX_STOP - 17, MAX_STOP - 1)]
+    words = StopText(stops)
+    given = "".join(words.add("aaaa") for _ in range(400))
+    assert given == "a" * (1600 - MAX_STOP + 2)
+    assert words.add("c") == "a" * (MAX_STOP - 2) + "c"
+    assert words.add("a" * 1600 + "b") == "a" * (1600 - MAX_STOP + 2)
+    assert words.found == stops[-1]
 
 
 @given(LETTERS, PLACES)

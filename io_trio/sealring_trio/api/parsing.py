@@ -16,7 +16,7 @@ from typing import Final
 import attrs
 from sealring_model.text.tokens import ToolFormat
 
-from sealring_trio.text.stop_strings import find, unsure
+from sealring_trio.text.stop_strings import Finder
 
 
 @attrs.frozen
@@ -74,7 +74,7 @@ class AnswerText:
         self._place = _Place.CONTENT
         if reasoning or calling:
             self._place = _Place.REASONING if reasoning else _Place.CALL
-        self._held = ""
+        self._finder = Finder(self._marks())
         self._call: list[str] = []  # what a call has so far, but for what is held
         self._called = 0  # characters of it
         self._trim = reasoning
@@ -86,18 +86,16 @@ class AnswerText:
 
     def add(self, text: str) -> list[Part]:
         """The parts that *text* completes."""
-        self._held += text
         parts: list[Part] = []
-        while (found := find(self._held, self._marks())) is not None:
-            self._held = found.after
+        while not isinstance(found := self._finder.add(text), str):
+            text = found.after
             parts += self._close(found.before, found.mark)
-        cut = len(self._held) - unsure(self._held, self._marks())
-        sure, self._held = self._held[:cut], self._held[cut:]
-        return parts + (self._within(sure) if self._place is _Place.CALL else self._plain(sure))
+            self._finder = Finder(self._marks())
+        return parts + (self._within(found) if self._place is _Place.CALL else self._plain(found))
 
     def end(self) -> list[Part]:
         """What was held back, when no text follows."""
-        held, self._held = self._held, ""
+        held = self._finder.rest()
         if self._place is _Place.CALL:
             return [self._whole(held, closed=False)]
         return self._plain(held)
@@ -143,7 +141,8 @@ class AnswerText:
         if self._called <= MAX_CALL:
             return []
         self._place = _Place.CONTENT
-        return [self._whole("", closed=False)]
+        held, self._finder = self._finder.rest(), Finder(self._marks())
+        return [self._whole("", closed=False), *self.add(held)]
 
     def _whole(self, last: str, *, closed: bool) -> CallText | Content:
         """The call that ends with *last*."""
