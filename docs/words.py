@@ -160,6 +160,8 @@ ERRORS: Final = {
     "not_in_background": ("400", "A response that is to be cancelled is not made in the "
                           "background."),
     "response_not_found": ("404", "There is no such response of this caller's, or no longer."),
+    "item_not_found": ("404", "`input` refers to an item that no response of this caller's that "
+                       "is kept has."),
     "model_not_found": ("404", "There is no such model."),
     "not_found": ("404", "There is nothing at this path."),
     "request_not_found": ("404", "There is no such request, or no longer."),

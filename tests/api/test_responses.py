@@ -11,7 +11,7 @@ from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer, ToolCall
 from sealring_trio.api import responses_store
 from sealring_trio.api.choices import Delta, Finish
-from sealring_trio.api.replies import About
+from sealring_trio.api.replies import About, json_bytes
 from sealring_trio.api.responses_body import ResponsesRequest
 from sealring_trio.api.responses_input import convert
 from sealring_trio.api.responses_shape import ResponseShape, Wanted
@@ -25,6 +25,7 @@ from tests.api.test_tools import WEATHER
 from tests.io_trio.helpers import sealring
 
 PATH = "/v1/responses"
+REF = "item_reference"
 TOOL: dict[str, Any] = {"type": "function", **WEATHER["function"]}
 
 BEGUN = ["created", "in_progress"]
@@ -186,8 +187,64 @@ def test_nobody_sees_another_s(team: Served) -> None:
         assert http.delete(f"{PATH}/{made.id}").status_code == 404
         body = {"model": team.model, "input": "fruit", "previous_response_id": made.id}
         assert http.post(PATH, json=body).status_code == 404
+        theirs, nobody = (
+            http.post(PATH, json={"model": team.model, "input": [{"type": REF, "id": name}]})
+            for name in (made.output[0].id, "msg_none")
+        )
+        assert theirs.status_code == nobody.status_code == 404
+        told = theirs.json()["error"]
+        assert told["message"].startswith(f"Item with id '{made.output[0].id}' not found.")
+        told["message"] = told["message"].replace(made.output[0].id or "", "msg_none")
+        assert told == nobody.json()["error"]
     assert team.openai.responses.retrieve(made.id).output == made.output
     assert sealring("apikey", "revoke", "carol", "--config", config).code == 0
+
+
+def test_items_are_referred_to(team: Served) -> None:
+    """By their ids, as the AI SDK sends what the server has told and kept: in the answer's order or
+    another, from the output or the input, of several responses, beside an earlier response."""
+    asked = [{"id": "msg_of_mine", "role": "user", "content": "fruit"}]
+    first = team.post({"model": team.model, "input": asked}, PATH).json()
+    stream = team.post({"model": team.model, "input": "think", "stream": True}, PATH)
+    thought, said = events(stream)[-1]["response"]["output"]
+    call = team.post({"model": team.model, "input": "weather", "tools": [TOOL]}, PATH).json()
+    call = call["output"][0]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "x"}
+
+    def ask(*items: Any, **more: Any) -> dict[str, Any]:
+        body = {"model": team.model, "input": [*items], "tools": [TOOL], **more}
+        answer = team.post(body, PATH)
+        assert answer.status_code == 200, answer.text
+        told: dict[str, Any] = answer.json()
+        return told
+
+    def ref(item: dict[str, Any], **more: Any) -> dict[str, Any]:
+        return {"type": REF, "id": item["id"], **more}
+
+    whole = [asked[0], first["output"][0], thought, said, call, result, asked[0] | {"id": "other"}]
+    one = ask(*whole)
+    refs = [ref(each) for each in (asked[0], first["output"][0], thought)]
+    two = ask(*refs, {"id": said["id"]}, ref(call), result, {"role": "user", "content": "fruit"})
+    assert two["usage"]["input_tokens"] == one["usage"]["input_tokens"] > len(whole)
+    texts = [each["content"][0]["text"] for each in (one["output"][0], two["output"][0])]
+    assert texts == ["apple banana cherry"] * 2
+    # What has been referred to is kept as itself, under its id, and can be referred to again.
+    listed = team.http.get(f"{PATH}/{two['id']}/input_items?order=asc&limit=5").json()["data"]
+    assert [each["id"] for each in listed] == [each["id"] for each in whole[:5]]
+    assert listed[4]["arguments"] == call["arguments"]
+    assert team.http.delete(f"{PATH}/{first['id']}").status_code == 200
+    three = ask(ref(first["output"][0]), asked[0], previous_response_id=two["id"])
+    assert three["usage"]["input_tokens"] > two["usage"]["input_tokens"]
+    assert three["output"][0]["content"][0]["text"] == "apple banana cherry"
+    # An item that was not kept, and what cannot be meant.
+    own = ask(asked[0], store=False)["output"][0]
+    for items, status, code in (
+        ([ref(own)], 404, "item_not_found"),
+        ([ref(said), ref(said)], 400, "invalid_value"),
+        ([{"type": REF}], 400, "missing_required_parameter"),
+    ):
+        error = team.post({"model": team.model, "input": items}, PATH)
+        assert (error.status_code, error.json()["error"]["code"]) == (status, code), error.text
 
 
 def test_the_items_of_an_input(team: Served) -> None:
@@ -368,3 +425,25 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         keep("three", name, 20)
     assert kept("three") == ["e", "f", "g"]
     assert (kept("one"), kept("two")) == (["d"], ["b"])
+
+
+def test_a_kept_item_is_found_by_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses_store, "MAX_KEPT_ITEMS", 5)
+    store = ResponseStore()
+
+    def item(name: str, text: str = "") -> bytes:
+        return json_bytes({"id": name, "text": text})
+
+    def found(owner: str, *names: str) -> list[bytes]:
+        return [*store.items(owner, [json_bytes(name) for name in names]).values()]
+
+    store.keep("one", "r", Kept(b"", (), (item("a"), item('"\\')), (item("b", "old"),)))
+    assert found("one", "a", '"\\', "c") == [item('"\\'), item("a")]
+    assert found("two", "a") == found("one") == found("one", "") == []
+    store.keep("one", "s", Kept(b"", (), (), (item("b", "new"),)))
+    assert found("one", "b") == [item("b", "new")]
+    store.drop("one", "s")
+    assert found("one", "b") == [item("b", "old")]
+    store.keep("one", "t", Kept(b"", (item("a"), item("b")), (item("c"),), ()))
+    assert len(found("one", "a", "b", "c", '"\\')) == 3  # six would be too many
+    assert store.find("one", "r") is None

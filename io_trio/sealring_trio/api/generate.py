@@ -185,12 +185,13 @@ class Generate(Generic[A]):
         """What a text worker reads in *body*, and *context* with the items that come before it.
         Raises `ApiError`."""
         parsed = await self._read(body, {}, call)
-        before = self._kind.before(parsed.told, context)
-        if before is None:
+        earlier = self._kind.earlier(parsed.told, context)
+        if earlier is None:
             return parsed, context
-        lines = b"\n".join(before)
-        parsed = await self._read(lines + body, {"before": len(lines)}, call)
-        return parsed, attrs.evolve(context, before=before)
+        before, referred = b"\n".join(earlier.before), b"\n".join(earlier.referred)
+        sizes = {"before": len(before), "referred": len(referred)}
+        parsed = await self._read(before + referred + body, sizes, call)
+        return parsed, attrs.evolve(context, before=earlier.before)
 
     async def _read(self, body: bytes, about: Mapping[str, Any], call: Call) -> ParsedRequest:
         """What a text worker reads in *body* with *about*. Raises `ApiError`."""

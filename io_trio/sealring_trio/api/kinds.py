@@ -16,7 +16,7 @@ from sealring_trio.api.choices import Choice
 from sealring_trio.api.completions import TextShape
 from sealring_trio.api.parsing import AnswerText
 from sealring_trio.api.replies import About, Envelope, Shape
-from sealring_trio.api.responses import not_kept
+from sealring_trio.api.responses import not_kept, referred
 from sealring_trio.api.responses_shape import ResponseShape, Wanted
 from sealring_trio.api.responses_store import Kept, ResponseStore
 from sealring_trio.api.schema import ChatOptions, CompletionOptions
@@ -48,6 +48,15 @@ class ChoiceContext:
     before: tuple[bytes, ...] = ()
 
 
+@attrs.frozen
+class Earlier:
+    """What a request needs of earlier responses: the items *before* its own, and those that it has
+    *referred* to."""
+
+    before: tuple[bytes, ...]
+    referred: tuple[bytes, ...] = ()
+
+
 class Kind(Protocol[A]):
     """One kind of request. *name* is also that of its job in `texts`; *prompt* is the field of its
     prompt."""
@@ -58,7 +67,7 @@ class Kind(Protocol[A]):
     def options(self, told: Mapping[str, Any]) -> A:
         """The options in *told*, without the texts."""
 
-    def before(self, told: Mapping[str, Any], context: ChoiceContext) -> tuple[bytes, ...] | None:
+    def earlier(self, told: Mapping[str, Any], context: ChoiceContext) -> Earlier | None:
         """The items that the job needs before the body, as it *told*; None if it is done. Raises
         `ApiError`."""
 
@@ -82,7 +91,7 @@ class ChatKind:
         """The options in *told*, without the texts."""
         return ChatOptions.model_validate(told)
 
-    def before(self, told: Mapping[str, Any], context: ChoiceContext) -> tuple[bytes, ...] | None:
+    def earlier(self, told: Mapping[str, Any], context: ChoiceContext) -> Earlier | None:
         """Nothing."""
         return None
 
@@ -132,13 +141,16 @@ class ResponsesKind(ChatKind):
     name = "responses"
     prompt = "input"
 
-    def before(self, told: Mapping[str, Any], context: ChoiceContext) -> tuple[bytes, ...] | None:
-        """The items of the response that the body names."""
-        if (name := told.get("previous")) is None:
+    def earlier(self, told: Mapping[str, Any], context: ChoiceContext) -> Earlier | None:
+        """The items of the response that the body names, and those that it refers to."""
+        if "references" not in told:
             return None
-        if (kept := context.responses.find(context.owner, name)) is None:
-            raise not_kept(name, "previous_response_id")
-        return kept.items
+        before: tuple[bytes, ...] = ()
+        if (name := told["previous"]) is not None:
+            if (kept := context.responses.find(context.owner, name)) is None:
+                raise not_kept(name, "previous_response_id")
+            before = kept.items
+        return Earlier(before, referred(context.responses, context.owner, told["references"]))
 
     def held(self, parsed: ParsedRequest) -> int:
         """The tools, the items, and the fields that are repeated, in all `_TOLD` responses too."""
@@ -184,7 +196,7 @@ class CompletionKind:
         """The options in *told*, without the texts."""
         return CompletionOptions.model_validate(told)
 
-    def before(self, told: Mapping[str, Any], context: ChoiceContext) -> tuple[bytes, ...] | None:
+    def earlier(self, told: Mapping[str, Any], context: ChoiceContext) -> Earlier | None:
         """Nothing."""
         return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from typing import Final
 
 from starlette.requests import Request
@@ -13,9 +13,8 @@ from sealring_trio.api.errors import ApiError, invalid, unsupported
 from sealring_trio.api.gate import Caller
 from sealring_trio.api.head import ApiHead
 from sealring_trio.api.replies import json_bytes
-from sealring_trio.api.responses_store import Kept
+from sealring_trio.api.responses_store import MAX_KEPT_EACH, Kept, ResponseStore, id_of
 
-_ID: Final = re.compile(rb'\{"id":("(?:[^"\\]|\\.)*+")')
 _ITEMS: Final = 20
 _MOST_ITEMS: Final = 100
 
@@ -27,6 +26,26 @@ def not_kept(name: str, param: str | None = None) -> ApiError:
         "memory, unless 'store' is false."
     )
     return ApiError(404, message, "response_not_found", param=param)
+
+
+def referred(responses: ResponseStore, owner: str, names: Sequence[str]) -> tuple[bytes, ...]:
+    """The items called *names* of *owner*'s kept responses. Raises `ApiError`, which is the same
+    for an item that another owner has and for one that nobody has."""
+    ids = [json_bytes(name) for name in names]
+    found = responses.items(owner, ids)
+    for name, each in zip(names, ids, strict=True):
+        if each not in found:
+            message = (
+                f"Item with id '{name}' not found. The head keeps the items of each key's latest "
+                "responses in memory, unless 'store' is false: send the item itself."
+            )
+            raise ApiError(404, message, "item_not_found", param="input")
+    items = tuple(found[each] for each in ids)
+    if sum(map(len, items)) > MAX_KEPT_EACH:
+        raise invalid(
+            f"The items that 'input' refers to have more than {MAX_KEPT_EACH >> 20} MiB.", "input"
+        )
+    return items
 
 
 def _find(request: Request) -> Kept:
@@ -78,7 +97,7 @@ async def input_items(request: Request) -> Response:
     if order not in ("asc", "desc"):
         raise invalid("order is 'asc' or 'desc'.", "order")
     items = list(kept.inputs if order == "asc" else reversed(kept.inputs))
-    ids = [_id(item) for item in items]
+    ids = [id_of(item) for item in items]
     begin = 0
     if (after := query.get("after")) is not None:
         named = json_bytes(after)
@@ -104,9 +123,3 @@ class _Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._holding:
             await super().__call__(scope, receive, send)
-
-
-def _id(item: bytes) -> bytes:
-    """The id of *item*, which it begins with, as JSON."""
-    found = _ID.match(item)
-    return found[1] if found is not None else b"null"

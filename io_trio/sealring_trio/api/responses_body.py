@@ -44,7 +44,7 @@ Parts = Annotated[list[Part], Several(max_length=MAX_PARTS)]
 
 
 class Item(Model):
-    """One item of the input: a message, a call, its output, or reasoning."""
+    """One item of the input: a message, a call, its output, reasoning, or a reference to one."""
 
     type: Name = "message"
     id: Name | None = None
@@ -58,6 +58,12 @@ class Item(Model):
     output: str | Parts | None = None
     summary: Parts | None = None
     encrypted_content: str | None = None
+
+    @property
+    def refers(self) -> bool:
+        """Whether it only names an item of an earlier response. OpenAI lets its type out."""
+        bare = self.id is not None and self.role is None and self.content is None
+        return self.type == "item_reference" or (self.type == "message" and bare)
 
 
 Items = Annotated[list[Item], Several(max_length=MAX_MESSAGES)]
@@ -159,6 +165,11 @@ class ResponsesRequest(Model):
     # Known, and refused.
     conversation: Any = None
     prompt: Any = None
+
+    @property
+    def references(self) -> list[str]:
+        """The ids of the items that it refers to."""
+        return [item.id or "" for item in self.input or () if item.refers]
 
 
 REFUSED: Final[Mapping[str, str]] = {

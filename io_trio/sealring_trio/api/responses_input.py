@@ -85,17 +85,19 @@ def read_responses(body: bytes) -> ResponsesRequest:
     for name, message in REFUSED.items():
         if getattr(asked, name) is not None:
             raise unsupported(name, message)
+    _check_references(asked.input or ())
     if asked.background:
         raise unsupported("background", "Responses are not made in the background here.")
     return asked
 
 
-def convert(asked: ResponsesRequest, before: bytes) -> Converted:
-    """What *asked* means; *before* are the items of the responses before it, as JSON in lines.
-    Raises `ApiError`."""
-    new = asked.input or []
+def convert(asked: ResponsesRequest, before: bytes, referred: bytes = b"") -> Converted:
+    """What *asked* means; *before* are the items of the responses before it, and *referred* those
+    that it refers to, both as JSON in lines. Raises `ApiError`."""
+    known = {item.id: item for item in _read_items(referred)}
+    new = [known[item.id] if item.refers else item for item in asked.input or ()]
     tools = _Tools(asked.tools or [])
-    past = [validated(Item, each) for each in parse(b"[" + before.replace(b"\n", b",") + b"]")]
+    past = _read_items(before)
     if len(past) + len(new) > MAX_MESSAGES:
         raise invalid(f"A conversation has at most {MAX_MESSAGES} items.", "input")
     messages = _Talk(tools).of(asked.instructions, [*past, *new])
@@ -114,6 +116,31 @@ def convert(asked: ResponsesRequest, before: bytes) -> Converted:
     with named_as(PARAMS):
         request = checked(validated(ChatRequest, fields))
     return Converted(request, tools.ignored, tools.names, _echo(asked), list(_named(new)))
+
+
+def _check_references(items: Iterable[Item]) -> None:
+    """Refuse references without an id, and two to one item: the texts that they stand for may be
+    long."""
+    seen = set()
+    for number, item in enumerate(items):
+        if item.refers and item.id is None:
+            raise invalid(
+                "A reference to an item needs its id.",
+                f"input.{number}.id",
+                "missing_required_parameter",
+            )
+        if item.refers and item.id in seen:
+            raise invalid(
+                f"Duplicate item found with id '{item.id}'. Remove duplicate items from your input "
+                "and try again.",
+                f"input.{number}",
+            )
+        seen.add(item.id if item.refers else None)
+
+
+def _read_items(lines: bytes) -> list[Item]:
+    """Items that are kept, of JSON in *lines*."""
+    return [validated(Item, each) for each in parse(b"[" + lines.replace(b"\n", b",") + b"]")]
 
 
 def _response_format(asked: ResponsesRequest) -> dict[str, Any] | None:

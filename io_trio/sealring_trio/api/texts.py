@@ -59,17 +59,21 @@ def responses(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter
     """The prompt of a response, as `chat` has it; then the fields that the response repeats, as
     JSON, and the items of its input, as JSON in lines.
 
-    The body comes after ``before`` bytes: the items of earlier responses, in lines. If the body
-    names an earlier response, and there are none, the job ends with that response's id as
-    ``previous``, and is to be done again with its items.
+    The body comes after ``before`` bytes, the items of earlier responses, and ``referred`` bytes,
+    those that it refers to; both in lines. If it names an earlier response or items, and has not
+    got any, the job ends with that response's id as ``previous`` and theirs as ``references``, and
+    is to be done again with them.
     """
     enter(READ)
     began = time.perf_counter()
-    before = int(asked.get("before", -1))
-    wanted = responses_input.read_responses(body[max(0, before) :])
-    if before < 0 and wanted.previous_response_id is not None:
-        return {"read": 0.0, "lengths": [0], "previous": wanted.previous_response_id}, b""
-    made = responses_input.convert(wanted, body[: max(0, before)])
+    before, referred = int(asked.get("before", 0)), int(asked.get("referred", 0))
+    end = before + referred
+    wanted = responses_input.read_responses(body[end:])
+    previous, references = wanted.previous_response_id, wanted.references
+    if "before" not in asked and (previous is not None or references):
+        missing = {"previous": previous, "references": references}
+        return {"read": 0.0, "lengths": [0], **missing}, b""
+    made = responses_input.convert(wanted, body[:before], body[before:end])
     with named_as(responses_input.PARAMS):
         told, data = _chat(tokenizer, made.request, asked, began, enter)
     echo = json_bytes(made.echo)
