@@ -51,7 +51,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
-    """Two ranks of the model that ships with sealring, with their API and dashboard."""
+    """Two ranks of the model that ships with sealring, with their API and page."""
     with serving() as running:
         yield running
 

@@ -24,7 +24,7 @@ def test_it_says_where_everything_is(served: Served) -> None:
     assert served.about["model"] == "tiny"
     assert [rank["layers"] for rank in served.about["ranks"]] == [[0, 4], [4, 8]]
     assert served.ask("Hello.", max_tokens=4).json()["usage"]["completion_tokens"] == 4
-    page = httpx2.get(served.about["dashboard"])
+    page = httpx2.get(served.about["page"])
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert "<title>sealring</title>" in page.text
 

@@ -1,6 +1,6 @@
 """Maps paths to endpoints.
 
-The dashboard is mounted by whoever builds the app (*pages*): its files at ``/`` and
+The page is mounted by whoever builds the app (*pages*): its files at ``/`` and
 ``/dashboard``, which need no key.
 """
 

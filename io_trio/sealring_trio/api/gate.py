@@ -51,7 +51,7 @@ everybody else's."""
 
 PUBLIC: Final = ("/health", "/livez", "/readyz", "/", "/openapi.json")
 PUBLIC_BELOW: Final = "/dashboard/"
-"""Paths that need no key, and the folder of the dashboard's files."""
+"""Paths that need no key, and the folder of the page's files."""
 
 PREFIXES: Final[Mapping[str, str]] = {
     "/v1/chat/completions": "chatcmpl-",

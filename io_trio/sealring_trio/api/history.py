@@ -1,4 +1,4 @@
-"""The last minutes of a ring, second by second: what the dashboard plots."""
+"""The last minutes of a ring, second by second: what the page plots."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ COMMANDS: Final = {
     "keygen": ("keygen:keygen", "Make a key pair for a node, or for the coordinator."),
     "roster": ("roster:app", "Say who belongs to the cluster, and sign it."),
     "up": ("up:up", "Run one node of a ring."),
-    "serve": ("serve:serve", "Serve a model on this machine: a ring, an API and a dashboard."),
+    "serve": ("serve:serve", "Serve a model on this machine: a ring, an API and a page."),
     "run": ("run:run", "Ask a model one thing; where no ring serves it, start one for that."),
     "chat": ("chat:chat", "Talk to a model that is served, in the terminal."),
     "generate": ("generate:generate", "Ask a running ring, and stream the answer."),

@@ -53,10 +53,10 @@ def serve(
     trace: bool = False,
     json: bool = False,
 ) -> int:
-    """Serve a model on this machine: a local ring, its HTTP API and its dashboard.
+    """Serve a model on this machine: a local ring, its HTTP API and its page.
 
     Starts one node process per rank on loopback, with throwaway keys, and
-    tells where the API and the dashboard are once every rank has loaded its
+    tells where the API and the page are once every rank has loaded its
     layers. The log of the head follows on standard error, with one line for
     each request. Ctrl-C finishes the requests that run, and stops; a second
     one stops at once.
@@ -94,7 +94,7 @@ def serve(
     host
         Address at which the API listens; 0.0.0.0 for all of this machine's.
     port
-        Port of the API and the dashboard; 0 for any that is free.
+        Port of the API and the page; 0 for any that is free.
     api_key
         The key that clients must present; none if left out. On the command
         line every user of this machine can see it: set the environment
@@ -207,7 +207,7 @@ def _announce(
             {
                 "url": api.url,
                 "api": f"{api.url}/v1",
-                "dashboard": f"{api.url}/",
+                "page": f"{api.url}/",
                 "model": api.model,
                 "strategy": ranks[0]["strategy"],
                 "ranks": [
@@ -222,7 +222,7 @@ def _announce(
     print_facts(
         [
             ("model", f"{api.model}, on {len(ranks)} ranks with layers {', '.join(spans)}"),
-            ("dashboard", f"{api.url}/"),
+            ("page", f"{api.url}/"),
             ("API", f"{api.url}/v1"),
         ]
     )

@@ -57,7 +57,7 @@ def up(
         sealring generate --config desk.toml --prompt "Hello."
 
     or any client of OpenAI's, with the base URL http://127.0.0.1:7480/v1.
-    The dashboard is at http://127.0.0.1:7480/.
+    The page is at http://127.0.0.1:7480/.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The dashboard: one page that shows the ring at work, and what it is fed with.
+"""The page, which shows the ring at work, and what it is fed with.
 
 | module | what it does |
 | --- | --- |

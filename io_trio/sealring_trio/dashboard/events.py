@@ -42,7 +42,7 @@ class Events:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Tell one listener."""
         if self._listeners >= MAX_LISTENERS:
-            raise unavailable(f"{MAX_LISTENERS} dashboards are being fed already.", "overloaded")
+            raise unavailable(f"{MAX_LISTENERS} pages are being fed already.", "overloaded")
         head: ApiHead = scope["app"].state.head
         caller: Caller = scope["state"]["visitor"]
         stream = EventStream(send)

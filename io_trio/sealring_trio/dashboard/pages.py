@@ -49,7 +49,7 @@ _HEADERS: Final = {
 
 
 def routes() -> list[BaseRoute]:
-    """The dashboard, to be mounted in the head's app."""
+    """The page, to be mounted in the head's app."""
     return [
         Route("/", _page),
         Route("/v1/cluster/events", Events(), methods=["GET"]),

@@ -32,7 +32,7 @@ _FILES: Final = 128
 RESERVED: Final = _LINKS + _ENGINES + _FILES
 """Descriptors that the API's clients cannot have."""
 
-_OF_CLIENT: Final = 2  # a connection, and a file of the dashboard that it asks for
+_OF_CLIENT: Final = 2  # a connection, and a file of the page that it asks for
 
 
 def raise_limit() -> int:
